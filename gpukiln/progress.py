@@ -6,22 +6,19 @@ and when it ends, and so is what it does meanwhile. Progress goes to standard er
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from rich import progress as rich_progress
-from rich.cells import cell_len
-from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
+from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
-from rich.table import Column, Table
+from rich.table import Column
 from rich.text import Text
 
 from gpukiln.units import Duration, Memory
 
 PIPE_COLUMNS = 10_000  # where no terminal is: more than a row has
-NARROW = 30  # columns: a text that would have fewer does not stand beside others
 HEARTBEAT_S = 60  # seconds of silence after which a plain log says that the work goes on
 METER_S = 0.2  # seconds between two looks of a meter
 
@@ -55,51 +52,6 @@ class PlainConsole(Console):
     def on_broken_pipe(self) -> None:
         """Leave it to the command, which ends well: Rich would end with code 1."""
         raise BrokenPipeError
-
-
-class Rows:
-    """A table that is never cut: one line a row where that fits, else a few.
-
-    Rich leaves out whole columns of what does not wrap, and an id that is wrapped can't be copied.
-
-    Args:
-        titles: Of the columns; the last may be empty.
-        first: Columns that stand in the first line of a row that has several.
-        folds: Whether the last column is text that may go on in further lines.
-        right: Titles of the columns with numbers.
-    """
-
-    def __init__(self, *titles: str, first: int, folds: bool = False, right: Collection[str] = ()) -> None:
-        self._titles, self._first, self._folds, self._right = titles, first, folds, right
-        self._rows: list[tuple[list[Text], str]] = []
-
-    def add(self, *cells: str | Text, style: str = "") -> None:
-        """Add a row; a text is shown as it is."""
-        self._rows.append(([Text(cell) if isinstance(cell, str) else cell for cell in cells], style))
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """See Rich, Console Protocol."""
-        *widths, last = [
-            max([cell_len(title), *(cell.cell_len for cell in cells)])
-            for title, *cells in zip(self._titles, *(cells for cells, _ in self._rows), strict=True)
-        ]
-        beside = options.max_width - sum(widths) - 2 * len(widths)
-        if beside >= last or (self._folds and beside >= NARROW):
-            made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-            for title, width in zip(self._titles, (*widths, min(last, beside)), strict=True):
-                justify: JustifyMethod = "right" if title in self._right else "left"
-                made.add_column(Text(title), justify=justify, width=width, overflow="fold")
-            for cells, style in self._rows:
-                made.add_row(*cells, style=style)
-            yield made
-            return
-        for cells, style in self._rows:
-            begin = Text("  ", style).join(cell for cell in cells[: self._first] if cell)
-            yield Text("", style).append_text(begin)
-            titles = (*self._titles[:-1], "" if self._folds else self._titles[-1])
-            for title, cell in zip(titles[self._first :], cells[self._first :], strict=True):
-                if cell:
-                    yield Padding(Text(f"{title}: " if title else "", style).append_text(cell), (0, 0, 0, 4))
 
 
 class Progress:

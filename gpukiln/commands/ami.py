@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpukiln.images.builds import Builds
     from gpukiln.images.modules import SigningPair
     from gpukiln.images.plan import Plan
-    from gpukiln.proof.tags import Proven
+    from gpukiln.proof.tags import ProvenAmi
 
 CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
 COMMON = {
@@ -192,7 +192,7 @@ def build(
 
 
 def _proven(
-    proven: Proven, planned: Plan, where: Cloud, *, dry_run: bool, signer: Signer | None, json: bool
+    proven: ProvenAmi, planned: Plan, where: Cloud, *, dry_run: bool, signer: Signer | None, json: bool
 ) -> int:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.errors import UsageError
@@ -200,7 +200,7 @@ def _proven(
     from gpukiln.instances.access import access_line
     from gpukiln.instances.tags import tags_of
     from gpukiln.proof import pipeline
-    from gpukiln.proof.judge import judge
+    from gpukiln.proof.verify import verify_again
     from gpukiln.state import state_home
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
@@ -223,11 +223,12 @@ def _proven(
         say(access_line(where))
         subject = subject_from_tags(proven.image_id, tags_of(proven.image))
         types = planned.instance_types[:1]
-        done = judge(subject, where, known, state_home(), instance_types=types, signer=signer)
-        verdict = done.verdict
+        verdict, _, folder = verify_again(
+            subject, where, known, state_home(), instance_types=types, signer=signer
+        )
         shown = results(json=json)
         shown.print(report.ending(verdict))
-        shown.tell(f"report: {done.folder / 'report.html'}")
+        shown.tell(f"report: {folder / 'report.html'}")
     if json:
         print_document("ami.build.found/1", document, verdict=dump(verdict) if verdict else None)
     if verdict:
@@ -239,7 +240,7 @@ def _proven(
 def list_(_: Any, json: bool = False) -> None:
     """List the builds of this machine, newest first."""
     from gpukiln.images.killed import killed_builds, tell_killed
-    from gpukiln.progress import Rows
+    from gpukiln.reports.tables import Rows
     from gpukiln.units import Duration
     from gpukiln.verify.verdict import counts_text
 
@@ -376,7 +377,7 @@ def _builds() -> Builds:
     return Builds(state_home())
 
 
-def _nothing_to_bake(proven: Proven, *, again: str) -> str:
+def _nothing_to_bake(proven: ProvenAmi, *, again: str) -> str:
     from gpukiln.verify.digest import suite_digest
 
     when = proven.verified_at

@@ -13,7 +13,7 @@ def bases(_: Any, json: bool = False) -> None:
     """List the base images of --base: the driver, and the Kubernetes versions that each was seen for."""
     from gpukiln.catalog.components import load_components
     from gpukiln.catalog.driver_bases import base_rows
-    from gpukiln.progress import Rows
+    from gpukiln.reports.tables import Rows
 
     rows = base_rows(load_components())
     if json:

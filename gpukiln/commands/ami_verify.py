@@ -48,7 +48,7 @@ def verify(
     from gpukiln.images.subject import check_machines
     from gpukiln.instances.access import access_line
     from gpukiln.proof import pipeline
-    from gpukiln.proof.judge import judge
+    from gpukiln.proof.verify import verify_again
     from gpukiln.release.find import find
     from gpukiln.release.needs import machines_to_try, require_proven
     from gpukiln.state import state_home
@@ -82,7 +82,7 @@ def verify(
         say(access_line(found.cloud))
     verdicts, shown = [], results(json=json)
     for types in tries:
-        done = judge(
+        verdict, machine, folder = verify_again(
             subject,
             found.cloud,
             found.build,
@@ -92,11 +92,10 @@ def verify(
             simulated=simulated,
             signer=signer,
         )
-        verdicts.append(done.verdict)
-        shown.print(report.ending(done.verdict))
-        machine = done.machine
+        verdicts.append(verdict)
+        shown.print(report.ending(verdict))
         shown.tell(f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}")
-        shown.tell(f"report: {done.folder / 'report.html'}")
+        shown.tell(f"report: {folder / 'report.html'}")
     if json:
         print_document("ami.verify/1", verdicts=[dump(verdict) for verdict in verdicts])
     for verdict in verdicts:

@@ -179,7 +179,7 @@ def _chosen(layout: Layout, machine: str) -> str:
 def _print_names(*, json: bool) -> None:
     from gpukiln.catalog.boards import boards
     from gpukiln.clouds.embedded.gpus.settings import SCENARIOS, SETTINGS
-    from gpukiln.progress import Rows
+    from gpukiln.reports.tables import Rows
 
     if json:
         print_document(
@@ -204,7 +204,7 @@ def _print(
     lines: tuple[Line, ...],
     interruption: dict[str, Any] | None,
 ) -> None:
-    from gpukiln.progress import Rows
+    from gpukiln.reports.tables import Rows
 
     console = results()
     if interruption:

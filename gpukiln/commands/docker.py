@@ -158,7 +158,7 @@ def verify(_: Any, build: str, json: bool = False) -> int:
 def list_(_: Any, json: bool = False) -> None:
     """List the container builds of this machine, newest first."""
     from gpukiln.docker.build import is_under_way
-    from gpukiln.progress import Rows
+    from gpukiln.reports.tables import Rows
     from gpukiln.units import Duration, Memory
     from gpukiln.verify.verdict import counts_text
 

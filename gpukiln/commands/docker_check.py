@@ -8,7 +8,7 @@ from gpukiln.commands.cli import command, print_document, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from gpukiln.docker.check import Judgement, Node
+    from gpukiln.docker.check import ContainerCheck, Node
 
 
 @command(
@@ -45,7 +45,7 @@ def check(
 
     from gpukiln.catalog.components import load_components
     from gpukiln.catalog.containers import load_container
-    from gpukiln.docker.check import Node, gpus_of, judge
+    from gpukiln.docker.check import Node, check_container, gpus_of
     from gpukiln.errors import UsageError
 
     if sum(map(bool, (driver, ami, build))) != 1:
@@ -62,12 +62,12 @@ def check(
     node = Node(f"driver {driver}", driver) if driver else _node(ami, build, cloud, region, profile)
     if named := words(gpu) or gpus_of(words(instance_types)):
         node = replace(node, gpus=tuple(named))
-    judged = judge(image, version, node)
+    checked = check_container(image, version, node)
     if json:
-        print_document("docker.check/1", dump(judged))
+        print_document("docker.check/1", dump(checked))
     else:
-        _show(judged)
-    judged.require_works()
+        _show(checked)
+    checked.require_works()
 
 
 def _node(ami: str, build: str, cloud: str, region: str, profile: str) -> Node:
@@ -87,15 +87,15 @@ def _node(ami: str, build: str, cloud: str, region: str, profile: str) -> Node:
     return node_of_ami(make_cloud(cloud, region, profile=profile or None), ami)
 
 
-def _show(judged: Judgement) -> None:
+def _show(checked: ContainerCheck) -> None:
     from gpukiln.catalog.gpus import gpu
 
-    names = ", ".join(gpu(key).name for key in judged.node.gpus)
-    print(f"image  {judged.image}, CUDA {judged.cuda}")
-    print(f"node   {judged.node.name}, GPUs: {names or 'not known (--gpu or --instance-types names them)'}")
-    print(f"runs   {judged.support.way}: {judged.support.message}")
-    if judged.support.limits:
-        print(f"       {judged.support.limits}")
-    print(f"       ({judged.support.source})")
-    for finding in judged.findings:
+    names = ", ".join(gpu(key).name for key in checked.node.gpus)
+    print(f"image  {checked.image}, CUDA {checked.cuda}")
+    print(f"node   {checked.node.name}, GPUs: {names or 'not known (--gpu or --instance-types names them)'}")
+    print(f"runs   {checked.support.way}: {checked.support.message}")
+    if checked.support.limits:
+        print(f"       {checked.support.limits}")
+    print(f"       ({checked.support.source})")
+    for finding in checked.findings:
         print(f"wrong  {finding.message} ({finding.source})")

@@ -50,7 +50,7 @@ def prove_gpus(
     from gpukiln.kubernetes import prove
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.kubernetes.manifest import dump as as_yaml
-    from gpukiln.nodes.runs import Runs
+    from gpukiln.nodes.runs import NodeRuns
     from gpukiln.progress import Progress
     from gpukiln.state import state_home
     from gpukiln.verify import report
@@ -70,7 +70,7 @@ def prove_gpus(
         results().tell(as_yaml(*prove.pods_of(options, namespace or "default")).rstrip())
         return 0
     cluster = Cluster(context, kubeconfig)
-    run, progress = Runs(state_home()).create("cluster"), Progress()
+    run, progress = NodeRuns(state_home()).create("cluster"), Progress()
     with progress.step(f"ask {cluster.context}"):
         facts = prove.prove(cluster, options, run.folder, say=progress.say)
     live = report.Live(progress)

@@ -11,9 +11,9 @@ from gpukiln.typed import dump
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from gpukiln.nodes.playbook import Request
+    from gpukiln.nodes.playbook import PlaybookRequest
     from gpukiln.nodes.results import RunResult
-    from gpukiln.nodes.runs import Run
+    from gpukiln.nodes.runs import NodeRun
     from gpukiln.verify.verdict import Verdict
 
 OPTIONAL_ROLES = ("docker_compose", "dcgm", "ci_runner", "kasmvnc")
@@ -144,7 +144,7 @@ def verify(
     json: bool = False,
 ) -> int:
     """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
-    return _judge(
+    return _verify(
         "verify",
         hosts,
         inventory,
@@ -174,7 +174,7 @@ def doctor(
     json: bool = False,
 ) -> int:
     """Find all that is wrong with a sick node, what keeps its GPUs from working first. Changes nothing."""
-    return _judge(
+    return _verify(
         "doctor",
         hosts,
         inventory,
@@ -188,7 +188,7 @@ def doctor(
     )
 
 
-def _judge(
+def _verify(
     purpose: str,
     hosts: str,
     inventory: str,
@@ -203,9 +203,10 @@ def _judge(
 
     from gpukiln.errors import UsageError
     from gpukiln.nodes.hosts import find_targets
-    from gpukiln.nodes.judge import judge, write_report
-    from gpukiln.nodes.view import render_judged
+    from gpukiln.nodes.verify import verify_hosts
+    from gpukiln.nodes.view import render_verified
     from gpukiln.progress import Progress
+    from gpukiln.verify.html import write_html
     from gpukiln.verify.report import Live
 
     if forks < 1:
@@ -216,7 +217,7 @@ def _judge(
     targets = find_targets(hosts, _absolute(inventory) if inventory else None, limit)
     run, progress = _runs().create(purpose), Progress()
     with progress.step(f"judge {len(targets)} host{'s' if len(targets) > 1 else ''}"):
-        judged = judge(
+        verified = verify_hosts(
             targets,
             run.folder,
             **how,
@@ -225,14 +226,25 @@ def _judge(
             on_host=lambda host, words: progress.say(f"{host}: {words}"),
             live=Live(progress) if len(targets) == 1 and purpose == "verify" else None,
         )
-        if not all(one.verdict and one.verdict.passed for one in judged):
+        if not all(one.verdict and one.verdict.passed for one in verified):
             progress.fail()
     shown = results(json=as_json)
-    shown.print(render_judged(judged))
-    shown.tell(f"report: {write_report(judged, run.folder)}")
+    shown.print(render_verified(verified))
+    page = run.folder / "report.html"
+    write_html(verified, page)
+    shown.tell(f"report: {page}")
     if as_json:
-        print_document(f"node.{purpose}/1", hosts=[dump(one) for one in judged])
-    return _exit_code_of_verdicts([one.verdict for one in judged])
+        rows = [
+            {
+                "host": one.target,
+                "reason": one.reason,
+                "diagnosis": one.diagnosis,
+                "verdict": dump(one.verdict) if one.verdict else None,
+            }
+            for one in verified
+        ]
+        print_document(f"node.{purpose}/1", hosts=rows)
+    return _exit_code_of_verdicts([one.verdict for one in verified])
 
 
 @command(
@@ -295,7 +307,7 @@ def runs(
     from gpukiln.errors import PartialError
     from gpukiln.nodes.runs import old_runs, remove_run
     from gpukiln.nodes.view import render_runs
-    from gpukiln.proof.judge import report_folders
+    from gpukiln.proof.verify import report_folders
     from gpukiln.state import state_home
 
     images = [("image", folder) for folder in report_folders(state_home())]
@@ -343,12 +355,12 @@ def _request(
     *,
     check: bool,
     variables: dict[str, Any],
-) -> Request:
+) -> PlaybookRequest:
     from pathlib import Path
 
     from gpukiln.catalog.components import apply_overrides, as_plain, load_components
     from gpukiln.errors import UsageError
-    from gpukiln.nodes.playbook import Request
+    from gpukiln.nodes.playbook import PlaybookRequest
 
     if not inventory:
         raise UsageError("--inventory is missing", hint="ansible/inventory/example.yml is one to copy")
@@ -362,7 +374,7 @@ def _request(
         raise UsageError(
             f"there is no optional role {unknown[0]!r}", hint=f"valid: {', '.join(OPTIONAL_ROLES)}"
         )
-    return Request(
+    return PlaybookRequest(
         playbook=playbook,
         inventory=Path(inventory).expanduser().absolute(),
         limit=limit,
@@ -388,7 +400,7 @@ def _resumed(name: str, inventory: str) -> tuple[str, str]:
     return earlier["inventory"], ",".join(earlier["unfinished"])
 
 
-def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
+def _run(purpose: str, request: PlaybookRequest) -> tuple[NodeRun, RunResult]:
     from gpukiln.nodes.playbook import (
         list_hosts,
         read_inventory,
@@ -422,7 +434,9 @@ def _run(purpose: str, request: Request) -> tuple[Run, RunResult]:
     return run, result
 
 
-def _report(purpose: str, run: Run, result: RunResult, request: Request, *, as_json: bool) -> None:
+def _report(
+    purpose: str, run: NodeRun, result: RunResult, request: PlaybookRequest, *, as_json: bool
+) -> None:
     from gpukiln.nodes.view import render
 
     shown = results(json=as_json)
@@ -449,10 +463,10 @@ def _exit_code(result: RunResult) -> int:
 
 
 def _runs() -> Any:
-    from gpukiln.nodes.runs import Runs
+    from gpukiln.nodes.runs import NodeRuns
     from gpukiln.state import state_home
 
-    return Runs(state_home())
+    return NodeRuns(state_home())
 
 
 def _absolute(path: str) -> Path:

@@ -167,7 +167,7 @@ def _cloud() -> Documents:
 
 def _docker() -> Documents:
     from gpukiln.docker.builds import ContainerRecord
-    from gpukiln.docker.check import Judgement
+    from gpukiln.docker.check import ContainerCheck
     from gpukiln.docker.plan import ContainerPlan
     from gpukiln.docker.push import Pushed
     from gpukiln.verify.verdict import Verdict
@@ -175,7 +175,7 @@ def _docker() -> Documents:
     return {
         "docker.build/1": Form(ContainerRecord, built=bool),
         "docker.build.plan/1": Form(ContainerPlan, built=bool),
-        "docker.check/1": Form(Judgement),
+        "docker.check/1": Form(ContainerCheck),
         "docker.list/1": Form(
             None, "The container builds of this computer, newest first.", builds=[ContainerRecord]
         ),
@@ -228,7 +228,6 @@ def _k8s() -> Documents:
 
 
 def _node() -> Documents:
-    from gpukiln.nodes.judge import Judgement
     from gpukiln.nodes.passthrough.model import (
         CREATE,
         LOOK,
@@ -241,10 +240,12 @@ def _node() -> Documents:
     )
     from gpukiln.nodes.results import RunResult
     from gpukiln.nodes.runs import OldRun
-    from gpukiln.nodes.scenarios import Outcome
+    from gpukiln.nodes.scenarios import ScenarioResult
+    from gpukiln.verify.verdict import Verdict
 
     run = Form(RunResult, id=str, unfinished=list[str])
-    verdicts = Form(None, "One verdict a host.", hosts=[Judgement])
+    host = Form(host=str, reason=str, diagnosis=str, verdict=Verdict | None)
+    verdicts = Form(None, "One verdict a host, or why there is none.", hosts=[host])
     scenario = Form(name=str, title=str, image=str)
     return {
         "node.apply/1": run,
@@ -256,7 +257,7 @@ def _node() -> Documents:
         UNDONE: Form(Undone),
         "node.runs/1": Form(None, "What earlier runs left.", runs=[OldRun]),
         "node.test/1": Form(
-            None, "What came of the scenarios.", id=str, scenarios=[Outcome], not_run=list[str]
+            None, "What came of the scenarios.", id=str, scenarios=[ScenarioResult], not_run=list[str]
         ),
         "node.test.list/1": Form(None, "Molecule's scenarios.", scenarios=[scenario]),
         "node.verify/1": verdicts,
@@ -356,9 +357,10 @@ def verdict_schema() -> dict[str, Any]:
 def _forms(noun: str = "") -> Forms:
     from pydantic import NonNegativeInt
 
+    from gpukiln.findings import OUTCOMES
     from gpukiln.release.log import Release
     from gpukiln.release.overview import Row
-    from gpukiln.verify.verdict import OUTCOMES, Verdict
+    from gpukiln.verify.verdict import Verdict
 
     written: type | None = None
     if noun == "workspace":

@@ -32,7 +32,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ContainerCheck:
     """Whether an image runs on a node.
 
     Args:
@@ -113,7 +113,7 @@ def gpus_of(instance_types: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(instance_type(name).gpu for name in instance_types))
 
 
-def judge(image: str, version: str, node: Node) -> Judgement:
+def check_container(image: str, version: str, node: Node) -> ContainerCheck:
     """Say whether an image runs on a node, and by which rule.
 
     Args:
@@ -141,4 +141,6 @@ def judge(image: str, version: str, node: Node) -> Judgement:
             message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"
             hint = f"an image with {wanted}, or another GPU"
             findings.append(Finding("error", "cuda-gpu", message, hint, cuda.ARCHITECTURE_MATRIX))
-    return Judgement(image, version, node, cuda.support(version, node.driver, node.gpus), tuple(findings))
+    return ContainerCheck(
+        image, version, node, cuda.support(version, node.driver, node.gpus), tuple(findings)
+    )

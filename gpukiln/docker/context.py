@@ -22,7 +22,7 @@ from gpukiln import programs
 from gpukiln.catalog.architectures import ARCHITECTURES
 from gpukiln.catalog.components import Component
 from gpukiln.catalog.load import ROOT
-from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPlan, Part
+from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPart, ContainerPlan
 from gpukiln.errors import UnavailableError
 from gpukiln.files import full_named, whole_or_not, write_whole
 
@@ -51,7 +51,7 @@ def make_context(
     folder: Path,
     *,
     cache: Path,
-    component_of: Callable[[Part], Component],
+    component_of: Callable[[ContainerPart], Component],
     log: Path,
     say: Callable[[str], None],
     root: Path = ROOT,
@@ -200,7 +200,7 @@ def _add_cuda(
     folder: Path,
     *,
     cache: Path,
-    component_of: Callable[[Part], Component],
+    component_of: Callable[[ContainerPart], Component],
     log: Path,
     say: Callable[[str], None],
 ) -> None:
@@ -261,7 +261,7 @@ def unpack_redistributable(wheel: Path, target: Path) -> None:
                 path.with_name(library[1]).symlink_to(path.name)
 
 
-def _add_repository(part: Part, component: Component, plan: ContainerPlan, folder: Path) -> None:
+def _add_repository(part: ContainerPart, component: Component, plan: ContainerPlan, folder: Path) -> None:
     """Write NVIDIA's repository and its key, whose fingerprint stands in components.yaml."""
     repository = component.repository.apt if component.repository else None
     if repository is None:
@@ -302,7 +302,7 @@ def key_fingerprints(key: bytes) -> list[str]:
     return [row[9] for before, row in pairwise(rows) if before[0] == "pub" and row[0] == "fpr"]
 
 
-def _unpack_archive(part: Part, target: Path, cache: Path) -> None:
+def _unpack_archive(part: ContainerPart, target: Path, cache: Path) -> None:
     ((url, sha256),) = part.packages.items()
     kept = cache / "archives" / sha256
     if not kept.exists():

@@ -49,7 +49,7 @@ LOCKS = {"python": "python.lock", "cuda": "cuda.lock"}
 
 
 @dataclass(frozen=True)
-class Part:
+class ContainerPart:
     """What happens to one component in a container image.
 
     Args:
@@ -96,7 +96,7 @@ class ContainerPlan:
     base: ContainerBase
     platform: str
     cuda: str
-    components: tuple[Part, ...]
+    components: tuple[ContainerPart, ...]
     packages: tuple[str, ...]
     digest: str
     inputs: dict[str, str]
@@ -118,7 +118,7 @@ class ContainerPlan:
         """The tag that never moves: the first digits of the digest."""
         return self.digest[:12]
 
-    def part(self, name: str) -> Part | None:
+    def part(self, name: str) -> ContainerPart | None:
         """What happens to one component, or None where the image has none of that name."""
         return next((part for part in self.components if part.name == name), None)
 
@@ -269,13 +269,13 @@ def _decide(
     architecture: str,
     candidates: Mapping[str, str],
     probes: ContainerProbes,
-) -> Part:
+) -> ContainerPart:
     if component.distribution:
         return _from_distribution(name, component, base, candidates)
     ways = component.container
     if ways is None:
         raise UsageError(f"components.yaml: {name} has no `container`, which says how an image gets it")
-    part = partial(Part, name, version=component.version, reason=component.reason)
+    part = partial(ContainerPart, name, version=component.version, reason=component.reason)
     if ways.archive:
         if architecture not in ways.archive.arch:
             raise IncompatibleError(f"components.yaml names no archive of {name} for {architecture}")
@@ -300,13 +300,13 @@ def _decide(
 
 def _from_distribution(
     name: str, component: Component, base: ContainerBase, candidates: Mapping[str, str]
-) -> Part:
+) -> ContainerPart:
     package = (component.packages or {}).get(base.distribution)
     if package is None:
         raise IncompatibleError(f"components.yaml names no package of {name} for {base.distribution}")
     found = candidates.get(package)
     version = upstream_version(found).partition("+really")[2] or upstream_version(found) if found else None
-    return Part(
+    return ContainerPart(
         name,
         "install",
         version=version,
@@ -330,7 +330,7 @@ def _inputs(
     image: ContainerImage,
     base_name: str,
     platform: str,
-    parts: Iterable[Part],
+    parts: Iterable[ContainerPart],
     packages: Iterable[str],
     candidates: Mapping[str, str],
 ) -> dict[str, str]:

@@ -6,7 +6,7 @@ from rich.text import Text
 from gpukiln.catalog.cuda import needs
 from gpukiln.docker.engine import ImageInfo
 from gpukiln.docker.plan import ContainerPlan
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 from gpukiln.units import Memory
 
 SMALL = 100_000  # bytes: a layer that is not listed by itself

@@ -5,7 +5,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gpukiln.images.plan import Plan
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 from gpukiln.sources.apt import strip_credentials
 from gpukiln.sources.available import Decision
 

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpukiln.images.builds import Record
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 from gpukiln.units import Duration
 
 

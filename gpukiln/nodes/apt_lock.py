@@ -93,7 +93,7 @@ def parse(said: str) -> dict[str, str]:
 
 
 @dataclass
-class Waiting:
+class AptTask:
     """A task of apt that runs on a host.
 
     Args:
@@ -120,7 +120,7 @@ class LockWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._look, self._on_host, self._clock = look, on_host, clock
-        self._waiting: dict[str, Waiting] = {}
+        self._waiting: dict[str, AptTask] = {}
         self._holders: dict[str, str] = {}
         self._lock = threading.Lock()
 
@@ -133,7 +133,7 @@ class LockWatch:
                 self._waiting.pop(host, None)
                 self._holders.pop(host, None)
                 if data.get("task_action") in ACTIONS:
-                    self._waiting[host] = Waiting(task_name(data), self._clock() + FIRST_S)
+                    self._waiting[host] = AptTask(task_name(data), self._clock() + FIRST_S)
             elif ENDINGS.get(kind, "item") != "item":
                 self._waiting.pop(host, None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpukiln.errors import UsageError
-from gpukiln.nodes.playbook import Request, list_hosts
+from gpukiln.nodes.playbook import PlaybookRequest, list_hosts
 from gpukiln.ssh import FORM, is_ssh, parse_ssh
 from gpukiln.verify.target import Target, of_inventory, over_ssh
 
@@ -60,5 +60,5 @@ def _of_inventory(pattern: str, inventory: Path | None, limit: str) -> list[Targ
         )
     if pattern not in ("", "all"):
         limit = f"{pattern}:&{limit}" if limit else pattern
-    names = list_hosts(Request("", inventory, limit=limit))
+    names = list_hosts(PlaybookRequest("", inventory, limit=limit))
     return [of_inventory(name, inventory) for name in names]

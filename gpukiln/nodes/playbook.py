@@ -32,7 +32,7 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True)
-class Request:
+class PlaybookRequest:
     """What to run, and on what.
 
     Args:
@@ -60,7 +60,7 @@ class Request:
         }
 
 
-def list_hosts(request: Request) -> list[str]:
+def list_hosts(request: PlaybookRequest) -> list[str]:
     """The hosts of an inventory that a limit leaves.
 
     Args:
@@ -85,7 +85,7 @@ def list_hosts(request: Request) -> list[str]:
     if done.returncode == 0 and hosts:
         return hosts
     if done.returncode == 0 and request.limit:
-        known = list_hosts(Request(request.playbook, request.inventory))
+        known = list_hosts(PlaybookRequest(request.playbook, request.inventory))
         raise UsageError(
             f"--limit {request.limit} leaves no host of {request.inventory}",
             hint=f"it has {', '.join(known[:SHOWN])}{' ...' if len(known) > SHOWN else ''}",
@@ -121,7 +121,7 @@ def _yaml_slip(inventory: Path) -> str:
     return ""
 
 
-def read_inventory(request: Request) -> dict[str, Any]:
+def read_inventory(request: PlaybookRequest) -> dict[str, Any]:
     """What `ansible-inventory --list` prints: each group with its hosts, and each host's variables.
 
     Raises:
@@ -141,7 +141,7 @@ def read_inventory(request: Request) -> dict[str, Any]:
     return document
 
 
-def without_group(request: Request, inventory: dict[str, Any], hosts: list[str]) -> str:
+def without_group(request: PlaybookRequest, inventory: dict[str, Any], hosts: list[str]) -> str:
     """Which hosts are targeted though they are in no group while others are, why, and how to leave them out.
 
     Args:
@@ -170,7 +170,7 @@ def without_group(request: Request, inventory: dict[str, Any], hosts: list[str])
     )
 
 
-def require_known_variables(request: Request, inventory: dict[str, Any]) -> None:
+def require_known_variables(request: PlaybookRequest, inventory: dict[str, Any]) -> None:
     """Refuse a variable of the inventory that is a role's but for a slip: Ansible ignores it without a word.
 
     Args:
@@ -195,7 +195,7 @@ def require_known_variables(request: Request, inventory: dict[str, Any]) -> None
 
 
 def run_playbook(
-    request: Request,
+    request: PlaybookRequest,
     hosts: list[str],
     folder: Path,
     on_host: Callable[[str, str], None],

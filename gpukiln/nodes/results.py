@@ -48,7 +48,7 @@ UNWRITABLE = {
 
 
 @dataclass(frozen=True)
-class Change:
+class TaskChange:
     """A task that changed something, or would in check mode.
 
     Args:
@@ -77,7 +77,7 @@ class HostResult:
     name: str
     state: State = "not_reached"
     tasks: int = 0
-    changes: list[Change] = field(default_factory=list)
+    changes: list[TaskChange] = field(default_factory=list)
     failure: str = ""
     seconds: float = 0.0
     slowest: tuple[str, float] = ("", 0.0)
@@ -141,7 +141,7 @@ class Collector:
         said = None
         if ending == "ok" and answer.get("changed"):
             diff = self._diffs.pop((host.name, task), "") or _diff(redact_value(answer))
-            host.changes.append(Change(task, diff))
+            host.changes.append(TaskChange(task, diff))
             said = host.name, f"changed: {task}"
         elif ending != "ok" and not data.get("ignore_errors"):
             message = _message(redact_value(answer))

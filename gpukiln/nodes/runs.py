@@ -17,7 +17,7 @@ from filelock import FileLock
 from gpukiln import locks
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.files import write_whole
-from gpukiln.nodes.playbook import Request
+from gpukiln.nodes.playbook import PlaybookRequest
 from gpukiln.nodes.results import RunResult
 from gpukiln.parsing import parse_json
 from gpukiln.typed import dump
@@ -26,7 +26,7 @@ PURPOSES = ("apply", "drift", "verify", "doctor", "test", "cluster")
 
 
 @dataclass(frozen=True)
-class Run:
+class NodeRun:
     """One run.
 
     Args:
@@ -47,7 +47,7 @@ class Run:
         """What was asked for, and the result."""
         return self.folder / "run.json"
 
-    def write(self, request: Request, result: RunResult) -> None:
+    def write(self, request: PlaybookRequest, result: RunResult) -> None:
         """Write it in one step.
 
         Args:
@@ -178,7 +178,7 @@ def remove_run(run: OldRun) -> OldRun:
     return replace(run, action="removed")
 
 
-class Runs:
+class NodeRuns:
     """Every run that was made from this machine.
 
     Args:
@@ -188,7 +188,7 @@ class Runs:
     def __init__(self, home: Path) -> None:
         self.folder = home / "nodes"
 
-    def create(self, purpose: str) -> Run:
+    def create(self, purpose: str) -> NodeRun:
         """Make the folder of a new run, which nobody else may read.
 
         Args:
@@ -199,9 +199,9 @@ class Runs:
         folder.mkdir(parents=True)
         for private in (self.folder, folder):
             private.chmod(0o700)
-        return Run(folder, hold(folder))
+        return NodeRun(folder, hold(folder))
 
-    def find(self, name: str) -> Run:
+    def find(self, name: str) -> NodeRun:
         """An earlier run that converged nodes.
 
         Args:
@@ -211,7 +211,7 @@ class Runs:
             UsageError: There is no such run.
         """
         folders = sorted(self.folder.glob("*-apply-*"), reverse=True)
-        runs = [run for folder in folders if (run := Run(folder)).file.exists()]
+        runs = [run for folder in folders if (run := NodeRun(folder)).file.exists()]
         for run in runs:
             if name in ("last", run.id):
                 return run
@@ -231,7 +231,7 @@ class Runs:
     def last_test_durations(self) -> dict[str, float]:
         """Seconds that each of Molecule's scenarios took when it last passed."""
         found: dict[str, float] = {}
-        for run in map(Run, sorted(self.folder.glob("*-test-*"))):
+        for run in map(NodeRun, sorted(self.folder.glob("*-test-*"))):
             if run.file.exists():
                 outcomes = run.read()["scenarios"]
                 found |= {one["scenario"]: one["seconds"] for one in outcomes if one["state"] == "passed"}

@@ -51,7 +51,7 @@ class Scenario:
 
 
 @dataclass
-class Outcome:
+class ScenarioResult:
     """What came of a scenario.
 
     Args:
@@ -106,7 +106,7 @@ def choose(names: list[str], folder: Path = FOLDER) -> tuple[list[Scenario], lis
     return [one for one in known.values() if not one.image], [one for one in known.values() if one.image]
 
 
-def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> Outcome:
+def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> ScenarioResult:
     """Run one to its end; whatever way it ends, its machine is removed.
 
     Args:
@@ -118,7 +118,7 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> O
     Raises:
         UnavailableError: Molecule is missing.
     """
-    outcome, started, redacted = Outcome(scenario.name, log=str(log)), time.monotonic(), Lines()
+    outcome, started, redacted = ScenarioResult(scenario.name, log=str(log)), time.monotonic(), Lines()
     try:
         with open_private(log, "w") as file, _molecule("test", scenario) as molecule:
             _follow(molecule, outcome, lambda line: file.write(redacted(line)), say)
@@ -174,7 +174,10 @@ def _molecule(command: str, scenario: Scenario) -> Iterator[subprocess.Popen[str
 
 
 def _follow(
-    molecule: subprocess.Popen[str], outcome: Outcome, write: Callable[[str], Any], say: Callable[[str], None]
+    molecule: subprocess.Popen[str],
+    outcome: ScenarioResult,
+    write: Callable[[str], Any],
+    say: Callable[[str], None],
 ) -> None:
     step, began = "", time.monotonic()
     said = began

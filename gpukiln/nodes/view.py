@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.nodes.judge import Judgement
 from gpukiln.nodes.results import HostResult, RunResult, State
 from gpukiln.nodes.runs import OldRun
-from gpukiln.nodes.scenarios import Outcome, Scenario
-from gpukiln.progress import Rows
+from gpukiln.nodes.scenarios import Scenario, ScenarioResult
+from gpukiln.reports.tables import Rows
 from gpukiln.units import Duration
 from gpukiln.verify import report
+from gpukiln.verify.verification import Verification
 
 STYLES: dict[State, str] = {
     "ok": "green",
@@ -82,16 +82,16 @@ def _failure(host: HostResult) -> Text:
     return text
 
 
-def render_judged(judged: Sequence[Judgement]) -> RenderableType:
+def render_verified(verified: Sequence[Verification]) -> RenderableType:
     """How each host stands, what failed on it, with causes and fixes, and a summary.
 
     Args:
-        judged: One a host.
+        verified: One a host.
     """
     parts: list[RenderableType] = []
-    for one in judged:
-        if one.situation:
-            parts.append(Text.assemble((f"{one.host}: ", "bold"), one.situation))
+    for one in verified:
+        if said := one.diagnosis:
+            parts.append(Text.assemble((f"{one.target}: ", "bold"), said))
         parts.append(report.ending(one.verdict) if one.verdict else Text(one.reason, style="bold red"))
     return Group(*parts)
 
@@ -115,7 +115,7 @@ def render_scenarios(scenarios: list[Scenario]) -> RenderableType:
     return rows
 
 
-def render_outcomes(outcomes: list[Outcome], not_run: list[Scenario]) -> RenderableType:
+def render_outcomes(outcomes: list[ScenarioResult], not_run: list[Scenario]) -> RenderableType:
     """What came of the scenarios.
 
     Args:

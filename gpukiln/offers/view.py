@@ -14,7 +14,7 @@ from gpukiln.offers.listing import Checked, Listing, Refused, Row, Shown
 from gpukiln.offers.model import Figure, NearMiss, Offer, SpotPrice
 from gpukiln.offers.refresh import Document
 from gpukiln.offers.size import Size
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 from gpukiln.units import Memory, Money
 
 NEAR, OFFERS = 8, 20

@@ -36,7 +36,7 @@ SHORT = 16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters 
 
 
 @dataclass(frozen=True)
-class Judged:
+class VerdictSummary:
     """The newest verdict of one instance type.
 
     Args:
@@ -77,10 +77,10 @@ class Judged:
         return f"{VERDICT_TAG}:{self.instance_type}", value
 
 
-def judged_by(verdict: Verdict) -> Judged:
+def judged_by(verdict: Verdict) -> VerdictSummary:
     """A verdict in short."""
     counts = Counter(check.layer for check in verdict.not_run)
-    return Judged(
+    return VerdictSummary(
         instance_type=verdict.instance_type,
         passed=verdict.proves,
         profile=verdict.profile,
@@ -93,9 +93,9 @@ def judged_by(verdict: Verdict) -> Judged:
     )
 
 
-def judged_by_claim(claim: VerdictClaim) -> Judged:
+def judged_by_claim(claim: VerdictClaim) -> VerdictSummary:
     """A signed verdict in short; it has no reasons of checks that were not run."""
-    return Judged(
+    return VerdictSummary(
         instance_type=claim.instance_type,
         passed=claim.outcome == "passed",
         profile=claim.profile,
@@ -107,7 +107,7 @@ def judged_by_claim(claim: VerdictClaim) -> Judged:
     )
 
 
-def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Judged]:
+def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, VerdictSummary]:
     """Who judged an image, by its tags.
 
     Args:
@@ -132,11 +132,11 @@ def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Judged
     return found
 
 
-def _parse(name: str, value: str) -> Judged:
+def _parse(name: str, value: str) -> VerdictSummary:
     outcome, *rest = value.split()
     words = dict(word.split("=", 1) for word in rest)
     pairs = [] if words["not_run"] == "none" else [p.split(":") for p in words["not_run"].split("/")]
-    return Judged(
+    return VerdictSummary(
         instance_type=name.removeprefix(f"{VERDICT_TAG}:"),
         passed=outcome == "passed",
         profile=words["profile"],
@@ -148,7 +148,7 @@ def _parse(name: str, value: str) -> Judged:
     )
 
 
-def proof_tags(recipe: str, judged: Iterable[Judged]) -> dict[str, str]:
+def proof_tags(recipe: str, judged: Iterable[VerdictSummary]) -> dict[str, str]:
     """All tags by which an image says how it was judged; what is in it is in `bake.image_tags`.
 
     Args:
@@ -192,7 +192,7 @@ def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
 
 
 @dataclass(frozen=True)
-class Proven:
+class ProvenAmi:
     """An image that has a plan's digest and passed.
 
     Args:
@@ -227,7 +227,7 @@ class Proven:
         return suite[:SHORT] in self.suites
 
 
-def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
+def find_proven(plan: Plan, cloud: Cloud, suite: str) -> ProvenAmi | None:
     """An image of this very plan that passed already: by this suite, or else by another one.
 
     Args:
@@ -253,5 +253,5 @@ def find_proven(plan: Plan, cloud: Cloud, suite: str) -> Proven | None:
             log.warning("warning: %s does not count as built: %s", image["ImageId"], error.message)
             continue
         judged = judged_from_tags(image["ImageId"], tags_of(image)).values()
-        found.append(Proven(image, frozenset(one.suite for one in judged)))
+        found.append(ProvenAmi(image, frozenset(one.suite for one in judged)))
     return next((one for one in found if one.passed_suite(suite)), found[0] if found else None)

@@ -11,7 +11,7 @@ from gpukiln.clouds.tags import ATTESTED_TAGS, KUBERNETES_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
 from gpukiln.images.subject import subject_from_tags
-from gpukiln.proof.tags import Judged, judged_by, judged_by_claim, judged_from_tags
+from gpukiln.proof.tags import VerdictSummary, judged_by, judged_by_claim, judged_from_tags
 from gpukiln.verify.checks import LAYERS
 
 
@@ -43,7 +43,7 @@ class Proof:
     instance_types: tuple[str, ...]
     profile: str
     required_layers: tuple[str, ...]
-    judged: Mapping[str, Judged]
+    judged: Mapping[str, VerdictSummary]
     attested: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[str, ...] | None = None
     simulated: tuple[str, ...] = ()

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.progress import Rows
 from gpukiln.release.diff import Change, Diff
 from gpukiln.release.vulnerabilities import Vulnerability
+from gpukiln.reports.tables import Rows
 from gpukiln.typed import unknown
 from gpukiln.units import Duration
 

@@ -11,7 +11,7 @@ from gpukiln.images.builds import Build, Builds
 from gpukiln.images.channels import Channel
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
-from gpukiln.proof.judge import subject_of_build
+from gpukiln.proof.verify import subject_of_build
 from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags, signed
 from gpukiln.release.images import find_images
 from gpukiln.release.regions import each, make_sites

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.errors import RefusedError, UsageError
+from gpukiln.findings import Finding
 from gpukiln.images.channels import DECLARED, Channel
 from gpukiln.images.keys import in_words
-from gpukiln.proof.tags import SHORT, Judged
+from gpukiln.proof.tags import SHORT, VerdictSummary
 from gpukiln.release.channels import Proof
 from gpukiln.verify.digest import suite_digest
 
@@ -20,7 +22,7 @@ NO_GPU = "no GPU"  # what a check says that is not run on such a machine
 
 
 @dataclass(frozen=True)
-class Need:
+class MachineNeed:
     """A machine that must have judged an image.
 
     Args:
@@ -41,38 +43,7 @@ class Need:
         return not self.gpus or (known is not None and known.gpu in self.gpus)
 
 
-@dataclass(frozen=True)
-class Missing:
-    """A need that no verdict meets.
-
-    Args:
-        why: In words, what comes nearest.
-        again: Whether another verification is what it lacks; what kept a check from running is fixed first.
-    """
-
-    need: Need
-    why: tuple[str, ...]
-    again: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a channel says of an image.
-
-    Args:
-        failed: The types on which it failed, the newest verdict of each.
-        missing: Needs that nothing meets.
-        excused: What was not proven, with the reason that the channel excuses.
-        attestation: What is wrong with SBOM and provenance.
-    """
-
-    failed: tuple[str, ...]
-    missing: tuple[Missing, ...]
-    excused: dict[str, str]
-    attestation: tuple[str, ...]
-
-
-def needs_of(channel: Channel, proof: Proof) -> list[Need]:
+def needs_of(channel: Channel, proof: Proof) -> list[MachineNeed]:
     """The machines that must have judged an image before a channel takes it.
 
     Args:
@@ -81,79 +52,75 @@ def needs_of(channel: Channel, proof: Proof) -> list[Need]:
     Returns:
         One a GPU or architecture that it names; where it names none, any machine.
     """
-    found: dict[str, Need] = {}
+    found: dict[str, MachineNeed] = {}
     for word in channel.gpus:
         if word == DECLARED:
             for key in dict.fromkeys(instance_type(name).gpu for name in proof.instance_types):
-                found[key] = Need(f"a machine with {gpu(key).name}", frozenset([key]))
+                found[key] = MachineNeed(f"a machine with {gpu(key).name}", frozenset([key]))
         elif word in gpus():
-            found[word] = Need(f"a machine with {gpu(word).name}", frozenset([word]))
+            found[word] = MachineNeed(f"a machine with {gpu(word).name}", frozenset([word]))
         else:
             keys = [key for key, board in gpus().items() if board.arch == word]
-            found[word] = Need(f"a machine with a GPU of {word}", frozenset(keys))
-    return list(found.values()) or [Need("a machine")]
+            found[word] = MachineNeed(f"a machine with a GPU of {word}", frozenset(keys))
+    return list(found.values()) or [MachineNeed("a machine")]
 
 
-def judge(channel: Channel, proof: Proof, *, has_gpus: bool) -> Answer:
+def examine(channel: Channel, proof: Proof, *, has_gpus: bool) -> list[Finding]:
     """Compare what a channel asks for with what was shown.
 
     Args:
         proof: How the image was judged.
         has_gpus: Whether the cloud it was judged on has GPUs.
+
+    Returns:
+        not-passed of each type on which it failed; not-shown of each machine that must have judged it, where
+        `again` says whether another verification is what it lacks: what kept a check from running is fixed
+        first; attestation; and excused, no error, with the reason that the channel excuses.
     """
     right = {name: one for name, one in proof.judged.items() if one.profile == proof.profile}
-    failed = tuple(name for name, one in right.items() if not one.passed)
+    findings = [
+        Finding("not-passed", "error", "its verdict is not `passed`", name)
+        for name, one in right.items()
+        if not one.passed
+    ]
     layers = [*channel.layers, *(proof.required_layers if channel.image_layers else ())]
     excuses = () if has_gpus else channel.excused_without_gpus
-    missing: list[Missing] = []
-    excused: dict[str, str] = {}
-    for need in needs_of(channel, proof):
-        if need.gpus and not has_gpus and NO_GPU in excuses:
-            excused[need.title] = NO_MACHINE
-            need = Need("a machine")  # noqa: PLW2901 - what is left to ask for
+    needs = needs_of(channel, proof)
+    if not has_gpus and NO_GPU in excuses:
+        findings += [Finding("excused", "info", NO_MACHINE, need.title) for need in needs if need.gpus]
+        needs = [MachineNeed("a machine")]  # what is left to ask for
+    for need in needs:
         on = [one for name, one in right.items() if one.passed and need.met_by(name)]
-        lacking = min((_lacks(one, channel, need, layers, excuses) for one in on), key=len, default=None)
-        if lacking is None:
-            missing.append(Missing(need, ("nothing judged it there",), again=True))
-        elif lacking.why:
-            missing.append(Missing(need, tuple(lacking.why), lacking.again))
-        else:
-            excused |= lacking.excused
-    return Answer(failed, tuple(dict.fromkeys(missing)), excused, tuple(_attestation(channel, proof)))
+        lacking = [list(_lacks(one, channel, need, layers, excuses)) for one in on]
+        nothing = [_not_shown(need, "nothing judged it there", again=True)]
+        findings += min(lacking, key=lambda some: sum(one.id != "excused" for one in some), default=nothing)
+    found = _attestation(channel, proof)
+    return findings + [Finding("attestation", "error", text, proof.image_id) for text in found]
 
 
-@dataclass
-class _Lacking:
-    """What one verdict lacks for a need."""
-
-    why: list[str] = field(default_factory=list)
-    excused: dict[str, str] = field(default_factory=dict)
-    again: bool = False
-
-    def __len__(self) -> int:
-        return len(self.why)
+def _not_shown(need: MachineNeed, message: str, *, again: bool = False) -> Finding:
+    return Finding("not-shown", "error", message, need.title, {"gpus": sorted(need.gpus), "again": again})
 
 
 def _lacks(
-    one: Judged, channel: Channel, need: Need, layers: list[str], excuses: tuple[str, ...]
-) -> _Lacking:
-    found, where = _Lacking(), one.instance_type
+    one: VerdictSummary, channel: Channel, need: MachineNeed, layers: list[str], excuses: tuple[str, ...]
+) -> Iterator[Finding]:
+    """What one verdict lacks for a need."""
+    where = one.instance_type
     if channel.suite == "current" and one.suite != (today := suite_digest()[:SHORT]):
-        found.why.append(f"{where}: judged by the suite {one.suite}, today's is {today}")
+        yield _not_shown(need, f"{where}: judged by the suite {one.suite}, today's is {today}", again=True)
     if need.gpus and not one.saw_gpu:
-        found.why.append(f"{where}: no check of a GPU ran")
-    found.again = bool(found.why)
+        yield _not_shown(need, f"{where}: no check of a GPU ran", again=True)
     if one.checks is None:
         why = ", and its tags don't say why" if excuses else ""
-        counts = {layer: count for layer, count in one.not_run.items() if layer in layers}
-        found.why += [f"{where}: {n} checks of {layer} were not run{why}" for layer, n in counts.items()]
-        return found
-    for check in (check for check in one.checks if check.layer in layers):
+        for layer, count in one.not_run.items():
+            if layer in layers:
+                yield _not_shown(need, f"{where}: {count} checks of {layer} were not run{why}")
+    for check in (check for check in one.checks or () if check.layer in layers):
         if check.reason in excuses:
-            found.excused[check.id] = check.reason
+            yield Finding("excused", "info", check.reason, check.id)
         else:
-            found.why.append(f"{where}: {check.id}: {check.reason}")
-    return found
+            yield _not_shown(need, f"{where}: {check.id}: {check.reason}")
 
 
 def _attestation(channel: Channel, proof: Proof) -> Iterator[str]:
@@ -189,7 +156,9 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
     """
     refused = f"channel {name} takes no {proof.image_id}"
     which = proof.named or f"{proof.image_id} --region {proof.region}"
-    answer = judge(channel, proof, has_gpus=has_gpus)
+    findings: dict[str, list[Finding]] = defaultdict(list)
+    for finding in examine(channel, proof, has_gpus=has_gpus):
+        findings[finding.id].append(finding)
     sign, unsigned = "", tuple[str, ...]()
     if channel.trust:
         wanted = f"wanted: verdicts signed by {in_words(channel.trust)} (trust, ami/channels.yaml)"
@@ -210,34 +179,31 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
         raise RefusedError(
             f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` judges it"
         )
-    if answer.failed:
+    if failed := [one.object for one in findings["not-passed"]]:
         raise RefusedError(
-            f"{refused}: its verdict is not `passed` on {', '.join(answer.failed)}",
-            hint=f"mend it and build again; or `invoke ami.verify {which} --instance-types "
-            f"{answer.failed[0]}` judges it again",
+            f"{refused}: its verdict is not `passed` on {', '.join(failed)}",
+            hint=f"repair it and build again; or `invoke ami.verify {which} --instance-types {failed[0]}` "
+            "judges it again",
         )
-    if answer.missing:
-        titles = ", ".join(one.need.title for one in answer.missing)
+    if missing := findings["not-shown"]:
+        titles = ", ".join(dict.fromkeys(one.object for one in missing))
         raise RefusedError(
             f"{refused}: what it asks for was not shown on {titles}",
-            details=(
-                *(f"{one.need.title}: {why}" for one in answer.missing for why in one.why),
-                *unsigned,
-            ),
+            details=(*(f"{one.object}: {one.message}" for one in missing), *unsigned),
             hint=f"`invoke ami.verify {which} --for {name}{sign}` judges it there; what was not run for "
             "another reason has to be fixed first",
         )
-    if answer.attestation:
+    if messages := [one.message for one in findings["attestation"]]:
         raise RefusedError(
-            f"{refused}: {answer.attestation[0]}",
-            details=answer.attestation[1:],
+            f"{refused}: {messages[0]}",
+            details=tuple(messages[1:]),
             hint=f"`invoke ami.attest {proof.build}` writes SBOM and provenance where the record is, "
             "`--verify` compares them",
         )
-    return answer.excused
+    return {one.object: one.message for one in findings["excused"]}
 
 
-def types_for(need: Need, proof: Proof, given: list[str]) -> list[str]:
+def types_for(need: MachineNeed, proof: Proof, given: list[str]) -> list[str]:
     """The instance types to try for a need, the best first.
 
     Args:
@@ -266,15 +232,17 @@ def machines_to_try(
     Raises:
         UsageError: None of the named types is what the channel asks for.
     """
-    answer = judge(channel, proof, has_gpus=has_gpus)
+    findings = examine(channel, proof, has_gpus=has_gpus)
     wanted = []
-    for missing in (one for one in answer.missing if one.again):
-        types = types_for(missing.need, proof, given)
+    again = [one for one in findings if one.id == "not-shown" and one.evidence["again"]]
+    for title, keys in {one.object: one.evidence["gpus"] for one in again}.items():
+        types = types_for(MachineNeed(title, frozenset(keys)), proof, given)
         if not types:
             raise UsageError(
-                f"channel {channel_name} asks for {missing.need.title}, and no type that was named has it",
+                f"channel {channel_name} asks for {title}, and no type that was named has it",
                 hint="name one with --instance-types",
             )
         wanted.append(tuple(types))
-    wanted += [(name,) for name in answer.failed]  # what failed there may be fixed: a flaw of the machine
+    # what failed there may be fixed: a flaw of the machine
+    wanted += [(one.object,) for one in findings if one.id == "not-passed"]
     return list(dict.fromkeys(wanted))

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 from rich.text import Text
 
-from gpukiln.progress import Rows
 from gpukiln.release.log import Release
 from gpukiln.release.overview import Row
 from gpukiln.release.prune import RegionPrune
+from gpukiln.reports.tables import Rows
 
 COLOURS = {
     "done": "green",

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpukiln.probe.scripts import FILES
 
 ROOT = Path(__file__).resolve().parents[2]
-SHOWS_ONLY = ("gpukiln/verify/html.py", "gpukiln/verify/junit.py")
+SHOWS_ONLY = tuple(f"gpukiln/verify/{name}.py" for name in ("html", "junit", "verification"))
 """What the plugin imports only to show a verdict: another page is no other judgement."""
 
 

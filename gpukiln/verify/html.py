@@ -1,31 +1,25 @@
-"""Writes the report that people read: one HTML page that needs nothing beside itself.
-
-The page is made of `report.html.j2`. It loads nothing. Its one script opens the check that a link leads to,
-and its policy allows that script, by its hash, and no other; without it every link still leads to its check.
-What a machine said is escaped by the template's autoescape and goes through `text.presentable`.
-"""
+"""Writes the report that people read: one HTML page, of `report.html.j2`, in the frame of `reports.html`."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
-from markupsafe import Markup, escape
+from jinja2 import Template
 
 from gpukiln.files import write_whole
-from gpukiln.units import Duration
-from gpukiln.verify.checks import LAYERS, PROFILES
-from gpukiln.verify.presentable import presentable, presentable_values
-from gpukiln.verify.verdict import OUTCOMES, CheckResult, Outcome, Verdict, count
+from gpukiln.findings import OUTCOMES, Outcome
+from gpukiln.reports.html import environment
+from gpukiln.reports.sanitize import sanitize, sanitize_values
+from gpukiln.verify.checks import PROFILES
+from gpukiln.verify.verdict import CheckResult, Verdict, count
+from gpukiln.verify.verification import Verification
 
 TEMPLATE = "report.html.j2"
 FOUND_CHARS = 4000  # of a section of the facts that is shown as it is
@@ -36,19 +30,6 @@ MEANINGS: dict[Outcome, str] = {
     "not_run": "What the check needs is not on this machine. It says nothing, good or bad.",
     "not_reached": "A check that failed makes this one meaningless. Mend that one first.",
 }
-# A browser scrolls to a closed <details> and leaves it closed.
-SCRIPT = """
-function reveal(hash) {
-  const found = document.getElementById(hash.slice(1));
-  if (found instanceof HTMLDetailsElement) found.open = true;
-}
-addEventListener("hashchange", () => reveal(location.hash));
-addEventListener("click", (event) => {
-  const link = event.target.closest("a[href^='#']");
-  if (link) reveal(link.hash);
-});
-reveal(location.hash);
-"""
 # Packages whose version a person asks for first when a GPU machine misbehaves.
 PACKAGES = re.compile(
     r"(lib|xserver-xorg-video-|linux-modules-|kmod-)?nvidia|lib(cuda|cudnn|nccl)|cuda|datacenter-gpu-manager"
@@ -57,33 +38,11 @@ PACKAGES = re.compile(
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A machine on the page.
-
-    Args:
-        target: Name of the machine.
-        verdict: None where it could not be judged.
-        facts: What was found on it, as in facts.json; may be empty.
-        reason: Why it could not be judged.
-    """
-
-    target: str
-    verdict: Verdict | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    reason: str = ""
-
-    @property
-    def state(self) -> str:
-        """`passed`, `failed` or `not_judged`."""
-        return "not_judged" if self.verdict is None else "passed" if self.verdict.passed else "failed"
-
-
-@dataclass(frozen=True)
-class Section:
+class FactsSection:
     """What a check looked at.
 
     Args:
-        name: Section of the facts.
+        name: FactsSection of the facts.
         asked: What was asked, each {what, status, bad, out, err}; status is a command's exit code, or `file`.
         found: Where nothing was asked that could be shown: what was found, as JSON.
         error: Why it could not be gathered.
@@ -97,7 +56,7 @@ class Section:
     seconds: float | None
 
 
-def write_html(machines: Sequence[Judged], path: Path) -> None:
+def write_html(machines: Sequence[Verification], path: Path) -> None:
     """Write the report of one machine or several.
 
     Args:
@@ -110,7 +69,7 @@ def write_html(machines: Sequence[Judged], path: Path) -> None:
     write_whole(path, render(machines))
 
 
-def render(machines: Sequence[Judged]) -> str:
+def render(machines: Sequence[Verification]) -> str:
     """The page as text.
 
     Args:
@@ -127,48 +86,16 @@ def render(machines: Sequence[Judged]) -> str:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(
+    pages = environment(Path(__file__).parent)
+    pages.globals.update(
         marks=MARKS,
         meanings=MEANINGS,
         profile_title=lambda name: PROFILES[name].title if name in PROFILES else "",
         sentence=sentence,
-        layers=layers,
-        failures=failures,
         evidence=evidence,
         versions=versions,
-        script=Markup(SCRIPT),  # noqa: S704 - the constant above
-        script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
     )
-    environment.filters.update(
-        took=_took, when=_when, ticks=_ticks, words=lambda name: name.replace("_", " ")
-    )
-    return environment.get_template(TEMPLATE)
-
-
-def _finalize(value: Any) -> Any:
-    """Applied to every expression of the template; what a macro made has been through it already."""
-    return presentable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
-def _ticks(text: str) -> Markup:
-    """A text whose `commands` are set as such; it is escaped before it becomes Markup (S704)."""
-    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(presentable(text)))))  # noqa: S704
-
-
-def _took(seconds: float) -> str:
-    return Duration(seconds).shown if seconds >= 0.1 else "< 0.1s"
-
-
-def _when(started_at: str) -> str:
-    return re.sub(r"T(\d\d:\d\d:\d\d)(\+00:00|Z)$", r" \1 UTC", started_at)
+    return pages.get_template(TEMPLATE)
 
 
 def _checks(number: int) -> str:
@@ -189,26 +116,7 @@ def sentence(verdict: Verdict) -> str:
     return said
 
 
-def layers(verdict: Verdict) -> list[tuple[str, str, dict[Outcome, int], list[CheckResult]]]:
-    """Group the checks.
-
-    Returns:
-        For each layer with a check: its name, what it is about, its counts, its checks.
-    """
-    names = [*LAYERS, *dict.fromkeys(c.layer for c in verdict.checks if c.layer not in LAYERS)]
-    rows = [(name, [c for c in verdict.checks if c.layer == name]) for name in names]
-    return [(name, LAYERS.get(name, ""), count(found), found) for name, found in rows if found]
-
-
-def failures(verdict: Verdict) -> dict[str, list[CheckResult]]:
-    """The checks that failed, by what was found: the same thing is read once."""
-    found: dict[str, list[CheckResult]] = {}
-    for check in verdict.failures:
-        found.setdefault(check.reason, []).append(check)
-    return found
-
-
-def _wrong_on(machines: Sequence[Judged]) -> list[tuple[CheckResult, list[int]]]:
+def _wrong_on(machines: Sequence[Verification]) -> list[tuple[CheckResult, list[int]]]:
     """Which check failed on which machines (their places, from 1), what failed on most of them first."""
     found: dict[str, tuple[CheckResult, list[int]]] = {}
     for place, machine in enumerate(machines, 1):
@@ -217,7 +125,7 @@ def _wrong_on(machines: Sequence[Judged]) -> list[tuple[CheckResult, list[int]]]
     return sorted(found.values(), key=lambda row: -len(row[1]))
 
 
-def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[Section]:
+def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]:
     """What a check looked at.
 
     Returns:
@@ -226,19 +134,19 @@ def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[Section]:
     return [_section(facts, name) for name in check.evidence if name in facts]
 
 
-def _section(facts: Mapping[str, Any], name: str) -> Section:
+def _section(facts: Mapping[str, Any], name: str) -> FactsSection:
     asked = _dig(facts, "evidence", name)
     rows = [_asked(row) for row in asked if isinstance(row, dict)] if isinstance(asked, list) else []
     found = facts[name]
     error = str(found["_error"]) if isinstance(found, dict) and "_error" in found else ""
-    text = "" if rows or error else json.dumps(presentable_values(found), indent=1, ensure_ascii=False)
+    text = "" if rows or error else json.dumps(sanitize_values(found), indent=1, ensure_ascii=False)
     more = len(text) - FOUND_CHARS
     seconds = _dig(facts, "seconds", name)
-    return Section(
+    return FactsSection(
         name=name,
         asked=rows,
         # no secret is cut in two before it is recognised
-        found=presentable(text)[:FOUND_CHARS] + (f"\n... and {more} more characters" if more > 0 else ""),
+        found=sanitize(text)[:FOUND_CHARS] + (f"\n... and {more} more characters" if more > 0 else ""),
         error=error,
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
     )

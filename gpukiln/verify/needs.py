@@ -49,7 +49,7 @@ def _not_run(reason: str) -> Applies:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ExpectedMachine:
     """A machine that is to be judged, and what must be there."""
 
     facts: Facts
@@ -57,14 +57,14 @@ class Machine:
     needs_record: bool
 
 
-def _record(machine: Machine) -> Applies:
+def _record(machine: ExpectedMachine) -> Applies:
     if machine.facts.record:
         return RUN
     problem = machine.facts["record"]["error"] or f"{RECORD_PATH} is missing"
     return Applies("fail", problem) if machine.needs_record else _not_run(f"no record: {problem}")
 
 
-def _gpu(machine: Machine) -> Applies:
+def _gpu(machine: ExpectedMachine) -> Applies:
     facts, wanted = machine.facts, machine.wanted_gpus
     if facts.has_simulated_gpus and not facts.asked_simulated:
         return _not_run(SIMULATED)
@@ -82,46 +82,46 @@ def _gpu(machine: Machine) -> Applies:
     return RUN if count else _not_run("no GPU")
 
 
-def _real_gpu(machine: Machine) -> Applies:
+def _real_gpu(machine: ExpectedMachine) -> Applies:
     return _not_run(SIMULATED) if machine.facts.has_simulated_gpus else RUN
 
 
-def _several_gpus(machine: Machine) -> Applies:
+def _several_gpus(machine: ExpectedMachine) -> Applies:
     count = machine.facts.gpu_count
     return RUN if count > 1 else _not_run("one GPU" if count else "no GPU")
 
 
-def _systemd(machine: Machine) -> Applies:
+def _systemd(machine: ExpectedMachine) -> Applies:
     booted = machine.facts["boot"]["booted"]
     return RUN if booted else _not_run("systemd does not run here: a container, which nothing has booted")
 
 
-def _own_kernel(machine: Machine) -> Applies:
+def _own_kernel(machine: ExpectedMachine) -> Applies:
     kind = machine.facts["boot"]["virtualization"]
     return _not_run(f"its kernel is the host's: a container of {kind}") if kind in CONTAINERS else RUN
 
 
-def _dkms(machine: Machine) -> Applies:
+def _dkms(machine: ExpectedMachine) -> Applies:
     return RUN if machine.facts["dkms"]["installed"] else _not_run("DKMS is not installed here")
 
 
-def _build_tools(machine: Machine) -> Applies:
+def _build_tools(machine: ExpectedMachine) -> Applies:
     said = "keep_build_tools" in machine.facts.component("nvidia_driver")
     return RUN if said else _not_run("the record does not say whether build tools stay")
 
 
-def _apt(machine: Machine) -> Applies:
+def _apt(machine: ExpectedMachine) -> Applies:
     family = machine.facts["os"]["family"]
     return RUN if family == "debian" else _not_run(f"no apt on {family or 'this machine'}")
 
 
-def _entrypoint(machine: Machine) -> Applies:
+def _entrypoint(machine: ExpectedMachine) -> Applies:
     """Buildah's containers are root file systems: process 1 is the host's."""
     started = machine.facts["runner"]["process_1"].endswith("sleep infinity")
     return RUN if started else _not_run("no process was started by the entrypoint: a container of Buildah")
 
 
-def _gpu_tools(machine: Machine) -> Applies:
+def _gpu_tools(machine: ExpectedMachine) -> Applies:
     facts = machine.facts
     if facts.record:
         return RUN if "gpu_tools" in facts.record else _not_run("gpukiln-gpu is not in the image's record")
@@ -129,24 +129,24 @@ def _gpu_tools(machine: Machine) -> Applies:
     return RUN if installed else _not_run("gpukiln-gpu is not installed, and no record asks for it")
 
 
-def _services(machine: Machine) -> Applies:
+def _services(machine: ExpectedMachine) -> Applies:
     return RUN if machine.facts["services"] else _not_run("no service")
 
 
-def _ollama(machine: Machine) -> Applies:
+def _ollama(machine: ExpectedMachine) -> Applies:
     return _computing(machine, "ollama")
 
 
-def _vllm(machine: Machine) -> Applies:
+def _vllm(machine: ExpectedMachine) -> Applies:
     return _computing(machine, "vllm")
 
 
-def _computing(machine: Machine, how: str) -> Applies:
+def _computing(machine: ExpectedMachine, how: str) -> Applies:
     found = machine.facts["services"].values()
     return RUN if any(one["wanted"]["computes"] == how for one in found) else _not_run(f"no {how} with a GPU")
 
 
-def _component(machine: Machine, name: str) -> Applies:
+def _component(machine: ExpectedMachine, name: str) -> Applies:
     facts = machine.facts
     said = facts.component(name)
     if facts.record and not said:
@@ -162,7 +162,7 @@ class Need(NamedTuple):
     """In words, and what decides whether it is there."""
 
     text: str
-    applies: Callable[[Machine], Applies]
+    applies: Callable[[ExpectedMachine], Applies]
 
 
 # `component:<name>` (a key of the record's components) comes on top.
@@ -203,7 +203,7 @@ def applies(
         is `fail`.
     """
     wanted = profile.min_gpus if expect_gpus is None else expect_gpus
-    machine = Machine(facts, wanted, profile.needs_record)
+    machine = ExpectedMachine(facts, wanted, profile.needs_record)
     for name in needs:
         component = COMPONENT.fullmatch(name)
         found = _component(machine, component["name"]) if component else NEEDS[name].applies(machine)

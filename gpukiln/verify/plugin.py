@@ -25,17 +25,19 @@ import pytest
 from testinfra.backend import BACKENDS, get_backends
 
 from gpukiln.files import write_whole
+from gpukiln.findings import Outcome
 from gpukiln.probe.base import NotReachedError
+from gpukiln.reports.sanitize import sanitize, sanitize_values
 from gpukiln.typed import dump
 from gpukiln.verify.asking import gather
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.facts import Facts, environment
-from gpukiln.verify.html import Judged, write_html
-from gpukiln.verify.junit import write_junit
+from gpukiln.verify.html import write_html
+from gpukiln.reports.junit import write_junit
 from gpukiln.verify.needs import applies
-from gpukiln.verify.presentable import presentable, presentable_values
-from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, counts_text
+from gpukiln.verify.verdict import CheckResult, Verdict, counts_text
+from gpukiln.verify.verification import Verification
 
 NOT_RUN, NOT_REACHED = "not run: ", "not reached: "  # how a skip says what it stands for
 TESTINFRA_OPTIONS = (
@@ -46,7 +48,7 @@ UNREACHABLE = 4  # exit status when a machine can't be reached or asked
 
 
 @dataclass
-class Run:
+class SuiteSession:
     """State of one pytest session."""
 
     suites: list[Path] = field(default_factory=list)
@@ -79,12 +81,12 @@ class Run:
 
 BACKENDS.setdefault("buildah", "gpukiln.verify.buildah_backend.BuildahBackend")
 BACKENDS.setdefault("facts", "gpukiln.verify.facts_backend.FactsBackend")
-RUN_KEY = pytest.StashKey[Run]()
+RUN_KEY = pytest.StashKey[SuiteSession]()
 
 
 def add_suite(config: pytest.Config, folder: Path) -> None:
     """Treat every test below a folder as a check. Called by the folder's conftest.py."""
-    config.stash.setdefault(RUN_KEY, Run()).suites.append(folder.resolve())
+    config.stash.setdefault(RUN_KEY, SuiteSession()).suites.append(folder.resolve())
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,7 +126,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Prepare the report folder."""
-    run = config.stash.setdefault(RUN_KEY, Run())
+    run = config.stash.setdefault(RUN_KEY, SuiteSession())
     run.report_dir = config.getoption("--gpukiln-report")
     if run.report_dir is not None:
         run.report_dir.mkdir(parents=True, exist_ok=True)
@@ -214,13 +216,13 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             text = str(getattr(result, "stderr", "") or result).strip()
             if not isinstance(error, RuntimeError):
                 text = f"{type(error).__name__}: {text}"
-            message = presentable(text[-1000:])
+            message = sanitize(text[-1000:])
             run.unreachable[name] = message
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
         run.facts[name].asked_simulated = request.config.getoption("--simulated")
-        shown = presentable_values(run.facts[name].to_dict())
+        shown = sanitize_values(run.facts[name].to_dict())
         _write(run, "facts", name, shown, several=_several(request.session))
     return run.facts[name]
 
@@ -303,14 +305,14 @@ def pytest_runtest_makereport(
         reason = note if report.passed else _reason(call).removeprefix(NOT_RUN).removeprefix(NOT_REACHED)
         # What a check needs is missing: its own causes are of something else (see `_leave_out`).
         unmet = isinstance(call.excinfo and call.excinfo.value, pytest.fail.Exception)
-        fix = (found.take_remedy() if found is not None else "") or check.fix
+        remedy = sanitize((found.take_remedy() if found is not None else "") or check.fix)
         result = CheckResult(
             id=check.id,
             title=check.title,
             layer=check.layer,
             outcome=outcome,
             reason=reason,
-            fix="" if report.passed else presentable(fix),
+            remedy="" if report.passed else remedy,
             causes=check.causes if report.failed and not unmet else (),
             evidence=found.take_read() if found is not None else (),
             duration_s=round(call.duration, 3),
@@ -318,7 +320,7 @@ def pytest_runtest_makereport(
         if report.failed and isinstance(
             call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
         ):
-            report.longrepr = f"{check.id}: {reason}\n  fix: {presentable(fix)}"
+            report.longrepr = f"{check.id}: {reason}\n  fix: {remedy}"
         run.results.setdefault(host_of(item), []).append(result)
         run.emit("check_end", host=host_of(item), **asdict(result))
     return report
@@ -331,14 +333,14 @@ def _reason(call: pytest.CallInfo[None]) -> str:
         text = str(error).split("\nassert ", 1)[0].strip()
     else:
         text = f"{type(error).__name__}: {error}"
-    return presentable(re.sub(r"\s+", " ", text))
+    return sanitize(re.sub(r"\s+", " ", text))
 
 
 def _several(session: pytest.Session) -> bool:
     return len({host_of(i) for i in session.items if check_of(i)}) > 1
 
 
-def _write(run: Run, kind: str, host: str, data: Any, *, several: bool) -> None:
+def _write(run: SuiteSession, kind: str, host: str, data: Any, *, several: bool) -> None:
     if run.report_dir is None:
         return
     suffix = "-" + re.sub(r"[^\w.]+", "_", host) if several else ""
@@ -358,7 +360,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
         results = run.results.get(host, [])
         if missing := len(ids - {result.id for result in results}):
             ended = run.unreachable.get(host, f"the run ended before {missing} of {len(ids)} checks")
-            machines.append(Judged(name or host, reason=ended))
+            machines.append(Verification(name or host, reason=ended))
             continue
         found = run.facts.get(host, Facts({}))
         verdict = Verdict(
@@ -368,19 +370,15 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
             suite_version=suite_digest(),
-            environment=presentable_values(environment(found)) if host in run.facts else {},
+            environment=sanitize_values(environment(found)) if host in run.facts else {},
             instance_type=session.config.getoption("--gpukiln-instance-type"),
             simulated=found.has_simulated_gpus or session.config.getoption("--simulated"),
         )
         _write(run, "results", host, dump(verdict), several=_several(session))
-        machines.append(Judged(verdict.target, verdict, found.to_dict()))
+        machines.append(Verification(verdict.target, verdict, found.to_dict()))
     if run.report_dir is not None and machines:
         write_html(machines, run.report_dir / "report.html")
-        write_junit(
-            [m.verdict for m in machines if m.verdict],
-            run.report_dir / "junit.xml",
-            not_judged=[(m.target, m.reason) for m in machines if not m.verdict],
-        )
+        write_junit(machines, run.report_dir / "junit.xml")
     run.emit("end", exitstatus=int(exitstatus))
 
 

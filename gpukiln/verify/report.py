@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.progress import Progress, Rows
+from gpukiln.findings import Outcome
+from gpukiln.progress import Progress
+from gpukiln.reports.tables import Rows
 from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.suite import GATHERING
-from gpukiln.verify.verdict import CheckResult, Outcome, Verdict, count, counts_text
+from gpukiln.verify.verdict import CheckResult, Verdict, counts_text
 
 MARKS: dict[Outcome, tuple[str, str]] = {
     "passed": ("passed", "green"),
@@ -29,11 +29,6 @@ def banner(verdict: Verdict) -> Text:
         return Text()
     said = f" {SIMULATED}: {verdict.target} has a double in place of GPUs. No release takes this verdict. "
     return Text.assemble("\n", (said, "bold white on dark_magenta"), "\n")
-
-
-def _mark(outcome: Outcome) -> Text:
-    word, style = MARKS[outcome]
-    return Text(word, style=style)
 
 
 def state(verdict: Verdict) -> str:
@@ -56,35 +51,25 @@ def summary(verdict: Verdict) -> str:
 def table(verdict: Verdict) -> Rows:
     """All checks, grouped by layer, each layer headed by its counts."""
     shown = Rows("check", "result", "s", "what it says", first=2, folds=True, right=("s",))
-    for layer, title in LAYERS.items():
-        checks = [c for c in verdict.checks if c.layer == layer]
-        if not checks:
-            continue
-        shown.add(Text(layer, style="bold"), "", "", Text(f"{title} ({_some_counts(checks)})", style="dim"))
+    for layer, title, counts, checks in verdict.layers():
+        some = ", ".join(f"{n} {o.replace('_', ' ')}" for o, n in counts.items() if n)
+        shown.add(Text(layer, style="bold"), "", "", Text(f"{title} ({some})", style="dim"))
         for check in checks:
             seconds = f"{check.duration_s:.1f}"
-            shown.add(f"  {check.id}", _mark(check.outcome), seconds, _says(check))
+            shown.add(f"  {check.id}", Text(*MARKS[check.outcome]), seconds, _says(check))
     return shown
-
-
-def _some_counts(checks: Iterable[CheckResult]) -> str:
-    """As `counts_text`, without what did not occur."""
-    return ", ".join(f"{n} {o.replace('_', ' ')}" for o, n in count(checks).items() if n)
 
 
 def fixes(verdict: Verdict) -> Text:
     """What failed and its fix, what keeps the GPUs from working first; empty when nothing failed."""
     shown = Text()
-    same: dict[str, list[CheckResult]] = {}  # one broken thing fails many checks with the same words
-    for check in verdict.failures:
-        same.setdefault(check.reason, []).append(check)
-    for reason, (first, *others) in same.items():
+    for reason, (first, *others) in verdict.failures_by_reason().items():
         shown.append(f"\n{first.id}: ", style="bold red")
         shown.append(f"{first.title}\n")
         shown.append(f"  found: {reason.removeprefix('found ')}\n")
         for cause in first.causes:
             shown.append(f"  cause? {cause}\n")
-        shown.append(f"  fix:   {first.fix}\n")
+        shown.append(f"  fix:   {first.remedy}\n")
         if others:
             shown.append(f"  also:  {', '.join(check.id for check in others)}\n")
     return shown

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from gpukiln.findings import OUTCOMES, Outcome
 from gpukiln.typed import dump
 from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.order import most_urgent_first
 
-Outcome = Literal["passed", "failed", "not_run", "not_reached"]
-OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
 SCHEMA = 2
 
 # What docs/schemas/verdict.json says of a value that its type does not; a stored verdict is read without it.
@@ -29,7 +28,10 @@ Version = Annotated[int, Field(json_schema_extra={"const": SCHEMA})]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of one check.
+    """What came of one check. One that failed is an error, and has one finding: its reason and remedy.
+
+    It is no `gpukiln.findings.Finding` itself: a verdict has a result of every check, most of which found
+    nothing.
 
     Args:
         id: `<layer>.<name>`, what people quote.
@@ -39,7 +41,7 @@ class CheckResult:
             that failed makes it meaningless, a tool hangs, or the time was up. The last two are never counted
             as the first.
         reason: Why it did not pass; for a passed check what was measured, or empty.
-        fix: What to do when it fails.
+        remedy: What to do where it did not pass.
         causes: What usually is behind a failure, the likeliest first.
         evidence: Sections of the facts that it looked at.
         duration_s: Seconds.
@@ -50,7 +52,7 @@ class CheckResult:
     layer: Layer
     outcome: Outcome
     reason: str = ""
-    fix: str = ""
+    remedy: str = ""
     causes: tuple[str, ...] = ()
     evidence: tuple[str, ...] = ()
     duration_s: Seconds = 0.0
@@ -75,6 +77,15 @@ def counts_text(checks: Iterable[CheckResult]) -> str:
     counts = count(checks)
     text = f"{counts['passed']} passed, {counts['failed']} failed, {counts['not_run']} not run"
     return text + (f", {counts['not_reached']} not reached" if counts["not_reached"] else "")
+
+
+def _grouped(
+    checks: Iterable[CheckResult], key: Callable[[CheckResult], str]
+) -> dict[str, list[CheckResult]]:
+    found: dict[str, list[CheckResult]] = {}
+    for check in checks:
+        found.setdefault(key(check), []).append(check)
+    return found
 
 
 @dataclass(frozen=True)
@@ -128,6 +139,16 @@ class Verdict:
     def failures(self) -> tuple[CheckResult, ...]:
         """The checks that failed, what keeps the GPUs from working first."""
         return most_urgent_first(self.checks)
+
+    def failures_by_reason(self) -> dict[str, list[CheckResult]]:
+        """The checks that failed, by what was found: one fault fails many checks with the same words."""
+        return _grouped(self.failures, lambda check: check.reason)
+
+    def layers(self) -> list[tuple[str, str, dict[Outcome, int], list[CheckResult]]]:
+        """For each layer with a check: its name, what it is about, its counts, its checks."""
+        found = _grouped(self.checks, lambda check: check.layer)
+        names = [*(name for name in LAYERS if name in found), *(name for name in found if name not in LAYERS)]
+        return [(name, LAYERS.get(name, ""), count(found[name]), found[name]) for name in names]
 
     @property
     def not_run(self) -> tuple[CheckResult, ...]:

@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from gpukiln.clouds.base import Cloud
 from gpukiln.offers.cost import Month, Use, month
 from gpukiln.offers.model import Choice, Offer
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 from gpukiln.workspaces.lifecycle import Found, only

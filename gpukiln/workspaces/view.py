@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from rich.console import RenderableType
 
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces.agent import UNKNOWN
 from gpukiln.workspaces.contract import Outputs

@@ -37,7 +37,7 @@ def test_a_tool_that_hangs_is_named_and_the_doctor_ends_in_its_time(tmp_path):
     assert done.returncode == 1, done.stderr
     [judged] = documents.read(done.stdout)["hosts"]
     says = r"no answer in \d+ s; process \d+ \(sleep\) is in state S \(sleeps\).*, and was killed"
-    assert re.match(rf"nvidia-smi hangs \({says}\): ", judged["situation"])
+    assert re.match(rf"nvidia-smi hangs \({says}\): ", judged["diagnosis"])
     checks = {check["id"]: check for check in judged["verdict"]["checks"]}
     failed = checks["versions.answers"]
     assert failed["outcome"] == "failed"

@@ -100,7 +100,7 @@ def test_what_the_login_shell_prints_is_no_obstacle(here, inventory, node, key):
     )
     [judged] = json.loads(done.stdout)["hosts"]
     assert judged["verdict"], judged["reason"]
-    assert judged["situation"].startswith(
+    assert judged["diagnosis"].startswith(
         "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed"
     )
     assert done.returncode == 1

@@ -30,7 +30,7 @@ OFFLINE = Probes(
 )
 BAKE = Bake("ami-0123456789abcdef0", "name", "us-west-2", "6.1.0-1-cloud-amd64", {}, {"libc6": "2.36-9"})
 CHECK = CheckResult(
-    id="boot.kernel", title="boots", layer="boot", outcome="passed", reason="", fix="", duration_s=0.1
+    id="boot.kernel", title="boots", layer="boot", outcome="passed", reason="", duration_s=0.1
 )
 VERDICT = Verdict(
     target="here",

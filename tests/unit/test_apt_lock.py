@@ -13,7 +13,7 @@ import pytest
 
 from gpukiln.nodes import apt_lock
 from gpukiln.nodes.apt_lock import LockWatch, look, parse, script
-from gpukiln.nodes.playbook import Request, run_playbook
+from gpukiln.nodes.playbook import PlaybookRequest, run_playbook
 
 # As apt and dpkg lock: fcntl(2), on the whole file
 HOLD = (
@@ -152,6 +152,6 @@ def test_a_run_tells_it_while_it_waits_and_in_the_end(
     monkeypatch.setattr(apt_lock, "look", lambda *_: {"a": HOLDER})
     monkeypatch.setattr(apt_lock, "FIRST_S", 0.0)
     monkeypatch.setattr(apt_lock, "POLL_S", 0.01)
-    result = run_playbook(Request("node.yml", tmp_path / "hosts.yml"), ["a"], tmp_path, tell)
+    result = run_playbook(PlaybookRequest("node.yml", tmp_path / "hosts.yml"), ["a"], tmp_path, tell)
     assert said == [("a", f"nvtop : Install waits for {HOLDER}"), ("a", "failed: nvtop : Install")]
     assert f"the lock is held by {HOLDER}" in result.hosts["a"].failure

@@ -13,7 +13,7 @@ from moto import mock_aws
 
 from gpukiln.commands import docker_check
 from gpukiln.docker import check
-from gpukiln.docker.check import Node, judge
+from gpukiln.docker.check import Node, check_container
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
 from gpukiln.images.builds import Bake, Record
 
@@ -23,7 +23,7 @@ from gpukiln.images.builds import Bake, Record
     [("12.1", "535.309.01", ("t4", "h100")), ("12.1", "525.60.13", ("t4",)), ("13.0", "580.65.06", ())],
 )
 def test_what_runs_is_no_error(cuda: str, driver: str, gpus: tuple[str, ...]) -> None:
-    judge("i", cuda, Node("n", driver, gpus)).require_works()
+    check_container("i", cuda, Node("n", driver, gpus)).require_works()
 
 
 @pytest.mark.parametrize(
@@ -39,19 +39,19 @@ def test_what_runs_is_no_error(cuda: str, driver: str, gpus: tuple[str, ...]) ->
 )
 def test_what_can_never_run(cuda: str, driver: str, gpus: tuple[str, ...], message: str, hint: str) -> None:
     with pytest.raises(IncompatibleError, match=message) as caught:
-        judge("i", cuda, Node("n", driver, gpus)).require_works()
+        check_container("i", cuda, Node("n", driver, gpus)).require_works()
     assert re.search(hint, caught.value.hint)
 
 
 def test_every_problem_is_named() -> None:
     with pytest.raises(IncompatibleError) as caught:
-        judge("i", "12.1", Node("n", "535.309.01", ("t4", "b200"))).require_works()
+        check_container("i", "12.1", Node("n", "535.309.01", ("t4", "b200"))).require_works()
     assert "does not know the B200" in caught.value.message
     assert "can't compile for the B200" in caught.value.details[0]
 
 
 def test_what_needs_a_package_does_not_run_as_it_is() -> None:
-    judged = judge("i", "12.1", Node("n", "520.61.05", ("t4",)))
+    judged = check_container("i", "12.1", Node("n", "520.61.05", ("t4",)))
     with pytest.raises(CheckFailedError, match=r"needs driver 525\.60\.13") as caught:
         judged.require_works()
     assert "cuda-compat-12-1" in caught.value.hint

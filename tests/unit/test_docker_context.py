@@ -13,7 +13,7 @@ import pytest
 from gpukiln.catalog.components import load_components
 from gpukiln.docker import context
 from gpukiln.docker.context import image_record, key_fingerprints, make_context, unpack_redistributable
-from gpukiln.docker.plan import ContainerPlan, Part
+from gpukiln.docker.plan import ContainerPart, ContainerPlan
 from gpukiln.errors import UnavailableError
 from tests.support.docker_records import CUT_OFF, a_plan
 
@@ -64,7 +64,7 @@ def test_a_redistributable_becomes_the_toolkits_layout(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def runner_archive(tmp_path: Path) -> Part:
+def runner_archive(tmp_path: Path) -> ContainerPart:
     with tarfile.open(tmp_path / "runner.tar.gz", "w:gz") as archive:
         content = b"#!/bin/sh\n"
         (member := tarfile.TarInfo("run.sh")).size = len(content)
@@ -72,7 +72,7 @@ def runner_archive(tmp_path: Path) -> Part:
         archive.addfile(member, io.BytesIO(content))
     packed = (tmp_path / "runner.tar.gz").read_bytes()
     url = (tmp_path / "runner.tar.gz").as_uri()
-    return Part(
+    return ContainerPart(
         "actions_runner", "install", "2", "archive", {url: hashlib.sha256(packed).hexdigest()}, url, ""
     )
 
@@ -90,7 +90,7 @@ def lay_out(plan: ContainerPlan, folder: Path) -> None:
     )
 
 
-def only(plan: ContainerPlan, *parts: Part) -> ContainerPlan:
+def only(plan: ContainerPlan, *parts: ContainerPart) -> ContainerPlan:
     return replace(plan, components=parts)
 
 
@@ -100,7 +100,9 @@ def no_wheels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_wheels")
-def test_the_same_plan_gives_the_same_context_down_to_the_times(tmp_path: Path, runner_archive: Part) -> None:
+def test_the_same_plan_gives_the_same_context_down_to_the_times(
+    tmp_path: Path, runner_archive: ContainerPart
+) -> None:
     lay_out(only(a_plan(), runner_archive), tmp_path)
     laid = tmp_path / "context"
     assert (laid / "actions-runner/run.sh").stat().st_mode & 0o111
@@ -113,7 +115,7 @@ def test_the_same_plan_gives_the_same_context_down_to_the_times(tmp_path: Path, 
 
 @pytest.mark.usefixtures("no_wheels")
 def test_an_archive_with_another_checksum_is_refused_and_not_kept(
-    tmp_path: Path, runner_archive: Part
+    tmp_path: Path, runner_archive: ContainerPart
 ) -> None:
     wrong = replace(runner_archive, packages=dict.fromkeys(runner_archive.packages, "0" * 64))
     with pytest.raises(UnavailableError, match=f"has the checksum .*, wanted {'0' * 64}"):

@@ -94,7 +94,7 @@ def test_the_doctor_names_all_that_is_wrong_and_the_gpus_first(tmp_path):
     assert {"gpu.driver-loaded"} <= {check["id"] for check in without}
     assert not [check["id"] for check in checks if check["reason"].startswith("layer ")]
     # the first thing that it says of the machine is how it stands
-    assert judged["situation"].endswith(".")
+    assert judged["diagnosis"].endswith(".")
     lines = done.stderr.splitlines()
     [says] = [number for number, line in enumerate(lines) if line.startswith("localhost: ")]
     shown = [

@@ -12,7 +12,7 @@ from invoke.context import Context
 from gpukiln.catalog.load import ROOT
 from gpukiln.commands import node
 from gpukiln.nodes import runs as kept
-from gpukiln.nodes.runs import Runs
+from gpukiln.nodes.runs import NodeRuns
 
 DAY_S = 86400
 
@@ -89,8 +89,8 @@ def test_twenty_of_each_kind_and_thirty_days_stay_where_nothing_is_typed(typed, 
 def test_nothing_goes_while_a_process_works_in_it(typed, tmp_path, make):
     make("nodes/20260101-000000-apply-0000", 60)
     script = (
-        "import sys, pathlib; from gpukiln.nodes.runs import Runs\n"
-        "run = Runs(pathlib.Path(sys.argv[1])).create('apply'); print(run.folder, flush=True)\n"
+        "import sys, pathlib; from gpukiln.nodes.runs import NodeRuns\n"
+        "run = NodeRuns(pathlib.Path(sys.argv[1])).create('apply'); print(run.folder, flush=True)\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -106,7 +106,7 @@ def test_nothing_goes_while_a_process_works_in_it(typed, tmp_path, make):
         assert (code, left) == (0, {folder: "a process works in it"})
         other.stdin.close()
     typed(keep=0, older_than=0, yes=True)
-    assert Runs(tmp_path).folders() == []
+    assert NodeRuns(tmp_path).folders() == []
 
 
 def test_what_can_not_be_removed_is_told(typed, make, monkeypatch):

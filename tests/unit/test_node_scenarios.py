@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from gpukiln.errors import UsageError
-from gpukiln.nodes.runs import Runs
-from gpukiln.nodes.scenarios import Outcome, Scenario, choose, load_scenarios, run_scenario
+from gpukiln.nodes.runs import NodeRuns
+from gpukiln.nodes.scenarios import Scenario, ScenarioResult, choose, load_scenarios, run_scenario
 from gpukiln.nodes.view import render_outcomes, render_scenarios
 from tests.support import documents
 
@@ -117,7 +117,7 @@ def test_scenarios_that_pull_an_image_run_only_when_named(project):
 
 def test_the_tables(project):
     (project / "molecule/bad/molecule.yml").write_text(MOLECULE.format(platform=", image: debian"))
-    failed = Outcome("bad", steps={"converge": 1.0}, failure="ls: cannot access '/does-not-exist'")
+    failed = ScenarioResult("bad", steps={"converge": 1.0}, failure="ls: cannot access '/does-not-exist'")
     console = Console(width=120, record=True, file=(project / "out").open("w"))
     console.print(render_outcomes([failed], [scenario(project, "bad")]))
     console.print(render_scenarios([scenario(project, "good")]))
@@ -127,10 +127,10 @@ def test_the_tables(project):
 
 
 def test_durations_of_the_last_test_are_those_that_passed(tmp_path):
-    run = Runs(tmp_path).create("test")
+    run = NodeRuns(tmp_path).create("test")
     rows = [{"scenario": "a", "state": "passed", "seconds": 3.0}, {"scenario": "b", "state": "failed"}]
     run.write_document({"scenarios": rows})
-    assert Runs(tmp_path).last_test_durations() == {"a": 3.0}
+    assert NodeRuns(tmp_path).last_test_durations() == {"a": 3.0}
 
 
 def test_the_command_lists_every_scenario():

@@ -12,7 +12,7 @@ from rich.console import Console
 from gpukiln.commands.node import _exit_code
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.nodes.playbook import (
-    Request,
+    PlaybookRequest,
     list_hosts,
     read_inventory,
     require_known_variables,
@@ -20,7 +20,7 @@ from gpukiln.nodes.playbook import (
     without_group,
 )
 from gpukiln.nodes.results import Collector, HostResult, RunResult
-from gpukiln.nodes.runs import Run, Runs
+from gpukiln.nodes.runs import NodeRun, NodeRuns
 from gpukiln.nodes.view import render, summary
 from gpukiln.typed import dump
 
@@ -79,12 +79,12 @@ def request_of(tmp_path):
     playbook.write_text(PLAYBOOK % (tmp_path / "files"))
 
     def make(**more):
-        return Request(playbook=str(playbook), inventory=tmp_path / "inventory.yml", **more)
+        return PlaybookRequest(playbook=str(playbook), inventory=tmp_path / "inventory.yml", **more)
 
     return make
 
 
-def run(request: Request, folder: Path) -> RunResult:
+def run(request: PlaybookRequest, folder: Path) -> RunResult:
     folder.mkdir(exist_ok=True)
     return run_playbook(request, list_hosts(request), folder, lambda *_: None)
 
@@ -104,7 +104,7 @@ def test_every_host_has_its_own_outcome_and_a_failed_batch_is_the_last(request_o
     assert "/does-not-exist" in (tmp_path / "run/hosts/bad.log").read_text()
     assert summary(result) == "4 hosts: 1 changed, 1 failed, 1 unreachable, 1 not reached"
 
-    runs = Runs(tmp_path)
+    runs = NodeRuns(tmp_path)
     kept = runs.create("apply")
     kept.write(request, result)
     assert runs.find("last").read()["unfinished"] == ["bad", "gone", "later"]
@@ -121,12 +121,12 @@ def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_pat
     key = f"{'-' * 5}BEGIN RSA PRIVATE KEY{'-' * 5}\\nMIIhunter2\\n"
     playbook = tmp_path / "site.yml"
     playbook.write_text(SECRETS_PLAYBOOK.replace("KEY", key) % (tmp_path / "secret"))
-    folder = Runs(tmp_path / "home").create("apply").folder
+    folder = NodeRuns(tmp_path / "home").create("apply").folder
     before = os.umask(0)
     try:
-        request = Request(playbook=str(playbook), inventory=tmp_path / "inventory.yml", limit="good")
+        request = PlaybookRequest(playbook=str(playbook), inventory=tmp_path / "inventory.yml", limit="good")
         result = run(request, folder)
-        Run(folder).write(request, result)
+        NodeRun(folder).write(request, result)
     finally:
         os.umask(before)
     said = json.dumps(dump(result))
@@ -195,7 +195,7 @@ def test_an_inventory_that_is_none(tmp_path, text, message):
     if text is not None:
         file.write_text(text)
     with pytest.raises(UsageError, match=message):
-        list_hosts(Request(playbook="node.yml", inventory=file))
+        list_hosts(PlaybookRequest(playbook="node.yml", inventory=file))
 
 
 def test_a_playbook_that_ansible_refuses(request_of, tmp_path):
@@ -276,7 +276,7 @@ def test_a_slip_in_a_yaml_inventory_is_shown_with_its_position(tmp_path):
     file = tmp_path / "hosts.yml"
     file.write_text("all:\n  hosts:\n    gpu-1: {ansible_host: 192.0.2.1\n    gpu-2: {}\n")
     with pytest.raises(UsageError, match=r"is no YAML: line 4, column 10: ") as caught:
-        list_hosts(Request(playbook="node.yml", inventory=file))
+        list_hosts(PlaybookRequest(playbook="node.yml", inventory=file))
     assert "INI" not in caught.value.message
 
 
@@ -292,7 +292,7 @@ def test_a_slip_in_a_yaml_inventory_is_shown_with_its_position(tmp_path):
 def test_a_misspelt_variable_of_a_role_is_refused_with_the_nearest_name(tmp_path, name, near):
     file = tmp_path / "hosts.yml"
     file.write_text(f"all:\n  vars: {{{name}: true}}\n  hosts:\n    gpu-1: {{}}\n")
-    request = Request(playbook="node.yml", inventory=file)
+    request = PlaybookRequest(playbook="node.yml", inventory=file)
     if not near:
         require_known_variables(request, read_inventory(request))
         return
@@ -324,7 +324,7 @@ def test_hosts_of_a_mixed_inventory_that_are_in_no_group_are_named(tmp_path, lim
         "all:\n  hosts: {bastion: {}}\n  children:\n    h100: {hosts: {gpu-1: {}}}\n"
         "    site: {children: {t4: {hosts: {gpu-2: {}}}}}\n"
     )
-    request = Request(playbook="node.yml", inventory=file, limit=limit)
+    request = PlaybookRequest(playbook="node.yml", inventory=file, limit=limit)
     assert without_group(request, read_inventory(request), list_hosts(request)) == words
 
 

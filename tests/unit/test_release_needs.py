@@ -7,9 +7,9 @@ import pytest
 from gpukiln.clouds.tags import ATTESTED_TAGS, SIGNING_KEY_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channel, load_channels
-from gpukiln.proof.tags import SHORT, Judged, judged_by, judged_from_tags, proof_tags
+from gpukiln.proof.tags import SHORT, VerdictSummary, judged_by, judged_from_tags, proof_tags
 from gpukiln.release.channels import joined, proof_from_tags
-from gpukiln.release.needs import Need, judge, needs_of, require_proven, types_for
+from gpukiln.release.needs import MachineNeed, examine, needs_of, require_proven, types_for
 from gpukiln.verify.catalog import load_checks
 from tests.support.release_cloud import HOME, ROOT, tags, verdict
 
@@ -71,12 +71,12 @@ def test_another_type_with_the_same_gpu_is_as_good():
 
 def test_layers_must_have_run_on_every_gpu():
     poor = verdict(on="g5.xlarge", saw_gpu=True, not_run=[("container.cuda", "left out")])
-    answer = judge(STABLE, proof(T4, poor), has_gpus=True)
-    [missing] = answer.missing
-    assert missing.why == ("g5.xlarge: container.cuda: left out",)
-    assert not missing.again  # another verification would find the same
-    by_tags = judge(STABLE, proof(T4, poor, known=False), has_gpus=True)
-    assert by_tags.missing[0].why == ("g5.xlarge: 1 checks of container were not run",)
+    [missing] = examine(STABLE, proof(T4, poor), has_gpus=True)
+    assert (missing.id, missing.severity, missing.object) == ("not-shown", "error", "a machine with A10G")
+    assert missing.message == "g5.xlarge: container.cuda: left out"
+    assert not missing.evidence["again"]  # another verification would find the same
+    [by_tags] = examine(STABLE, proof(T4, poor, known=False), has_gpus=True)
+    assert by_tags.message == "g5.xlarge: 1 checks of container were not run"
 
 
 def test_without_gpus_only_that_is_excused():
@@ -105,7 +105,7 @@ def test_a_channel_names_gpus_architectures_or_what_was_declared():
         "a machine with L4",
         "a machine with a GPU of Hopper",
     ]
-    assert needs_of(replace(CANDIDATE, gpus=()), image) == [Need("a machine")]
+    assert needs_of(replace(CANDIDATE, gpus=()), image) == [MachineNeed("a machine")]
     hopper = needs_of(wider, image)[-1]
     assert hopper.met_by("p5.48xlarge")
     assert not hopper.met_by("g5.xlarge")
@@ -147,7 +147,9 @@ def test_a_verdict_survives_its_tag():
     checks = [check for check, _ in load_checks().values()]
     every = {check.layer: 88 for check in checks if "eks-node" in check.profiles}
     assert len(every) > 5
-    long = Judged("p4de.24xlarge", False, "eks-node", T4.started_at, "f" * SHORT, "f" * SHORT, True, every)
+    long = VerdictSummary(
+        "p4de.24xlarge", False, "eks-node", T4.started_at, "f" * SHORT, "f" * SHORT, True, every
+    )
     for one in (replace(judged_by(T4), checks=None), long):
         name, value = one.tag
         assert len(value) <= 256  # EC2 user guide, "Tag restrictions"

@@ -6,7 +6,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from gpukiln.progress import PlainConsole, Rows
+from gpukiln.progress import PlainConsole
+from gpukiln.reports.tables import Rows
 
 BUILD = "20261121-200000-eks-gpu-0000"
 AMI = "ami-00000000000000001"

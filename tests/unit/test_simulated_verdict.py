@@ -18,12 +18,13 @@ from gpukiln.release.needs import require_proven
 from gpukiln.release.notes import make_notes
 from gpukiln.typed import dump, load
 from gpukiln.verify import report
+from gpukiln.verify.diagnosis import diagnosis
 from gpukiln.verify.facts import Facts, environment
-from gpukiln.verify.html import Judged, render
-from gpukiln.verify.junit import write_junit
+from gpukiln.verify.html import render
+from gpukiln.reports.junit import write_junit
 from gpukiln.verify.needs import SIMULATED
-from gpukiln.verify.situation import situation
 from gpukiln.verify.verdict import Verdict
+from gpukiln.verify.verification import Verification
 from tests.support.host_judge import CHECKS, judge
 from tests.support.host_machine import machine, simulated_machine
 from tests.support.host_runner_faults import RUNNER_FAULTS
@@ -118,8 +119,8 @@ def test_an_image_baked_on_simulated_gpus_fails(profile: str, asked: bool) -> No
 def test_everything_that_is_written_says_it(tmp_path: Path) -> None:
     facts = Facts(simulated_machine(gpus=2))
     assert environment(facts)["GPUs"].endswith(" (simulated)")
-    assert situation(facts.to_dict()).startswith("The GPUs of this machine are simulated (2 x ")
-    assert "simulated" not in situation(machine())
+    assert diagnosis(facts.to_dict()).startswith("The GPUs of this machine are simulated (2 x ")
+    assert "simulated" not in diagnosis(machine())
     assert dump(DOUBLE)["simulated"] is True
     assert load(Verdict, dump(DOUBLE), where="x") == DOUBLE
     for one, said in ((DOUBLE, True), (REAL, False)):
@@ -127,11 +128,11 @@ def test_everything_that_is_written_says_it(tmp_path: Path) -> None:
             out = io.StringIO()
             Console(file=out, width=160).print(shown)
             assert ("SIMULATED GPUS, PROVES NOTHING" in out.getvalue()) is said
-        for machines in ([Judged("a", one)], [Judged("a", one), Judged("b", REAL)]):
+        for machines in ([Verification("a", one)], [Verification("a", one), Verification("b", REAL)]):
             page = render(machines)
             assert ('<p class="simulated" role="alert">' in page) is said
             assert ("(SIMULATED GPUs)" in page) is said
-        write_junit([one], tmp_path / "junit.xml")
+        write_junit([Verification("a", one)], tmp_path / "junit.xml")
         suite = ET.parse(tmp_path / "junit.xml").getroot()[0]  # noqa: S314 - written a moment ago by ourselves
         properties = {p.get("name"): p.get("value") for p in suite.findall("properties/property")}
         assert properties["simulated"] == str(said).lower()

@@ -18,7 +18,14 @@ def before() -> str:
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """What the suite could be made of, to be changed."""
-    for folder in ("tests/host", "gpukiln/gpus", "gpukiln/probe", "gpukiln/verify", "gpukiln/catalog"):
+    for folder in (
+        "tests/host",
+        "gpukiln/gpus",
+        "gpukiln/probe",
+        "gpukiln/reports",
+        "gpukiln/verify",
+        "gpukiln/catalog",
+    ):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
     for file in (ROOT / "gpukiln").glob("*.py"):
@@ -60,7 +67,10 @@ def test_a_new_check_is_another_suite(checkout: Path, before: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["gpukiln/verify/html.py", "gpukiln/verify/report.html.j2", "gpukiln/catalog/data/prices.yaml"],
+    [
+        *("gpukiln/verify/html.py", "gpukiln/verify/report.html.j2", "gpukiln/verify/verification.py"),
+        *("gpukiln/reports/html.py", "gpukiln/reports/junit.py", "gpukiln/catalog/data/prices.yaml"),
+    ],
 )
 def test_what_only_shows_or_has_no_part_in_it_changes_nothing(checkout: Path, before: str, name: str) -> None:
     with (checkout / name).open("a") as file:

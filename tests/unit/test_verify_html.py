@@ -14,8 +14,9 @@ import pytest
 
 from gpukiln.probe import base
 from gpukiln.verify import html
-from gpukiln.verify.html import Judged, render, write_html
+from gpukiln.verify.html import render, write_html
 from gpukiln.verify.verdict import CheckResult, Verdict
+from gpukiln.verify.verification import Verification
 
 PASSED = CheckResult("hygiene.history", "No shell history", "hygiene", "passed", "3 files", evidence=("os",))
 FAILED = CheckResult(
@@ -91,12 +92,12 @@ class Page(HTMLParser):
         return [str(a["id"]) for _tag, a in self.tags if "id" in a]
 
 
-def page(*machines: Judged) -> Page:
+def page(*machines: Verification) -> Page:
     return Page(render(machines))
 
 
 def test_verdict_counts_failures_and_evidence_are_there() -> None:
-    text = page(Judged("i-1", VERDICT, FACTS)).text
+    text = page(Verification("i-1", VERDICT, FACTS)).text
     for words in (
         *("Failed", "i-1", "1 of 4 checks failed", "1 check could not be run here and prove"),
         *("1 passed", "1 failed", "1 not run", "1 not reached"),
@@ -111,7 +112,7 @@ def test_verdict_counts_failures_and_evidence_are_there() -> None:
 
 
 def test_failures_come_before_every_check_and_link_to_it() -> None:
-    shown = page(Judged("i-1", VERDICT, FACTS))
+    shown = page(Verification("i-1", VERDICT, FACTS))
     assert shown.text.index("found degraded") < shown.text.index("hygiene.history")
     links = [str(a["href"]) for tag, a in shown.tags if tag == "a"]
     assert "#m1-boot.state" in links
@@ -121,7 +122,7 @@ def test_failures_come_before_every_check_and_link_to_it() -> None:
 
 def test_a_passed_page_lists_no_failure_and_never_ticks_what_was_not_run() -> None:
     good = replace(VERDICT, checks=(PASSED, NOT_RUN))
-    shown = page(Judged("i-1", good, FACTS))
+    shown = page(Verification("i-1", good, FACTS))
     assert "Passed" in shown.text
     assert "Every check that could be run passed. 1 check could not be run here" in shown.text
     assert "What failed" not in shown.text
@@ -131,7 +132,7 @@ def test_a_passed_page_lists_no_failure_and_never_ticks_what_was_not_run() -> No
 
 
 def test_nothing_passed_is_shown_as_failed() -> None:
-    text = page(Judged("i-1", replace(VERDICT, checks=(NOT_RUN,)))).text
+    text = page(Verification("i-1", replace(VERDICT, checks=(NOT_RUN,)))).text
     assert "Failed" in text
     assert "nothing was proven" in text
     assert "✓" not in text
@@ -153,7 +154,9 @@ def test_versions_that_matter() -> None:
 def test_several_machines_have_a_table_and_what_failed_where() -> None:
     good = replace(VERDICT, checks=(PASSED,), target="gpu-2")
     shown = page(
-        Judged("gpu-1", VERDICT, FACTS), Judged("gpu-2", good), Judged("gpu-3", reason="connection refused")
+        Verification("gpu-1", VERDICT, FACTS),
+        Verification("gpu-2", good),
+        Verification("gpu-3", reason="connection refused"),
     )
     for words in (
         *("1 of 3 machines passed", "1 failed, 1 could not be judged", "connection refused", "? not judged"),
@@ -165,15 +168,15 @@ def test_several_machines_have_a_table_and_what_failed_where() -> None:
 
 
 def test_a_machine_that_was_not_judged_does_not_pass() -> None:
-    good = Judged("a", replace(VERDICT, checks=(PASSED,)))
-    assert "1 of 2 machines passed" in page(good, Judged("b", reason="gone")).text
-    assert "Passed 2 of 2" not in page(good, Judged("b", reason="gone")).text
-    alone = page(Judged("b", reason="gone"))
+    good = Verification("a", replace(VERDICT, checks=(PASSED,)))
+    assert "1 of 2 machines passed" in page(good, Verification("b", reason="gone")).text
+    assert "Passed 2 of 2" not in page(good, Verification("b", reason="gone")).text
+    alone = page(Verification("b", reason="gone"))
     assert "Not judged b gone" in alone.text
 
 
 def test_the_page_needs_nothing_and_runs_its_one_script() -> None:
-    text = render([Judged("i-1", VERDICT, FACTS)])
+    text = render([Verification("i-1", VERDICT, FACTS)])
     shown = Page(text)
     assert not {"link", "img", "iframe", "object", "form"} & {tag for tag, _ in shown.tags}
     assert not re.search(r"https?://|url\(|@import", text)
@@ -191,7 +194,7 @@ def test_a_link_to_a_check_opens_it(tmp_path: Path, fragment: str) -> None:
     if browser is None:
         pytest.skip("no chromium here")
     path = tmp_path / "report.html"
-    write_html([Judged("i-1", VERDICT, FACTS)], path)
+    write_html([Verification("i-1", VERDICT, FACTS)], path)
     command = [browser, "--headless", "--no-sandbox", f"--user-data-dir={tmp_path}/profile", "--dump-dom"]
     done = subprocess.run(
         [*command, f"{path.as_uri()}#{fragment}"], capture_output=True, text=True, check=True, timeout=60
@@ -211,7 +214,7 @@ def hostile(value: Any) -> Any:
 
 
 def test_a_hostile_machine_adds_no_element() -> None:
-    tags = page(Judged("i-1", VERDICT, FACTS)).tags
+    tags = page(Verification("i-1", VERDICT, FACTS)).tags
     bad = replace(
         VERDICT,
         target=HOSTILE,
@@ -220,7 +223,7 @@ def test_a_hostile_machine_adds_no_element() -> None:
     )
     facts = {k: v if k in ("evidence", "seconds") else hostile(v) for k, v in FACTS.items()}
     facts["evidence"] = {"packages": hostile(FACTS["evidence"]["packages"])}
-    shown = page(Judged(HOSTILE, bad, facts))
+    shown = page(Verification(HOSTILE, bad, facts))
     assert [(tag, a) for tag, a in shown.tags if tag in ("script", "img")] == [("script", {})]
     assert not any(name.startswith("on") for _tag, a in shown.tags for name in a)
     structure = [tag for tag, _ in tags if tag in ("details", "section", "pre", "h1", "dt")]
@@ -234,7 +237,7 @@ def test_text_that_html_can_t_hold_is_replaced() -> None:
         "os": {},
         "evidence": {"os": [{"command": "x", "rc": 0, "out": "\x1b[31mred\x00 \u202egnp \ud800"}]},
     }
-    text = render([Judged("i-1", replace(VERDICT, checks=(PASSED,)), facts)])
+    text = render([Verification("i-1", replace(VERDICT, checks=(PASSED,)), facts)])
     assert "␛[31mred␀ �gnp ?" in text
     assert text.encode("utf-8")
 
@@ -249,7 +252,7 @@ def test_text_that_html_can_t_hold_is_replaced() -> None:
     ],
 )
 def test_facts_of_another_form_break_no_page(facts: dict[str, Any]) -> None:
-    assert "3 files" in page(Judged("i-1", VERDICT, facts)).text
+    assert "3 files" in page(Verification("i-1", VERDICT, facts)).text
 
 
 KEY = "-----BEGIN OPENSSH PRIVATE KEY-----\nMIIEsecretbody\n-----END OPENSSH PRIVATE KEY-----"  # not a key
@@ -283,7 +286,7 @@ def test_no_secret_reaches_evidence_or_page(tmp_path: Path, said: str, secret: s
         "evidence": {"boot": [{"command": said, "rc": 0, "out": said}]},
     }
     bad = replace(VERDICT, checks=(PASSED, replace(FAILED, reason=f"found {said}")))
-    text = render([Judged("i-1", bad, facts)])
+    text = render([Verification("i-1", bad, facts)])
     assert secret not in text
     assert "found " in text
 
@@ -298,7 +301,7 @@ def test_a_secret_at_the_cut_is_left_out() -> None:
 
 def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "report.html"
-    write_html([Judged("i-1", VERDICT, FACTS)], path)
+    write_html([Verification("i-1", VERDICT, FACTS)], path)
     before = path.read_text()
     assert before.endswith("</html>\n") or before.endswith("</html>")
 
@@ -307,6 +310,6 @@ def test_the_page_is_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(Path, "replace", full)
     with pytest.raises(OSError, match="No space"):
-        write_html([Judged("i-2", VERDICT, FACTS)], path)
+        write_html([Verification("i-2", VERDICT, FACTS)], path)
     assert path.read_text() == before
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]

@@ -1,11 +1,13 @@
 """JUnit as CI reads it: the check's id, what to do, and why something was not run."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from gpukiln.verify.junit import write_junit
+from gpukiln.reports.junit import write_junit
 from gpukiln.verify.verdict import CheckResult, Verdict
+from gpukiln.verify.verification import Verification
 
 VERDICT = Verdict(
     target="i-1",
@@ -32,8 +34,10 @@ VERDICT = Verdict(
 )
 
 
-def written(tmp_path: Path, *verdicts: Verdict, **more: list[tuple[str, str]]) -> ET.Element:
-    write_junit(verdicts, tmp_path / "junit.xml", **more)
+def written(tmp_path: Path, *verdicts: Verdict, reasons: Mapping[str, str] | None = None) -> ET.Element:
+    machines = [Verification(one.target, one) for one in verdicts]
+    machines += [Verification(target, reason=reason) for target, reason in (reasons or {}).items()]
+    write_junit(machines, tmp_path / "junit.xml")
     return ET.parse(tmp_path / "junit.xml").getroot()  # noqa: S314 - written a moment ago by ourselves
 
 
@@ -86,7 +90,7 @@ def test_not_run_and_not_reached_are_skipped_with_their_reasons(tmp_path: Path) 
 
 def test_several_machines_are_told_apart_and_one_not_judged_is_an_error(tmp_path: Path) -> None:
     other = replace(VERDICT, target="i-2", checks=VERDICT.checks[:1])
-    root = written(tmp_path, VERDICT, other, not_judged=[("i-3", "connection refused")])
+    root = written(tmp_path, VERDICT, other, reasons={"i-3": "connection refused"})
     assert [s.get("name") for s in root] == ["i-1", "i-2", "i-3"]
     names = [(c.get("classname"), c.get("name")) for c in root.iter("testcase")]
     assert len(names) == len(set(names)) == 6

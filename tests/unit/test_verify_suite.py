@@ -106,7 +106,7 @@ def test_verdict_counts_apart_and_streams_in_layer_order(make: Make) -> None:
     assert (verdict.checks[2].causes, verdict.checks[0].causes) == (("somebody",), ())
     assert not verdict.passed
     assert verdict.target == "i-1"
-    assert verdict.checks[2].fix == "mend it"
+    assert verdict.checks[2].remedy == "mend it"
     assert tuple(seen) == verdict.checks
     assert "gathering facts" in started
     document = json.loads((out / "results.json").read_text())

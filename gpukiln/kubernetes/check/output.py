@@ -13,8 +13,8 @@ from gpukiln.kubernetes.check import fit
 from gpukiln.kubernetes.check.evaluate import Report
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.reports.sarif import sarif
-from gpukiln.verify.junit import Case, Suite, write_suites
-from gpukiln.verify.presentable import presentable
+from gpukiln.reports.junit import Case, Suite, write_suites
+from gpukiln.reports.sanitize import sanitize
 
 
 def lines(report: Report) -> Iterator[str]:
@@ -25,27 +25,27 @@ def lines(report: Report) -> Iterator[str]:
     for one in report.findings:
         if one.evidence["file"] != file:
             file = one.evidence["file"]
-            yield presentable(file)
+            yield sanitize(file)
         where = f"{one.object}: " if one.object else ""
         line = f"{one.evidence['line']:>{width}} {one.severity:<7} {one.id}"
-        yield presentable(f"  {line}: {where}{one.message}")
+        yield sanitize(f"  {line}: {where}{one.message}")
         if one.id not in shown or one.remedy not in shown:
             if one.id not in shown:
                 yield f"  {'':>{width}}         why: {one.evidence['reason']}"
-            yield presentable(f"  {'':>{width}}         fix: {one.remedy}")
+            yield sanitize(f"  {'':>{width}}         fix: {one.remedy}")
             shown |= {one.id, one.remedy}
     if report.findings:
         yield ""
     for pod in report.placed:
         for text in fit.words(pod):
-            yield presentable(text)
+            yield sanitize(text)
     if report.placed:
         yield ""
     for gap in report.unchecked:
-        yield presentable(f"not checked: {gap.file}:{gap.line}: {gap.reason}")
+        yield sanitize(f"not checked: {gap.file}:{gap.line}: {gap.reason}")
     for left in report.skipped:
         why = f" ({left.reason})" if left.reason else ", and no reason given (--skip RULE=REASON)"
-        yield presentable(f"skipped: {left.rule}, {_many(left.findings, 'finding')}{why}")
+        yield sanitize(f"skipped: {left.rule}, {_many(left.findings, 'finding')}{why}")
     counts = report.counts
     yield (
         f"{_many(counts.files, 'file')}, {_many(counts.objects, 'object')}, {_many(counts.pods, 'pod')}: "
@@ -96,12 +96,12 @@ def code_scanning(report: Report) -> dict[str, Any]:
     findings = [
         replace(
             one,
-            message=presentable(one.message),
-            object=presentable(one.object),
-            remedy=presentable(one.remedy),
+            message=sanitize(one.message),
+            object=sanitize(one.object),
+            remedy=sanitize(one.remedy),
         )
         for one in report.findings
     ]
-    gaps = ((one.file, one.line, presentable(one.reason)) for one in report.unchecked)
+    gaps = ((one.file, one.line, sanitize(one.reason)) for one in report.unchecked)
     titles = {one.id: (one.title, one.fix) for one in rules()}
     return sarif("gpukiln k8s.check", titles, findings, gaps)

@@ -6,7 +6,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from gpukiln.nodes.passthrough.model import EXIT, Check, Created, Function, Passthrough, Undone
-from gpukiln.progress import Rows
+from gpukiln.reports.tables import Rows
 
 STYLES = {
     "ok": "green",

@@ -1,4 +1,4 @@
-"""Text of a judged machine as reports may show it."""
+"""Text from a machine or a file as reports may show it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _PICTURES = {
 }
 
 
-def presentable(text: str) -> str:
-    """Make a text fit to be shown.
+def sanitize(text: str) -> str:
+    """Make a text fit for a report.
 
     Args:
-        text: Anything that a machine said.
+        text: Anything that a machine answered or a file contains.
 
     Returns:
         It without secrets (`gpukiln.redact`) and with every character that XML can't hold replaced.
@@ -28,8 +28,8 @@ def presentable(text: str) -> str:
     return redact(_printable(text))
 
 
-def presentable_values(value: Any) -> Any:
-    """Make every text in plain data presentable, and leave out what stands under a secret's name.
+def sanitize_values(value: Any) -> Any:
+    """Sanitize every text in plain data, and leave out what stands under a secret's name.
 
     Args:
         value: Dicts, lists, texts, numbers.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpukiln.verify.situation import situation
+from gpukiln.verify.diagnosis import diagnosis
 from tests.support.host_machine import DRIVER, KERNEL, machine
 
 Data = dict[str, Any]
@@ -158,11 +158,11 @@ SITUATIONS: dict[str, tuple[Callable[[Data], Any], str, str]] = {
 
 
 @pytest.mark.parametrize("name", SITUATIONS)
-def test_the_sentence_names_the_situation(name: str) -> None:
+def test_the_sentence_names_the_diagnosis(name: str) -> None:
     fault, words, never = SITUATIONS[name]
     data = copy.deepcopy(machine())
     fault(data)
-    said = situation(json.loads(json.dumps(data)))
+    said = diagnosis(json.loads(json.dumps(data)))
     assert words in said
     assert never not in said
     assert said.endswith(".")
@@ -177,5 +177,5 @@ def test_facts_that_are_missing_break_no_sentence(section: str, value: Any) -> N
         del data[section]
     else:
         data[section] = value
-    assert situation(data).endswith(".")
-    assert situation({}).startswith("It is not known which GPUs")
+    assert diagnosis(data).endswith(".")
+    assert diagnosis({}).startswith("It is not known which GPUs")

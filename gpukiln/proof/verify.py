@@ -1,9 +1,10 @@
-"""Judge an image that was built before: one of this machine's builds, or one that its tags alone describe."""
+"""Verify an image that was built before: by its build on this computer, or by what its tags alone say."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,15 +29,6 @@ if TYPE_CHECKING:
 FOLDER = "verify"
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """A verdict, where it came from and where its report is."""
-
-    verdict: Verdict
-    machine: Launched
-    folder: Path
-
-
 def subject_of_build(build: Build) -> Subject:
     """The image of a build.
 
@@ -51,7 +43,7 @@ def subject_of_build(build: Build) -> Subject:
     return subject_of(record.plan, record.bake.image_id, build.id)
 
 
-def judge(
+def verify_again(
     subject: Subject,
     cloud: Cloud,
     build: Build | None,
@@ -61,8 +53,8 @@ def judge(
     spot: bool = False,
     simulated: bool = False,
     signer: Signer | None = None,
-) -> Judgement:
-    """Judge an image on the first of these instance types that can be had.
+) -> tuple[Verdict, Launched, Path]:
+    """Verify an image on the first of these instance types that can be had, and tag it with the verdict.
 
     Args:
         build: Its build, whose record gets the verdict; None: only its tags and the report have it.
@@ -72,75 +64,49 @@ def judge(
         simulated: Whether it gets simulated GPUs: a rehearsal, of which the image's tags say nothing.
         signer: The key to sign the verdict with; None: nobody signs.
 
+    Returns:
+        The verdict, its machine, and the folder of its report.
+
     Raises:
-        GpukilnError: It could not be judged.
+        GpukilnError: It could not be verified.
     """
-    if build:
-        return _judge_build(
-            build, cloud, instance_types=instance_types, spot=spot, simulated=simulated, signer=signer
-        )
-    return _judge_image(
-        subject, cloud, home, instance_types=instance_types, spot=spot, simulated=simulated, signer=signer
-    )
-
-
-def _judge_build(
-    build: Build,
-    cloud: Cloud,
-    *,
-    instance_types: Sequence[str],
-    spot: bool,
-    simulated: bool,
-    signer: Signer | None,
-) -> Judgement:
-    """The verdict is added to the record of the build."""
-    with build.locked(), scratch(build):
-        record, subject = build.read(), subject_of_build(build)
-        if record.bake:
-            finish(cloud, record.bake.image_id)  # its build may have ended before
-        progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
+    with ExitStack() as held:
+        if build:
+            held.enter_context(build.locked())
+            held.enter_context(scratch(build))
+            record, subject = build.read(), subject_of_build(build)
+            finish(cloud, subject.image_id)  # its build may have ended before
+            progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
+        else:
+            progress, folder = Progress(), _new_folder(home, subject)
+            held.enter_context(locked(folder / "lock"))
         verdict, machine = pipeline.verify_image(
             subject, cloud, folder, progress, instance_types=instance_types, spot=spot, simulated=simulated
         )
-        record = replace(
-            record,
-            state="verified",
-            verdicts=(*record.verdicts, verdict),
-            error="",
-            durations_s={**record.durations_s, **progress.durations},
-            cost=spent(record.plan, progress.durations, machine, record.cost),
-        )
-        build.write(record)
+        if build:
+            record = replace(
+                record,
+                state="verified",
+                verdicts=(*record.verdicts, verdict),
+                error="",
+                durations_s={**record.durations_s, **progress.durations},
+                cost=spent(record.plan, progress.durations, machine, record.cost),
+            )
+            build.write(record)
         write_proof(cloud, subject, verdict)
-        if not verdict.simulated:  # nothing was proven
+        if build and not verdict.simulated:  # nothing was proven
             pipeline.attest(build, record, cloud, progress, signer)
         sign_verdict(cloud, subject, verdict, folder, signer, build)
-    return Judgement(verdict, machine, folder)
+    return verdict, machine, folder
 
 
-def _judge_image(
-    subject: Subject,
-    cloud: Cloud,
-    home: Path,
-    *,
-    instance_types: Sequence[str],
-    spot: bool,
-    simulated: bool,
-    signer: Signer | None,
-) -> Judgement:
-    """Another machine built it: the verdict is in its tags and the report."""
+def _new_folder(home: Path, subject: Subject) -> Path:
     reports = home / FOLDER / subject.image_id
     reports.mkdir(parents=True, exist_ok=True)
     reports.parent.chmod(0o700)
     folder = reports / str(max((int(one.name) for one in reports.glob("[0-9]*")), default=0) + 1)
     folder.mkdir()
-    with locked(folder / "lock"):
-        verdict, machine = pipeline.verify_image(
-            subject, cloud, folder, Progress(), instance_types=instance_types, spot=spot, simulated=simulated
-        )
-    write_proof(cloud, subject, verdict)
-    sign_verdict(cloud, subject, verdict, folder, signer)
-    return Judgement(verdict, machine, folder)
+    return folder
 
 
 def report_folders(home: Path) -> list[Path]:

@@ -13,14 +13,14 @@ GPU_IS_LOST = 15  # nvidia-smi's exit code
 MISMATCH = 18  # "NVML library version mismatch"
 
 
-def situation(facts: Mapping[str, Any]) -> str:
-    """Name the situation.
+def diagnosis(facts: Mapping[str, Any]) -> str:
+    """Name what keeps the GPUs from working, or that nothing does.
 
     Args:
         facts: As in facts.json. Sections may be missing, or be `{"_error": ...}` or `{"_not_reached": ...}`.
 
     Returns:
-        A sentence; of two troubles the one that has to be mended first.
+        A sentence; of two troubles the one to repair first.
     """
     look = _Look(facts)
     for trouble in (
@@ -45,7 +45,7 @@ class _Look:
     """What the sentence depends on.
 
     Args:
-        facts: As `situation` has them.
+        facts: As `diagnosis` has them.
     """
 
     def __init__(self, facts: Mapping[str, Any]) -> None:

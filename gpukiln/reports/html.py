@@ -1,0 +1,73 @@
+"""HTML pages that load nothing: the template extends `frame.html.j2`, which has style, script and policy.
+
+The one script opens what a link leads to, and the policy allows that script, by its hash, and no other;
+without it every link still leads there. Autoescape escapes every value, and `sanitize` cleans it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+
+from gpukiln.reports.sanitize import sanitize
+from gpukiln.units import Duration
+
+# A browser scrolls to a closed <details> and leaves it closed.
+SCRIPT = """
+function reveal(hash) {
+  const found = document.getElementById(hash.slice(1));
+  if (found instanceof HTMLDetailsElement) found.open = true;
+}
+addEventListener("hashchange", () => reveal(location.hash));
+addEventListener("click", (event) => {
+  const link = event.target.closest("a[href^='#']");
+  if (link) reveal(link.hash);
+});
+reveal(location.hash);
+"""
+
+
+def environment(folder: Path) -> Environment:
+    """Jinja's environment for pages that extend the frame.
+
+    Args:
+        folder: Has their templates.
+    """
+    pages = Environment(
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    pages.globals.update(
+        script=Markup(SCRIPT),  # noqa: S704 - the constant above
+        script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
+    )
+    pages.filters.update(took=_took, when=_when, ticks=_ticks, words=lambda name: name.replace("_", " "))
+    return pages
+
+
+def _finalize(value: Any) -> Any:
+    """Applied to every expression of the template; what a macro made has been through it already."""
+    return sanitize(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _ticks(text: str) -> Markup:
+    """A text whose `commands` are set as such; it is escaped before it becomes Markup (S704)."""
+    return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(sanitize(text)))))  # noqa: S704
+
+
+def _took(seconds: float) -> str:
+    return Duration(seconds).shown if seconds >= 0.1 else "< 0.1s"
+
+
+def _when(time: str) -> str:
+    return re.sub(r"T(\d\d:\d\d:\d\d)(\+00:00|Z)$", r" \1 UTC", time)

@@ -1,0 +1,121 @@
+"""Writes JUnit XML as CI systems read it: the one writer.
+
+junitparser 5.0 would need as much code around it (junitparser.py: TestCase, TestSuite.update_statistics): its
+test cases have no properties, it replaces a suite's time by the sum of its cases', which lacks the time that
+gathering took, and it leaves control characters in, which no XML parser accepts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+from xml.etree import ElementTree as ET
+
+from gpukiln.files import write_whole
+from gpukiln.reports.sanitize import sanitize
+
+Result = Literal["passed", "failure", "error", "skipped"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A test case.
+
+    Args:
+        group: What CI shows it under, JUnit's classname.
+        kind: Of a result that is not passed: a word that CI may group by.
+        message: Of such a result, in one line.
+        text: More about a failure; of a case that passed, its output.
+        seconds: None: not measured.
+    """
+
+    group: str
+    name: str
+    result: Result = "passed"
+    kind: str = ""
+    message: str = ""
+    text: str = ""
+    seconds: float | None = None
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The test cases of one machine or file.
+
+    Args:
+        about: More attributes, for example timestamp and hostname.
+        seconds: None: not measured.
+    """
+
+    name: str
+    cases: Sequence[Case]
+    seconds: float | None = None
+    about: Mapping[str, str] = field(default_factory=dict)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+
+def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 0o600) -> None:
+    """Write suites with their counts.
+
+    Args:
+        path: The file; written whole or not at all.
+        mode: Of the file.
+
+    Raises:
+        OSError: It can't be written.
+    """
+    root = ET.Element("testsuites", name=name)
+    for one in suites:
+        suite = ET.SubElement(root, "testsuite", _plain(name=one.name, **_counts(one), **one.about))
+        if one.seconds is not None:
+            suite.set("time", f"{one.seconds:.3f}")
+        _properties(suite, one.properties)
+        for case in one.cases:
+            _case(suite, case)
+    for count in ("tests", "failures", "errors", "skipped"):
+        root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
+    if measured := [one.seconds for one in suites if one.seconds is not None]:
+        root.set("time", f"{sum(measured):.3f}")
+    ET.indent(root)
+    text = ET.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
+    write_whole(path, text, mode=mode)
+
+
+def _counts(suite: Suite) -> dict[str, int]:
+    results = [one.result for one in suite.cases]
+    return {
+        "tests": len(results),
+        "failures": results.count("failure"),
+        "errors": results.count("error"),
+        "skipped": results.count("skipped"),
+    }
+
+
+def _case(suite: ET.Element, one: Case) -> None:
+    case = ET.SubElement(suite, "testcase", _plain(classname=one.group, name=one.name))
+    if one.seconds is not None:
+        case.set("time", f"{one.seconds:.3f}")
+    _properties(case, one.properties)
+    if one.result != "passed":
+        about = {"type": one.kind, "message": one.message}
+        said = ET.SubElement(
+            case, one.result, _plain(**{key: value for key, value in about.items() if value})
+        )
+        said.text = sanitize(one.text) or None
+    elif one.text:
+        ET.SubElement(case, "system-out").text = sanitize(one.text)
+
+
+def _properties(parent: ET.Element, values: Mapping[str, str]) -> None:
+    if not values:
+        return
+    properties = ET.SubElement(parent, "properties")
+    for name, value in values.items():
+        ET.SubElement(properties, "property", _plain(name=name, value=value))
+
+
+def _plain(**attributes: object) -> dict[str, str]:
+    return {name: sanitize(str(value)) for name, value in attributes.items()}

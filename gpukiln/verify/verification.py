@@ -1,0 +1,37 @@
+"""A verdict on a target with the facts that it was given on, or why there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpukiln.verify.diagnosis import diagnosis
+from gpukiln.verify.verdict import Verdict
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of one target.
+
+    Args:
+        target: Its name.
+        verdict: None where it could not be verified.
+        facts: What was found on it, as in facts.json; may be empty.
+        reason: Why it could not be verified.
+    """
+
+    target: str
+    verdict: Verdict | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def state(self) -> str:
+        """`passed`, `failed` or `not_judged`."""
+        return "not_judged" if self.verdict is None else "passed" if self.verdict.passed else "failed"
+
+    @property
+    def diagnosis(self) -> str:
+        """One sentence on its GPUs and their driver; empty where it could not be verified."""
+        return diagnosis(self.facts) if self.verdict else ""

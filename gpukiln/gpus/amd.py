@@ -94,7 +94,7 @@ NO_REASON = (*OWN, "not_allocatable_because", "error", "unavailable")
 
 
 @dataclass
-class Look:
+class AmdAnswer:
     """What amd-smi told.
 
     Args:
@@ -180,16 +180,16 @@ def _is_given(address: str) -> bool:
     return any(os.access(path, os.R_OK | os.W_OK) for path in paths)
 
 
-def _look(there: str) -> Look:
+def _look(there: str) -> AmdAnswer:
     """Ask amd-smi everything."""
     if not os.path.isdir(MODULE):  # noqa: PTH112 - as probe.base
         message = f"{there}, and the kernel module amdgpu is not loaded"
-        return Look("no-driver", message, "`modprobe amdgpu`; if it fails, dmesg says why")
+        return AmdAnswer("no-driver", message, "`modprobe amdgpu`; if it fails, dmesg says why")
     tool = shutil.which(TOOL, path=f"{base.PATH}:{ELSEWHERE}")
     if tool is None:
         fix = "install ROCm's package amd-smi-lib, which has amd-smi"
-        return Look("no-library", f"{there}, and no {TOOL}", fix)
-    look = Look()
+        return AmdAnswer("no-library", f"{there}, and no {TOOL}", fix)
+    look = AmdAnswer()
     for question in ("list", "static", "metric", "process"):
         try:
             rows = _rows(tool, question)
@@ -208,13 +208,17 @@ def _look(there: str) -> Look:
     return look
 
 
-def _no_answer(there: str, why: str, hung: bool) -> Look:
+def _no_answer(there: str, why: str, hung: bool) -> AmdAnswer:
     if hung:
-        return Look("hung", f"{there}, and {why}", "read the kernel's log (dmesg), and reboot the machine")
+        return AmdAnswer(
+            "hung", f"{there}, and {why}", "read the kernel's log (dmesg), and reboot the machine"
+        )
     if re.search(r"(?i)permission|required groups", why):
         fix = "become a member of the groups that own /dev/kfd and /dev/dri/*, such as render and video"
-        return Look("no-permission", f"{there}, and this user may not use them: {why}", fix)
-    return Look("failed", f"{there}, and {TOOL} does not tell them: {why}", f"`{TOOL} list --json` says more")
+        return AmdAnswer("no-permission", f"{there}, and this user may not use them: {why}", fix)
+    return AmdAnswer(
+        "failed", f"{there}, and {TOOL} does not tell them: {why}", f"`{TOOL} list --json` says more"
+    )
 
 
 def _rows(tool: str, question: str) -> list[dict[str, Any]]:
@@ -240,7 +244,7 @@ def _rows(tool: str, question: str) -> list[dict[str, Any]]:
     return [row for row in document if isinstance(row, dict)] if isinstance(document, list) else []
 
 
-def _driver(look: Look) -> Driver:
+def _driver(look: AmdAnswer) -> Driver:
     nothing = f"{TOOL} does not answer" if look.state != "ok" else SILENT
     first = next(iter(look.rows.values()), {})
     told, _ = _first(first, ("static.driver.version", "static.driver.driver_version"))
@@ -315,7 +319,7 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _devices(look: Look, given: Sequence[dict[str, str]]) -> list[Device]:
+def _devices(look: AmdAnswer, given: Sequence[dict[str, str]]) -> list[Device]:
     """A device for each GPU of the bus; one that amd-smi does not list is one that can't be read."""
     serials = Counter(_serial(rows) for rows in look.rows.values())
     devices = [_device(look, index, rows, serials) for index, rows in sorted(look.rows.items())]
@@ -338,7 +342,7 @@ def _serial(rows: dict[str, Any]) -> str | None:
     return found[1].zfill(16) if found and int(found[1], 16) else None
 
 
-def _device(look: Look, index: int, rows: dict[str, Any], serials: Counter[str | None]) -> Device:
+def _device(look: AmdAnswer, index: int, rows: dict[str, Any], serials: Counter[str | None]) -> Device:
     unavailable: dict[str, str] = {}
     values: dict[str, Any] = {}
     readers: tuple[tuple[dict[str, tuple[str, ...]], Callable[[Any], Any]], ...] = (
@@ -406,7 +410,7 @@ def _unreadable(vendor: str, index: int, gpu: dict[str, str], why: str) -> Devic
     return health.judged(_complete(made, why))
 
 
-def _jobs(look: Look, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
+def _jobs(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
     """What computes on each GPU.
 
     A program has every GPU open, and amd-smi lists it on each (ROCm/legacy-rocm-build#2292): one that has no

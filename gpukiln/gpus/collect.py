@@ -71,7 +71,7 @@ GIVEN_AWAY = ("vfio-pci", "pci-stub", "xen-pciback")  # drivers that keep a GPU 
 
 
 def collect() -> Snapshot:
-    """The GPUs of this machine now; `gpukiln.gpus.marks.snapshot` has the leases too."""
+    """The GPUs of this machine now; `gpukiln.gpus.lease_overlay.snapshot` has the leases too."""
     pci, contained = bus_gpus(), in_container()
     given = given_gpus() if contained else pci
     simulated = is_simulated()

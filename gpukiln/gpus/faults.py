@@ -28,7 +28,7 @@ NVML_H = "nvml.h"
 
 
 @dataclass(frozen=True)
-class Fault:
+class GpuFault:
     """One fault of a GPU.
 
     Args:
@@ -166,30 +166,30 @@ def lanes_missing(width: int | None, widest: int | None) -> str | None:
     return f"a PCIe link of {width} lanes, wanted {widest}"
 
 
-ON_A_DEVICE: tuple[Fault, ...] = (
+ON_A_DEVICE: tuple[GpuFault, ...] = (
     # Of a GPU that can't be read at all: gpukiln.gpus.health.
-    Fault(
+    GpuFault(
         "lost",
         SICK,
         "NVML can't read it",
         "`dmesg` says why (Xid 79, RmInitAdapter); `gpukiln-gpu health` names the fault and what it asks for",
         "nvml.h: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_GPU_NOT_FOUND",
     ),
-    Fault(
+    GpuFault(
         "hung",
         SICK,
         "whoever asks it waits in the kernel, and makes no progress",
         "`dmesg` says what the driver waits for; end what can be ended, and do what the fault there asks for",
         "proc_pid_stat(5): state D",
     ),
-    Fault(
+    GpuFault(
         "slow",
         WARNING,
         "it has not answered yet, and the driver is still at work",
         "look again in some minutes; persistence mode spares each program the GPU's start",
         "Azure/AgentBaker#2829: 25 s and more without persistence mode",
     ),
-    Fault(
+    GpuFault(
         "recovery-action",
         SICK,
         "its driver asks for an action before new work",
@@ -197,7 +197,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
         _recovery_action,
     ),
-    Fault(
+    GpuFault(
         "remap-failed",
         SICK,
         "rows of its memory could not be remapped",
@@ -205,7 +205,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{MEMORY}: RMA Policy Thresholds for Row-Remapping",
         _whether("remap_failed", "a remapping of memory rows failed"),
     ),
-    Fault(
+    GpuFault(
         "ecc-uncorrected",
         SICK,
         "its memory had errors that could not be corrected",
@@ -213,7 +213,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         "DCGM, modules/health: any volatile double-bit error fails the memory watch",
         _ecc_uncorrected,
     ),
-    Fault(
+    GpuFault(
         "remap-pending",
         WARNING,
         "rows of its memory are remapped at the next reset; work goes on, and new work may start",
@@ -221,7 +221,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{MEMORY}: Error Recovery and Response Flags",
         _whether("remap_pending", "a remapping of memory rows is pending"),
     ),
-    Fault(
+    GpuFault(
         "pages-pending",
         WARNING,
         "pages of its memory are retired at the next reset; work goes on",
@@ -229,7 +229,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         "NVIDIA, Dynamic Page Retirement",
         _whether("pages_pending", "memory pages wait to be retired"),
     ),
-    Fault(
+    GpuFault(
         "ecc-pending",
         WARNING,
         "another ECC mode holds after the next reset",
@@ -237,7 +237,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: nvmlDeviceGetEccMode",
         _waits("ecc_enabled", "ecc_pending", "ECC"),
     ),
-    Fault(
+    GpuFault(
         "mig-pending",
         WARNING,
         "another MIG mode holds after the next reset",
@@ -245,7 +245,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: nvmlDeviceGetMigMode",
         _waits("mig_enabled", "mig_pending", "MIG"),
     ),
-    Fault(
+    GpuFault(
         "thermal-slowdown",
         WARNING,
         "it is slowed down by heat",
@@ -253,7 +253,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: nvmlClocksEventReason*ThermalSlowdown",
         _slowed(*THERMAL),
     ),
-    Fault(
+    GpuFault(
         "hardware-slowdown",
         WARNING,
         "its hardware slows it down: power supply, power brake, or heat",
@@ -261,7 +261,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: nvmlClocksEventReasonHwSlowdown, HwPowerBrakeSlowdown",
         _slowed(*HARDWARE),
     ),
-    Fault(
+    GpuFault(
         "temperature-margin",
         WARNING,
         "it is as hot as where it slows down",
@@ -269,7 +269,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, nvmlDeviceGetTemperatureThreshold",
         _too_hot,
     ),
-    Fault(
+    GpuFault(
         "no-clock",
         WARNING,
         "it reports no clock: its firmware came up in part",
@@ -277,7 +277,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: nvmlDeviceGetMaxClockInfo",
         _no_clock,
     ),
-    Fault(
+    GpuFault(
         "fabric-not-joined",
         SICK,
         "it has not joined the NVLink fabric: CUDA does not start on it",
@@ -285,7 +285,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         f"{NVML_H}: nvmlGpuFabricInfo_t",
         _fabric,
     ),
-    Fault(
+    GpuFault(
         "persistence-off",
         NOTE,
         "persistence mode is off: the driver lets go of it whenever nobody uses it",
@@ -294,14 +294,14 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         _persistence_off,
     ),
     # These take more than one device or look: `lanes_missing`, gpukiln.gpus.nvlinks.
-    Fault(
+    GpuFault(
         "pcie-narrow",
         WARNING,
         "its PCIe link is narrower or slower than it could be",
         "seat the card again; `lspci -vv` shows LnkCap and LnkSta of every bridge on the way",
         f"{NVML_H}: nvmlDeviceGetCurrPcieLinkWidth",
     ),
-    Fault(
+    GpuFault(
         "nvlink-down",
         SICK,
         "it has fewer active NVLinks than the GPUs that it is linked with",
@@ -309,7 +309,7 @@ ON_A_DEVICE: tuple[Fault, ...] = (
         "NVIDIA Fabric Manager user guide, NVLink errors",
     ),
 )
-FAULTS: Mapping[str, Fault] = {one.id: one for one in ON_A_DEVICE}
+FAULTS: Mapping[str, GpuFault] = {one.id: one for one in ON_A_DEVICE}
 
 # What the driver logs without an Xid. Formats as the driver's sources and public logs have them.
 LOGGED: Mapping[str, Logged] = {
@@ -354,7 +354,7 @@ LOGGED: Mapping[str, Logged] = {
 }
 
 
-def found_on(value: Value, ids: Iterable[str] | None = None) -> list[tuple[Fault, str]]:
+def found_on(value: Value, ids: Iterable[str] | None = None) -> list[tuple[GpuFault, str]]:
     """The faults that a device has, each with what was found.
 
     Args:

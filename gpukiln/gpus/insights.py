@@ -134,7 +134,7 @@ Found = Iterator["tuple[Device | None, dict[str, Any]]"]  # what is evidence, an
 
 
 @dataclass(frozen=True)
-class Rule:
+class WatchRule:
     """One thing that is looked for.
 
     Args:
@@ -379,18 +379,20 @@ def _fault(
     find: Callable[[Watched, Mapping[str, Number]], Found] | None = None,
     threshold: Mapping[str, Number] | None = None,
     window_s: float = 0.0,
-) -> Rule:
+) -> WatchRule:
     """A rule about a fault of the table: by the last snapshot, or by samples.
 
     Args:
         find: Looks for it in samples.
     """
     fault = FAULTS[id]
-    return Rule(id, fault.severity, fault.text, fault.remedy, find or _has(id), threshold or {}, window_s)
+    return WatchRule(
+        id, fault.severity, fault.text, fault.remedy, find or _has(id), threshold or {}, window_s
+    )
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[WatchRule, ...] = (
+    WatchRule(
         "leased-idle",
         WARNING,
         "it is leased, and does nothing",
@@ -399,7 +401,7 @@ RULES: tuple[Rule, ...] = (
         {"utilization_percent": 5},
         window_s=5,
     ),
-    Rule(
+    WatchRule(
         "busy-unleased",
         WARNING,
         "somebody uses it without a lease",
@@ -408,7 +410,7 @@ RULES: tuple[Rule, ...] = (
         {"utilization_percent": 10},
         window_s=2,
     ),
-    Rule(
+    WatchRule(
         "memory-full",
         WARNING,
         "hardly any of its memory is free",
@@ -417,7 +419,7 @@ RULES: tuple[Rule, ...] = (
         {"memory_percent": 95},
         window_s=1,
     ),
-    Rule(
+    WatchRule(
         "memory-held",
         WARNING,
         "its memory is held, and nothing works on it",
@@ -426,7 +428,7 @@ RULES: tuple[Rule, ...] = (
         {"memory_percent": 5},
         window_s=5,
     ),
-    Rule(
+    WatchRule(
         "power-cap",
         NOTE,
         "its power limit holds its clocks back",
@@ -435,7 +437,7 @@ RULES: tuple[Rule, ...] = (
         {"samples_percent": 50},
         window_s=2,
     ),
-    Rule(
+    WatchRule(
         "clocks-locked",
         NOTE,
         "its clocks were set by hand",
@@ -444,7 +446,7 @@ RULES: tuple[Rule, ...] = (
         {"samples_percent": 50},
         window_s=1,
     ),
-    Rule(
+    WatchRule(
         "behind-its-group",
         WARNING,
         "it is far behind the GPUs that it works with",
@@ -453,21 +455,21 @@ RULES: tuple[Rule, ...] = (
         {"gpus": 2, "utilization_percent": 10, "share_percent": 70},
         window_s=5,
     ),
-    Rule(
+    WatchRule(
         "driver-ended",
         WARNING,
         "NVIDIA has ended the support of its driver's branch",
         "move to a branch that is supported: the role nvidia_driver, or a newer image",
         _ended,
     ),
-    Rule(
+    WatchRule(
         "no-fabric-manager",
         SICK,
         "the machine has NVSwitches, and no fabric manager runs",
         "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
         _no_fabric_manager,
     ),
-    Rule(
+    WatchRule(
         "mps-active",
         NOTE,
         "processes share GPUs through MPS",

@@ -33,7 +33,7 @@ Table = Mapping[int, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Event:
+class KernelEvent:
     """What the kernel's log says of one device and fault, however often.
 
     Args:
@@ -96,7 +96,7 @@ class Event:
         return f"{self.line} = {table[self.number]['text'] if self.number in table else unknown}"
 
 
-def events(lines: Iterable[str], table: Table) -> list[Event]:
+def events(lines: Iterable[str], table: Table) -> list[KernelEvent]:
     """What the lines of a kernel's log say, one event a device and fault.
 
     What a reset ends is gone once the driver says that no recovery action is left (Xid 154), or
@@ -105,7 +105,7 @@ def events(lines: Iterable[str], table: Table) -> list[Event]:
     Args:
         lines: Any lines, in their order; or those that `gpukiln.probe.xids.folded` made of them.
     """
-    found: dict[tuple[str, str, int], Event] = {}
+    found: dict[tuple[str, str, int], KernelEvent] = {}
     for line in (line.strip() for line in joined(lines)):
         if done := RESET.search(line):
             _end(found, _address(done["device"]), table)
@@ -127,30 +127,30 @@ def events(lines: Iterable[str], table: Table) -> list[Event]:
     return list(found.values())
 
 
-def _says_more(one: Event, later: Event) -> bool:
+def _says_more(one: KernelEvent, later: KernelEvent) -> bool:
     """Whether a later line of the same fault has less to say: the worst stays, and a line with a number."""
     return bool(one.fatal and not later.fatal) or (
         XID.search(one.line) is not None and XID.search(later.line) is None
     )
 
 
-def _event(line: str) -> Event | None:
+def _event(line: str) -> KernelEvent | None:
     if match := XID.search(line):
         if match["switch"] and MORE.match(match["text"]):
             return None
         said = FATAL.search(match["text"])
         kind, fatal = "SXid" if match["switch"] else "Xid", not said["non"] if said else None
-        return Event(_address(match["device"]), kind, int(match["number"]), fatal, line)
+        return KernelEvent(_address(match["device"]), kind, int(match["number"]), fatal, line)
     for id, fault in LOGGED.items():
         if found := fault.pattern.search(line):
             device = _address(found.groupdict().get("device") or "")
             if id == "off-the-bus":  # which does not always get its number
-                return Event(device, "Xid", OFF_THE_BUS, None, line)
-            return Event(device, id, 0, None, line)
+                return KernelEvent(device, "Xid", OFF_THE_BUS, None, line)
+            return KernelEvent(device, id, 0, None, line)
     return None
 
 
-def _end(found: dict[tuple[str, str, int], Event], device: str, table: Table) -> None:
+def _end(found: dict[tuple[str, str, int], KernelEvent], device: str, table: Table) -> None:
     """Forget what the reset of a device has ended, and what named no device."""
     for key, event in list(found.items()):
         if event.device in (device, "") and event.ends_with_reset(table):

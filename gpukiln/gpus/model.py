@@ -190,7 +190,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Container:
+class ProcessContainer:
     """The container that a process is in, by its control group.
 
     Args:
@@ -205,7 +205,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Process:
+class GpuProcess:
     """A process that the driver lists.
 
     Args:
@@ -229,7 +229,7 @@ class Process:
     uid: int | None = None
     command: str | None = None
     started_at: str | None = None
-    container: Container | None = None
+    container: ProcessContainer | None = None
     lease: str | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
 
@@ -308,7 +308,7 @@ class Snapshot:
     fix: str
     driver: Driver
     devices: tuple[Device, ...]
-    processes: tuple[Process, ...] | None
+    processes: tuple[GpuProcess, ...] | None
     errors: tuple[Problem, ...]
     leases: str = "none"
 

@@ -47,7 +47,7 @@ class FoundError(AssertionError):
 
 
 @dataclass(frozen=True)
-class Rule:
+class HealthRule:
     """One thing that must be true of GPUs.
 
     Args:
@@ -127,7 +127,7 @@ def _persistence(facts: Facts) -> str:
 
 def logged(
     lines: Iterable[str], table: kernel_log.Table, *, live: bool
-) -> tuple[list[kernel_log.Event], list[kernel_log.Event]]:
+) -> tuple[list[kernel_log.KernelEvent], list[kernel_log.KernelEvent]]:
     """What the kernel's log says: the events that count as a failure, the worst first, and the others.
 
     A machine booted from an image has run nothing: there every Xid counts. An NVSwitch's that is not fatal is
@@ -136,8 +136,8 @@ def logged(
     Args:
         live: Whether the machine runs somebody's work.
     """
-    serious: list[kernel_log.Event] = []
-    others: list[kernel_log.Event] = []
+    serious: list[kernel_log.KernelEvent] = []
+    others: list[kernel_log.KernelEvent] = []
     for event in kernel_log.events(lines, table):
         counts = event.severity(table) != NOTE and event.known(table)
         unprovoked = not live and not event.switch
@@ -315,70 +315,70 @@ def _fabric(facts: Facts) -> str:
     return f"{joined} GPUs in the fabric" if joined else "no GPU has a fabric"
 
 
-NVML = Rule(
+NVML = HealthRule(
     "gpu.nvml",
     "NVML lists every GPU of the PCI bus, and none is lost",
     "Lost GPU: reboot the machine, replace the GPU if it comes back. Missing library: install the "
     "driver's libnvidia-ml1 in the module's version.",
     _nvml,
 )
-PERSISTENCE = Rule(
+PERSISTENCE = HealthRule(
     "gpu.persistence",
     "Persistence mode is on for every GPU",
     _fix("persistence-off"),
     _persistence,
 )
-XID = Rule(
+XID = HealthRule(
     "gpu.xid",
     "The kernel log of this boot has no Xid error that blames the machine",
     "Each number's meaning and action are in the failure: reset or drain as it says, and replace a GPU "
     "that repeats it.",
     _xid,
 )
-ECC = Rule(
+ECC = HealthRule(
     "gpu.ecc",
     "ECC is as it will be after the next reset, and no uncorrected error happened since the last",
     _fix("ecc-uncorrected", "ecc-pending"),
     _ecc,
 )
-MEMORY_REPAIR = Rule(
+MEMORY_REPAIR = HealthRule(
     "gpu.memory-repair",
     "No GPU waits for a memory repair, and none failed",
     _fix("remap-failed", "remap-pending", "pages-pending"),
     _memory_repair,
 )
-THROTTLE = Rule(
+THROTTLE = HealthRule(
     "gpu.throttle",
     "No GPU is slowed down by heat or power supply",
     _fix("thermal-slowdown", "hardware-slowdown"),
     _throttle,
 )
-CLOCKS = Rule(
+CLOCKS = HealthRule(
     "gpu.clocks",
     "Every GPU reports its clocks, and is cooler than where it slows down",
     _fix("temperature-margin", "no-clock"),
     _clocks,
 )
-PCIE_LINK = Rule(
+PCIE_LINK = HealthRule(
     "gpu.pcie-link",
     "Every GPU's PCIe link has its full width",
     _fix("pcie-narrow"),
     _pcie_link,
 )
-MIG = Rule(
+MIG = HealthRule(
     "gpu.mig",
     "MIG is as it will be after the next reset, and as the node's expectations say",
     "Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` or `1` where the other is wanted; "
     "`gpu_bootstrap_mig` says what is wanted (role gpu_bootstrap, /etc/gpukiln/expected.json).",
     _mig,
 )
-NVLINK = Rule(
+NVLINK = HealthRule(
     "multi-gpu.nvlink",
     "GPUs of one model have equally many active NVLinks, and some; their errors don't grow",
     _fix("nvlink-down"),
     _nvlink_states,  # how errors grow takes two looks with work between them: the suite's check alone
 )
-FABRIC = Rule(
+FABRIC = HealthRule(
     "multi-gpu.fabric",
     "Every GPU of an NVSwitch machine has joined the fabric, which calls itself healthy",
     _fix("fabric-not-joined"),

@@ -259,7 +259,7 @@ def _several(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str,
 
 
 @dataclass
-class Found:
+class NvmlAnswer:
     """What NVML said.
 
     Args:
@@ -275,7 +275,7 @@ class Found:
 
 def ask_nvml(
     *, shown: bool, silent: Callable[[float, str, str], None] | None = None, ask: Any = None
-) -> Found:
+) -> NvmlAnswer:
     """Ask NVML in a child process, GPU by GPU and call by call, for any call may never return.
 
     A call that does not return costs its own value: the GPU is asked again without it. One with several
@@ -286,7 +286,7 @@ def ask_nvml(
         silent: Called while NVML is silent, as that of `in_child`.
         ask: What runs in the child in place of `read_gpus`.
     """
-    found = Found()
+    found = NvmlAnswer()
     done: dict[int, dict[str, Any]] = {}
     skip: dict[str, str] = {}
     hung: dict[int | None, int] = {}  # by GPU, how many calls did not return

@@ -12,7 +12,7 @@ from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.gpus import health
 from gpukiln.gpus.collect import now
-from gpukiln.gpus.model import Device, Driver, Peer, Process, Snapshot
+from gpukiln.gpus.model import Device, Driver, GpuProcess, Peer, Snapshot
 
 
 def uuid(index: int) -> str:
@@ -42,7 +42,7 @@ def device(index: int = 0, **values: Any) -> Device:
     return health.judged(Device(**made))
 
 
-def snapshot(*devices: Device, processes: tuple[Process, ...] = (), **values: Any) -> Snapshot:
+def snapshot(*devices: Device, processes: tuple[GpuProcess, ...] = (), **values: Any) -> Snapshot:
     made = {
         "node": socket.gethostname(),
         "taken_at": now(),

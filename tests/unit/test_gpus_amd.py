@@ -16,9 +16,9 @@ from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import BusyError, IncompatibleError
 from gpukiln.gpus import amd, collect
+from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import Leases, visible, whoami
-from gpukiln.gpus.marks import snapshot
-from gpukiln.gpus.selection import Request
+from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe import base
 from tests.support import amd_smi, documents, gpus
 
@@ -181,7 +181,7 @@ def test_partitions_that_share_a_number_are_not_leased(machine: Callable[..., Pa
     machine(static=told["static"])
     assert [one.uuid for one in snapshot().devices] == [None, None]
     with pytest.raises(BusyError, match="0 of 2"):
-        Leases().acquire(Request(), whoami())
+        Leases().acquire(DeviceRequest(), whoami())
 
 
 def test_a_container_sees_the_gpus_whose_nodes_it_was_given(
@@ -203,10 +203,10 @@ def test_a_container_sees_the_gpus_whose_nodes_it_was_given(
 
 def test_a_request_for_cuda_gets_none_of_them(machine: Callable[..., Path]) -> None:
     machine()
-    for request in (Request(cuda=((">=", (12, 1)),)), Request(capability=(8, 0))):
+    for request in (DeviceRequest(cuda=((">=", (12, 1)),)), DeviceRequest(capability=(8, 0))):
         with pytest.raises(IncompatibleError):
             Leases().acquire(request, whoami())
-    granted = Leases().acquire(Request(count=2, models=("mi350x",)), whoami())
+    granted = Leases().acquire(DeviceRequest(count=2, models=("mi350x",)), whoami())
     assert granted.environment == {"ROCR_VISIBLE_DEVICES": f"{amd_smi.uuid(0)},{amd_smi.uuid(1)}"}
 
 
@@ -251,7 +251,7 @@ def test_the_rest_is_not_for_amd_yet(
     machine: Callable[..., Path], typed: Typed, words: tuple[str, ...]
 ) -> None:
     machine()
-    Leases().acquire(Request(), whoami(), kind="detached")
+    Leases().acquire(DeviceRequest(), whoami(), kind="detached")
     code, said = typed(*words)
     assert code == 3
     assert "not for amd yet" in said
@@ -288,8 +288,8 @@ def test_gpus_of_both_vendors_are_in_one_snapshot(both: Callable[..., Path], typ
     assert found.device(amd_smi.uuid(0)) is not None
     assert typed("list")[0] == 0
     with pytest.raises(BusyError, match="one vendor"):
-        Leases().acquire(Request(count=5), whoami())
-    granted = Leases().acquire(Request(count=2, models=("mi350x",)), whoami())
+        Leases().acquire(DeviceRequest(count=5), whoami())
+    granted = Leases().acquire(DeviceRequest(count=2, models=("mi350x",)), whoami())
     assert granted.environment.keys() == {"ROCR_VISIBLE_DEVICES"}
 
 

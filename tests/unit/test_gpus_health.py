@@ -19,9 +19,9 @@ from gpukiln.errors import RefusedError
 from gpukiln.gpus import cli, faults, rules, zipapp
 from gpukiln.gpus.leases import DETACHED, Leases, Who
 from gpukiln.gpus.model import Finding, LeaseMark
-from gpukiln.gpus.selection import Request
+from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.verbs import health
-from gpukiln.gpus.verbs.health import Fault, Health, Judged, Part
+from gpukiln.gpus.verbs.health import Fault, GpuCheckResult, GpuHealth, Part
 from tests.support import gpus
 from tests.support.host_gpu_faults import GPU_FAULTS, XID_79
 from tests.support.host_judge import CHECKS
@@ -65,7 +65,7 @@ def test_the_rules_are_checks_of_the_suite() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_fault_fails_here_as_it_fails_the_suite_on_a_node(rule: rules.Rule) -> None:
+def test_a_fault_fails_here_as_it_fails_the_suite_on_a_node(rule: rules.HealthRule) -> None:
     agreed = 0
     for inject, _ in GPU_FAULTS[rule.id]:
         data = facts_of(gpus=2)
@@ -148,7 +148,7 @@ def test_what_waits_for_a_reset_keeps_nobody_from_work(
     assert check in said["message"]
     assert of(said, check)["fix"]
     assert (said["gpus"][3]["health"], said["gpus"][3]["allocatable"]) == ("warning", True)
-    assert Leases().acquire(Request(count=8), Who("ann", 0), kind=DETACHED, hours=1.0).uuids
+    assert Leases().acquire(DeviceRequest(count=8), Who("ann", 0), kind=DETACHED, hours=1.0).uuids
 
 
 def test_the_page_of_faults_is_that_of_the_table() -> None:
@@ -245,7 +245,7 @@ def test_the_one_file_of_a_node_judges_watches_and_accounts(loaded_nvml: Path, t
 # ---- what others read
 
 
-def made(state: str = "well", **more: Any) -> Health:
+def made(state: str = "well", **more: Any) -> GpuHealth:
     mark = LeaseMark("L-1", 'o"neil\\', "exclusive", None, None)
     part = Part(UUID, "gpu", 0, None, "ok", (), (mark,), False, ("leased",))
     values: dict[str, Any] = {
@@ -256,10 +256,10 @@ def made(state: str = "well", **more: Any) -> Health:
             "state": state,
             "message": "8 devices are well",
         },
-        **{"checks": (Judged("gpu.ecc", "", "passed", "", "", True),), "gpus": (part,), "hook": None},
+        **{"checks": (GpuCheckResult("gpu.ecc", "", "passed", "", "", True),), "gpus": (part,), "hook": None},
         **{"faults": (Fault("0000:00:1e", "Xid", 31, 1234567, "note", False, ""),), "exit_code": 0, **more},
     }
-    return Health(**values)
+    return GpuHealth(**values)
 
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (-?\d+(?:\.\d+)?)')
@@ -300,7 +300,7 @@ def test_metrics_of_a_machine_with_leases_are_written_whole_for_everybody(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine("g5.12xlarge")
-    Leases().acquire(Request(count=2), Who("ann", 0), kind=DETACHED, hours=1.0)
+    Leases().acquire(DeviceRequest(count=2), Who("ann", 0), kind=DETACHED, hours=1.0)
     path = tmp_path / "gpukiln.prom"
     assert cli.main(["health", "--textfile", str(path)]) == 0
     said = read_metrics(path.read_text())
@@ -479,11 +479,11 @@ def test_the_plug_in_s_configuration_asks_for_what_there_is() -> None:
 
 def test_people_read_why_and_what_next() -> None:
     lines: list[str] = []
-    failed = Judged("gpu.ecc", "", "failed", "2 errors", "reset it", True)
+    failed = GpuCheckResult("gpu.ecc", "", "failed", "2 errors", "reset it", True)
     part = Part(
         UUID, "gpu", 0, None, "sick", (Finding("ecc-uncorrected", "sick", "2 errors"),), (), False, ()
     )
-    told = health.Hooked("/hook", "well", "sick", 0, "cordoned")
+    told = health.HookRun("/hook", "well", "sick", 0, "cordoned")
     said = health.plain(made("sick", checks=(failed,), gpus=(part,), hook=told))
     _, options = cli.read_options(["health"])
     health._show(said, options, lines.append)

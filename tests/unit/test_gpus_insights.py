@@ -9,7 +9,7 @@ import pytest
 
 from gpukiln.gpus import health, insights
 from gpukiln.gpus.insights import Around, Watched
-from gpukiln.gpus.model import Device, Driver, LeaseMark, Process, Snapshot
+from gpukiln.gpus.model import Device, Driver, GpuProcess, LeaseMark, Snapshot
 from gpukiln.gpus.sampling import Sample, Tick
 
 MARK = LeaseMark("L-1", "ann", "exclusive", None, None)
@@ -206,7 +206,7 @@ def test_evidence_has_numbers_threshold_and_window() -> None:
     said = {one.rule: one for one in insights.judge(CASES["busy-unleased"][0][0])}["busy-unleased"]
     assert said.evidence == {"utilization_mean_percent": 10.0, "pids": []}
     assert (said.threshold, said.window_s) == ({"utilization_percent": 10}, 60)
-    process = Process(7, "GPU-0", "compute", "running")
+    process = GpuProcess(7, "GPU-0", "compute", "running")
     named = {one.rule: one for one in insights.judge(watched(samples=[BUSY], processes=(process,)))}
     assert named["busy-unleased"].evidence["pids"] == [7]
 

@@ -319,7 +319,7 @@ def test_a_library_that_can_not_be_loaded_is_not_called_missing(monkeypatch: pyt
     monkeypatch.setattr(collect, "bus_gpus", lambda: [{"address": "0000:00:1e.0"}])
     monkeypatch.setattr(collect, "in_container", lambda: False)
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
-    monkeypatch.setattr(collect, "ask_nvml", lambda **_: nvml.Found({"error": error}))
+    monkeypatch.setattr(collect, "ask_nvml", lambda **_: nvml.NvmlAnswer({"error": error}))
     found = collect.collect()
     assert (found.state, "file too short" in found.message, "anew" in found.fix) == ("no-library", True, True)
 

@@ -8,15 +8,15 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.cuda import COMPAT, NO, Found, compilers, not_data_center, not_looked_at, search
+from gpukiln.gpus.cuda import COMPAT, NO, CudaInstallation, compilers, not_data_center, not_looked_at, search
 from gpukiln.gpus.model import Device, Driver
 from gpukiln.gpus.text import table
 from gpukiln.gpus.verb import Option, Options, Verb
-from gpukiln.gpus.verbs.look import head
+from gpukiln.gpus.verbs.devices import head
 
 
 @dataclass(frozen=True)
-class Cuda:
+class CudaReport:
     """The driver, and each CUDA that was found or named.
 
     Args:
@@ -33,13 +33,13 @@ class Cuda:
     simulated: bool
     driver: Driver
     devices: tuple[Device, ...]
-    found: tuple[Found, ...]
+    found: tuple[CudaInstallation, ...]
     not_compiled_for: tuple[str, ...]
     not_looked_at: tuple[str, ...]
     exit_code: int
 
 
-def _cuda(options: Options) -> Cuda:
+def _cuda(options: Options) -> CudaReport:
     seen = collect()
     if seen.source == "amd-smi":
         raise IncompatibleError(
@@ -51,7 +51,7 @@ def _cuda(options: Options) -> Cuda:
     found, missing = search(driver, others, python=options.python, image=options.image)
     not_looked_at(missing)
     bad = any(one.verdict.word in (NO, COMPAT) for one in found) if options.image else False
-    return Cuda(
+    return CudaReport(
         node=seen.node,
         state=seen.state,
         message=seen.message,
@@ -67,7 +67,7 @@ def _cuda(options: Options) -> Cuda:
     )
 
 
-def _not_compiled(gpus: tuple[Device, ...], found: list[Found]) -> list[str]:
+def _not_compiled(gpus: tuple[Device, ...], found: list[CudaInstallation]) -> list[str]:
     """Toolkits that can't compile for a GPU of this machine (the catalogue's architectures)."""
     return [
         f"CUDA {one.cuda} ({one.where}) does not compile for {name}: {wanted} does"

@@ -15,7 +15,7 @@ from gpukiln.errors import RefusedError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.gpus import faults, kernel_log, rules
 from gpukiln.gpus.facts import facts
-from gpukiln.gpus.marks import snapshot
+from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.model import Device, Finding, LeaseMark, Snapshot, plain
 from gpukiln.gpus.store import folder
 from gpukiln.gpus.text import short_uuid, table
@@ -43,7 +43,7 @@ NPD_CHARS = 80
 
 
 @dataclass(frozen=True)
-class Judged:
+class GpuCheckResult:
     """A check of the suite on this node.
 
     Args:
@@ -100,7 +100,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Hooked:
+class HookRun:
     """What came of the hook.
 
     Args:
@@ -117,7 +117,7 @@ class Hooked:
 
 
 @dataclass(frozen=True)
-class Health:
+class GpuHealth:
     """How a node is.
 
     Args:
@@ -133,14 +133,14 @@ class Health:
     simulated: bool
     state: str
     message: str
-    checks: tuple[Judged, ...]
+    checks: tuple[GpuCheckResult, ...]
     gpus: tuple[Part, ...]
     faults: tuple[Fault, ...]
-    hook: Hooked | None
+    hook: HookRun | None
     exit_code: int
 
 
-class Facts(Mapping[str, Any]):
+class GatheredFacts(Mapping[str, Any]):
     """What was gathered, read as the suite reads it."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
@@ -173,20 +173,20 @@ def gathered() -> dict[str, Any]:
         watch.start(None)
 
 
-def judged(data: Mapping[str, Any], *, simulated: bool) -> tuple[Judged, ...]:
+def judged(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResult, ...]:
     """What the rules say of the facts.
 
     Args:
         simulated: Whether the GPUs are a double, on no bus.
     """
-    read = Facts(data)
+    read = GatheredFacts(data)
     more: dict[str, tuple[Any, ...]] = {
         rules.NVML.id: (simulated,),
         rules.XID.id: (_table(), True),
         rules.PCIE_LINK.id: ({},),
     }
     gpus = data["nvml"].get("gpus") or []
-    found: list[Judged] = []
+    found: list[GpuCheckResult] = []
     for rule in (*rules.OF_ONE, *(rules.OF_SEVERAL if len(gpus) > 1 else ())):
         one = _judged_by(rule, read, more.get(rule.id, ()))
         if one.result == FAILED and rule is not rules.XID and found and found[0].result != PASSED:
@@ -196,7 +196,7 @@ def judged(data: Mapping[str, Any], *, simulated: bool) -> tuple[Judged, ...]:
     return tuple(found)
 
 
-def _judged_by(rule: rules.Rule, read: Facts, more: tuple[Any, ...]) -> Judged:
+def _judged_by(rule: rules.HealthRule, read: GatheredFacts, more: tuple[Any, ...]) -> GpuCheckResult:
     fix, sick = "", False
     try:
         result, told = PASSED, rule.judge(read, *more)
@@ -208,7 +208,7 @@ def _judged_by(rule: rules.Rule, read: Facts, more: tuple[Any, ...]) -> Judged:
         result, told = NOT_TOLD, str(error)
     except NotReachedError as error:
         result, told = NOT_REACHED, str(error)
-    return Judged(rule.id, rule.title, result, told, fix, sick)
+    return GpuCheckResult(rule.id, rule.title, result, told, fix, sick)
 
 
 def _table() -> dict[int, dict[str, Any]]:
@@ -232,7 +232,7 @@ def logged(lines: Iterable[str]) -> tuple[Fault, ...]:
     )
 
 
-def state_of(found: Snapshot, checks: Iterable[Judged]) -> tuple[str, str]:
+def state_of(found: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str]:
     """The node's state, and why."""
     checks = list(checks)
     devices = [
@@ -259,22 +259,22 @@ def _part(device: Device) -> Part:
     return Part(**{name: getattr(device, name) for name in Part.__dataclass_fields__})
 
 
-def _health(options: Options) -> Health:
+def _health(options: Options) -> GpuHealth:
     if options.npd and options.json:
         raise UsageError("--npd and --json", hint="one of them: node-problem-detector reads one line")
     found = snapshot()
-    checks: tuple[Judged, ...] = ()
+    checks: tuple[GpuCheckResult, ...] = ()
     said: tuple[Fault, ...] = ()
     if found.state not in ("no-device", "not-granted") and found.source == "nvml":
         data = gathered()
         checks = judged(data, simulated=found.simulated)
         try:
-            said = logged(known(Facts(data)["gpus"]["xids"]))
+            said = logged(known(GatheredFacts(data)["gpus"]["xids"]))
         except (AssertionError, NotReachedError):
             said = ()  # gpu.xid says why
     state, message = state_of(found, checks)
     bad = state == SICK or any(one.result == FAILED for one in checks)
-    health = Health(
+    health = GpuHealth(
         node=socket.gethostname(),
         taken_at=found.taken_at,
         simulated=found.simulated,
@@ -296,7 +296,7 @@ def _health(options: Options) -> Health:
 # ---- the hook
 
 
-def hooked(health: Health, program: str) -> Health:
+def hooked(health: GpuHealth, program: str) -> GpuHealth:
     """Run the hook where the node has turned sick or well, and remember its state.
 
     The first look at a node that is well is no turn. A hook that fails is run again at the next look: only
@@ -332,19 +332,19 @@ def remembered(path: Path) -> str:
     return state if state in (SICK, WELL) else UNKNOWN
 
 
-def _run_hook(health: Health, program: str, old: str) -> Hooked:
+def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
     """Without a shell: the document on its standard input, both states in its environment."""
     words = (f"GPUKILN_NODE={health.node}", f"GPUKILN_OLD_STATE={old}", f"GPUKILN_NEW_STATE={health.state}")
     data = json.dumps(document(HEALTH, [plain(health)], [])).encode()
     said = ask("env", *words, program, timeout=HOOK_S, data=data, waits=True)
     told = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
-    return Hooked(program, old, health.state, said["rc"], told)
+    return HookRun(program, old, health.state, said["rc"], told)
 
 
 # ---- for machines
 
 
-def metrics(health: Health) -> str:
+def metrics(health: GpuHealth) -> str:
     """For node_exporter's textfile collector (Prometheus, text exposition format 0.0.4)."""
     lines: list[str] = []
 

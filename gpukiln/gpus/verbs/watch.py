@@ -18,13 +18,13 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import insights, sampling
 from gpukiln.gpus.faults import SICK
 from gpukiln.gpus.insights import Insight, Watched
+from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
-from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.model import Device, Snapshot, plain
-from gpukiln.gpus.sampling import Event, Record, Sample, Tick
+from gpukiln.gpus.sampling import Sample, Tick, WatchEvent, WatchRecord
 from gpukiln.gpus.text import gib, short_uuid, shown, table
 from gpukiln.gpus.verb import Option, Options, Verb, document
-from gpukiln.gpus.verbs.look import GPU, chosen, who
+from gpukiln.gpus.verbs.devices import GPU, chosen, who
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
@@ -82,7 +82,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Look:
+class WatchReport:
     """What a watch has seen.
 
     Args:
@@ -108,7 +108,7 @@ class Look:
     missed: int
     interrupted: bool
     devices: tuple[Summary, ...]
-    events: tuple[Event, ...]
+    events: tuple[WatchEvent, ...]
     insights: tuple[Insight, ...]
     not_judged: tuple[str, ...]
     leases: str
@@ -131,13 +131,15 @@ class Insights:
     missed: int
     simulated: bool
     insights: tuple[Insight, ...]
-    events: tuple[Event, ...]
+    events: tuple[WatchEvent, ...]
     not_judged: tuple[str, ...]
     leases: str
     exit_code: int
 
 
-def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]) -> Look:
+def look(
+    options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]
+) -> WatchReport:
     """Watch as it was typed.
 
     Args:
@@ -162,9 +164,9 @@ def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callabl
     if any(one.vendor != "nvidia" for one in gpus):
         raise IncompatibleError("watch is not for amd yet", hint="`gpukiln-gpu list` shows its GPUs now")
     each = begun(first, gpus)
-    record, interrupted = Record(interval, time.monotonic()), False
+    record, interrupted = WatchRecord(interval, time.monotonic()), False
     record.events.extend(
-        Event(0.0, one.uuid, one.health, f"GPU {one.index}: {one.error}") for one in gpus if one.error
+        WatchEvent(0.0, one.uuid, one.health, f"GPU {one.index}: {one.error}") for one in gpus if one.error
     )
     wanted = {one.uuid: one.index for one in gpus if one.uuid and one.readable}
     try:
@@ -175,7 +177,7 @@ def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callabl
     last = snapshot()
     watched = Watched(record.ticks, interval, first, last, insights.surroundings())
     summaries = tuple(summary(one, watched.samples(one), record) for one in gpus)
-    return Look(
+    return WatchReport(
         node=first.node,
         started_at=first.taken_at,
         simulated=first.simulated,
@@ -213,7 +215,7 @@ STATS = (
 )
 
 
-def summary(gpu: Device, samples: Sequence[Sample], record: Record) -> Summary:
+def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summary:
     """A GPU over a watch.
 
     Args:
@@ -282,7 +284,7 @@ def _silent(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
     return lambda _: None
 
 
-def _watch(options: Options) -> Look:
+def _watch(options: Options) -> WatchReport:
     """For `--json`: one document at the end, and no line before it."""
     with _file(options.out) as file:
         said = look(options, _writer(file) if file else _silent)

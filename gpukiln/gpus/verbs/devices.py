@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.gpus.marks import snapshot
-from gpukiln.gpus.model import Device, Driver, Problem, Process, Snapshot
+from gpukiln.gpus.lease_overlay import snapshot
+from gpukiln.gpus.model import Device, Driver, GpuProcess, Problem, Snapshot
 from gpukiln.gpus.text import gib, short_uuid, shown, table
-from gpukiln.gpus.topology import Group, best_group
+from gpukiln.gpus.topology import GpuGroup, best_group
 from gpukiln.gpus.verb import Option, Options, Verb
 from gpukiln.units import Duration
 
@@ -21,7 +21,7 @@ GPU = Option(
 
 
 @dataclass(frozen=True)
-class Seen:
+class DevicesReport:
     """Some of the devices of a machine; the fields are those of a snapshot.
 
     Args:
@@ -39,8 +39,8 @@ class Seen:
     fix: str
     driver: Driver
     devices: tuple[Device, ...]
-    processes: tuple[Process, ...] | None
-    best: Group | None
+    processes: tuple[GpuProcess, ...] | None
+    best: GpuGroup | None
     errors: tuple[Problem, ...]
     leases: str
     exit_code: int
@@ -66,10 +66,10 @@ def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
 
 
 def _seen(
-    found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: Group | None = None
-) -> Seen:
+    found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: GpuGroup | None = None
+) -> DevicesReport:
     uuids = {one.uuid for one in devices}
-    return Seen(
+    return DevicesReport(
         node=found.node,
         taken_at=found.taken_at,
         source=found.source,
@@ -88,7 +88,7 @@ def _seen(
     )
 
 
-def _list(options: Options) -> Seen:
+def _list(options: Options) -> DevicesReport:
     found = snapshot()
     devices = chosen(found, options.gpu)
     if options.free:
@@ -96,12 +96,12 @@ def _list(options: Options) -> Seen:
     return _seen(found, devices)
 
 
-def _show(options: Options) -> Seen:
+def _show(options: Options) -> DevicesReport:
     found = snapshot()
     return _seen(found, chosen(found, options.gpu), processes=True)
 
 
-def _topology(options: Options) -> Seen:
+def _topology(options: Options) -> DevicesReport:
     found = snapshot()
     if found.source == "amd-smi":
         raise IncompatibleError("topology is not for amd yet", hint="amd-smi topology")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from gpukiln.gpus.leases import Granted, lease
     from gpukiln.gpus.model import Device, GpuProcess, Snapshot
 
-__all__ = ["Device", "Granted", "GpuProcess", "Snapshot", "lease", "snapshot"]
+__all__ = ["Device", "GpuProcess", "Granted", "Snapshot", "lease", "snapshot"]
 _FROM = {"Granted": "leases", "lease": "leases", "snapshot": "lease_overlay"}
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpukiln.gpus import health, processes
-from gpukiln.gpus.model import Device, Driver, Problem, Snapshot
+from gpukiln.gpus.model import Device, Driver, Snapshot, unread
 from gpukiln.parsing import check_depth
 from gpukiln.probe import base
 from gpukiln.probe.base import HungError, NotReachedError, ask, read
@@ -131,10 +131,10 @@ def joined(
             return dataclasses.replace(found, source=TOOL, state="not-granted", message=message, fix=fix)
         return found
     look = _look(there)
-    devices = [health.judged(one) for one in _devices(look, given)] if look.state == "ok" else []
-    problems = [Problem(None, None, None, look.state, look.message)] if look.message else []
-    problems += [Problem(None, None, None, "FAILED", f"{name}: {why}") for name, why in look.failed.items()]
-    problems += [Problem(one.uuid, one.index, None, "FAILED", one.error) for one in devices if one.error]
+    devices = [health.examined(one) for one in _devices(look, given)] if look.state == "ok" else []
+    problems = [unread(look.state, look.message)] if look.message else []
+    problems += [unread("FAILED", f"{name}: {why}") for name, why in look.failed.items()]
+    problems += [unread("FAILED", one.error, one.title) for one in devices if one.error]
     jobs = processes.described(_jobs(look, devices))
     if alone:
         return dataclasses.replace(
@@ -150,7 +150,8 @@ def joined(
         )
     if look.state == "no-library":
         # Nobody computes on these: processors have a GPU for their screens.
-        return dataclasses.replace(found, errors=(*found.errors, *problems))
+        info = unread(look.state, look.message, severity="info")
+        return dataclasses.replace(found, errors=(*found.errors, info))
     if look.state != "ok":
         devices = [_unreadable("amd", n, gpu, look.message) for n, gpu in enumerate(given)]
     whole = list(found.devices)
@@ -407,7 +408,7 @@ def _complete(device: Device, why: str) -> Device:
 
 def _unreadable(vendor: str, index: int, gpu: dict[str, str], why: str) -> Device:
     made = Device(uuid=None, kind="gpu", index=index, vendor=vendor, bus_id=gpu["address"], error=why)
-    return health.judged(_complete(made, why))
+    return health.examined(_complete(made, why))
 
 
 def _jobs(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:

@@ -99,6 +99,12 @@ def label(gpu: Gpu) -> str:
     return f"GPU {gpu['index']}" + (f" ({bus_id})" if isinstance(bus_id, str) else "")
 
 
+def title(gpu: Gpu) -> str:
+    """Name a GPU as `Device.title` does: its UUID, or its index where that can't be read."""
+    uuid = gpu.get("uuid")
+    return uuid if isinstance(uuid, str) else f"GPU {gpu['index']}"
+
+
 def nvml_gpus(facts: Facts) -> list[Gpu]:
     """The GPUs that NVML lists.
 

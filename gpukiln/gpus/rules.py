@@ -1,8 +1,8 @@
-"""The rules by which GPUs are judged: the suite's checks (tests/host), and `gpukiln-gpu health` on the node.
+"""The rules about GPUs: the suite's checks (tests/host), and `gpukiln-gpu health` on the node.
 
 A rule is a function of the facts (`gpukiln.probe.gather`). It returns what it measured, for people; an
-AssertionError is a failure, a NotToldError says that no GPU tells what it judges, a NotReachedError that
-nothing is known of it.
+AssertionError is a failure, a NotReportedError says that no GPU reports what it needs (the outcome
+not_run), a NotReachedError that nothing is known of it (not_reached).
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Callable
 
+from gpukiln.findings import SEVERITIES, Finding
 from gpukiln.gpus import kernel_log
-from gpukiln.gpus.faults import FAULTS, NOTE, SEVERITIES, SICK, found_on, heat, lanes_missing, onoff
+from gpukiln.gpus.faults import FAULTS, found_on, lanes_missing, onoff, thermal_margin
 from gpukiln.gpus.gpu_facts import (
     Facts,
     Gpu,
@@ -24,26 +25,27 @@ from gpukiln.gpus.gpu_facts import (
     links,
     nvml_gpus,
     read,
+    title,
     value_of,
 )
 from gpukiln.gpus.nvlinks import Card, alike, wrong
-from gpukiln.probe.base import NotReachedError, NotToldError, known
+from gpukiln.probe.base import NotReachedError, NotReportedError, known
 from gpukiln.probe.nvml import address
 
 MOST = 3  # findings that a failure names
 
 
-class FoundError(AssertionError):
-    """A check failed by a fault of the table.
+class FaultError(AssertionError):
+    """A check failed by faults of GPUs.
 
     Args:
-        severity: The worst one's.
-        remedy: What to do.
+        findings: What was found, at least one.
+        message: All of it for people; empty: the first one's message.
     """
 
-    def __init__(self, text: str, severity: str, remedy: str) -> None:
-        super().__init__(text)
-        self.severity, self.remedy = severity, remedy
+    def __init__(self, *findings: Finding, message: str = "") -> None:
+        super().__init__(message or findings[0].message)
+        self.findings = findings
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,8 @@ class HealthRule:
         id: Of the check.
         title: What is true when it holds.
         fix: What to do when it does not.
-        judge: Given the facts, and what else it asks for. Raises `FoundError` with the severity of what it
-            found; another AssertionError says that NVML gave an error in a value's place.
+        judge: Given the facts, and what else it asks for. Raises `FaultError` with what it found; another
+            AssertionError says that NVML gave an error in a value's place.
     """
 
     id: str
@@ -64,17 +66,13 @@ class HealthRule:
     judge: Callable[..., str]
 
 
-def _judged(facts: Facts, *ids: str) -> None:
+def _require_none(facts: Facts, *ids: str) -> None:
     """Fail where a GPU has one of these faults."""
-    found = [
-        (gpu, fault, evidence) for gpu in nvml_gpus(facts) for fault, evidence in found_on(value_of(gpu), ids)
-    ]
+    found = [(gpu, one) for gpu in nvml_gpus(facts) for one in found_on(value_of(gpu), title(gpu), ids)]
     if found:
-        _, worst, _ = min(found, key=lambda one: SEVERITIES.index(one[1].severity))
-        text = "; ".join(f"{label(gpu)}: {evidence}" for gpu, _, evidence in found[:MOST])
+        text = "; ".join(f"{label(gpu)}: {one.message}" for gpu, one in found[:MOST])
         more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
-        remedies = dict.fromkeys(fault.remedy for _, fault, _ in found)
-        raise FoundError(f"{text}{more}; wanted none of it", worst.severity, "; ".join(remedies))
+        raise FaultError(*(one for _, one in found), message=f"{text}{more}; wanted none of it")
 
 
 def _fix(*ids: str) -> str:
@@ -93,24 +91,21 @@ def _nvml(facts: Facts, simulated: bool) -> str:
     """
     try:
         return _all_listed(facts, simulated)
-    except FoundError:
-        raise
-    except AssertionError as error:  # a GPU that is lost, or has no name
-        raise FoundError(str(error), SICK, NVML.fix) from None
+    except AssertionError as error:
+        raise FaultError(Finding(NVML.id, "error", str(error), remedy=NVML.fix)) from None
 
 
 def _all_listed(facts: Facts, simulated: bool) -> str:
     found, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"].get("smi"))
     if not found["available"] and found["error"]:
         exits = f"; nvidia-smi exits {smi['rc']}" if smi else ""
-        text = f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML"
-        raise FoundError(text, SICK, NVML.fix)
+        raise AssertionError(f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML")
     gpus = nvml_gpus(facts)
     listed = {address(read(g, "bus_id")) for g in gpus}
     there = listed if simulated else {p["address"].lower() for p in pci}
     if listed != there:
-        text = f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(there))}"
-        raise FoundError(text, SICK, NVML.fix)
+        listing = ", ".join(sorted(listed)) or "none"
+        raise AssertionError(f"NVML lists {listing}, the PCI bus has {', '.join(sorted(there))}")
     unnamed = [label(g) for g in gpus if not read(g, "uuid") or not read(g, "name")]
     if unnamed:
         raise AssertionError(f"{', '.join(unnamed)} has no name or no UUID, wanted both")
@@ -118,11 +113,11 @@ def _all_listed(facts: Facts, simulated: bool) -> str:
 
 
 def _persistence(facts: Facts) -> str:
-    _judged(facts, "persistence-off")
+    _require_none(facts, "persistence-off")
     silent = [label(gpu) for gpu in nvml_gpus(facts) if read(gpu, "persistence") is None]
     if len(silent) == len(nvml_gpus(facts)):
-        raise NotToldError("not told by any GPU")
-    return ", ".join(f"{gpu}: not told" for gpu in silent)
+        raise NotReportedError("not reported by any GPU")
+    return ", ".join(f"{gpu}: not reported" for gpu in silent)
 
 
 def logged(
@@ -139,11 +134,11 @@ def logged(
     serious: list[kernel_log.KernelEvent] = []
     others: list[kernel_log.KernelEvent] = []
     for event in kernel_log.events(lines, table):
-        counts = event.severity(table) != NOTE and event.known(table)
+        counts = event.severity(table) != "info" and event.known(table)
         unprovoked = not live and not event.switch
         (serious if counts or unprovoked else others).append(event)
     serious.sort(key=lambda event: SEVERITIES.index(event.severity(table)))
-    return serious, sorted(others, key=lambda event: event.known(table))  # nobody has judged an unknown one
+    return serious, sorted(others, key=lambda event: event.known(table))  # an unknown one comes first
 
 
 def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
@@ -151,10 +146,10 @@ def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
     if serious:
         said = [event.explained(table) for event in serious]
         text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"
-        raise FoundError(text, serious[0].severity(table), XID.fix)
+        raise FaultError(*(event.finding(table) for event in serious), message=text)
     gap = facts["gpus"].get("log_gap")
     if gap and facts["gpus"]["container"]:
-        raise NotToldError(f"a container, which does not have all of the kernel's log: {gap}")
+        raise NotReportedError(f"a container, which does not have all of the kernel's log: {gap}")
     if gap:
         raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
     said = [event.explained(table) for event in others]
@@ -164,7 +159,7 @@ def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
 
 
 def _ecc(facts: Facts) -> str:
-    _judged(facts, "ecc-uncorrected", "ecc-pending")
+    _require_none(facts, "ecc-uncorrected", "ecc-pending")
     notes, reported = [], False
     for gpu in nvml_gpus(facts):
         current, errors = read(gpu, "ecc.current"), read(gpu, "ecc.volatile_uncorrected")
@@ -174,13 +169,13 @@ def _ecc(facts: Facts) -> str:
         notes += [f"{label(gpu)}: {corrected} corrected"] if corrected else []
         notes += [f"{label(gpu)}: {ever} uncorrected in its life"] if ever else []
     if not reported:
-        raise NotToldError("not told by any GPU: it has no ECC, or it is a virtual one")
+        raise NotReportedError("not reported by any GPU: it has no ECC, or it is a virtual one")
     return "; ".join(notes)
 
 
 def _memory_repair(facts: Facts) -> str:
     """Rows are remapped from Ampere on; before that pages were retired."""
-    _judged(facts, "remap-failed", "remap-pending", "pages-pending")
+    _require_none(facts, "remap-failed", "remap-pending", "pages-pending")
     notes, reported = [], False
     for gpu in nvml_gpus(facts):
         paths = ("remapped_rows.failed", "remapped_rows.pending", "retired_pages_pending")
@@ -188,7 +183,7 @@ def _memory_repair(facts: Facts) -> str:
         repaired = read(gpu, "remapped_rows.uncorrectable")
         notes += [f"{label(gpu)}: {repaired} rows remapped after uncorrectable errors"] if repaired else []
     if not reported:
-        raise NotToldError("not told by any GPU: its memory is not repaired, or it is a virtual one")
+        raise NotReportedError("not reported by any GPU: its memory is not repaired, or it is a virtual one")
     return "; ".join(notes)
 
 
@@ -197,26 +192,26 @@ def _throttle(facts: Facts) -> str:
     gpus = nvml_gpus(facts)
     silent = [label(gpu) for gpu in gpus if read(gpu, "throttle.mask") is None]
     if len(silent) == len(gpus):
-        raise NotToldError("not told by any GPU: a virtual one does not say why it is slow")
-    _judged(facts, "thermal-slowdown", "hardware-slowdown")
+        raise NotReportedError("not reported by any GPU: a virtual one does not say why it is slow")
+    _require_none(facts, "thermal-slowdown", "hardware-slowdown")
     for gpu in gpus:
         seen.update(dict.fromkeys(read(gpu, "throttle.names") or []))
-    return ", ".join([*seen, *(f"{gpu}: not told" for gpu in silent)])
+    return ", ".join([*seen, *(f"{gpu}: not reported" for gpu in silent)])
 
 
 def _clocks(facts: Facts) -> str:
     """A virtual GPU does not tell its clocks and temperatures: they are the hypervisor's."""
-    _judged(facts, "no-clock", "temperature-margin")
+    _require_none(facts, "no-clock", "temperature-margin")
     hottest, silent, reported = [], [], False
     for gpu in nvml_gpus(facts):
-        top, room = read(gpu, "clocks.max_sm"), heat(value_of(gpu))
-        reported = reported or top is not None or room is not None
-        names = [name for name, value in (("clock", top), ("heat", room)) if value is None]
-        silent += [f"{label(gpu)}: {' and '.join(names)} not told"] if names else []
+        top, margin = read(gpu, "clocks.max_sm"), thermal_margin(value_of(gpu))
+        reported = reported or top is not None or margin is not None
+        names = [name for name, value in (("clock", top), ("temperature", margin)) if value is None]
+        silent += [f"{label(gpu)}: {' and '.join(names)} not reported"] if names else []
         now = read(gpu, "temperature.gpu")
         hottest += [now] if now is not None else []
     if not reported:
-        raise NotToldError("; ".join(silent))
+        raise NotReportedError("; ".join(silent))
     return "; ".join(([f"at most {max(hottest)} degrees"] if hottest else []) + silent)
 
 
@@ -227,9 +222,9 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
         copied: The section `cuda`; empty where nothing was copied.
     """
     gpus = nvml_gpus(facts)
-    notes = [f"{label(gpu)}: not told" for gpu in gpus if read(gpu, "pcie.width") is None]
+    notes = [f"{label(gpu)}: not reported" for gpu in gpus if read(gpu, "pcie.width") is None]
     if len(notes) == len(gpus):
-        raise NotToldError("not told by any GPU: a virtual one's link is its host's")
+        raise NotReportedError("not reported by any GPU: a virtual one's link is its host's")
     shown: dict[str, int] = {}
     virtual = facts["boot"].get("virtualization") or "none"
     for gpu in gpus:
@@ -242,9 +237,8 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
         refuted = lanes_refuted(copied, str(read(gpu, "bus_id")), width) if narrow else ""
         same = width == shown[str(read(gpu, "name"))]
         if narrow and not (virtual != "none" and (same or refuted)):
-            fault = FAULTS["pcie-narrow"]
             text = f"{label(gpu)} has {lanes_missing(width, widest)}"
-            raise FoundError(text, fault.severity, fault.remedy)
+            raise FaultError(FAULTS["pcie-narrow"].finding(title(gpu), text))
         seen = refuted or f"{width} of {widest} lanes, as {virtual} shows it"
         notes += [f"{label(gpu)}: {seen}"] if narrow else []
         gen, newest = read(gpu, "pcie.gen"), read(gpu, "pcie.max_gen")
@@ -254,13 +248,13 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
 
 
 def _mig(facts: Facts) -> str:
-    """Where no role has said what is wanted, only the pending mode is judged."""
+    """Where no role has said what is wanted, only the pending mode is examined."""
     wanted = facts["expected"]["mig"]
     if wanted not in (None, "any", "enabled", "disabled"):
         raise AssertionError(
             f"/etc/gpukiln/expected.json wants MIG {wanted!r}, wanted there: enabled, disabled or any"
         )
-    _judged(facts, "mig-pending")
+    _require_none(facts, "mig-pending")
     notes = []
     for gpu in nvml_gpus(facts):
         current = read(gpu, "mig.current")
@@ -293,8 +287,7 @@ def judge_states(gpus: Sequence[Gpu]) -> list[str]:
     notes = []
     for group in alike(cards):
         if text := wrong(group):
-            fault = FAULTS["nvlink-down"]
-            raise FoundError(text, fault.severity, fault.remedy)
+            raise FaultError(FAULTS["nvlink-down"].finding("", text))
         one = group[0]
         of = f" of {len(one.up) + len(one.down)}" if one.down else ""
         which = f"each {one.name}" if len(group) > 1 else one.label
@@ -304,13 +297,13 @@ def judge_states(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def _fabric(facts: Facts) -> str:
-    _judged(facts, "fabric-not-joined")
+    _require_none(facts, "fabric-not-joined")
     joined = 0
     for gpu in nvml_gpus(facts):
         if read(gpu, "fabric.state"):  # null or 0: it has none
             if troubles := fabric_troubles(gpu):
                 text = f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
-                raise FoundError(text, SICK, FABRIC.fix)
+                raise FaultError(FAULTS["fabric-not-joined"].finding(title(gpu), text))
             joined += 1
     return f"{joined} GPUs in the fabric" if joined else "no GPU has a fabric"
 

@@ -262,7 +262,9 @@ def _not_now(
         return [f"it can't be read: {one.error}"]
     if one.uuid is None:
         return ["it has no UUID"]
-    found = [finding.text for finding in one.findings if finding.level == "sick" and not request.repair]
+    found = [
+        finding.message for finding in one.findings if finding.severity == "error" and not request.repair
+    ]
     has, whole = taken.get(one.uuid, Taken()), taken.get(one.parent or "", Taken())
     if whole.exclusive:
         found.append(f"its GPU is leased: {', '.join(whole.holders)}")

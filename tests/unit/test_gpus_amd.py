@@ -152,7 +152,7 @@ def test_one_question_without_an_answer_costs_its_own_fields(
     assert (found.state, one.name) == ("ok", "AMD Instinct MI350X")
     assert one.memory_used_mib is None
     assert "metric" in one.unavailable["memory_used_mib"]
-    assert any("metric" in problem.text for problem in found.errors)
+    assert any("metric" in problem.message for problem in found.errors)
 
 
 def test_warnings_before_the_document_are_passed_over(machine: Callable[..., Path]) -> None:
@@ -321,7 +321,8 @@ def test_a_processor_s_own_gpu_without_rocm_is_a_note(both: Callable[..., Path])
     (both() / "bin/amd-smi").unlink()
     found = snapshot()
     assert (found.source, found.exit_code, len(found.devices)) == ("nvml", 0, 4)
-    assert "no amd-smi" in found.errors[0].text
+    assert "no amd-smi" in found.errors[0].message
+    assert found.errors[0].severity == "info"
 
 
 def test_a_group_is_of_one_vendor() -> None:

@@ -101,7 +101,16 @@ def test_a_reset_is_noted_in_the_kernel_s_log_for_gpus_that_the_kernel_has(
     assert typed("reset", "1", "--yes")[0] == 0
     noted = log.read_text()
     assert noted == "<5>gpukiln: GPU 0000:00:1c was reset\n"
-    table = {119: {"kind": "reset", "blames_hardware": True, "severity": "sick", "reset": True, "text": ""}}
+    table = {
+        119: {
+            "kind": "reset",
+            "blames_hardware": True,
+            "severity": "error",
+            "reset": True,
+            "text": "",
+            "remedy": "",
+        }
+    }
     lines = [before, noted]
     assert kernel_log.events(lines[:1], table)
     assert kernel_log.events(lines, table) == []

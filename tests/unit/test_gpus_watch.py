@@ -234,10 +234,10 @@ def test_insights_are_one_look_and_exit_1_where_something_is_sick(
     assert cli.main([*look, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["nodes"][0]
     assert said["insights"] == []
-    assert "leased-idle" in said["not_judged"], "0.3 s say nothing of that"
+    assert "leased-idle" in said["not_run"], "0.3 s say nothing of that"
     change(state, "2.ecc_uncorrected=2", "1.persistence=false")
     assert cli.main(look) == 1
     text = capsys.readouterr().out
-    assert "sick     ecc-uncorrected: GPU-" in text
-    assert "note     persistence-off: GPU-" in text
-    assert "not judged, for that it takes longer: leased-idle" in text
+    assert "error    ecc-uncorrected: GPU-" in text
+    assert "info     persistence-off: GPU-" in text
+    assert "not run, for that it takes longer: leased-idle" in text

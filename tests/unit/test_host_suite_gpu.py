@@ -93,9 +93,9 @@ def test_what_a_gpu_does_not_tell_is_said_beside_what_the_other_tells() -> None:
     for path in ("clocks/max_sm", "temperature/slowdown", "throttle/mask", "pcie/width", "peers/0/ancestor"):
         gpu(path, None)(data)
     for check_id, words in {
-        "gpu.clocks": "GPU 0 (00000000:00:1E.0): clock and heat not told",
-        "gpu.throttle": "GPU 0 (00000000:00:1E.0): not told",
-        "gpu.pcie-link": "GPU 0 (00000000:00:1E.0): not told",
+        "gpu.clocks": "GPU 0 (00000000:00:1E.0): clock and temperature not reported",
+        "gpu.throttle": "GPU 0 (00000000:00:1E.0): not reported",
+        "gpu.pcie-link": "GPU 0 (00000000:00:1E.0): not reported",
         "multi-gpu.topology": "1 x several switches, 1 directions not told",
     }.items():
         outcome, note = judge(check_id, data)

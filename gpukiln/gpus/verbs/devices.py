@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.findings import Finding
 from gpukiln.gpus.lease_overlay import snapshot
-from gpukiln.gpus.model import Device, Driver, GpuProcess, Problem, Snapshot
+from gpukiln.gpus.model import Device, Driver, GpuProcess, Snapshot
 from gpukiln.gpus.text import gib, short_uuid, shown, table
 from gpukiln.gpus.topology import GpuGroup, best_group
 from gpukiln.gpus.verb import Option, Options, Verb
@@ -41,7 +42,7 @@ class DevicesReport:
     devices: tuple[Device, ...]
     processes: tuple[GpuProcess, ...] | None
     best: GpuGroup | None
-    errors: tuple[Problem, ...]
+    errors: tuple[Finding, ...]
     leases: str
     exit_code: int
 
@@ -198,7 +199,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
     remedies: dict[str, None] = {}
     for one in node["devices"]:
         for found in one["findings"]:
-            print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['text']}")
+            print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['message']}")
             remedies[f"next, {found['id']}: {found['remedy']}"] = None
     for line in remedies:
         print(line)
@@ -249,7 +250,7 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
             if cells:
                 print(f"  {title:17} {', '.join(cells)}")
         for found in one["findings"]:
-            print(f"  {found['level']:17} {found['id']}: {found['text']}")
+            print(f"  {found['severity']:17} {found['id']}: {found['message']}")
         print(f"  {'lease':17} {who(one) or 'none'}")
         if one["not_allocatable_because"]:
             print(f"  {'not to be had':17} {'; '.join(one['not_allocatable_because'])}")

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Callable
 
 from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.findings import Finding, worst
 from gpukiln.gpus import insights, sampling
-from gpukiln.gpus.faults import SICK
-from gpukiln.gpus.insights import Insight, Watched
+from gpukiln.gpus.insights import Watched
 from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot, plain
@@ -94,7 +94,7 @@ class WatchReport:
         missed: Ticks whose time came, and that nothing was sampled at.
         interrupted: Whether somebody ended it before its time.
         events: What became of GPUs meanwhile.
-        not_judged: Ids of rules that want a longer watch.
+        not_run: Ids of rules that want a longer watch.
         leases: Whether leases could be read, as in a snapshot.
     """
 
@@ -109,8 +109,8 @@ class WatchReport:
     interrupted: bool
     devices: tuple[Summary, ...]
     events: tuple[WatchEvent, ...]
-    insights: tuple[Insight, ...]
-    not_judged: tuple[str, ...]
+    insights: tuple[Finding, ...]
+    not_run: tuple[str, ...]
     leases: str
     exit_code: int
 
@@ -121,7 +121,7 @@ class Insights:
 
     Args:
         lasted_s: For how long it looked.
-        not_judged: Ids of rules that want a longer look.
+        not_run: Ids of rules that want a longer look.
         leases: Whether leases could be read, as in a snapshot.
     """
 
@@ -130,9 +130,9 @@ class Insights:
     ticks: int
     missed: int
     simulated: bool
-    insights: tuple[Insight, ...]
+    insights: tuple[Finding, ...]
     events: tuple[WatchEvent, ...]
-    not_judged: tuple[str, ...]
+    not_run: tuple[str, ...]
     leases: str
     exit_code: int
 
@@ -189,8 +189,8 @@ def look(
         interrupted=interrupted,
         devices=summaries,
         events=tuple(record.events),
-        insights=insights.judge(watched),
-        not_judged=insights.not_judged(watched),
+        insights=insights.examine(watched),
+        not_run=insights.not_run(watched),
         leases=last.leases,
         exit_code=5 if any(one.error for one in summaries) else 0,
     )
@@ -430,10 +430,14 @@ def _show_found(node: dict[str, Any], print: Print) -> None:
     for one in node["events"]:
         print(f"at {one['at_s']:.1f} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
     for one in node["insights"]:
-        numbers = ", ".join(f"{name} {_word(value)}" for name, value in one["evidence"].items())
-        print(f"{one['level']:8} {one['rule']}: {one['device'] or 'this machine'}: {one['text']}")
-        print(f"         {numbers}")
-        print(f"         next: {one['advice']}")
+        numbers = (
+            f"{name} {_word(value)}"
+            for name, value in one["evidence"].items()
+            if name not in ("threshold", "window_s")
+        )
+        print(f"{one['severity']:8} {one['id']}: {one['object'] or 'this machine'}: {one['message']}")
+        print(f"         {', '.join(numbers)}")
+        print(f"         next: {one['remedy']}")
 
 
 def _word(value: Any) -> str:
@@ -445,7 +449,6 @@ def _word(value: Any) -> str:
 
 def _insights(options: Options) -> Insights:
     said = look(options, _silent)
-    sick = any(one.level == SICK for one in said.insights)
     return Insights(
         node=said.node,
         lasted_s=said.lasted_s,
@@ -454,9 +457,9 @@ def _insights(options: Options) -> Insights:
         simulated=said.simulated,
         insights=said.insights,
         events=said.events,
-        not_judged=said.not_judged,
+        not_run=said.not_run,
         leases=said.leases,
-        exit_code=1 if sick else said.exit_code,
+        exit_code=1 if worst(said.insights) == "error" else said.exit_code,
     )
 
 
@@ -466,8 +469,8 @@ def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
     _show_found(node, print)
     if not node["insights"]:
         print("nothing to say")
-    if node["not_judged"]:
-        print(f"not judged, for that it takes longer: {', '.join(node['not_judged'])}")
+    if node["not_run"]:
+        print(f"not run, for that it takes longer: {', '.join(node['not_run'])}")
 
 
 WATCH = Verb(
@@ -488,7 +491,7 @@ VERBS = (
     WATCH,
     Verb(
         "insights",
-        "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where something is sick.",
+        "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where one is an error.",
         (GPU, INTERVAL, Option("duration", "for how long to look", default="10s", value="10s")),
         _insights,
         _show_insights,

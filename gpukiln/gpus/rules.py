@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable
 
 from gpukiln.findings import SEVERITIES, Finding
@@ -26,7 +27,7 @@ from gpukiln.gpus.gpu_facts import (
     nvml_gpus,
     read,
     title,
-    value_of,
+    value,
 )
 from gpukiln.gpus.nvlinks import Card, alike, wrong
 from gpukiln.probe.base import NotReachedError, NotReportedError, known
@@ -68,7 +69,7 @@ class HealthRule:
 
 def _require_none(facts: Facts, *ids: str) -> None:
     """Fail where a GPU has one of these faults."""
-    found = [(gpu, one) for gpu in nvml_gpus(facts) for one in found_on(value_of(gpu), title(gpu), ids)]
+    found = [(gpu, one) for gpu in nvml_gpus(facts) for one in found_on(partial(value, gpu), title(gpu), ids)]
     if found:
         text = "; ".join(f"{label(gpu)}: {one.message}" for gpu, one in found[:MOST])
         more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
@@ -106,15 +107,15 @@ def _all_listed(facts: Facts, simulated: bool) -> str:
     if listed != there:
         listing = ", ".join(sorted(listed)) or "none"
         raise AssertionError(f"NVML lists {listing}, the PCI bus has {', '.join(sorted(there))}")
-    unnamed = [label(g) for g in gpus if not read(g, "uuid") or not read(g, "name")]
+    unnamed = [label(g) for g in gpus if not read(g, "uuid") or not value(g, "name")]
     if unnamed:
         raise AssertionError(f"{', '.join(unnamed)} has no name or no UUID, wanted both")
-    return ", ".join(str(read(g, "name")) for g in gpus)
+    return ", ".join(str(value(g, "name")) for g in gpus)
 
 
 def _persistence(facts: Facts) -> str:
     _require_none(facts, "persistence-off")
-    silent = [label(gpu) for gpu in nvml_gpus(facts) if read(gpu, "persistence") is None]
+    silent = [label(gpu) for gpu in nvml_gpus(facts) if value(gpu, "persistence") is None]
     if len(silent) == len(nvml_gpus(facts)):
         raise NotReportedError("not reported by any GPU")
     return ", ".join(f"{gpu}: not reported" for gpu in silent)
@@ -162,9 +163,9 @@ def _ecc(facts: Facts) -> str:
     _require_none(facts, "ecc-uncorrected", "ecc-pending")
     notes, reported = [], False
     for gpu in nvml_gpus(facts):
-        current, errors = read(gpu, "ecc.current"), read(gpu, "ecc.volatile_uncorrected")
+        current, errors = value(gpu, "ecc_enabled"), value(gpu, "ecc_uncorrected")
         reported = reported or (current, errors) != (None, None)
-        corrected, ever = read(gpu, "ecc.volatile_corrected"), read(gpu, "ecc.aggregate_uncorrected")
+        corrected, ever = value(gpu, "ecc_corrected"), value(gpu, "ecc_uncorrected_lifetime")
         notes += [f"{label(gpu)}: ECC {onoff(current)}"] if not current else []
         notes += [f"{label(gpu)}: {corrected} corrected"] if corrected else []
         notes += [f"{label(gpu)}: {ever} uncorrected in its life"] if ever else []
@@ -178,9 +179,9 @@ def _memory_repair(facts: Facts) -> str:
     _require_none(facts, "remap-failed", "remap-pending", "pages-pending")
     notes, reported = [], False
     for gpu in nvml_gpus(facts):
-        paths = ("remapped_rows.failed", "remapped_rows.pending", "retired_pages_pending")
-        reported = reported or any(read(gpu, path) is not None for path in paths)
-        repaired = read(gpu, "remapped_rows.uncorrectable")
+        names = ("remap_failed", "remap_pending", "pages_pending")
+        reported = reported or any(value(gpu, name) is not None for name in names)
+        repaired = value(gpu, "remapped_rows_uncorrectable")
         notes += [f"{label(gpu)}: {repaired} rows remapped after uncorrectable errors"] if repaired else []
     if not reported:
         raise NotReportedError("not reported by any GPU: its memory is not repaired, or it is a virtual one")
@@ -190,12 +191,12 @@ def _memory_repair(facts: Facts) -> str:
 def _throttle(facts: Facts) -> str:
     seen: dict[str, None] = {}
     gpus = nvml_gpus(facts)
-    silent = [label(gpu) for gpu in gpus if read(gpu, "throttle.mask") is None]
+    silent = [label(gpu) for gpu in gpus if value(gpu, "clock_events") is None]
     if len(silent) == len(gpus):
         raise NotReportedError("not reported by any GPU: a virtual one does not say why it is slow")
     _require_none(facts, "thermal-slowdown", "hardware-slowdown")
     for gpu in gpus:
-        seen.update(dict.fromkeys(read(gpu, "throttle.names") or []))
+        seen.update(dict.fromkeys(value(gpu, "clock_events") or []))
     return ", ".join([*seen, *(f"{gpu}: not reported" for gpu in silent)])
 
 
@@ -204,11 +205,11 @@ def _clocks(facts: Facts) -> str:
     _require_none(facts, "no-clock", "temperature-margin")
     hottest, silent, reported = [], [], False
     for gpu in nvml_gpus(facts):
-        top, margin = read(gpu, "clocks.max_sm"), thermal_margin(value_of(gpu))
+        top, margin = value(gpu, "clock_sm_max_mhz"), thermal_margin(partial(value, gpu))
         reported = reported or top is not None or margin is not None
-        names = [name for name, value in (("clock", top), ("temperature", margin)) if value is None]
+        names = [name for name, one in (("clock", top), ("temperature", margin)) if one is None]
         silent += [f"{label(gpu)}: {' and '.join(names)} not reported"] if names else []
-        now = read(gpu, "temperature.gpu")
+        now = value(gpu, "temperature_c")
         hottest += [now] if now is not None else []
     if not reported:
         raise NotReportedError("; ".join(silent))
@@ -222,26 +223,26 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
         copied: The section `cuda`; empty where nothing was copied.
     """
     gpus = nvml_gpus(facts)
-    notes = [f"{label(gpu)}: not reported" for gpu in gpus if read(gpu, "pcie.width") is None]
+    notes = [f"{label(gpu)}: not reported" for gpu in gpus if value(gpu, "pcie_width") is None]
     if len(notes) == len(gpus):
         raise NotReportedError("not reported by any GPU: a virtual one's link is its host's")
     shown: dict[str, int] = {}
     virtual = facts["boot"].get("virtualization") or "none"
     for gpu in gpus:
-        model = str(read(gpu, "name"))
-        shown[model] = max(shown.get(model, 0), read(gpu, "pcie.width") or 0)
+        model = str(value(gpu, "name"))
+        shown[model] = max(shown.get(model, 0), value(gpu, "pcie_width") or 0)
     for gpu in gpus:
-        width, widest = read(gpu, "pcie.width"), read(gpu, "pcie.max_width")
+        width, widest = value(gpu, "pcie_width"), value(gpu, "pcie_width_max")
         narrow = lanes_missing(width, widest) is not None
         # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model or not.
         refuted = lanes_refuted(copied, str(read(gpu, "bus_id")), width) if narrow else ""
-        same = width == shown[str(read(gpu, "name"))]
+        same = width == shown[str(value(gpu, "name"))]
         if narrow and not (virtual != "none" and (same or refuted)):
             text = f"{label(gpu)} has {lanes_missing(width, widest)}"
             raise FaultError(FAULTS["pcie-narrow"].finding(title(gpu), text))
         seen = refuted or f"{width} of {widest} lanes, as {virtual} shows it"
         notes += [f"{label(gpu)}: {seen}"] if narrow else []
-        gen, newest = read(gpu, "pcie.gen"), read(gpu, "pcie.max_gen")
+        gen, newest = value(gpu, "pcie_generation"), value(gpu, "pcie_generation_max")
         if gen is not None and newest is not None and gen < newest:
             notes.append(f"{label(gpu)}: generation {gen} of {newest} while idle")
     return "; ".join(notes)
@@ -257,7 +258,7 @@ def _mig(facts: Facts) -> str:
     _require_none(facts, "mig-pending")
     notes = []
     for gpu in nvml_gpus(facts):
-        current = read(gpu, "mig.current")
+        current = value(gpu, "mig_enabled")
         if wanted not in (None, "any") and bool(current) != (wanted == "enabled"):
             raise AssertionError(
                 f"{label(gpu)}: MIG is {onoff(current)}, wanted {wanted}, as /etc/gpukiln/expected.json says"
@@ -283,7 +284,7 @@ def judge_states(gpus: Sequence[Gpu]) -> list[str]:
         found = links(gpu)
         up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
         joined = frozenset(other["index"] for other in whole if other is not gpu and linked(gpu, other, gpus))
-        cards.append(Card(gpu["index"], label(gpu), str(read(gpu, "name")), up, down, joined))
+        cards.append(Card(gpu["index"], label(gpu), str(value(gpu, "name")), up, down, joined))
     notes = []
     for group in alike(cards):
         if text := wrong(group):

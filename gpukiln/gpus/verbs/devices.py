@@ -263,7 +263,7 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
             if not why.startswith("it is "):
                 missing.setdefault(why, []).append(name)
         for why, fields in missing.items():
-            print(f"  {'not told':17} {', '.join(sorted(fields))} ({why})")
+            print(f"  {'not reported':17} {', '.join(sorted(fields))} ({why})")
 
 
 def _plain_name(name: str) -> str:

@@ -281,7 +281,7 @@ class Snapshot:
     leases: str = "none"
 
     @property
-    def exit_code(self) -> int:
+    def code(self) -> int:
         """0; 4 where the driver does not answer at all, 75 where not yet; 5 where a device can't be read."""
         if self.state == "starting":
             return 75

@@ -62,7 +62,7 @@ def typed(typed_gpu: Callable[..., tuple[int, str, str]]) -> Typed:
 def test_every_version_tells_the_same(machine: Callable[..., Path], version: str) -> None:
     machine(version)
     found = snapshot()
-    assert (found.state, found.source, found.exit_code) == ("ok", "amd-smi", 0), found.message
+    assert (found.state, found.source, found.code) == ("ok", "amd-smi", 0), found.message
     one = found.devices[0]
     assert (one.uuid, one.vendor, one.name) == (amd_smi.uuid(0), "amd", amd_smi.NAMES[version])
     assert (one.bus_id, one.pci_id, one.cpus) == ("0000:05:00.0", "0x74A11002", "0-47")
@@ -191,7 +191,7 @@ def test_a_container_sees_the_gpus_whose_nodes_it_was_given(
     monkeypatch.setattr(collect, "in_container", lambda: True)
     monkeypatch.setattr(amd, "DRI", str(folder / "dri"))
     found = snapshot()
-    assert (found.state, found.exit_code) == ("not-granted", 0)
+    assert (found.state, found.code) == ("not-granted", 0)
     assert "/dev/kfd" in found.fix
     (folder / "dri").mkdir()
     (folder / "dri/renderD128").write_text("")
@@ -281,7 +281,7 @@ def both(
 def test_gpus_of_both_vendors_are_in_one_snapshot(both: Callable[..., Path], typed: Typed) -> None:
     both()
     found = snapshot()
-    assert (found.source, found.exit_code) == ("nvml, amd-smi", 0)
+    assert (found.source, found.code) == ("nvml, amd-smi", 0)
     assert [one.vendor for one in found.devices] == ["nvidia"] * 4 + ["amd"] * 2
     assert found.driver.version == "580.65.06"
     assert found.device("0") is None, "two have this index"
@@ -300,7 +300,7 @@ def test_one_vendor_that_does_not_answer_costs_its_rows(
     monkeypatch.setattr(amd, "LIMIT_S", 1.0)
     both(before="sleep 60")
     found = snapshot()
-    assert (found.state, found.exit_code) == ("ok", 5)
+    assert (found.state, found.code) == ("ok", 5)
     assert [one.readable for one in found.devices] == [True] * 4 + [False] * 2
     monkeypatch.setattr(base.watch, "hung", {})
     folder = both()
@@ -308,7 +308,7 @@ def test_one_vendor_that_does_not_answer_costs_its_rows(
     monkeypatch.setattr(base, "bus_gpus", lambda: [])
     monkeypatch.setattr(collect, "bus_gpus", lambda: [{"address": "0000:81:00.0", "device": "0x20b0"}])
     found = snapshot()
-    assert (found.state, found.exit_code) == ("ok", 5)
+    assert (found.state, found.code) == ("ok", 5)
     assert [(one.vendor, one.readable) for one in found.devices] == [
         ("nvidia", False),
         ("amd", True),
@@ -320,7 +320,7 @@ def test_one_vendor_that_does_not_answer_costs_its_rows(
 def test_a_processor_s_own_gpu_without_rocm_is_a_note(both: Callable[..., Path]) -> None:
     (both() / "bin/amd-smi").unlink()
     found = snapshot()
-    assert (found.source, found.exit_code, len(found.devices)) == ("nvml", 0, 4)
+    assert (found.source, found.code, len(found.devices)) == ("nvml", 0, 4)
     assert "no amd-smi" in found.errors[0].message
     assert found.errors[0].severity == "info"
 

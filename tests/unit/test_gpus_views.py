@@ -154,7 +154,7 @@ def test_without_gpus_to_read_it_says_which_kind_of_nothing_it_is(
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
     monkeypatch.setattr(collect, "ask_nvml", lambda **_: NvmlAnswer(head))
     found = collect.collect()
-    assert (found.state, found.exit_code) == (state, code)
+    assert (found.state, found.code) == (state, code)
     assert found.message
     assert fix in found.fix
     assert found.devices == ()

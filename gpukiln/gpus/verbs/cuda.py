@@ -9,15 +9,15 @@ from typing import Any
 from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.cuda import COMPAT, NO, CudaInstallation, compilers, not_data_center, not_looked_at, search
-from gpukiln.gpus.model import Device, Driver
+from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import table
 from gpukiln.gpus.verb import Option, Options, Verb
 from gpukiln.gpus.verbs.devices import head
 
 
 @dataclass(frozen=True)
-class CudaReport:
-    """The driver, and each CUDA that was found or named.
+class CudaReport(Snapshot):
+    """The driver, and each CUDA that was found or named; devices are NVIDIA's GPUs, processes null.
 
     Args:
         not_compiled_for: What toolkits of these versions can't compile for, in words.
@@ -25,18 +25,10 @@ class CudaReport:
         exit_code: 1 where an image that was named does not run on this driver.
     """
 
-    node: str
-    state: str
-    message: str
-    fix: str
-    scope: str
-    simulated: bool
-    driver: Driver
-    devices: tuple[Device, ...]
-    found: tuple[CudaInstallation, ...]
-    not_compiled_for: tuple[str, ...]
-    not_looked_at: tuple[str, ...]
-    exit_code: int
+    found: tuple[CudaInstallation, ...] = ()
+    not_compiled_for: tuple[str, ...] = ()
+    not_looked_at: tuple[str, ...] = ()
+    exit_code: int = 0
 
 
 def _cuda(options: Options) -> CudaReport:
@@ -52,18 +44,11 @@ def _cuda(options: Options) -> CudaReport:
     not_looked_at(missing)
     bad = any(one.verdict.word in (NO, COMPAT) for one in found) if options.image else False
     return CudaReport(
-        node=seen.node,
-        state=seen.state,
-        message=seen.message,
-        fix=seen.fix,
-        scope=seen.scope,
-        simulated=seen.simulated,
-        driver=seen.driver,
-        devices=gpus,
+        **{**vars(seen), "devices": gpus, "processes": None},
         found=tuple(found),
         not_compiled_for=tuple(_not_compiled(gpus, found)),
         not_looked_at=tuple(missing),
-        exit_code=seen.exit_code or int(bad),
+        exit_code=seen.code or int(bad),
     )
 
 

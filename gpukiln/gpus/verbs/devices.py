@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.findings import Finding
 from gpukiln.gpus.lease_overlay import snapshot
-from gpukiln.gpus.model import Device, Driver, GpuProcess, Snapshot
+from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import gib, short_uuid, shown, table
 from gpukiln.gpus.topology import GpuGroup, best_group
 from gpukiln.gpus.verb import Option, Options, Verb
@@ -22,29 +21,16 @@ GPU = Option(
 
 
 @dataclass(frozen=True)
-class DevicesReport:
-    """Some of the devices of a machine; the fields are those of a snapshot.
+class DevicesReport(Snapshot):
+    """Some of the devices of a machine, as in a snapshot.
 
     Args:
         processes: On these devices; null where they were not asked for.
         best: The group of GPUs that was asked for; null where none was.
     """
 
-    node: str
-    taken_at: str
-    source: str
-    scope: str
-    simulated: bool
-    state: str
-    message: str
-    fix: str
-    driver: Driver
-    devices: tuple[Device, ...]
-    processes: tuple[GpuProcess, ...] | None
-    best: GpuGroup | None
-    errors: tuple[Finding, ...]
-    leases: str
-    exit_code: int
+    best: GpuGroup | None = None
+    exit_code: int = 0
 
 
 def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
@@ -70,23 +56,9 @@ def _seen(
     found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: GpuGroup | None = None
 ) -> DevicesReport:
     uuids = {one.uuid for one in devices}
-    return DevicesReport(
-        node=found.node,
-        taken_at=found.taken_at,
-        source=found.source,
-        scope=found.scope,
-        simulated=found.simulated,
-        state=found.state,
-        message=found.message,
-        fix=found.fix,
-        driver=found.driver,
-        devices=devices,
-        processes=tuple(p for p in found.processes or () if p.device in uuids) if processes else None,
-        best=best,
-        errors=found.errors,
-        leases=found.leases,
-        exit_code=found.exit_code,
-    )
+    listed = tuple(p for p in found.processes or () if p.device in uuids) if processes else None
+    fields = {**vars(found), "devices": devices, "processes": listed}
+    return DevicesReport(**fields, best=best, exit_code=found.code)
 
 
 def _list(options: Options) -> DevicesReport:

@@ -197,7 +197,7 @@ def state_of(found: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, st
     unknown = [why for one, why in devices if one.health == "unknown"]
     if found.state == "starting":
         unknown.append(found.message)
-    elif found.exit_code == 4:
+    elif found.code == 4:
         sick.append(found.message)
     unknown += [
         f"{one.id}: {one.reason}" for one in checks if one.id in DECIDE and one.outcome == "not_reached"

@@ -82,59 +82,46 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class WatchReport:
-    """What a watch has seen.
+class Insights:
+    """What the rules found in a watch.
 
     Args:
-        started_at: RFC 3339, UTC.
-        interval_s: Between ticks, as planned.
         lasted_s: From the first tick on, the last one's interval included.
         ticks: That were sampled.
-        late: Of these, how many began more than 50 ms after their time.
         missed: Ticks whose time came, and that nothing was sampled at.
-        interrupted: Whether somebody ended it before its time.
         events: What became of GPUs meanwhile.
         not_run: Ids of rules that want a longer watch.
         leases: Whether leases could be read, as in a snapshot.
     """
 
     node: str
-    started_at: str
     simulated: bool
-    interval_s: float
     lasted_s: float
     ticks: int
-    late: int
     missed: int
-    interrupted: bool
-    devices: tuple[Summary, ...]
-    events: tuple[WatchEvent, ...]
     insights: tuple[Finding, ...]
+    events: tuple[WatchEvent, ...]
     not_run: tuple[str, ...]
     leases: str
     exit_code: int
 
 
 @dataclass(frozen=True)
-class Insights:
-    """What the rules found in one look over some seconds.
+class WatchReport(Insights):
+    """What a watch has seen, and what the rules found in it.
 
     Args:
-        lasted_s: For how long it looked.
-        not_run: Ids of rules that want a longer look.
-        leases: Whether leases could be read, as in a snapshot.
+        started_at: RFC 3339, UTC.
+        interval_s: Between ticks, as planned.
+        late: Of the ticks, how many began more than 50 ms after their time.
+        interrupted: Whether somebody ended it before its time.
     """
 
-    node: str
-    lasted_s: float
-    ticks: int
-    missed: int
-    simulated: bool
-    insights: tuple[Finding, ...]
-    events: tuple[WatchEvent, ...]
-    not_run: tuple[str, ...]
-    leases: str
-    exit_code: int
+    started_at: str
+    interval_s: float
+    late: int
+    interrupted: bool
+    devices: tuple[Summary, ...]
 
 
 def look(
@@ -449,18 +436,8 @@ def _word(value: Any) -> str:
 
 def _insights(options: Options) -> Insights:
     said = look(options, _silent)
-    return Insights(
-        node=said.node,
-        lasted_s=said.lasted_s,
-        ticks=said.ticks,
-        missed=said.missed,
-        simulated=said.simulated,
-        insights=said.insights,
-        events=said.events,
-        not_run=said.not_run,
-        leases=said.leases,
-        exit_code=1 if worst(said.insights) == "error" else said.exit_code,
-    )
+    found = {name: getattr(said, name) for name in Insights.__dataclass_fields__}
+    return Insights(**{**found, "exit_code": 1 if worst(said.insights) == "error" else said.exit_code})
 
 
 def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:

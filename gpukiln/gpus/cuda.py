@@ -41,6 +41,8 @@ BUILT_WITH = re.compile(r"\+cu(?P<digits>\d{3})$")  # torch 2.4.0+cu121
 class DriverSupport:
     """Whether a driver runs what was built with a CUDA version.
 
+    No `Outcome`: there are five answers.
+
     Args:
         word: runs; runs-with-limits (minor-version compatibility: nothing that is compiled at run time);
             needs-compat: with a forward-compatibility package, on data-centre boards; no; unknown.

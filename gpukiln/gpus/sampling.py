@@ -26,7 +26,9 @@ RESTARTS = 3  # of a child that ends for no GPU's sake
 
 @dataclass(frozen=True)
 class Sample:
-    """A GPU at one tick: the fields of a `Device` that move.
+    """A GPU at one tick: the fields of a `Device` that move, by its names.
+
+    Not a `Device`: a line of a watch would have sixty more fields, all of them null.
 
     Args:
         index: The driver's number.

@@ -391,7 +391,7 @@ def test_a_hook_that_fails_is_told_and_run_again(hook: Path) -> None:
     hook.with_name("fail").touch()
     said = health.hooked(made("sick", exit_code=1), str(hook))
     assert said.hook is not None
-    assert (said.hook.exit_code, said.hook.told, said.exit_code) == (7, "no cluster", 1)
+    assert (said.hook.exit_code, said.hook.output, said.exit_code) == (7, "no cluster", 1)
     hook.with_name("fail").unlink()
     assert turn(hook, "sick") == ["bm-07 unknown sick"] * 2
     assert turn(hook, "sick") == ["bm-07 unknown sick"] * 2

@@ -111,7 +111,10 @@ def test_what_is_broken_is_a_row_or_a_reason_and_never_a_gap(
         last = gpus[-1]
         assert (last["uuid"], last["health"], last["allocatable"]) == (None, told.lower(), False)
         assert last["unavailable"]["temperature_c"] == reason
-        assert [one["object"] for one in node["errors"]] == ["GPU 7"]
+        [error] = node["errors"]
+        assert (error["object"], error["severity"]) == ("GPU 7", "error")
+        assert error["evidence"]["name"] == reason
+        assert error["id"] == reason.lower().replace("_", "-")
         assert all(one["health"] == "ok" and one["allocatable"] for one in gpus[:-1])
     if scenario == "mig-mixed":
         parts = [one for one in node["devices"] if one["kind"] == "mig"]

@@ -68,14 +68,14 @@ class HookRun:
     Args:
         old: The state that it knew.
         exit_code: Of the program; 124: it did not end in time.
-        told: The end of what it said.
+        output: The end of it.
     """
 
     program: str
     old: str
     new: str
     exit_code: int
-    told: str
+    output: str
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class GpuHealth:
 
 
 class GatheredFacts(Mapping[str, Any]):
-    """What was gathered, read as the suite reads it."""
+    """What was gathered, read as by the suite's `Facts`, which know profiles, notes and remedies too."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
@@ -290,8 +290,8 @@ def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
     words = (f"GPUKILN_NODE={health.node}", f"GPUKILN_OLD_STATE={old}", f"GPUKILN_NEW_STATE={health.state}")
     data = json.dumps(document(HEALTH, [plain(health)], [])).encode()
     said = ask("env", *words, program, timeout=HOOK_S, data=data, waits=True)
-    told = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
-    return HookRun(program, old, health.state, said["rc"], told)
+    output = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
+    return HookRun(program, old, health.state, said["rc"], output)
 
 
 # ---- for machines
@@ -415,9 +415,8 @@ def _show(node: dict[str, Any], options: Options, print: Print) -> None:
         print(f"{one['evidence']['count']} x {one['message']}{'; ' * bool(one['remedy'])}{one['remedy']}")
     if node["hook"]:
         hook = node["hook"]
-        print(
-            f"hook {hook['program']}: {hook['old']} to {hook['new']}, exit {hook['exit_code']} {hook['told']}"
-        )
+        turned = f"{hook['old']} to {hook['new']}"
+        print(f"hook {hook['program']}: {turned}, exit {hook['exit_code']} {hook['output']}")
 
 
 HEALTH = Verb(

@@ -22,7 +22,7 @@ from pathlib import Path
 from gpukiln.gpus import zipapp
 from gpukiln.gpus.client import MemberLeases
 from gpukiln.gpus.leases import Who
-from gpukiln.gpus.selection import Request
+from gpukiln.gpus.selection import DeviceRequest
 from tests.support import nvml_double
 from tests.support.gpus import double, snapshot
 
@@ -37,8 +37,8 @@ from gpukiln.errors import BusyError
 from gpukiln.gpus.client import MemberLeases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.leases import Leases, Who
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
 folder, number, requests, kill = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 chance, seen = random.Random(number), snapshot()
@@ -48,10 +48,10 @@ if sys.argv[5]:
     os.setuid(61000 + number)
     leases = MemberLeases(Path(sys.argv[5]))
 else:
-    leases = Leases(Store(folder), look=lambda: seen, config=Config(Path("none")))
+    leases = Leases(LeaseStore(folder), look=lambda: seen, config=Config(Path("none")))
 who = Who(f"u{number}", number)
 for turn in range(requests):
-    request = Request(count=chance.randint(1, 4))
+    request = DeviceRequest(count=chance.randint(1, 4))
     while True:
         began = time.perf_counter()
         try:
@@ -77,11 +77,11 @@ import sys
 from pathlib import Path
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.leases import Leases, Who
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
-leases = Leases(Store(Path(sys.argv[1])), look=snapshot, config=Config(Path("none")))
-print(len(leases.acquire(Request(count=8), Who("last", 1)).uuids))
+leases = Leases(LeaseStore(Path(sys.argv[1])), look=snapshot, config=Config(Path("none")))
+print(len(leases.acquire(DeviceRequest(count=8), Who("last", 1)).uuids))
 """
 
 
@@ -91,14 +91,14 @@ from pathlib import Path
 from gpukiln.gpus import service
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.leases import Leases
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.store import LeaseStore
 seen, config = pickle.load(sys.stdin.buffer), Config(Path("none"))
 with service.listening(Path(sys.argv[2])) as listener:
     Path(sys.argv[2]).chmod(0o666)
     service.serve(
         listener,
-        store=lambda: Store(Path(sys.argv[1])),
-        make=lambda store: Leases(store or Store(Path(sys.argv[1])), look=lambda: seen, config=config),
+        store=lambda: LeaseStore(Path(sys.argv[1])),
+        make=lambda store: Leases(store or LeaseStore(Path(sys.argv[1])), look=lambda: seen, config=config),
     )
 """
 
@@ -128,7 +128,7 @@ def alone(socket: Path, times: int = 300) -> list[float]:
     leases, who, taken = MemberLeases(socket), Who("root", 0), []
     for _ in range(times):
         began = time.perf_counter()
-        granted = leases.acquire(Request(), who)
+        granted = leases.acquire(DeviceRequest(), who)
         taken.append((time.perf_counter() - began) * 1000)
         for number in granted.descriptors:
             os.close(number)

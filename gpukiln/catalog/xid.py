@@ -4,12 +4,12 @@ from functools import cache
 from typing import Any
 
 from gpukiln.catalog.load import data
+from gpukiln.findings import Severity
 from gpukiln.typed import load, strict
 
 HARMLESS = ("app", "secondary", "info")
-SICK, WARNING, NOTE = "sick", "warning", "note"  # as gpukiln.gpus.faults has them
-# What NVIDIA's immediate action says of a GPU. Those that let it go on are a note where the application is to
-# blame, or nothing is to be done.
+# What NVIDIA's immediate action says of a GPU. Those that let it go on are an info where the application is
+# to blame, or nothing is to be done.
 GOES_ON = (
     "IGNORE",
     "CHECK_APP",
@@ -33,8 +33,8 @@ class Xid:
         then: The action if it comes again.
         kind: app, secondary, info, reset, memory, hardware, nvlink, software, reboot, action.
         plugin_ignores: Whether NVIDIA's Kubernetes device plugin keeps the GPU in use after it.
-        level: Of a number for which the catalogue has no action: sick, where its name alone says that the GPU
-            can't go on.
+        level: Of a number for which the catalogue has no action: error, where its name alone says that the
+            GPU can't go on.
     """
 
     mnemonic: str
@@ -43,18 +43,18 @@ class Xid:
     then: str | None
     kind: str
     plugin_ignores: bool = False
-    level: str | None = None
+    level: Severity | None = None
 
     @property
-    def severity(self) -> str:
-        """What the number's own action says: sick, the GPU should get no new work; warning, or note."""
+    def severity(self) -> Severity:
+        """What the number's own action says: error, the GPU should get no new work; warning, or info."""
         if self.level:
             return self.level
         if self.now in GOES_ON or self.kind == "info":
-            return NOTE
+            return "info"
         if self.now == "RESTART_APP":
-            return WARNING if self.blames_hardware else NOTE
-        return WARNING if self.now in LOOKED_AT else SICK
+            return "warning" if self.blames_hardware else "info"
+        return "warning" if self.now in LOOKED_AT else "error"
 
     @property
     def reset(self) -> bool:
@@ -75,17 +75,23 @@ def xids() -> dict[int, Xid]:
 
 def explain(value: int) -> str:
     """What a number of the catalogue means and what to do, in one line for people."""
-    known = xids()[value]
-    words = data("xid")["actions"]
-    action = words.get(known.now, known.now) if known.now else "NVIDIA's catalogue names no action"
-    return f"Xid {value} {known.mnemonic}: {known.meaning}; {action}"
+    return f"{_meaning(value)}; {_action(value)}"
+
+
+def _meaning(value: int) -> str:
+    return f"Xid {value} {xids()[value].mnemonic}: {xids()[value].meaning}"
+
+
+def _action(value: int) -> str:
+    now = xids()[value].now
+    return str(data("xid")["actions"].get(now, now)) if now else "NVIDIA's catalogue names no action"
 
 
 def judged() -> dict[int, dict[str, Any]]:
     """Every number as those judge by it who read a kernel's log (`gpukiln.gpus.faults`).
 
     Returns:
-        {number: {kind, blames_hardware, severity, reset, text}}; text is what `explain` says.
+        {number: {kind, blames_hardware, severity, reset, text, remedy}}.
     """
     return {
         number: {
@@ -93,7 +99,8 @@ def judged() -> dict[int, dict[str, Any]]:
             "blames_hardware": row.blames_hardware,
             "severity": row.severity,
             "reset": row.reset,
-            "text": explain(number),
+            "text": _meaning(number),
+            "remedy": _action(number),
         }
         for number, row in xids().items()
     }

@@ -3,7 +3,8 @@
 import sys
 
 from gpukiln.catalog.xid import explain, xids
-from gpukiln.gpus.faults import LOGGED, ON_A_DEVICE, SEVERITIES
+from gpukiln.findings import SEVERITIES
+from gpukiln.gpus.faults import LOGGED, ON_A_DEVICE
 
 HEAD = """\
 # Faults of a GPU
@@ -12,8 +13,8 @@ One table decides how much a fault weighs, and what to do. `gpukiln-gpu list`, l
 `insights`, the suite's checks and the alerts of the monitoring add-on read it. This page is made of it:
 `python -m gpukiln.commands.gpu_faults > docs/gpu-faults.md`.
 
-*sick*: the GPU gets no lease, and its node no work. *warning*: it works, and somebody should look.
-*note*: worth knowing.
+*error*: the GPU is sick: it gets no lease, and its node no work. *warning*: it works, and somebody should
+look. *info*: worth knowing.
 
 ## What a GPU says of itself
 """
@@ -36,7 +37,7 @@ def page() -> str:
         "Severity and next step are those of NVIDIA's immediate action (catalog/data/xid.yaml). An Xid",
         "that a reset ends is over once the driver says that no recovery action is left (Xid 154), or",
         "`gpukiln-gpu reset` has reset it; the others count until the next boot. SXids of NVSwitches are",
-        "sick where they call themselves fatal.",
+        "errors where they call themselves fatal.",
         *("", "| severity | Xids |", "|---|---|"),
     ]
     for severity in SEVERITIES:
@@ -44,7 +45,7 @@ def page() -> str:
         lines.append(f"| {severity} | {', '.join(numbers)} |")
     lines += [
         "",
-        *(f"- {explain(number)}" for number, row in sorted(xids().items()) if row.severity != "note"),
+        *(f"- {explain(number)}" for number, row in sorted(xids().items()) if row.severity != "info"),
     ]
     return HEAD + "\n".join(lines) + "\n"
 

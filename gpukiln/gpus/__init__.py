@@ -18,12 +18,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpukiln.gpus.lease_overlay import snapshot
     from gpukiln.gpus.leases import Granted, lease
-    from gpukiln.gpus.marks import snapshot
-    from gpukiln.gpus.model import Device, Process, Snapshot
+    from gpukiln.gpus.model import Device, GpuProcess, Snapshot
 
-__all__ = ["Device", "Granted", "Process", "Snapshot", "lease", "snapshot"]
-_FROM = {"Granted": "leases", "lease": "leases", "snapshot": "marks"}
+__all__ = ["Device", "GpuProcess", "Granted", "Snapshot", "lease", "snapshot"]
+_FROM = {"Granted": "leases", "lease": "leases", "snapshot": "lease_overlay"}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpukiln.gpus import health, processes
-from gpukiln.gpus.model import Device, Driver, Problem, Snapshot
+from gpukiln.gpus.model import Device, Driver, Snapshot, unread
 from gpukiln.parsing import check_depth
 from gpukiln.probe import base
 from gpukiln.probe.base import HungError, NotReachedError, ask, read
@@ -94,7 +94,7 @@ NO_REASON = (*OWN, "not_allocatable_because", "error", "unavailable")
 
 
 @dataclass
-class Look:
+class AmdAnswer:
     """What amd-smi told.
 
     Args:
@@ -131,10 +131,10 @@ def joined(
             return dataclasses.replace(found, source=TOOL, state="not-granted", message=message, fix=fix)
         return found
     look = _look(there)
-    devices = [health.judged(one) for one in _devices(look, given)] if look.state == "ok" else []
-    problems = [Problem(None, None, None, look.state, look.message)] if look.message else []
-    problems += [Problem(None, None, None, "FAILED", f"{name}: {why}") for name, why in look.failed.items()]
-    problems += [Problem(one.uuid, one.index, None, "FAILED", one.error) for one in devices if one.error]
+    devices = [health.examined(one) for one in _devices(look, given)] if look.state == "ok" else []
+    problems = [unread(look.state, look.message)] if look.message else []
+    problems += [unread("FAILED", f"{name}: {why}") for name, why in look.failed.items()]
+    problems += [unread("FAILED", one.error, one.title) for one in devices if one.error]
     jobs = processes.described(_jobs(look, devices))
     if alone:
         return dataclasses.replace(
@@ -150,7 +150,8 @@ def joined(
         )
     if look.state == "no-library":
         # Nobody computes on these: processors have a GPU for their screens.
-        return dataclasses.replace(found, errors=(*found.errors, *problems))
+        info = unread(look.state, look.message, severity="info")
+        return dataclasses.replace(found, errors=(*found.errors, info))
     if look.state != "ok":
         devices = [_unreadable("amd", n, gpu, look.message) for n, gpu in enumerate(given)]
     whole = list(found.devices)
@@ -180,16 +181,16 @@ def _is_given(address: str) -> bool:
     return any(os.access(path, os.R_OK | os.W_OK) for path in paths)
 
 
-def _look(there: str) -> Look:
+def _look(there: str) -> AmdAnswer:
     """Ask amd-smi everything."""
     if not os.path.isdir(MODULE):  # noqa: PTH112 - as probe.base
         message = f"{there}, and the kernel module amdgpu is not loaded"
-        return Look("no-driver", message, "`modprobe amdgpu`; if it fails, dmesg says why")
+        return AmdAnswer("no-driver", message, "`modprobe amdgpu`; if it fails, dmesg says why")
     tool = shutil.which(TOOL, path=f"{base.PATH}:{ELSEWHERE}")
     if tool is None:
         fix = "install ROCm's package amd-smi-lib, which has amd-smi"
-        return Look("no-library", f"{there}, and no {TOOL}", fix)
-    look = Look()
+        return AmdAnswer("no-library", f"{there}, and no {TOOL}", fix)
+    look = AmdAnswer()
     for question in ("list", "static", "metric", "process"):
         try:
             rows = _rows(tool, question)
@@ -208,13 +209,17 @@ def _look(there: str) -> Look:
     return look
 
 
-def _no_answer(there: str, why: str, hung: bool) -> Look:
+def _no_answer(there: str, why: str, hung: bool) -> AmdAnswer:
     if hung:
-        return Look("hung", f"{there}, and {why}", "read the kernel's log (dmesg), and reboot the machine")
+        return AmdAnswer(
+            "hung", f"{there}, and {why}", "read the kernel's log (dmesg), and reboot the machine"
+        )
     if re.search(r"(?i)permission|required groups", why):
         fix = "become a member of the groups that own /dev/kfd and /dev/dri/*, such as render and video"
-        return Look("no-permission", f"{there}, and this user may not use them: {why}", fix)
-    return Look("failed", f"{there}, and {TOOL} does not tell them: {why}", f"`{TOOL} list --json` says more")
+        return AmdAnswer("no-permission", f"{there}, and this user may not use them: {why}", fix)
+    return AmdAnswer(
+        "failed", f"{there}, and {TOOL} does not tell them: {why}", f"`{TOOL} list --json` says more"
+    )
 
 
 def _rows(tool: str, question: str) -> list[dict[str, Any]]:
@@ -240,7 +245,7 @@ def _rows(tool: str, question: str) -> list[dict[str, Any]]:
     return [row for row in document if isinstance(row, dict)] if isinstance(document, list) else []
 
 
-def _driver(look: Look) -> Driver:
+def _driver(look: AmdAnswer) -> Driver:
     nothing = f"{TOOL} does not answer" if look.state != "ok" else SILENT
     first = next(iter(look.rows.values()), {})
     told, _ = _first(first, ("static.driver.version", "static.driver.driver_version"))
@@ -315,7 +320,7 @@ def _text(value: Any) -> str | None:
     return str(value)
 
 
-def _devices(look: Look, given: Sequence[dict[str, str]]) -> list[Device]:
+def _devices(look: AmdAnswer, given: Sequence[dict[str, str]]) -> list[Device]:
     """A device for each GPU of the bus; one that amd-smi does not list is one that can't be read."""
     serials = Counter(_serial(rows) for rows in look.rows.values())
     devices = [_device(look, index, rows, serials) for index, rows in sorted(look.rows.items())]
@@ -338,7 +343,7 @@ def _serial(rows: dict[str, Any]) -> str | None:
     return found[1].zfill(16) if found and int(found[1], 16) else None
 
 
-def _device(look: Look, index: int, rows: dict[str, Any], serials: Counter[str | None]) -> Device:
+def _device(look: AmdAnswer, index: int, rows: dict[str, Any], serials: Counter[str | None]) -> Device:
     unavailable: dict[str, str] = {}
     values: dict[str, Any] = {}
     readers: tuple[tuple[dict[str, tuple[str, ...]], Callable[[Any], Any]], ...] = (
@@ -403,10 +408,10 @@ def _complete(device: Device, why: str) -> Device:
 
 def _unreadable(vendor: str, index: int, gpu: dict[str, str], why: str) -> Device:
     made = Device(uuid=None, kind="gpu", index=index, vendor=vendor, bus_id=gpu["address"], error=why)
-    return health.judged(_complete(made, why))
+    return health.examined(_complete(made, why))
 
 
-def _jobs(look: Look, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
+def _jobs(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
     """What computes on each GPU.
 
     A program has every GPU open, and amd-smi lists it on each (ROCm/legacy-rocm-build#2292): one that has no

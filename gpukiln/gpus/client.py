@@ -21,7 +21,7 @@ from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.leases import JOB, Granted, Leases, Who
 from gpukiln.gpus.model import Snapshot, plain
-from gpukiln.gpus.selection import Considered, Request
+from gpukiln.gpus.selection import Considered, DeviceRequest
 from gpukiln.gpus.store import ENVIRONMENT, GROUP, Lease, folder, number_of, read_lifeline
 
 SOCKET = "/run/gpukiln/gpus.sock"
@@ -59,7 +59,7 @@ def socket_path() -> Path:
 
 
 @dataclasses.dataclass(frozen=True)
-class Planned:
+class PlannedSelection:
     """What a request would get; as `Selection`, without what only the service knows.
 
     Args:
@@ -101,10 +101,10 @@ class MemberLeases:
         """Every use that has ended."""
         return list(self._ask("ledger")["uses"])
 
-    def plan(self, request: Request, _: Snapshot | None = None) -> Planned:
+    def plan(self, request: DeviceRequest, _: Snapshot | None = None) -> PlannedSelection:
         """What a request would get now; nothing is changed."""
         said = self._ask("plan", request=plain(request))
-        return Planned(
+        return PlannedSelection(
             tuple(SimpleNamespace(uuid=uuid) for uuid in said["devices"]),
             (None,) * int(said["possible"]),
             said["why"],
@@ -113,7 +113,7 @@ class MemberLeases:
 
     def acquire(
         self,
-        request: Request,
+        request: DeviceRequest,
         who: Who,
         *,
         kind: str = JOB,

@@ -10,10 +10,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpukiln.compatibility import version_key
+from gpukiln.findings import Finding
 from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state, nvlinks_between
-from gpukiln.gpus.model import Device, Driver, Peer, Problem, Snapshot
+from gpukiln.gpus.model import Device, Driver, Peer, Snapshot, unread
 from gpukiln.probe.base import DRIVER_GPUS, amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Slow
 from gpukiln.probe.gpus import on_the_bus
@@ -71,7 +72,7 @@ GIVEN_AWAY = ("vfio-pci", "pci-stub", "xen-pciback")  # drivers that keep a GPU 
 
 
 def collect() -> Snapshot:
-    """The GPUs of this machine now; `gpukiln.gpus.marks.snapshot` has the leases too."""
+    """The GPUs of this machine now; `gpukiln.gpus.lease_overlay.snapshot` has the leases too."""
     pci, contained = bus_gpus(), in_container()
     given = given_gpus() if contained else pci
     simulated = is_simulated()
@@ -91,7 +92,7 @@ def collect() -> Snapshot:
         rows = _devices(gpu, gpus, {p["address"] for p in given})
         devices += rows
         found += _processes_of(gpu, rows)
-    healthy = tuple(health.judged(one) for one in devices)
+    healthy = tuple(health.examined(one) for one in devices)
     whole = Snapshot(
         node=socket.gethostname(),
         taken_at=now(),
@@ -471,15 +472,17 @@ def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | N
     ]
 
 
-def _problems(head: dict[str, Any], gpus: list[dict[str, Any]], why: str) -> list[Problem]:
+def _problems(head: dict[str, Any], gpus: list[dict[str, Any]], why: str) -> list[Finding]:
     found = []
     if why:
-        found.append(Problem(None, None, None, SLOW if isinstance(why, Slow) else HUNG, why))
+        slow = isinstance(why, Slow)
+        found.append(unread(SLOW if slow else HUNG, why, severity="warning" if slow else "error"))
     if head.get("error"):
         error = head["error"]
-        found.append(Problem(None, None, error.get("code"), reason(error), error["_error"]))
+        found.append(unread(reason(error), error["_error"], code=error.get("code")))
     for gpu in gpus:
         if gpu["error"]:
             error = gpu["error"]
-            found.append(Problem(None, int(gpu["index"]), error.get("code"), reason(error), error["_error"]))
+            title = f"GPU {gpu['index']}"
+            found.append(unread(reason(error), error["_error"], title, code=error.get("code")))
     return found

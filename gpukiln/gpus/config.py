@@ -42,7 +42,7 @@ DMI = "/sys/class/dmi/id"
 
 
 @dataclass(frozen=True)
-class Limit:
+class LeaseLimit:
     """How much one holder may have.
 
     Args:
@@ -59,7 +59,7 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Price:
+class MachinePrice:
     """What the whole machine costs.
 
     Args:
@@ -79,13 +79,13 @@ class Config:
     """
 
     path: Path
-    everybody: Limit = field(default_factory=Limit)
-    users: dict[str, Limit] = field(default_factory=dict)
-    projects: dict[str, Limit] = field(default_factory=dict)
-    price: Price | None = None
+    everybody: LeaseLimit = field(default_factory=LeaseLimit)
+    users: dict[str, LeaseLimit] = field(default_factory=dict)
+    projects: dict[str, LeaseLimit] = field(default_factory=dict)
+    price: MachinePrice | None = None
     counts: tuple[str, ...] = COUNTS
 
-    def limit(self, user: str, project: str) -> Limit:
+    def limit(self, user: str, project: str) -> LeaseLimit:
         """What holds for a user: their own, else that of a project of theirs, else everybody's.
 
         Whoever types the name of a project is not of it by that.
@@ -107,15 +107,17 @@ def load(path: Path | None = None) -> Config:
         return Config(path)
     except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, too deep, too many digits
         raise UsageError(f"{path} is not TOML: {error}", hint="the role gpu_tools writes it anew") from error
-    reader = _Reader(path)
+    reader = _ConfigReader(path)
     reader.keys(data, "", ("limits", "busy", "price"))
     limits = reader.section(data, "limits")
     reader.keys(limits, "limits", ("gpus", "hours", "users", "projects"))
-    everybody = reader.limit(limits, "limits", "everybody", Limit())
+    everybody = reader.limit(limits, "limits", "everybody", LeaseLimit())
     price = None
     if said := reader.section(data, "price"):
         reader.keys(said, "price", ("usd_hour", "source"))
-        price = Price(float(reader.number(said, "price", "usd_hour", 0)), str(said.get("source", path)))
+        price = MachinePrice(
+            float(reader.number(said, "price", "usd_hour", 0)), str(said.get("source", path))
+        )
     return Config(
         path,
         everybody,
@@ -126,7 +128,7 @@ def load(path: Path | None = None) -> Config:
     )
 
 
-class _Reader:
+class _ConfigReader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
@@ -160,13 +162,13 @@ class _Reader:
             raise self.wrong(f"[busy] counts is {found!r}", f"a list of {', '.join(known)}")
         return tuple(found)
 
-    def limit(self, data: dict[str, Any], where: str, whose: str, default: Limit) -> Limit:
+    def limit(self, data: dict[str, Any], where: str, whose: str, default: LeaseLimit) -> LeaseLimit:
         gpus = self.number(data, where, "gpus", default.gpus)
         if gpus != int(gpus):
             raise self.wrong(f"[{where}] gpus is {gpus!r}", "a whole number")
-        return Limit(int(gpus), self.number(data, where, "hours", default.hours), whose)
+        return LeaseLimit(int(gpus), self.number(data, where, "hours", default.hours), whose)
 
-    def limits(self, data: dict[str, Any], name: str, default: Limit) -> dict[str, Limit]:
+    def limits(self, data: dict[str, Any], name: str, default: LeaseLimit) -> dict[str, LeaseLimit]:
         found = {}
         for key, said in self.section(data, name).items():
             where = f"limits.{name}.{key}"
@@ -182,7 +184,7 @@ class _Reader:
         return found
 
 
-def machine_price(config: Config) -> Price | None:
+def machine_price(config: Config) -> MachinePrice | None:
     """What this machine costs: as the file says, else the catalogue's price of its instance type."""
     if config.price is not None:
         return config.price
@@ -199,5 +201,5 @@ def machine_price(config: Config) -> Price | None:
     for listed in facts()["prices"]:
         if name in listed["usd_hour"]:
             source = f"{name} on demand in {listed['region']}, {listed['as_of']} ({listed['source']})"
-            return Price(float(listed["usd_hour"][name]), source)
+            return MachinePrice(float(listed["usd_hour"][name]), source)
     return None

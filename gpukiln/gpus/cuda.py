@@ -38,8 +38,10 @@ BUILT_WITH = re.compile(r"\+cu(?P<digits>\d{3})$")  # torch 2.4.0+cu121
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DriverSupport:
     """Whether a driver runs what was built with a CUDA version.
+
+    No `Outcome`: there are five answers.
 
     Args:
         word: runs; runs-with-limits (minor-version compatibility: nothing that is compiled at run time);
@@ -54,7 +56,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Found:
+class CudaInstallation:
     """A CUDA that was found or named.
 
     Args:
@@ -69,11 +71,11 @@ class Found:
     name: str
     where: str
     cuda: str | None
-    verdict: Verdict
+    verdict: DriverSupport
     more: str
 
 
-def verdict(cuda: str | None, driver: str | None, others: Sequence[str] = ()) -> Verdict:
+def verdict(cuda: str | None, driver: str | None, others: Sequence[str] = ()) -> DriverSupport:
     """Whether a driver runs what was built with a CUDA version.
 
     Args:
@@ -82,15 +84,15 @@ def verdict(cuda: str | None, driver: str | None, others: Sequence[str] = ()) ->
         others: As `not_data_center` returns them.
     """
     if cuda is None:
-        return Verdict(UNKNOWN, "it does not tell its CUDA version", None)
+        return DriverSupport(UNKNOWN, "it does not tell its CUDA version", None)
     if driver is None:
-        return Verdict(UNKNOWN, "there is no driver", None)
+        return DriverSupport(UNKNOWN, "there is no driver", None)
     needed = compatibility.needs(cuda, facts()["cuda"]["toolkits"], facts()["cuda"]["floors"])
     if needed is None:
-        return Verdict(UNKNOWN, f"the catalogue does not know CUDA {cuda}", None)
+        return DriverSupport(UNKNOWN, f"the catalogue does not know CUDA {cuda}", None)
     found = compatibility.support(cuda, needed, driver, others)
     why = f"{found.message}; {found.limits}" if found.way == MINOR_VERSION else found.message
-    return Verdict(WORDS[found.way], why, found.package)
+    return DriverSupport(WORDS[found.way], why, found.package)
 
 
 def compilers(cuda: str, architecture: str) -> str | None:
@@ -201,7 +203,7 @@ def _ask(argv: list[str]) -> str:
 
 def search(
     driver: str | None, others: Sequence[str] = (), *, python: str = "", image: Sequence[str] = ()
-) -> tuple[list[Found], list[str]]:
+) -> tuple[list[CudaInstallation], list[str]]:
     """Everything of CUDA on this machine with its verdict, and what could not be looked at.
 
     Args:
@@ -209,11 +211,11 @@ def search(
         python: The Python whose wheels are looked at, empty for the one on PATH.
         image: Images by name instead of all.
     """
-    found: list[Found] = []
+    found: list[CudaInstallation] = []
     missing: list[str] = []
 
     def add(kind: str, name: str, where: str, cuda: str | None, more: str = "") -> None:
-        found.append(Found(kind, name, where, cuda, verdict(cuda, driver, others), more))
+        found.append(CudaInstallation(kind, name, where, cuda, verdict(cuda, driver, others), more))
 
     if not image:
         for name, path, version in toolkits():
@@ -224,7 +226,9 @@ def search(
             newer = driver is not None and version_key(brought) > version_key(driver)
             word = UNKNOWN if driver is None else NATIVE if newer and not others else NO
             said = why if newer or driver is None else f"{why}, and the machine's {driver} is not older"
-            found.append(Found("compat", Path(path).name, path, None, Verdict(word, said, None), ""))
+            found.append(
+                CudaInstallation("compat", Path(path).name, path, None, DriverSupport(word, said, None), "")
+            )
         interpreter = python or shutil.which("python3")
         if interpreter:
             for name, version, more in wheels(interpreter):

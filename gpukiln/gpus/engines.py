@@ -43,7 +43,7 @@ BY_CDI, BY_HOOK, BY_RUNTIME = "cdi", "hook", "runtime"
 
 
 @dataclass(frozen=True)
-class Engine:
+class ContainerEngine:
     """What an engine says of itself, as far as GPUs are concerned.
 
     Args:
@@ -63,7 +63,7 @@ class Engine:
 
 
 @dataclass(frozen=True)
-class Box:
+class RunningContainer:
     """A running container that has GPUs.
 
     Args:
@@ -112,7 +112,7 @@ def cdi_devices(patterns: Sequence[str] = CDI_FILES) -> frozenset[str]:
     return frozenset(found)
 
 
-def read_engine(name: str) -> Engine:
+def read_engine(name: str) -> ContainerEngine:
     """Ask an engine what it is.
 
     Raises:
@@ -121,7 +121,9 @@ def read_engine(name: str) -> Engine:
     if name == "podman":
         said = parse_json(_ask("podman", "info", "--format", "json"))
         version = str(said.get("version", {}).get("Version", ""))
-        return Engine(name, version, (), cdi_devices(), False, shutil.which("nvidia-ctk") is not None)
+        return ContainerEngine(
+            name, version, (), cdi_devices(), False, shutil.which("nvidia-ctk") is not None
+        )
     said = parse_json(_ask("docker", "info", "--format", "{{json .}}"))
     if errors := said.get("ServerErrors"):
         raise UnavailableError(f"docker: {'; '.join(errors)}", hint="systemctl status docker")
@@ -132,7 +134,7 @@ def read_engine(name: str) -> Engine:
     else:
         folders = said.get("CDISpecDirs") or ()  # Docker 25 to 28.1: where it looks, if it does
         devices = cdi_devices([f"{folder}/*.{end}" for folder in folders for end in ("yaml", "json")])
-    return Engine(
+    return ContainerEngine(
         name,
         str(said.get("ServerVersion", "")),
         tuple(sorted(said.get("Runtimes") or {})),
@@ -142,7 +144,7 @@ def read_engine(name: str) -> Engine:
     )
 
 
-def way(engine: Engine, uuids: Sequence[str]) -> str:
+def way(engine: ContainerEngine, uuids: Sequence[str]) -> str:
     """By what an engine gives these devices: cdi, hook or runtime.
 
     Raises:
@@ -332,7 +334,7 @@ def end(lease: Lease) -> None:
         _ask(engine, "kill", *ids)
 
 
-def containers(devices: Sequence[Device]) -> list[Box]:
+def containers(devices: Sequence[Device]) -> list[RunningContainer]:
     """The running containers of Docker and Podman that were given GPUs.
 
     Args:
@@ -352,7 +354,7 @@ def containers(devices: Sequence[Device]) -> list[Box]:
             if uuids := given_to(one, devices):
                 labels = one.get("Config", {}).get("Labels") or {}
                 image = str(one.get("Config", {}).get("Image", ""))
-                found.append(Box(engine, str(one["Id"]), image, uuids, labels.get(LABEL, "")))
+                found.append(RunningContainer(engine, str(one["Id"]), image, uuids, labels.get(LABEL, "")))
     return found
 
 

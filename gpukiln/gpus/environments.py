@@ -19,7 +19,7 @@ from pathlib import Path
 
 from gpukiln.compatibility import version_key
 from gpukiln.errors import CheckFailedError, IncompatibleError, UnavailableError, UsageError
-from gpukiln.gpus.cuda import LIMITS, NATIVE, Verdict, compilers, not_data_center, verdict
+from gpukiln.gpus.cuda import LIMITS, NATIVE, DriverSupport, compilers, not_data_center, verdict
 from gpukiln.gpus.engines import LABEL, arguments, read_engine, way
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.leases import Granted
@@ -39,7 +39,7 @@ COUNTS = {
 
 
 @dataclass(frozen=True)
-class Choice:
+class EnvironmentChoice:
     """An environment that runs on this machine.
 
     Args:
@@ -56,10 +56,12 @@ class Choice:
     cuda: str
     image: str | None
     wheels: tuple[str, ...]
-    verdict: Verdict
+    verdict: DriverSupport
 
 
-def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Sequence[Device]) -> Choice:
+def choose(
+    framework: str, kind: str, cuda: str, driver: str | None, gpus: Sequence[Device]
+) -> EnvironmentChoice:
     """The environment of a framework for this machine: the first that runs without limits, else with them.
 
     Args:
@@ -77,7 +79,7 @@ def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Seque
         raise UsageError(f"--framework {framework!r}", hint=f"there are {', '.join(table)}")
     others = not_data_center([one.name for one in gpus])
     architectures = sorted({one.architecture for one in gpus if one.architecture})
-    able: list[Choice] = []
+    able: list[EnvironmentChoice] = []
     refused: list[str] = []
     for row in table[framework]:
         said = f"{framework} {row['version']} (CUDA {row['cuda']})"
@@ -98,7 +100,7 @@ def choose(framework: str, kind: str, cuda: str, driver: str | None, gpus: Seque
             continue
         image = f"{row['image'].rpartition(':')[0]}@{row['digest']}" if kind == IMAGE else None
         wheels = tuple(row["wheels"]) if kind == WHEELS else ()
-        able.append(Choice(framework, row["version"], kind, row["cuda"], image, wheels, found))
+        able.append(EnvironmentChoice(framework, row["version"], kind, row["cuda"], image, wheels, found))
     if not able:
         raise IncompatibleError(
             f"no {kind} of {framework} runs on this machine",
@@ -140,7 +142,9 @@ def program() -> Iterator[Path]:
         yield Path(folder) / zipapp.PROGRAM
 
 
-def start_container(choice: Choice, granted: Granted, engine: str, say: Callable[[str], None]) -> Started:
+def start_container(
+    choice: EnvironmentChoice, granted: Granted, engine: str, say: Callable[[str], None]
+) -> Started:
     """Start a container on leased GPUs and prove it; nothing of it is left where that fails.
 
     Raises:
@@ -175,7 +179,9 @@ def start_container(choice: Choice, granted: Granted, engine: str, say: Callable
     return Started(name, (engine, "exec", "-it", name, "bash"), (engine, "rm", "--force", name), proof)
 
 
-def start_wheels(choice: Choice, granted: Granted, folder: Path, say: Callable[[str], None]) -> Started:
+def start_wheels(
+    choice: EnvironmentChoice, granted: Granted, folder: Path, say: Callable[[str], None]
+) -> Started:
     """Make a virtual environment, prove it on leased GPUs; nothing of it is left where that fails.
 
     Raises:
@@ -205,7 +211,11 @@ def start_wheels(choice: Choice, granted: Granted, folder: Path, say: Callable[[
 
 
 def prove(
-    choice: Choice, count: int, python: Sequence[str], gpukiln_gpu: Sequence[str], environment: dict[str, str]
+    choice: EnvironmentChoice,
+    count: int,
+    python: Sequence[str],
+    gpukiln_gpu: Sequence[str],
+    environment: dict[str, str],
 ) -> tuple[str, ...]:
     """Show that an environment computes on its GPUs; returns what was shown.
 
@@ -237,7 +247,7 @@ def prove(
     return (f"computes on {names}", f"{choice.framework} {choice.version} counts {count} of {count} GPUs")
 
 
-def _not_proven(choice: Choice, why: str, said: str) -> CheckFailedError:
+def _not_proven(choice: EnvironmentChoice, why: str, said: str) -> CheckFailedError:
     return CheckFailedError(
         f"{choice.framework} {choice.version} is not proven, and was taken away: {why}",
         details=tuple(said.strip().splitlines()[-8:]),

@@ -1,12 +1,12 @@
 """The table of GPU faults: what speaks against a GPU, how much, what to do, and who says so.
 
-Whoever judges a GPU reads it: the suite (`rules`), `list` and leases (`health`), node health, `watch`
-(`insights`), and the alerts of the monitoring add-on. A fault on a device is a condition on the device's
-fields, the same function for a snapshot and for the facts of the suite; a fault of the kernel's log is a
-pattern. Xids are not here: gpukiln/catalog/data/xid.yaml has a row for each, made of NVIDIA's catalogue.
+Everything that examines a GPU reads it: the suite (`rules`), `list` and leases (`health`), node health,
+`watch` (`insights`), and the alerts of the monitoring add-on. A fault on a device is a condition on the
+device's fields, the same function for a snapshot and for the facts of the suite; a fault of the kernel's log
+is a pattern. Xids are not here: gpukiln/catalog/data/xid.yaml has a row for each, made of NVIDIA's catalogue.
 
-Severities: sick, the GPU should get no new work; warning, it works and somebody should look; note, worth
-knowing and no fault.
+Severities of a GPU's faults: error, the GPU should get no new work, its state is sick; warning, it works and
+somebody should look; info, worth knowing and no fault.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.findings import Finding, Severity
 from gpukiln.probe import xids
 
-SICK, WARNING, NOTE = "sick", "warning", "note"
-SEVERITIES = (SICK, WARNING, NOTE)
 Value = Callable[[str], Any]
 """Returns a field of a device by its name in `gpukiln.gpus.model.Device`, None where it is not known."""
 
@@ -28,23 +27,32 @@ NVML_H = "nvml.h"
 
 
 @dataclass(frozen=True)
-class Fault:
+class GpuFault:
     """One fault of a GPU.
 
     Args:
         id: Names it everywhere.
         text: What it means.
         remedy: The next step, established by this fault alone.
-        evidence: Given a device's fields, what was found; None where the device has not got it. A fault
+        condition: Given a device's fields, what was found; None where the device has not got it. A fault
             without is found elsewhere, as the comment says.
     """
 
     id: str
-    severity: str
+    severity: Severity
     text: str
     remedy: str
     source: str
-    evidence: Callable[[Value], str | None] = lambda _: None
+    condition: Callable[[Value], str | None] = lambda _: None
+
+    def finding(self, object: str, message: str) -> Finding:
+        """This fault of one device.
+
+        Args:
+            object: The device, as `Finding` has it.
+            message: What was found.
+        """
+        return Finding(self.id, self.severity, message, object, remedy=self.remedy, source=self.source)
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Logged:
         reset: Whether a reset of the GPU ends it.
     """
 
-    severity: str
+    severity: Severity
     text: str
     remedy: str
     source: str
@@ -125,7 +133,7 @@ def _slowed(*events: str) -> Callable[[Value], str | None]:
     return evidence
 
 
-def heat(value: Value) -> tuple[int, str] | None:
+def thermal_margin(value: Value) -> tuple[int, str] | None:
     """By how many degrees a GPU is cooler than where it slows down, and by which numbers; None: not known.
 
     T.Limit, where a GPU has it: the margin at which it slows down is negative (NVIDIA/NVSentinel#1371: -2 on
@@ -141,8 +149,8 @@ def heat(value: Value) -> tuple[int, str] | None:
 
 
 def _too_hot(value: Value) -> str | None:
-    room = heat(value)
-    return f"{room[1]}" if room is not None and room[0] <= 0 else None
+    margin = thermal_margin(value)
+    return margin[1] if margin is not None and margin[0] <= 0 else None
 
 
 def _no_clock(value: Value) -> str | None:
@@ -166,169 +174,169 @@ def lanes_missing(width: int | None, widest: int | None) -> str | None:
     return f"a PCIe link of {width} lanes, wanted {widest}"
 
 
-ON_A_DEVICE: tuple[Fault, ...] = (
+ON_A_DEVICE: tuple[GpuFault, ...] = (
     # Of a GPU that can't be read at all: gpukiln.gpus.health.
-    Fault(
+    GpuFault(
         "lost",
-        SICK,
+        "error",
         "NVML can't read it",
         "`dmesg` says why (Xid 79, RmInitAdapter); `gpukiln-gpu health` names the fault and what it asks for",
         "nvml.h: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_GPU_NOT_FOUND",
     ),
-    Fault(
+    GpuFault(
         "hung",
-        SICK,
+        "error",
         "whoever asks it waits in the kernel, and makes no progress",
         "`dmesg` says what the driver waits for; end what can be ended, and do what the fault there asks for",
         "proc_pid_stat(5): state D",
     ),
-    Fault(
+    GpuFault(
         "slow",
-        WARNING,
+        "warning",
         "it has not answered yet, and the driver is still at work",
         "look again in some minutes; persistence mode spares each program the GPU's start",
         "Azure/AgentBaker#2829: 25 s and more without persistence mode",
     ),
-    Fault(
+    GpuFault(
         "recovery-action",
-        SICK,
+        "error",
         "its driver asks for an action before new work",
         "do what it asks for: `gpukiln-gpu show` names the action",
         f"{NVML_H}: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
         _recovery_action,
     ),
-    Fault(
+    GpuFault(
         "remap-failed",
-        SICK,
+        "error",
         "rows of its memory could not be remapped",
         "take it out of work, and have it replaced",
         f"{MEMORY}: RMA Policy Thresholds for Row-Remapping",
         _whether("remap_failed", "a remapping of memory rows failed"),
     ),
-    Fault(
+    GpuFault(
         "ecc-uncorrected",
-        SICK,
+        "error",
         "its memory had errors that could not be corrected",
         "drain it, reset it (`gpukiln-gpu reset`), and look at it again: `gpukiln-gpu health`",
         "DCGM, modules/health: any volatile double-bit error fails the memory watch",
         _ecc_uncorrected,
     ),
-    Fault(
+    GpuFault(
         "remap-pending",
-        WARNING,
+        "warning",
         "rows of its memory are remapped at the next reset; work goes on, and new work may start",
         "reset it when it is free: `gpukiln-gpu reset`",
         f"{MEMORY}: Error Recovery and Response Flags",
         _whether("remap_pending", "a remapping of memory rows is pending"),
     ),
-    Fault(
+    GpuFault(
         "pages-pending",
-        WARNING,
+        "warning",
         "pages of its memory are retired at the next reset; work goes on",
         "reset it when it is free: `gpukiln-gpu reset`",
         "NVIDIA, Dynamic Page Retirement",
         _whether("pages_pending", "memory pages wait to be retired"),
     ),
-    Fault(
+    GpuFault(
         "ecc-pending",
-        WARNING,
+        "warning",
         "another ECC mode holds after the next reset",
         "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -e`",
         f"{NVML_H}: nvmlDeviceGetEccMode",
         _waits("ecc_enabled", "ecc_pending", "ECC"),
     ),
-    Fault(
+    GpuFault(
         "mig-pending",
-        WARNING,
+        "warning",
         "another MIG mode holds after the next reset",
         "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -mig`",
         f"{NVML_H}: nvmlDeviceGetMigMode",
         _waits("mig_enabled", "mig_pending", "MIG"),
     ),
-    Fault(
+    GpuFault(
         "thermal-slowdown",
-        WARNING,
+        "warning",
         "it is slowed down by heat",
         "look at fans, air flow and inlet temperature; until then a lower power limit helps",
         f"{NVML_H}: nvmlClocksEventReason*ThermalSlowdown",
         _slowed(*THERMAL),
     ),
-    Fault(
+    GpuFault(
         "hardware-slowdown",
-        WARNING,
+        "warning",
         "its hardware slows it down: power supply, power brake, or heat",
         "look at power cables and supplies, then at cooling: `nvidia-smi -q -d PERFORMANCE,POWER`",
         f"{NVML_H}: nvmlClocksEventReasonHwSlowdown, HwPowerBrakeSlowdown",
         _slowed(*HARDWARE),
     ),
-    Fault(
+    GpuFault(
         "temperature-margin",
-        WARNING,
+        "warning",
         "it is as hot as where it slows down",
         "look at fans, air flow and inlet temperature: `nvidia-smi -q -d CLOCK,TEMPERATURE`",
         f"{NVML_H}: NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, nvmlDeviceGetTemperatureThreshold",
         _too_hot,
     ),
-    Fault(
+    GpuFault(
         "no-clock",
-        WARNING,
+        "warning",
         "it reports no clock: its firmware came up in part",
         "reset it when it is free: `gpukiln-gpu reset`",
         f"{NVML_H}: nvmlDeviceGetMaxClockInfo",
         _no_clock,
     ),
-    Fault(
+    GpuFault(
         "fabric-not-joined",
-        SICK,
+        "error",
         "it has not joined the NVLink fabric: CUDA does not start on it",
         "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
         f"{NVML_H}: nvmlGpuFabricInfo_t",
         _fabric,
     ),
-    Fault(
+    GpuFault(
         "persistence-off",
-        NOTE,
+        "info",
         "persistence mode is off: the driver lets go of it whenever nobody uses it",
         "enable nvidia-persistenced with `--persistence-mode`: Ubuntu's unit starts it with persistence off",
         "NVIDIA, Driver Persistence",
         _persistence_off,
     ),
     # These take more than one device or look: `lanes_missing`, gpukiln.gpus.nvlinks.
-    Fault(
+    GpuFault(
         "pcie-narrow",
-        WARNING,
+        "warning",
         "its PCIe link is narrower or slower than it could be",
         "seat the card again; `lspci -vv` shows LnkCap and LnkSta of every bridge on the way",
         f"{NVML_H}: nvmlDeviceGetCurrPcieLinkWidth",
     ),
-    Fault(
+    GpuFault(
         "nvlink-down",
-        SICK,
+        "error",
         "it has fewer active NVLinks than the GPUs that it is linked with",
         "`nvidia-smi nvlink -s`; reset the GPUs, seat the bridge again, look for Xid 74 in the kernel's log",
         "NVIDIA Fabric Manager user guide, NVLink errors",
     ),
 )
-FAULTS: Mapping[str, Fault] = {one.id: one for one in ON_A_DEVICE}
+FAULTS: Mapping[str, GpuFault] = {one.id: one for one in ON_A_DEVICE}
 
 # What the driver logs without an Xid. Formats as the driver's sources and public logs have them.
 LOGGED: Mapping[str, Logged] = {
     "off-the-bus": Logged(
-        SICK,
+        "error",
         "the GPU no longer answers on PCIe",
         "restart the machine; replace the GPU if it happens again",
         "NVIDIA/NVSentinel#155",
         xids.OFF_THE_BUS,
     ),
     "unsupported": Logged(
-        SICK,
+        "error",
         "this driver does not drive the GPU",
         "install the branch and kind of module that the line asks for: the role nvidia_driver",
         "NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
         xids.UNSUPPORTED,
     ),
     "init-failed": Logged(
-        SICK,
+        "error",
         "the driver could not start the GPU",
         "reset the GPU (`nvidia-smi --gpu-reset`); if that fails, power the machine off and on",
         "NVIDIA/cuda-samples#104",
@@ -336,7 +344,7 @@ LOGGED: Mapping[str, Logged] = {
         reset=True,
     ),
     "reset-required": Logged(
-        SICK,
+        "error",
         "the driver refuses new work on a GPU until it is reset",
         "reset the GPU (`nvidia-smi --gpu-reset`); `gpukiln-gpu list` names it",
         "NVIDIA/open-gpu-kernel-modules#446",
@@ -344,7 +352,7 @@ LOGGED: Mapping[str, Logged] = {
         reset=True,
     ),
     "gsp-heartbeat": Logged(
-        WARNING,
+        "warning",
         "the GPU's firmware did not answer in time",
         "look for Xid 119 or 120; reset the GPU when it is free",
         "ublue-os/bazzite#4449",
@@ -354,11 +362,13 @@ LOGGED: Mapping[str, Logged] = {
 }
 
 
-def found_on(value: Value, ids: Iterable[str] | None = None) -> list[tuple[Fault, str]]:
-    """The faults that a device has, each with what was found.
+def found_on(value: Value, object: str, ids: Iterable[str] | None = None) -> list[Finding]:
+    """The faults that a device has.
 
     Args:
+        object: The device, as `Finding` has it.
         ids: Only these.
     """
     chosen = ON_A_DEVICE if ids is None else [FAULTS[id] for id in ids]
-    return [(fault, said) for fault in chosen if (said := fault.evidence(value)) is not None]
+    found = ((fault, fault.condition(value)) for fault in chosen)
+    return [fault.finding(object, message) for fault, message in found if message is not None]

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpukiln.gpus.faults import Value
 from gpukiln.probe.base import ERROR
-from gpukiln.probe.nvml import REASONS, address
+from gpukiln.probe.nvml import address
 
 Gpu = dict[str, Any]
 Facts = Mapping[str, Any]
@@ -33,6 +32,18 @@ TOPOLOGY = {
     30: "one host bridge",
     40: "one NUMA node",
     50: "across NUMA nodes",
+}
+# Bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h, nvmlClocksEventReason*).
+CLOCK_EVENTS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "software power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+    0x100: "display clocks",
 }
 COMPLETED = 3  # of a fabric's states
 FABRIC = {0: "none", 1: "not started", 2: "in progress", COMPLETED: "completed"}
@@ -99,6 +110,12 @@ def label(gpu: Gpu) -> str:
     return f"GPU {gpu['index']}" + (f" ({bus_id})" if isinstance(bus_id, str) else "")
 
 
+def title(gpu: Gpu) -> str:
+    """Name a GPU as `Device.title` does: its UUID, or its index where that can't be read."""
+    uuid = gpu.get("uuid")
+    return uuid if isinstance(uuid, str) else f"GPU {gpu['index']}"
+
+
 def nvml_gpus(facts: Facts) -> list[Gpu]:
     """The GPUs that NVML lists.
 
@@ -163,27 +180,23 @@ def links(gpu: Gpu) -> list[dict[str, Any]]:
     return found
 
 
-def value_of(gpu: Gpu) -> Value:
-    """Reads a GPU by the names of a device's fields, as the conditions of faults do.
+def value(gpu: Gpu, name: str) -> Any:
+    """A value of a GPU by the name of the `Device`'s field, as the conditions of faults read both.
 
     Not through a `Device`, in which an error of NVML is a null: here it fails a check of the suite.
     """
-
-    def value(name: str) -> Any:
-        if name == "fabric_state":
-            return fabric_state(gpu)
-        path = FIELDS[name]
-        if path.startswith("more.") and "more" not in gpu:  # only a snapshot has what is shown
-            return None
-        found = read(gpu, path)
-        return clock_events(found) if name == "clock_events" else found
-
-    return value
+    if name == "fabric_state":
+        return fabric_state(gpu)
+    path = FIELDS[name]
+    if path.startswith("more.") and "more" not in gpu:  # only a snapshot has what is shown
+        return None
+    found = read(gpu, path)
+    return clock_events(found) if name == "clock_events" else found
 
 
 def clock_events(mask: int | None) -> tuple[str, ...] | None:
     """Why clocks are lower than they could be, by NVML's mask."""
-    return None if mask is None else tuple(name for bit, name in REASONS.items() if mask & bit)
+    return None if mask is None else tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit)
 
 
 def fabric_state(gpu: Gpu) -> str | None:

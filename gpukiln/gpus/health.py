@@ -1,35 +1,29 @@
-"""The health of one GPU, from what its driver says of it; who leases, lists and watches asks here."""
+"""The health of one GPU, from what its driver says of it; leases, lists and watches ask here."""
 
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 
-from gpukiln.gpus.faults import FAULTS, NOTE, SICK, found_on
-from gpukiln.gpus.model import Device, Finding
+from gpukiln.findings import SEVERITIES
+from gpukiln.gpus.faults import FAULTS, found_on
+from gpukiln.gpus.model import Device
 from gpukiln.probe.nvml import HUNG, SLOW
 
 UNREADABLE = {HUNG: "hung", SLOW: "slow"}  # by the reason of a row; else it is lost
 
 
-def judged(device: Device) -> Device:
-    """The device with its health and findings."""
+def examined(device: Device) -> Device:
+    """The device with its health and findings, the worst first; infos are left to `watch`."""
     if device.kind == "mig":
         return dataclasses.replace(device, health="ok")
     if device.error:
         fault = FAULTS[UNREADABLE.get(device.unavailable.get("name", ""), "lost")]
-        finding = Finding(fault.id, fault.severity, device.error, fault.remedy)
-        word = fault.id if fault.severity == SICK else "unknown"
-        return dataclasses.replace(device, health=word, findings=(finding,))
-    found = tuple(findings(device))
-    word = next((one.level for one in found if one.level != NOTE), "ok")
-    return dataclasses.replace(device, health=word, findings=found)
-
-
-def findings(device: Device) -> list[Finding]:
-    """The faults that a GPU has which answers, the worst first; notes are left to `watch`."""
-    found = found_on(lambda name: getattr(device, name))
-    return [
-        Finding(fault.id, fault.severity, evidence, fault.remedy)
-        for fault, evidence in sorted(found, key=lambda one: one[0].severity != SICK)
-        if fault.severity != NOTE
-    ]
+        state = fault.id if fault.severity == "error" else "unknown"
+        finding = fault.finding(device.title, device.error)
+        return dataclasses.replace(device, health=state, findings=(finding,))
+    found = found_on(partial(getattr, device), device.title)
+    found = [one for one in found if one.severity != "info"]
+    found.sort(key=lambda one: SEVERITIES.index(one.severity))
+    state = {"error": "sick", "warning": "warning"}[found[0].severity] if found else "ok"
+    return dataclasses.replace(device, health=state, findings=tuple(found))

@@ -14,18 +14,9 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from gpukiln.findings import SEVERITIES, Finding, Severity
 from gpukiln.gpus.config import GRAPHICS
-from gpukiln.gpus.faults import (
-    FAULTS,
-    HARDWARE,
-    NOTE,
-    SEVERITIES,
-    SICK,
-    THERMAL,
-    WARNING,
-    heat,
-    lanes_missing,
-)
+from gpukiln.gpus.faults import FAULTS, HARDWARE, THERMAL, lanes_missing, thermal_margin
 from gpukiln.gpus.model import Device, Driver, Snapshot
 from gpukiln.gpus.nvlinks import Card, alike, wrong
 from gpukiln.gpus.sampling import Sample, Tick, lasted
@@ -34,31 +25,6 @@ from gpukiln.probe.base import PCI, NotReachedError, ask, read
 SAMPLED = tuple(one.name for one in dataclasses.fields(Sample))
 NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
 Number = float  # of evidence: int or float
-
-
-@dataclass(frozen=True)
-class Insight:
-    """What a rule found.
-
-    Args:
-        rule: Its id.
-        level: sick, warning or note.
-        device: UUID; null where it is about the machine.
-        text: What it means.
-        evidence: The numbers, with their units in the names.
-        threshold: What they were held against.
-        window_s: For how long it was watched; 0: it is so now.
-        advice: The next step.
-    """
-
-    rule: str
-    level: str
-    device: str | None
-    text: str
-    evidence: dict[str, Any]
-    threshold: dict[str, Number]
-    window_s: float
-    advice: str
 
 
 @dataclass(frozen=True)
@@ -78,7 +44,7 @@ class Around:
 
 @dataclass(frozen=True)
 class Watched:
-    """All that rules may judge.
+    """What the rules examine.
 
     Args:
         ticks: Of the watch.
@@ -134,7 +100,7 @@ Found = Iterator["tuple[Device | None, dict[str, Any]]"]  # what is evidence, an
 
 
 @dataclass(frozen=True)
-class Rule:
+class WatchRule:
     """One thing that is looked for.
 
     Args:
@@ -144,35 +110,43 @@ class Rule:
     """
 
     id: str
-    level: str
+    severity: Severity
     text: str
-    advice: str
+    remedy: str
     find: Callable[[Watched, Mapping[str, Number]], Found]
     threshold: Mapping[str, Number] = field(default_factory=dict)
     window_s: float = 0.0
+    source: str = ""
 
 
-def judge(watched: Watched) -> tuple[Insight, ...]:
-    """What all rules find, the worst first."""
+def examine(watched: Watched) -> tuple[Finding, ...]:
+    """What all rules find, the worst first.
+
+    Besides its numbers the evidence has the threshold that they were compared with, and window_s: for how
+    long it was watched; 0: it is so now.
+    """
     found = [
-        Insight(
-            rule=rule.id,
-            level=rule.level,
-            device=device.uuid if device else None,
-            text=rule.text,
-            evidence=evidence,
-            threshold=dict(rule.threshold),
-            window_s=watched.window_s if rule.window_s else 0.0,
-            advice=rule.advice,
+        Finding(
+            id=rule.id,
+            severity=rule.severity,
+            message=rule.text,
+            object=device.title if device else "",
+            evidence={
+                **evidence,
+                "threshold": dict(rule.threshold),
+                "window_s": watched.window_s if rule.window_s else 0.0,
+            },
+            remedy=rule.remedy,
+            source=rule.source,
         )
         for rule in RULES
         if watched.window_s >= rule.window_s
         for device, evidence in rule.find(watched, rule.threshold)
     ]
-    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.level)))
+    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
-def not_judged(watched: Watched) -> tuple[str, ...]:
+def not_run(watched: Watched) -> tuple[str, ...]:
     """Ids of rules that want a longer watch."""
     return tuple(rule.id for rule in RULES if watched.window_s < rule.window_s)
 
@@ -316,7 +290,7 @@ def _has(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
 
     def find(watched: Watched, _: Mapping[str, Number]) -> Found:
         for gpu in watched.gpus:
-            found = FAULTS[id].evidence(partial(getattr, gpu))
+            found = FAULTS[id].condition(partial(getattr, gpu))
             if found is not None:
                 yield gpu, {"found": found}
 
@@ -359,16 +333,16 @@ def _mps(watched: Watched, _: Mapping[str, Number]) -> Found:
 
 def _too_hot(watched: Watched, _: Mapping[str, Number]) -> Found:
     for gpu in watched.gpus:
-        rooms = []
+        margins = []
         for sample in watched.samples(gpu):
 
             def value(name: str, sample: Sample = sample, gpu: Device = gpu) -> Any:
                 return getattr(sample if name in SAMPLED else gpu, name)
 
-            if (room := heat(value)) is not None:
-                rooms.append(room)
-        if rooms and min(rooms)[0] <= 0:
-            yield gpu, {"found": min(rooms)[1]}
+            if (margin := thermal_margin(value)) is not None:
+                margins.append(margin)
+        if margins and min(margins)[0] <= 0:
+            yield gpu, {"found": min(margins)[1]}
 
 
 # ---- the table
@@ -379,97 +353,102 @@ def _fault(
     find: Callable[[Watched, Mapping[str, Number]], Found] | None = None,
     threshold: Mapping[str, Number] | None = None,
     window_s: float = 0.0,
-) -> Rule:
+) -> WatchRule:
     """A rule about a fault of the table: by the last snapshot, or by samples.
 
     Args:
         find: Looks for it in samples.
     """
     fault = FAULTS[id]
-    return Rule(id, fault.severity, fault.text, fault.remedy, find or _has(id), threshold or {}, window_s)
+    return WatchRule(
+        *(id, fault.severity, fault.text, fault.remedy, find or _has(id)),
+        threshold or {},
+        window_s,
+        fault.source,
+    )
 
 
-RULES: tuple[Rule, ...] = (
-    Rule(
+RULES: tuple[WatchRule, ...] = (
+    WatchRule(
         "leased-idle",
-        WARNING,
+        "warning",
         "it is leased, and does nothing",
         "release the lease, or find out what its job waits for (data, a lock, a crashed worker)",
         _leased_idle,
         {"utilization_percent": 5},
         window_s=5,
     ),
-    Rule(
+    WatchRule(
         "busy-unleased",
-        WARNING,
+        "warning",
         "somebody uses it without a lease",
         "start it with `gpukiln-gpu run`, or write a lease for it: `gpukiln-gpu leases --reconcile`",
         _busy_unleased,
         {"utilization_percent": 10},
         window_s=2,
     ),
-    Rule(
+    WatchRule(
         "memory-full",
-        WARNING,
+        "warning",
         "hardly any of its memory is free",
         "a larger batch will fail: make it smaller, or lease a GPU with more memory",
         _memory_full,
         {"memory_percent": 95},
         window_s=1,
     ),
-    Rule(
+    WatchRule(
         "memory-held",
-        WARNING,
+        "warning",
         "its memory is held, and nothing works on it",
         "`gpukiln-gpu processes` names who holds it; end what is forgotten",
         _memory_held,
         {"memory_percent": 5},
         window_s=5,
     ),
-    Rule(
+    WatchRule(
         "power-cap",
-        NOTE,
+        "info",
         "its power limit holds its clocks back",
         "normal under full load; compare the limit with the board's own: `nvidia-smi -q -d POWER`",
         _slowed("software power cap"),
         {"samples_percent": 50},
         window_s=2,
     ),
-    Rule(
+    WatchRule(
         "clocks-locked",
-        NOTE,
+        "info",
         "its clocks were set by hand",
         "`nvidia-smi --reset-applications-clocks` and `--reset-gpu-clocks` give it back what it can do",
         _slowed("application clocks"),
         {"samples_percent": 50},
         window_s=1,
     ),
-    Rule(
+    WatchRule(
         "behind-its-group",
-        WARNING,
+        "warning",
         "it is far behind the GPUs that it works with",
         "the job goes at its pace: look at its heat, power, PCIe link and the CPU that feeds it",
         _behind,
         {"gpus": 2, "utilization_percent": 10, "share_percent": 70},
         window_s=5,
     ),
-    Rule(
+    WatchRule(
         "driver-ended",
-        WARNING,
+        "warning",
         "NVIDIA has ended the support of its driver's branch",
         "move to a branch that is supported: the role nvidia_driver, or a newer image",
         _ended,
     ),
-    Rule(
+    WatchRule(
         "no-fabric-manager",
-        SICK,
+        "error",
         "the machine has NVSwitches, and no fabric manager runs",
         "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
         _no_fabric_manager,
     ),
-    Rule(
+    WatchRule(
         "mps-active",
-        NOTE,
+        "info",
         "processes share GPUs through MPS",
         "one that fails may end all of them; `echo quit | nvidia-cuda-mps-control` ends it",
         _mps,

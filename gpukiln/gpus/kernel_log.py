@@ -12,7 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.gpus.faults import LOGGED, NOTE, SICK, WARNING
+from gpukiln.findings import Finding, Severity
+from gpukiln.gpus.faults import LOGGED
 from gpukiln.probe.xids import XID, joined
 
 OFF_THE_BUS, RECOVERY_ACTION = 79, 154
@@ -29,11 +30,11 @@ RESET_NOTE = "gpukiln: GPU {address} was reset"
 RESET = re.compile(r"gpukiln: GPU (?P<device>[0-9a-f:.]+) was reset")
 TIMES = re.compile(r" \((\d+) times\)$")
 Table = Mapping[int, Mapping[str, Any]]
-"""{number: {kind, blames_hardware, severity, reset, text}}: `gpukiln.catalog.xid.judged`, facts.json."""
+"""{number: {kind, blames_hardware, severity, reset, text, remedy}}: `gpukiln.catalog.xid.judged`."""
 
 
 @dataclass(frozen=True)
-class Event:
+class KernelEvent:
     """What the kernel's log says of one device and fault, however often.
 
     Args:
@@ -63,15 +64,16 @@ class Event:
             return self.number in table
         return self.fatal is not None if self.switch else True
 
-    def severity(self, table: Table) -> str:
-        """sick: the device should get no work; warning, or note."""
+    def severity(self, table: Table) -> Severity:
+        """error: the device should get no work; warning, or info."""
         if self.switch:
-            return SICK if self.fatal else NOTE
+            return "error" if self.fatal else "info"
         if self.kind != "Xid":
             return LOGGED[self.kind].severity
         if self.fatal is False:
-            return NOTE
-        return str(table[self.number]["severity"]) if self.number in table else WARNING
+            return "info"
+        severity: Severity = table[self.number]["severity"] if self.number in table else "warning"
+        return severity
 
     def blames_hardware(self, table: Table) -> bool:
         """Whether the machine is to blame, and not what ran on it."""
@@ -85,18 +87,42 @@ class Event:
             return self.number == RECOVERY_ACTION or bool(self.known(table) and table[self.number]["reset"])
         return not self.switch and LOGGED[self.kind].reset
 
+    def finding(self, table: Table) -> Finding:
+        """What the rows of the log say: the line with its meaning, and what to do."""
+        id, means, remedy, source = self.kind, "", "", "NVIDIA Fabric Manager user guide, SXid errors"
+        if self.kind == "Xid" and self.number in table:
+            row = table[self.number]
+            means, remedy, source = row["text"], row["remedy"], "NVIDIA, XID Errors"
+        elif self.kind == "Xid":
+            means, source = f"Xid {self.number}: not in this version's table", ""
+            remedy = "look it up in NVIDIA's Xid catalogue"
+        elif self.switch:
+            remedy = "look the number up in NVIDIA's Fabric Manager user guide" if self.fatal else ""
+        else:
+            fault = LOGGED[self.kind]
+            means, remedy, source = fault.text, fault.remedy, fault.source
+        return Finding(
+            id=f"{id.lower()}-{self.number}" if self.number else id,
+            severity=self.severity(table),
+            message=f"{self.line} = {means}" if means else self.line,
+            object=self.device,
+            evidence={
+                "kind": self.kind,
+                "number": self.number,
+                "count": self.count,
+                "blames_hardware": self.blames_hardware(table),
+            },
+            remedy=remedy,
+            source=source,
+        )
+
     def explained(self, table: Table) -> str:
         """Its line, with what it means and what to do."""
-        if self.switch:
-            return self.line
-        if self.kind != "Xid":
-            fault = LOGGED[self.kind]
-            return f"{self.line} = {fault.text}; {fault.remedy}"
-        unknown = f"Xid {self.number}: not in this version's table, look it up in NVIDIA's Xid catalogue"
-        return f"{self.line} = {table[self.number]['text'] if self.number in table else unknown}"
+        found = self.finding(table)
+        return f"{found.message}; {found.remedy}" if found.remedy else found.message
 
 
-def events(lines: Iterable[str], table: Table) -> list[Event]:
+def events(lines: Iterable[str], table: Table) -> list[KernelEvent]:
     """What the lines of a kernel's log say, one event a device and fault.
 
     What a reset ends is gone once the driver says that no recovery action is left (Xid 154), or
@@ -105,7 +131,7 @@ def events(lines: Iterable[str], table: Table) -> list[Event]:
     Args:
         lines: Any lines, in their order; or those that `gpukiln.probe.xids.folded` made of them.
     """
-    found: dict[tuple[str, str, int], Event] = {}
+    found: dict[tuple[str, str, int], KernelEvent] = {}
     for line in (line.strip() for line in joined(lines)):
         if done := RESET.search(line):
             _end(found, _address(done["device"]), table)
@@ -127,30 +153,30 @@ def events(lines: Iterable[str], table: Table) -> list[Event]:
     return list(found.values())
 
 
-def _says_more(one: Event, later: Event) -> bool:
+def _says_more(one: KernelEvent, later: KernelEvent) -> bool:
     """Whether a later line of the same fault has less to say: the worst stays, and a line with a number."""
     return bool(one.fatal and not later.fatal) or (
         XID.search(one.line) is not None and XID.search(later.line) is None
     )
 
 
-def _event(line: str) -> Event | None:
+def _event(line: str) -> KernelEvent | None:
     if match := XID.search(line):
         if match["switch"] and MORE.match(match["text"]):
             return None
         said = FATAL.search(match["text"])
         kind, fatal = "SXid" if match["switch"] else "Xid", not said["non"] if said else None
-        return Event(_address(match["device"]), kind, int(match["number"]), fatal, line)
+        return KernelEvent(_address(match["device"]), kind, int(match["number"]), fatal, line)
     for id, fault in LOGGED.items():
         if found := fault.pattern.search(line):
             device = _address(found.groupdict().get("device") or "")
             if id == "off-the-bus":  # which does not always get its number
-                return Event(device, "Xid", OFF_THE_BUS, None, line)
-            return Event(device, id, 0, None, line)
+                return KernelEvent(device, "Xid", OFF_THE_BUS, None, line)
+            return KernelEvent(device, id, 0, None, line)
     return None
 
 
-def _end(found: dict[tuple[str, str, int], Event], device: str, table: Table) -> None:
+def _end(found: dict[tuple[str, str, int], KernelEvent], device: str, table: Table) -> None:
     """Forget what the reset of a device has ended, and what named no device."""
     for key, event in list(found.items()):
         if event.device in (device, "") and event.ends_with_reset(table):

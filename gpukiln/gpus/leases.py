@@ -19,14 +19,14 @@ from gpukiln.errors import BusyError, IncompatibleError, RefusedError, Unavailab
 from gpukiln.gpus.collect import collect, now
 from gpukiln.gpus.config import Config, machine_price
 from gpukiln.gpus.config import load as load_config
-from gpukiln.gpus.marks import covered, taken_by
+from gpukiln.gpus.lease_overlay import covered, taken_by
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.processes import start_ticks, user_name
-from gpukiln.gpus.selection import SHARED, Considered, Request, Selection, Taken, select
+from gpukiln.gpus.selection import SHARED, Considered, DeviceRequest, Selection, Taken, select
 from gpukiln.gpus.store import (
-    Held,
     Lease,
-    Store,
+    LeasedDevice,
+    LeaseStore,
     boot_clock,
     boot_id,
     folder,
@@ -163,13 +163,13 @@ class Leases:
 
     def __init__(
         self,
-        store: Store | None = None,
+        store: LeaseStore | None = None,
         *,
         look: Callable[[], Snapshot] = collect,
         alive: Alive | None = None,
         config: Config | None = None,
     ) -> None:
-        self.store = store or Store()
+        self.store = store or LeaseStore()
         self.look = look
         self.config = config or load_config()
         self._alive = alive
@@ -271,14 +271,16 @@ class Leases:
         stamp = datetime.datetime.fromtimestamp(ended, datetime.timezone.utc)
         return max(seconds, 0.0), stamp.isoformat(timespec="milliseconds")
 
-    def plan(self, request: Request, found: Snapshot | None = None) -> Selection:
+    def plan(self, request: DeviceRequest, found: Snapshot | None = None) -> Selection:
         """What a request would get now; nothing is changed."""
         found = found or self.look()
         gone = self._containers_gone()
         with self.store.change():
             return self._select(request, found, self._reap(gone), None)
 
-    def _select(self, request: Request, found: Snapshot, held: list[Lease], ticket: int | None) -> Selection:
+    def _select(
+        self, request: DeviceRequest, found: Snapshot, held: list[Lease], ticket: int | None
+    ) -> Selection:
         """What a request would get, in a transaction.
 
         Args:
@@ -312,7 +314,7 @@ class Leases:
 
     def acquire(
         self,
-        request: Request,
+        request: DeviceRequest,
         who: Who,
         *,
         kind: str = JOB,
@@ -392,7 +394,7 @@ class Leases:
                     self.store.db.execute("delete from tickets where id = ?", (ticket,))
             raise
 
-    def _queue(self, request: Request, who: Who, selection: Selection) -> int:
+    def _queue(self, request: DeviceRequest, who: Who, selection: Selection) -> int:
         # In turn: the first of each holder, then the second of each; who comes later begins at the turn
         # that is served now.
         waiting = self.queue()
@@ -415,7 +417,7 @@ class Leases:
         )
         return int(done.lastrowid or 0)
 
-    def _check_limits(self, request: Request, who: Who, held: list[Lease], hours: float | None) -> None:
+    def _check_limits(self, request: DeviceRequest, who: Who, held: list[Lease], hours: float | None) -> None:
         limit = self.config.limit(who.user, who.project)
         has = sum(len(lease.devices) for lease in held if lease.uid == who.uid)
         if request.repair:
@@ -435,7 +437,7 @@ class Leases:
 
     def _grant(
         self,
-        request: Request,
+        request: DeviceRequest,
         who: Who,
         selection: Selection,
         found: Snapshot,
@@ -666,7 +668,9 @@ class Leases:
                 expires_boot=None,
                 heartbeat_s=None,
                 beat_boot=None,
-                devices=tuple(_held(Request(), one, whole) for one in seen.devices if one.uuid in uuids),
+                devices=tuple(
+                    _held(DeviceRequest(), one, whole) for one in seen.devices if one.uuid in uuids
+                ),
             )
         )
         self.store.write(lease)
@@ -683,7 +687,7 @@ def rebuilt() -> tuple[Leases, list[str], list[str]]:
     """
     alive, uses = read_alive(folder()), read_ledger(folder())
     moved = [str(path) for path in set_aside(folder())]
-    store = Store()
+    store = LeaseStore()
     found = []
     with store.change():
         store.account(uses)
@@ -694,7 +698,7 @@ def rebuilt() -> tuple[Leases, list[str], list[str]]:
     return Leases(store), moved, found
 
 
-def _held(request: Request, device: Device, whole: Sequence[Device]) -> Held:
+def _held(request: DeviceRequest, device: Device, whole: Sequence[Device]) -> LeasedDevice:
     """A device as a lease has it, and the part of a GPU that is accounted."""
     share = 1.0
     if device.kind == "mig":
@@ -703,7 +707,7 @@ def _held(request: Request, device: Device, whole: Sequence[Device]) -> Held:
         share = round((device.memory_total_mib or 0) / total, 4) if total else 1.0
     elif request.mode == SHARED and device.memory_total_mib:
         share = round((request.memory_mib or 0) / device.memory_total_mib, 4)
-    return Held(
+    return LeasedDevice(
         device=device.uuid or "",
         model=device.name or "",
         parent=device.parent,
@@ -766,7 +770,7 @@ def lease(
         shared: Whether others may have the rest.
         wait_s: How long to wait for what others have.
         project: What it is for.
-        wanted: Further fields of `Request`.
+        wanted: Further fields of `DeviceRequest`.
 
     Yields:
         What was granted: `uuids`, `environment`, `descriptors`.
@@ -778,7 +782,7 @@ def lease(
 
     leases = leases_here()
     mode = {"mode": SHARED} if shared else {}
-    request = Request(count=count, memory_mib=memory_mib, **mode, **wanted)  # type: ignore[arg-type]
+    request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **wanted)  # type: ignore[arg-type]
     who = whoami(project)
     granted = leases.acquire(request, who, wait_s=wait_s, command=" ".join(sys.argv))
     try:

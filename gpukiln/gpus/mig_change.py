@@ -19,7 +19,7 @@ NOT_THERE = (2, 3, 6)  # of a profile: no such number, not of this GPU, not with
 
 
 @dataclass(frozen=True)
-class Profile:
+class MigProfile:
     """What a GPU instance can be.
 
     Args:
@@ -175,9 +175,9 @@ def _listed(kind: Any, most: int, function: Callable[..., Any], *args: Any) -> l
     return [rows[n] for n in range(count.value)]
 
 
-def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[Profile]:
+def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[MigProfile]:
     """What GPU instances this GPU can have."""
-    found: dict[int, Profile] = {}
+    found: dict[int, MigProfile] = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number)
@@ -187,7 +187,7 @@ def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[Profile]:
             raise
         places = _places(nvml, gpu, info.id) if with_places else ()
         name = info.name.decode() if isinstance(info.name, bytes) else info.name
-        found[info.id] = Profile(
+        found[info.id] = MigProfile(
             name.rpartition("MIG ")[2], info.id, info.sliceCount, info.instanceCount, places
         )
     return list(found.values())
@@ -235,8 +235,8 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
 
 
 def arranged(
-    offered: Sequence[Profile], devices: Mapping[str, int]
-) -> list[tuple[Profile, int, int, tuple[int, ...]]]:
+    offered: Sequence[MigProfile], devices: Mapping[str, int]
+) -> list[tuple[MigProfile, int, int, tuple[int, ...]]]:
     """GPU instances with their places and their parts, for MIG devices by profile.
 
     Parts of an instance, such as 1c.3g.20gb, fill as few instances as they can.
@@ -245,7 +245,7 @@ def arranged(
         IncompatibleError: There is no such profile, or no room.
     """
     by_name = {one.name: one for one in offered}
-    wanted: list[tuple[Profile, tuple[int, ...]]] = []
+    wanted: list[tuple[MigProfile, tuple[int, ...]]] = []
     shared: dict[str, list[int]] = {}
     for name, many in devices.items():
         found = PROFILE.fullmatch(name)
@@ -278,7 +278,7 @@ def arranged(
     return [(profile, *place, parts) for (profile, parts), place in zip(wanted, places)]
 
 
-def _placed(wanted: Sequence[Profile], slices: int) -> list[tuple[int, int]] | None:
+def _placed(wanted: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
     """A place for each, None where there is no room for all; tries every way at last."""
     if sum(one.slices for one in wanted) > slices:
         return None

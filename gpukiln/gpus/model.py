@@ -6,8 +6,11 @@ answered, by its constant's name without NVML_ERROR_. The keys are always the sa
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from gpukiln.findings import Finding, Severity
 
 
 @dataclass(frozen=True)
@@ -27,23 +30,6 @@ class LeaseMark:
     mode: str
     memory_mib: int | None
     expires_in_s: float | None
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is to be known about the health of a GPU.
-
-    Args:
-        id: Of the fault (`gpukiln.gpus.faults`), for example remap-pending.
-        level: sick: it should not get work; warning: it works, and somebody should look.
-        text: What was found.
-        remedy: The next step.
-    """
-
-    id: str
-    level: str
-    text: str
-    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -97,7 +83,7 @@ class Device:
             reset, recover IMEX domain, bus reset, system reboot.
         mig_pending: Whether another mode waits for a reset.
         health: ok, warning, sick, lost, hung or unknown.
-        findings: Why.
+        findings: Why; ids are those of the table of faults (`gpukiln.gpus.faults`).
         leases: Who has it.
         allocatable: Whether a lease could have it now, as far as can be said without a request.
         not_allocatable_because: Every reason.
@@ -190,7 +176,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Container:
+class ProcessContainer:
     """The container that a process is in, by its control group.
 
     Args:
@@ -205,7 +191,7 @@ class Container:
 
 
 @dataclass(frozen=True)
-class Process:
+class GpuProcess:
     """A process that the driver lists.
 
     Args:
@@ -229,7 +215,7 @@ class Process:
     uid: int | None = None
     command: str | None = None
     started_at: str | None = None
-    container: Container | None = None
+    container: ProcessContainer | None = None
     lease: str | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
 
@@ -263,25 +249,6 @@ class Driver:
 
 
 @dataclass(frozen=True)
-class Problem:
-    """What could not be read.
-
-    Args:
-        device: UUID; null where it is not about one, or that one has no name.
-        index: Of the device.
-        code: NVML's number; null where it is none of NVML's.
-        name: NVML's constant without NVML_ERROR_, or what else went wrong.
-        text: For people.
-    """
-
-    device: str | None
-    index: int | None
-    code: int | None
-    name: str
-    text: str
-
-
-@dataclass(frozen=True)
 class Snapshot:
     """A machine's GPUs at one moment.
 
@@ -295,6 +262,7 @@ class Snapshot:
             no-driver, no-library, mismatch, no-permission, starting, hung or failed.
         message: What that means here; empty for ok.
         fix: The next step; empty for ok.
+        errors: What could not be read; the id is NVML's constant (gpu-is-lost), or what else went wrong.
         leases: Whether leases could be read: yes, none: nobody keeps any here, or why not.
     """
 
@@ -308,12 +276,12 @@ class Snapshot:
     fix: str
     driver: Driver
     devices: tuple[Device, ...]
-    processes: tuple[Process, ...] | None
-    errors: tuple[Problem, ...]
+    processes: tuple[GpuProcess, ...] | None
+    errors: tuple[Finding, ...]
     leases: str = "none"
 
     @property
-    def exit_code(self) -> int:
+    def code(self) -> int:
         """0; 4 where the driver does not answer at all, 75 where not yet; 5 where a device can't be read."""
         if self.state == "starting":
             return 75
@@ -334,12 +302,25 @@ class Snapshot:
         return begun[0] if len(begun) == 1 else None
 
 
+def unread(
+    name: str, message: str, object: str = "", *, code: int | None = None, severity: Severity = "error"
+) -> Finding:
+    """What could not be read.
+
+    Args:
+        name: NVML's constant without NVML_ERROR_, or what else went wrong.
+        object: The device; empty: the driver.
+        code: NVML's number; None where it is none of NVML's.
+    """
+    return Finding(name.lower().replace("_", "-"), severity, message, object, {"code": code, "name": name})
+
+
 def plain(value: Any) -> Any:
     """A value of these types as JSON has it."""
     if hasattr(value, "__dataclass_fields__"):
         return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, (tuple, list)):
         return [plain(one) for one in value]
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: plain(one) for key, one in value.items()}
     return value

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpukiln.gpus.model import Container, Process
+from gpukiln.gpus.model import GpuProcess, ProcessContainer
 from gpukiln.probe.base import read
 from gpukiln.redact import redact
 
@@ -34,7 +34,7 @@ POD = re.compile(r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})
 
 def described(
     listed: list[tuple[str | None, dict[str, Any]]], *, simulated: bool = False
-) -> tuple[Process, ...]:
+) -> tuple[GpuProcess, ...]:
     """The processes, each with what this system knows of it.
 
     Args:
@@ -63,7 +63,7 @@ def _holds_device(pid: int) -> bool:
     return any(link.startswith(NODES) for link in links)
 
 
-def _described(device: str | None, row: dict[str, Any], here: bool) -> Process:
+def _described(device: str | None, row: dict[str, Any], here: bool) -> GpuProcess:
     pid, unavailable = int(row["pid"]), {}
     memory = row["memory"]
     if memory is None:
@@ -77,7 +77,7 @@ def _described(device: str | None, row: dict[str, Any], here: bool) -> Process:
         state = "gone" if here else "foreign"
         why = "the process is gone" if state == "gone" else "it is of another namespace of process ids"
         unavailable.update(dict.fromkeys(names, why))
-        return Process(pid, device, row["kind"], state, memory_mib=memory, unavailable=unavailable)
+        return GpuProcess(pid, device, row["kind"], state, memory_mib=memory, unavailable=unavailable)
     command = _command(pid)
     if command is None:
         unavailable["command"] = "NO_PERMISSION"
@@ -87,7 +87,7 @@ def _described(device: str | None, row: dict[str, Any], here: bool) -> Process:
     started = started_at(pid)
     if started is None:
         unavailable["started_at"] = "the process is gone"
-    return Process(
+    return GpuProcess(
         pid,
         device,
         row["kind"],
@@ -152,7 +152,7 @@ def started_at(pid: int) -> str | None:
     return datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc).isoformat(timespec="seconds")
 
 
-def container_of(cgroup: str) -> Container | None:
+def container_of(cgroup: str) -> ProcessContainer | None:
     """The container that a control group is of.
 
     Args:
@@ -164,5 +164,5 @@ def container_of(cgroup: str) -> Container | None:
         for engine, pattern in CONTAINERS:
             if found := pattern.search(path):
                 known = "containerd" if engine == "unknown" and pod else engine
-                return Container(known, found["id"], pod["uid"].replace("_", "-") if pod else None)
+                return ProcessContainer(known, found["id"], pod["uid"].replace("_", "-") if pod else None)
     return None

@@ -17,7 +17,7 @@ from gpukiln.gpus.faults import ACTIONS
 from gpukiln.gpus.kernel_log import RESET_NOTE
 from gpukiln.gpus.leases import Granted, Leases, whoami
 from gpukiln.gpus.model import Device, Snapshot
-from gpukiln.gpus.selection import Request
+from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe.base import PCI, NotReachedError, ask, read
 
 LIMIT_S = 300.0
@@ -180,7 +180,7 @@ def kept_off(gpus: Sequence[Device], why: str) -> Iterator[Granted]:
     leases, who = Leases(), whoami()
     uuids = tuple(one.uuid for one in gpus if one.uuid)
     try:
-        request = Request(count=len(uuids), devices=uuids, repair=True)
+        request = DeviceRequest(count=len(uuids), devices=uuids, repair=True)
         granted = leases.acquire(request, who, command=why)
         try:
             yield granted

@@ -1,18 +1,20 @@
-"""The rules by which GPUs are judged: the suite's checks (tests/host), and `gpukiln-gpu health` on the node.
+"""The rules about GPUs: the suite's checks (tests/host), and `gpukiln-gpu health` on the node.
 
 A rule is a function of the facts (`gpukiln.probe.gather`). It returns what it measured, for people; an
-AssertionError is a failure, a NotToldError says that no GPU tells what it judges, a NotReachedError that
-nothing is known of it.
+AssertionError is a failure, a NotReportedError says that no GPU reports what it needs (the outcome
+not_run), a NotReachedError that nothing is known of it (not_reached).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Callable
 
+from gpukiln.findings import SEVERITIES, Finding
 from gpukiln.gpus import kernel_log
-from gpukiln.gpus.faults import FAULTS, NOTE, SEVERITIES, SICK, found_on, heat, lanes_missing, onoff
+from gpukiln.gpus.faults import FAULTS, found_on, lanes_missing, onoff, thermal_margin
 from gpukiln.gpus.gpu_facts import (
     Facts,
     Gpu,
@@ -24,38 +26,39 @@ from gpukiln.gpus.gpu_facts import (
     links,
     nvml_gpus,
     read,
-    value_of,
+    title,
+    value,
 )
 from gpukiln.gpus.nvlinks import Card, alike, wrong
-from gpukiln.probe.base import NotReachedError, NotToldError, known
+from gpukiln.probe.base import NotReachedError, NotReportedError, known
 from gpukiln.probe.nvml import address
 
 MOST = 3  # findings that a failure names
 
 
-class FoundError(AssertionError):
-    """A check failed by a fault of the table.
+class FaultError(AssertionError):
+    """A check failed by faults of GPUs.
 
     Args:
-        severity: The worst one's.
-        remedy: What to do.
+        findings: What was found, at least one.
+        message: All of it for people; empty: the first one's message.
     """
 
-    def __init__(self, text: str, severity: str, remedy: str) -> None:
-        super().__init__(text)
-        self.severity, self.remedy = severity, remedy
+    def __init__(self, *findings: Finding, message: str = "") -> None:
+        super().__init__(message or findings[0].message)
+        self.findings = findings
 
 
 @dataclass(frozen=True)
-class Rule:
+class HealthRule:
     """One thing that must be true of GPUs.
 
     Args:
         id: Of the check.
         title: What is true when it holds.
         fix: What to do when it does not.
-        judge: Given the facts, and what else it asks for. Raises `FoundError` with the severity of what it
-            found; another AssertionError says that NVML gave an error in a value's place.
+        judge: Given the facts, and what else it asks for. Raises `FaultError` with what it found; another
+            AssertionError says that NVML gave an error in a value's place.
     """
 
     id: str
@@ -64,17 +67,13 @@ class Rule:
     judge: Callable[..., str]
 
 
-def _judged(facts: Facts, *ids: str) -> None:
+def _require_none(facts: Facts, *ids: str) -> None:
     """Fail where a GPU has one of these faults."""
-    found = [
-        (gpu, fault, evidence) for gpu in nvml_gpus(facts) for fault, evidence in found_on(value_of(gpu), ids)
-    ]
+    found = [(gpu, one) for gpu in nvml_gpus(facts) for one in found_on(partial(value, gpu), title(gpu), ids)]
     if found:
-        _, worst, _ = min(found, key=lambda one: SEVERITIES.index(one[1].severity))
-        text = "; ".join(f"{label(gpu)}: {evidence}" for gpu, _, evidence in found[:MOST])
+        text = "; ".join(f"{label(gpu)}: {one.message}" for gpu, one in found[:MOST])
         more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
-        remedies = dict.fromkeys(fault.remedy for _, fault, _ in found)
-        raise FoundError(f"{text}{more}; wanted none of it", worst.severity, "; ".join(remedies))
+        raise FaultError(*(one for _, one in found), message=f"{text}{more}; wanted none of it")
 
 
 def _fix(*ids: str) -> str:
@@ -93,41 +92,38 @@ def _nvml(facts: Facts, simulated: bool) -> str:
     """
     try:
         return _all_listed(facts, simulated)
-    except FoundError:
-        raise
-    except AssertionError as error:  # a GPU that is lost, or has no name
-        raise FoundError(str(error), SICK, NVML.fix) from None
+    except AssertionError as error:
+        raise FaultError(Finding(NVML.id, "error", str(error), remedy=NVML.fix)) from None
 
 
 def _all_listed(facts: Facts, simulated: bool) -> str:
     found, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"].get("smi"))
     if not found["available"] and found["error"]:
         exits = f"; nvidia-smi exits {smi['rc']}" if smi else ""
-        text = f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML"
-        raise FoundError(text, SICK, NVML.fix)
+        raise AssertionError(f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML")
     gpus = nvml_gpus(facts)
     listed = {address(read(g, "bus_id")) for g in gpus}
     there = listed if simulated else {p["address"].lower() for p in pci}
     if listed != there:
-        text = f"NVML lists {', '.join(sorted(listed)) or 'none'}, the PCI bus has {', '.join(sorted(there))}"
-        raise FoundError(text, SICK, NVML.fix)
-    unnamed = [label(g) for g in gpus if not read(g, "uuid") or not read(g, "name")]
+        listing = ", ".join(sorted(listed)) or "none"
+        raise AssertionError(f"NVML lists {listing}, the PCI bus has {', '.join(sorted(there))}")
+    unnamed = [label(g) for g in gpus if not read(g, "uuid") or not value(g, "name")]
     if unnamed:
         raise AssertionError(f"{', '.join(unnamed)} has no name or no UUID, wanted both")
-    return ", ".join(str(read(g, "name")) for g in gpus)
+    return ", ".join(str(value(g, "name")) for g in gpus)
 
 
 def _persistence(facts: Facts) -> str:
-    _judged(facts, "persistence-off")
-    silent = [label(gpu) for gpu in nvml_gpus(facts) if read(gpu, "persistence") is None]
+    _require_none(facts, "persistence-off")
+    silent = [label(gpu) for gpu in nvml_gpus(facts) if value(gpu, "persistence") is None]
     if len(silent) == len(nvml_gpus(facts)):
-        raise NotToldError("not told by any GPU")
-    return ", ".join(f"{gpu}: not told" for gpu in silent)
+        raise NotReportedError("not reported by any GPU")
+    return ", ".join(f"{gpu}: not reported" for gpu in silent)
 
 
 def logged(
     lines: Iterable[str], table: kernel_log.Table, *, live: bool
-) -> tuple[list[kernel_log.Event], list[kernel_log.Event]]:
+) -> tuple[list[kernel_log.KernelEvent], list[kernel_log.KernelEvent]]:
     """What the kernel's log says: the events that count as a failure, the worst first, and the others.
 
     A machine booted from an image has run nothing: there every Xid counts. An NVSwitch's that is not fatal is
@@ -136,14 +132,14 @@ def logged(
     Args:
         live: Whether the machine runs somebody's work.
     """
-    serious: list[kernel_log.Event] = []
-    others: list[kernel_log.Event] = []
+    serious: list[kernel_log.KernelEvent] = []
+    others: list[kernel_log.KernelEvent] = []
     for event in kernel_log.events(lines, table):
-        counts = event.severity(table) != NOTE and event.known(table)
+        counts = event.severity(table) != "info" and event.known(table)
         unprovoked = not live and not event.switch
         (serious if counts or unprovoked else others).append(event)
     serious.sort(key=lambda event: SEVERITIES.index(event.severity(table)))
-    return serious, sorted(others, key=lambda event: event.known(table))  # nobody has judged an unknown one
+    return serious, sorted(others, key=lambda event: event.known(table))  # an unknown one comes first
 
 
 def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
@@ -151,10 +147,10 @@ def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
     if serious:
         said = [event.explained(table) for event in serious]
         text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"
-        raise FoundError(text, serious[0].severity(table), XID.fix)
+        raise FaultError(*(event.finding(table) for event in serious), message=text)
     gap = facts["gpus"].get("log_gap")
     if gap and facts["gpus"]["container"]:
-        raise NotToldError(f"a container, which does not have all of the kernel's log: {gap}")
+        raise NotReportedError(f"a container, which does not have all of the kernel's log: {gap}")
     if gap:
         raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
     said = [event.explained(table) for event in others]
@@ -164,59 +160,59 @@ def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
 
 
 def _ecc(facts: Facts) -> str:
-    _judged(facts, "ecc-uncorrected", "ecc-pending")
+    _require_none(facts, "ecc-uncorrected", "ecc-pending")
     notes, reported = [], False
     for gpu in nvml_gpus(facts):
-        current, errors = read(gpu, "ecc.current"), read(gpu, "ecc.volatile_uncorrected")
+        current, errors = value(gpu, "ecc_enabled"), value(gpu, "ecc_uncorrected")
         reported = reported or (current, errors) != (None, None)
-        corrected, ever = read(gpu, "ecc.volatile_corrected"), read(gpu, "ecc.aggregate_uncorrected")
+        corrected, ever = value(gpu, "ecc_corrected"), value(gpu, "ecc_uncorrected_lifetime")
         notes += [f"{label(gpu)}: ECC {onoff(current)}"] if not current else []
         notes += [f"{label(gpu)}: {corrected} corrected"] if corrected else []
         notes += [f"{label(gpu)}: {ever} uncorrected in its life"] if ever else []
     if not reported:
-        raise NotToldError("not told by any GPU: it has no ECC, or it is a virtual one")
+        raise NotReportedError("not reported by any GPU: it has no ECC, or it is a virtual one")
     return "; ".join(notes)
 
 
 def _memory_repair(facts: Facts) -> str:
     """Rows are remapped from Ampere on; before that pages were retired."""
-    _judged(facts, "remap-failed", "remap-pending", "pages-pending")
+    _require_none(facts, "remap-failed", "remap-pending", "pages-pending")
     notes, reported = [], False
     for gpu in nvml_gpus(facts):
-        paths = ("remapped_rows.failed", "remapped_rows.pending", "retired_pages_pending")
-        reported = reported or any(read(gpu, path) is not None for path in paths)
-        repaired = read(gpu, "remapped_rows.uncorrectable")
+        names = ("remap_failed", "remap_pending", "pages_pending")
+        reported = reported or any(value(gpu, name) is not None for name in names)
+        repaired = value(gpu, "remapped_rows_uncorrectable")
         notes += [f"{label(gpu)}: {repaired} rows remapped after uncorrectable errors"] if repaired else []
     if not reported:
-        raise NotToldError("not told by any GPU: its memory is not repaired, or it is a virtual one")
+        raise NotReportedError("not reported by any GPU: its memory is not repaired, or it is a virtual one")
     return "; ".join(notes)
 
 
 def _throttle(facts: Facts) -> str:
     seen: dict[str, None] = {}
     gpus = nvml_gpus(facts)
-    silent = [label(gpu) for gpu in gpus if read(gpu, "throttle.mask") is None]
+    silent = [label(gpu) for gpu in gpus if value(gpu, "clock_events") is None]
     if len(silent) == len(gpus):
-        raise NotToldError("not told by any GPU: a virtual one does not say why it is slow")
-    _judged(facts, "thermal-slowdown", "hardware-slowdown")
+        raise NotReportedError("not reported by any GPU: a virtual one does not say why it is slow")
+    _require_none(facts, "thermal-slowdown", "hardware-slowdown")
     for gpu in gpus:
-        seen.update(dict.fromkeys(read(gpu, "throttle.names") or []))
-    return ", ".join([*seen, *(f"{gpu}: not told" for gpu in silent)])
+        seen.update(dict.fromkeys(value(gpu, "clock_events") or []))
+    return ", ".join([*seen, *(f"{gpu}: not reported" for gpu in silent)])
 
 
 def _clocks(facts: Facts) -> str:
     """A virtual GPU does not tell its clocks and temperatures: they are the hypervisor's."""
-    _judged(facts, "no-clock", "temperature-margin")
+    _require_none(facts, "no-clock", "temperature-margin")
     hottest, silent, reported = [], [], False
     for gpu in nvml_gpus(facts):
-        top, room = read(gpu, "clocks.max_sm"), heat(value_of(gpu))
-        reported = reported or top is not None or room is not None
-        names = [name for name, value in (("clock", top), ("heat", room)) if value is None]
-        silent += [f"{label(gpu)}: {' and '.join(names)} not told"] if names else []
-        now = read(gpu, "temperature.gpu")
+        top, margin = value(gpu, "clock_sm_max_mhz"), thermal_margin(partial(value, gpu))
+        reported = reported or top is not None or margin is not None
+        names = [name for name, one in (("clock", top), ("temperature", margin)) if one is None]
+        silent += [f"{label(gpu)}: {' and '.join(names)} not reported"] if names else []
+        now = value(gpu, "temperature_c")
         hottest += [now] if now is not None else []
     if not reported:
-        raise NotToldError("; ".join(silent))
+        raise NotReportedError("; ".join(silent))
     return "; ".join(([f"at most {max(hottest)} degrees"] if hottest else []) + silent)
 
 
@@ -227,43 +223,42 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
         copied: The section `cuda`; empty where nothing was copied.
     """
     gpus = nvml_gpus(facts)
-    notes = [f"{label(gpu)}: not told" for gpu in gpus if read(gpu, "pcie.width") is None]
+    notes = [f"{label(gpu)}: not reported" for gpu in gpus if value(gpu, "pcie_width") is None]
     if len(notes) == len(gpus):
-        raise NotToldError("not told by any GPU: a virtual one's link is its host's")
+        raise NotReportedError("not reported by any GPU: a virtual one's link is its host's")
     shown: dict[str, int] = {}
     virtual = facts["boot"].get("virtualization") or "none"
     for gpu in gpus:
-        model = str(read(gpu, "name"))
-        shown[model] = max(shown.get(model, 0), read(gpu, "pcie.width") or 0)
+        model = str(value(gpu, "name"))
+        shown[model] = max(shown.get(model, 0), value(gpu, "pcie_width") or 0)
     for gpu in gpus:
-        width, widest = read(gpu, "pcie.width"), read(gpu, "pcie.max_width")
+        width, widest = value(gpu, "pcie_width"), value(gpu, "pcie_width_max")
         narrow = lanes_missing(width, widest) is not None
         # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model or not.
         refuted = lanes_refuted(copied, str(read(gpu, "bus_id")), width) if narrow else ""
-        same = width == shown[str(read(gpu, "name"))]
+        same = width == shown[str(value(gpu, "name"))]
         if narrow and not (virtual != "none" and (same or refuted)):
-            fault = FAULTS["pcie-narrow"]
             text = f"{label(gpu)} has {lanes_missing(width, widest)}"
-            raise FoundError(text, fault.severity, fault.remedy)
+            raise FaultError(FAULTS["pcie-narrow"].finding(title(gpu), text))
         seen = refuted or f"{width} of {widest} lanes, as {virtual} shows it"
         notes += [f"{label(gpu)}: {seen}"] if narrow else []
-        gen, newest = read(gpu, "pcie.gen"), read(gpu, "pcie.max_gen")
+        gen, newest = value(gpu, "pcie_generation"), value(gpu, "pcie_generation_max")
         if gen is not None and newest is not None and gen < newest:
             notes.append(f"{label(gpu)}: generation {gen} of {newest} while idle")
     return "; ".join(notes)
 
 
 def _mig(facts: Facts) -> str:
-    """Where no role has said what is wanted, only the pending mode is judged."""
+    """Where no role has said what is wanted, only the pending mode is examined."""
     wanted = facts["expected"]["mig"]
     if wanted not in (None, "any", "enabled", "disabled"):
         raise AssertionError(
             f"/etc/gpukiln/expected.json wants MIG {wanted!r}, wanted there: enabled, disabled or any"
         )
-    _judged(facts, "mig-pending")
+    _require_none(facts, "mig-pending")
     notes = []
     for gpu in nvml_gpus(facts):
-        current = read(gpu, "mig.current")
+        current = value(gpu, "mig_enabled")
         if wanted not in (None, "any") and bool(current) != (wanted == "enabled"):
             raise AssertionError(
                 f"{label(gpu)}: MIG is {onoff(current)}, wanted {wanted}, as /etc/gpukiln/expected.json says"
@@ -289,12 +284,11 @@ def judge_states(gpus: Sequence[Gpu]) -> list[str]:
         found = links(gpu)
         up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
         joined = frozenset(other["index"] for other in whole if other is not gpu and linked(gpu, other, gpus))
-        cards.append(Card(gpu["index"], label(gpu), str(read(gpu, "name")), up, down, joined))
+        cards.append(Card(gpu["index"], label(gpu), str(value(gpu, "name")), up, down, joined))
     notes = []
     for group in alike(cards):
         if text := wrong(group):
-            fault = FAULTS["nvlink-down"]
-            raise FoundError(text, fault.severity, fault.remedy)
+            raise FaultError(FAULTS["nvlink-down"].finding("", text))
         one = group[0]
         of = f" of {len(one.up) + len(one.down)}" if one.down else ""
         which = f"each {one.name}" if len(group) > 1 else one.label
@@ -304,81 +298,81 @@ def judge_states(gpus: Sequence[Gpu]) -> list[str]:
 
 
 def _fabric(facts: Facts) -> str:
-    _judged(facts, "fabric-not-joined")
+    _require_none(facts, "fabric-not-joined")
     joined = 0
     for gpu in nvml_gpus(facts):
         if read(gpu, "fabric.state"):  # null or 0: it has none
             if troubles := fabric_troubles(gpu):
                 text = f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
-                raise FoundError(text, SICK, FABRIC.fix)
+                raise FaultError(FAULTS["fabric-not-joined"].finding(title(gpu), text))
             joined += 1
     return f"{joined} GPUs in the fabric" if joined else "no GPU has a fabric"
 
 
-NVML = Rule(
+NVML = HealthRule(
     "gpu.nvml",
     "NVML lists every GPU of the PCI bus, and none is lost",
     "Lost GPU: reboot the machine, replace the GPU if it comes back. Missing library: install the "
     "driver's libnvidia-ml1 in the module's version.",
     _nvml,
 )
-PERSISTENCE = Rule(
+PERSISTENCE = HealthRule(
     "gpu.persistence",
     "Persistence mode is on for every GPU",
     _fix("persistence-off"),
     _persistence,
 )
-XID = Rule(
+XID = HealthRule(
     "gpu.xid",
     "The kernel log of this boot has no Xid error that blames the machine",
     "Each number's meaning and action are in the failure: reset or drain as it says, and replace a GPU "
     "that repeats it.",
     _xid,
 )
-ECC = Rule(
+ECC = HealthRule(
     "gpu.ecc",
     "ECC is as it will be after the next reset, and no uncorrected error happened since the last",
     _fix("ecc-uncorrected", "ecc-pending"),
     _ecc,
 )
-MEMORY_REPAIR = Rule(
+MEMORY_REPAIR = HealthRule(
     "gpu.memory-repair",
     "No GPU waits for a memory repair, and none failed",
     _fix("remap-failed", "remap-pending", "pages-pending"),
     _memory_repair,
 )
-THROTTLE = Rule(
+THROTTLE = HealthRule(
     "gpu.throttle",
     "No GPU is slowed down by heat or power supply",
     _fix("thermal-slowdown", "hardware-slowdown"),
     _throttle,
 )
-CLOCKS = Rule(
+CLOCKS = HealthRule(
     "gpu.clocks",
     "Every GPU reports its clocks, and is cooler than where it slows down",
     _fix("temperature-margin", "no-clock"),
     _clocks,
 )
-PCIE_LINK = Rule(
+PCIE_LINK = HealthRule(
     "gpu.pcie-link",
     "Every GPU's PCIe link has its full width",
     _fix("pcie-narrow"),
     _pcie_link,
 )
-MIG = Rule(
+MIG = HealthRule(
     "gpu.mig",
     "MIG is as it will be after the next reset, and as the node's expectations say",
     "Reset the GPU or reboot for a pending mode; `nvidia-smi -mig 0` or `1` where the other is wanted; "
     "`gpu_bootstrap_mig` says what is wanted (role gpu_bootstrap, /etc/gpukiln/expected.json).",
     _mig,
 )
-NVLINK = Rule(
+NVLINK = HealthRule(
     "multi-gpu.nvlink",
     "GPUs of one model have equally many active NVLinks, and some; their errors don't grow",
     _fix("nvlink-down"),
     _nvlink_states,  # how errors grow takes two looks with work between them: the suite's check alone
 )
-FABRIC = Rule(
+FABRIC = HealthRule(
     "multi-gpu.fabric",
     "Every GPU of an NVSwitch machine has joined the fabric, which calls itself healthy",
     _fix("fabric-not-joined"),

@@ -26,7 +26,9 @@ RESTARTS = 3  # of a child that ends for no GPU's sake
 
 @dataclass(frozen=True)
 class Sample:
-    """A GPU at one tick: the fields of a `Device` that move.
+    """A GPU at one tick: the fields of a `Device` that move, by its names.
+
+    Not a `Device`: a line of a watch would have sixty more fields, all of them null.
 
     Args:
         index: The driver's number.
@@ -72,7 +74,7 @@ class Tick:
 
 
 @dataclass(frozen=True)
-class Event:
+class WatchEvent:
     """What happened to a GPU, or to who asks it, meanwhile.
 
     Args:
@@ -88,7 +90,7 @@ class Event:
 
 
 @dataclass
-class Record:
+class WatchRecord:
     """What a watch has seen so far.
 
     Args:
@@ -100,7 +102,7 @@ class Record:
     interval_s: float
     began: float
     ticks: list[Tick] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    events: list[WatchEvent] = field(default_factory=list)
     planned: int = 0
 
     @property
@@ -126,7 +128,7 @@ def lasted(ticks: Sequence[Tick], interval_s: float) -> float:
 
 def watch(
     gpus: Mapping[str, int],
-    record: Record,
+    record: WatchRecord,
     duration_s: float,
     each: Callable[[Tick], None] | None = None,
 ) -> None:
@@ -182,9 +184,9 @@ def watch(
             passed = round(time.monotonic() - record.began, 3)
             if at and at not in hung:  # the others are sampled on without it
                 hung[at] = SLOW if isinstance(ended, Slow) else HUNG if isinstance(ended, Hang) else CRASHED
-                record.events.append(Event(passed, at, hung[at].lower(), str(ended)))
+                record.events.append(WatchEvent(passed, at, hung[at].lower(), str(ended)))
             else:
-                record.events.append(Event(passed, None, "failed", str(ended)))
+                record.events.append(WatchEvent(passed, None, "failed", str(ended)))
                 restarts += 1
             if restarts > RESTARTS or len(hung) == len(gpus):
                 break
@@ -193,7 +195,7 @@ def watch(
         record.planned = max(record.planned, min(came, count) if count else came)
 
 
-def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events: list[Event]) -> None:
+def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events: list[WatchEvent]) -> None:
     """Append what has become of GPUs since the tick before."""
     for sample in tick.samples:
         if sample.uuid in hung:
@@ -201,10 +203,10 @@ def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events
         before = gone.get(sample.uuid)
         if sample.error and sample.error != before:
             name = "lost" if sample.error in LOST else "failed"
-            events.append(Event(tick.at_s, sample.uuid, name, f"NVML answers {sample.error}"))
+            events.append(WatchEvent(tick.at_s, sample.uuid, name, f"NVML answers {sample.error}"))
             gone[sample.uuid] = sample.error
         elif before and not sample.error:
-            events.append(Event(tick.at_s, sample.uuid, "back", f"it answers again, after {before}"))
+            events.append(WatchEvent(tick.at_s, sample.uuid, "back", f"it answers again, after {before}"))
             del gone[sample.uuid]
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gpukiln.compatibility import version_key
 from gpukiln.errors import UsageError
 from gpukiln.gpus.config import COUNTS
-from gpukiln.gpus.model import Device, Driver, Process
+from gpukiln.gpus.model import Device, Driver, GpuProcess
 from gpukiln.gpus.topology import describe, linked_groups, rank
 
 EXCLUSIVE, SHARED = "exclusive", "shared"
@@ -25,7 +25,7 @@ COMPARISONS = {
 
 
 @dataclass(frozen=True)
-class Request:
+class DeviceRequest:
     """What somebody wants.
 
     Args:
@@ -134,9 +134,9 @@ def cuda_wanted(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def select(
-    request: Request,
+    request: DeviceRequest,
     devices: Sequence[Device],
-    processes: Sequence[Process],
+    processes: Sequence[GpuProcess],
     driver: Driver,
     taken: Mapping[str, Taken],
 ) -> Selection:
@@ -192,7 +192,7 @@ def select(
     return Selection(chosen, possible, len(able), why, considered)
 
 
-def _never(request: Request, one: Device, driver: Driver, parents: set[str | None]) -> list[str]:
+def _never(request: DeviceRequest, one: Device, driver: Driver, parents: set[str | None]) -> list[str]:
     """Why a device can't serve a request as long as it is what it is."""
     found = []
     wants_mig = bool(request.mig)
@@ -227,7 +227,7 @@ def _never(request: Request, one: Device, driver: Driver, parents: set[str | Non
     return found
 
 
-def _cuda_never(request: Request, one: Device, driver: Driver) -> list[str]:
+def _cuda_never(request: DeviceRequest, one: Device, driver: Driver) -> list[str]:
     found = []
     if one.vendor != "nvidia" and (request.capability or request.cuda):
         return ["it is no NVIDIA GPU, and has no CUDA"]
@@ -255,14 +255,16 @@ def _is_model(name: str, wanted: str) -> bool:
 
 
 def _not_now(
-    request: Request, one: Device, processes: Sequence[Process], taken: Mapping[str, Taken]
+    request: DeviceRequest, one: Device, processes: Sequence[GpuProcess], taken: Mapping[str, Taken]
 ) -> list[str]:
     """Why a device can't serve a request at the moment."""
     if not one.readable:
         return [f"it can't be read: {one.error}"]
     if one.uuid is None:
         return ["it has no UUID"]
-    found = [finding.text for finding in one.findings if finding.level == "sick" and not request.repair]
+    found = [
+        finding.message for finding in one.findings if finding.severity == "error" and not request.repair
+    ]
     has, whole = taken.get(one.uuid, Taken()), taken.get(one.parent or "", Taken())
     if whole.exclusive:
         found.append(f"its GPU is leased: {', '.join(whole.holders)}")
@@ -294,14 +296,14 @@ def _not_now(
     return found
 
 
-def _who(process: Process) -> str:
+def _who(process: GpuProcess) -> str:
     """A process, its kind and whose it is, for a refusal."""
     program = (process.command or "").split(" ")[0].rpartition("/")[2]
     whose = f"of {process.user}" if process.user else process.state
     return " ".join(word for word in (f"pid {process.pid}", program, f"({process.kind})", whose) if word)
 
 
-def _score(request: Request, one: Device, taken: Mapping[str, Taken]) -> tuple[float, ...]:
+def _score(request: DeviceRequest, one: Device, taken: Mapping[str, Taken]) -> tuple[float, ...]:
     """What one device is compared by; the less the better."""
     name = (one.name or "").lower()
     preferred = next(
@@ -321,7 +323,9 @@ def _score(request: Request, one: Device, taken: Mapping[str, Taken]) -> tuple[f
     )
 
 
-def _group_score(request: Request, group: Sequence[Device], taken: Mapping[str, Taken]) -> tuple[object, ...]:
+def _group_score(
+    request: DeviceRequest, group: Sequence[Device], taken: Mapping[str, Taken]
+) -> tuple[object, ...]:
     scores = sorted(_score(request, one, taken) for one in group)
     preferred = max(score[0] for score in scores)
     if len(group) == 1:
@@ -330,7 +334,7 @@ def _group_score(request: Request, group: Sequence[Device], taken: Mapping[str, 
     return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))
 
 
-def _score_words(request: Request, one: Device, taken: Mapping[str, Taken]) -> str:
+def _score_words(request: DeviceRequest, one: Device, taken: Mapping[str, Taken]) -> str:
     has = taken.get(one.uuid or "", Taken())
     words = [f"{one.memory_used_mib or 0} MiB used", f"{one.utilization_percent or 0}% busy"]
     if one.temperature_c is not None:

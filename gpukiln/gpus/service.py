@@ -33,8 +33,8 @@ from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableErr
 from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, Granted, Leases, Who
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.processes import user_name
-from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Request
-from gpukiln.gpus.store import Lease, Store, written
+from gpukiln.gpus.selection import EXCLUSIVE, SHARED, DeviceRequest
+from gpukiln.gpus.store import Lease, LeaseStore, written
 
 FIRST_DESCRIPTOR = 3  # of those that systemd passes (sd_listen_fds(3))
 MOST_BYTES, MOST_TEXT, MOST_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
@@ -47,7 +47,7 @@ Answer = dict[str, Any]
 
 
 @dataclasses.dataclass
-class Call:
+class ServiceCall:
     """One call, while it is answered.
 
     Args:
@@ -124,7 +124,7 @@ def _is_sane(value: float) -> bool:
     return math.isfinite(value) and 0 <= value < 1e12
 
 
-def request_of(data: Any) -> Request:
+def request_of(data: Any) -> DeviceRequest:
     """A request as a call has it.
 
     Raises:
@@ -132,7 +132,7 @@ def request_of(data: Any) -> Request:
     """
     if not isinstance(data, dict):
         raise _wrong("request", data, "an object")
-    known = {one.name: str(one.type) for one in dataclasses.fields(Request)}
+    known = {one.name: str(one.type) for one in dataclasses.fields(DeviceRequest)}
     values = {}
     for name, value in data.items():
         kind = known.get(name, "")
@@ -143,7 +143,7 @@ def request_of(data: Any) -> Request:
             values[name] = _typed(name, value, kind)
     if values.get("mode", EXCLUSIVE) not in (EXCLUSIVE, SHARED) or values.get("count", 1) < 1:
         raise _wrong("request", data, "a mode and a count")
-    return Request(**values)
+    return DeviceRequest(**values)
 
 
 def _typed(name: str, value: Any, kind: str) -> Any:
@@ -180,21 +180,21 @@ def _comparison(one: Any) -> tuple[str, tuple[int, ...]]:
 # ---- the calls
 
 
-def _current(leases: Leases, _: Call) -> Answer:
+def _current(leases: Leases, _: ServiceCall) -> Answer:
     return {"leases": [written(one) for one in leases.current()]}
 
 
-def _queue(leases: Leases, _: Call) -> Answer:
+def _queue(leases: Leases, _: ServiceCall) -> Answer:
     rows = leases.queue()
     return {"waiting": [{name: row[name] for name in ("user", "pid", "count", "at")} for row in rows]}
 
 
-def _ledger(leases: Leases, _: Call) -> Answer:
+def _ledger(leases: Leases, _: ServiceCall) -> Answer:
     leases.current()  # what ended unseen is in the ledger from here on
     return {"uses": leases.ledger()}
 
 
-def _plan(leases: Leases, call: Call) -> Answer:
+def _plan(leases: Leases, call: ServiceCall) -> Answer:
     planned = leases.plan(request_of(call.given.get("request")))
     return {
         "devices": [one.uuid for one in planned.devices if one.uuid],
@@ -204,7 +204,7 @@ def _plan(leases: Leases, call: Call) -> Answer:
     }
 
 
-def _acquire(leases: Leases, call: Call) -> Granted:
+def _acquire(leases: Leases, call: ServiceCall) -> Granted:
     kind, engine = call.text("kind"), call.given.get("engine")
     if kind not in (JOB, DETACHED, CONTAINER):
         raise _wrong("kind", kind, f"{JOB}, {DETACHED} or {CONTAINER}")
@@ -224,7 +224,7 @@ def _acquire(leases: Leases, call: Call) -> Granted:
     )
 
 
-def _release(leases: Leases, call: Call) -> Answer:
+def _release(leases: Leases, call: ServiceCall) -> Answer:
     number = call.whole("lease")
     lease = next((one for one in leases.current() if one.number == number), None)
     if lease is None:
@@ -237,11 +237,11 @@ def _release(leases: Leases, call: Call) -> Answer:
     return {"released": done}
 
 
-def _renew(leases: Leases, call: Call) -> Answer:
+def _renew(leases: Leases, call: ServiceCall) -> Answer:
     return {"lease": written(leases.renew(call.lease(leases), call.who, call.number("hours")))}
 
 
-def _began(leases: Leases, call: Call) -> Answer:
+def _began(leases: Leases, call: ServiceCall) -> Answer:
     lease, pid = call.lease(leases), call.whole("pid")
     try:
         owner = Path("/proc", str(pid)).stat().st_uid
@@ -254,24 +254,24 @@ def _began(leases: Leases, call: Call) -> Answer:
     return {}
 
 
-def _reconcile(leases: Leases, call: Call) -> Answer:
+def _reconcile(leases: Leases, call: ServiceCall) -> Answer:
     return {"adopted": leases.reconcile(call.who)}
 
 
-def _is_running(leases: Leases, call: Call) -> Answer:
+def _is_running(leases: Leases, call: ServiceCall) -> Answer:
     number = call.whole("lease")
     path = leases.store.path / "alive" / f"L-{number}"
     return {"running": leases.store.is_locked(path)}
 
 
-def _share(leases: Leases, call: Call) -> tuple[int, ...]:
+def _share(leases: Leases, call: ServiceCall) -> tuple[int, ...]:
     lease = call.lease(leases)
     if not leases.is_ours(lease, call.who):
         raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own")
     return leases.share(lease)
 
 
-CALLS: dict[str, Callable[[Leases, Call], Any]] = {
+CALLS: dict[str, Callable[[Leases, ServiceCall], Any]] = {
     "current": _current,
     "queue": _queue,
     "ledger": _ledger,
@@ -294,7 +294,7 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
     """
     descriptors: tuple[int, ...] = ()
     try:
-        call = Call(line, peer(line), _read(line))
+        call = ServiceCall(line, peer(line), _read(line))
         name = call.given.get("call")
         if name not in CALLS:
             raise _wrong("call", name, ", ".join(CALLS))
@@ -402,8 +402,8 @@ def serve(
     listener: socket.socket,
     *,
     idle_s: float = IDLE_S,
-    store: Callable[[], Store] = Store,
-    make: Callable[[Store | None], Leases] = Leases,
+    store: Callable[[], LeaseStore] = LeaseStore,
+    make: Callable[[LeaseStore | None], Leases] = Leases,
 ) -> None:
     """Answer calls until there were none for some time; systemd starts it again with the next one.
 
@@ -465,8 +465,8 @@ def _handed(line: socket.socket, spares: list[Spare]) -> int:
 
 def _spare(
     inherited: Iterable[socket.socket],
-    store: Callable[[], Store],
-    make: Callable[[Store | None], Leases],
+    store: Callable[[], LeaseStore],
+    make: Callable[[LeaseStore | None], Leases],
 ) -> Spare:
     """Start a process for the next call.
 
@@ -492,7 +492,7 @@ def _spare(
 
 
 def _await_call(
-    service: socket.socket, store: Callable[[], Store], make: Callable[[Store | None], Leases]
+    service: socket.socket, store: Callable[[], LeaseStore], make: Callable[[LeaseStore | None], Leases]
 ) -> None:
     """Answer the one call that this process gets."""
     opened = None

@@ -75,7 +75,7 @@ create table ledger (
 
 
 @dataclass(frozen=True)
-class Held:
+class LeasedDevice:
     """A device of a lease.
 
     Args:
@@ -138,7 +138,7 @@ class Lease:
     expires_boot: float | None
     heartbeat_s: float | None
     beat_boot: float | None
-    devices: tuple[Held, ...] = ()
+    devices: tuple[LeasedDevice, ...] = ()
 
     @property
     def id(self) -> str:
@@ -190,7 +190,7 @@ def number_of(lease: str) -> int | None:
     return int(digits) if digits.isdecimal() else None
 
 
-class Store:
+class LeaseStore:
     """The state of a machine's leases.
 
     Args:
@@ -333,7 +333,7 @@ class Store:
             ).fetchall()
         found: dict[int, Lease] = {}
         for row in rows:
-            held = Held(**{name: row[name] for name in _HELD})
+            held = LeasedDevice(**{name: row[name] for name in _HELD})
             before = found.get(row["id"])
             if before is None:
                 values = {**{name: row[name] for name in _LEASE}, "memory_mib": row["budget"]}
@@ -589,7 +589,7 @@ def set_aside(path: Path) -> list[Path]:
     return moved
 
 
-_HELD = tuple(one.name for one in dataclasses.fields(Held))
+_HELD = tuple(one.name for one in dataclasses.fields(LeasedDevice))
 _LEASE = tuple(one.name for one in dataclasses.fields(Lease) if one.name not in ("number", "devices"))
 
 
@@ -641,7 +641,7 @@ def read_lifeline(text: str) -> Lease:
     """
     try:
         data = json.loads(text)
-        devices = tuple(Held(**one) for one in data.pop("devices"))
+        devices = tuple(LeasedDevice(**one) for one in data.pop("devices"))
         found = Lease(**data, devices=devices)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error
@@ -650,7 +650,7 @@ def read_lifeline(text: str) -> Lease:
     return found
 
 
-def wrong_field(one: Lease | Held) -> str:
+def wrong_field(one: Lease | LeasedDevice) -> str:
     """The first field of a lease that has a value of another type; empty where none has."""
     for field in dataclasses.fields(one):
         value, kind = getattr(one, field.name), str(field.type)

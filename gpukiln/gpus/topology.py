@@ -22,7 +22,7 @@ MOST_GROUPS = 50_000  # of so many all are looked at; else the group grows from 
 
 
 @dataclass(frozen=True)
-class Group:
+class GpuGroup:
     """GPUs that are to work together.
 
     Args:
@@ -86,7 +86,7 @@ def describe(group: Sequence[Device]) -> str:
     return f"the worst two have {word} in common, and no NVLink"
 
 
-def best_group(devices: Sequence[Device], count: int, *, free: bool = False) -> Group:
+def best_group(devices: Sequence[Device], count: int, *, free: bool = False) -> GpuGroup:
     """The best linked GPUs of a machine.
 
     Args:
@@ -105,4 +105,4 @@ def best_group(devices: Sequence[Device], count: int, *, free: bool = False) -> 
     if count > len(able):
         raise BusyError(f"--best {count}: {len(able)} of {len(whole)} GPUs are free", hint="ask again later")
     group = max(linked_groups(able, count), key=lambda found: (rank(found), [-one.index for one in found]))
-    return Group(tuple(one.uuid for one in group if one.uuid), describe(group))
+    return GpuGroup(tuple(one.uuid for one in group if one.uuid), describe(group))

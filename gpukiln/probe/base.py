@@ -57,8 +57,8 @@ class HungError(NotReachedError):
     """A tool gave no answer."""
 
 
-class NotToldError(RuntimeError):
-    """No GPU tells what is to be judged: it has none of it, or it is a virtual one."""
+class NotReportedError(RuntimeError):
+    """No GPU reports what is to be examined: it has none of it, or it is a virtual one."""
 
 
 def known(value: Any) -> Any:

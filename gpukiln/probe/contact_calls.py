@@ -159,7 +159,7 @@ def _written(value: Any) -> Any:
 def note_cuda(path: str) -> None:
     """Have this process and its children append every call of CUDA to a file: [name, code, ms] a line."""
 
-    class Noted(cuda.Cuda):
+    class Noted(cuda.CudaLibrary):
         def __call__(self, name: str, *args: Any) -> None:
             began, code = time.monotonic(), 0
             try:
@@ -173,7 +173,7 @@ def note_cuda(path: str) -> None:
                 os.write(number, json.dumps(row).encode() + b"\n")
                 os.close(number)
 
-    vars(cuda)["Cuda"] = Noted
+    vars(cuda)["CudaLibrary"] = Noted
 
 
 def sum_up_cuda(path: str) -> list[dict[str, Any]]:

@@ -72,7 +72,7 @@ class CudaError(Exception):
         self.call, self.code = call, code
 
 
-class Cuda:
+class CudaLibrary:
     """The driver's library; an instance is called with a function's name and its arguments.
 
     Args:
@@ -170,7 +170,7 @@ def cuda(visible: str = "") -> dict[str, Any]:
         "all_reduce": {"tried": False, "reason": "no GPU"},
     }
     driver_answers()
-    Cuda.visible = visible
+    CudaLibrary.visible = visible
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
         return result
@@ -202,7 +202,7 @@ def cuda(visible: str = "") -> dict[str, Any]:
 
 def _test_gpus(expected: bytes, first: int, tell: Tell) -> None:
     """Test the GPUs from an index on, up to one that fails."""
-    cuda = Cuda(tell)
+    cuda = CudaLibrary(tell)
     tell(limit=INIT_S)
     cuda("cuInit", 0)
     version, count = cuda.number("cuDriverGetVersion"), cuda.number("cuDeviceGetCount")
@@ -219,7 +219,7 @@ def _test_gpus(expected: bytes, first: int, tell: Tell) -> None:
             return
 
 
-def _is_busy(cuda: Cuda, index: int, error: CudaError) -> bool:
+def _is_busy(cuda: CudaLibrary, index: int, error: CudaError) -> bool:
     """Whether another process is why a call failed, and not a fault."""
     with contextlib.suppress(CudaError):
         if error.code == UNAVAILABLE:
@@ -232,7 +232,7 @@ def _is_busy(cuda: Cuda, index: int, error: CudaError) -> bool:
     return error.code == MEMORY and error.call == "cuDevicePrimaryCtxRetain"
 
 
-def _test_gpu(cuda: Cuda, report: dict[str, Any], expected: bytes) -> None:
+def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> None:
     device = cuda.number("cuDeviceGet", report["index"])
     report["bus_id"] = cuda.text("cuDeviceGetPCIBusId", device).lower()
     report["name"] = cuda.text("cuDeviceGetName", device)
@@ -281,7 +281,7 @@ def _test_gpu(cuda: Cuda, report: dict[str, Any], expected: bytes) -> None:
     report["ok"] = not report["error"]
 
 
-def _host_memory(cuda: Cuda, size: ctypes.c_size_t) -> tuple[Any, bool]:
+def _host_memory(cuda: CudaLibrary, size: ctypes.c_size_t) -> tuple[Any, bool]:
     """Memory to copy to and from, and whether it is pinned.
 
     With confidential computing there may be none that is (NVIDIA Confidential Computing, release notes of
@@ -345,7 +345,7 @@ def _all_reduce_or_why_not(result: dict[str, Any]) -> dict[str, Any]:
 def _all_reduce(tell: Tell) -> None:
     """Every GPU takes the numbers of every other one and adds them to its own; all must have the sum."""
     tell(limit=INIT_S)
-    cuda, size = Cuda(tell), ctypes.c_size_t(4 * SHARED)
+    cuda, size = CudaLibrary(tell), ctypes.c_size_t(4 * SHARED)
     cuda("cuInit", 0)
     devices = [cuda.number("cuDeviceGet", i) for i in range(cuda.number("cuDeviceGetCount"))]
     tell(limit=STEP_S * len(devices))  # for this process to make their numbers
@@ -413,7 +413,9 @@ def _all_reduce(tell: Tell) -> None:
     )
 
 
-def _peers(cuda: Cuda, contexts: list[ctypes.c_void_p], devices: list[int], source: int, target: int) -> bool:
+def _peers(
+    cuda: CudaLibrary, contexts: list[ctypes.c_void_p], devices: list[int], source: int, target: int
+) -> bool:
     """Let one GPU read another one's memory; whether it can."""
     cuda.tell(limit=STEP_S)
     if not cuda.number("cuDeviceCanAccessPeer", devices[target], devices[source]):

@@ -44,18 +44,6 @@ NOTHING: dict[str, Any] = {
     "confidential": {"on": None, "ready": None},
     "gpus": [],
 }
-# Bits of nvmlDeviceGetCurrentClocksEventReasons.
-REASONS = {
-    0x1: "idle",
-    0x2: "application clocks",
-    0x4: "software power cap",
-    0x8: "hardware slowdown",
-    0x10: "sync boost",
-    0x20: "software thermal slowdown",
-    0x40: "hardware thermal slowdown",
-    0x80: "hardware power brake",
-    0x100: "display clocks",
-}
 LINK_ERRORS = {"replay": 0, "recovery": 1, "crc_flit": 2, "crc_data": 3}
 # Fields (nvml.h, NVML_FI_DEV_*): how often a link of NVLink 5 recovered, how many links there are, and
 # thresholds as T.Limit, in degrees of margin, on Ada and later.
@@ -259,7 +247,7 @@ def _several(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str,
 
 
 @dataclass
-class Found:
+class NvmlAnswer:
     """What NVML said.
 
     Args:
@@ -275,7 +263,7 @@ class Found:
 
 def ask_nvml(
     *, shown: bool, silent: Callable[[float, str, str], None] | None = None, ask: Any = None
-) -> Found:
+) -> NvmlAnswer:
     """Ask NVML in a child process, GPU by GPU and call by call, for any call may never return.
 
     A call that does not return costs its own value: the GPU is asked again without it. One with several
@@ -286,7 +274,7 @@ def ask_nvml(
         silent: Called while NVML is silent, as that of `in_child`.
         ask: What runs in the child in place of `read_gpus`.
     """
-    found = Found()
+    found = NvmlAnswer()
     done: dict[int, dict[str, Any]] = {}
     skip: dict[str, str] = {}
     hung: dict[int | None, int] = {}  # by GPU, how many calls did not return
@@ -537,10 +525,7 @@ def moving(nvml: Nvml, handle: Any) -> dict[str, Any]:
     )
     return {
         "clocks": {"sm": get("ClockInfo", 1), "mem": get("ClockInfo", 2)},
-        "throttle": {
-            "mask": mask,
-            "names": [n for b, n in REASONS.items() if mask & b] if isinstance(mask, int) else None,
-        },
+        "throttle": {"mask": mask},
         "temperature": {
             "gpu": nvml.either(
                 ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0), read=whole

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from gpukiln.probe.base import NotToldError
+from gpukiln.probe.base import NotReportedError
 from gpukiln.verify.facts import Facts
 from gpukiln.verify.needs import NEEDS, is_need
 
@@ -179,5 +179,5 @@ def judge(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
 
     try:
         facts.note(rule(facts, *more))
-    except NotToldError as untold:
-        pytest.skip(str(untold))
+    except NotReportedError as error:
+        pytest.skip(str(error))

@@ -39,7 +39,7 @@ def made_up_gpu(index: int, gpus: int) -> Data:
         "remapped_rows": {"correctable": 0, "uncorrectable": 1, "pending": False, "failed": False},
         "retired_pages_pending": None,
         "clocks": {"sm": 210, "mem": 1215, "max_sm": 1410, "max_mem": 1215},
-        "throttle": {"mask": 1, "names": ["idle"]},
+        "throttle": {"mask": 1},
         "temperature": {
             "gpu": 31,
             "slowdown": 92,

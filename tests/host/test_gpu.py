@@ -220,7 +220,7 @@ def test_mig(facts):
 def test_idle(facts):
     found = {label(gpu): read(gpu, "processes") for gpu in nvml_gpus(facts)}
     if all(processes is None for processes in found.values()):
-        pytest.skip("not told by any GPU which processes use it")
+        pytest.skip("not reported by any GPU which processes use it")
     busy = [
         f"{gpu}: {p['name'] or 'a process'} ({p['pid']}, {p['kind']})"
         for gpu, processes in found.items()

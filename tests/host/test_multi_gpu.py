@@ -71,9 +71,9 @@ def test_topology(facts):
     ]
     assert not odd, f"found {'; '.join(odd)}; wanted the same in both directions"
     if not ways:
-        pytest.skip("not told by any GPU: they are virtual")
+        pytest.skip("not reported by any GPU: they are virtual")
     known = [f"{(n + 1) // 2} x {level}" for level, n in levels.items()]
-    facts.note(", ".join(known + ([f"{untold} directions not told"] if untold else [])))
+    facts.note(", ".join(known + ([f"{untold} directions not reported"] if untold else [])))
 
 
 @check(
@@ -137,7 +137,7 @@ def judge_counters(facts, gpus):
     some = [f"{errors} ({where})" for where, errors in counted.items() if errors]
     some[3:] = [f"{len(some) - 3} more counters above 0"] if len(some) > 3 else []
     if not counted:
-        return ["errors not told"]
+        return ["errors not reported"]
     return [f"errors since the driver was loaded: {', '.join(some)}"] if some else []
 
 

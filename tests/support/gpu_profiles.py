@@ -346,13 +346,13 @@ PROFILES: dict[str, Profile] = {
     "vGPU T4": Profile(
         vgpu_t4,
         {
-            "gpu.clocks": "not told",
-            "gpu.ecc": "not told",
-            "gpu.memory-repair": "not told",
-            "gpu.throttle": "not told",
-            "gpu.pcie-link": "not told",
+            "gpu.clocks": "not reported",
+            "gpu.ecc": "not reported",
+            "gpu.memory-repair": "not reported",
+            "gpu.throttle": "not reported",
+            "gpu.pcie-link": "not reported",
             "compute.bandwidth": "does not tell the link's rate",
-            "multi-gpu.topology": "not told",
+            "multi-gpu.topology": "not reported",
         },
         (
             ("gpu.clocks", gpu("clocks/max_sm", 0), "0 MHz, wanted more than 0"),

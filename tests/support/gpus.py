@@ -12,7 +12,7 @@ from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.gpus import health
 from gpukiln.gpus.collect import now
-from gpukiln.gpus.model import Device, Driver, Peer, Process, Snapshot
+from gpukiln.gpus.model import Device, Driver, GpuProcess, Peer, Snapshot
 
 
 def uuid(index: int) -> str:
@@ -39,10 +39,10 @@ def device(index: int = 0, **values: Any) -> Device:
         "peers": tuple(Peer(uuid(n), n, 12, "one NUMA node", "ok") for n in range(8) if n != index),
         **values,
     }
-    return health.judged(Device(**made))
+    return health.examined(Device(**made))
 
 
-def snapshot(*devices: Device, processes: tuple[Process, ...] = (), **values: Any) -> Snapshot:
+def snapshot(*devices: Device, processes: tuple[GpuProcess, ...] = (), **values: Any) -> Snapshot:
     made = {
         "node": socket.gethostname(),
         "taken_at": now(),

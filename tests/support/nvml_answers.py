@@ -90,7 +90,7 @@ def read() -> dict[str, Any]:
         "pcie.rollovers": field(95, "uiVal"),
         "fan": get("nvmlDeviceGetFanSpeed"),
         "pstate": get("nvmlDeviceGetPerformanceState"),
-        "idle": "idle" in probe["throttle"]["names"],
+        "idle": bool(probe["throttle"]["mask"] & 1),
         "held_down": field(269, "ullVal"),
         "edpp": field(274, "uiVal"),
         "memory.total": memory["total"],

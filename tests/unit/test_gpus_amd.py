@@ -16,9 +16,9 @@ from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import BusyError, IncompatibleError
 from gpukiln.gpus import amd, collect
+from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import Leases, visible, whoami
-from gpukiln.gpus.marks import snapshot
-from gpukiln.gpus.selection import Request
+from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe import base
 from tests.support import amd_smi, documents, gpus
 
@@ -62,7 +62,7 @@ def typed(typed_gpu: Callable[..., tuple[int, str, str]]) -> Typed:
 def test_every_version_tells_the_same(machine: Callable[..., Path], version: str) -> None:
     machine(version)
     found = snapshot()
-    assert (found.state, found.source, found.exit_code) == ("ok", "amd-smi", 0), found.message
+    assert (found.state, found.source, found.code) == ("ok", "amd-smi", 0), found.message
     one = found.devices[0]
     assert (one.uuid, one.vendor, one.name) == (amd_smi.uuid(0), "amd", amd_smi.NAMES[version])
     assert (one.bus_id, one.pci_id, one.cpus) == ("0000:05:00.0", "0x74A11002", "0-47")
@@ -152,7 +152,7 @@ def test_one_question_without_an_answer_costs_its_own_fields(
     assert (found.state, one.name) == ("ok", "AMD Instinct MI350X")
     assert one.memory_used_mib is None
     assert "metric" in one.unavailable["memory_used_mib"]
-    assert any("metric" in problem.text for problem in found.errors)
+    assert any("metric" in problem.message for problem in found.errors)
 
 
 def test_warnings_before_the_document_are_passed_over(machine: Callable[..., Path]) -> None:
@@ -181,7 +181,7 @@ def test_partitions_that_share_a_number_are_not_leased(machine: Callable[..., Pa
     machine(static=told["static"])
     assert [one.uuid for one in snapshot().devices] == [None, None]
     with pytest.raises(BusyError, match="0 of 2"):
-        Leases().acquire(Request(), whoami())
+        Leases().acquire(DeviceRequest(), whoami())
 
 
 def test_a_container_sees_the_gpus_whose_nodes_it_was_given(
@@ -191,7 +191,7 @@ def test_a_container_sees_the_gpus_whose_nodes_it_was_given(
     monkeypatch.setattr(collect, "in_container", lambda: True)
     monkeypatch.setattr(amd, "DRI", str(folder / "dri"))
     found = snapshot()
-    assert (found.state, found.exit_code) == ("not-granted", 0)
+    assert (found.state, found.code) == ("not-granted", 0)
     assert "/dev/kfd" in found.fix
     (folder / "dri").mkdir()
     (folder / "dri/renderD128").write_text("")
@@ -203,10 +203,10 @@ def test_a_container_sees_the_gpus_whose_nodes_it_was_given(
 
 def test_a_request_for_cuda_gets_none_of_them(machine: Callable[..., Path]) -> None:
     machine()
-    for request in (Request(cuda=((">=", (12, 1)),)), Request(capability=(8, 0))):
+    for request in (DeviceRequest(cuda=((">=", (12, 1)),)), DeviceRequest(capability=(8, 0))):
         with pytest.raises(IncompatibleError):
             Leases().acquire(request, whoami())
-    granted = Leases().acquire(Request(count=2, models=("mi350x",)), whoami())
+    granted = Leases().acquire(DeviceRequest(count=2, models=("mi350x",)), whoami())
     assert granted.environment == {"ROCR_VISIBLE_DEVICES": f"{amd_smi.uuid(0)},{amd_smi.uuid(1)}"}
 
 
@@ -251,7 +251,7 @@ def test_the_rest_is_not_for_amd_yet(
     machine: Callable[..., Path], typed: Typed, words: tuple[str, ...]
 ) -> None:
     machine()
-    Leases().acquire(Request(), whoami(), kind="detached")
+    Leases().acquire(DeviceRequest(), whoami(), kind="detached")
     code, said = typed(*words)
     assert code == 3
     assert "not for amd yet" in said
@@ -281,15 +281,15 @@ def both(
 def test_gpus_of_both_vendors_are_in_one_snapshot(both: Callable[..., Path], typed: Typed) -> None:
     both()
     found = snapshot()
-    assert (found.source, found.exit_code) == ("nvml, amd-smi", 0)
+    assert (found.source, found.code) == ("nvml, amd-smi", 0)
     assert [one.vendor for one in found.devices] == ["nvidia"] * 4 + ["amd"] * 2
     assert found.driver.version == "580.65.06"
     assert found.device("0") is None, "two have this index"
     assert found.device(amd_smi.uuid(0)) is not None
     assert typed("list")[0] == 0
     with pytest.raises(BusyError, match="one vendor"):
-        Leases().acquire(Request(count=5), whoami())
-    granted = Leases().acquire(Request(count=2, models=("mi350x",)), whoami())
+        Leases().acquire(DeviceRequest(count=5), whoami())
+    granted = Leases().acquire(DeviceRequest(count=2, models=("mi350x",)), whoami())
     assert granted.environment.keys() == {"ROCR_VISIBLE_DEVICES"}
 
 
@@ -300,7 +300,7 @@ def test_one_vendor_that_does_not_answer_costs_its_rows(
     monkeypatch.setattr(amd, "LIMIT_S", 1.0)
     both(before="sleep 60")
     found = snapshot()
-    assert (found.state, found.exit_code) == ("ok", 5)
+    assert (found.state, found.code) == ("ok", 5)
     assert [one.readable for one in found.devices] == [True] * 4 + [False] * 2
     monkeypatch.setattr(base.watch, "hung", {})
     folder = both()
@@ -308,7 +308,7 @@ def test_one_vendor_that_does_not_answer_costs_its_rows(
     monkeypatch.setattr(base, "bus_gpus", lambda: [])
     monkeypatch.setattr(collect, "bus_gpus", lambda: [{"address": "0000:81:00.0", "device": "0x20b0"}])
     found = snapshot()
-    assert (found.state, found.exit_code) == ("ok", 5)
+    assert (found.state, found.code) == ("ok", 5)
     assert [(one.vendor, one.readable) for one in found.devices] == [
         ("nvidia", False),
         ("amd", True),
@@ -320,8 +320,9 @@ def test_one_vendor_that_does_not_answer_costs_its_rows(
 def test_a_processor_s_own_gpu_without_rocm_is_a_note(both: Callable[..., Path]) -> None:
     (both() / "bin/amd-smi").unlink()
     found = snapshot()
-    assert (found.source, found.exit_code, len(found.devices)) == ("nvml", 0, 4)
-    assert "no amd-smi" in found.errors[0].text
+    assert (found.source, found.code, len(found.devices)) == ("nvml", 0, 4)
+    assert "no amd-smi" in found.errors[0].message
+    assert found.errors[0].severity == "info"
 
 
 def test_a_group_is_of_one_vendor() -> None:

@@ -15,7 +15,7 @@ from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.gpus import engines
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.engines import (
-    Engine,
+    ContainerEngine,
     arguments,
     cdi_devices,
     device_request,
@@ -25,9 +25,9 @@ from gpukiln.gpus.engines import (
     way,
 )
 from gpukiln.gpus.leases import CONTAINER, Leases, Who
-from gpukiln.gpus.model import Process
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.model import GpuProcess
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import device, snapshot, uuid
 
 ONE, TWO = uuid(1), uuid(2)
@@ -56,7 +56,7 @@ containerEdits:
 """
 
 
-def docker(**values: Any) -> Engine:
+def docker(**values: Any) -> ContainerEngine:
     made = {
         "name": "docker",
         "version": "28.2.2",
@@ -64,7 +64,7 @@ def docker(**values: Any) -> Engine:
         "cdi_devices": frozenset(),
         "hook": False,
     }
-    return Engine(**{**made, "toolkit": True, **values})
+    return ContainerEngine(**{**made, "toolkit": True, **values})
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def docker(**values: Any) -> Engine:
         (docker(name="podman", cdi_devices=BOTH), "cdi"),
     ],
 )
-def test_an_engine_gives_gpus_by_what_it_has(engine: Engine, by: str) -> None:
+def test_an_engine_gives_gpus_by_what_it_has(engine: ContainerEngine, by: str) -> None:
     assert way(engine, [ONE, TWO]) == by
 
 
@@ -90,7 +90,7 @@ def test_an_engine_gives_gpus_by_what_it_has(engine: Engine, by: str) -> None:
         (docker(name="podman", toolkit=False), "podman has no CDI", "install nvidia-container-toolkit"),
     ],
 )
-def test_an_engine_that_can_not_says_what_mends_it(engine: Engine, told: str, hint: str) -> None:
+def test_an_engine_that_can_not_says_what_mends_it(engine: ContainerEngine, told: str, hint: str) -> None:
     with pytest.raises(UnavailableError, match=told) as error:
         way(engine, [ONE, TWO])
     assert hint in error.value.hint
@@ -294,9 +294,9 @@ def test_the_lease_of_a_container_ends_with_it_and_one_without_a_lease_gets_one(
     (tmp_path / "runs").touch()
     tool("docker", DOCKER.format(folder=tmp_path, id=id))
     monkeypatch.setenv("GPUKILN_GPUS_STATE", str(tmp_path / "state"))
-    job = Process(os.getpid(), TWO, "compute", "running", user="eve", uid=1003, command="python3 train.py")
+    job = GpuProcess(os.getpid(), TWO, "compute", "running", user="eve", uid=1003, command="python3 train.py")
     found = snapshot(device(1), device(2), processes=(job,))
-    leases = Leases(Store(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
+    leases = Leases(LeaseStore(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
     assert leases.reconcile(Who("ann", 1001)) == ["L-1", "L-2"]
     assert leases.reconcile(Who("ann", 1001)) == []
     box, process = leases.current()
@@ -308,7 +308,7 @@ def test_the_lease_of_a_container_ends_with_it_and_one_without_a_lease_gets_one(
     (tmp_path / "runs").unlink()
     assert [one.id for one in leases.current()] == ["L-2"]
     tool("docker", "exit 1")  # it does not answer: nothing is given away
-    granted = leases.acquire(Request(), Who("ann", 1001), kind=CONTAINER, engine="docker")
+    granted = leases.acquire(DeviceRequest(), Who("ann", 1001), kind=CONTAINER, engine="docker")
     for number in granted.descriptors:
         os.close(number)
     assert {one.id for one in leases.current()} == {"L-2", granted.lease.id}

@@ -15,10 +15,10 @@ import pytest
 from gpukiln.catalog.components import load_environments
 from gpukiln.errors import CheckFailedError, IncompatibleError, UnavailableError, UsageError
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.environments import IMAGE, WHEELS, Choice, choose, start_container, start_wheels
+from gpukiln.gpus.environments import IMAGE, WHEELS, EnvironmentChoice, choose, start_container, start_wheels
 from gpukiln.gpus.leases import CONTAINER, DETACHED, Leases, Who
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support import nvml_double
 from tests.support.gpus import device, double, snapshot, uuid
 
@@ -154,7 +154,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     (tmp_path / "bin").mkdir()
     info = {"DiscoveredDevices": [{"Source": "cdi", "ID": f"nvidia.com/gpu={uuid(0)}"}]}
     found = snapshot(device(0))
-    leases = Leases(Store(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
+    leases = Leases(LeaseStore(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
 
     def run(hours: float | None = None, **behaviour: str) -> Any:
         document = {"schema": "gpu.compute/1", "nodes": [{"gpus": [GPU], "problems": []}], "failed": []}
@@ -171,7 +171,9 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         engine = tmp_path / "bin/docker"
         engine.write_text(ENGINE.format(**values))
         engine.chmod(0o755)
-        granted = leases.acquire(Request(), Who("ann", 1001), kind=CONTAINER, hours=hours, engine="docker")
+        granted = leases.acquire(
+            DeviceRequest(), Who("ann", 1001), kind=CONTAINER, hours=hours, engine="docker"
+        )
         choice = choose("pytorch", IMAGE, "auto", OLD, AMPERE)
         try:
             return start_container(choice, granted, "docker", told_to_nobody)
@@ -241,10 +243,10 @@ def test_wheels_that_do_not_compute_leave_no_folder(tmp_path: Path) -> None:
         )
         archive.writestr("thing-1.0.dist-info/RECORD", "")
     found = snapshot(device(0))
-    leases = Leases(Store(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
-    granted = leases.acquire(Request(), Who("ann", 1001), kind=DETACHED)
+    leases = Leases(LeaseStore(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
+    granted = leases.acquire(DeviceRequest(), Who("ann", 1001), kind=DETACHED)
     verdict = choose("jax", WHEELS, "auto", NEW, AMPERE).verdict
-    choice = Choice("jax", "1.0", WHEELS, "12.6", None, (str(wheel),), verdict)
+    choice = EnvironmentChoice("jax", "1.0", WHEELS, "12.6", None, (str(wheel),), verdict)
     with pytest.raises(CheckFailedError) as error:
         start_wheels(choice, granted, tmp_path / "env", told_to_nobody)
     assert "no NVIDIA GPU on the PCI bus" in "\n".join(error.value.details)

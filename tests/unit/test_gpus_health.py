@@ -16,12 +16,14 @@ from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.commands import gpu_faults
 from gpukiln.errors import RefusedError
-from gpukiln.gpus import cli, faults, rules, zipapp
+from gpukiln.findings import Finding
+from gpukiln.gpus import cli, faults, kernel_log, rules, zipapp
+from gpukiln.gpus.facts import facts
 from gpukiln.gpus.leases import DETACHED, Leases, Who
-from gpukiln.gpus.model import Finding, LeaseMark
-from gpukiln.gpus.selection import Request
+from gpukiln.gpus.model import Device, LeaseMark
+from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.verbs import health
-from gpukiln.gpus.verbs.health import Fault, Health, Judged, Part
+from gpukiln.gpus.verbs.health import GpuCheckResult, GpuHealth
 from tests.support import gpus
 from tests.support.host_gpu_faults import GPU_FAULTS, XID_79
 from tests.support.host_judge import CHECKS
@@ -65,38 +67,42 @@ def test_the_rules_are_checks_of_the_suite() -> None:
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
-def test_a_fault_fails_here_as_it_fails_the_suite_on_a_node(rule: rules.Rule) -> None:
+def test_a_fault_fails_here_as_it_fails_the_suite_on_a_node(rule: rules.HealthRule) -> None:
     agreed = 0
     for inject, _ in GPU_FAULTS[rule.id]:
         data = facts_of(gpus=2)
         inject(data)
         wanted, words = judge_as_suite(rule.id, copy.deepcopy(data), profile="node", expect_gpus=2)
         data.pop("cuda")  # nothing is copied here
-        found = next((one for one in health.judged(data, simulated=False) if one.id == rule.id), None)
-        if wanted != "failed" or found is None or found.result == health.NOT_REACHED:
+        found = next((one for one in health.examined(data, simulated=False) if one.id == rule.id), None)
+        if wanted != "failed" or found is None or found.outcome == "not_reached":
             continue
-        if rule is rules.NVLINK and found.result == health.PASSED:
+        if rule is rules.NVLINK and found.outcome == "passed":
             continue  # errors that grow are seen by two looks with work between them
-        assert (found.result, found.told) == (health.FAILED, words)
+        assert (found.outcome, found.reason) == ("failed", words)
+        assert all(one.remedy for one in found.findings)
+        assert found.findings
         agreed += 1
     assert agreed
 
 
 def test_what_the_suite_passes_is_well() -> None:
-    checks = health.judged(facts_of(gpus=2), simulated=False)
+    checks = health.examined(facts_of(gpus=2), simulated=False)
     assert [one.id for one in checks] == [rule.id for rule in RULES]
-    assert {one.result for one in checks} == {health.PASSED}
-    assert [one.id for one in health.judged(facts_of(), simulated=False)] == [one.id for one in rules.OF_ONE]
+    assert {one.outcome for one in checks} == {"passed"}
+    assert [one.id for one in health.examined(facts_of(), simulated=False)] == [
+        one.id for one in rules.OF_ONE
+    ]
 
 
 def test_without_nvml_the_others_are_not_reached_and_not_called_failed() -> None:
     data = facts_of()
     data["nvml"].update(available=False, gpus=[], error={"_error": "Driver Not Loaded", "code": 9})
     data["gpus"].pop("smi")
-    checks = {one.id: one for one in health.judged(data, simulated=False)}
-    assert checks["gpu.nvml"].result == health.FAILED
-    assert checks["gpu.ecc"].result == health.NOT_REACHED
-    assert checks["gpu.xid"].result == health.PASSED, "the kernel's log says so without NVML"
+    checks = {one.id: one for one in health.examined(data, simulated=False)}
+    assert checks["gpu.nvml"].outcome == "failed"
+    assert checks["gpu.ecc"].outcome == "not_reached"
+    assert checks["gpu.xid"].outcome == "passed", "the kernel's log says so without NVML"
 
 
 # ---- on a machine
@@ -125,8 +131,10 @@ def test_a_machine_that_is_sick(
     machine("p4d.24xlarge", setting)
     code, said = typed(capsys)
     assert (code, said["state"]) == (1, "sick")
-    assert of(said, check)["result"] == "failed"
-    assert of(said, check)["fix"]
+    assert of(said, check)["outcome"] == "failed"
+    [found] = of(said, check)["findings"]
+    assert found["severity"] == "error"
+    assert found["remedy"]
     assert said["message"].startswith(check)
 
 
@@ -146,9 +154,9 @@ def test_what_waits_for_a_reset_keeps_nobody_from_work(
     code, said = typed(capsys)
     assert (code, said["state"]) == (1, "well")
     assert check in said["message"]
-    assert of(said, check)["fix"]
+    assert [one["severity"] for one in of(said, check)["findings"]] == ["warning"]
     assert (said["gpus"][3]["health"], said["gpus"][3]["allocatable"]) == ("warning", True)
-    assert Leases().acquire(Request(count=8), Who("ann", 0), kind=DETACHED, hours=1.0).uuids
+    assert Leases().acquire(DeviceRequest(count=8), Who("ann", 0), kind=DETACHED, hours=1.0).uuids
 
 
 def test_the_page_of_faults_is_that_of_the_table() -> None:
@@ -172,9 +180,9 @@ def test_list_lease_and_health_agree_with_the_table(
         _, said = typed(capsys)
         fault = faults.FAULTS[id]
         [found] = [one for one in said["gpus"][3]["findings"] if one["id"] == id]
-        assert (found["level"], found["remedy"]) == (fault.severity, fault.remedy)
-        assert said["gpus"][3]["allocatable"] == (fault.severity != faults.SICK)
-        assert (said["state"] == "sick") == (fault.severity == faults.SICK)
+        assert (found["severity"], found["remedy"]) == (fault.severity, fault.remedy)
+        assert said["gpus"][3]["allocatable"] == (fault.severity != "error")
+        assert (said["state"] == "sick") == (fault.severity == "error")
 
 
 def test_what_fails_a_check_and_makes_nobody_sick(
@@ -202,7 +210,7 @@ def test_a_gpu_that_hangs_makes_sick_and_does_not_hang_the_look(
     code, said = typed(capsys)
     assert (code, said["state"]) == (1, "sick")
     assert "is hung" in said["message"]
-    assert of(said, "gpu.ecc")["result"] == "not reached"
+    assert of(said, "gpu.ecc")["outcome"] == "not_reached"
 
 
 def test_a_machine_without_gpus_has_nothing_to_be_sick_of(
@@ -219,16 +227,21 @@ def test_a_machine_without_gpus_has_nothing_to_be_sick_of(
 def test_a_log_that_can_t_be_read_leaves_it_unknown() -> None:
     data = facts_of()
     data["gpus"]["log_gap"] = "dmesg: read kernel buffer failed: Operation not permitted"
-    checks = health.judged(data, simulated=False)
+    checks = health.examined(data, simulated=False)
     state, why = health.state_of(gpus.snapshot(gpus.device()), checks)
     assert (state, why.partition(":")[0]) == ("unknown", "gpu.xid")
 
 
 def test_faults_are_counted_and_explained() -> None:
     lines = [f"{XID_79} (3 times)", "NVRM: Xid (PCI:0000:00:1e): 31, pid=7, name=train, MMU Fault"]
-    found = health.logged(lines)
-    assert [(one.number, one.count, one.blames_hardware) for one in found] == [(79, 3, True), (31, 1, False)]
-    assert "no longer answers" in found[0].text
+    table = {int(number): row for number, row in facts()["xids"].items()}
+    found = [one.finding(table) for one in kernel_log.events(lines, table)]
+    counted = [
+        (one.id, one.severity, one.evidence["count"], one.evidence["blames_hardware"]) for one in found
+    ]
+    assert counted == [("xid-79", "error", 3, True), ("xid-31", "info", 1, False)]
+    assert "no longer answers" in found[0].message
+    assert all(one.remedy for one in found)
 
 
 def test_the_one_file_of_a_node_judges_watches_and_accounts(loaded_nvml: Path, tmp_path: Path) -> None:
@@ -245,9 +258,11 @@ def test_the_one_file_of_a_node_judges_watches_and_accounts(loaded_nvml: Path, t
 # ---- what others read
 
 
-def made(state: str = "well", **more: Any) -> Health:
+def made(state: str = "well", **more: Any) -> GpuHealth:
     mark = LeaseMark("L-1", 'o"neil\\', "exclusive", None, None)
-    part = Part(UUID, "gpu", 0, None, "ok", (), (mark,), False, ("leased",))
+    device = Device(UUID, "gpu", 0, health="ok", leases=(mark,), not_allocatable_because=("leased",))
+    evidence = {"kind": "Xid", "number": 31, "count": 1234567, "blames_hardware": False}
+    logged = Finding("xid-31", "info", "", "0000:00:1e", evidence)
     values: dict[str, Any] = {
         **{
             "node": "bm-07",
@@ -256,10 +271,10 @@ def made(state: str = "well", **more: Any) -> Health:
             "state": state,
             "message": "8 devices are well",
         },
-        **{"checks": (Judged("gpu.ecc", "", "passed", "", "", True),), "gpus": (part,), "hook": None},
-        **{"faults": (Fault("0000:00:1e", "Xid", 31, 1234567, "note", False, ""),), "exit_code": 0, **more},
+        **{"checks": (GpuCheckResult("gpu.ecc", "", "passed", ""),), "gpus": (device,), "hook": None},
+        **{"faults": (logged,), "exit_code": 0, **more},
     }
-    return Health(**values)
+    return GpuHealth(**values)
 
 
 SAMPLE = re.compile(r'([a-z_]+)(?:\{((?:[a-z]+="(?:[^"\\\n]|\\["\\n])*",?)+)\})? (-?\d+(?:\.\d+)?)')
@@ -286,12 +301,12 @@ def test_metrics_say_what_dcgm_exporter_does_not() -> None:
     said = read_metrics(health.metrics(made()))
     assert said['gpukiln_node_state{state="well"}'] == "1"
     assert said['gpukiln_node_state{state="sick"}'] == "0"
-    assert said['gpukiln_check_result{check="gpu.ecc",result="passed"}'] == "1"
+    assert said['gpukiln_check_outcome{check="gpu.ecc",outcome="passed"}'] == "1"
     assert said[f'gpukiln_gpu_health{{gpu="0",uuid="{UUID}",health="ok"}}'] == "1"
     assert said[f'gpukiln_gpu_allocatable{{gpu="0",uuid="{UUID}"}}'] == "0"
     assert said[f'gpukiln_gpu_leases{{gpu="0",uuid="{UUID}"}}'] == "1"
     assert any('user="o\\"neil\\\\"' in name for name in said)
-    xid = 'gpukiln_xids_total{device="0000:00:1e",kind="Xid",number="31",severity="note",blames="work"}'
+    xid = 'gpukiln_xids_total{device="0000:00:1e",kind="Xid",number="31",severity="info",blames="work"}'
     assert said[xid] == "1234567"
     assert float(said["gpukiln_health_timestamp_seconds{}"]) > 1e9
 
@@ -300,7 +315,7 @@ def test_metrics_of_a_machine_with_leases_are_written_whole_for_everybody(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine("g5.12xlarge")
-    Leases().acquire(Request(count=2), Who("ann", 0), kind=DETACHED, hours=1.0)
+    Leases().acquire(DeviceRequest(count=2), Who("ann", 0), kind=DETACHED, hours=1.0)
     path = tmp_path / "gpukiln.prom"
     assert cli.main(["health", "--textfile", str(path)]) == 0
     said = read_metrics(path.read_text())
@@ -376,7 +391,7 @@ def test_a_hook_that_fails_is_told_and_run_again(hook: Path) -> None:
     hook.with_name("fail").touch()
     said = health.hooked(made("sick", exit_code=1), str(hook))
     assert said.hook is not None
-    assert (said.hook.exit_code, said.hook.told, said.exit_code) == (7, "no cluster", 1)
+    assert (said.hook.exit_code, said.hook.output, said.exit_code) == (7, "no cluster", 1)
     hook.with_name("fail").unlink()
     assert turn(hook, "sick") == ["bm-07 unknown sick"] * 2
     assert turn(hook, "sick") == ["bm-07 unknown sick"] * 2
@@ -479,19 +494,22 @@ def test_the_plug_in_s_configuration_asks_for_what_there_is() -> None:
 
 def test_people_read_why_and_what_next() -> None:
     lines: list[str] = []
-    failed = Judged("gpu.ecc", "", "failed", "2 errors", "reset it", True)
-    part = Part(
-        UUID, "gpu", 0, None, "sick", (Finding("ecc-uncorrected", "sick", "2 errors"),), (), False, ()
-    )
-    told = health.Hooked("/hook", "well", "sick", 0, "cordoned")
-    said = health.plain(made("sick", checks=(failed,), gpus=(part,), hook=told))
+    found = Finding("ecc-uncorrected", "error", "2 errors", UUID, remedy="reset it")
+    failed = GpuCheckResult("gpu.ecc", "", "failed", "2 errors", (found, found))
+    unread = GpuCheckResult("gpu.mig", "", "not_reached", "nvidia-smi hangs")
+    device = Device(UUID, "gpu", 0, health="sick", findings=(found,))
+    told = health.HookRun("/hook", "well", "sick", 0, "cordoned")
+    said = health.plain(made("sick", checks=(failed, unread), gpus=(device,), hook=told))
     _, options = cli.read_options(["health"])
     health._show(said, options, lines.append)
     text = "\n".join(lines)
     for words in (
         "sick",
-        "failed  gpu.ecc  2 errors",
+        "failed       gpu.ecc  2 errors",
+        "not reached  gpu.mig  nvidia-smi hangs",
+        ": error: 2 errors",
         "next, gpu.ecc: reset it",
         "well to sick, exit 0 cordoned",
     ):
         assert words in text
+    assert text.count("next, gpu.ecc") == 1

@@ -9,7 +9,7 @@ import pytest
 
 from gpukiln.gpus import health, insights
 from gpukiln.gpus.insights import Around, Watched
-from gpukiln.gpus.model import Device, Driver, LeaseMark, Process, Snapshot
+from gpukiln.gpus.model import Device, Driver, GpuProcess, LeaseMark, Snapshot
 from gpukiln.gpus.sampling import Sample, Tick
 
 MARK = LeaseMark("L-1", "ann", "exclusive", None, None)
@@ -17,7 +17,7 @@ BASE: dict[str, Any] = {"name": "H100", "memory_total_mib": 80000, "persistence"
 
 
 def gpu(number: int = 0, **more: Any) -> Device:
-    return health.judged(Device(f"GPU-{number}", "gpu", number, **{**BASE, **more}))
+    return health.examined(Device(f"GPU-{number}", "gpu", number, **{**BASE, **more}))
 
 
 def snapshot(devices: Sequence[Device], **more: Any) -> Snapshot:
@@ -51,7 +51,7 @@ def watched(
 
 
 def rules(found: Watched) -> list[str]:
-    return [one.rule for one in insights.judge(found)]
+    return [one.id for one in insights.examine(found)]
 
 
 LEASED = gpu(leases=(MARK,))
@@ -203,24 +203,26 @@ def test_a_rule_speaks_when_it_should_and_only_then(rule: str) -> None:
 
 
 def test_evidence_has_numbers_threshold_and_window() -> None:
-    said = {one.rule: one for one in insights.judge(CASES["busy-unleased"][0][0])}["busy-unleased"]
-    assert said.evidence == {"utilization_mean_percent": 10.0, "pids": []}
-    assert (said.threshold, said.window_s) == ({"utilization_percent": 10}, 60)
-    process = Process(7, "GPU-0", "compute", "running")
-    named = {one.rule: one for one in insights.judge(watched(samples=[BUSY], processes=(process,)))}
+    said = {one.id: one for one in insights.examine(CASES["busy-unleased"][0][0])}["busy-unleased"]
+    numbers = {"utilization_mean_percent": 10.0, "pids": []}
+    assert said.evidence == {**numbers, "threshold": {"utilization_percent": 10}, "window_s": 60}
+    assert said.object == "GPU-0"
+    process = GpuProcess(7, "GPU-0", "compute", "running")
+    named = {one.id: one for one in insights.examine(watched(samples=[BUSY], processes=(process,)))}
     assert named["busy-unleased"].evidence["pids"] == [7]
 
 
 def test_a_healthy_machine_has_nothing_to_hear_and_a_short_watch_says_what_it_left_out() -> None:
-    assert insights.judge(watched(*FOUR)) == ()
-    assert insights.not_judged(watched(*FOUR)) == ()
-    assert "leased-idle" in insights.not_judged(watched(LEASED, seconds=1))
-    assert insights.judge(Watched((), 1.0, snapshot([]), snapshot([]))) == ()
+    assert insights.examine(watched(*FOUR)) == ()
+    assert insights.not_run(watched(*FOUR)) == ()
+    assert "leased-idle" in insights.not_run(watched(LEASED, seconds=1))
+    assert insights.examine(Watched((), 1.0, snapshot([]), snapshot([]))) == ()
 
 
 def test_the_worst_stands_first() -> None:
-    found = insights.judge(watched(gpu(persistence=False, ecc_uncorrected=1, remap_pending=True)))
-    assert [one.level for one in found] == ["sick", "warning", "note"]
+    found = insights.examine(watched(gpu(persistence=False, ecc_uncorrected=1, remap_pending=True)))
+    assert [one.severity for one in found] == ["error", "warning", "info"]
+    assert all(one.source for one in found), "the table of faults has a source for each"
 
 
 def test_a_gpu_that_is_lost_at_last_is_not_judged() -> None:

@@ -96,12 +96,12 @@ UNSUPPORTED = (
 @pytest.mark.parametrize(
     ("lines", "kind", "device", "severity"),
     [
-        (THREE, "Xid", "0000:b3:00", "sick"),
-        ([FAILED], "init-failed", "0000:81:00", "sick"),
-        (["NVRM: RmInitAdapter failed! (0x27:0x38:1193)"], "init-failed", "", "sick"),
-        ([REQUIRED], "reset-required", "", "sick"),
+        (THREE, "Xid", "0000:b3:00", "error"),
+        ([FAILED], "init-failed", "0000:81:00", "error"),
+        (["NVRM: RmInitAdapter failed! (0x27:0x38:1193)"], "init-failed", "", "error"),
+        ([REQUIRED], "reset-required", "", "error"),
         ([HEARTBEAT], "gsp-heartbeat", "", "warning"),
-        (UNSUPPORTED, "unsupported", "0000:01:00", "sick"),
+        (UNSUPPORTED, "unsupported", "0000:01:00", "error"),
     ],
 )
 def test_what_the_driver_logs_without_an_xid_is_an_event(
@@ -124,15 +124,15 @@ def test_a_message_of_three_lines_is_one_line_whatever_follows() -> None:
 
 
 @pytest.mark.parametrize("number", [63, 92, 121, 160])
-def test_what_needs_nothing_is_a_note(number: int) -> None:
+def test_what_needs_nothing_is_an_info(number: int) -> None:
     """NVIDIA's catalogue: IGNORE."""
     [event] = kernel_log.events([f"NVRM: Xid (PCI:0000:3b:00): {number}, x"], TABLE)
-    assert event.severity(TABLE) == "note"
+    assert event.severity(TABLE) == "info"
 
 
 @pytest.mark.parametrize(
     ("number", "severity"),
-    [(13, "note"), (31, "note"), (94, "warning"), (79, "sick"), (119, "sick"), (48, "sick")],
+    [(13, "info"), (31, "info"), (94, "warning"), (79, "error"), (119, "error"), (48, "error")],
 )
 def test_the_severity_of_an_xid_is_that_of_its_action(number: int, severity: str) -> None:
     [event] = kernel_log.events([f"NVRM: Xid (PCI:0000:3b:00): {number}, x"], TABLE)

@@ -21,11 +21,11 @@ import pytest
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError
 from gpukiln.gpus import leases as module
 from gpukiln.gpus import store as store_module
-from gpukiln.gpus.config import Config, Limit, Price
+from gpukiln.gpus.config import Config, LeaseLimit, MachinePrice
 from gpukiln.gpus.leases import DETACHED, JOB, Granted, Leases, Who, rebuilt
-from gpukiln.gpus.model import Process, Snapshot
-from gpukiln.gpus.selection import SHARED, Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.model import GpuProcess, Snapshot
+from gpukiln.gpus.selection import SHARED, DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import device, snapshot, uuid
 
 ANN, BOB = Who("ann", 1001), Who("bob", 1002)
@@ -45,7 +45,7 @@ def make(folder: Path) -> Iterator[Callable[..., Leases]]:
     def leases(found: Snapshot | None = None, config: Config | None = None, **more: Any) -> Leases:
         seen = found or snapshot()
         made.append(
-            Leases(Store(folder), look=lambda: seen, config=config or Config(Path("gpus.toml")), **more)
+            Leases(LeaseStore(folder), look=lambda: seen, config=config or Config(Path("gpus.toml")), **more)
         )
         return made[-1]
 
@@ -75,23 +75,23 @@ def forget_process(leases: Leases, granted: Granted) -> None:
 
 def test_a_lease_has_its_gpus_alone_until_it_is_released(make: Callable[..., Leases]) -> None:
     leases = make()
-    first = leases.acquire(Request(count=6), ANN)
-    second = leases.acquire(Request(count=2), BOB)
+    first = leases.acquire(DeviceRequest(count=6), ANN)
+    second = leases.acquire(DeviceRequest(count=2), BOB)
     assert len({*first.uuids, *second.uuids}) == 8
     with pytest.raises(BusyError, match="0 of 8 devices") as error:
-        leases.acquire(Request(), ANN)
+        leases.acquire(DeviceRequest(), ANN)
     assert f"leased: {first.lease.id} of ann" in " ".join(error.value.details)
     let_go(second)
     assert leases.release(second.lease, BOB)
     assert not leases.release(second.lease, BOB)  # once more, and nothing happens
-    assert set(leases.acquire(Request(count=2), ANN).uuids) == set(second.uuids)
+    assert set(leases.acquire(DeviceRequest(count=2), ANN).uuids) == set(second.uuids)
 
 
 def test_what_can_never_be_served_is_told_apart_from_what_is_not_free(make: Callable[..., Leases]) -> None:
     with pytest.raises(
         IncompatibleError, match="8 of this machine's devices can ever serve it, 9 are wanted"
     ):
-        make().acquire(Request(count=9), ANN)
+        make().acquire(DeviceRequest(count=9), ANN)
 
 
 @pytest.mark.parametrize(
@@ -110,24 +110,24 @@ def test_without_a_driver_that_answers_nothing_is_leased(
 ) -> None:
     leases = make(dataclasses.replace(found, devices=()))
     with pytest.raises(error, match=told):
-        leases.acquire(Request(), ANN)
+        leases.acquire(DeviceRequest(), ANN)
     assert leases.current() == []
 
 
 def test_a_killed_wrapper_leaves_the_job_its_gpu(make: Callable[..., Leases]) -> None:
     leases = make(snapshot(device()))
-    granted = leases.acquire(Request(), ANN)
+    granted = leases.acquire(DeviceRequest(), ANN)
     job = subprocess.Popen(["sleep", "60"], pass_fds=granted.descriptors)
     try:
         let_go(granted)
         forget_process(leases, granted)
         assert [one.id for one in leases.current()] == [granted.lease.id]  # the job still holds the lock
         with pytest.raises(BusyError):
-            leases.acquire(Request(), BOB)
+            leases.acquire(DeviceRequest(), BOB)
     finally:
         job.kill()
         job.wait()
-    assert leases.acquire(Request(), BOB).uuids == granted.uuids
+    assert leases.acquire(DeviceRequest(), BOB).uuids == granted.uuids
     [use] = leases.store.ledger()
     assert (use["user"], use["ended_by"]) == ("ann", "gone")
 
@@ -136,23 +136,23 @@ def test_a_job_that_closes_what_it_inherited_keeps_its_gpu_as_long_as_it_lives(
     make: Callable[..., Leases],
 ) -> None:
     leases = make(snapshot(device()))
-    granted = leases.acquire(Request(), ANN)
+    granted = leases.acquire(DeviceRequest(), ANN)
     job = subprocess.Popen(["sleep", "60"])  # without the locks
     try:
         leases.began(granted.lease, job.pid)
         let_go(granted)
         forget_process(leases, granted)
         with pytest.raises(BusyError):
-            leases.acquire(Request(), BOB)
+            leases.acquire(DeviceRequest(), BOB)
     finally:
         job.kill()
         job.wait()
-    assert leases.acquire(Request(), BOB).uuids == granted.uuids
+    assert leases.acquire(DeviceRequest(), BOB).uuids == granted.uuids
 
 
 def test_a_number_that_was_given_again_keeps_no_lease(make: Callable[..., Leases]) -> None:
     leases = make(snapshot(device()))
-    granted = leases.acquire(Request(), ANN)
+    granted = leases.acquire(DeviceRequest(), ANN)
     let_go(granted)
     with leases.store.change():  # a process of this number lives, and began at another time
         leases.store.update(granted.lease.number, pid=os.getpid(), ticks=1)
@@ -161,8 +161,8 @@ def test_a_number_that_was_given_again_keeps_no_lease(make: Callable[..., Leases
 
 def test_another_boot_ends_every_lease(make: Callable[..., Leases], monkeypatch: pytest.MonkeyPatch) -> None:
     leases = make()
-    leases.acquire(Request(count=3), ANN)
-    leases.acquire(Request(count=2), BOB, kind=DETACHED, hours=2)
+    leases.acquire(DeviceRequest(count=3), ANN)
+    leases.acquire(DeviceRequest(count=2), BOB, kind=DETACHED, hours=2)
     monkeypatch.setattr(store_module, "boot_id", lambda: "another")
     monkeypatch.setattr(module, "boot_id", lambda: "another")
     assert leases.current() == []
@@ -174,7 +174,7 @@ def test_a_clock_that_is_set_changes_nothing(
     make: Callable[..., Leases], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases = make()
-    granted = leases.acquire(Request(), ANN, kind=DETACHED, hours=1)
+    granted = leases.acquire(DeviceRequest(), ANN, kind=DETACHED, hours=1)
     monkeypatch.setattr(time, "time", lambda: 10.0)  # 1970
     assert [one.id for one in leases.current()] == [granted.lease.id]
     monkeypatch.setattr(time, "time", lambda: 9e9)  # 2255
@@ -196,7 +196,7 @@ def test_a_detached_lease_ends_at_its_deadline_and_not_before(
     make: Callable[..., Leases], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leases = make()
-    granted = leases.acquire(Request(), ANN, kind=DETACHED, hours=2)
+    granted = leases.acquire(DeviceRequest(), ANN, kind=DETACHED, hours=2)
     assert granted.descriptors == ()
     at(monkeypatch, 7100)
     assert leases.current() != []
@@ -208,8 +208,8 @@ def test_a_detached_lease_ends_at_its_deadline_and_not_before(
 
 def test_a_heartbeat_must_be_renewed(make: Callable[..., Leases], monkeypatch: pytest.MonkeyPatch) -> None:
     leases = make()
-    kept = leases.acquire(Request(), ANN, kind=DETACHED, hours=2, heartbeat_s=600)
-    lost = leases.acquire(Request(), ANN, kind=DETACHED, hours=2, heartbeat_s=600)
+    kept = leases.acquire(DeviceRequest(), ANN, kind=DETACHED, hours=2, heartbeat_s=600)
+    lost = leases.acquire(DeviceRequest(), ANN, kind=DETACHED, hours=2, heartbeat_s=600)
     at(monkeypatch, 500)
     leases.renew(kept.lease, ANN)
     at(monkeypatch, 200)
@@ -221,7 +221,7 @@ def test_a_heartbeat_must_be_renewed(make: Callable[..., Leases], monkeypatch: p
 
 def test_somebody_elses_lease_needs_force_and_that_is_written_down(make: Callable[..., Leases]) -> None:
     leases = make(snapshot(device()))
-    granted = leases.acquire(Request(), ANN)
+    granted = leases.acquire(DeviceRequest(), ANN)
     with pytest.raises(RefusedError, match=f"{granted.lease.id} is ann's") as error:
         leases.release(granted.lease, BOB)
     assert error.value.exit_code == 6
@@ -229,15 +229,15 @@ def test_somebody_elses_lease_needs_force_and_that_is_written_down(make: Callabl
     assert leases.store.ledger()[0]["ended_by"] == "taken away by bob"
     # Its job still runs, and still has the GPU: nobody else gets it before that ends.
     with pytest.raises(BusyError, match="0 of 1 devices") as busy:
-        leases.acquire(Request(), BOB)
+        leases.acquire(DeviceRequest(), BOB)
     assert "a job that no lease names" in " ".join(busy.value.details)
     let_go(granted)
-    assert leases.acquire(Request(), BOB).uuids == granted.uuids
+    assert leases.acquire(DeviceRequest(), BOB).uuids == granted.uuids
 
 
 def test_shared_gpus_are_filled_up_to_their_memory_and_no_further(make: Callable[..., Leases]) -> None:
     leases = make(snapshot(device(0), device(1)))
-    wanted = Request(mode=SHARED, memory_mib=16384)
+    wanted = DeviceRequest(mode=SHARED, memory_mib=16384)
     spread = [leases.acquire(wanted, ANN).uuids[0] for _ in range(2)]
     assert sorted(spread) == [uuid(0), uuid(1)]
     packed = leases.acquire(dataclasses.replace(wanted, pack=True), ANN)
@@ -245,38 +245,38 @@ def test_shared_gpus_are_filled_up_to_their_memory_and_no_further(make: Callable
     with pytest.raises(BusyError, match="0 of 2"):
         leases.acquire(wanted, BOB)
     with pytest.raises(BusyError, match="0 of 2"):  # nor does anybody have one alone
-        leases.acquire(Request(), BOB)
+        leases.acquire(DeviceRequest(), BOB)
     del packed
 
 
 def test_limits_are_of_the_user_else_of_the_project_else_of_everybody(make: Callable[..., Leases]) -> None:
     config = Config(
         Path("gpus.toml"),
-        everybody=Limit(1, 1),
-        users={"ann": Limit(2, 0, "user ann")},
-        projects={"big": Limit(4, 48, "project big", ("ann", "bob"))},
+        everybody=LeaseLimit(1, 1),
+        users={"ann": LeaseLimit(2, 0, "user ann")},
+        projects={"big": LeaseLimit(4, 48, "project big", ("ann", "bob"))},
     )
     leases = make(config=config)
-    leases.acquire(Request(count=2), ANN)
+    leases.acquire(DeviceRequest(count=2), ANN)
     with pytest.raises(RefusedError, match="ann has 2 GPUs and wants 1 more, the limit of user ann is 2"):
-        leases.acquire(Request(), ANN)
+        leases.acquire(DeviceRequest(), ANN)
     with pytest.raises(RefusedError, match="the limit of everybody is 1"):
-        leases.acquire(Request(count=2), BOB)
+        leases.acquire(DeviceRequest(count=2), BOB)
     with pytest.raises(RefusedError, match="longer than the 1 hours of everybody"):
-        leases.acquire(Request(), BOB, kind=DETACHED, hours=2)
-    granted = leases.acquire(Request(count=2), Who("bob", 1002, "big"), kind=DETACHED)
+        leases.acquire(DeviceRequest(), BOB, kind=DETACHED, hours=2)
+    granted = leases.acquire(DeviceRequest(count=2), Who("bob", 1002, "big"), kind=DETACHED)
     assert granted.lease.expires_boot == pytest.approx(granted.lease.granted_boot + 48 * 3600)
 
 
 def test_what_works_without_a_lease_is_not_given_away(make: Callable[..., Leases]) -> None:
-    busy = Process(4711, uuid(0), "compute", "running", user="eve", uid=1003)
-    gone = Process(4712, uuid(1), "compute", "gone")
+    busy = GpuProcess(4711, uuid(0), "compute", "running", user="eve", uid=1003)
+    gone = GpuProcess(4712, uuid(1), "compute", "gone")
     leases = make(snapshot(device(0), device(1), processes=(busy, gone)))
-    assert leases.acquire(Request(), ANN).uuids == (uuid(1),)
+    assert leases.acquire(DeviceRequest(), ANN).uuids == (uuid(1),)
     with pytest.raises(BusyError) as error:
-        leases.acquire(Request(), ANN)
+        leases.acquire(DeviceRequest(), ANN)
     assert "busy without a lease: pid 4711 (compute) of eve; --ignore-unleased" in error.value.details[0]
-    assert leases.acquire(Request(ignore_unleased=True), ANN).uuids == (uuid(0),)
+    assert leases.acquire(DeviceRequest(ignore_unleased=True), ANN).uuids == (uuid(0),)
 
 
 @pytest.mark.parametrize(("kind", "program"), [("graphics", "Xorg"), ("compute+graphics", "kwin_wayland")])
@@ -285,25 +285,25 @@ def test_what_draws_on_a_gpu_keeps_nobody_from_it_unless_the_machine_says_so(
 ) -> None:
     """A display server has 120 MiB of every GPU of a workstation, for ever."""
     command = f"/usr/lib/{program} :0"
-    draws = Process(950, uuid(0), kind, "running", memory_mib=120, user="root", uid=0, command=command)
+    draws = GpuProcess(950, uuid(0), kind, "running", memory_mib=120, user="root", uid=0, command=command)
     seen = snapshot(device(0), processes=(draws,))
     leases = make(seen)
     assert leases.reconcile(ANN) == []
-    granted = leases.acquire(Request(), ANN)
+    granted = leases.acquire(DeviceRequest(), ANN)
     leases.release(granted.lease, ANN)
     let_go(granted)
     strict = make(seen, Config(Path("gpus.toml"), counts=("compute", kind)))
     with pytest.raises(BusyError) as error:
-        strict.acquire(Request(), BOB)
+        strict.acquire(DeviceRequest(), BOB)
     assert f"pid 950 {program} ({kind}) of root; --ignore-unleased takes it" in error.value.details[0]
     assert "[busy] counts in /etc/gpukiln/gpus.toml" in error.value.details[0]
 
 
 def test_who_gets_nothing_is_not_told_that_free_gpus_are_not_needed(make: Callable[..., Leases]) -> None:
     leases = make(snapshot(device(0), device(1)))
-    leases.acquire(Request(), ANN)
+    leases.acquire(DeviceRequest(), ANN)
     with pytest.raises(BusyError) as error:
-        leases.acquire(Request(count=2), BOB)
+        leases.acquire(DeviceRequest(count=2), BOB)
     assert [line.partition(": ")[2].partition(" (")[0] for line in error.value.details] == [
         "leased: L-1 of ann",
         "free",
@@ -320,8 +320,8 @@ def test_who_looks_at_a_lock_for_a_moment_is_not_in_the_way_of_who_takes_it(
     timer = threading.Timer(0.2, os.close, (number,))
     timer.start()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Store, "is_locked", lambda *_: False)  # as it was a moment ago
-        assert leases.acquire(Request(), ANN).uuids == (uuid(0),)
+        patch.setattr(LeaseStore, "is_locked", lambda *_: False)  # as it was a moment ago
+        assert leases.acquire(DeviceRequest(), ANN).uuids == (uuid(0),)
     timer.join()
 
 
@@ -330,14 +330,14 @@ import sys, time
 from pathlib import Path
 from gpukiln.gpus.leases import Leases, Who
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import device, snapshot
 folder, user, uid, hold = sys.argv[1:]
 seen = snapshot(device())
-leases = Leases(Store(Path(folder)), look=lambda: seen, config=Config(Path("x")))
+leases = Leases(LeaseStore(Path(folder)), look=lambda: seen, config=Config(Path("x")))
 print("ready", flush=True)
-granted = leases.acquire(Request(), Who(user, int(uid)), wait_s=30)
+granted = leases.acquire(DeviceRequest(), Who(user, int(uid)), wait_s=30)
 print("granted", time.monotonic(), flush=True)
 time.sleep(float(hold))
 """
@@ -361,7 +361,7 @@ def test_who_waits_is_served_in_turn_and_each_holder_once_before_another_twice(
     make: Callable[..., Leases], folder: Path
 ) -> None:
     leases = make(snapshot(device()))
-    granted = leases.acquire(Request(), BOB)
+    granted = leases.acquire(DeviceRequest(), BOB)
     asked = [(ANN, "ann 1"), (ANN, "ann 2"), (BOB, "bob 1")]
     started: list[tuple[str, subprocess.Popen[str]]] = []
     for who, name in asked:
@@ -369,7 +369,7 @@ def test_who_waits_is_served_in_turn_and_each_holder_once_before_another_twice(
         tickets(leases, len(started))
     assert [row["user"] for row in leases.queue()] == ["ann", "bob", "ann"]
     with pytest.raises(BusyError):  # who does not wait does not go before them
-        leases.acquire(Request(), Who("eve", 1003))
+        leases.acquire(DeviceRequest(), Who("eve", 1003))
     let_go(granted)
     leases.release(granted.lease, BOB)
     when = {}
@@ -382,22 +382,22 @@ def test_who_waits_is_served_in_turn_and_each_holder_once_before_another_twice(
 
 def test_who_is_killed_while_waiting_waits_no_longer(make: Callable[..., Leases], folder: Path) -> None:
     leases = make(snapshot(device()))
-    granted = leases.acquire(Request(), BOB)
+    granted = leases.acquire(DeviceRequest(), BOB)
     process = waiter(folder, ANN)
     tickets(leases, 1)
     process.kill()
     process.wait()
     let_go(granted)
     leases.release(granted.lease, BOB)
-    assert leases.acquire(Request(), BOB).uuids == (uuid(0),)
+    assert leases.acquire(DeviceRequest(), BOB).uuids == (uuid(0),)
 
 
 def test_a_wait_ends(make: Callable[..., Leases]) -> None:
     leases = make(snapshot(device()))
-    leases.acquire(Request(), ANN)
+    leases.acquire(DeviceRequest(), ANN)
     told: list[str] = []
     with pytest.raises(BusyError) as error:
-        leases.acquire(Request(), BOB, wait_s=0.2, on_wait=told.append)
+        leases.acquire(DeviceRequest(), BOB, wait_s=0.2, on_wait=told.append)
     assert error.value.exit_code == 75
     assert told == ["0 of 1 devices that could serve it are free, 1 are wanted"]
     assert leases.queue() == []
@@ -409,15 +409,15 @@ from pathlib import Path
 from gpukiln.errors import BusyError
 from gpukiln.gpus.leases import Leases, Who
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
 folder, number, requests, kill = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "kill"
 chance = random.Random(number)
 seen = snapshot()
-leases = Leases(Store(folder), look=lambda: seen, config=Config(Path("x")))
+leases = Leases(LeaseStore(folder), look=lambda: seen, config=Config(Path("x")))
 for turn in range(requests):
-    granted = leases.acquire(Request(count=chance.randint(1, 4)), Who(f"u{number}", number), wait_s=120)
+    granted = leases.acquire(DeviceRequest(count=chance.randint(1, 4)), Who(f"u{number}", number), wait_s=120)
     held = []
     for uuid in granted.uuids:  # whoever else has it holds this lock, which gpukiln knows nothing of
         file = os.open(folder.parent / uuid, os.O_RDWR | os.O_CREAT)
@@ -452,7 +452,7 @@ def test_no_gpu_is_granted_twice_and_none_is_lost_whoever_is_killed(
     ended = [(process.communicate(timeout=240)[1], process.returncode) for process in started]
     assert [code for _, code in ended] == [-signal.SIGKILL] * killed + [0] * (many - killed), ended
     leases = make()
-    assert len(leases.acquire(Request(count=8), ANN).uuids) == 8
+    assert len(leases.acquire(DeviceRequest(count=8), ANN).uuids) == 8
     assert leases.queue() == []
 
 
@@ -467,10 +467,10 @@ from pathlib import Path
 from gpukiln.gpus import leases as module
 from gpukiln.gpus.leases import Leases, Who
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
-store = Store(Path({str(folder)!r}))
+store = LeaseStore(Path({str(folder)!r}))
 def die(*args, **kwargs):
     os.kill(os.getpid(), signal.SIGKILL)
 if {moment!r} == "add":
@@ -481,7 +481,7 @@ elif {moment!r} == "lifeline":
 else:
     real_guard = store.open_locked
     module.Granted = die  # all is done but the end of the transaction
-Leases(store, look=snapshot, config=Config(Path("x"))).acquire(Request(count=8), Who("ann", 1001))
+Leases(store, look=snapshot, config=Config(Path("x"))).acquire(DeviceRequest(count=8), Who("ann", 1001))
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60)
@@ -489,7 +489,7 @@ Leases(store, look=snapshot, config=Config(Path("x"))).acquire(Request(count=8),
     leases = make()
     assert leases.current() == []
     assert list((folder / "alive").iterdir()) == []
-    assert len(leases.acquire(Request(count=8), BOB).uuids) == 8
+    assert len(leases.acquire(DeviceRequest(count=8), BOB).uuids) == 8
 
 
 def test_a_newer_database_is_left_alone(make: Callable[..., Leases], folder: Path) -> None:
@@ -497,7 +497,7 @@ def test_a_newer_database_is_left_alone(make: Callable[..., Leases], folder: Pat
     with sqlite3.connect(folder / "leases.db") as db:
         db.execute("pragma user_version = 99")
     with pytest.raises(UnavailableError, match="has version 99, this gpukiln knows 1"):
-        Store(folder)
+        LeaseStore(folder)
 
 
 @pytest.mark.parametrize("damage", ["garbage", "half"])
@@ -505,8 +505,8 @@ def test_a_broken_database_is_made_anew_from_what_holds_the_locks(
     make: Callable[..., Leases], folder: Path, damage: str
 ) -> None:
     leases = make()
-    granted = leases.acquire(Request(count=3), ANN)
-    detached = leases.acquire(Request(count=2), BOB, kind=DETACHED, hours=5)
+    granted = leases.acquire(DeviceRequest(count=3), ANN)
+    detached = leases.acquire(DeviceRequest(count=2), BOB, kind=DETACHED, hours=5)
     leases.store.close()
     file = folder / "leases.db"
     for end in ("-wal", "-shm"):
@@ -522,27 +522,27 @@ def test_a_broken_database_is_made_anew_from_what_holds_the_locks(
     held = {one.id: set(one.uuids) for one in again.current()}
     assert held == {granted.lease.id: set(granted.uuids), detached.lease.id: set(detached.uuids)}
     other = make()
-    assert len(other.acquire(Request(count=3), BOB).uuids) == 3
+    assert len(other.acquire(DeviceRequest(count=3), BOB).uuids) == 3
     again.store.close()
 
 
 def test_a_lost_database_gives_no_gpu_away_that_a_job_has(make: Callable[..., Leases], folder: Path) -> None:
     leases = make()
-    granted = leases.acquire(Request(count=3), ANN)
+    granted = leases.acquire(DeviceRequest(count=3), ANN)
     leases.store.close()
     for one in folder.glob("leases.db*"):
         one.unlink()
     for one in (folder / "alive").iterdir():
         one.unlink()
-    other = make().acquire(Request(count=5), BOB)
+    other = make().acquire(DeviceRequest(count=5), BOB)
     assert not set(other.uuids) & set(granted.uuids)
     with pytest.raises(BusyError):
-        make().acquire(Request(), BOB)
+        make().acquire(DeviceRequest(), BOB)
 
 
 def test_a_full_disk_changes_nothing(make: Callable[..., Leases], folder: Path) -> None:
     leases = make()
-    before = leases.acquire(Request(), ANN)
+    before = leases.acquire(DeviceRequest(), ANN)
     pages = leases.store.db.execute("pragma page_count").fetchone()[0]
     leases.store.db.execute(
         f"pragma max_page_count = {pages}"
@@ -550,7 +550,7 @@ def test_a_full_disk_changes_nothing(make: Callable[..., Leases], folder: Path) 
 
     def fill() -> None:
         for _ in range(7):
-            leases.acquire(Request(), BOB, command="x" * 4000)
+            leases.acquire(DeviceRequest(), BOB, command="x" * 4000)
 
     with pytest.raises(UnavailableError, match="no room left: nothing was changed"):
         fill()
@@ -566,9 +566,9 @@ def test_who_is_not_in_the_group_is_told_so(make: Callable[..., Leases], folder:
 import sys
 from pathlib import Path
 from gpukiln.errors import RefusedError
-from gpukiln.gpus.store import Store
+from gpukiln.gpus.store import LeaseStore
 try:
-    Store(Path(sys.argv[1]))
+    LeaseStore(Path(sys.argv[1]))
 except RefusedError as error:
     print(error, "|", error.hint)
 """
@@ -592,9 +592,9 @@ except RefusedError as error:
 
 
 def test_a_use_is_accounted_by_its_share_of_the_machine(make: Callable[..., Leases]) -> None:
-    config = Config(Path("gpus.toml"), price=Price(16.0, "contract"))
+    config = Config(Path("gpus.toml"), price=MachinePrice(16.0, "contract"))
     leases = make(config=config)
-    granted = leases.acquire(Request(count=2), ANN, kind=DETACHED, hours=1)
+    granted = leases.acquire(DeviceRequest(count=2), ANN, kind=DETACHED, hours=1)
     with leases.store.change():
         leases.store.update(granted.lease.number, granted_boot=granted.lease.granted_boot - 1800)
     leases.release(leases.current()[0], ANN)
@@ -604,13 +604,13 @@ def test_a_use_is_accounted_by_its_share_of_the_machine(make: Callable[..., Leas
 
 
 def test_locks_are_not_inherited_by_what_was_not_given_them(make: Callable[..., Leases]) -> None:
-    granted = make().acquire(Request(), ANN)
+    granted = make().acquire(DeviceRequest(), ANN)
     for number in granted.descriptors:
         assert fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
 
 
 def test_the_text_of_a_lifeline_is_the_lease(make: Callable[..., Leases], folder: Path) -> None:
-    granted = make().acquire(Request(count=2), ANN, kind=JOB, command="train")
+    granted = make().acquire(DeviceRequest(count=2), ANN, kind=JOB, command="train")
     text = (folder / "alive" / granted.lease.id).read_text()
     assert json.loads(text)["command"] == "train"
     assert store_module.read_lifeline(text) == granted.lease
@@ -627,7 +627,7 @@ def test_random_requests_never_get_what_another_has(make: Callable[..., Leases])
             assert leases.release(one.lease, ANN)
         else:
             try:
-                held.append(leases.acquire(Request(count=chance.randint(1, 4)), ANN))
+                held.append(leases.acquire(DeviceRequest(count=chance.randint(1, 4)), ANN))
             except BusyError:
                 assert sum(len(one.uuids) for one in held) > 4
         taken = [uuid for one in held for uuid in one.uuids]

@@ -15,11 +15,11 @@ from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.state import Rows, State
 from gpukiln.errors import BusyError, CheckFailedError, IncompatibleError, PartialError, UsageError
 from gpukiln.gpus import kernel_log, mig, mig_change, reset
+from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import Leases, whoami
-from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.mig import Cut
-from gpukiln.gpus.mig_change import Profile, arranged
-from gpukiln.gpus.selection import Request
+from gpukiln.gpus.mig_change import MigProfile, arranged
+from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe import base
 from tests.support import gpus
 
@@ -101,7 +101,16 @@ def test_a_reset_is_noted_in_the_kernel_s_log_for_gpus_that_the_kernel_has(
     assert typed("reset", "1", "--yes")[0] == 0
     noted = log.read_text()
     assert noted == "<5>gpukiln: GPU 0000:00:1c was reset\n"
-    table = {119: {"kind": "reset", "blames_hardware": True, "severity": "sick", "reset": True, "text": ""}}
+    table = {
+        119: {
+            "kind": "reset",
+            "blames_hardware": True,
+            "severity": "error",
+            "reset": True,
+            "text": "",
+            "remedy": "",
+        }
+    }
     lines = [before, noted]
     assert kernel_log.events(lines[:1], table)
     assert kernel_log.events(lines, table) == []
@@ -114,7 +123,9 @@ def test_everything_in_the_way_of_a_reset_is_told_at_once(
     uuid = snapshot().devices[0].uuid or ""
     state.change(lambda rows: rows.update(process_rows(0, os.getpid())))
     leases = Leases()
-    leases.acquire(Request(devices=(uuid,), repair=True, ignore_unleased=True), whoami(), kind="detached")
+    leases.acquire(
+        DeviceRequest(devices=(uuid,), repair=True, ignore_unleased=True), whoami(), kind="detached"
+    )
     monkeypatch.setattr(reset, "is_root", lambda: False)
     code, said = typed("reset", "0", "--yes", "--json")
     assert code == 6
@@ -223,10 +234,10 @@ def test_nobody_gets_a_gpu_while_it_is_reset(machine: Machine) -> None:
     found = snapshot()
     whole = [one for one in found.devices if one.kind == "gpu"]
     with reset.kept_off(whole, "test"):
-        for request in (Request(), Request(mig="any")):
+        for request in (DeviceRequest(), DeviceRequest(mig="any")):
             with pytest.raises((BusyError, IncompatibleError), match="0 of"):
                 Leases().acquire(request, whoami())
-    granted = Leases().acquire(Request(mig="any"), whoami())
+    granted = Leases().acquire(DeviceRequest(mig="any"), whoami())
     assert granted.uuids[0].startswith("MIG-")
 
 
@@ -296,12 +307,12 @@ def test_json_needs_no_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 A100 = (
-    Profile("1g.5gb", 19, 1, 7, tuple((n, 1) for n in range(7))),
-    Profile("1g.10gb", 15, 1, 4, ((0, 2), (2, 2), (4, 2), (6, 2))),
-    Profile("2g.10gb", 14, 2, 3, ((0, 2), (2, 2), (4, 2))),
-    Profile("3g.20gb", 9, 3, 2, ((0, 4), (4, 4))),
-    Profile("4g.20gb", 5, 4, 1, ((0, 4),)),
-    Profile("7g.40gb", 0, 7, 1, ((0, 8),)),
+    MigProfile("1g.5gb", 19, 1, 7, tuple((n, 1) for n in range(7))),
+    MigProfile("1g.10gb", 15, 1, 4, ((0, 2), (2, 2), (4, 2), (6, 2))),
+    MigProfile("2g.10gb", 14, 2, 3, ((0, 2), (2, 2), (4, 2))),
+    MigProfile("3g.20gb", 9, 3, 2, ((0, 4), (4, 4))),
+    MigProfile("4g.20gb", 5, 4, 1, ((0, 4),)),
+    MigProfile("7g.40gb", 0, 7, 1, ((0, 8),)),
 )
 
 
@@ -372,7 +383,7 @@ def test_what_was_exported_makes_the_same_of_another_machine(
     assert cuts() == [Cut(False, {})] * 8
 
 
-def board(rows: Rows) -> list[Profile]:
+def board(rows: Rows) -> list[MigProfile]:
     """What the first GPU can be cut into."""
     found = []
     for n in range(int(rows["gpus.0.mig.profiles.count"])):
@@ -380,11 +391,11 @@ def board(rows: Rows) -> list[Profile]:
         size = int(rows[f"{key}.size"])
         starts = [int(rows[f"{key}.placements.{i}"]) for i in range(int(rows[f"{key}.placements.count"]))]
         numbers = (int(rows[f"{key}.{name}"]) for name in ("id", "slices", "instances"))
-        found.append(Profile(rows[f"{key}.name"], *numbers, tuple((start, size) for start in starts)))
+        found.append(MigProfile(rows[f"{key}.name"], *numbers, tuple((start, size) for start in starts)))
     return found
 
 
-def some(offered: list[Profile], chance: random.Random) -> dict[str, int]:
+def some(offered: list[MigProfile], chance: random.Random) -> dict[str, int]:
     """Parts at random that one GPU has room for."""
     made: dict[str, int] = {}
     for _ in range(12):
@@ -405,7 +416,7 @@ def test_apply_waits_for_nobody_and_names_all_who_have_a_gpu(
 ) -> None:
     state = machine("p5.48xlarge")
     found = snapshot()
-    Leases().acquire(Request(devices=(found.devices[0].uuid or "",)), whoami(), kind="detached")
+    Leases().acquire(DeviceRequest(devices=(found.devices[0].uuid or "",)), whoami(), kind="detached")
     state.change(lambda rows: rows.update(process_rows(1, os.getpid())))
     words = config(on([0, 1, 2], **{"1g.10gb": 1}))
     code, said = typed("mig", "apply", *words, "--yes")

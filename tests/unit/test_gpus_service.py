@@ -21,8 +21,8 @@ from gpukiln.gpus import service, zipapp
 from gpukiln.gpus.client import MemberLeases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.leases import DETACHED, Leases, Who
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store, read_lifeline
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore, read_lifeline
 from gpukiln.gpus.text import printable
 from tests.support import nvml_double
 from tests.support.gpus import double, snapshot
@@ -293,8 +293,8 @@ def test_without_the_service_only_root_leases(node: Node) -> None:
 
 def shared_folder(node: Node) -> None:
     """The state as it was made before: members may change what is in it."""
-    leases = Leases(Store(node.state), look=snapshot, config=Config(Path("none")))
-    leases.acquire(Request(count=1), Who("root", 0), kind=DETACHED)
+    leases = Leases(LeaseStore(node.state), look=snapshot, config=Config(Path("none")))
+    leases.acquire(DeviceRequest(count=1), Who("root", 0), kind=DETACHED)
     leases.close()
     for path in (node.state, node.state / "alive", node.state / "devices"):
         os.chown(path, 0, GROUP)
@@ -375,7 +375,7 @@ def test_a_folder_of_somebody_else_is_refused(node: Node) -> None:
 
 def test_a_lease_with_a_text_for_a_number_is_an_error_with_the_next_step(node: Node) -> None:
     assert node.root("lease").returncode == 0
-    store = Store(node.state)
+    store = LeaseStore(node.state)
     store.db.execute("update leases set granted_boot = 'soon'")
     store.close()
     done = node.root("leases")
@@ -513,13 +513,13 @@ def test_a_fifo_or_a_link_of_root_s_own_is_no_plain_file(tmp_path: Path) -> None
     os.mkfifo(tmp_path / "leases.db")
     tmp_path.chmod(0o700)
     with pytest.raises(UnavailableError, match="no plain file"):
-        Store(tmp_path)
+        LeaseStore(tmp_path)
 
 
 def test_a_request_goes_through_the_line_whole() -> None:
     from gpukiln.gpus.model import plain  # noqa: PLC0415 - one test
 
-    request = Request(
+    request = DeviceRequest(
         count=2, memory_mib=8192, models=("A100",), capability=(8, 0), cuda=((">=", (12, 1)),), linked=True
     )
     assert service.request_of(json.loads(json.dumps(plain(request)))) == request

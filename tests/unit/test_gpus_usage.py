@@ -11,8 +11,8 @@ import pytest
 
 from gpukiln.gpus import cli
 from gpukiln.gpus.leases import DETACHED, Leases, Who
-from gpukiln.gpus.selection import Request
-from gpukiln.gpus.store import Store, boot_clock
+from gpukiln.gpus.selection import DeviceRequest
+from gpukiln.gpus.store import LeaseStore, boot_clock
 from tests.support import gpus
 
 DAY = 86400.0
@@ -49,7 +49,7 @@ def used(folder: Path, **more: Any) -> None:
         **{"share": 1.0, "started_at": stamp(3 * 3600), "ended_at": stamp(3600), "seconds": 7200.0},
         **{"energy_joules": 3600.0, "usd": 8.0, "price": "contract", "ended_by": "released", **more},
     }
-    store = Store(folder / "leases")
+    store = LeaseStore(folder / "leases")
     with store.change():
         names = ", ".join(row)
         store.db.execute(
@@ -108,8 +108,8 @@ def test_a_lease_that_holds_counts_until_now(
     seen = gpus.snapshot(*(gpus.device(n, energy_joules=1000.0) for n in range(8)))
     later = gpus.snapshot(*(gpus.device(n, energy_joules=8200.0) for n in range(8)))
     monkeypatch.setattr(Leases, "counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices})
-    leases = Leases(Store(folder / "leases"), look=lambda: seen)
-    lease = leases.acquire(Request(count=2), Who("ann", 0), kind=DETACHED, hours=9.0).lease
+    leases = Leases(LeaseStore(folder / "leases"), look=lambda: seen)
+    lease = leases.acquire(DeviceRequest(count=2), Who("ann", 0), kind=DETACHED, hours=9.0).lease
     with leases.store.change():
         leases.store.update(lease.number, granted_boot=boot_clock() - 7200)
     said = told()
@@ -143,8 +143,8 @@ def test_a_lease_that_is_released_by_hand_has_its_energy(
 
 def test_without_a_price_there_is_no_money_and_the_reason_says_how(folder: Path, told: Told) -> None:
     seen = gpus.snapshot()
-    leases = Leases(Store(folder / "leases"), look=lambda: seen)
-    leases.acquire(Request(), Who("ann", 0), kind=DETACHED, hours=9.0)
+    leases = Leases(LeaseStore(folder / "leases"), look=lambda: seen)
+    leases.acquire(DeviceRequest(), Who("ann", 0), kind=DETACHED, hours=9.0)
     total = told()["total"]
     assert total["usd"] is None
     assert "usd_hour" in total["unavailable"]["usd"]

@@ -17,9 +17,9 @@ from gpukiln.errors import UsageError
 from gpukiln.gpus import cli, collect
 from gpukiln.gpus.model import Device, plain
 from gpukiln.gpus.processes import container_of
-from gpukiln.gpus.selection import Request, select
+from gpukiln.gpus.selection import DeviceRequest, select
 from gpukiln.gpus.verbs import verbs
-from gpukiln.probe.nvml import Found
+from gpukiln.probe.nvml import NvmlAnswer
 
 TYPES = ("g4dn.xlarge", "g5.12xlarge", "g6f.xlarge", "p3dn.24xlarge", "p4d.24xlarge", "p5.48xlarge")
 LOOKS = ("list", "show", "memory", "processes", "topology")
@@ -111,7 +111,10 @@ def test_what_is_broken_is_a_row_or_a_reason_and_never_a_gap(
         last = gpus[-1]
         assert (last["uuid"], last["health"], last["allocatable"]) == (None, told.lower(), False)
         assert last["unavailable"]["temperature_c"] == reason
-        assert [problem["index"] for problem in node["errors"]] == [7]
+        [error] = node["errors"]
+        assert (error["object"], error["severity"]) == ("GPU 7", "error")
+        assert error["evidence"]["name"] == reason
+        assert error["id"] == reason.lower().replace("_", "-")
         assert all(one["health"] == "ok" and one["allocatable"] for one in gpus[:-1])
     if scenario == "mig-mixed":
         parts = [one for one in node["devices"] if one["kind"] == "mig"]
@@ -152,9 +155,9 @@ def test_without_gpus_to_read_it_says_which_kind_of_nothing_it_is(
     monkeypatch.setattr(collect, "given_gpus", lambda: given)
     monkeypatch.setattr(collect, "in_container", lambda: contained)
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
-    monkeypatch.setattr(collect, "ask_nvml", lambda **_: Found(head))
+    monkeypatch.setattr(collect, "ask_nvml", lambda **_: NvmlAnswer(head))
     found = collect.collect()
-    assert (found.state, found.exit_code) == (state, code)
+    assert (found.state, found.code) == (state, code)
     assert found.message
     assert fix in found.fix
     assert found.devices == ()
@@ -241,12 +244,12 @@ def test_on_machines_drawn_by_chance_views_hold_and_nothing_ineligible_is_chosen
         assert typed(verb)[0] == code
     found = collect.collect()
     for request in (
-        Request(count=draw.randrange(1, count + 1)),
-        Request(memory_mib=draw.randrange(1, 1 << 16)),
-        Request(mig="any"),
-        Request(models=("A100",), count=draw.randrange(1, 3)),
-        Request(capability=(8, 0)),
-        Request(linked=True, count=2),
+        DeviceRequest(count=draw.randrange(1, count + 1)),
+        DeviceRequest(memory_mib=draw.randrange(1, 1 << 16)),
+        DeviceRequest(mig="any"),
+        DeviceRequest(models=("A100",), count=draw.randrange(1, 3)),
+        DeviceRequest(capability=(8, 0)),
+        DeviceRequest(linked=True, count=2),
     ):
         chosen = select(request, found.devices, found.processes or (), found.driver, {}).devices
         assert len(chosen) in (0, request.count)
@@ -258,7 +261,7 @@ def test_on_machines_drawn_by_chance_views_hold_and_nothing_ineligible_is_chosen
             )
 
 
-def check_eligible(request: Request, one: Device) -> None:
+def check_eligible(request: DeviceRequest, one: Device) -> None:
     """What must be true of a device that somebody gets, said once more and otherwise."""
     assert one.uuid
     assert one.error is None

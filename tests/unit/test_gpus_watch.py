@@ -18,7 +18,7 @@ from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.gpus import cli, sampling
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.model import Device
-from gpukiln.gpus.sampling import Record, Sample, Tick
+from gpukiln.gpus.sampling import Sample, Tick, WatchRecord
 from gpukiln.gpus.verbs import watch
 from tests.support import documents
 
@@ -75,7 +75,7 @@ def test_a_sample_is_a_part_of_a_device_read_by_the_same_collector(machine: Mach
     }
     change(machine("g4dn.xlarge"), "0.power=27.345", "0.utilization=42")
     [device] = collect().devices
-    record = Record(0.1, time.monotonic())
+    record = WatchRecord(0.1, time.monotonic())
     sampling.watch({str(device.uuid): 0}, record, 0.1)
     [sample] = record.ticks[0].samples
     moving = {name: getattr(device, name) for name in sampling.FIELDS if name != "energy_joules"}
@@ -186,7 +186,7 @@ def test_ticks_whose_time_was_up_are_missed_and_the_next_is_late(monkeypatch: py
     sampling._sample_all(lambda **said: heard.append(said), ["GPU-1"], began, 0.1, 0, 6)
     ticks = [one for one in heard if "tick" in one]
     assert [one["tick"] for one in ticks] == [0, 1, 3, 4, 5]
-    record = Record(0.1, began, planned=6)
+    record = WatchRecord(0.1, began, planned=6)
     record.ticks = [Tick(one["tick"], 0, one["late"], "", ()) for one in ticks]
     assert (record.missed, record.late) == (1, 1)
 
@@ -197,9 +197,9 @@ def test_what_is_typed_wrongly(machine: Machine) -> None:
         assert cli.main(["watch", *words]) == 2, words
 
 
-def record_of(*samples: Sample) -> Record:
+def record_of(*samples: Sample) -> WatchRecord:
     ticks = [Tick(n, float(n), 0, "", (one,)) for n, one in enumerate(samples)]
-    return Record(1.0, 0.0, ticks=ticks, planned=len(ticks))
+    return WatchRecord(1.0, 0.0, ticks=ticks, planned=len(ticks))
 
 
 def summed(*samples: Sample) -> watch.Summary:
@@ -234,10 +234,10 @@ def test_insights_are_one_look_and_exit_1_where_something_is_sick(
     assert cli.main([*look, "--json"]) == 0
     said = json.loads(capsys.readouterr().out)["nodes"][0]
     assert said["insights"] == []
-    assert "leased-idle" in said["not_judged"], "0.3 s say nothing of that"
+    assert "leased-idle" in said["not_run"], "0.3 s say nothing of that"
     change(state, "2.ecc_uncorrected=2", "1.persistence=false")
     assert cli.main(look) == 1
     text = capsys.readouterr().out
-    assert "sick     ecc-uncorrected: GPU-" in text
-    assert "note     persistence-off: GPU-" in text
-    assert "not judged, for that it takes longer: leased-idle" in text
+    assert "error    ecc-uncorrected: GPU-" in text
+    assert "info     persistence-off: GPU-" in text
+    assert "not run, for that it takes longer: leased-idle" in text

@@ -93,10 +93,10 @@ def test_what_a_gpu_does_not_tell_is_said_beside_what_the_other_tells() -> None:
     for path in ("clocks/max_sm", "temperature/slowdown", "throttle/mask", "pcie/width", "peers/0/ancestor"):
         gpu(path, None)(data)
     for check_id, words in {
-        "gpu.clocks": "GPU 0 (00000000:00:1E.0): clock and heat not told",
-        "gpu.throttle": "GPU 0 (00000000:00:1E.0): not told",
-        "gpu.pcie-link": "GPU 0 (00000000:00:1E.0): not told",
-        "multi-gpu.topology": "1 x several switches, 1 directions not told",
+        "gpu.clocks": "GPU 0 (00000000:00:1E.0): clock and temperature not reported",
+        "gpu.throttle": "GPU 0 (00000000:00:1E.0): not reported",
+        "gpu.pcie-link": "GPU 0 (00000000:00:1E.0): not reported",
+        "multi-gpu.topology": "1 x several switches, 1 directions not reported",
     }.items():
         outcome, note = judge(check_id, data)
         assert outcome == "passed"
@@ -115,7 +115,7 @@ def test_a_ready_state_that_is_not_told_is_no_fault_and_no_pass() -> None:
 def test_processes_that_are_not_told_are_no_idle_gpu() -> None:
     data = machine()
     gpu("processes", None)(data)
-    assert judge("gpu.idle", data) == ("not_run", "not told by any GPU which processes use it")
+    assert judge("gpu.idle", data) == ("not_run", "not reported by any GPU which processes use it")
 
 
 def test_t_limit_counts_where_there_is_one_and_its_own_limit_is_no_fault() -> None:

@@ -177,10 +177,10 @@ def leased(rig: Rig) -> None:
 def lease(device: str) -> Callable[[Rig], None]:
     def change(rig: Rig) -> None:
         """A detached lease, in the database that gpukiln-gpu reads."""
-        from gpukiln.gpus.store import Held, Lease, Store, boot_clock, boot_id  # noqa: PLC0415
+        from gpukiln.gpus.store import Lease, LeasedDevice, LeaseStore, boot_clock, boot_id  # noqa: PLC0415
 
-        store = Store(rig.folder / "leases")
-        held = Held(device, "A10", None, None, 1.0, None)
+        store = LeaseStore(rig.folder / "leases")
+        held = LeasedDevice(device, "A10", None, None, 1.0, None)
         values = {
             **{"user": "ann", "uid": 0, "project": "", "mode": "exclusive", "kind": "detached"},
             **{

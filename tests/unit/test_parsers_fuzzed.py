@@ -484,7 +484,7 @@ answers = st.dictionaries(st.sampled_from(SAID), values(st.sampled_from(SAID)), 
 @example(rows={0: {"metric": {"power": {"socket_power": {"value": float("nan"), "unit": "W"}}}}})
 @example(rows={0: {"metric": {"mem_usage": {"total_vram": {"value": 10**400, "unit": "TB"}}}}})
 def test_whatever_amd_smi_prints_makes_devices(rows: dict[int, dict[str, Any]]) -> None:
-    look = amd.Look(rows=rows)
+    look = amd.AmdAnswer(rows=rows)
     devices = amd._devices(look, [])
     amd._jobs(look, devices)
     amd._driver(look)

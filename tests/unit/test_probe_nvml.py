@@ -185,7 +185,7 @@ def test_a_call_that_never_returns_costs_its_own_field(
         state.change(lambda rows: rows.update({"error.nvmlDeviceGetTemperatureV": "3"}))
     state.change(lambda rows: rows.update({f"gpus.1.hangs.{function}": "1"}))
     found = collect.collect()
-    assert (found.state, found.exit_code) == ("ok", 0)
+    assert (found.state, found.code) == ("ok", 0)
     assert (getattr(found.devices[1], field), found.devices[1].unavailable[field]) == (None, "HUNG")
     assert found.devices[1].power_watts is not None
     assert getattr(found.devices[0], field) is not None
@@ -210,7 +210,7 @@ def test_a_call_that_kills_its_process_costs_its_own_field(
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetSerial", crash)
     found = collect.collect()
-    assert found.exit_code == 0
+    assert found.code == 0
     assert [one.unavailable.get("serial") for one in found.devices] == [None, "FAILED", None, None]
 
 
@@ -235,7 +235,7 @@ def test_a_gpu_that_is_lost_is_lost_though_it_has_a_handle(
 
     monkeypatch.setattr(pynvml, "nvmlDeviceGetUtilizationRates", rates)
     found = collect.collect()
-    assert (found.exit_code, found.devices[3].health) == (5, "lost")
+    assert (found.code, found.devices[3].health) == (5, "lost")
     assert [one.health for one in found.devices[:3]] == ["ok"] * 3
 
 
@@ -257,7 +257,7 @@ def test_a_driver_that_takes_long_to_start_is_waited_for(
     monkeypatch.setattr("gpukiln.gpus.collect.SLOW_S", 1)
     simulated("g4dn.xlarge").change(lambda rows: rows.update(start_ms="2500"))
     found = collect.collect()
-    assert (found.state, found.exit_code, found.devices[0].health) == ("ok", 0, "ok")
+    assert (found.state, found.code, found.devices[0].health) == ("ok", 0, "ok")
     said = capsys.readouterr().err
     assert "waiting for the driver since 1 s: NVML's start" in said
 
@@ -319,7 +319,7 @@ def test_a_library_that_can_not_be_loaded_is_not_called_missing(monkeypatch: pyt
     monkeypatch.setattr(collect, "bus_gpus", lambda: [{"address": "0000:00:1e.0"}])
     monkeypatch.setattr(collect, "in_container", lambda: False)
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
-    monkeypatch.setattr(collect, "ask_nvml", lambda **_: nvml.Found({"error": error}))
+    monkeypatch.setattr(collect, "ask_nvml", lambda **_: nvml.NvmlAnswer({"error": error}))
     found = collect.collect()
     assert (found.state, "file too short" in found.message, "anew" in found.fix) == ("no-library", True, True)
 
@@ -430,7 +430,7 @@ def test_a_gpu_of_the_bus_that_nvml_does_not_list_is_a_row(
     monkeypatch.setattr(collect, "bus_gpus", lambda: gpus)
     monkeypatch.setattr(collect, "in_container", lambda: False)
     found = collect.collect()
-    assert (found.exit_code, len(found.devices)) == (5, 5)
+    assert (found.code, len(found.devices)) == (5, 5)
     last = found.devices[4]
     assert (last.bus_id, last.health) == ("0000:b3:00.0", "lost")
     assert "NVML does not list the GPU at 0000:b3:00.0" in (last.error or "")

@@ -19,7 +19,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from moto.server import ThreadedMotoServer
 
-from gpukiln.gpus.verbs.lease import Book, Told
+from gpukiln.gpus.verbs.lease import LeaseReport, LeasesReport
 from gpukiln.workspaces import agent
 from tests.support.workspace_machine import metadata_of
 
@@ -927,7 +927,9 @@ def test_who_asks_is_not_at_work(root: Path, quiet: Callable[[str, str], None]) 
 
 
 def test_the_book_of_leases_is_read_as_it_is_written() -> None:
-    names = {one.name for one in dataclasses.fields(Book)} | {one.name for one in dataclasses.fields(Told)}
+    names = {one.name for one in dataclasses.fields(LeasesReport)} | {
+        one.name for one in dataclasses.fields(LeaseReport)
+    }
     assert {"leases", "id", "user"} <= names
 
 

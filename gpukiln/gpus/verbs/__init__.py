@@ -7,7 +7,7 @@ import importlib
 from gpukiln.gpus.verb import Verb
 
 MODULES = {
-    "look": ("list", "show", "memory", "processes", "topology"),
+    "devices": ("list", "show", "memory", "processes", "topology"),
     "lease": ("lease", "run", "release", "renew", "leases"),
     "watch": ("watch", "insights"),
     "usage": ("usage",),

@@ -28,7 +28,7 @@ from gpukiln.units import Memory
 
 
 @dataclass(frozen=True)
-class Rendered:
+class ContainerArguments:
     """How devices are given.
 
     Args:
@@ -48,7 +48,7 @@ class Rendered:
     exit_code: int
 
 
-def _args(options: Options) -> Rendered:
+def _args(options: Options) -> ContainerArguments:
     if options.engine not in ENGINES:
         raise UsageError(f"--engine {options.engine!r}", hint=f"there are {', '.join(ENGINES)}")
     if options.gpu_memory_limit:
@@ -66,7 +66,7 @@ def _args(options: Options) -> Rendered:
     asked = options.engine in ("docker", "podman")
     by = way(read_engine(options.engine), lease.uuids) if asked else None
     allowed = nodes(lease.uuids, collect().devices) if options.engine == "systemd" else ()
-    return Rendered(
+    return ContainerArguments(
         socket.gethostname(),
         options.engine,
         by,

@@ -8,16 +8,16 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.cuda import COMPAT, NO, Found, compilers, not_data_center, not_looked_at, search
-from gpukiln.gpus.model import Device, Driver
+from gpukiln.gpus.cuda import COMPAT, NO, CudaInstallation, compilers, not_data_center, not_looked_at, search
+from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import table
 from gpukiln.gpus.verb import Option, Options, Verb
-from gpukiln.gpus.verbs.look import head
+from gpukiln.gpus.verbs.devices import head
 
 
 @dataclass(frozen=True)
-class Cuda:
-    """The driver, and each CUDA that was found or named.
+class CudaReport(Snapshot):
+    """The driver, and each CUDA that was found or named; devices are NVIDIA's GPUs, processes null.
 
     Args:
         not_compiled_for: What toolkits of these versions can't compile for, in words.
@@ -25,21 +25,13 @@ class Cuda:
         exit_code: 1 where an image that was named does not run on this driver.
     """
 
-    node: str
-    state: str
-    message: str
-    fix: str
-    scope: str
-    simulated: bool
-    driver: Driver
-    devices: tuple[Device, ...]
-    found: tuple[Found, ...]
-    not_compiled_for: tuple[str, ...]
-    not_looked_at: tuple[str, ...]
-    exit_code: int
+    found: tuple[CudaInstallation, ...] = ()
+    not_compiled_for: tuple[str, ...] = ()
+    not_looked_at: tuple[str, ...] = ()
+    exit_code: int = 0
 
 
-def _cuda(options: Options) -> Cuda:
+def _cuda(options: Options) -> CudaReport:
     seen = collect()
     if seen.source == "amd-smi":
         raise IncompatibleError(
@@ -51,23 +43,16 @@ def _cuda(options: Options) -> Cuda:
     found, missing = search(driver, others, python=options.python, image=options.image)
     not_looked_at(missing)
     bad = any(one.verdict.word in (NO, COMPAT) for one in found) if options.image else False
-    return Cuda(
-        node=seen.node,
-        state=seen.state,
-        message=seen.message,
-        fix=seen.fix,
-        scope=seen.scope,
-        simulated=seen.simulated,
-        driver=seen.driver,
-        devices=gpus,
+    return CudaReport(
+        **{**vars(seen), "devices": gpus, "processes": None},
         found=tuple(found),
         not_compiled_for=tuple(_not_compiled(gpus, found)),
         not_looked_at=tuple(missing),
-        exit_code=seen.exit_code or int(bad),
+        exit_code=seen.code or int(bad),
     )
 
 
-def _not_compiled(gpus: tuple[Device, ...], found: list[Found]) -> list[str]:
+def _not_compiled(gpus: tuple[Device, ...], found: list[CudaInstallation]) -> list[str]:
     """Toolkits that can't compile for a GPU of this machine (the catalogue's architectures)."""
     return [
         f"CUDA {one.cuda} ({one.where}) does not compile for {name}: {wanted} does"

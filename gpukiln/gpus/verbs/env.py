@@ -14,10 +14,18 @@ from typing import Any
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import leases as kept
 from gpukiln.gpus.client import leases_here
-from gpukiln.gpus.environments import IMAGE, WHEELS, Choice, Started, choose, start_container, start_wheels
+from gpukiln.gpus.environments import (
+    IMAGE,
+    WHEELS,
+    EnvironmentChoice,
+    Started,
+    choose,
+    start_container,
+    start_wheels,
+)
 from gpukiln.gpus.leases import whoami
 from gpukiln.gpus.verb import Option, Options, Verb
-from gpukiln.gpus.verbs.lease import FOR, WANTED, Told, request_of, told
+from gpukiln.gpus.verbs.lease import FOR, WANTED, LeaseReport, request_of, told
 from gpukiln.probe.cuda import cuda
 from gpukiln.units import Duration
 
@@ -25,7 +33,7 @@ WANTED_HERE = ("count", "memory", "model", "prefer", "capability", "gpu", "mig",
 
 
 @dataclass(frozen=True)
-class Environment:
+class EnvironmentReport:
     """An environment.
 
     Args:
@@ -34,14 +42,14 @@ class Environment:
     """
 
     node: str
-    choice: Choice
-    lease: Told | None
+    choice: EnvironmentChoice
+    lease: LeaseReport | None
     started: Started | None
     exit_code: int
 
 
 @dataclass(frozen=True)
-class Computed:
+class GpuComputation:
     """What one GPU computed.
 
     Args:
@@ -60,7 +68,7 @@ class Computed:
 
 
 @dataclass(frozen=True)
-class Compute:
+class ComputeReport:
     """Whether the GPUs that CUDA shows compute.
 
     Args:
@@ -70,19 +78,19 @@ class Compute:
 
     node: str
     cuda: str | None
-    gpus: tuple[Computed, ...]
+    gpus: tuple[GpuComputation, ...]
     problems: tuple[str, ...]
     exit_code: int
 
 
-def _compute(_: Options) -> Compute:
+def _compute(_: Options) -> ComputeReport:
     found = cuda(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
     problems = [found["error"]] if found["error"] else []
     for one in found["gpus"]:
         if not one["ok"]:
             problems.append(f"GPU {one['index']} {one['name'] or ''}: {one['error'] or 'computes wrong'}")
     gpus = tuple(
-        Computed(
+        GpuComputation(
             one["index"],
             one["name"] or "",
             bool(one["ok"]),
@@ -94,7 +102,7 @@ def _compute(_: Options) -> Compute:
         for one in found["gpus"]
     )
     code = 0 if gpus and not problems else 1 if gpus else 4
-    return Compute(socket.gethostname(), found["driver_version"], gpus, tuple(problems), code)
+    return ComputeReport(socket.gethostname(), found["driver_version"], gpus, tuple(problems), code)
 
 
 def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
@@ -105,7 +113,7 @@ def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]
         print(line)
 
 
-def _env(options: Options) -> Environment:
+def _env(options: Options) -> EnvironmentReport:
     if options.docker and options.podman:
         raise UsageError("--docker and --podman", hint="one of them")
     if options.mig and int(options.count) > 1:
@@ -120,7 +128,7 @@ def _env(options: Options) -> Environment:
     gpus = [one for one in found.devices if one.kind == "gpu" and one.readable]
     choice = choose(options.framework, kind, options.cuda, found.driver.version, gpus)
     if options.dry_run:
-        return Environment(found.node, choice, None, None, 0)
+        return EnvironmentReport(found.node, choice, None, None, 0)
     engine = None if kind == WHEELS else "podman" if options.podman else "docker"
     wanted = Options(**{name: getattr(options, name) for name in WANTED_HERE})
     wanted.cuda, wanted.shared, wanted.pack, wanted.ignore_unleased = "", False, False, False
@@ -144,10 +152,10 @@ def _env(options: Options) -> Environment:
         leases.release(granted.lease, who, force=True)
         raise
     _close(granted.descriptors)  # the container keeps the lease from here on
-    return Environment(found.node, choice, told(granted.lease), started, 0)
+    return EnvironmentReport(found.node, choice, told(granted.lease), started, 0)
 
 
-def _folder(choice: Choice) -> str:
+def _folder(choice: EnvironmentChoice) -> str:
     return str(Path.home() / ".local/share/gpukiln" / f"{choice.framework}-{choice.version}")
 
 

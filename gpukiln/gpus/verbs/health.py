@@ -13,24 +13,25 @@ from typing import Any, Callable
 
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.files import write_whole
-from gpukiln.gpus import faults, kernel_log, rules
+from gpukiln.findings import OUTCOMES, Finding, Outcome, worst
+from gpukiln.gpus import kernel_log, rules
 from gpukiln.gpus.facts import facts
-from gpukiln.gpus.marks import snapshot
-from gpukiln.gpus.model import Device, Finding, LeaseMark, Snapshot, plain
+from gpukiln.gpus.lease_overlay import snapshot
+from gpukiln.gpus.model import Device, Snapshot, plain
 from gpukiln.gpus.store import folder
 from gpukiln.gpus.text import short_uuid, table
 from gpukiln.gpus.verb import Option, Options, Verb, document
 from gpukiln.parsing import parse_json
 from gpukiln.probe import gather
-from gpukiln.probe.base import NotReachedError, NotToldError, ask, known, run, section, watch
+from gpukiln.probe.base import NotReachedError, NotReportedError, ask, known, run, section, watch
 from gpukiln.probe.gpus import bus, log
 from gpukiln.probe.sections import gather as gather_sections
 
 Print = Callable[[str], None]
-SICK, WELL, UNKNOWN = faults.SICK, "well", "unknown"
-PASSED, FAILED, NOT_TOLD, NOT_REACHED = "passed", "failed", "not told", "not reached"
+SICK, WELL, UNKNOWN = "sick", "well", "unknown"
+WORDS: dict[str, str] = {one: one.replace("_", " ") for one in OUTCOMES}  # as the suite prints them
 BAD = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
-WORDS = ("ok", "warning", *BAD, "unknown")
+STATES = ("ok", "warning", *BAD, "unknown")
 # Without these nobody knows whether a node is well.
 DECIDE = tuple(rule.id for rule in (rules.NVML, rules.XID, rules.ECC, rules.MEMORY_REPAIR))
 GATHER_S, HOOK_S = 240.0, 600.0
@@ -43,81 +44,42 @@ NPD_CHARS = 80
 
 
 @dataclass(frozen=True)
-class Judged:
+class GpuCheckResult:
     """A check of the suite on this node.
 
     Args:
         id: As in the suite's reports.
-        result: passed, failed, not told: by no GPU, or not reached: nothing is known.
-        told: What was measured, or why it is so.
-        fix: What to do; empty where it did not fail.
-        sick: Whether the node should get no work, by what failed.
+        outcome: As there; not_run: no GPU reports what it needs; not_reached: nothing is known.
+        reason: What was measured, or why it is so.
+        findings: What failed it; empty where it did not fail. By an error the node should get no work.
     """
 
     id: str
     title: str
-    result: str
-    told: str
-    fix: str
-    sick: bool
+    outcome: Outcome
+    reason: str
+    findings: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
-class Fault:
-    """What the kernel's log of this boot says of one device and fault.
-
-    Args:
-        device: PCI address without its function; empty where the log names none.
-        kind: Xid, SXid of an NVSwitch, or the id of a fault without a number, for example init-failed.
-        number: 0 for a fault without one.
-        count: How often it was logged.
-        severity: sick: the device should get no work; warning; or note.
-        blames_hardware: Whether the machine is to blame, and not what ran on it.
-    """
-
-    device: str
-    kind: str
-    number: int
-    count: int
-    severity: str
-    blames_hardware: bool
-    text: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """A GPU or MIG device, its health and who has it; the fields are those of a snapshot."""
-
-    uuid: str | None
-    kind: str
-    index: int
-    mig_index: int | None
-    health: str
-    findings: tuple[Finding, ...]
-    leases: tuple[LeaseMark, ...]
-    allocatable: bool
-    not_allocatable_because: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Hooked:
+class HookRun:
     """What came of the hook.
 
     Args:
         old: The state that it knew.
         exit_code: Of the program; 124: it did not end in time.
-        told: The end of what it said.
+        output: The end of it.
     """
 
     program: str
     old: str
     new: str
     exit_code: int
-    told: str
+    output: str
 
 
 @dataclass(frozen=True)
-class Health:
+class GpuHealth:
     """How a node is.
 
     Args:
@@ -125,6 +87,11 @@ class Health:
         state: sick: it should get no work; well; unknown: something that would tell could not be reached.
         message: Why, in one line.
         checks: Empty where the machine has no GPU.
+        gpus: As in a snapshot.
+        faults: What the kernel's log of this boot says, a finding for each device and fault. The object
+            is the PCI address without its function, empty where the log names none; the evidence has kind
+            (Xid, SXid of an NVSwitch, or the id of a fault without a number), number (0 without one), count
+            and blames_hardware (the machine is to blame, and not what ran on it).
         hook: Null where none was run.
     """
 
@@ -133,15 +100,15 @@ class Health:
     simulated: bool
     state: str
     message: str
-    checks: tuple[Judged, ...]
-    gpus: tuple[Part, ...]
-    faults: tuple[Fault, ...]
-    hook: Hooked | None
+    checks: tuple[GpuCheckResult, ...]
+    gpus: tuple[Device, ...]
+    faults: tuple[Finding, ...]
+    hook: HookRun | None
     exit_code: int
 
 
-class Facts(Mapping[str, Any]):
-    """What was gathered, read as the suite reads it."""
+class GatheredFacts(Mapping[str, Any]):
+    """What was gathered, read as by the suite's `Facts`, which know profiles, notes and remedies too."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         self._data = data
@@ -173,115 +140,101 @@ def gathered() -> dict[str, Any]:
         watch.start(None)
 
 
-def judged(data: Mapping[str, Any], *, simulated: bool) -> tuple[Judged, ...]:
+def examined(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResult, ...]:
     """What the rules say of the facts.
 
     Args:
         simulated: Whether the GPUs are a double, on no bus.
     """
-    read = Facts(data)
+    read = GatheredFacts(data)
     more: dict[str, tuple[Any, ...]] = {
         rules.NVML.id: (simulated,),
         rules.XID.id: (_table(), True),
         rules.PCIE_LINK.id: ({},),
     }
     gpus = data["nvml"].get("gpus") or []
-    found: list[Judged] = []
+    found: list[GpuCheckResult] = []
     for rule in (*rules.OF_ONE, *(rules.OF_SEVERAL if len(gpus) > 1 else ())):
-        one = _judged_by(rule, read, more.get(rule.id, ()))
-        if one.result == FAILED and rule is not rules.XID and found and found[0].result != PASSED:
-            why = f"{found[0].id}: {found[0].result}"  # as the suite's `after`
-            one = replace(one, result=NOT_REACHED, told=why, fix="", sick=False)
+        one = _result(rule, read, more.get(rule.id, ()))
+        if one.outcome == "failed" and rule is not rules.XID and found and found[0].outcome != "passed":
+            why = f"{found[0].id} {WORDS[found[0].outcome]}"  # as the suite's `after`
+            one = replace(one, outcome="not_reached", reason=why, findings=())
         found.append(one)
     return tuple(found)
 
 
-def _judged_by(rule: rules.Rule, read: Facts, more: tuple[Any, ...]) -> Judged:
-    fix, sick = "", False
+def _result(rule: rules.HealthRule, read: GatheredFacts, more: tuple[Any, ...]) -> GpuCheckResult:
+    outcome: Outcome
+    findings: tuple[Finding, ...] = ()
     try:
-        result, told = PASSED, rule.judge(read, *more)
-    except rules.FoundError as error:
-        result, told, fix, sick = FAILED, str(error), error.remedy, error.severity == SICK
+        outcome, reason = "passed", rule.judge(read, *more)
+    except rules.FaultError as error:
+        outcome, reason, findings = "failed", str(error), error.findings
     except AssertionError as error:  # NVML gave an error in a value's place: no fault is established by that
-        result, told, fix = FAILED, str(error), rule.fix
-    except NotToldError as error:
-        result, told = NOT_TOLD, str(error)
+        outcome, reason = "failed", str(error)
+        findings = (Finding(rule.id, "warning", reason, remedy=rule.fix),)
+    except NotReportedError as error:
+        outcome, reason = "not_run", str(error)
     except NotReachedError as error:
-        result, told = NOT_REACHED, str(error)
-    return Judged(rule.id, rule.title, result, told, fix, sick)
+        outcome, reason = "not_reached", str(error)
+    return GpuCheckResult(rule.id, rule.title, outcome, reason, findings)
 
 
 def _table() -> dict[int, dict[str, Any]]:
     return {int(number): row for number, row in facts()["xids"].items()}
 
 
-def logged(lines: Iterable[str]) -> tuple[Fault, ...]:
-    """What the kernel's log says, counted."""
-    known_ones = _table()
-    return tuple(
-        Fault(
-            device=one.device,
-            kind=one.kind,
-            number=one.number,
-            count=one.count,
-            severity=one.severity(known_ones),
-            blames_hardware=one.blames_hardware(known_ones),
-            text=one.explained(known_ones),
-        )
-        for one in kernel_log.events(lines, known_ones)
-    )
-
-
-def state_of(found: Snapshot, checks: Iterable[Judged]) -> tuple[str, str]:
+def state_of(found: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str]:
     """The node's state, and why."""
     checks = list(checks)
     devices = [
-        (one, f"{one.title} is {one.health}: {one.findings[0].text}") for one in found.devices if one.findings
+        (one, f"{one.title} is {one.health}: {one.findings[0].message}")
+        for one in found.devices
+        if one.findings
     ]
-    sick = [f"{one.id}: {one.told}" for one in checks if one.sick]
+    sick = [f"{one.id}: {one.reason}" for one in checks if worst(one.findings) == "error"]
     sick += [why for one, why in devices if one.health in BAD]
     unknown = [why for one, why in devices if one.health == "unknown"]
     if found.state == "starting":
         unknown.append(found.message)
-    elif found.exit_code == 4:
+    elif found.code == 4:
         sick.append(found.message)
-    unknown += [f"{one.id}: {one.told}" for one in checks if one.id in DECIDE and one.result == NOT_REACHED]
+    unknown += [
+        f"{one.id}: {one.reason}" for one in checks if one.id in DECIDE and one.outcome == "not_reached"
+    ]
     for state, reasons in ((SICK, sick), (UNKNOWN, unknown)):
         if reasons:
             return state, reasons[0]
     if not found.devices:
         return WELL, found.message
-    warned = [one.id for one in checks if one.result == FAILED]
+    warned = [one.id for one in checks if one.outcome == "failed"]
     return WELL, f"well, but {', '.join(warned)}" if warned else f"{len(found.devices)} devices are well"
 
 
-def _part(device: Device) -> Part:
-    return Part(**{name: getattr(device, name) for name in Part.__dataclass_fields__})
-
-
-def _health(options: Options) -> Health:
+def _health(options: Options) -> GpuHealth:
     if options.npd and options.json:
         raise UsageError("--npd and --json", hint="one of them: node-problem-detector reads one line")
     found = snapshot()
-    checks: tuple[Judged, ...] = ()
-    said: tuple[Fault, ...] = ()
+    checks: tuple[GpuCheckResult, ...] = ()
+    said: tuple[Finding, ...] = ()
     if found.state not in ("no-device", "not-granted") and found.source == "nvml":
         data = gathered()
-        checks = judged(data, simulated=found.simulated)
+        checks = examined(data, simulated=found.simulated)
         try:
-            said = logged(known(Facts(data)["gpus"]["xids"]))
+            lines, table_of_xids = known(GatheredFacts(data)["gpus"]["xids"]), _table()
+            said = tuple(one.finding(table_of_xids) for one in kernel_log.events(lines, table_of_xids))
         except (AssertionError, NotReachedError):
             said = ()  # gpu.xid says why
     state, message = state_of(found, checks)
-    bad = state == SICK or any(one.result == FAILED for one in checks)
-    health = Health(
+    bad = state == SICK or any(one.outcome == "failed" for one in checks)
+    health = GpuHealth(
         node=socket.gethostname(),
         taken_at=found.taken_at,
         simulated=found.simulated,
         state=state,
         message=message,
         checks=checks,
-        gpus=tuple(_part(one) for one in found.devices),
+        gpus=found.devices,
         faults=said,
         hook=None,
         exit_code=1 if bad else 5 if state == UNKNOWN else 0,
@@ -296,7 +249,7 @@ def _health(options: Options) -> Health:
 # ---- the hook
 
 
-def hooked(health: Health, program: str) -> Health:
+def hooked(health: GpuHealth, program: str) -> GpuHealth:
     """Run the hook where the node has turned sick or well, and remember its state.
 
     The first look at a node that is well is no turn. A hook that fails is run again at the next look: only
@@ -332,19 +285,19 @@ def remembered(path: Path) -> str:
     return state if state in (SICK, WELL) else UNKNOWN
 
 
-def _run_hook(health: Health, program: str, old: str) -> Hooked:
+def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
     """Without a shell: the document on its standard input, both states in its environment."""
     words = (f"GPUKILN_NODE={health.node}", f"GPUKILN_OLD_STATE={old}", f"GPUKILN_NEW_STATE={health.state}")
     data = json.dumps(document(HEALTH, [plain(health)], [])).encode()
     said = ask("env", *words, program, timeout=HOOK_S, data=data, waits=True)
-    told = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
-    return Hooked(program, old, health.state, said["rc"], told)
+    output = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
+    return HookRun(program, old, health.state, said["rc"], output)
 
 
 # ---- for machines
 
 
-def metrics(health: Health) -> str:
+def metrics(health: GpuHealth) -> str:
     """For node_exporter's textfile collector (Prometheus, text exposition format 0.0.4)."""
     lines: list[str] = []
 
@@ -355,7 +308,7 @@ def metrics(health: Health) -> str:
             number = int(value) if value == int(value) else value
             lines.append(f"{name}{{{inner}}} {number}" if inner else f"{name} {number}")
 
-    def named(one: Part) -> dict[str, Any]:
+    def named(one: Device) -> dict[str, Any]:
         number = str(one.index) if one.mig_index is None else f"{one.index}:{one.mig_index}"
         return {"gpu": number, "uuid": one.uuid or ""}
 
@@ -366,20 +319,20 @@ def metrics(health: Health) -> str:
         ((health.state == word, {"state": word}) for word in (WELL, SICK, UNKNOWN)),
     )
     add(
-        "gpukiln_check_result",
+        "gpukiln_check_outcome",
         "gauge",
-        "Whether a check of the suite had this result.",
+        "Whether a check of the suite had this outcome.",
         (
-            (one.result == word, {"check": one.id, "result": word})
+            (one.outcome == word, {"check": one.id, "outcome": word})
             for one in health.checks
-            for word in (PASSED, FAILED, NOT_TOLD, NOT_REACHED)
+            for word in OUTCOMES
         ),
     )
     add(
         "gpukiln_gpu_health",
         "gauge",
         "Whether a GPU or MIG device is in this state.",
-        ((one.health == word, {**named(one), "health": word}) for one in health.gpus for word in WORDS),
+        ((one.health == word, {**named(one), "health": word}) for one in health.gpus for word in STATES),
     )
     add(
         "gpukiln_gpu_allocatable",
@@ -409,13 +362,13 @@ def metrics(health: Health) -> str:
         "Xids, SXids and faults without a number (0) in the kernel's log of this boot.",
         (
             (
-                one.count,
+                one.evidence["count"],
                 {
-                    "device": one.device,
-                    "kind": one.kind,
-                    "number": one.number,
+                    "device": one.object,
+                    "kind": one.evidence["kind"],
+                    "number": one.evidence["number"],
                     "severity": one.severity,
-                    "blames": "machine" if one.blames_hardware else "work",
+                    "blames": "machine" if one.evidence["blames_hardware"] else "work",
                 },
             )
             for one in health.faults
@@ -448,22 +401,22 @@ def _show(node: dict[str, Any], options: Options, print: Print) -> None:
         print(npd_line(node))
         return
     print(f"node {node['node']}   {node['state']}: {node['message']}{' (SIMULATED)' * node['simulated']}")
-    rows = [(one["result"], one["id"], one["told"] or one["title"]) for one in node["checks"]]
-    for line in table(("RESULT", "CHECK", "TOLD"), rows):
+    rows = [(WORDS[one["outcome"]], one["id"], one["reason"] or one["title"]) for one in node["checks"]]
+    for line in table(("OUTCOME", "CHECK", "REASON"), rows):
         print(line)
-    for one in node["checks"]:
-        if one["fix"]:
-            print(f"next, {one['id']}: {one['fix']}")
+    steps = [(one["id"], found["remedy"]) for one in node["checks"] for found in one["findings"]]
+    for id, remedy in dict.fromkeys(steps):
+        if remedy:
+            print(f"next, {id}: {remedy}")
     for one in node["gpus"]:
         for found in one["findings"]:
-            print(f"{short_uuid(one['uuid'])}: {found['level']}: {found['text']}")
+            print(f"{short_uuid(one['uuid'])}: {found['severity']}: {found['message']}")
     for one in node["faults"]:
-        print(f"{one['count']} x {one['text']}")
+        print(f"{one['evidence']['count']} x {one['message']}{'; ' * bool(one['remedy'])}{one['remedy']}")
     if node["hook"]:
         hook = node["hook"]
-        print(
-            f"hook {hook['program']}: {hook['old']} to {hook['new']}, exit {hook['exit_code']} {hook['told']}"
-        )
+        turned = f"{hook['old']} to {hook['new']}"
+        print(f"hook {hook['program']}: {turned}, exit {hook['exit_code']} {hook['output']}")
 
 
 HEALTH = Verb(

@@ -14,7 +14,7 @@ from gpukiln.errors import GpukilnError, PartialError, RefusedError, UsageError
 from gpukiln.gpus import leases as kept
 from gpukiln.gpus.client import AnyLeases, MemberLeases, leases_here
 from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
-from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, Request, cuda_wanted
+from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, DeviceRequest, cuda_wanted
 from gpukiln.gpus.store import Lease, boot_clock, number_of
 from gpukiln.gpus.text import printable, table
 from gpukiln.gpus.verb import Option, Options, Verb
@@ -49,7 +49,7 @@ LEASE = Option("lease", "its id, for example L-42", first=True)
 
 
 @dataclass(frozen=True)
-class Told:
+class LeaseReport:
     """A lease as people and programs are told of it.
 
     Args:
@@ -94,7 +94,7 @@ class Grant:
     """
 
     node: str
-    lease: Told | None
+    lease: LeaseReport | None
     devices: tuple[str, ...]
     environment: dict[str, str]
     considered: tuple[Considered, ...]
@@ -119,7 +119,7 @@ class Ended:
 
 
 @dataclass(frozen=True)
-class Waiting:
+class QueuedRequest:
     """Somebody who waits.
 
     Args:
@@ -134,7 +134,7 @@ class Waiting:
 
 
 @dataclass(frozen=True)
-class Book:
+class LeasesReport:
     """Who has what, and who waits.
 
     Args:
@@ -143,17 +143,17 @@ class Book:
     """
 
     node: str
-    leases: tuple[Told, ...]
-    waiting: tuple[Waiting, ...]
+    leases: tuple[LeaseReport, ...]
+    waiting: tuple[QueuedRequest, ...]
     adopted: tuple[str, ...]
     set_aside: tuple[str, ...]
     exit_code: int
 
 
-def told(lease: Lease) -> Told:
+def told(lease: Lease) -> LeaseReport:
     """A lease in words."""
     clock, ends = boot_clock(), lease.ends_boot
-    return Told(
+    return LeaseReport(
         id=lease.id,
         user=lease.user,
         uid=lease.uid,
@@ -175,7 +175,7 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
-def request_of(options: Options, leases: AnyLeases) -> Request:
+def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
     """The request that was typed.
 
     Raises:
@@ -210,7 +210,7 @@ def request_of(options: Options, leases: AnyLeases) -> Request:
     capability = version_key(options.capability) if options.capability else ()
     if options.capability and not capability:
         raise UsageError(f"--capability {options.capability!r} is none", hint="such as 8.0")
-    return Request(
+    return DeviceRequest(
         count=count,
         memory_mib=memory,
         mode=SHARED if options.shared else EXCLUSIVE,
@@ -427,7 +427,7 @@ def _renew(options: Options) -> Grant:
     return Grant(socket.gethostname(), told(changed), changed.uuids, {}, (), "", False, 0)
 
 
-def _leases(options: Options) -> Book:
+def _leases(options: Options) -> LeasesReport:
     leases: AnyLeases | None = None
     moved: list[str] = []
     adopted: list[str] = []
@@ -440,10 +440,10 @@ def _leases(options: Options) -> Book:
         adopted += leases.reconcile(whoami())
     held = leases.current()
     waiting = leases.queue()
-    return Book(
+    return LeasesReport(
         socket.gethostname(),
         tuple(told(one) for one in held),
-        tuple(Waiting(row["user"], row["pid"], row["count"], row["at"]) for row in waiting),
+        tuple(QueuedRequest(row["user"], row["pid"], row["count"], row["at"]) for row in waiting),
         tuple(adopted),
         tuple(moved),
         0,

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError, PartialError, UsageError
 from gpukiln.gpus import mig, mig_change, reset
+from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
-from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.reset import Blocker
 from gpukiln.gpus.verb import Option, Options, Verb

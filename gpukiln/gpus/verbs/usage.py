@@ -24,7 +24,7 @@ NO_ENERGY = "no counter was read at both ends: the GPU has none, or its lease wa
 
 
 @dataclass(frozen=True)
-class Use:
+class LeaseUse:
     """A device, or a part of one, that a lease had, as far as it is in the window.
 
     Args:
@@ -48,7 +48,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Row:
+class UsageRow:
     """What one of them used.
 
     Args:
@@ -77,7 +77,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Usage:
+class UsageReport:
     """What was used in a window of time.
 
     Args:
@@ -92,8 +92,8 @@ class Usage:
     since: str
     until: str
     by: str
-    rows: tuple[Row, ...]
-    total: Row
+    rows: tuple[UsageRow, ...]
+    total: UsageRow
     message: str
     exit_code: int
 
@@ -106,7 +106,7 @@ def _time(stamp: str) -> float:
     return datetime.datetime.fromisoformat(stamp).timestamp()
 
 
-def ended(row: dict[str, Any], since: float, until: float) -> Use | None:
+def ended(row: dict[str, Any], since: float, until: float) -> LeaseUse | None:
     """A row of the ledger, cut to the window; None where it is outside.
 
     What a use took is spread evenly over its time; of a GPU's energy, which the ledger has whole, it took its
@@ -120,7 +120,7 @@ def ended(row: dict[str, Any], since: float, until: float) -> Use | None:
         part = 1.0 if since <= end <= until else 0.0
     if not part:
         return None
-    return Use(
+    return LeaseUse(
         user=row["user"],
         project=row["project"],
         device=row["device"],
@@ -134,7 +134,9 @@ def ended(row: dict[str, Any], since: float, until: float) -> Use | None:
     )
 
 
-def holding(lease: Lease, window_s: float, usd_hour: float | None, counters: dict[str, float]) -> list[Use]:
+def holding(
+    lease: Lease, window_s: float, usd_hour: float | None, counters: dict[str, float]
+) -> list[LeaseUse]:
     """What a lease that holds has used until now.
 
     Args:
@@ -150,7 +152,7 @@ def holding(lease: Lease, window_s: float, usd_hour: float | None, counters: dic
             energy = max(counters[one.device] - one.energy_joules, 0.0) * one.share * inside / lasted
         usd = None if usd_hour is None else usd_hour / lease.machine_gpus * one.share * inside / 3600
         found.append(
-            Use(
+            LeaseUse(
                 user=lease.user,
                 project=lease.project,
                 device=one.device,
@@ -166,14 +168,14 @@ def holding(lease: Lease, window_s: float, usd_hour: float | None, counters: dic
     return found
 
 
-def summed(key: str, uses: Sequence[Use]) -> Row:
+def summed(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
     """The sum of uses."""
     energy = [one.energy_joules for one in uses if one.energy_joules is not None]
     usd = [one.usd for one in uses if one.usd is not None]
     unavailable = {} if energy else {"energy_joules": NO_ENERGY if uses else "nothing was used"}
     if not usd:
         unavailable["usd"] = NO_PRICE if uses else "nothing was used"
-    return Row(
+    return UsageRow(
         key=key,
         uses=len(uses),
         leases=len({one.lease for one in uses}),
@@ -187,12 +189,12 @@ def summed(key: str, uses: Sequence[Use]) -> Row:
     )
 
 
-def _usage(options: Options) -> Usage:
+def _usage(options: Options) -> UsageReport:
     if options.by not in BY:
         raise UsageError(f"--by {options.by!r} is none of {', '.join(BY)}", hint="such as --by project")
     window = Duration.parse(options.since, "--since")
     until = time.time()
-    uses: list[Use] = []
+    uses: list[LeaseUse] = []
     message = ""
     leases = leases_kept()
     if leases is not None:
@@ -209,7 +211,7 @@ def _usage(options: Options) -> Usage:
         message = f"nobody has leased anything here yet: {folder()} has no leases"
     keys = dict.fromkeys(getattr(one, options.by) for one in uses)
     rows = [summed(key, [one for one in uses if getattr(one, options.by) == key]) for key in keys]
-    return Usage(
+    return UsageReport(
         node=socket.gethostname(),
         since=_stamp(until - window),
         until=_stamp(until),

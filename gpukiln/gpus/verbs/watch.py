@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any, Callable
 
 from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.findings import Finding, worst
 from gpukiln.gpus import insights, sampling
-from gpukiln.gpus.faults import SICK
-from gpukiln.gpus.insights import Insight, Watched
+from gpukiln.gpus.insights import Watched
+from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
-from gpukiln.gpus.marks import snapshot
 from gpukiln.gpus.model import Device, Snapshot, plain
-from gpukiln.gpus.sampling import Event, Record, Sample, Tick
+from gpukiln.gpus.sampling import Sample, Tick, WatchEvent, WatchRecord
 from gpukiln.gpus.text import gib, short_uuid, shown, table
 from gpukiln.gpus.verb import Option, Options, Verb, document
-from gpukiln.gpus.verbs.look import GPU, chosen, who
+from gpukiln.gpus.verbs.devices import GPU, chosen, who
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
@@ -82,62 +82,51 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What a watch has seen.
+class Insights:
+    """What the rules found in a watch.
 
     Args:
-        started_at: RFC 3339, UTC.
-        interval_s: Between ticks, as planned.
         lasted_s: From the first tick on, the last one's interval included.
         ticks: That were sampled.
-        late: Of these, how many began more than 50 ms after their time.
         missed: Ticks whose time came, and that nothing was sampled at.
-        interrupted: Whether somebody ended it before its time.
         events: What became of GPUs meanwhile.
-        not_judged: Ids of rules that want a longer watch.
+        not_run: Ids of rules that want a longer watch.
         leases: Whether leases could be read, as in a snapshot.
     """
 
     node: str
-    started_at: str
     simulated: bool
-    interval_s: float
     lasted_s: float
     ticks: int
-    late: int
     missed: int
-    interrupted: bool
-    devices: tuple[Summary, ...]
-    events: tuple[Event, ...]
-    insights: tuple[Insight, ...]
-    not_judged: tuple[str, ...]
+    insights: tuple[Finding, ...]
+    events: tuple[WatchEvent, ...]
+    not_run: tuple[str, ...]
     leases: str
     exit_code: int
 
 
 @dataclass(frozen=True)
-class Insights:
-    """What the rules found in one look over some seconds.
+class WatchReport(Insights):
+    """What a watch has seen, and what the rules found in it.
 
     Args:
-        lasted_s: For how long it looked.
-        not_judged: Ids of rules that want a longer look.
-        leases: Whether leases could be read, as in a snapshot.
+        started_at: RFC 3339, UTC.
+        interval_s: Between ticks, as planned.
+        late: Of the ticks, how many began more than 50 ms after their time.
+        interrupted: Whether somebody ended it before its time.
     """
 
-    node: str
-    lasted_s: float
-    ticks: int
-    missed: int
-    simulated: bool
-    insights: tuple[Insight, ...]
-    events: tuple[Event, ...]
-    not_judged: tuple[str, ...]
-    leases: str
-    exit_code: int
+    started_at: str
+    interval_s: float
+    late: int
+    interrupted: bool
+    devices: tuple[Summary, ...]
 
 
-def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]) -> Look:
+def look(
+    options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]
+) -> WatchReport:
     """Watch as it was typed.
 
     Args:
@@ -162,9 +151,9 @@ def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callabl
     if any(one.vendor != "nvidia" for one in gpus):
         raise IncompatibleError("watch is not for amd yet", hint="`gpukiln-gpu list` shows its GPUs now")
     each = begun(first, gpus)
-    record, interrupted = Record(interval, time.monotonic()), False
+    record, interrupted = WatchRecord(interval, time.monotonic()), False
     record.events.extend(
-        Event(0.0, one.uuid, one.health, f"GPU {one.index}: {one.error}") for one in gpus if one.error
+        WatchEvent(0.0, one.uuid, one.health, f"GPU {one.index}: {one.error}") for one in gpus if one.error
     )
     wanted = {one.uuid: one.index for one in gpus if one.uuid and one.readable}
     try:
@@ -175,7 +164,7 @@ def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callabl
     last = snapshot()
     watched = Watched(record.ticks, interval, first, last, insights.surroundings())
     summaries = tuple(summary(one, watched.samples(one), record) for one in gpus)
-    return Look(
+    return WatchReport(
         node=first.node,
         started_at=first.taken_at,
         simulated=first.simulated,
@@ -187,8 +176,8 @@ def look(options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callabl
         interrupted=interrupted,
         devices=summaries,
         events=tuple(record.events),
-        insights=insights.judge(watched),
-        not_judged=insights.not_judged(watched),
+        insights=insights.examine(watched),
+        not_run=insights.not_run(watched),
         leases=last.leases,
         exit_code=5 if any(one.error for one in summaries) else 0,
     )
@@ -213,7 +202,7 @@ STATS = (
 )
 
 
-def summary(gpu: Device, samples: Sequence[Sample], record: Record) -> Summary:
+def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summary:
     """A GPU over a watch.
 
     Args:
@@ -282,7 +271,7 @@ def _silent(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
     return lambda _: None
 
 
-def _watch(options: Options) -> Look:
+def _watch(options: Options) -> WatchReport:
     """For `--json`: one document at the end, and no line before it."""
     with _file(options.out) as file:
         said = look(options, _writer(file) if file else _silent)
@@ -428,10 +417,14 @@ def _show_found(node: dict[str, Any], print: Print) -> None:
     for one in node["events"]:
         print(f"at {one['at_s']:.1f} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
     for one in node["insights"]:
-        numbers = ", ".join(f"{name} {_word(value)}" for name, value in one["evidence"].items())
-        print(f"{one['level']:8} {one['rule']}: {one['device'] or 'this machine'}: {one['text']}")
-        print(f"         {numbers}")
-        print(f"         next: {one['advice']}")
+        numbers = (
+            f"{name} {_word(value)}"
+            for name, value in one["evidence"].items()
+            if name not in ("threshold", "window_s")
+        )
+        print(f"{one['severity']:8} {one['id']}: {one['object'] or 'this machine'}: {one['message']}")
+        print(f"         {', '.join(numbers)}")
+        print(f"         next: {one['remedy']}")
 
 
 def _word(value: Any) -> str:
@@ -443,19 +436,8 @@ def _word(value: Any) -> str:
 
 def _insights(options: Options) -> Insights:
     said = look(options, _silent)
-    sick = any(one.level == SICK for one in said.insights)
-    return Insights(
-        node=said.node,
-        lasted_s=said.lasted_s,
-        ticks=said.ticks,
-        missed=said.missed,
-        simulated=said.simulated,
-        insights=said.insights,
-        events=said.events,
-        not_judged=said.not_judged,
-        leases=said.leases,
-        exit_code=1 if sick else said.exit_code,
-    )
+    found = {name: getattr(said, name) for name in Insights.__dataclass_fields__}
+    return Insights(**{**found, "exit_code": 1 if worst(said.insights) == "error" else said.exit_code})
 
 
 def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
@@ -464,8 +446,8 @@ def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
     _show_found(node, print)
     if not node["insights"]:
         print("nothing to say")
-    if node["not_judged"]:
-        print(f"not judged, for that it takes longer: {', '.join(node['not_judged'])}")
+    if node["not_run"]:
+        print(f"not run, for that it takes longer: {', '.join(node['not_run'])}")
 
 
 WATCH = Verb(
@@ -486,7 +468,7 @@ VERBS = (
     WATCH,
     Verb(
         "insights",
-        "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where something is sick.",
+        "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where one is an error.",
         (GPU, INTERVAL, Option("duration", "for how long to look", default="10s", value="10s")),
         _insights,
         _show_insights,

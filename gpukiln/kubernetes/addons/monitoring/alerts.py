@@ -10,14 +10,18 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpukiln.catalog.xid import xids
-from gpukiln.gpus.faults import FAULTS, NOTE, SICK, WARNING
+from gpukiln.gpus.faults import FAULTS
 from gpukiln.kubernetes.addons.health_agent import CONDITION
 from gpukiln.kubernetes.addons.monitoring.metrics import DRIVER
 from gpukiln.kubernetes.addons.monitoring.records import DRIVER_END, SLOWDOWN
 from gpukiln.kubernetes.addons.settings import Settings
 
 Severity = Literal["critical", "warning", "info"]
-SEVERITIES: dict[str, Severity] = {SICK: "critical", WARNING: "warning", NOTE: "info"}  # of faults, as alerts
+SEVERITIES: dict[str, Severity] = {
+    "error": "critical",
+    "warning": "warning",
+    "info": "info",
+}  # of faults, as alerts
 PAGE = "docs/k8s-monitoring.md"
 SOON_DAYS = 60
 _GPU = "node, gpu, UUID, modelName"
@@ -79,8 +83,8 @@ def _errors() -> tuple[Alert, ...]:
     return (
         Alert(
             "GpuXid",
-            SEVERITIES[SICK],
-            seen(f'xid=~"{numbers(SICK)}"'),
+            SEVERITIES["error"],
+            seen(f'xid=~"{numbers("error")}"'),
             "",
             f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
             "The GPU should get no new work before the number's action is done. Drain the node; "
@@ -88,8 +92,8 @@ def _errors() -> tuple[Alert, ...]:
         ),
         Alert(
             "GpuXidWarning",
-            SEVERITIES[WARNING],
-            seen(f'xid=~"{numbers(WARNING)}"'),
+            SEVERITIES["warning"],
+            seen(f'xid=~"{numbers("warning")}"'),
             "",
             f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
             "The GPU works on, and its board or driver is to blame for what was lost. `gpukiln-gpu health` "

@@ -9,9 +9,9 @@ from gpukiln.errors import GpukilnError
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.config import COUNTS
 from gpukiln.gpus.config import load as load_config
-from gpukiln.gpus.model import Device, LeaseMark, Process, Snapshot
+from gpukiln.gpus.model import Device, GpuProcess, LeaseMark, Snapshot
 from gpukiln.gpus.processes import PROC
-from gpukiln.gpus.selection import SHARED, Request, Taken, select
+from gpukiln.gpus.selection import SHARED, DeviceRequest, Taken, select
 from gpukiln.gpus.store import Lease, boot_clock
 from gpukiln.probe.base import read
 
@@ -73,7 +73,7 @@ def covered(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = CO
             marks.setdefault(part.device, []).append(mark)
     processes = tuple(_covered(one, held) for one in found.processes or ())
     taken = taken_by(held)
-    plain = Request(counts=counts)
+    plain = DeviceRequest(counts=counts)
     devices = []
     for kind, asked in (("gpu", plain), ("mig", dataclasses.replace(plain, mig="any"))):
         chosen = [one for one in found.devices if one.kind == kind]
@@ -94,7 +94,7 @@ def _marked(one: Device, marks: tuple[LeaseMark, ...], because: tuple[str, ...])
     return dataclasses.replace(one, leases=marks, allocatable=not because, not_allocatable_because=because)
 
 
-def _covered(process: Process, held: Sequence[Lease]) -> Process:
+def _covered(process: GpuProcess, held: Sequence[Lease]) -> GpuProcess:
     """The process with the lease that covers it: of its device, and its user's or its ancestor's."""
     on = [lease for lease in held if process.device in lease.uuids]
     if process.state == "foreign":  # its number is of another namespace

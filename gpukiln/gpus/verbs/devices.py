@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.gpus.marks import snapshot
-from gpukiln.gpus.model import Device, Driver, Problem, Process, Snapshot
+from gpukiln.gpus.lease_overlay import snapshot
+from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import gib, short_uuid, shown, table
-from gpukiln.gpus.topology import Group, best_group
+from gpukiln.gpus.topology import GpuGroup, best_group
 from gpukiln.gpus.verb import Option, Options, Verb
 from gpukiln.units import Duration
 
@@ -21,29 +21,16 @@ GPU = Option(
 
 
 @dataclass(frozen=True)
-class Seen:
-    """Some of the devices of a machine; the fields are those of a snapshot.
+class DevicesReport(Snapshot):
+    """Some of the devices of a machine, as in a snapshot.
 
     Args:
         processes: On these devices; null where they were not asked for.
         best: The group of GPUs that was asked for; null where none was.
     """
 
-    node: str
-    taken_at: str
-    source: str
-    scope: str
-    simulated: bool
-    state: str
-    message: str
-    fix: str
-    driver: Driver
-    devices: tuple[Device, ...]
-    processes: tuple[Process, ...] | None
-    best: Group | None
-    errors: tuple[Problem, ...]
-    leases: str
-    exit_code: int
+    best: GpuGroup | None = None
+    exit_code: int = 0
 
 
 def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
@@ -66,29 +53,15 @@ def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
 
 
 def _seen(
-    found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: Group | None = None
-) -> Seen:
+    found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: GpuGroup | None = None
+) -> DevicesReport:
     uuids = {one.uuid for one in devices}
-    return Seen(
-        node=found.node,
-        taken_at=found.taken_at,
-        source=found.source,
-        scope=found.scope,
-        simulated=found.simulated,
-        state=found.state,
-        message=found.message,
-        fix=found.fix,
-        driver=found.driver,
-        devices=devices,
-        processes=tuple(p for p in found.processes or () if p.device in uuids) if processes else None,
-        best=best,
-        errors=found.errors,
-        leases=found.leases,
-        exit_code=found.exit_code,
-    )
+    listed = tuple(p for p in found.processes or () if p.device in uuids) if processes else None
+    fields = {**vars(found), "devices": devices, "processes": listed}
+    return DevicesReport(**fields, best=best, exit_code=found.code)
 
 
-def _list(options: Options) -> Seen:
+def _list(options: Options) -> DevicesReport:
     found = snapshot()
     devices = chosen(found, options.gpu)
     if options.free:
@@ -96,12 +69,12 @@ def _list(options: Options) -> Seen:
     return _seen(found, devices)
 
 
-def _show(options: Options) -> Seen:
+def _show(options: Options) -> DevicesReport:
     found = snapshot()
     return _seen(found, chosen(found, options.gpu), processes=True)
 
 
-def _topology(options: Options) -> Seen:
+def _topology(options: Options) -> DevicesReport:
     found = snapshot()
     if found.source == "amd-smi":
         raise IncompatibleError("topology is not for amd yet", hint="amd-smi topology")
@@ -198,7 +171,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
     remedies: dict[str, None] = {}
     for one in node["devices"]:
         for found in one["findings"]:
-            print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['text']}")
+            print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['message']}")
             remedies[f"next, {found['id']}: {found['remedy']}"] = None
     for line in remedies:
         print(line)
@@ -249,7 +222,7 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
             if cells:
                 print(f"  {title:17} {', '.join(cells)}")
         for found in one["findings"]:
-            print(f"  {found['level']:17} {found['id']}: {found['text']}")
+            print(f"  {found['severity']:17} {found['id']}: {found['message']}")
         print(f"  {'lease':17} {who(one) or 'none'}")
         if one["not_allocatable_because"]:
             print(f"  {'not to be had':17} {'; '.join(one['not_allocatable_because'])}")
@@ -262,7 +235,7 @@ def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
             if not why.startswith("it is "):
                 missing.setdefault(why, []).append(name)
         for why, fields in missing.items():
-            print(f"  {'not told':17} {', '.join(sorted(fields))} ({why})")
+            print(f"  {'not reported':17} {', '.join(sorted(fields))} ({why})")
 
 
 def _plain_name(name: str) -> str:

@@ -140,7 +140,10 @@ def _words(value: object) -> dict[str, str]:
 def _described(form: dict[str, Any], of: type, *, written: bool) -> dict[str, Any]:
     """The schema of one type: its fields and nothing else, with its docstring's words."""
     text = inspect.getdoc(of) or ""
-    described = dict(re.findall(r"(?ms)^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", text.partition("Args:\n")[2]))
+    described: dict[str, str] = {}
+    for kind in reversed(of.__mro__):  # the fields of a base class are explained there
+        args = (inspect.getdoc(kind) or "").partition("Args:\n")[2]
+        described |= re.findall(r"(?ms)^ {4}(\w+): (.*?)(?=^ {4}\w|\Z)", args)
     fields = {}
     for name, field in form["properties"].items():
         field.pop("title", None)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpukiln.clouds.base import Cloud
-    from gpukiln.offers.cost import Use
-    from gpukiln.offers.listing import Listing, Runs
+    from gpukiln.offers.cost import MachineUsage
+    from gpukiln.offers.listing import OfferListing, RunSpec
     from gpukiln.offers.model import Request
     from gpukiln.offers.size import Size
 
@@ -173,7 +173,7 @@ def size(
     if not params:
         raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
     model = sizes.Model(sizes.parameters(params), layers, width, kv_width, vocabulary)
-    run = sizes.Run(
+    run = sizes.ModelRun(
         mode,  # type: ignore[arg-type]  # size() says what is wrong with it
         precision,
         batch,
@@ -300,8 +300,8 @@ def check(
     else:
         _print(view.checked_parts(found))
     if wrong := [one for one in found.machines if not one.fits]:
-        first = next(row for row in wrong[0].findings if row.level == "error")
-        raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.hint)
+        first = next(row for row in wrong[0].findings if row.severity == "error")
+        raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.remedy)
 
 
 check.first, check.several = "what", True
@@ -326,7 +326,7 @@ def refresh(
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
     from gpukiln.offers import cache, view
     from gpukiln.offers.difference import difference
-    from gpukiln.offers.refresh import REFRESH, Document, require_complete
+    from gpukiln.offers.refresh import REFRESH, RefreshDocument, require_complete
     from gpukiln.offers.refresh import refresh as ask
 
     named = _one_region(region, "--region")
@@ -335,7 +335,7 @@ def refresh(
     asked = ask(where, say)
     fresh = not any(part.error for part in asked.parts if part.name == "types")
     types = cache.read(where.name, named).types if diff and fresh else None
-    found = Document(REFRESH, asked, difference(types, named) if types else None)
+    found = RefreshDocument(REFRESH, asked, difference(types, named) if types else None)
     if json:
         print_document(found.schema, dump(found))
     else:
@@ -347,14 +347,14 @@ def refresh(
 def _listing(
     request: Request,
     size: Size | None,
-    use: Use,
+    use: MachineUsage,
     budget: str,
     needs: str,
     image: str,
     regions: list[str],
     cloud: str,
     profile: str,
-) -> tuple[Listing, Any]:
+) -> tuple[OfferListing, Any]:
     from gpukiln.errors import UsageError
     from gpukiln.offers.listing import listing
     from gpukiln.units import Money
@@ -375,7 +375,7 @@ def _listing(
     )
 
 
-def _tell(found: Listing, *, all: bool, json: bool) -> None:
+def _tell(found: OfferListing, *, all: bool, json: bool) -> None:
     from gpukiln.offers import view
 
     if json:
@@ -420,14 +420,16 @@ def _one_region(text: str, option: str) -> str:
     return named[0]
 
 
-def _use(hours: int, volume: str, *, no_address: bool) -> Use:
+def _use(hours: int, volume: str, *, no_address: bool) -> MachineUsage:
     from gpukiln.errors import UsageError
-    from gpukiln.offers.cost import HOURS_MOST, Use
+    from gpukiln.offers.cost import HOURS_MOST, MachineUsage
     from gpukiln.units import Memory
 
     if not 1 <= hours <= HOURS_MOST:
         raise UsageError(f"--hours {hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
-    return Use(hours, Memory.parse(volume, "--volume", zero=True).gb if volume else 0, address=not no_address)
+    return MachineUsage(
+        hours, Memory.parse(volume, "--volume", zero=True).gb if volume else 0, address=not no_address
+    )
 
 
 def _cloud(name: str, region: str, profile: str) -> Cloud | None:
@@ -441,18 +443,18 @@ def _cloud(name: str, region: str, profile: str) -> Cloud | None:
     return make_cloud(name, region, profile=profile or None)
 
 
-def _runs(needs: str, image: str, cloud: Cloud | None) -> Runs:
+def _runs(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
     """What is to run on a machine: an image of docker/ is a workload, any other is what it starts from."""
     from gpukiln.catalog.workloads import of_cuda, workload
     from gpukiln.errors import UsageError
     from gpukiln.offers.fit import of_ami, of_record
-    from gpukiln.offers.listing import Runs
+    from gpukiln.offers.listing import RunSpec
 
     asked = workload(needs) if needs else None
     if not image:
-        return Runs(workload=asked)
+        return RunSpec(workload=asked)
     if image == "auto":
-        return Runs(choose=True, workload=asked)
+        return RunSpec(choose=True, workload=asked)
     from gpukiln.catalog.components import load_components
     from gpukiln.catalog.containers import container_names
     from gpukiln.images.builds import Builds
@@ -463,16 +465,16 @@ def _runs(needs: str, image: str, cloud: Cloud | None) -> Runs:
             raise UsageError(
                 f"--needs {needs} and --image {image} are both what is to run", hint="one of them"
             )
-        return Runs(workload=of_cuda(load_components()["cuda"].version or ""))
+        return RunSpec(workload=of_cuda(load_components()["cuda"].version or ""))
     builds = Builds(state_home())
     if not image.startswith("ami-"):
-        return Runs(image=of_record(builds.find(image).read()), workload=asked)
+        return RunSpec(image=of_record(builds.find(image).read()), workload=asked)
     for folder in builds.all():
         record = folder.read()
         if record.bake and record.bake.image_id == image:
-            return Runs(image=of_record(record), workload=asked)
+            return RunSpec(image=of_record(record), workload=asked)
     if cloud is None:
         raise UsageError(
             f"{image} was not built here", hint="--cloud says where to look it up: aws or embedded"
         )
-    return Runs(image=of_ami(cloud, image), workload=asked)
+    return RunSpec(image=of_ami(cloud, image), workload=asked)

@@ -83,7 +83,7 @@ NOT_THERE = Likelihood(None, (), None, ("the zone does not have it",))
 
 
 @dataclass(frozen=True)
-class Held:
+class CapacityReservation:
     """A capacity reservation of the account with instances that are free.
 
     Args:
@@ -118,13 +118,13 @@ class Reservation:
         reasons: Why what is unknown is.
     """
 
-    held: tuple[Held, ...] | None
+    held: tuple[CapacityReservation, ...] | None
     blocks: tuple[BlockOffer, ...] | None
     reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Place:
+class ZoneAvailability:
     """One type in one zone.
 
     Args:
@@ -148,7 +148,7 @@ class Unknown:
     reason: str
 
 
-def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[Place, ...]:
+def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[ZoneAvailability, ...]:
     """Where types can be had in the cloud's region.
 
     Args:
@@ -178,7 +178,9 @@ def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[Pla
             offered, zone_id = _offered(offers, name, zone), ids.get(zone, "")
             likelihood = NOT_THERE if offered.answer == "no" else likely(name, zone_id)
             reservation = _reservation(name, zone, reserved, blocks.get(name, ()))
-            found.append(Place(name, zone, zone_id, offered, quotas[name], likelihood, reservation))
+            found.append(
+                ZoneAvailability(name, zone, zone_id, offered, quotas[name], likelihood, reservation)
+            )
     return tuple(found)
 
 
@@ -545,7 +547,7 @@ def _reservation(
     held = None
     if not isinstance(reserved, Unknown):
         held = tuple(
-            Held(
+            CapacityReservation(
                 one["CapacityReservationId"],
                 one["AvailableInstanceCount"],
                 one["InstanceMatchCriteria"] == "targeted",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
-from gpukiln.catalog.compat import Finding
+from gpukiln.findings import Finding
 from gpukiln.units import Span
 
 Spot = Literal["no", "auto", "only"]
@@ -141,7 +141,7 @@ class NearMiss:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ImageChoice:
     """The image that a machine is started from.
 
     Args:

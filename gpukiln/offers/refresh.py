@@ -37,7 +37,7 @@ ADDRESS = {"group": "VPCPublicIPv4Address"}  # its productFamily is empty
 
 
 @dataclass(frozen=True)
-class Part:
+class QueryResult:
     """What became of one question.
 
     Args:
@@ -59,11 +59,11 @@ class Refreshed:
 
     cloud: str
     region: str
-    parts: tuple[Part, ...]
+    parts: tuple[QueryResult, ...]
 
 
 @dataclass(frozen=True)
-class Document:
+class RefreshDocument:
     """What offer.refresh prints with --json.
 
     Args:
@@ -175,12 +175,14 @@ def require_complete(refreshed: Refreshed) -> None:
     )
 
 
-def _part(name: str, stands: cache.Region, errors: Mapping[str, GpukilnError]) -> Part:
+def _part(name: str, stands: cache.CachedRegion, errors: Mapping[str, GpukilnError]) -> QueryResult:
     part = getattr(stands, name)
     as_of = part.as_of if part else None
     if error := errors.get(name):
-        return Part(name, None, as_of, f"{error.message}; {error.hint}" if error.hint else error.message)
-    return Part(name, _count(part), as_of)
+        return QueryResult(
+            name, None, as_of, f"{error.message}; {error.hint}" if error.hint else error.message
+        )
+    return QueryResult(name, _count(part), as_of)
 
 
 def _count(part: Any) -> int:

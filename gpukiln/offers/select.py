@@ -20,7 +20,7 @@ _Order = tuple[bool, Decimal, tuple[int, ...], int, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class MatchingOffers:
     """What a request gets.
 
     Args:
@@ -45,7 +45,7 @@ class _Lack:
     text: str
 
 
-def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> Answer:
+def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> MatchingOffers:
     """What satisfies a request in regions, and what came near.
 
     Order: price an hour, where it is not known what is estimated; then the newer GPU; then the smaller
@@ -75,7 +75,7 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
     order = {region: place for place, region in enumerate(regions)}
     offers.sort(key=lambda one: (*_order(one.price or one.estimate, one.instance_type), order[one.region]))
     near.sort(key=lambda row: (*row[1], *row[2], order[row[0].region]))
-    return Answer(tuple(offers), tuple(row for row, *_ in near))
+    return MatchingOffers(tuple(offers), tuple(row for row, *_ in near))
 
 
 def offers_of(
@@ -107,7 +107,7 @@ def lacks_of(request: Request, name: str) -> tuple[str, ...]:
     return tuple(one.text for one in _lacks(request, machine, gpu(machine.gpu)) if one.of != "retired")
 
 
-def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
+def nothing(request: Request, answer: MatchingOffers, regions: Sequence[str]) -> IncompatibleError:
     """Why nothing satisfies a request: the nearest machines, one for each GPU, and what they lack."""
     nearest: dict[tuple[str, int], NearMiss] = {}
     for one in answer.near:

@@ -17,7 +17,7 @@ import pytest
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse
-from gpukiln.offers.select import Answer, nothing, select
+from gpukiln.offers.select import MatchingOffers, nothing, select
 
 TODAY = date(2026, 11, 23)
 EAST, WEST = "us-east-1", "us-west-2"
@@ -29,7 +29,7 @@ def nothing_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
 
 
-def answer(gpu: str, options: Mapping[str, Any]) -> Answer:
+def answer(gpu: str, options: Mapping[str, Any]) -> MatchingOffers:
     ask = dict(options)
     regions = ask.pop("regions", (EAST,))
     return select(parse(gpu, **ask), regions, TODAY)

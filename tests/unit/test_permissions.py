@@ -39,7 +39,7 @@ from gpukiln.proof import pipeline
 from gpukiln.proof import tags as proof
 from gpukiln.proof.signed import sign_verdict
 from gpukiln.release import prune
-from gpukiln.release.images import Sharing
+from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
 from gpukiln.release.publish import release
@@ -234,7 +234,7 @@ def release_twice(calls, records, folder):
     calls.job = "release"
     for image_id, build, more in (
         (first, "b1", {"keys": dict.fromkeys(REGIONS, "alias/x")}),
-        (second, "b2", {"sharing": Sharing(public=True)}),
+        (second, "b2", {"sharing": LaunchPermissions(public=True)}),
     ):
         require_complete(release(wish(image_id, build, **more), release_cloud.Cloud(), records, quiet()))
     candidate = Pointer("eks-gpu", "1.34", "candidate")

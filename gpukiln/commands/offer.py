@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpukiln.clouds.base import Cloud
+    from gpukiln.errors import GpukilnError
     from gpukiln.offers.cost import MachineUsage
-    from gpukiln.offers.listing import OfferListing, RunSpec
+    from gpukiln.offers.listing import RunSpec
     from gpukiln.offers.model import Request
     from gpukiln.offers.size import Size
 
@@ -97,19 +98,9 @@ def list_(
         spot=spot,
         fractions=fractions,
     )
-    found, error = _listing(
-        request,
-        None,
-        _use(hours, volume, no_address=no_address),
-        budget,
-        needs,
-        image,
-        _regions(regions),
-        cloud,
-        profile,
-    )
-    _tell(found, all=all, json=json)
-    if error:
+    use = _use(hours, volume, no_address=no_address)
+    where = _regions(regions)
+    if error := _list(request, None, use, budget, needs, image, where, cloud, profile, all=all, json=json):
         raise error
 
 
@@ -186,20 +177,10 @@ def size(
     )
     found = sizes.size(model, run)
     wanted = parse("", cpu=cpu, memory=memory, disk=disk, max_price=max_price, spot=spot)
-    answer, error = _listing(
-        sizes.as_request(found, wanted),
-        found,
-        _use(hours, volume, no_address=no_address),
-        budget,
-        needs,
-        image,
-        _regions(regions),
-        cloud,
-        profile,
-    )
-    _tell(answer, all=all, json=json)
-    if error:
-        if sizes.too_large(answer.request):
+    request, where = sizes.as_request(found, wanted), _regions(regions)
+    use = _use(hours, volume, no_address=no_address)
+    if error := _list(request, found, use, budget, needs, image, where, cloud, profile, all=all, json=json):
+        if sizes.too_large(request):
             error.hint = f"--tensor-parallel {tensor_parallel * 2} shares it among more GPUs; or fewer bits"
         raise error
 
@@ -240,10 +221,7 @@ def show(
         cloud=_cloud(cloud, named[0], profile),
         spot=spot,
     )
-    if json:
-        print_document(found.schema, dump(found))
-    else:
-        _print(view.shown_parts(found))
+    _print(found, view.shown_parts(found), json=json)
 
 
 show.first = "type"
@@ -295,10 +273,7 @@ def check(
             "--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`"
         )
     found = checked(machines, runs, _today())
-    if json:
-        print_document(found.schema, dump(found))
-    else:
-        _print(view.checked_parts(found))
+    _print(found, view.checked_parts(found), json=json)
     if wrong := [one for one in found.machines if not one.fits]:
         first = next(row for row in wrong[0].findings if row.severity == "error")
         raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.remedy)
@@ -336,15 +311,12 @@ def refresh(
     fresh = not any(part.error for part in asked.parts if part.name == "types")
     types = cache.read(where.name, named).types if diff and fresh else None
     found = RefreshDocument(REFRESH, asked, difference(types, named) if types else None)
-    if json:
-        print_document(found.schema, dump(found))
-    else:
-        _print(view.refresh_parts(found))
+    _print(found, view.refresh_parts(found), json=json)
     require_complete(asked)
     return 10 if found.difference and found.difference.patch else 0
 
 
-def _listing(
+def _list(
     request: Request,
     size: Size | None,
     use: MachineUsage,
@@ -354,8 +326,13 @@ def _listing(
     regions: list[str],
     cloud: str,
     profile: str,
-) -> tuple[OfferListing, Any]:
+    *,
+    all: bool,
+    json: bool,
+) -> GpukilnError | None:
+    """Print what satisfies a request; return why nothing does where that is so."""
     from gpukiln.errors import UsageError
+    from gpukiln.offers import view
     from gpukiln.offers.listing import listing
     from gpukiln.units import Money
 
@@ -363,28 +340,19 @@ def _listing(
     runs = _runs(needs, image, where)
     if runs.choose and where is None:
         raise UsageError("--image auto is asked of a cloud", hint="add --cloud aws or --cloud embedded")
-    return listing(
-        request,
-        regions,
-        _today(),
-        use=use,
-        runs=runs,
-        cloud=where,
-        size=size,
-        budget=Money.parse(budget, "--budget") if budget else None,
+    most = Money.parse(budget, "--budget") if budget else None
+    found, error = listing(
+        request, regions, _today(), use=use, runs=runs, cloud=where, size=size, budget=most
     )
+    _print(found, view.listing_parts(found, all=all), json=json)
+    return error
 
 
-def _tell(found: OfferListing, *, all: bool, json: bool) -> None:
-    from gpukiln.offers import view
-
+def _print(found: Any, parts: Iterable[RenderableType], *, json: bool) -> None:
+    """One document, or its parts for people."""
     if json:
         print_document(found.schema, dump(found))
-    else:
-        _print(view.listing_parts(found, all=all))
-
-
-def _print(parts: Iterable[RenderableType]) -> None:
+        return
     console = results()
     for part in parts:
         if isinstance(part, str):

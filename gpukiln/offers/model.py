@@ -130,13 +130,13 @@ class NearMiss:
     """A machine that does not satisfy a request, though nearly.
 
     Args:
-        lacks: What of it, a line each, with what was found and what was wanted.
+        lacks: What of it, each with what was found and what was wanted.
         price: USD an hour on demand; None: not known.
     """
 
     instance_type: str
     region: str
-    lacks: tuple[str, ...]
+    lacks: tuple[Finding, ...]
     price: Figure | None
 
 

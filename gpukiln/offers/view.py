@@ -68,16 +68,17 @@ def near_lines(near: Sequence[NearMiss], *, all: bool) -> Iterator[str]:
     if not near:
         return
     yield "near, and not enough:"
-    same: dict[tuple[str, tuple[str, ...]], list[NearMiss]] = {}
+    same: dict[tuple[str, str], list[NearMiss]] = {}
     for one in near:
-        same.setdefault((one.instance_type, one.lacks), []).append(one)
+        lacks = "; ".join(lack.message for lack in one.lacks)
+        same.setdefault((one.instance_type, lacks), []).append(one)
     for number, ((name, lacks), rows) in enumerate(same.items()):
         if number == NEAR and not all:
             yield f"  and {len(same) - NEAR} more: --all"
             return
         prices = {str(one.price.value) for one in rows if one.price}
         price = f" ({' or '.join(sorted(prices))} USD/hour)" if prices else ""
-        yield f"  {name} in {', '.join(one.region for one in rows)}{price}: {'; '.join(lacks)}"
+        yield f"  {name} in {', '.join(one.region for one in rows)}{price}: {lacks}"
 
 
 def refused_lines(refused: Iterable[Refused]) -> Iterator[str]:

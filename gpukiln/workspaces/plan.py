@@ -199,7 +199,7 @@ def _satisfying(
         return found.offers
     named = tuple(one for one in found.offers if one.instance_type in wanted.instance_types)
     if not named:
-        near = {one.instance_type: "; ".join(one.lacks) for one in found.near}
+        near = {one.instance_type: "; ".join(lack.message for lack in one.lacks) for one in found.near}
         rows = [f"{name}: {near.get(name, 'not in the catalogue')}" for name in wanted.instance_types]
         raise IncompatibleError(
             f"{' and '.join(wanted.instance_types)} does not satisfy the request",

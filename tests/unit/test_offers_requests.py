@@ -215,9 +215,17 @@ def test_what_cannot_be_had_says_what_comes_near(
 ) -> None:
     got = answer(gpu, options)
     assert got.offers == ()
-    lacks = {one.instance_type: "; ".join(one.lacks) for one in got.near}
+    lacks = {one.instance_type: "; ".join(lack.message for lack in one.lacks) for one in got.near}
     for name, words in near.items():
         assert words in lacks.get(name, "is not near"), (name, lacks)
+
+
+def test_what_a_machine_lacks_is_a_finding() -> None:
+    near = {one.instance_type: one for one in answer("A100:1", {}).near}
+    lacks = {
+        name: [(one.id, one.severity) for one in near[name].lacks] for name in ("p4d.24xlarge", "p5.4xlarge")
+    }
+    assert lacks == {"p4d.24xlarge": [("count", "error")], "p5.4xlarge": [("gpu", "error")]}
 
 
 def test_it_cannot_be_had_is_the_error_that_names_the_nearest() -> None:

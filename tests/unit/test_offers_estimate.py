@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from gpukiln.catalog.prices import CataloguePrice
+from gpukiln.catalog.prices import DatedPrice
 from gpukiln.clouds.aws import AwsCloud
 from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.offers import cache
@@ -37,7 +37,7 @@ def listed(monkeypatch):
     def having(**regions):
         there = {
             name.replace("_", "-"): {
-                one: CataloguePrice(Decimal(usd), "2026-07-20", "AWS") for one, usd in row.items()
+                one: DatedPrice(Decimal(usd), "2026-07-20", "AWS") for one, usd in row.items()
             }
             for name, row in regions.items()
         }

@@ -20,8 +20,8 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 """The most severe first."""
 
 Outcome = Literal["passed", "failed", "not_run", "not_reached"]
-"""not_run: what the check needs is legitimately missing; not_reached: an earlier failure, a tool that hangs or
-the end of the time made it meaningless. Both have a reason, and neither is ever counted as passed.
+"""not_run: what the check needs is legitimately missing; not_reached: an earlier failure, a tool that hangs,
+or the end of the time made it meaningless. Both have a reason, and neither is ever counted as passed.
 """
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
 
@@ -43,9 +43,20 @@ class Finding:
     severity: Severity
     message: str
     object: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
+    evidence: Mapping[str, Any] = field(default_factory=dict, hash=False)
     remedy: str = ""
     source: str = ""
+
+
+@dataclass(frozen=True)
+class Examined(Finding):
+    """What came of one thing that was examined, also where nothing is wrong with it (severity info).
+
+    Args:
+        outcome: A finding that fails is an error, or a warning.
+    """
+
+    outcome: Outcome = "failed"
 
 
 def worst(findings: Iterable[Finding]) -> Severity | None:

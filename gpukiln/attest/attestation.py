@@ -23,6 +23,7 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.files import write_whole
+from gpukiln.findings import Examined, Outcome
 from gpukiln.images.builds import Bake, Build, Record
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.parsing import parse_json
@@ -52,21 +53,6 @@ class Attestation:
     provenance: Path
     envelope: Path | None
     tags: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What came of one step of the verification.
-
-    Args:
-        id: Name of the step.
-        outcome: passed, failed or not_run, as for the checks of a machine.
-        says: What was found and what was wanted.
-    """
-
-    id: str
-    outcome: str
-    says: str
 
 
 def baked_image(record: Record) -> Bake:
@@ -134,7 +120,7 @@ def is_written(build: Build) -> bool:
     return (build.folder / SBOM).exists() and (build.folder / STATEMENT).exists()
 
 
-def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | None = None) -> list[Finding]:
+def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | None = None) -> list[Examined]:
     """Check SBOM and provenance against each other, against the AMI and against a key.
 
     Args:
@@ -143,7 +129,7 @@ def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | No
         key: The public key that must have signed the provenance; None: the signature is not checked.
 
     Returns:
-        A finding a step.
+        One a step; one that failed is an error.
 
     Raises:
         UsageError: There is no image, or nothing was written for it.
@@ -167,12 +153,12 @@ def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | No
     ]
     differs = what_differs(sbom, baked)
     of_packages = f"every one of the record's {len(baked.packages)} packages, and its components"
-    found.append(Finding("sbom.content", "failed" if differs else "passed", differs or of_packages))
+    found.append(_step("sbom.content", "failed" if differs else "passed", differs or of_packages))
     try:
         document = parse_json(statement)
         found += _compare_statement(document, build, baked, image, _sha256(sbom))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        found.append(Finding("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
+        found.append(_step("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
     return [*found, _signature(build, statement, key)]
 
 
@@ -207,7 +193,7 @@ def _identities(baked: Bake, image: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _compare_statement(
     document: dict[str, Any], build: Build, baked: Bake, image: dict[str, Any], sbom_digest: str
-) -> Iterator[Finding]:
+) -> Iterator[Examined]:
     kind = f"{document['_type']} {document['predicateType']}"
     yield _compare("provenance.form", "its kind", kind, f"{STATEMENT_TYPE} {PREDICATE_TYPE}")
     named = {subject["name"]: subject["digest"] for subject in document["subject"]}
@@ -223,28 +209,32 @@ def _compare_statement(
         yield _compare("provenance.image-record", "image.json", digest, wanted)
 
 
-def _signature(build: Build, statement: bytes, key: Key | None) -> Finding:
+def _signature(build: Build, statement: bytes, key: Key | None) -> Examined:
     step, path = "provenance.signature", build.folder / ENVELOPE
     if key is None:
-        return Finding(step, "not_run", f"no key was given; it is {'' if path.exists() else 'not '}signed")
+        return _step(step, "not_run", f"no key was given; it is {'' if path.exists() else 'not '}signed")
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
     if not path.exists():
-        return Finding(step, "failed", f"there is no {ENVELOPE}: nobody signed it")
+        return _step(step, "failed", f"there is no {ENVELOPE}: nobody signed it")
     try:
         envelope = path.read_text()
         signing.check_signature(envelope, key)
         if signing.payload_of(envelope) != statement:
-            return Finding(step, "failed", f"what was signed is not {STATEMENT}")
+            return _step(step, "failed", f"what was signed is not {STATEMENT}")
     except (CheckFailedError, UnicodeDecodeError) as error:
-        return Finding(step, "failed", str(error))
-    return Finding(step, "passed", f"signed by {signing.name_of(key)}")
+        return _step(step, "failed", str(error))
+    return _step(step, "passed", f"signed by {signing.name_of(key)}")
 
 
-def _compare(step: str, what: str, found: str, wanted: str | None) -> Finding:
+def _step(name: str, outcome: Outcome, message: str) -> Examined:
+    return Examined(name, "error" if outcome == "failed" else "info", message, outcome=outcome)
+
+
+def _compare(step: str, what: str, found: str, wanted: str | None) -> Examined:
     if found == wanted:
-        return Finding(step, "passed", f"{what}: {found}")
-    return Finding(step, "failed", f"{what}: found {found}, wanted {wanted or 'a digest, and there is none'}")
+        return _step(step, "passed", f"{what}: {found}")
+    return _step(step, "failed", f"{what}: found {found}, wanted {wanted or 'a digest, and there is none'}")
 
 
 def _names(identities: dict[str, Any]) -> str:

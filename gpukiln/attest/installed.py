@@ -16,7 +16,7 @@ NAMESPACES = {"amazon": "amzn"}  # purl-spec, types/rpm: the vendor as os-releas
 
 
 @strict
-class Package:
+class InstalledPackage:
     """What is known of an installed package beside its version.
 
     Args:
@@ -42,7 +42,7 @@ class Installed:
         content: The file's bytes, which are those of /etc/gpukiln/image.json in the image; None: no file.
     """
 
-    details: dict[str, Package]
+    details: dict[str, InstalledPackage]
     built_at: str = ""
     content: bytes | None = None
 
@@ -87,7 +87,7 @@ def read_installed(folder: Path) -> Installed:
         built_at = document.get("built_at", "")
     except (ValueError, AttributeError) as error:
         raise UsageError(f"{path} can't be read: {error}", hint="bake the image again") from error
-    return Installed(load(dict[str, Package], details, where=str(path)), built_at, content)
+    return Installed(load(dict[str, InstalledPackage], details, where=str(path)), built_at, content)
 
 
 def package_url(base: ResolvedBase, name: str, version: str, installed: Installed) -> PackageURL:

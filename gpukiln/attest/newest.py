@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 @strict
-class Seen:
+class NewestRelease:
     """The newest release of a channel that this computer has verified in a region.
 
     Args:
@@ -63,7 +63,10 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file.with_suffix(".lock")):
             if not _is_newest(file, path, release, keys):  # as another process may have left it
-                kept = {**_read(file), path: Seen(release.claim.number, release.place.image_id, release.key)}
+                kept = {
+                    **_read(file),
+                    path: NewestRelease(release.claim.number, release.place.image_id, release.key),
+                }
                 write_whole(file, json.dumps({name: dump(seen) for name, seen in kept.items()}, indent=1))
     except OSError as error:
         log.warning(
@@ -125,7 +128,7 @@ def _file(cloud: Cloud) -> Path:
     return state_home() / "trust" / f"{cloud.name}-{account}-{cloud.region}.json"
 
 
-def _read(file: Path) -> dict[str, Seen]:
+def _read(file: Path) -> dict[str, NewestRelease]:
     try:
         text = file.read_bytes()
     except FileNotFoundError:
@@ -134,6 +137,6 @@ def _read(file: Path) -> dict[str, Seen]:
         "look what happened to it; without it the next release that is found is trusted, whatever its number"
     )
     try:
-        return load(dict[str, Seen], parse_json(text), where=str(file), hint=hint)
+        return load(dict[str, NewestRelease], parse_json(text), where=str(file), hint=hint)
     except ValueError as error:
         raise UsageError(f"{file}: {error}", hint=hint) from error

@@ -34,7 +34,7 @@ certificate and the proof of an identity is longer, and kept in parts."""
 
 
 @strict
-class Place:
+class AmiLocation:
     """An AMI in a region, with its snapshots in the order of its disks."""
 
     image_id: str
@@ -110,7 +110,7 @@ class ReleaseClaim:
     image: About
     channel: str
     number: int
-    source: Place
+    source: AmiLocation
     suite: str
     instance_types: tuple[str, ...]
     released_at: str
@@ -130,7 +130,7 @@ class Signed(Generic[Claim]):
     """
 
     claim: Claim
-    place: Place
+    place: AmiLocation
     key: str
 
 
@@ -150,24 +150,24 @@ class Vouched:
         refused: A line for each statement that does not count, with what is wrong with it.
     """
 
-    place: Place
+    place: AmiLocation
     verdicts: Mapping[str, VerdictClaim]
     releases: Mapping[str, SignedRelease]
     envelopes: Mapping[str, str]
-    verified: Mapping[str, Place]
+    verified: Mapping[str, AmiLocation]
     refused: tuple[str, ...]
 
 
-def place_of(image: Mapping[str, Any], region: str) -> Place:
+def place_of(image: Mapping[str, Any], region: str) -> AmiLocation:
     """Where an image is, and what it is made of.
 
     Args:
         image: As DescribeImages gives it.
     """
-    return Place(str(image["ImageId"]), region, tuple(snapshots_of(image)))
+    return AmiLocation(str(image["ImageId"]), region, tuple(snapshots_of(image)))
 
 
-def signed(place: Place, claim: VerdictClaim | ReleaseClaim, signer: Signer) -> str:
+def signed(place: AmiLocation, claim: VerdictClaim | ReleaseClaim, signer: Signer) -> str:
     """A statement in its envelope, on one line: SSM takes 4096 characters without charge.
 
     Args:
@@ -248,7 +248,7 @@ def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]) -
             releases[release.claim.channel] = release
         except CheckFailedError as error:
             refused.append(f"{RELEASE} {name}: {error.message}")
-    verified: dict[str, Place] = {}
+    verified: dict[str, AmiLocation] = {}
     places = [
         place,
         *dict.fromkeys(one.claim.source for one in releases.values() if one.claim.source != place),
@@ -288,7 +288,7 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
 
 
 def opened(
-    kind: type[Claim], text: str, keys: Sequence[Key], places: Sequence[Place] | None = None
+    kind: type[Claim], text: str, keys: Sequence[Key], places: Sequence[AmiLocation] | None = None
 ) -> Signed[Claim]:
     """What a statement says, where a trusted key signed it.
 
@@ -319,7 +319,7 @@ def opened(
     return Signed(claim, about, key.keyid)
 
 
-def _place_in(document: Mapping[str, Any]) -> Place:
+def _place_in(document: Mapping[str, Any]) -> AmiLocation:
     """The image that a statement is about.
 
     Raises:
@@ -327,13 +327,13 @@ def _place_in(document: Mapping[str, Any]) -> Place:
     """
     image, *snapshots = document["subject"]
     names = tuple(snapshot["name"] for snapshot in snapshots)
-    place = Place(image["name"], image["uri"].split(":")[3], names)
+    place = AmiLocation(image["name"], image["uri"].split(":")[3], names)
     if document["subject"] != _subjects(place):
         raise ValueError(f"its subject is no image with its snapshots: {document['subject']}")
     return place
 
 
-def _subjects(place: Place) -> list[dict[str, Any]]:
+def _subjects(place: AmiLocation) -> list[dict[str, Any]]:
     snapshots = [snapshot_subject(place.region, snapshot) for snapshot in place.snapshots]
     return [image_subject(place.region, place.image_id), *snapshots]
 

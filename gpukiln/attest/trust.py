@@ -289,10 +289,10 @@ def _source(image: Mapping[str, Any]) -> str:
 def require_copy(
     cloud: Cloud,
     image: Mapping[str, Any],
-    source: statements.Place,
+    source: statements.AmiLocation,
     build: str,
     found: Vouched | None,
-    verified: Iterable[statements.Place] = (),
+    verified: Iterable[statements.AmiLocation] = (),
 ) -> None:
     """Refuse an image that only its tags say is a copy.
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Architecture:
+class CpuArchitecture:
     """One.
 
     Args:
@@ -28,8 +28,8 @@ class Architecture:
 ARCHITECTURES = {
     one.name: one
     for one in (
-        Architecture("x86_64", debian="amd64", machine="x86_64", cuda="x86_64"),
-        Architecture("arm64", debian="arm64", machine="aarch64", cuda="sbsa"),
+        CpuArchitecture("x86_64", debian="amd64", machine="x86_64", cuda="x86_64"),
+        CpuArchitecture("arm64", debian="arm64", machine="aarch64", cuda="sbsa"),
     )
 }
 PLATFORMS = {one.platform: one for one in ARCHITECTURES.values()}

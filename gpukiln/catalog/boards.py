@@ -183,7 +183,7 @@ class Division:
 
 
 @strict
-class Layout:
+class BoardLayout:
     """Where the GPUs of an instance type are; gpu_boards.yaml says what each field is."""
 
     buses: tuple[str, ...]
@@ -211,8 +211,8 @@ def divisions() -> dict[str, Division]:
 
 
 @cache
-def _layouts() -> dict[str, Layout]:
-    return load(dict[str, Layout], data("gpu_boards")["layouts"], where="gpu_boards.yaml: layouts")
+def _layouts() -> dict[str, BoardLayout]:
+    return load(dict[str, BoardLayout], data("gpu_boards")["layouts"], where="gpu_boards.yaml: layouts")
 
 
 def board(key: str) -> Board:
@@ -229,7 +229,7 @@ def board(key: str) -> Board:
     raise unknown("GPU board", key, boards())
 
 
-def layout(name: str) -> Layout:
+def layout(name: str) -> BoardLayout:
     """Where an instance type has its GPUs.
 
     Raises:
@@ -237,7 +237,7 @@ def layout(name: str) -> Layout:
     """
     machine: InstanceType = instance_type(name)
     first = LAST_SLOT + 1 - machine.gpus
-    rule = Layout(
+    rule = BoardLayout(
         buses=tuple(f"00:{slot:02x}" for slot in range(first, LAST_SLOT + 1)),
         status="secondary",
         source="the last at 00:1e, as g4dn.xlarge, g5.xlarge and g5.12xlarge show",

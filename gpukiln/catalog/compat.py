@@ -5,7 +5,6 @@ never work and is refused before anything is started, a warning works today.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Literal
 
@@ -15,31 +14,13 @@ from gpukiln.catalog.gpus import architectures, gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.load import version_key
 from gpukiln.compatibility import NATIVE
+from gpukiln.findings import Finding
 
 OPEN_SUGGESTED = 560
 """The first branch whose open kernel modules NVIDIA suggests (Driver Installation Guide)."""
 
 SOON = timedelta(days=60)
 """How long before an end of support a warning starts."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What a rule found.
-
-    Args:
-        level: error can never work, warning works today.
-        rule: The rule's name.
-        message: What was found.
-        hint: The way out.
-        source: Where the fact comes from.
-    """
-
-    level: Literal["error", "warning"]
-    rule: str
-    message: str
-    hint: str = ""
-    source: str = ""
 
 
 Findings = tuple[Finding, ...]
@@ -62,19 +43,29 @@ def check_instance_type(name: str, *, architecture: str) -> Findings:
     instead = f"take {' or '.join(machine.alternatives)}" if machine.alternatives else ""
     if board.manufacturer != "NVIDIA":
         message = f"{name} has a {board.manufacturer} {board.name}, which NVIDIA's driver can't drive"
-        return (Finding("error", "not-nvidia", message, "take g4dn, g5 or g6 of the same size", source),)
+        return (
+            Finding(
+                "not-nvidia", "error", message, remedy="take g4dn, g5 or g6 of the same size", source=source
+            ),
+        )
     found = []
     if machine.status == "retired":
-        found.append(Finding("error", "retired", f"AWS has retired {name} ({board.name})", instead, source))
+        found.append(
+            Finding(
+                "retired", "error", f"AWS has retired {name} ({board.name})", remedy=instead, source=source
+            )
+        )
     elif machine.status == "previous":
         message = f"{name} ({board.name}) is of a previous generation"
-        found.append(Finding("warning", "previous-generation", message, instead, source))
+        found.append(Finding("previous-generation", "warning", message, remedy=instead, source=source))
     if machine.driver == "grid":
         message = f"{name} has a fraction of a {board.name}: a vGPU that only NVIDIA's GRID driver can drive"
-        found.append(Finding("error", "grid-only", message, instead, source))
+        found.append(Finding("grid-only", "error", message, remedy=instead, source=source))
     if machine.arch != architecture:
         message = f"{name} is {machine.arch} and the image is {architecture}"
-        found.append(Finding("error", "architecture", message, f"take an {architecture} type", source))
+        found.append(
+            Finding("architecture", "error", message, remedy=f"take an {architecture} type", source=source)
+        )
     return tuple(found)
 
 
@@ -100,13 +91,21 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
         return found
     if board.modules == "open" and modules == "proprietary":
         message = f"proprietary kernel modules can't drive {what}"
-        return (Finding("error", "modules-open", message, "--set nvidia_driver.modules=open", board.source),)
+        return (
+            Finding(
+                "modules-open",
+                "error",
+                message,
+                remedy="--set nvidia_driver.modules=open",
+                source=board.source,
+            ),
+        )
     listed = board.open_first is not None and version_key(driver) >= version_key(board.open_first)
     if modules == "open" and not listed:
         since = f"first in {board.open_first}" if board.open_first else "no release does"
         message = f"the open kernel modules of {driver} do not list {what} ({since})"
         hint = "--set nvidia_driver.modules=proprietary"
-        return (Finding("error", "modules-proprietary", message, hint, board.source),)
+        return (Finding("modules-proprietary", "error", message, remedy=hint, source=board.source),)
     return ()
 
 
@@ -153,10 +152,18 @@ def check_driver_range(
     if last and version_key(driver)[0] > last:
         message = f"driver {driver} has dropped {what}; the last branch is {last}"
         hint = f"--set nvidia_driver.branch={last}, or {way_out}"
-        return (Finding("error", "gpu-too-old", message, hint, "NVIDIA Data Center Drivers, matrix"),)
+        return (
+            Finding(
+                "gpu-too-old", "error", message, remedy=hint, source="NVIDIA Data Center Drivers, matrix"
+            ),
+        )
     if first and version_key(driver) < version_key(first):
         message = f"driver {driver} does not know {what}; the first one that does is {first}"
-        return (Finding("error", "gpu-too-new", message, f"{branch_hint(first)}, or {way_out}", source),)
+        return (
+            Finding(
+                "gpu-too-new", "error", message, remedy=f"{branch_hint(first)}, or {way_out}", source=source
+            ),
+        )
     return ()
 
 
@@ -208,12 +215,20 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
             f"source of {base_name} has it"
         )
         hint = "take --base eks-al2023, where NVIDIA's repository has it, or leave these types out"
-        return (Finding("error", "fabric-manager", message, hint, "Fabric Manager user guide"),)
+        return (Finding("fabric-manager", "error", message, remedy=hint, source="Fabric Manager user guide"),)
     if base.distribution != "debian" or not switched:
         return ()
     message = f"{', '.join(switched)} has NVSwitch, and Debian packages no fabric manager for {base_name}"
     hint = "take --base eks-ubuntu-22.04, whose archive has it, or types without NVSwitch"
-    return (Finding("error", "fabric-manager", message, hint, "Debian's archive; Fabric Manager user guide"),)
+    return (
+        Finding(
+            "fabric-manager",
+            "error",
+            message,
+            remedy=hint,
+            source="Debian's archive; Fabric Manager user guide",
+        ),
+    )
 
 
 def branch_hint(first_driver: str) -> str:
@@ -248,21 +263,33 @@ def check_driver(driver: str, modules: str, *, today: date) -> Findings:
             f"driver branch {row.branch} {'reached' if past else 'reaches'} its end of life on {row.eol}"
         )
         message += f"; flaws found since stay open in {row.latest}" if past else ""
-        found.append(Finding("warning", "driver-end-of-life", message, hint, "NVIDIA Data Center Drivers"))
+        found.append(
+            Finding(
+                "driver-end-of-life", "warning", message, remedy=hint, source="NVIDIA Data Center Drivers"
+            )
+        )
     for bulletin in drivers.bulletins():
         fixed = bulletin.fixed.get(row.branch)
         if fixed and version_key(driver) < version_key(fixed):
             message = f"driver {driver} has known flaws ({', '.join(bulletin.cves)})"
             fix = f"{fixed} mends them: --set nvidia_driver.version={fixed}"
             found.append(
-                Finding("warning", "driver-flaws", message, fix, f"NVIDIA bulletin {bulletin.bulletin}")
+                Finding(
+                    "driver-flaws",
+                    "warning",
+                    message,
+                    remedy=fix,
+                    source=f"NVIDIA bulletin {bulletin.bulletin}",
+                )
             )
     absent = {"none": "open", "only": "proprietary"}.get(row.open_modules)
     if modules == absent:
         message = f"driver branch {row.branch} has no {absent} kernel modules"
         other = "proprietary" if absent == "open" else "open"
         fix = f"--set nvidia_driver.modules={other}"
-        found.append(Finding("error", "driver-modules", message, fix, "NVIDIA Driver Installation Guide"))
+        found.append(
+            Finding("driver-modules", "error", message, remedy=fix, source="NVIDIA Driver Installation Guide")
+        )
     return tuple(found)
 
 
@@ -287,11 +314,13 @@ def check_cuda(version: str, driver: str, names: Iterable[str] = ()) -> Findings
     if found.way == NATIVE:
         return ()
     if found.runs:
-        return (Finding("warning", "cuda-minor-version", found.message, found.limits, found.source),)
+        return (
+            Finding("cuda-minor-version", "warning", found.message, remedy=found.limits, source=found.source),
+        )
     hint = f"a driver from branch {version_key(cuda.needs(version).first)[0]} on, or an older CUDA"
     if found.package:
         hint += f"; containers with {found.package} may run there"
-    return (Finding("error", "cuda-driver", found.message, hint, found.source),)
+    return (Finding("cuda-driver", "error", found.message, remedy=hint, source=found.source),)
 
 
 def check_cuda_gpu(version: str, name: str) -> Findings:
@@ -313,7 +342,7 @@ def check_cuda_gpu(version: str, name: str) -> Findings:
         return ()
     message = f"CUDA {version} can't compile for the {board.name} of {name} ({board.arch})"
     hint = f"containers for it need {wanted}"
-    return (Finding("warning", "cuda-gpu", message, hint, cuda.ARCHITECTURE_MATRIX),)
+    return (Finding("cuda-gpu", "warning", message, remedy=hint, source=cuda.ARCHITECTURE_MATRIX),)
 
 
 def check_container_toolkit(version: str) -> Findings:
@@ -329,7 +358,7 @@ def check_container_toolkit(version: str) -> Findings:
     hint = f"--set nvidia_container_toolkit.version={safe}, or later"
     bulletins = sorted({row.bulletin for row in flaws})
     source = f"NVIDIA bulletin{'s' if len(bulletins) > 1 else ''} {', '.join(map(str, bulletins))}"
-    return (Finding("error", "toolkit-flaws", message, hint, source),)
+    return (Finding("toolkit-flaws", "error", message, remedy=hint, source=source),)
 
 
 def check_kubernetes(version: str, *, today: date) -> Findings:
@@ -346,19 +375,23 @@ def check_kubernetes(version: str, *, today: date) -> Findings:
     known, source = kubernetes.versions(), "endoflife.date, Amazon EKS"
     if version not in known:
         message = f"Kubernetes {version} is not in the catalogue ({', '.join(known)})"
-        return (Finding("warning", "kubernetes-unknown", message, "is it a version of EKS?", source),)
+        return (
+            Finding(
+                "kubernetes-unknown", "warning", message, remedy="is it a version of EKS?", source=source
+            ),
+        )
     support = known[version]
     newest = max(known, key=version_key)
     hint = f"--set kubernetes.version={newest}, supported until {known[newest].standard_until}"
     if support.extended_until < today:
         message = f"EKS ended Kubernetes {version} on {support.extended_until}"
-        return (Finding("error", "kubernetes-ended", message, hint, source),)
+        return (Finding("kubernetes-ended", "error", message, remedy=hint, source=source),)
     if support.standard_until < today:
         message = f"Kubernetes {version} is in paid extended support until {support.extended_until}"
-        return (Finding("warning", "kubernetes-extended", message, hint, source),)
+        return (Finding("kubernetes-extended", "warning", message, remedy=hint, source=source),)
     if support.standard_until <= today + SOON:
         message = f"standard support of Kubernetes {version} ends on {support.standard_until}"
-        return (Finding("warning", "kubernetes-ends-soon", message, hint, source),)
+        return (Finding("kubernetes-ends-soon", "warning", message, remedy=hint, source=source),)
     return ()
 
 
@@ -383,13 +416,13 @@ def check_base(
             f"base {name} comes with driver {brings}; wanted: {branch}. A second driver beside it breaks both"
         )
         hint = f"take a base without a driver, or --set nvidia_driver.branch={has[0]}"
-        found.append(Finding("error", "base-driver", message, hint, base.source))
+        found.append(Finding("base-driver", "error", message, remedy=hint, source=base.source))
     if architecture not in base.arch:
         message = f"base {name} is published for {', '.join(base.arch)}; wanted: {architecture}"
-        found.append(Finding("error", "base-architecture", message, "", base.source))
+        found.append(Finding("base-architecture", "error", message, source=base.source))
     if not keep_build_tools and (base.os_family != "debian" or has is not None):
         why = "brings its own driver" if has is not None else "has DKMS as an rpm, which wants a compiler"
         message = f"base {name} {why}: its build tools can't be removed"
         hint = "--set nvidia_driver.keep_build_tools=true, or a base of Debian or Ubuntu without a driver"
-        found.append(Finding("error", "base-build-tools", message, hint, "role nvidia_driver"))
+        found.append(Finding("base-build-tools", "error", message, remedy=hint, source="role nvidia_driver"))
     return tuple(found)

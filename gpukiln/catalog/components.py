@@ -244,7 +244,7 @@ class Component:
 
 
 @strict
-class Environment:
+class FrameworkEnvironment:
     """A framework that `gpu.env` starts.
 
     Args:
@@ -335,7 +335,7 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
     return components
 
 
-def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[Environment, ...]]:
+def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[FrameworkEnvironment, ...]]:
     """Read what `gpu.env` starts.
 
     Returns:
@@ -345,7 +345,7 @@ def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[
         UsageError: The file does not fit.
     """
     document = read_yaml(path).get("environments", {})
-    found = load(dict[str, tuple[Environment, ...]], document, where=f"{path.name}: environments")
+    found = load(dict[str, tuple[FrameworkEnvironment, ...]], document, where=f"{path.name}: environments")
     for framework, rows in found.items():
         for row in rows:
             where = f"{path.name}: {framework} {row.version}"

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from gpukiln.catalog.bases import Base, load_bases
-from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.components import Component, Components
 from gpukiln.catalog.load import version_key
+from gpukiln.findings import Finding
 
 OTHER_BRANCH = re.compile(r"--set nvidia_driver\.branch=(\d+)")
 
@@ -60,11 +60,11 @@ def with_bases(findings: Iterable[Finding], driver: Component, base: Base) -> li
         return list(findings)
     named = []
     for finding in findings:
-        found = OTHER_BRANCH.search(finding.hint)
+        found = OTHER_BRANCH.search(finding.remedy)
         if found and int(found[1]) != driver.branch:
             bases = " or ".join(bases_with(driver, int(found[1])))
-            hint = finding.hint.replace(found[0], f"{found[0]} --cloud aws --base {bases}")
-            finding = replace(finding, hint=hint)  # noqa: PLW2901 - the same finding, with a way that can be gone
+            hint = finding.remedy.replace(found[0], f"{found[0]} --cloud aws --base {bases}")
+            finding = replace(finding, remedy=hint)  # noqa: PLW2901 - the same finding, with a way that can be gone
         named.append(finding)
     return named
 
@@ -85,10 +85,10 @@ def check_published(name: str, base: Base, kubernetes: str) -> list[Finding]:
     first, last = base.kubernetes
     return [
         Finding(
-            "warning",
             "kubernetes-not-seen",
+            "warning",
             f"{name} was seen published for Kubernetes {first} to {last}, not for {kubernetes}",
-            hint=f"--base {' or '.join(others)}, where it is missing" if others else "",
+            remedy=f"--base {' or '.join(others)}, where it is missing" if others else "",
             source=base.source,
         )
     ]

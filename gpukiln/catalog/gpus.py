@@ -8,7 +8,7 @@ from gpukiln.typed import load, strict, unknown
 
 
 @strict
-class Architecture:
+class GpuArchitecture:
     """A GPU architecture.
 
     Args:
@@ -72,10 +72,10 @@ def gpus() -> dict[str, Gpu]:
 
 
 @cache
-def architectures() -> dict[str, Architecture]:
+def architectures() -> dict[str, GpuArchitecture]:
     """Every architecture of the catalogue by its name."""
     rows = load(
-        tuple[Architecture, ...],
+        tuple[GpuArchitecture, ...],
         data("nvidia_matrix")["architectures"],
         where="nvidia_matrix.yaml: architectures",
     )

@@ -8,7 +8,7 @@ from gpukiln.typed import load, strict
 
 
 @strict
-class Support:
+class SupportDates:
     """How long EKS supports a Kubernetes version.
 
     Args:
@@ -21,6 +21,6 @@ class Support:
 
 
 @cache
-def versions() -> dict[str, Support]:
+def versions() -> dict[str, SupportDates]:
     """Every Kubernetes version of the catalogue, oldest first."""
-    return load(dict[str, Support], data("kubernetes")["versions"], where="kubernetes.yaml")
+    return load(dict[str, SupportDates], data("kubernetes")["versions"], where="kubernetes.yaml")

@@ -23,7 +23,7 @@ class Job:
 
 
 @strict
-class Call:
+class ApiCall:
     """One call.
 
     Args:
@@ -58,7 +58,7 @@ class Statement:
 
     sid: str
     resources: tuple[str, ...]
-    calls: tuple[Call, ...]
+    calls: tuple[ApiCall, ...]
     has_tag: str = ""
     gets_tag: str = ""
     creating: tuple[str, ...] = ()

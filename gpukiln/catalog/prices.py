@@ -9,7 +9,7 @@ from gpukiln.typed import load, strict
 
 
 @dataclass(frozen=True)
-class Price:
+class DatedPrice:
     """One price.
 
     Args:
@@ -70,13 +70,13 @@ def _prices() -> _Prices:
 
 
 @cache
-def _machines() -> dict[str, dict[str, Price]]:
+def _machines() -> dict[str, dict[str, DatedPrice]]:
     """By region and type; of two lists that have a type, the first one counts."""
-    found: dict[str, dict[str, Price]] = {}
+    found: dict[str, dict[str, DatedPrice]] = {}
     for listed in _prices().machines:
         of_region = found.setdefault(listed.region, {})
         for name, usd in listed.usd_hour.items():
-            of_region.setdefault(name, Price(usd, listed.as_of, listed.source))
+            of_region.setdefault(name, DatedPrice(usd, listed.as_of, listed.source))
     return found
 
 
@@ -85,7 +85,7 @@ def priced_regions() -> tuple[str, ...]:
     return tuple(_machines())
 
 
-def machine_price(instance_type: str, region: str) -> Price | None:
+def machine_price(instance_type: str, region: str) -> DatedPrice | None:
     """The price of a machine on demand, with Linux.
 
     Args:
@@ -97,7 +97,7 @@ def machine_price(instance_type: str, region: str) -> Price | None:
     return _machines().get(region, {}).get(instance_type)
 
 
-def spot_range(instance_type: str, region: str) -> tuple[Price, Price] | None:
+def spot_range(instance_type: str, region: str) -> tuple[DatedPrice, DatedPrice] | None:
     """The price of a spot instance with Linux in the cheapest zone of a region and in the dearest one.
 
     Returns:
@@ -105,12 +105,13 @@ def spot_range(instance_type: str, region: str) -> tuple[Price, Price] | None:
     """
     for listed in _prices().spot:
         if listed.region == region and instance_type in listed.usd_hour:
-            low, high = (Price(usd, listed.as_of, listed.source) for usd in listed.usd_hour[instance_type])
+            ends = listed.usd_hour[instance_type]
+            low, high = (DatedPrice(usd, listed.as_of, listed.source) for usd in ends)
             return low, high
     return None
 
 
-def snapshot_price(region: str) -> Price | None:
+def snapshot_price(region: str) -> DatedPrice | None:
     """The price of a snapshot in the standard tier.
 
     Returns:
@@ -119,7 +120,7 @@ def snapshot_price(region: str) -> Price | None:
     return _storage(_prices().snapshots, region)
 
 
-def volume_price(region: str) -> Price | None:
+def volume_price(region: str) -> DatedPrice | None:
     """The price of a gp3 volume.
 
     Returns:
@@ -128,7 +129,7 @@ def volume_price(region: str) -> Price | None:
     return _storage(_prices().volumes, region)
 
 
-def address_price(region: str) -> Price | None:
+def address_price(region: str) -> DatedPrice | None:
     """The price of a public IPv4 address.
 
     Returns:
@@ -136,12 +137,12 @@ def address_price(region: str) -> Price | None:
     """
     for listed in _prices().public_ipv4:
         if region in listed.regions:
-            return Price(listed.usd_hour, listed.as_of, listed.source)
+            return DatedPrice(listed.usd_hour, listed.as_of, listed.source)
     return None
 
 
-def _storage(lists: tuple[_Storage, ...], region: str) -> Price | None:
+def _storage(lists: tuple[_Storage, ...], region: str) -> DatedPrice | None:
     for listed in lists:
         if listed.region == region:
-            return Price(listed.usd_gb_month, listed.as_of, listed.source)
+            return DatedPrice(listed.usd_gb_month, listed.as_of, listed.source)
     return None

@@ -11,7 +11,7 @@ from gpukiln.typed import load, strict, unknown
 
 
 @strict
-class Workload:
+class WorkloadRequirements:
     """What a program needs; the fields are explained in data/workloads.yaml."""
 
     title: str
@@ -28,12 +28,12 @@ class Workload:
 
 
 @cache
-def workloads() -> dict[str, Workload]:
+def workloads() -> dict[str, WorkloadRequirements]:
     """Every workload of the catalogue by its name."""
-    return load(dict[str, Workload], data("workloads")["workloads"], where="workloads.yaml")
+    return load(dict[str, WorkloadRequirements], data("workloads")["workloads"], where="workloads.yaml")
 
 
-def workload(name: str) -> Workload:
+def workload(name: str) -> WorkloadRequirements:
     """One workload.
 
     Args:
@@ -50,6 +50,6 @@ def workload(name: str) -> Workload:
     return workloads()[name]
 
 
-def of_cuda(version: str) -> Workload:
+def of_cuda(version: str) -> WorkloadRequirements:
     """A container with a CUDA version."""
-    return Workload(f"a container with CUDA {version}", GUIDE, "confirmed", cuda=version)
+    return WorkloadRequirements(f"a container with CUDA {version}", GUIDE, "confirmed", cuda=version)

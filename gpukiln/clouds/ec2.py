@@ -30,7 +30,7 @@ def pages(client: Any, operation: str, key: str, **asked: Any) -> Iterator[dict[
         asked: Arguments of the operation, and PaginationConfig.
     """
     for page in client.get_paginator(operation).paginate(**asked):
-        yield from page[key]
+        yield from page.get(key) or ()  # as botocore/paginate.py, build_full_result: a missing list is empty
 
 
 def images(

@@ -99,7 +99,7 @@ def _verify(folder: Any, record: Any, cloud: Any, key: Any, json: bool) -> int:
     console = results(json=json)
     for finding in found:
         outcome = finding.outcome.replace("_", " ")
-        line = Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.says}")
+        line = Text.assemble((f"{outcome:8}", STYLES[finding.outcome]), f" {finding.id:24} {finding.message}")
         console.print(line, soft_wrap=True)
     if json:
         print_document(
@@ -112,6 +112,6 @@ def _verify(folder: Any, record: Any, cloud: Any, key: Any, json: bool) -> int:
         raise CheckFailedError(
             f"{len(failed)} of {len(found)} steps failed for {record.bake.image_id}",
             hint="don't roll this image out before it is known who changed what",
-            details=tuple(f"{finding.id}: {finding.says}" for finding in failed),
+            details=tuple(f"{finding.id}: {finding.message}" for finding in failed),
         )
     return 0

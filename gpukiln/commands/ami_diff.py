@@ -28,14 +28,14 @@ def diff(
 ) -> None:
     """Show what changes when an image replaces another: versions, vulnerabilities, checks, packages."""
     from gpukiln.images.builds import Builds
+    from gpukiln.release.compared_image import find_compared_image
     from gpukiln.release.diff import compare
     from gpukiln.release.diff_view import check_format, sections, to_markdown, to_terminal
-    from gpukiln.release.side import find_side
     from gpukiln.state import state_home
 
     form = check_format("json" if json else format)
     builds = Builds(state_home())
-    found = compare(find_side(builds, old), find_side(builds, new), _osv(vulnerabilities))
+    found = compare(find_compared_image(builds, old), find_compared_image(builds, new), _osv(vulnerabilities))
     if form == "json":
         print_document("ami.diff/1", dump(found))
     elif form == "markdown":
@@ -54,13 +54,13 @@ def diff(
 def notes(_: Any, build: str, since: str = "", vulnerabilities: str = "") -> None:
     """Write the release notes of an image, as Markdown, to standard output."""
     from gpukiln.images.builds import Builds
+    from gpukiln.release.compared_image import find_compared_image
     from gpukiln.release.notes import make_notes, predecessor
-    from gpukiln.release.side import find_side
     from gpukiln.state import state_home
 
     builds = Builds(state_home())
-    new = find_side(builds, build)
-    old = find_side(builds, since) if since else predecessor(builds, new)
+    new = find_compared_image(builds, build)
+    old = find_compared_image(builds, since) if since else predecessor(builds, new)
     print(make_notes(new, old, _osv(vulnerabilities)), end="")
 
 

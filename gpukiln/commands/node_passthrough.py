@@ -10,7 +10,9 @@ from gpukiln.typed import dump
 if TYPE_CHECKING:
     from gpukiln.nodes.passthrough.api import Pve, Way
     from gpukiln.nodes.passthrough.create import Order
-    from gpukiln.nodes.passthrough.judge import Wish
+    from gpukiln.nodes.passthrough.evaluate import Evaluation, PassthroughRequest
+    from gpukiln.nodes.passthrough.facts import PveFacts
+    from gpukiln.nodes.passthrough.model import Passthrough, PassthroughVm
 
 
 @command(
@@ -81,7 +83,7 @@ def passthrough(
     """Give a GPU of a Proxmox VE host to a VM; or make the VM of an exported image. Exit 6: refused."""
     from gpukiln.errors import UsageError
     from gpukiln.nodes.passthrough.api import Way
-    from gpukiln.nodes.passthrough.judge import wish
+    from gpukiln.nodes.passthrough.evaluate import parse_request
     from gpukiln.units import is_whole
 
     apply = apply and not dry_run
@@ -94,7 +96,8 @@ def passthrough(
     if slot and not is_whole(slot):
         raise UsageError(f"--slot {slot!r} is no whole number", hint="N of hostpciN")
     way = Way(pve, fingerprint, ca, token_file)
-    wanted = wish(gpu, primary=primary, hide_rom=hide_rom, slot=int(slot) if slot else None) if gpu else None
+    number = int(slot) if slot else None
+    wanted = parse_request(gpu, primary=primary, hide_rom=hide_rom, slot=number) if gpu else None
     if ssh and not way.https:
         raise UsageError(f"--ssh is for a host that is asked with a token, and --pve is {pve}")
     if not create:
@@ -121,16 +124,22 @@ def passthrough(
 
 
 def _give(
-    way: Way, number: int, wanted: Wish, ssh: str, *, apply: bool, accept_unseen: bool, as_json: bool
+    way: Way,
+    number: int,
+    wanted: PassthroughRequest,
+    ssh: str,
+    *,
+    apply: bool,
+    accept_unseen: bool,
+    as_json: bool,
 ) -> int:
     from dataclasses import replace
 
-    from gpukiln.errors import RefusedError
     from gpukiln.nodes.passthrough.api import connect
     from gpukiln.nodes.passthrough.apply import set_gpu
-    from gpukiln.nodes.passthrough.judge import judge, machine
-    from gpukiln.nodes.passthrough.look import find_vm, look
-    from gpukiln.nodes.passthrough.model import Passthrough, exit_code
+    from gpukiln.nodes.passthrough.evaluate import evaluate, vm_of
+    from gpukiln.nodes.passthrough.facts import find_vm, look
+    from gpukiln.nodes.passthrough.model import exit_code
     from gpukiln.nodes.passthrough.view import render, said
     from gpukiln.progress import Progress
     from gpukiln.state import state_home
@@ -140,24 +149,9 @@ def _give(
     with progress.step(f"look at VM {number} and {wanted.text}"):
         node, vm = find_vm(pve, number)
         facts = look(pve, node, mapping=wanted.mapping, vm=number, ssh=ssh)
-        judged = judge(facts, wanted, vm)
-    code = exit_code(judged.checks)
-    unseen = [one.name for one in judged.checks if one.verdict == "not seen"]
-    if apply and unseen and not accept_unseen and not code:
-        code = RefusedError.exit_code
-    found = Passthrough(
-        pve=way.pve,
-        version=facts.version,
-        node=node,
-        gpu=wanted.text,
-        vm=machine(vm),
-        functions=judged.functions,
-        checks=judged.checks,
-        change=judged.change,
-        done="refused" if code else "as-is" if judged.as_is else "looked",
-        undo=None,
-        exit_code=code,
-    )
+        result = evaluate(facts, wanted, vm)
+    code = exit_code(result.checks, all_seen=apply and not accept_unseen)
+    found = _document(way, facts, wanted, result, code, vm=vm_of(vm))
     shown = results(json=as_json)
     shown.print(render(found))
     if apply and found.done == "looked" and found.change:
@@ -168,6 +162,32 @@ def _give(
     if as_json:
         print_document(found.schema, dump(found))
     return found.exit_code
+
+
+def _document(
+    way: Way,
+    facts: PveFacts,
+    wanted: PassthroughRequest,
+    result: Evaluation,
+    code: int,
+    *,
+    vm: PassthroughVm | None,
+) -> Passthrough:
+    from gpukiln.nodes.passthrough.model import Passthrough
+
+    return Passthrough(
+        pve=way.pve,
+        version=facts.version,
+        node=facts.node,
+        gpu=wanted.text,
+        vm=vm,
+        functions=result.functions,
+        checks=result.checks,
+        change=result.change,
+        done="refused" if code else "as-is" if result.as_is else "looked",
+        undo=None,
+        exit_code=code,
+    )
 
 
 def _undo(name: str, token_file: str, *, apply: bool, as_json: bool) -> int:
@@ -203,7 +223,7 @@ def _create(
     number: int,
     node: str,
     order: Order,
-    wanted: Wish | None,
+    wanted: PassthroughRequest | None,
     ssh: str,
     *,
     apply: bool,
@@ -212,13 +232,12 @@ def _create(
 ) -> int:
     from dataclasses import replace
 
-    from gpukiln.errors import RefusedError
     from gpukiln.nodes.passthrough.api import connect
     from gpukiln.nodes.passthrough.create import can_be_read, make, plan, read_image, verify
-    from gpukiln.nodes.passthrough.judge import judge
-    from gpukiln.nodes.passthrough.look import find_node, look
-    from gpukiln.nodes.passthrough.model import EXIT, Created, Passthrough, exit_code
-    from gpukiln.nodes.passthrough.view import UNSEEN, render_created
+    from gpukiln.nodes.passthrough.evaluate import evaluate
+    from gpukiln.nodes.passthrough.facts import find_node, look
+    from gpukiln.nodes.passthrough.model import Created, exit_code
+    from gpukiln.nodes.passthrough.view import refusal, render_created
     from gpukiln.progress import Progress
     from gpukiln.units import Memory
 
@@ -230,31 +249,16 @@ def _create(
         gpu, value = None, ""
         if wanted is not None:
             facts = look(pve, node, mapping=wanted.mapping, vm=None, ssh=ssh)
-            judged = judge(facts, wanted, None, memory=Memory.parse(order.memory, "--memory").mib)
-            value = judged.value
-            gpu = Passthrough(
-                pve=way.pve,
-                version=facts.version,
-                node=node,
-                gpu=wanted.text,
-                vm=None,
-                functions=judged.functions,
-                checks=judged.checks,
-                change=None,
-                done="looked",
-                undo=None,
-                exit_code=exit_code(judged.checks),
-            )
+            result = evaluate(facts, wanted, None, memory=Memory.parse(order.memory, "--memory").mib)
+            value = result.value
+            gpu = _document(way, facts, wanted, result, exit_code(result.checks), vm=None)
         made = plan(pve, order, image, node, number, value)
         version = str(pve.get("version")["version"])
     with progress.step("verify the image"):
         size = max(1, image.path.stat().st_size)
         checks = (verify(image, lambda done: progress.say(f"{100 * done // size} %")), *made.checks)
     every = (*checks, *(gpu.checks if gpu else ()))
-    code = exit_code(every)
-    unseen = [one.name for one in every if one.verdict == "not seen"]
-    if apply and unseen and not accept_unseen and not code:
-        code = RefusedError.exit_code
+    code = exit_code(every, all_seen=apply and not accept_unseen)
     found = Created(
         pve=way.pve,
         version=version,
@@ -268,7 +272,6 @@ def _create(
         done="refused" if code else "looked",
         exit_code=code,
     )
-    worst = [one.name for one in every if one.verdict in EXIT]
     shown = results(json=as_json)
     shown.print(render_created(found))
     if apply and not code:
@@ -277,7 +280,7 @@ def _create(
         found = replace(found, done="made")
     shown.tell(
         {
-            "refused": f"nothing was made: {', '.join(worst) or UNSEEN.format(', '.join(unseen))}",
+            "refused": f"nothing was made: {refusal(every)}",
             "looked": "nothing was made: --apply makes it",
             "made": f"made, and read back: `qm start {made.vm}`, `qm terminal {made.vm}`",
         }[found.done]

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from gpukiln.clouds.base import Cloud
-    from gpukiln.offers.cost import Use
-    from gpukiln.offers.listing import Listing, Runs
+    from gpukiln.errors import GpukilnError
+    from gpukiln.offers.cost import MachineUsage
+    from gpukiln.offers.listing import RunSpec
     from gpukiln.offers.model import Request
     from gpukiln.offers.size import Size
 
@@ -97,19 +98,9 @@ def list_(
         spot=spot,
         fractions=fractions,
     )
-    found, error = _listing(
-        request,
-        None,
-        _use(hours, volume, no_address=no_address),
-        budget,
-        needs,
-        image,
-        _regions(regions),
-        cloud,
-        profile,
-    )
-    _tell(found, all=all, json=json)
-    if error:
+    use = _use(hours, volume, no_address=no_address)
+    where = _regions(regions)
+    if error := _list(request, None, use, budget, needs, image, where, cloud, profile, all=all, json=json):
         raise error
 
 
@@ -173,7 +164,7 @@ def size(
     if not params:
         raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
     model = sizes.Model(sizes.parameters(params), layers, width, kv_width, vocabulary)
-    run = sizes.Run(
+    run = sizes.ModelRun(
         mode,  # type: ignore[arg-type]  # size() says what is wrong with it
         precision,
         batch,
@@ -186,20 +177,10 @@ def size(
     )
     found = sizes.size(model, run)
     wanted = parse("", cpu=cpu, memory=memory, disk=disk, max_price=max_price, spot=spot)
-    answer, error = _listing(
-        sizes.as_request(found, wanted),
-        found,
-        _use(hours, volume, no_address=no_address),
-        budget,
-        needs,
-        image,
-        _regions(regions),
-        cloud,
-        profile,
-    )
-    _tell(answer, all=all, json=json)
-    if error:
-        if sizes.too_large(answer.request):
+    request, where = sizes.as_request(found, wanted), _regions(regions)
+    use = _use(hours, volume, no_address=no_address)
+    if error := _list(request, found, use, budget, needs, image, where, cloud, profile, all=all, json=json):
+        if sizes.too_large(request):
             error.hint = f"--tensor-parallel {tensor_parallel * 2} shares it among more GPUs; or fewer bits"
         raise error
 
@@ -240,10 +221,7 @@ def show(
         cloud=_cloud(cloud, named[0], profile),
         spot=spot,
     )
-    if json:
-        print_document(found.schema, dump(found))
-    else:
-        _print(view.shown_parts(found))
+    _print(found, view.shown_parts(found), json=json)
 
 
 show.first = "type"
@@ -295,13 +273,10 @@ def check(
             "--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`"
         )
     found = checked(machines, runs, _today())
-    if json:
-        print_document(found.schema, dump(found))
-    else:
-        _print(view.checked_parts(found))
+    _print(found, view.checked_parts(found), json=json)
     if wrong := [one for one in found.machines if not one.fits]:
-        first = next(row for row in wrong[0].findings if row.level == "error")
-        raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.hint)
+        first = next(row for row in wrong[0].findings if row.severity == "error")
+        raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.remedy)
 
 
 check.first, check.several = "what", True
@@ -326,7 +301,7 @@ def refresh(
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
     from gpukiln.offers import cache, view
     from gpukiln.offers.difference import difference
-    from gpukiln.offers.refresh import REFRESH, Document, require_complete
+    from gpukiln.offers.refresh import REFRESH, RefreshDocument, require_complete
     from gpukiln.offers.refresh import refresh as ask
 
     named = _one_region(region, "--region")
@@ -335,27 +310,29 @@ def refresh(
     asked = ask(where, say)
     fresh = not any(part.error for part in asked.parts if part.name == "types")
     types = cache.read(where.name, named).types if diff and fresh else None
-    found = Document(REFRESH, asked, difference(types, named) if types else None)
-    if json:
-        print_document(found.schema, dump(found))
-    else:
-        _print(view.refresh_parts(found))
+    found = RefreshDocument(REFRESH, asked, difference(types, named) if types else None)
+    _print(found, view.refresh_parts(found), json=json)
     require_complete(asked)
     return 10 if found.difference and found.difference.patch else 0
 
 
-def _listing(
+def _list(
     request: Request,
     size: Size | None,
-    use: Use,
+    use: MachineUsage,
     budget: str,
     needs: str,
     image: str,
     regions: list[str],
     cloud: str,
     profile: str,
-) -> tuple[Listing, Any]:
+    *,
+    all: bool,
+    json: bool,
+) -> GpukilnError | None:
+    """Print what satisfies a request; return why nothing does where that is so."""
     from gpukiln.errors import UsageError
+    from gpukiln.offers import view
     from gpukiln.offers.listing import listing
     from gpukiln.units import Money
 
@@ -363,28 +340,19 @@ def _listing(
     runs = _runs(needs, image, where)
     if runs.choose and where is None:
         raise UsageError("--image auto is asked of a cloud", hint="add --cloud aws or --cloud embedded")
-    return listing(
-        request,
-        regions,
-        _today(),
-        use=use,
-        runs=runs,
-        cloud=where,
-        size=size,
-        budget=Money.parse(budget, "--budget") if budget else None,
+    most = Money.parse(budget, "--budget") if budget else None
+    found, error = listing(
+        request, regions, _today(), use=use, runs=runs, cloud=where, size=size, budget=most
     )
+    _print(found, view.listing_parts(found, all=all), json=json)
+    return error
 
 
-def _tell(found: Listing, *, all: bool, json: bool) -> None:
-    from gpukiln.offers import view
-
+def _print(found: Any, parts: Iterable[RenderableType], *, json: bool) -> None:
+    """One document, or its parts for people."""
     if json:
         print_document(found.schema, dump(found))
-    else:
-        _print(view.listing_parts(found, all=all))
-
-
-def _print(parts: Iterable[RenderableType]) -> None:
+        return
     console = results()
     for part in parts:
         if isinstance(part, str):
@@ -420,14 +388,16 @@ def _one_region(text: str, option: str) -> str:
     return named[0]
 
 
-def _use(hours: int, volume: str, *, no_address: bool) -> Use:
+def _use(hours: int, volume: str, *, no_address: bool) -> MachineUsage:
     from gpukiln.errors import UsageError
-    from gpukiln.offers.cost import HOURS_MOST, Use
+    from gpukiln.offers.cost import HOURS_MOST, MachineUsage
     from gpukiln.units import Memory
 
     if not 1 <= hours <= HOURS_MOST:
         raise UsageError(f"--hours {hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
-    return Use(hours, Memory.parse(volume, "--volume", zero=True).gb if volume else 0, address=not no_address)
+    return MachineUsage(
+        hours, Memory.parse(volume, "--volume", zero=True).gb if volume else 0, address=not no_address
+    )
 
 
 def _cloud(name: str, region: str, profile: str) -> Cloud | None:
@@ -441,18 +411,18 @@ def _cloud(name: str, region: str, profile: str) -> Cloud | None:
     return make_cloud(name, region, profile=profile or None)
 
 
-def _runs(needs: str, image: str, cloud: Cloud | None) -> Runs:
+def _runs(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
     """What is to run on a machine: an image of docker/ is a workload, any other is what it starts from."""
     from gpukiln.catalog.workloads import of_cuda, workload
     from gpukiln.errors import UsageError
     from gpukiln.offers.fit import of_ami, of_record
-    from gpukiln.offers.listing import Runs
+    from gpukiln.offers.listing import RunSpec
 
     asked = workload(needs) if needs else None
     if not image:
-        return Runs(workload=asked)
+        return RunSpec(workload=asked)
     if image == "auto":
-        return Runs(choose=True, workload=asked)
+        return RunSpec(choose=True, workload=asked)
     from gpukiln.catalog.components import load_components
     from gpukiln.catalog.containers import container_names
     from gpukiln.images.builds import Builds
@@ -463,16 +433,16 @@ def _runs(needs: str, image: str, cloud: Cloud | None) -> Runs:
             raise UsageError(
                 f"--needs {needs} and --image {image} are both what is to run", hint="one of them"
             )
-        return Runs(workload=of_cuda(load_components()["cuda"].version or ""))
+        return RunSpec(workload=of_cuda(load_components()["cuda"].version or ""))
     builds = Builds(state_home())
     if not image.startswith("ami-"):
-        return Runs(image=of_record(builds.find(image).read()), workload=asked)
+        return RunSpec(image=of_record(builds.find(image).read()), workload=asked)
     for folder in builds.all():
         record = folder.read()
         if record.bake and record.bake.image_id == image:
-            return Runs(image=of_record(record), workload=asked)
+            return RunSpec(image=of_record(record), workload=asked)
     if cloud is None:
         raise UsageError(
             f"{image} was not built here", hint="--cloud says where to look it up: aws or embedded"
         )
-    return Runs(image=of_ami(cloud, image), workload=asked)
+    return RunSpec(image=of_ami(cloud, image), workload=asked)

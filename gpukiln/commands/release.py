@@ -82,7 +82,7 @@ def release(
     proof = found.proof(rules)
     excused = require_proven(channel, rules, proof, has_gpus=where.has_gpus)
     chosen = tuple(region_names(regions)) or rules.regions or (proof.region,)
-    wish = publish.Wish(
+    spec = publish.ReleaseSpec(
         proof=proof,
         channel_name=channel,
         channel=rules,
@@ -95,11 +95,11 @@ def release(
     )
     if after:
         load_channel(after)
-        require_pointed(where, replace(wish.pointer, channel=after), proof.build, chosen)
+        require_pointed(where, replace(spec.pointer, channel=after), proof.build, chosen)
     _clean_up_after_killed(where, dry_run=dry_run)
     if public and not dry_run:
         _confirm_public(publish.source_image(where, proof)["Name"], chosen, yes_public)
-    done = publish.release(wish, where, _releases(), Progress(), dry_run=dry_run)
+    done = publish.release(spec, where, _releases(), Progress(), dry_run=dry_run)
     return _end(done, json=json)
 
 

@@ -29,16 +29,17 @@ ALSO = {
 
 
 def _ami() -> Documents:
-    from gpukiln.attest.attestation import Attestation, Finding
+    from gpukiln.attest.attestation import Attestation
     from gpukiln.exports.bring import Disk, Imported
     from gpukiln.exports.run import Exported, Planned
+    from gpukiln.findings import Examined
     from gpukiln.images.builds import Record
     from gpukiln.images.cost import Cost
     from gpukiln.images.plan import Plan
     from gpukiln.release.diff import Diff
     from gpukiln.release.log import Release
-    from gpukiln.release.overview import Row
-    from gpukiln.release.prune import Item
+    from gpukiln.release.overview import ChannelRow
+    from gpukiln.release.prune import PruneItem
     from gpukiln.verify.verdict import Verdict
 
     base = Form(
@@ -59,12 +60,12 @@ def _ami() -> Documents:
         durations_s=dict[str, float],
         total_s=float,
     )
-    pruned = Form(region=str, images=[Item], leftovers=dict[str, str], error=str)
+    pruned = Form(region=str, images=[PruneItem], leftovers=dict[str, str], error=str)
     return {
         "ami.attest/1": Form(Attestation),
         "ami.attest.plan/1": Form(None, "What would be attested.", build=str, image_id=str, signed=bool),
         "ami.attest.verify/1": Form(
-            None, "What was verified of an attestation.", build=str, image_id=str, findings=[Finding]
+            None, "What was verified of an attestation.", build=str, image_id=str, findings=[Examined]
         ),
         "ami.bases/1": Form(None, "Base images, and the driver of each.", bases=[base]),
         "ami.build/1": Form(Record, "The record of a build that has ended.", image_id=str | None, built=bool),
@@ -78,7 +79,9 @@ def _ami() -> Documents:
             verdict=Verdict | None,
         ),
         "ami.build.plan/1": Form(Plan, built=bool),
-        "ami.channels/1": Form(None, "What every channel points at.", channels=[Row], errors=dict[str, str]),
+        "ami.channels/1": Form(
+            None, "What every channel points at.", channels=[ChannelRow], errors=dict[str, str]
+        ),
         "ami.diff/1": Form(Diff),
         "ami.export/1": Form(Exported),
         "ami.export.plan/1": Form(Planned),
@@ -265,10 +268,15 @@ def _node() -> Documents:
 
 
 def _offer() -> Documents:
-    from gpukiln.offers.listing import CHECK, LIST, SHOW, Checked, Listing, Shown
-    from gpukiln.offers.refresh import REFRESH, Document
+    from gpukiln.offers.listing import CHECK, LIST, SHOW, Checked, OfferDetails, OfferListing
+    from gpukiln.offers.refresh import REFRESH, RefreshDocument
 
-    return {LIST: Form(Listing), SHOW: Form(Shown), CHECK: Form(Checked), REFRESH: Form(Document)}
+    return {
+        LIST: Form(OfferListing),
+        SHOW: Form(OfferDetails),
+        CHECK: Form(Checked),
+        REFRESH: Form(RefreshDocument),
+    }
 
 
 def _workspace() -> Documents:
@@ -359,7 +367,7 @@ def _forms(noun: str = "") -> Forms:
 
     from gpukiln.findings import OUTCOMES
     from gpukiln.release.log import Release
-    from gpukiln.release.overview import Row
+    from gpukiln.release.overview import ChannelRow
     from gpukiln.verify.verdict import Verdict
 
     written: type | None = None
@@ -372,7 +380,7 @@ def _forms(noun: str = "") -> Forms:
         {
             Verdict: {"passed": bool, "counts": counts},
             Release: {"schema": int, "parameter": str},
-            Row: {"parameter": str},
+            ChannelRow: {"parameter": str},
         },
         written,
     )

@@ -4,7 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gpukiln.catalog import compat, cuda
-from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds import ec2 as calls
@@ -12,6 +11,7 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.tags import DRIVER_TAG
 from gpukiln.compatibility import FORWARD_COMPAT, NO, Support
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
+from gpukiln.findings import Finding
 from gpukiln.images.builds import Record
 from gpukiln.instances.tags import tags_of
 
@@ -55,7 +55,7 @@ class ContainerCheck:
             IncompatibleError: It can never work.
             CheckFailedError: It works only with a package in the container that nothing here installs.
         """
-        problems = [(finding.message, finding.hint) for finding in self.findings]
+        problems = [(finding.message, finding.remedy) for finding in self.findings]
         newer = "a newer driver on the node, or an image with an older CUDA"
         if self.support.way == NO:
             problems.insert(0, (self.support.message, f"{newer}; {self.support.limits}"))
@@ -129,18 +129,22 @@ def check_container(image: str, version: str, node: Node) -> ContainerCheck:
         if board.manufacturer != "NVIDIA":
             message = f"the {board.name} is {board.manufacturer}'s, and CUDA runs on NVIDIA's GPUs"
             findings.append(
-                Finding("error", "not-nvidia", message, "a machine with an NVIDIA GPU", board.source)
+                Finding(
+                    "not-nvidia", "error", message, remedy="a machine with an NVIDIA GPU", source=board.source
+                )
             )
             continue
         what = f"the {board.name} ({board.arch})"
         findings += [
-            replace(finding, hint=f"build the node's image with {finding.hint}")
+            replace(finding, remedy=f"build the node's image with {finding.remedy}")
             for finding in compat.check_driver_knows(node.driver, key, what=what, way_out="take another GPU")
         ]
         if wanted := cuda.compile_problem(version, key):
             message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"
             hint = f"an image with {wanted}, or another GPU"
-            findings.append(Finding("error", "cuda-gpu", message, hint, cuda.ARCHITECTURE_MATRIX))
+            findings.append(
+                Finding("cuda-gpu", "error", message, remedy=hint, source=cuda.ARCHITECTURE_MATRIX)
+            )
     return ContainerCheck(
         image, version, node, cuda.support(version, node.driver, node.gpus), tuple(findings)
     )

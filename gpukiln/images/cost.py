@@ -6,7 +6,7 @@ traffic and tax. The embedded cloud costs nothing.
 
 from collections.abc import Mapping
 
-from gpukiln.catalog.prices import Price, machine_price, snapshot_price
+from gpukiln.catalog.prices import DatedPrice, machine_price, snapshot_price
 from gpukiln.images.plan import Plan
 from gpukiln.instances.launch import Launched
 from gpukiln.typed import strict
@@ -157,5 +157,5 @@ def _cost(plan: Plan, basis: str, machines: tuple[MachineCost, ...]) -> Cost:
     return Cost(basis, machines, plan.volume_size_gib, month, as_of)
 
 
-def _as_of(price: Price | None, what: str, region: str) -> str:
+def _as_of(price: DatedPrice | None, what: str, region: str) -> str:
     return price.as_of if price else f"the catalogue has none for {what} in {region}"

@@ -1,11 +1,12 @@
 """Whether what is in an image, or would be, fits machines: the same rules before a build and after it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import base as find_base
-from gpukiln.catalog.compat import Finding
 from gpukiln.errors import IncompatibleError
+from gpukiln.findings import Finding
 
 
 def check_types(
@@ -30,10 +31,10 @@ def check_types(
     findings = list(compat.check_cuda(cuda, driver, types)) if cuda else []
     for name in types:
         own = compat.check_instance_type(name, architecture=architecture)
-        findings += own
-        if all(finding.level == "warning" for finding in own):
-            findings += compat.check_driver_gpu(driver, modules, name)
-            findings += compat.check_cuda_gpu(cuda, name) if cuda else ()
+        if all(finding.severity == "warning" for finding in own):
+            own += compat.check_driver_gpu(driver, modules, name)
+            own += compat.check_cuda_gpu(cuda, name) if cuda else ()
+        findings += [replace(finding, object=name) for finding in own]
     return [*findings, *compat.check_fabric_manager(base, find_base(base), types)]
 
 
@@ -46,14 +47,14 @@ def refuse(findings: Sequence[Finding]) -> None:
     Raises:
         IncompatibleError: At least one is an error; the details hold each of them with its way out.
     """
-    errors = [finding for finding in findings if finding.level == "error"]
+    errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
     details = tuple(
-        f"{finding.rule}: {finding.message}" + (f" - {finding.hint}" if finding.hint else "")
+        f"{finding.id}: {finding.message}" + (f" - {finding.remedy}" if finding.remedy else "")
         for finding in errors
     )
     raise IncompatibleError(
-        errors[0].message + more, hint=errors[0].hint, details=details[: 20 if more else 0]
+        errors[0].message + more, hint=errors[0].remedy, details=details[: 20 if more else 0]
     )

@@ -10,7 +10,6 @@ from gpukiln import programs
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.bases import base as find_base
-from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.components import (
     Component,
     apply_overrides,
@@ -25,6 +24,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.regions import check_region
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UnavailableError, UsageError
+from gpukiln.findings import Finding
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.fit import check_types, refuse
@@ -204,7 +204,7 @@ def make_plan(
         kubernetes=kubernetes if base_facts.has_kubernetes else NO_KUBERNETES,
         components=decisions,
         overrides=tuple(overrides),
-        warnings=tuple(finding for finding in findings if finding.level == "warning"),
+        warnings=tuple(finding for finding in findings if finding.severity == "warning"),
         digest=digest(inputs),
         inputs=inputs,
         created_at=moment.astimezone(UTC).isoformat(timespec="seconds"),
@@ -266,11 +266,11 @@ def check_components(
         UsageError: The catalogue does not know a version.
     """
     findings = [
-        compat.Finding(
-            "warning",
+        Finding(
             "review-overdue",
+            "warning",
             f"{name} was to be reviewed by {components[name].review}",
-            hint="look whether its version in components.yaml is still the right one, and set the next day",
+            remedy="look whether its version in components.yaml is still the right one, and set the next day",
             source="components.yaml",
         )
         for name in image.components

@@ -21,8 +21,8 @@ def plan_table(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [_head(plan), Text(), _components(plan)]
     for warning in plan.warnings:
         line = Text.assemble(("warning  ", "yellow"), warning.message)
-        if warning.hint:
-            line.append(f"\n         {warning.hint}", style="dim")
+        if warning.remedy:
+            line.append(f"\n         {warning.remedy}", style="dim")
         parts.append(line)
     return Group(*parts)
 

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from gpukiln.catalog.bases import base as find_base
-from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.images import load_image
 from gpukiln.catalog.instance_types import gpus_of, instance_type
@@ -18,6 +17,7 @@ from gpukiln.clouds.tags import (
     TYPES_TAG,
 )
 from gpukiln.errors import UsageError
+from gpukiln.findings import Finding
 from gpukiln.images.fit import check_types, refuse
 from gpukiln.images.plan import Plan
 
@@ -161,9 +161,13 @@ def machine_findings(subject: Subject, types: Sequence[str]) -> list[Finding]:
     if subnet and installed and not any(gpu(key).nvlsm for key in built_for):
         message = f"{', '.join(subnet)} needs NVLink's subnet manager, and {subject.image_id} has none"
         hint = f"build it with --instance-types {','.join([*subject.instance_types, *subnet])}"
-        findings.append(Finding("error", "fabric-manager", message, hint, "Fabric Manager user guide"))
+        findings.append(
+            Finding("fabric-manager", "error", message, remedy=hint, source="Fabric Manager user guide")
+        )
     if switched and not installed:
         message = f"{', '.join(switched)} has NVSwitch, and {subject.image_id} has no fabric manager"
         hint = f"build it with --instance-types {','.join([*subject.instance_types, *switched])}"
-        findings.append(Finding("error", "fabric-manager", message, hint, "Fabric Manager user guide"))
+        findings.append(
+            Finding("fabric-manager", "error", message, remedy=hint, source="Fabric Manager user guide")
+        )
     return findings

@@ -18,6 +18,7 @@ from typing import Any, Literal, TypeVar
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.catalog.quotas import Market, Quota, quota_of
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UnavailableError
 
@@ -83,7 +84,7 @@ NOT_THERE = Likelihood(None, (), None, ("the zone does not have it",))
 
 
 @dataclass(frozen=True)
-class Held:
+class CapacityReservation:
     """A capacity reservation of the account with instances that are free.
 
     Args:
@@ -118,13 +119,13 @@ class Reservation:
         reasons: Why what is unknown is.
     """
 
-    held: tuple[Held, ...] | None
+    held: tuple[CapacityReservation, ...] | None
     blocks: tuple[BlockOffer, ...] | None
     reasons: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Place:
+class ZoneAvailability:
     """One type in one zone.
 
     Args:
@@ -148,7 +149,7 @@ class Unknown:
     reason: str
 
 
-def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[Place, ...]:
+def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[ZoneAvailability, ...]:
     """Where types can be had in the cloud's region.
 
     Args:
@@ -178,7 +179,9 @@ def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[Pla
             offered, zone_id = _offered(offers, name, zone), ids.get(zone, "")
             likelihood = NOT_THERE if offered.answer == "no" else likely(name, zone_id)
             reservation = _reservation(name, zone, reserved, blocks.get(name, ()))
-            found.append(Place(name, zone, zone_id, offered, quotas[name], likelihood, reservation))
+            found.append(
+                ZoneAvailability(name, zone, zone_id, offered, quotas[name], likelihood, reservation)
+            )
     return tuple(found)
 
 
@@ -216,11 +219,6 @@ class _Asking:
             return unknown
 
 
-def _pages(client: Any, call: str, key: str, **asked: Any) -> list[Any]:
-    pages = client.get_paginator(call).paginate(**asked)
-    return [one for page in pages for one in page.get(key, ())]
-
-
 def _zones(asking: _Asking) -> dict[str, str] | Unknown:
     """The ids of the region's zones by their names."""
     found = asking.ask(
@@ -241,7 +239,7 @@ def _offers(asking: _Asking, names: Sequence[str]) -> frozenset[tuple[str, str]]
         "look up which zones have the types",
         lambda ec2: frozenset(
             (one["InstanceType"], one["Location"])
-            for one in _pages(
+            for one in calls.pages(
                 ec2,
                 "describe_instance_type_offerings",
                 "InstanceTypeOfferings",
@@ -329,12 +327,14 @@ def _running(asking: _Asking, market: Market) -> list[tuple[str, int]] | Unknown
     found = asking.ask(
         "ec2",
         "count the running instances",
-        lambda ec2: _pages(
-            ec2,
-            "describe_instances",
-            "Reservations",
-            Filters=[{"Name": "instance-state-name", "Values": ["running"]}],
-            PaginationConfig={"PageSize": PAGE},
+        lambda ec2: list(
+            calls.pages(
+                ec2,
+                "describe_instances",
+                "Reservations",
+                Filters=[{"Name": "instance-state-name", "Values": ["running"]}],
+                PaginationConfig={"PageSize": PAGE},
+            )
         ),
     )
     if isinstance(found, Unknown):
@@ -449,7 +449,7 @@ def _placements(asking: _Asking, names: Sequence[str]) -> dict[str, int] | Unkno
         "ask for spot placement scores",
         lambda ec2: {
             one["AvailabilityZoneId"]: one["Score"]
-            for one in _pages(
+            for one in calls.pages(
                 ec2,
                 "get_spot_placement_scores",
                 "SpotPlacementScores",
@@ -497,12 +497,14 @@ def _reserved(asking: _Asking) -> list[Any] | Unknown:
     return asking.ask(
         "ec2",
         "look up capacity reservations",
-        lambda ec2: _pages(
-            ec2,
-            "describe_capacity_reservations",
-            "CapacityReservations",
-            Filters=[{"Name": "state", "Values": [*RESERVED_STATES]}],
-            PaginationConfig={"PageSize": PAGE},
+        lambda ec2: list(
+            calls.pages(
+                ec2,
+                "describe_capacity_reservations",
+                "CapacityReservations",
+                Filters=[{"Name": "state", "Values": [*RESERVED_STATES]}],
+                PaginationConfig={"PageSize": PAGE},
+            )
         ),
     )
 
@@ -523,7 +525,7 @@ def _blocks(asking: _Asking, name: str) -> tuple[tuple[str, BlockOffer], ...] | 
                     one["CurrencyCode"],
                 ),
             )
-            for one in _pages(
+            for one in calls.pages(
                 ec2,
                 "describe_capacity_block_offerings",
                 "CapacityBlockOfferings",
@@ -545,7 +547,7 @@ def _reservation(
     held = None
     if not isinstance(reserved, Unknown):
         held = tuple(
-            Held(
+            CapacityReservation(
                 one["CapacityReservationId"],
                 one["AvailableInstanceCount"],
                 one["InstanceMatchCriteria"] == "targeted",

@@ -115,7 +115,7 @@ class Quotas:
 
 
 @strict
-class Region:
+class CachedRegion:
     """What one region of one cloud answered; a part is None where it never did.
 
     Args:
@@ -140,7 +140,7 @@ def path(cloud: str, region: str) -> Path:
     return state_home() / "offers" / cloud / f"{region}.json"
 
 
-def read(cloud: str, region: str) -> Region:
+def read(cloud: str, region: str) -> CachedRegion:
     """What a region answered; without any part where it was never asked.
 
     Raises:
@@ -150,15 +150,15 @@ def read(cloud: str, region: str) -> Region:
     try:
         about = file.stat()
     except FileNotFoundError:
-        return Region(cloud, region)
+        return CachedRegion(cloud, region)
     return _parsed(file, cloud, region, about.st_ino, about.st_mtime_ns)
 
 
-def update(cloud: str, region: str, parts: dict[str, Any]) -> Region:
+def update(cloud: str, region: str, parts: dict[str, Any]) -> CachedRegion:
     """Put answers in the place of older ones.
 
     Args:
-        parts: By field of `Region`; what is not there stays.
+        parts: By field of `CachedRegion`; what is not there stays.
 
     Returns:
         The document as it stands now.
@@ -177,7 +177,7 @@ def update(cloud: str, region: str, parts: dict[str, Any]) -> Region:
 
 
 @lru_cache(maxsize=32)  # a list asks for each type and region, and a file is read once
-def _parsed(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: int) -> Region:
+def _parsed(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: int) -> CachedRegion:
     where, hint = (
         str(file),
         f"remove it, and ask again: `invoke offer.refresh --cloud {cloud} --region {region}`",
@@ -189,7 +189,7 @@ def _parsed(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: int) ->
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise UsageError(f"{where} has schema {schema}, and this version reads {SCHEMA}", hint=hint)
-    found = load(Region, document, where=where, hint=hint)
+    found = load(CachedRegion, document, where=where, hint=hint)
     if (found.cloud, found.region) != (cloud, region):
         raise UsageError(f"{where} is of {found.region} of {found.cloud}", hint=hint)
     return found

@@ -22,7 +22,7 @@ class OverBudgetError(RefusedError):
 
 
 @dataclass(frozen=True)
-class Use:
+class MachineUsage:
     """How a machine is used.
 
     Args:
@@ -37,7 +37,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Item:
+class CostItem:
     """One thing that is paid for.
 
     Args:
@@ -66,11 +66,11 @@ class Month:
     """
 
     usd: Decimal | None
-    items: tuple[Item, ...]
+    items: tuple[CostItem, ...]
     estimate: Decimal | None = None
 
 
-def month(offer: Offer, use: Use, today: date, *, cloud: str = "aws") -> Month:
+def month(offer: Offer, use: MachineUsage, today: date, *, cloud: str = "aws") -> Month:
     """What an offer costs in a month. What leaves AWS's network, and snapshots, are not in it."""
     hours = f"{use.hours} hours, {offer.market}"
     items = [_item("machine", offer.price, Decimal(use.hours), hours, offer.estimate)]
@@ -93,14 +93,16 @@ def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
     return None if None in known else sum((one for one in known if one is not None), Decimal(0))
 
 
-def _item(name: str, price: Figure | None, amount: Decimal, how: str, about: Figure | None = None) -> Item:
+def _item(
+    name: str, price: Figure | None, amount: Decimal, how: str, about: Figure | None = None
+) -> CostItem:
     figure = price or about
     if figure is None:
-        return Item(name, None, f"{how}: no price is known", None)
+        return CostItem(name, None, f"{how}: no price is known", None)
     usd = (figure.value * amount).quantize(CENT, ROUND_HALF_UP)
     if price is None:
-        return Item(name, None, f"{how} at about {figure.value} {figure.unit}, estimated", None, usd)
-    return Item(name, usd, f"{how} at {price.value} {price.unit}", price)
+        return CostItem(name, None, f"{how} at about {figure.value} {figure.unit}, estimated", None, usd)
+    return CostItem(name, usd, f"{how} at {price.value} {price.unit}", price)
 
 
 def within(budget: Decimal, offers: Sequence[tuple[Offer, Month]]) -> tuple[tuple[Offer, Month], ...]:

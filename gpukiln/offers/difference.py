@@ -26,7 +26,7 @@ Value = str | int | float | bool
 
 
 @dataclass(frozen=True)
-class Change:
+class FieldChange:
     """A field of a type that is not as the catalogue says."""
 
     instance_type: str
@@ -50,7 +50,7 @@ class Difference:
     region: str
     new: tuple[str, ...]
     retired: tuple[str, ...]
-    changed: tuple[Change, ...]
+    changed: tuple[FieldChange, ...]
     notes: tuple[str, ...]
     patch: str
 
@@ -107,13 +107,13 @@ def difference(
 
 def _changes(
     name: str, known: Mapping[str, InstanceType], described: Mapping[str, Described]
-) -> Iterator[Change]:
+) -> Iterator[FieldChange]:
     if known[name].status == "retired":
-        yield Change(name, "status", "retired", "current")
+        yield FieldChange(name, "status", "retired", "current")
     for field in COMPARED:
         ours, theirs = getattr(known[name], field), getattr(described[name], field)
         if theirs is not None and ours != theirs:
-            yield Change(name, field, ours, theirs)
+            yield FieldChange(name, field, ours, theirs)
 
 
 def _of_new(name: str, row: Described, key: str) -> Iterator[str]:

@@ -8,15 +8,15 @@ from datetime import date
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.catalog import compat, cuda
-from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.gpus import Gpu, gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.catalog.load import version_key
-from gpukiln.catalog.workloads import Workload
+from gpukiln.catalog.workloads import WorkloadRequirements
 from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.ec2 import require_image
 from gpukiln.compatibility import GUIDE
 from gpukiln.errors import UsageError
+from gpukiln.findings import Finding, Severity
 
 if TYPE_CHECKING:  # slow to import, and only images need it
     from gpukiln.images.builds import Record
@@ -62,7 +62,7 @@ def image_of_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
 
 
 def fit(
-    machine: str, *, image: Subject | None, workload: Workload | None, today: date
+    machine: str, *, image: Subject | None, workload: WorkloadRequirements | None, today: date
 ) -> tuple[Finding, ...]:
     """What is to be known of an image and a workload on a machine; an error can never work.
 
@@ -77,44 +77,55 @@ def fit(
     if image is None:
         alone = compat.check_instance_type(machine, architecture=instance_type(machine).arch)
         for one in alone:  # whether it has the GRID driver, an image says
-            found.append(replace(one, level="warning") if one.rule == "grid-only" else one)
+            severity: Severity = "warning" if one.id == "grid-only" else one.severity
+            found.append(replace(one, severity=severity, object=machine))
     else:
         from gpukiln.images.subject import machine_findings  # noqa: PLC0415 - see above
 
         found += machine_findings(image, [machine])
         found += compat.check_driver(image.driver, image.modules, today=today)
     if workload is not None:
-        found += _workload_findings(workload, machine, image)
+        found += (replace(one, object=machine) for one in _workload_findings(workload, machine, image))
     return tuple(dict.fromkeys(found))
 
 
-def _workload_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
+def _workload_findings(
+    workload: WorkloadRequirements, machine: str, image: Subject | None
+) -> Iterator[Finding]:
     facts = instance_type(machine)
     board = gpu(facts.gpu)
     title, source = workload.title, workload.source
     if facts.arch not in workload.arch:
         message = f"{title} is built for {' and '.join(workload.arch)}, and {machine} is {facts.arch}"
-        yield Finding("error", "workload-architecture", message, "a machine of that architecture", source)
+        yield Finding(
+            "workload-architecture", "error", message, remedy="a machine of that architecture", source=source
+        )
     if board.cc is None:
         message = f"{title} runs on NVIDIA's GPUs, and {machine} has a {board.manufacturer} {board.name}"
-        yield Finding("error", "not-nvidia", message, "a machine with an NVIDIA GPU", source)
+        yield Finding("not-nvidia", "error", message, remedy="a machine with an NVIDIA GPU", source=source)
         return
     if workload.least_cc and version_key(board.cc) < version_key(workload.least_cc):
         message = f"{title} needs compute capability {workload.least_cc}, {board.name} has {board.cc}"
         yield Finding(
-            "error", "workload-capability", message, "a newer GPU, or an older release of it", source
+            "workload-capability",
+            "error",
+            message,
+            remedy="a newer GPU, or an older release of it",
+            source=source,
         )
     built_for = (facts.arch == "arm64" and workload.built_for_arm64) or workload.built_for
     if built_for and not _has_code(built_for, workload.ptx, board):
         message = f"{title} for {facts.arch} has no code for {board.name} (compute capability {board.cc})"
         hint = f"it is built for {', '.join(built_for)}: another build, or another GPU"
-        yield Finding("error", "workload-build", message, hint, f"{source}; {BINARY}")
+        yield Finding("workload-build", "error", message, remedy=hint, source=f"{source}; {BINARY}")
     if workload.cuda and not built_for and (image is None or workload.cuda != image.cuda):
         yield from compat.check_cuda_gpu(workload.cuda, machine)
     yield from _driver_findings(workload, machine, image)
 
 
-def _driver_findings(workload: Workload, machine: str, image: Subject | None) -> Iterator[Finding]:
+def _driver_findings(
+    workload: WorkloadRequirements, machine: str, image: Subject | None
+) -> Iterator[Finding]:
     least = workload.least_driver
     if image is None:
         floors = {cuda.needs(workload.cuda).first: GUIDE} if workload.cuda else {}
@@ -123,12 +134,12 @@ def _driver_findings(workload: Workload, machine: str, image: Subject | None) ->
         needed = max(floors, key=version_key)
         message = f"{workload.title} needs driver {needed} or later"
         hint = "--image says which driver there is"
-        yield Finding("warning", "workload-driver", message, hint, floors[needed])
+        yield Finding("workload-driver", "warning", message, remedy=hint, source=floors[needed])
         return
     if least and version_key(image.driver) < version_key(least):
         message = f"{workload.title} needs driver {least} or later, {image.image_id} has {image.driver}"
         hint = f"{compat.branch_hint(least)} when the image is built, or an older release of it"
-        yield Finding("error", "workload-driver", message, hint, workload.source)
+        yield Finding("workload-driver", "error", message, remedy=hint, source=workload.source)
     if workload.cuda and workload.cuda != image.cuda:  # which the image was judged by
         yield from compat.check_cuda(workload.cuda, image.driver, [machine])
 

@@ -21,7 +21,7 @@ from gpukiln.catalog.compat import choose_modules
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
-from gpukiln.catalog.workloads import Workload
+from gpukiln.catalog.workloads import WorkloadRequirements
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.ec2 import images
 from gpukiln.clouds.tags import PASSED, VERDICT_TAG, VERIFIED_TAG
@@ -31,7 +31,7 @@ from gpukiln.images import pointer as pointers
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers.fit import fit, image_of_ami
-from gpukiln.offers.model import Choice
+from gpukiln.offers.model import ImageChoice
 from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
@@ -68,7 +68,7 @@ class Released:
 
 
 @strict
-class Proven:
+class ProvenImage:
     """An image of ours that passed, whether or not a channel points at it.
 
     Args:
@@ -84,7 +84,7 @@ class Proven:
 
 
 @strict
-class Dlami:
+class DeepLearningAmi:
     """One of AWS's Deep Learning AMIs.
 
     Args:
@@ -109,8 +109,8 @@ class Images:
 
     at: str
     released: tuple[Released, ...]
-    proven: tuple[Proven, ...]
-    dlamis: tuple[Dlami, ...]
+    proven: tuple[ProvenImage, ...]
+    dlamis: tuple[DeepLearningAmi, ...]
     notes: tuple[str, ...]
     trust: tuple[str, ...] = ()
 
@@ -157,7 +157,9 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
     return found
 
 
-def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None, today: date) -> Choice:
+def choose(
+    found: Images, cloud: Cloud, machine: str, workload: WorkloadRequirements | None, today: date
+) -> ImageChoice:
     """The image for a machine: the first of release, proven image, DLAMI and plain image that fits."""
     why: list[str] = []
     for one in sorted(found.released, key=lambda row: row.since, reverse=True):
@@ -165,23 +167,23 @@ def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None,
             why.append(f"not {one.parameter}: {one.why}")
             continue
         findings = fit(machine, image=one.facts, workload=workload, today=today)
-        if wrong := next((row for row in findings if row.level == "error"), None):
+        if wrong := next((row for row in findings if row.severity == "error"), None):
             why.append(f"not {one.parameter} ({one.image_id}): {wrong.message}")
             continue
         why.insert(
             0, f"the newest release of a channel that fits, since {one.since or 'a day that nobody says'}"
         )
-        return Choice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings, one.trust)
+        return ImageChoice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings, one.trust)
     if not found.released:
         why.append("not a release of ours: no channel points at an image there")
     for mine in sorted(found.proven, key=lambda row: row.since, reverse=True):
         findings = fit(machine, image=mine.facts, workload=workload, today=today)
-        if wrong := next((row for row in findings if row.level == "error"), None):
+        if wrong := next((row for row in findings if row.severity == "error"), None):
             why.append(f"not {mine.image_id}: {wrong.message}")
             continue
         why.insert(0, f"the image of ours that was proven last, on {mine.since[:10]}")
         name = mine.facts.build_id
-        return Choice(mine.image_id, "proven", name, tuple(why), found.at, findings, mine.trust)
+        return ImageChoice(mine.image_id, "proven", name, tuple(why), found.at, findings, mine.trust)
     if not found.proven:
         why.append("not an image of ours: none of them passed there")
     for row in found.dlamis:
@@ -190,15 +192,15 @@ def choose(found: Images, cloud: Cloud, machine: str, workload: Workload | None,
             continue
         needs = fit(machine, image=None, workload=workload, today=today)
         why.insert(0, "AWS's Deep Learning AMI: its driver is not known before it is booted")
-        return Choice(row.image_id, "dlami", row.parameter, tuple(why), found.at, needs)
+        return ImageChoice(row.image_id, "dlami", row.parameter, tuple(why), found.at, needs)
     if not found.dlamis:
         why.append("not a Deep Learning AMI: none is published there")
     return _plain_image(cloud, machine, workload, today, why, found.at)
 
 
 def _plain_image(
-    cloud: Cloud, machine: str, workload: Workload | None, today: date, why: list[str], at: str
-) -> Choice:
+    cloud: Cloud, machine: str, workload: WorkloadRequirements | None, today: date, why: list[str], at: str
+) -> ImageChoice:
     name = default_base(cloud.name)
     driver = load_components()["nvidia_driver"].version or ""
     facts = Subject(
@@ -216,10 +218,10 @@ def _plain_image(
     )
     why.insert(0, f"a plain image, on which the roles install driver {driver}: `invoke ami.build` bakes it")
     findings = fit(machine, image=facts, workload=workload, today=today)
-    return Choice("", "base", name, tuple(why), at, findings)
+    return ImageChoice("", "base", name, tuple(why), at, findings)
 
 
-def _dlami_misfit(image: Dlami, machine: str) -> str:
+def _dlami_misfit(image: DeepLearningAmi, machine: str) -> str:
     facts = instance_type(machine)
     board = gpu(facts.gpu)
     if facts.arch != image.arch:
@@ -257,7 +259,7 @@ def _released(cloud: Cloud) -> Iterator[Released]:
             yield Released(pointer.path, image_id, since, None, "; ".join((error.message, *error.details)))
 
 
-def _proven(cloud: Cloud, refused: list[str]) -> Iterator[Proven]:
+def _proven(cloud: Cloud, refused: list[str]) -> Iterator[ProvenImage]:
     """The images that count; a line of each that nothing vouches for is added to `refused`."""
     passed = {f"tag:{VERDICT_TAG}": [PASSED]}
     for image in images(cloud.client("ec2"), passed, Owners=["self"]):
@@ -269,12 +271,12 @@ def _proven(cloud: Cloud, refused: list[str]) -> Iterator[Proven]:
                 continue
             try:
                 words = trust.require_verified(cloud, image)
-                yield Proven(image["ImageId"], tags.get(VERIFIED_TAG, ""), facts, words)
+                yield ProvenImage(image["ImageId"], tags.get(VERIFIED_TAG, ""), facts, words)
             except (UsageError, RefusedError) as error:
                 refused.append("; ".join((error.message, *error.details)))
 
 
-def _dlamis(cloud: Cloud) -> Iterator[Dlami]:
+def _dlamis(cloud: Cloud) -> Iterator[DeepLearningAmi]:
     ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
     names = {form.format(arch=arch): arch for form in DLAMIS for arch in ("x86_64", "arm64")}
     found = {row["Name"]: row["Value"] for row in ssm.get_parameters(Names=list(names))["Parameters"]}
@@ -282,7 +284,7 @@ def _dlamis(cloud: Cloud) -> Iterator[Dlami]:
     told = {image["ImageId"]: image.get("Description", "") for image in described}
     for name, arch in names.items():
         if name in found:
-            yield Dlami(name, found[name], arch, families(told.get(found[name], "")))
+            yield DeepLearningAmi(name, found[name], arch, families(told.get(found[name], "")))
 
 
 def families(description: str) -> tuple[str, ...]:

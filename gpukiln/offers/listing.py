@@ -8,15 +8,15 @@ from datetime import date
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from gpukiln.catalog.compat import Finding
 from gpukiln.catalog.instance_types import instance_type
-from gpukiln.catalog.workloads import Workload
+from gpukiln.catalog.workloads import WorkloadRequirements
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
-from gpukiln.offers.availability import Place, availability
-from gpukiln.offers.cost import Month, Use, month, within
+from gpukiln.findings import Finding
+from gpukiln.offers.availability import ZoneAvailability, availability
+from gpukiln.offers.cost import MachineUsage, Month, month, within
 from gpukiln.offers.fit import fit
-from gpukiln.offers.model import Choice, NearMiss, Offer, Request
+from gpukiln.offers.model import ImageChoice, NearMiss, Offer, Request
 from gpukiln.offers.select import nothing, offers_of, said, select
 from gpukiln.offers.size import Size
 
@@ -28,7 +28,7 @@ LIST, SHOW, CHECK = "offer.list/1", "offer.show/1", "offer.check/1"
 
 
 @dataclass(frozen=True)
-class Runs:
+class RunSpec:
     """What is to run on a machine.
 
     Args:
@@ -39,11 +39,11 @@ class Runs:
 
     image: Subject | None = None
     choose: bool = False
-    workload: Workload | None = None
+    workload: WorkloadRequirements | None = None
 
 
 @dataclass(frozen=True)
-class Row:
+class OfferRow:
     """An offer with what it costs and where it can be had.
 
     Args:
@@ -53,8 +53,8 @@ class Row:
 
     offer: Offer
     month: Month
-    places: tuple[Place, ...]
-    image: Choice | None
+    places: tuple[ZoneAvailability, ...]
+    image: ImageChoice | None
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Refused:
     instance_type: str
     region: str
     findings: tuple[Finding, ...]
-    image: Choice | None
+    image: ImageChoice | None
 
 
 @dataclass(frozen=True)
-class Listing:
+class OfferListing:
     """What offer.list and offer.size print with --json.
 
     Args:
@@ -90,14 +90,14 @@ class Listing:
     request: Request
     regions: tuple[str, ...]
     size: Size | None
-    offers: tuple[Row, ...]
+    offers: tuple[OfferRow, ...]
     refused: tuple[Refused, ...]
     near: tuple[NearMiss, ...]
     notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Shown:
+class OfferDetails:
     """What offer.show prints with --json.
 
     Args:
@@ -107,7 +107,7 @@ class Shown:
 
     schema: str
     instance_type: str
-    offers: tuple[Row, ...]
+    offers: tuple[OfferRow, ...]
     alternatives: tuple[str, ...]
 
 
@@ -136,8 +136,8 @@ class Checked:
 
 
 def shown(
-    name: str, regions: Sequence[str], today: date, *, use: Use, cloud: Cloud | None, spot: bool
-) -> Shown:
+    name: str, regions: Sequence[str], today: date, *, use: MachineUsage, cloud: Cloud | None, spot: bool
+) -> OfferDetails:
     """One machine in regions.
 
     Raises:
@@ -146,7 +146,7 @@ def shown(
     offers = offers_of(name, regions, today, spot=spot, cloud=source_of(cloud))
     places = _places(cloud, offers)
     rows = tuple(
-        Row(
+        OfferRow(
             offer,
             month(offer, use, today, cloud=source_of(cloud)),
             places.get((name, offer.region), ()),
@@ -154,10 +154,10 @@ def shown(
         )
         for offer in offers
     )
-    return Shown(SHOW, name, rows, instance_type(name).alternatives)
+    return OfferDetails(SHOW, name, rows, instance_type(name).alternatives)
 
 
-def checked(machines: Sequence[str], runs: Runs, today: date) -> Checked:
+def checked(machines: Sequence[str], runs: RunSpec, today: date) -> Checked:
     """Whether image and workload fit machines.
 
     Raises:
@@ -166,7 +166,7 @@ def checked(machines: Sequence[str], runs: Runs, today: date) -> Checked:
     found = []
     for name in machines:
         findings = fit(name, image=runs.image, workload=runs.workload, today=today)
-        fits = not any(one.level == "error" for one in findings)
+        fits = not any(one.severity == "error" for one in findings)
         image = runs.image.image_id if runs.image else ""
         found.append(Fits(name, image, runs.workload.title if runs.workload else "", fits, findings))
     return Checked(CHECK, tuple(found))
@@ -177,12 +177,12 @@ def listing(
     regions: Sequence[str],
     today: date,
     *,
-    use: Use,
-    runs: Runs,
+    use: MachineUsage,
+    runs: RunSpec,
     cloud: Cloud | None,
     size: Size | None = None,
     budget: Decimal | None = None,
-) -> tuple[Listing, GpukilnError | None]:
+) -> tuple[OfferListing, GpukilnError | None]:
     """What satisfies a request, and why nothing does where that is so.
 
     Args:
@@ -198,11 +198,11 @@ def listing(
         error = nothing(request, found, regions)
     notes: list[str] = []
     seen: dict[str, Images] = {}
-    fitting: list[tuple[Offer, Choice | None]] = []
+    fitting: list[tuple[Offer, ImageChoice | None]] = []
     refused: list[Refused] = []
     for offer in found.offers:
         choice, findings = _fit(offer, runs, cloud, today, seen)
-        if wrong := tuple(row for row in findings if row.level == "error"):
+        if wrong := tuple(row for row in findings if row.severity == "error"):
             refused.append(Refused(offer.instance_type, offer.region, wrong, choice))
         else:
             fitting.append((replace(offer, findings=findings), choice))
@@ -222,7 +222,7 @@ def listing(
     choices = {(offer.instance_type, offer.region): choice for offer, choice in fitting}
     places = _places(cloud, [offer for offer, _ in priced])
     rows = tuple(
-        Row(
+        OfferRow(
             offer,
             costs,
             places.get((offer.instance_type, offer.region), ()),
@@ -230,7 +230,7 @@ def listing(
         )
         for offer, costs in priced
     )
-    answer = Listing(
+    answer = OfferListing(
         LIST,
         said(request),
         request,
@@ -245,8 +245,8 @@ def listing(
 
 
 def _fit(
-    offer: Offer, runs: Runs, cloud: Cloud | None, today: date, seen: dict[str, Images]
-) -> tuple[Choice | None, tuple[Finding, ...]]:
+    offer: Offer, runs: RunSpec, cloud: Cloud | None, today: date, seen: dict[str, Images]
+) -> tuple[ImageChoice | None, tuple[Finding, ...]]:
     """What it would be started from, and what is to be known of that.
 
     Args:
@@ -274,7 +274,7 @@ def _of_no_price(offers: Sequence[tuple[Offer, Month]]) -> list[str]:
 
 def _nothing_fits(refused: Sequence[Refused]) -> IncompatibleError:
     rows = tuple(f"{one.instance_type}: {one.findings[0].message}" for one in refused[:6])
-    hints = dict.fromkeys(one.findings[0].hint for one in refused if one.findings[0].hint)
+    hints = dict.fromkeys(one.findings[0].remedy for one in refused if one.findings[0].remedy)
     return IncompatibleError(
         f"{len(refused)} machines satisfy the request, and none of them can run it",
         details=rows,
@@ -287,12 +287,14 @@ def source_of(cloud: Cloud | None) -> str:
     return cloud.name if cloud else "aws"
 
 
-def _places(cloud: Cloud | None, offers: Sequence[Offer]) -> dict[tuple[str, str], tuple[Place, ...]]:
+def _places(
+    cloud: Cloud | None, offers: Sequence[Offer]
+) -> dict[tuple[str, str], tuple[ZoneAvailability, ...]]:
     """Where offers can be had, by type and region.
 
     A region is asked once a market, for all types that are offered of it together.
     """
-    found: dict[tuple[str, str], tuple[Place, ...]] = {}
+    found: dict[tuple[str, str], tuple[ZoneAvailability, ...]] = {}
     if cloud is None:
         return found
     for region, market in dict.fromkeys((offer.region, offer.market) for offer in offers):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
-from gpukiln.catalog.compat import Finding
+from gpukiln.findings import Finding
 from gpukiln.units import Span
 
 Spot = Literal["no", "auto", "only"]
@@ -130,18 +130,18 @@ class NearMiss:
     """A machine that does not satisfy a request, though nearly.
 
     Args:
-        lacks: What of it, a line each, with what was found and what was wanted.
+        lacks: What of it, each with what was found and what was wanted.
         price: USD an hour on demand; None: not known.
     """
 
     instance_type: str
     region: str
-    lacks: tuple[str, ...]
+    lacks: tuple[Finding, ...]
     price: Figure | None
 
 
 @dataclass(frozen=True)
-class Choice:
+class ImageChoice:
     """The image that a machine is started from.
 
     Args:

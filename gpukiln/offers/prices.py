@@ -8,7 +8,7 @@ from datetime import date
 from decimal import Decimal
 
 from gpukiln.catalog import offerings as shipped
-from gpukiln.catalog.prices import Price, address_price, machine_price, spot_range, volume_price
+from gpukiln.catalog.prices import DatedPrice, address_price, machine_price, spot_range, volume_price
 from gpukiln.offers import cache
 from gpukiln.offers.model import Figure, SpotPrice
 
@@ -30,9 +30,9 @@ def on_demand(name: str, region: str, today: date, *, cloud: str = "aws") -> Fig
         UsageError: The document of the region is damaged; so do all of these functions.
     """
     part = cache.read(cloud, region).on_demand
-    asked = (
-        Price(part.usd_hour[name], str(part.as_of), part.source) if part and name in part.usd_hour else None
-    )
+    asked = None
+    if part and name in part.usd_hour:
+        asked = DatedPrice(part.usd_hour[name], str(part.as_of), part.source)
     return _newer(asked, machine_price(name, region), HOUR, today)
 
 
@@ -55,12 +55,8 @@ def spot(name: str, region: str, today: date, *, cloud: str = "aws") -> tuple[Sp
     part = cache.read(cloud, region).spot
     if part and name in part.zones:
         rows = sorted(part.zones[name].items(), key=lambda row: (row[1].now, row[0]))
-        return tuple(
-            _spot(
-                zone, Price(row.now, str(part.as_of), part.source), today, dear, row.low, row.mean, row.high
-            )
-            for zone, row in rows
-        )
+        last = {zone: DatedPrice(row.now, str(part.as_of), part.source) for zone, row in rows}
+        return tuple(_spot(zone, last[zone], today, dear, row.low, row.mean, row.high) for zone, row in rows)
     if not (ends := spot_range(name, region)):
         return ()
     cheapest, dearest = ends
@@ -82,7 +78,7 @@ def offerings(name: str, region: str, *, cloud: str = "aws") -> tuple[str, ...] 
 
 def _spot(
     zone: str,
-    price: Price,
+    price: DatedPrice,
     today: date,
     dear: Figure | None,
     low: Decimal | None = None,
@@ -93,12 +89,12 @@ def _spot(
     return SpotPrice(zone, _figure(price, HOUR, SPOT_DAYS, today), low, mean, high, saving)
 
 
-def _amount(part: cache.Amount | None, listed: Price | None, unit: str, today: date) -> Figure | None:
-    asked = Price(part.usd, str(part.as_of), part.source) if part else None
+def _amount(part: cache.Amount | None, listed: DatedPrice | None, unit: str, today: date) -> Figure | None:
+    asked = DatedPrice(part.usd, str(part.as_of), part.source) if part else None
     return _newer(asked, listed, unit, today)
 
 
-def _newer(asked: Price | None, listed: Price | None, unit: str, today: date) -> Figure | None:
+def _newer(asked: DatedPrice | None, listed: DatedPrice | None, unit: str, today: date) -> Figure | None:
     """The one of the later day; what the region said where the list's day is not known."""
     known = [price for price in (asked, listed) if price]
     if not known:
@@ -106,14 +102,14 @@ def _newer(asked: Price | None, listed: Price | None, unit: str, today: date) ->
     return _figure(max(known, key=lambda price: _day(price) or date.min), unit, LIST_DAYS, today)
 
 
-def _figure(price: Price, unit: str, lasts_days: int, today: date) -> Figure:
+def _figure(price: DatedPrice, unit: str, lasts_days: int, today: date) -> Figure:
     day = _day(price)
     age = (today - day).days if day else None
     stale = age is None or not 0 <= age <= lasts_days  # of tomorrow: a clock is wrong
     return Figure(price.usd, unit, price.source, price.as_of, age, stale)
 
 
-def _day(price: Price) -> date | None:
+def _day(price: DatedPrice) -> date | None:
     try:
         return date.fromisoformat(price.as_of)
     except ValueError:  # words

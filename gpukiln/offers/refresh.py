@@ -11,6 +11,7 @@ from typing import Any
 
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.catalog.quotas import QUOTAS
+from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, NoCredentialsError, explain_aws_errors
 from gpukiln.errors import GpukilnError, PartialError, UnavailableError
 from gpukiln.offers import cache
@@ -37,7 +38,7 @@ ADDRESS = {"group": "VPCPublicIPv4Address"}  # its productFamily is empty
 
 
 @dataclass(frozen=True)
-class Part:
+class QueryResult:
     """What became of one question.
 
     Args:
@@ -59,11 +60,11 @@ class Refreshed:
 
     cloud: str
     region: str
-    parts: tuple[Part, ...]
+    parts: tuple[QueryResult, ...]
 
 
 @dataclass(frozen=True)
-class Document:
+class RefreshDocument:
     """What offer.refresh prints with --json.
 
     Args:
@@ -175,12 +176,14 @@ def require_complete(refreshed: Refreshed) -> None:
     )
 
 
-def _part(name: str, stands: cache.Region, errors: Mapping[str, GpukilnError]) -> Part:
+def _part(name: str, stands: cache.CachedRegion, errors: Mapping[str, GpukilnError]) -> QueryResult:
     part = getattr(stands, name)
     as_of = part.as_of if part else None
     if error := errors.get(name):
-        return Part(name, None, as_of, f"{error.message}; {error.hint}" if error.hint else error.message)
-    return Part(name, _count(part), as_of)
+        return QueryResult(
+            name, None, as_of, f"{error.message}; {error.hint}" if error.hint else error.message
+        )
+    return QueryResult(name, _count(part), as_of)
 
 
 def _count(part: Any) -> int:
@@ -205,11 +208,10 @@ def _types(region: _Region) -> cache.Types:
     found: dict[str, cache.Described] = {}
     seen = 0
     with explain_aws_errors("look up the instance types"):
-        for page in ec2.get_paginator("describe_instance_types").paginate():
-            seen += len(page["InstanceTypes"])
-            for row in page["InstanceTypes"]:  # no filter of the API knows GPUs
-                if row.get("GpuInfo", {}).get("Gpus"):
-                    found[row["InstanceType"]] = described(row)
+        for row in calls.pages(ec2, "describe_instance_types", "InstanceTypes"):
+            seen += 1
+            if row.get("GpuInfo", {}).get("Gpus"):  # no filter of the API knows GPUs
+                found[row["InstanceType"]] = described(row)
     if not seen:
         raise region.none("DescribeInstanceTypes")
     return cache.Types(region.today, region.says("EC2 DescribeInstanceTypes"), dict(sorted(found.items())))
@@ -247,14 +249,14 @@ def described(row: Row) -> cache.Described:
 
 
 def _offerings(region: _Region) -> cache.Offerings:
-    pages = region.cloud.client("ec2").get_paginator("describe_instance_type_offerings")
+    ec2 = region.cloud.client("ec2")
     zones: dict[str, set[str]] = {name: set() for name in region.names}
     with explain_aws_errors("look up the zones of instance types"):
         for names in _some(region.names):
             wanted = [{"Name": "instance-type", "Values": names}]
-            for page in pages.paginate(LocationType="availability-zone", Filters=wanted):
-                for row in page["InstanceTypeOfferings"]:
-                    zones[row["InstanceType"]].add(row["Location"])
+            asked = {"LocationType": "availability-zone", "Filters": wanted}
+            for row in calls.pages(ec2, "describe_instance_type_offerings", "InstanceTypeOfferings", **asked):
+                zones[row["InstanceType"]].add(row["Location"])
     if region.own_names and not any(zones.values()):
         raise region.none("DescribeInstanceTypeOfferings")
     rows = {name: tuple(sorted(where)) for name, where in zones.items()}
@@ -262,19 +264,17 @@ def _offerings(region: _Region) -> cache.Offerings:
 
 
 def _spot(region: _Region) -> cache.SpotHistory:
-    pages = region.cloud.client("ec2").get_paginator("describe_spot_price_history")
-    start = region.now - HISTORY
+    ec2, start = region.cloud.client("ec2"), region.now - HISTORY
+    asked = {"ProductDescriptions": ["Linux/UNIX"], "StartTime": start, "EndTime": region.now}
     seen: dict[str, dict[str, list[tuple[datetime, Decimal]]]] = {name: {} for name in region.names}
     with explain_aws_errors("look up spot prices"):
         for names in _some(region.own_names):
-            for page in pages.paginate(
-                InstanceTypes=names, ProductDescriptions=["Linux/UNIX"], StartTime=start, EndTime=region.now
+            for row in calls.pages(
+                ec2, "describe_spot_price_history", "SpotPriceHistory", InstanceTypes=names, **asked
             ):
-                for row in page["SpotPriceHistory"]:
-                    zone = seen[row["InstanceType"]].setdefault(row["AvailabilityZone"], [])
-                    zone.append(
-                        (row["Timestamp"], _plain(_decimal(row["SpotPrice"], "DescribeSpotPriceHistory")))
-                    )
+                usd = _plain(_decimal(row["SpotPrice"], "DescribeSpotPriceHistory"))
+                zone = seen[row["InstanceType"]].setdefault(row["AvailabilityZone"], [])
+                zone.append((row["Timestamp"], usd))
     if region.own_names and not any(seen.values()):
         raise region.none("DescribeSpotPriceHistory")
     zones = {

@@ -12,6 +12,7 @@ from gpukiln.catalog.gpus import Gpu, gpu
 from gpukiln.catalog.instance_types import InstanceType, instance_types
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError
+from gpukiln.findings import Finding
 from gpukiln.offers import prices
 from gpukiln.offers.estimate import estimate
 from gpukiln.offers.model import Figure, NearMiss, Offer, Request
@@ -20,7 +21,7 @@ _Order = tuple[bool, Decimal, tuple[int, ...], int, str]
 
 
 @dataclass(frozen=True)
-class Answer:
+class MatchingOffers:
     """What a request gets.
 
     Args:
@@ -32,20 +33,17 @@ class Answer:
     near: tuple[NearMiss, ...]
 
 
-@dataclass(frozen=True)
-class _Lack:
+def _lack(of: str, message: str) -> Finding:
     """What a machine lacks of a request.
 
     Args:
         of: gpu: it has another GPU; count, memory: too few of them, or too small; size: what one of another
             size of the family has; market: it can't be had so; retired, arch.
     """
-
-    of: Literal["gpu", "count", "memory", "size", "market", "retired", "arch"]
-    text: str
+    return Finding(of, "error", message)
 
 
-def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> Answer:
+def select(request: Request, regions: Sequence[str], today: date, *, cloud: str = "aws") -> MatchingOffers:
     """What satisfies a request in regions, and what came near.
 
     Order: price an hour, where it is not known what is estimated; then the newer GPU; then the smaller
@@ -67,15 +65,14 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
             if not lacks:
                 offers.append(offer)
             elif (distance := _nearness(request, machine, lacks)) is not None:
-                texts = tuple(one.text for one in lacks)
-                missed = NearMiss(name, region, texts, offer.on_demand)
+                missed = NearMiss(name, region, tuple(lacks), offer.on_demand)
                 near.append(
                     (missed, (*distance, len(lacks)), _order(offer.on_demand or offer.estimate, name))
                 )
     order = {region: place for place, region in enumerate(regions)}
     offers.sort(key=lambda one: (*_order(one.price or one.estimate, one.instance_type), order[one.region]))
     near.sort(key=lambda row: (*row[1], *row[2], order[row[0].region]))
-    return Answer(tuple(offers), tuple(row for row, *_ in near))
+    return MatchingOffers(tuple(offers), tuple(row for row, *_ in near))
 
 
 def offers_of(
@@ -104,16 +101,19 @@ def lacks_of(request: Request, name: str) -> tuple[str, ...]:
     from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
 
     machine = instance_type(name)
-    return tuple(one.text for one in _lacks(request, machine, gpu(machine.gpu)) if one.of != "retired")
+    return tuple(one.message for one in _lacks(request, machine, gpu(machine.gpu)) if one.id != "retired")
 
 
-def nothing(request: Request, answer: Answer, regions: Sequence[str]) -> IncompatibleError:
+def nothing(request: Request, answer: MatchingOffers, regions: Sequence[str]) -> IncompatibleError:
     """Why nothing satisfies a request: the nearest machines, one for each GPU, and what they lack."""
     nearest: dict[tuple[str, int], NearMiss] = {}
     for one in answer.near:
         machine = instance_types()[one.instance_type]
         nearest.setdefault((machine.gpu, machine.gpus), one)
-    rows = tuple(f"{one.instance_type}: {'; '.join(one.lacks)}" for one in list(nearest.values())[:6])
+    rows = tuple(
+        f"{one.instance_type}: {'; '.join(lack.message for lack in one.lacks)}"
+        for one in list(nearest.values())[:6]
+    )
     return IncompatibleError(
         f"no machine in {', '.join(regions)} has {said(request)}",
         details=rows,
@@ -147,29 +147,29 @@ def said(request: Request) -> str:
     return ", ".join(wanted)
 
 
-def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[_Lack]:
+def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[Finding]:
     """What it lacks in every region."""
-    found: list[_Lack] = []
+    found: list[Finding] = []
     if machine.status == "retired":
         instead = f", instead: {' or '.join(machine.alternatives)}" if machine.alternatives else ""
-        found.append(_Lack("retired", f"retired {machine.retired_since}{instead}"))
+        found.append(_lack("retired", f"retired {machine.retired_since}{instead}"))
     if request.gpus and machine.gpu not in request.gpus:
         wanted = " or ".join(gpu(key).name for key in request.gpus)
-        found.append(_Lack("gpu", f"it has {machine.gpus} {board.name}, wanted {wanted}"))
+        found.append(_lack("gpu", f"it has {machine.gpus} {board.name}, wanted {wanted}"))
     fraction = machine.gpu_fraction < 1
     if fraction and not request.fractions:
         found.append(
-            _Lack("count", f"it has {machine.gpu_fraction:g} of one {board.name}, wanted whole ones")
+            _lack("count", f"it has {machine.gpu_fraction:g} of one {board.name}, wanted whole ones")
         )
     elif machine.gpus not in request.count:
-        found.append(_Lack("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
+        found.append(_lack("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
     sold = sold_gb(machine)
     if request.gpu_memory_mib and machine.gpu_memory_mib not in request.gpu_memory_mib:
         text = f"{board.name} has {machine.gpu_memory_mib} MiB"
         text += f" (sold as {sold} GB)" if sold else ""
-        found.append(_Lack("memory", f"{text}, wanted {request.gpu_memory_mib} MiB"))
+        found.append(_lack("memory", f"{text}, wanted {request.gpu_memory_mib} MiB"))
     if request.gpu_memory_gb and (sold is None or sold not in request.gpu_memory_gb):
-        found.append(_Lack("memory", f"{board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
+        found.append(_lack("memory", f"{board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
     for has, wants, what in (
         (machine.vcpu, request.vcpu, "vCPU"),
         (machine.memory_mib, request.memory_mib, "MiB of memory"),
@@ -177,37 +177,37 @@ def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[_Lack]:
         (machine.efa, request.efa, "EFA interfaces"),
     ):
         if has < wants:
-            found.append(_Lack("size", f"it has {has} {what}, wanted {wants}"))
+            found.append(_lack("size", f"it has {has} {what}, wanted {wants}"))
     if request.arch not in ("any", machine.arch):
-        found.append(_Lack("arch", f"it is {machine.arch}, wanted {request.arch}"))
+        found.append(_lack("arch", f"it is {machine.arch}, wanted {request.arch}"))
     return found
 
 
-def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list[_Lack]:
+def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list[Finding]:
     """What it lacks in one region."""
-    found: list[_Lack] = []
+    found: list[Finding] = []
     if machine.status == "retired":
         return found
     if offer.zones is not None and not offer.zones:
-        found.append(_Lack("market", f"it is not offered in {offer.region}"))
+        found.append(_lack("market", f"it is not offered in {offer.region}"))
     if request.spot != "only" and not machine.on_demand:
-        found.append(_Lack("market", "it is sold by capacity blocks alone"))
+        found.append(_lack("market", "it is sold by capacity blocks alone"))
     if request.spot == "only" and not machine.spot:
-        found.append(_Lack("market", "it is not sold as spot"))
+        found.append(_lack("market", "it is not sold as spot"))
     if request.max_price is not None:
         if offer.price is None:
             about = f" (about {offer.estimate.value} is estimated)" if offer.estimate else ""
             text = f"its price is not known{about}, wanted at most {request.max_price}"
-            found.append(_Lack("market", text))
+            found.append(_lack("market", text))
         elif offer.price.value > request.max_price:
             text = (
                 f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
             )
-            found.append(_Lack("market", text))
+            found.append(_lack("market", text))
     return found
 
 
-def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tuple[int, int, int] | None:
+def _nearness(request: Request, machine: InstanceType, lacks: list[Finding]) -> tuple[int, int, int] | None:
     """How near it comes; None: what is too far away to be told.
 
     Another GPU is near where it has the memory of the smallest that was named, and is no older.
@@ -216,7 +216,7 @@ def _nearness(request: Request, machine: InstanceType, lacks: list[_Lack]) -> tu
         0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; how
         many are missing; and MiB of memory that each lacks.
     """
-    kinds = {one.of for one in lacks}
+    kinds = {one.id for one in lacks}
     if "retired" in kinds and not request.gpus:
         return None
     if "gpu" not in kinds:

@@ -60,7 +60,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Run:
+class ModelRun:
     """What is done with a model.
 
     Args:
@@ -111,7 +111,7 @@ class Size:
     """
 
     model: Model
-    run: Run
+    run: ModelRun
     terms: tuple[Term, ...]
     per_gpu_mib: int
     total_bytes: int
@@ -138,7 +138,7 @@ def parameters(text: str) -> float:
     return number
 
 
-def size(model: Model, run: Run) -> Size:
+def size(model: Model, run: ModelRun) -> Size:
     """The memory that a model needs on each GPU.
 
     Raises:
@@ -169,7 +169,7 @@ def too_large(request: Request) -> bool:
     return not has_it and any(one.gpus >= 2 * request.count.low for one in machines)
 
 
-def _check(model: Model, run: Run) -> None:
+def _check(model: Model, run: ModelRun) -> None:
     for what, value, known in (
         ("--mode", run.mode, MODES),
         ("--precision", run.precision, BYTES),
@@ -199,7 +199,7 @@ def _check(model: Model, run: Run) -> None:
         )
 
 
-def _whole(model: Model, run: Run) -> tuple[Model, list[str]]:
+def _whole(model: Model, run: ModelRun) -> tuple[Model, list[str]]:
     """The model with what nobody said, estimated as SCALING has it."""
     assumed = []
     layers, width = model.layers, model.width
@@ -227,13 +227,13 @@ def _whole(model: Model, run: Run) -> tuple[Model, list[str]]:
     return Model(model.params, layers, width, kv_width, model.vocabulary), assumed
 
 
-def _weights(model: Model, run: Run) -> Term:
+def _weights(model: Model, run: ModelRun) -> Term:
     each = NF4 if run.mode == "lora" and run.precision == "int4" else BYTES[run.precision]
     source = {"int4": "QLORA" if run.mode == "lora" else "GPTQ"}.get(run.precision, "ZERO")
     return _term("weights", model.params * each, f"{model.params:g} weights * {each:g} bytes", source, run)
 
 
-def _infer(model: Model, run: Run) -> list[Term]:
+def _infer(model: Model, run: ModelRun) -> list[Term]:
     kept = BYTES[run.kv_precision or ("fp32" if run.precision == "fp32" else "bf16")]
     tokens = run.batch * run.context
     worked = 4 if run.precision == "fp32" else 2
@@ -264,7 +264,7 @@ def _infer(model: Model, run: Run) -> list[Term]:
 SELECTIVE_ONE = "as SELECTIVE counts a layer's, one layer at a time and nothing kept"
 
 
-def _train(model: Model, run: Run) -> list[Term]:
+def _train(model: Model, run: ModelRun) -> list[Term]:
     """Weights, gradients and optimizer of what is trained, and the activations that its gradients need."""
     in_32 = run.precision == "fp32"
     each = 4 if in_32 else 2
@@ -296,7 +296,7 @@ def _train(model: Model, run: Run) -> list[Term]:
     return terms
 
 
-def _activations(model: Model, run: Run) -> Term:
+def _activations(model: Model, run: ModelRun) -> Term:
     """SELECTIVE, equations 1, 2, 4 and 6: bytes of a layer's activations in 16 bit, on each GPU."""
     shared, wide = run.tensor_parallel, model.width
     layer = run.batch * run.context * wide
@@ -320,6 +320,6 @@ def _activations(model: Model, run: Run) -> Term:
     )
 
 
-def _term(name: str, amount: float, formula: str, source: str, run: Run, *, shared: int = 0) -> Term:
+def _term(name: str, amount: float, formula: str, source: str, run: ModelRun, *, shared: int = 0) -> Term:
     shared = shared or run.tensor_parallel
     return Term(name, round(amount / shared), formula + (f" / {shared} GPUs" if shared > 1 else ""), source)

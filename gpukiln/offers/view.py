@@ -7,12 +7,12 @@ from decimal import Decimal
 
 from rich.console import RenderableType
 
-from gpukiln.catalog.compat import Finding
-from gpukiln.offers.availability import Place
+from gpukiln.findings import Finding
+from gpukiln.offers.availability import ZoneAvailability
 from gpukiln.offers.cost import Month
-from gpukiln.offers.listing import Checked, Listing, Refused, Row, Shown
+from gpukiln.offers.listing import Checked, OfferDetails, OfferListing, OfferRow, Refused
 from gpukiln.offers.model import Figure, NearMiss, Offer, SpotPrice
-from gpukiln.offers.refresh import Document
+from gpukiln.offers.refresh import RefreshDocument
 from gpukiln.offers.size import Size
 from gpukiln.reports.tables import Rows
 from gpukiln.units import Memory, Money
@@ -29,7 +29,7 @@ def size_table(size: Size) -> list[RenderableType]:
     return [table, *(f"assumed: {text}" for text in size.assumed)]
 
 
-def offers_table(rows: Sequence[Row], *, all: bool) -> Iterator[RenderableType]:
+def offers_table(rows: Sequence[OfferRow], *, all: bool) -> Iterator[RenderableType]:
     """Offers in order, with what a month costs."""
     table = Rows(
         *("type", "region", "GPU", "GPU memory", "vCPU", "memory", "local", "USD/hour", "USD/month", "zones"),
@@ -68,16 +68,17 @@ def near_lines(near: Sequence[NearMiss], *, all: bool) -> Iterator[str]:
     if not near:
         return
     yield "near, and not enough:"
-    same: dict[tuple[str, tuple[str, ...]], list[NearMiss]] = {}
+    same: dict[tuple[str, str], list[NearMiss]] = {}
     for one in near:
-        same.setdefault((one.instance_type, one.lacks), []).append(one)
+        lacks = "; ".join(lack.message for lack in one.lacks)
+        same.setdefault((one.instance_type, lacks), []).append(one)
     for number, ((name, lacks), rows) in enumerate(same.items()):
         if number == NEAR and not all:
             yield f"  and {len(same) - NEAR} more: --all"
             return
         prices = {str(one.price.value) for one in rows if one.price}
         price = f" ({' or '.join(sorted(prices))} USD/hour)" if prices else ""
-        yield f"  {name} in {', '.join(one.region for one in rows)}{price}: {'; '.join(lacks)}"
+        yield f"  {name} in {', '.join(one.region for one in rows)}{price}: {lacks}"
 
 
 def refused_lines(refused: Iterable[Refused]) -> Iterator[str]:
@@ -93,12 +94,12 @@ def refused_lines(refused: Iterable[Refused]) -> Iterator[str]:
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
     """What rules found, each with its source."""
     for one in findings:
-        yield f"  {one.level} {one.rule}: {one.message}" + (f" ({one.source})" if one.source else "")
-        if one.hint:
-            yield f"    next: {one.hint}"
+        yield f"  {one.severity} {one.id}: {one.message}" + (f" ({one.source})" if one.source else "")
+        if one.remedy:
+            yield f"    next: {one.remedy}"
 
 
-def places_table(places: Sequence[Place]) -> Iterator[RenderableType]:
+def places_table(places: Sequence[ZoneAvailability]) -> Iterator[RenderableType]:
     """Where types can be had: four answers that say different things."""
     table = Rows("type", "zones", "offered", "quota", "likelihood", "reserved", first=2)
     reasons: dict[str, None] = {}
@@ -120,7 +121,7 @@ def places_table(places: Sequence[Place]) -> Iterator[RenderableType]:
     yield from reasons
 
 
-def listing_parts(found: Listing, *, all: bool) -> Iterator[RenderableType]:
+def listing_parts(found: OfferListing, *, all: bool) -> Iterator[RenderableType]:
     """The whole answer."""
     if found.size:
         yield from size_table(found.size)
@@ -138,7 +139,7 @@ def listing_parts(found: Listing, *, all: bool) -> Iterator[RenderableType]:
     yield from found.notes
 
 
-def shown_parts(found: Shown) -> Iterator[RenderableType]:
+def shown_parts(found: OfferDetails) -> Iterator[RenderableType]:
     """One machine in regions."""
     for row in found.offers:
         offer = row.offer
@@ -168,7 +169,7 @@ def checked_parts(found: Checked) -> Iterator[str]:
         yield from finding_lines(one.findings)
 
 
-def refresh_parts(found: Document) -> Iterator[RenderableType]:
+def refresh_parts(found: RefreshDocument) -> Iterator[RenderableType]:
     """What became of each question, and what the catalogue lacks."""
     table = Rows("asked for", "answers", "as of", "", first=2, folds=True, right=("answers",))
     for part in found.refreshed.parts:
@@ -229,14 +230,14 @@ def _spot(one: SpotPrice) -> str:
     return said + (f"; saves {one.saving:.0%}" if one.saving is not None else "")
 
 
-def _month_lines(row: Row) -> Iterator[str]:
+def _month_lines(row: OfferRow) -> Iterator[str]:
     yield f"a month of {row.offer.instance_type}: {_month(row.month)} USD"
     for item in row.month.items:
         usd = _usd(item.usd) if item.estimate is None else f"~{_usd(item.estimate)}"
         yield f"  {item.name} {usd}: {item.how}"
 
 
-def _image_lines(rows: Iterable[Row]) -> Iterator[str]:
+def _image_lines(rows: Iterable[OfferRow]) -> Iterator[str]:
     said: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
         if row.image:
@@ -247,17 +248,17 @@ def _image_lines(rows: Iterable[Row]) -> Iterator[str]:
         yield from (f"  {text}" for text in why)
 
 
-def _warning_lines(rows: Iterable[Row]) -> Iterator[str]:
+def _warning_lines(rows: Iterable[OfferRow]) -> Iterator[str]:
     """What image and workload have to say of offers that they can use, each once."""
     said: dict[str, list[str]] = {}
     for row in rows:
         for one in row.offer.findings:
-            said.setdefault(f"{one.level} {one.rule}: {one.message}", []).append(row.offer.instance_type)
+            said.setdefault(f"{one.severity} {one.id}: {one.message}", []).append(row.offer.instance_type)
     for text, types in said.items():
         yield f"{text} [{', '.join(dict.fromkeys(types))}]"
 
 
-def _quota(place: Place) -> str:
+def _quota(place: ZoneAvailability) -> str:
     one = place.quota
     if one.left is None:
         return "unknown"
@@ -265,14 +266,14 @@ def _quota(place: Place) -> str:
     return f"{needs} of {one.left} left ({one.code})"
 
 
-def _likelihood(place: Place) -> str:
+def _likelihood(place: ZoneAvailability) -> str:
     one = place.likelihood
     said = [f"{one.placement}/10"] if one.placement is not None else []
     said += [one.capacity] if one.capacity is not None else []
     return ", ".join(said) or "unknown"
 
 
-def _reserved(place: Place) -> str:
+def _reserved(place: ZoneAvailability) -> str:
     one = place.reservation
     if one.held is None and one.blocks is None:
         return "unknown"

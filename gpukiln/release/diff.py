@@ -4,19 +4,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.findings import Outcome
 from gpukiln.images.digest import explain_change
+from gpukiln.release.compared_image import ComparedImage
 from gpukiln.release.osv import OsvEntry
-from gpukiln.release.side import Side
 from gpukiln.release.versions import Direction, direction
 from gpukiln.release.vulnerabilities import Vulnerability, known_vulnerabilities
 from gpukiln.units import Memory
 from gpukiln.verify.verdict import CheckResult, counts_text
 
-ABSENT = "absent"
-
 
 @dataclass(frozen=True)
-class Change:
+class ValueChange:
     """Something that both images have in another form, or only one of them has.
 
     Args:
@@ -37,15 +36,15 @@ class CheckChange:
 
     Args:
         title: What is true when it passes.
-        old: Its outcome on the older image, or `absent`.
-        new: Its outcome on the newer one, or `absent`.
+        old: Its outcome on the older image; None: it was not examined there.
+        new: Its outcome on the newer one, likewise.
         reason: What the newer one's says, or the older one's where that is absent.
     """
 
     id: str
     title: str
-    old: str
-    new: str
+    old: Outcome | None
+    new: Outcome | None
     reason: str
 
     @property
@@ -74,8 +73,8 @@ class Diff:
 
     old: str
     new: str
-    facts: tuple[Change, ...]
-    packages: tuple[Change, ...]
+    facts: tuple[ValueChange, ...]
+    packages: tuple[ValueChange, ...]
     fixed: tuple[Vulnerability, ...]
     introduced: tuple[Vulnerability, ...]
     remaining: tuple[Vulnerability, ...]
@@ -85,7 +84,7 @@ class Diff:
     inputs: tuple[str, ...]
 
 
-def compare(old: Side, new: Side, osv: Iterable[OsvEntry] | None = None) -> Diff:
+def compare(old: ComparedImage, new: ComparedImage, osv: Iterable[OsvEntry] | None = None) -> Diff:
     """Compare two images.
 
     Args:
@@ -119,36 +118,36 @@ def compare(old: Side, new: Side, osv: Iterable[OsvEntry] | None = None) -> Diff
     )
 
 
-def _family(old: Side, new: Side) -> str | None:
+def _family(old: ComparedImage, new: ComparedImage) -> str | None:
     """Whose order of versions holds: none where the images are of different distributions."""
     bases = old.record.plan.base, new.record.plan.base
     return old.os_family if bases[0].distribution == bases[1].distribution else None
 
 
-def _changes(old: Mapping[str, str], new: Mapping[str, str], family: str | None) -> Iterator[Change]:
+def _changes(old: Mapping[str, str], new: Mapping[str, str], family: str | None) -> Iterator[ValueChange]:
     for name in sorted(old.keys() | new.keys()):
         before, after = old.get(name), new.get(name)
         if before != after:
-            yield Change(name, before, after, direction(before, after, family))
+            yield ValueChange(name, before, after, direction(before, after, family))
 
 
-def _facts(old: Side, new: Side, family: str | None) -> Iterator[Change]:
+def _facts(old: ComparedImage, new: ComparedImage, family: str | None) -> Iterator[ValueChange]:
     for name, ask in FACTS.items():
         yield _plain(name, ask(old), ask(new))
     kernels = old.baked.kernel, new.baked.kernel
-    yield Change("kernel", *kernels, direction(*kernels, family))
+    yield ValueChange("kernel", *kernels, direction(*kernels, family))
     components = old.baked.components, new.baked.components
     for name in dict.fromkeys((*components[1], *components[0])):
-        before, after = (_component(side.get(name)) for side in components)
+        before, after = (_component(image.get(name)) for image in components)
         versions = old.version(name), new.version(name)
         way = direction(*versions, family) if before != after else None
-        yield Change(name, before, after, way or ("changed" if before != after else None))
+        yield ValueChange(name, before, after, way or ("changed" if before != after else None))
     for name, measure in MEASURES.items():
         yield _plain(name, measure(old), measure(new))
 
 
-def _plain(name: str, old: str | None, new: str | None) -> Change:
-    return Change(name, old, new, direction(old, new, None))
+def _plain(name: str, old: str | None, new: str | None) -> ValueChange:
+    return ValueChange(name, old, new, direction(old, new, None))
 
 
 def _component(found: Mapping[str, Any] | None) -> str | None:
@@ -159,51 +158,51 @@ def _component(found: Mapping[str, Any] | None) -> str | None:
     return str(found.get("package", {}).get("version") or found.get("version") or "of an unknown version")
 
 
-def _base(side: Side) -> str:
-    base = side.record.plan.base
+def _base(image: ComparedImage) -> str:
+    base = image.record.plan.base
     return f"{base.name} {base.id}"
 
 
-def _size(side: Side) -> str | None:
-    size = side.installed.size_kib
+def _size(image: ComparedImage) -> str | None:
+    size = image.installed.size_kib
     return Memory(size * 1024).shown if size else None
 
 
-def _boot(side: Side) -> str | None:
-    return f"{side.boot_s:.0f} s" if side.boot_s is not None else None
+def _boot(image: ComparedImage) -> str | None:
+    return f"{image.boot_s:.0f} s" if image.boot_s is not None else None
 
 
-def _verdict(side: Side) -> str:
-    verdict = side.record.verdict
+def _verdict(image: ComparedImage) -> str:
+    verdict = image.record.verdict
     return counts_text(verdict.checks) if verdict else "not verified"
 
 
-FACTS: dict[str, Callable[[Side], str | None]] = {
-    "build": lambda side: side.record.build_id,
-    "planned at": lambda side: side.record.plan.created_at,
-    "commit": lambda side: side.record.plan.git_commit or "none",
+FACTS: dict[str, Callable[[ComparedImage], str | None]] = {
+    "build": lambda image: image.record.build_id,
+    "planned at": lambda image: image.record.plan.created_at,
+    "commit": lambda image: image.record.plan.git_commit or "none",
     "base": _base,
-    "runs on": lambda side: ", ".join(side.record.plan.instance_types),
+    "runs on": lambda image: ", ".join(image.record.plan.instance_types),
 }
-MEASURES: dict[str, Callable[[Side], str | None]] = {
-    "root volume": lambda side: f"{side.record.plan.volume_size_gib} GiB",
-    "installed packages": lambda side: str(len(side.baked.packages)),
+MEASURES: dict[str, Callable[[ComparedImage], str | None]] = {
+    "root volume": lambda image: f"{image.record.plan.volume_size_gib} GiB",
+    "installed packages": lambda image: str(len(image.baked.packages)),
     "size of the packages": _size,
     "first boot": _boot,
     "checks": _verdict,
 }
 
 
-def _checks(old: Side, new: Side) -> Iterator[CheckChange]:
+def _checks(old: ComparedImage, new: ComparedImage) -> Iterator[CheckChange]:
     before, after = _results(old), _results(new)
     for name in dict.fromkeys((*after, *before)):
         one, other = before.get(name), after.get(name)
-        outcomes = one.outcome if one else ABSENT, other.outcome if other else ABSENT
+        outcomes = one.outcome if one else None, other.outcome if other else None
         known = other or one
         if outcomes[0] != outcomes[1] and known:
             yield CheckChange(name, known.title, *outcomes, known.reason)
 
 
-def _results(side: Side) -> dict[str, CheckResult]:
-    verdict = side.record.verdict
+def _results(image: ComparedImage) -> dict[str, CheckResult]:
+    verdict = image.record.verdict
     return {check.id: check for check in verdict.checks} if verdict else {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.release.diff import Change, Diff
+from gpukiln.release.diff import Diff, ValueChange
 from gpukiln.release.vulnerabilities import Vulnerability
 from gpukiln.reports.tables import Rows
 from gpukiln.typed import unknown
@@ -45,7 +45,7 @@ def check_format(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Section:
+class DiffSection:
     """A table with its title.
 
     Args:
@@ -61,7 +61,7 @@ class Section:
     notes: tuple[str, ...] = ()
 
 
-def sections(diff: Diff) -> list[Section]:
+def sections(diff: Diff) -> list[DiffSection]:
     """Everything that a difference says, in the order in which a human asks.
 
     Args:
@@ -71,12 +71,12 @@ def sections(diff: Diff) -> list[Section]:
         The sections, those with nothing to say included.
     """
     return [
-        Section(f"{diff.old} -> {diff.new}", ("", "old", "new", ""), tuple(map(_row, diff.facts))),
+        DiffSection(f"{diff.old} -> {diff.new}", ("", "old", "new", ""), tuple(map(_row, diff.facts))),
         *_vulnerabilities(diff),
         _checks(diff),
         _packages(diff.packages),
         _durations(diff),
-        Section("Changed inputs", notes=tuple(_inputs(diff.inputs)) or ("none: both are of the same",)),
+        DiffSection("Changed inputs", notes=tuple(_inputs(diff.inputs)) or ("none: both are of the same",)),
     ]
 
 
@@ -94,64 +94,64 @@ def _inputs(lines: Iterable[str]) -> Iterator[str]:
         yield f"{folder}: {count} file{'s' if count > 1 else ''}"
 
 
-def _row(change: Change) -> tuple[str, ...]:
+def _row(change: ValueChange) -> tuple[str, ...]:
     return (change.name, change.old or NOTHING, change.new or NOTHING, change.direction or "")
 
 
-def _vulnerabilities(diff: Diff) -> Iterator[Section]:
+def _vulnerabilities(diff: Diff) -> Iterator[DiffSection]:
     yield _vulnerable("Known vulnerabilities fixed", diff.fixed)
     yield _vulnerable("Known vulnerabilities introduced", diff.introduced)
     left = _vulnerable("Known vulnerabilities that both have", diff.remaining)
     more = len(left.rows) - SHOWN
     notes = (f"and {more} more: --json lists them",) if more > 0 else ()
-    yield Section(left.title, left.columns, left.rows[:SHOWN], (*notes, *diff.vulnerability_notes))
+    yield DiffSection(left.title, left.columns, left.rows[:SHOWN], (*notes, *diff.vulnerability_notes))
 
 
-def _vulnerable(title: str, rows: Iterable[Vulnerability]) -> Section:
+def _vulnerable(title: str, rows: Iterable[Vulnerability]) -> DiffSection:
     cells = tuple(
         (_names(row), row.severity or NOTHING, row.package, row.version, row.fixed or "not yet", row.summary)
         for row in rows
     )
     columns = ("name", "severity", "in", "version", "fixed in", "about")
-    return Section(f"{title}: {len(cells)}", columns if cells else (), cells)
+    return DiffSection(f"{title}: {len(cells)}", columns if cells else (), cells)
 
 
 def _names(row: Vulnerability) -> str:
     return ", ".join((row.id, *(name for name in row.aliases if name not in row.id)))
 
 
-def _checks(diff: Diff) -> Section:
+def _checks(diff: Diff) -> DiffSection:
     rows = tuple(
         (
             check.id,
-            check.old.replace("_", " "),
-            check.new.replace("_", " "),
+            (check.old or "absent").replace("_", " "),
+            (check.new or "absent").replace("_", " "),
             check.reason or check.title,
             "worse" if check.is_worse else "better" if check.new == "passed" else "",
         )
         for check in diff.checks
     )
     title = f"Checks with another result: {len(rows)}"
-    return Section(title, ("check", "old", "new", "what it says", "") if rows else (), rows)
+    return DiffSection(title, ("check", "old", "new", "what it says", "") if rows else (), rows)
 
 
-def _packages(changes: tuple[Change, ...]) -> Section:
+def _packages(changes: tuple[ValueChange, ...]) -> DiffSection:
     counts = Counter(change.direction for change in changes)
     said = ", ".join(f"{n} {word}" for word, n in counts.items()) or "the same"
     rows = tuple(_row(change) for change in changes)
-    return Section(f"Packages: {said}", ("package", "old", "new", "") if rows else (), rows)
+    return DiffSection(f"Packages: {said}", ("package", "old", "new", "") if rows else (), rows)
 
 
-def _durations(diff: Diff) -> Section:
+def _durations(diff: Diff) -> DiffSection:
     rows = []
     for step, (old, new) in diff.durations.items():
         both = (Duration(one).shown if one is not None else NOTHING for one in (old, new))
         more = f"{new - old:+.0f} s" if old is not None and new is not None else ""
         rows.append((step, *both, more))
-    return Section("How long the build took", ("step", "old", "new", "difference"), tuple(rows))
+    return DiffSection("How long the build took", ("step", "old", "new", "difference"), tuple(rows))
 
 
-def to_terminal(parts: Iterable[Section]) -> RenderableType:
+def to_terminal(parts: Iterable[DiffSection]) -> RenderableType:
     """Sections for a rich console."""
     shown: list[RenderableType] = []
     for part in parts:
@@ -162,14 +162,14 @@ def to_terminal(parts: Iterable[Section]) -> RenderableType:
     return Group(*shown)
 
 
-def _table(part: Section) -> Rows:
+def _table(part: DiffSection) -> Rows:
     rows = Rows(*part.columns, first=1, folds=True)
     for row in part.rows:
         rows.add(*row, style=STYLES.get(row[-1], ""))
     return rows
 
 
-def to_markdown(parts: Iterable[Section], *, level: int = 2) -> str:
+def to_markdown(parts: Iterable[DiffSection], *, level: int = 2) -> str:
     """Sections as Markdown.
 
     Args:

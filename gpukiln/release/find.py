@@ -18,7 +18,7 @@ from gpukiln.release.regions import each, make_sites
 
 
 @dataclass(frozen=True)
-class Found:
+class LocatedImage:
     """An image, where it is, and its build where this machine has it."""
 
     image_id: str
@@ -56,7 +56,7 @@ class Found:
         return signed(proof, found, self.build.read() if self.build else None)
 
 
-def find(name: str, builds: Builds, *, cloud: str = "", region: str = "", **account: str) -> Found:
+def find(name: str, builds: Builds, *, cloud: str = "", region: str = "", **account: str) -> LocatedImage:
     """An image by what was typed.
 
     Args:
@@ -78,14 +78,14 @@ def find(name: str, builds: Builds, *, cloud: str = "", region: str = "", **acco
             raise UsageError(
                 error.message, hint="name the --region, and --cloud aws, where another machine built it"
             ) from error
-        return Found(name, select.make_cloud(cloud or "embedded", region, **options), None)
+        return LocatedImage(name, select.make_cloud(cloud or "embedded", region, **options), None)
     record = build.read()
     plan = record.plan
     for option, typed, known in (("cloud", cloud, plan.cloud), ("region", region, plan.region)):
         if typed not in ("", known):
             raise UsageError(f"build {build.id} is in {known}, not in {typed}", hint=f"leave out --{option}")
     where = select.make_cloud(plan.cloud, plan.region, **options)
-    return Found(record.bake.image_id if record.bake else "", where, build)
+    return LocatedImage(record.bake.image_id if record.bake else "", where, build)
 
 
 def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:
@@ -150,4 +150,6 @@ def proof_of_build(cloud: Cloud, build: Build) -> Proof:
     if not attestation.is_written(build):
         return proof
     found = attestation.verify_attestation(build, record, cloud)
-    return replace(proof, findings=tuple(f"{one.id}: {one.says}" for one in found if one.outcome == "failed"))
+    return replace(
+        proof, findings=tuple(f"{one.id}: {one.message}" for one in found if one.outcome == "failed")
+    )

@@ -22,7 +22,7 @@ PAGE = 200  # images a page; without a size DescribeImages answers with everythi
 
 
 @dataclass(frozen=True)
-class Sharing:
+class LaunchPermissions:
     """Who may launch an image.
 
     Args:
@@ -210,7 +210,7 @@ def launch_permissions(site: Site, image_id: str) -> list[dict[str, str]]:
     return [dict(permission) for permission in answer["LaunchPermissions"]]
 
 
-def ensure_shared(site: Site, image_id: str, sharing: Sharing) -> None:
+def ensure_shared(site: Site, image_id: str, sharing: LaunchPermissions) -> None:
     """Let others launch an image; nobody's permission is taken away."""
     if not sharing.permissions:
         return

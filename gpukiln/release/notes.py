@@ -5,30 +5,30 @@ from collections.abc import Iterable, Iterator
 
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Builds
+from gpukiln.release.compared_image import ComparedImage, read_compared_image
 from gpukiln.release.diff import FACTS, MEASURES, Diff, compare
 from gpukiln.release.diff_view import SHOWN, markdown, sections, to_markdown
 from gpukiln.release.osv import OsvEntry
-from gpukiln.release.side import Side, side_of
 from gpukiln.verify.verdict import counts_text
 
 
-def predecessor(builds: Builds, side: Side) -> Side | None:
+def predecessor(builds: Builds, image: ComparedImage) -> ComparedImage | None:
     """The image that an image follows: the last one before it of the same kind that was proven.
 
     Returns:
         The older image, or None.
     """
-    plan = side.record.plan
+    plan = image.record.plan
     for build in builds.all():
         record = build.read()
         same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
         older = record.plan.created_at < plan.created_at
         if same and older and record.bake and record.verdict and record.verdict.proves:
-            return side_of(build.record_file)
+            return read_compared_image(build.record_file)
     return None
 
 
-def make_notes(new: Side, old: Side | None, osv: Iterable[OsvEntry] | None = None) -> str:
+def make_notes(new: ComparedImage, old: ComparedImage | None, osv: Iterable[OsvEntry] | None = None) -> str:
     """Write the release notes of an image.
 
     Args:
@@ -83,7 +83,7 @@ def make_notes(new: Side, old: Side | None, osv: Iterable[OsvEntry] | None = Non
     return "\n".join(lines) + "\n"
 
 
-def _changes(diff: Diff, old: Side | None) -> list[str]:
+def _changes(diff: Diff, old: ComparedImage | None) -> list[str]:
     if old is None:
         return []
     title = f"Changes since {markdown(old.baked.name)} (`{diff.old}`)"
@@ -108,9 +108,9 @@ def _highlights(diff: Diff | None) -> Iterator[str]:
         yield f"checks that are not passed any more: {', '.join(worse)}"
 
 
-def _contents(side: Side) -> Iterator[tuple[str, str, str]]:
-    yield "kernel", side.baked.kernel, side.record.plan.base.name
-    for name, found in side.baked.components.items():
+def _contents(image: ComparedImage) -> Iterator[tuple[str, str, str]]:
+    yield "kernel", image.baked.kernel, image.record.plan.base.name
+    for name, found in image.baked.components.items():
         if found["status"] == "left_out":
             yield name, "left out", found["reason"]
         else:
@@ -118,7 +118,7 @@ def _contents(side: Side) -> Iterator[tuple[str, str, str]]:
             yield name, version, found["source"]
 
 
-def _cautions(side: Side, diff: Diff) -> Iterator[str]:
+def _cautions(image: ComparedImage, diff: Diff) -> Iterator[str]:
     for row in diff.introduced:
         yield f"new: {row.id} in {row.package} {row.version}, fixed in {row.fixed or 'no release yet'}"
     if diff.remaining:
@@ -126,9 +126,9 @@ def _cautions(side: Side, diff: Diff) -> Iterator[str]:
         names = ", ".join(f"{row.id} in {row.package}" for row in diff.remaining[:SHOWN])
         yield f"not new, but known: {names}{more}"
     yield from diff.vulnerability_notes
-    for warning in side.record.plan.warnings:
-        yield f"{warning.message}: {warning.hint}" if warning.hint else warning.message
-    if verdict := side.record.verdict:
+    for warning in image.record.plan.warnings:
+        yield f"{warning.message}: {warning.remedy}" if warning.remedy else warning.message
+    if verdict := image.record.verdict:
         yield from (f"{check.id} failed: {check.reason}" for check in verdict.failures)
         reasons: dict[str, list[str]] = {}
         for check in verdict.not_run:

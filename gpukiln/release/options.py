@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
-from gpukiln.release.images import Sharing
+from gpukiln.release.images import LaunchPermissions
 
 _ORGANIZATION = re.compile(
     r"arn:aws[a-z-]*:organizations::\d{12}:(organization/o-[a-z0-9]{10,32}|ou/o-[a-z0-9]{10,32}/ou-[a-z0-9-]+)"
@@ -39,7 +39,7 @@ def kubernetes_version() -> str:
     return load_components()["kubernetes"].version or ""
 
 
-def sharing_with(accounts: str, organizations: str, *, public: bool) -> Sharing:
+def sharing_with(accounts: str, organizations: str, *, public: bool) -> LaunchPermissions:
     """Who may launch an image.
 
     Args:
@@ -58,7 +58,7 @@ def sharing_with(accounts: str, organizations: str, *, public: bool) -> Sharing:
             f"--org: {', '.join(wrong)}: no ARN of an organization or organizational unit",
             hint="for example arn:aws:organizations::111122223333:organization/o-abcde12345",
         )
-    return Sharing(tuple(ids), tuple(arns), public)
+    return LaunchPermissions(tuple(ids), tuple(arns), public)
 
 
 def key_by_region(text: str, regions: Iterable[str], *, encrypt: bool) -> dict[str, str]:

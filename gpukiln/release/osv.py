@@ -19,7 +19,7 @@ HINT = (
 
 
 @dataclass(frozen=True)
-class Event:
+class OsvEvent:
     """A version at which a range begins or ends; one of the fields is given."""
 
     introduced: str | None = None
@@ -33,11 +33,11 @@ class Range:
     """Versions of one kind: ECOSYSTEM has the package manager's; the others don't concern packages."""
 
     type: str
-    events: tuple[Event, ...]
+    events: tuple[OsvEvent, ...]
 
 
 @dataclass(frozen=True)
-class Package:
+class OsvPackage:
     """A package: for Debian and Ubuntu the source package."""
 
     ecosystem: str
@@ -48,7 +48,7 @@ class Package:
 class Affected:
     """Which versions of a package have the flaw."""
 
-    package: Package | None = None
+    package: OsvPackage | None = None
     ranges: tuple[Range, ...] = ()
     versions: tuple[str, ...] = ()
     ecosystem_specific: dict[str, Any] | None = None
@@ -151,7 +151,7 @@ def is_affected(version: str, affected: Affected, os_family: str) -> bool | None
     return False
 
 
-def _inside(version: str, events: Iterable[Event], os_family: str) -> bool | None:
+def _inside(version: str, events: Iterable[OsvEvent], os_family: str) -> bool | None:
     installed = parse(version, os_family)
     if installed is None:
         return None

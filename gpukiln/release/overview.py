@@ -19,7 +19,7 @@ from gpukiln.release.regions import Site, each, make_sites
 
 
 @dataclass(frozen=True)
-class Row:
+class ChannelRow:
     """One channel in one region.
 
     Args:
@@ -58,7 +58,7 @@ class Overview:
         errors: Per region that could not be asked, why.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[ChannelRow, ...]
     asked: tuple[str, ...]
     errors: Mapping[str, GpukilnError]
 
@@ -92,14 +92,14 @@ def look(cloud: Cloud, regions: list[str]) -> Overview:
                 continue
             found[region] = outcome.require()
             regions = [*regions, *(r for one in found[region].values() for r in one.versions[-1].regions)]
-    rows: list[Row] = []
+    rows: list[ChannelRow] = []
     for pointer in sorted({pointer for channels in found.values() for pointer in channels}):
         here = {region: channels[pointer] for region, channels in found.items() if pointer in channels}
         belongs = {region for one in here.values() for region in one.versions[-1].regions}
         newest = max(here.values(), key=lambda one: one.versions[-1].at).versions[-1].build
         rows += [_row(pointer, region, one, newest) for region, one in here.items()]
         rows += [
-            Row(pointer, region, "", "", "", "", "", ("the channel is missing here",))
+            ChannelRow(pointer, region, "", "", "", "", "", ("the channel is missing here",))
             for region in sorted(belongs - set(here) - set(errors))
         ]
     return Overview(tuple(rows), tuple(found), errors)
@@ -147,7 +147,7 @@ def _read(site: Site) -> dict[Pointer, _Found]:
     return found
 
 
-def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> Row:
+def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> ChannelRow:
     releases = pointers.releases(found.versions)
     current, image = releases[-1], found.image
     problems = []
@@ -167,7 +167,7 @@ def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> Row:
             problems.append("the image can be deregistered")
     if found.refused:
         problems.append(found.refused)
-    return Row(
+    return ChannelRow(
         pointer=pointer,
         region=region,
         image_id=current.image_id,

@@ -58,7 +58,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class Item:
+class PruneItem:
     """One image.
 
     Args:
@@ -88,7 +88,7 @@ class RegionPrune:
     """
 
     region: str
-    items: tuple[Item, ...] = ()
+    items: tuple[PruneItem, ...] = ()
     leftovers: dict[str, str] = field(default_factory=dict)
     error: GpukilnError | None = None
 
@@ -135,7 +135,7 @@ def prune(
     ]
 
 
-def _survey(site: Site, rules: Rules) -> list[Item]:
+def _survey(site: Site, rules: Rules) -> list[PruneItem]:
     """Every image of gpukiln in a region, with what is to be done and why."""
     found = calls.images(
         site.ec2,
@@ -148,7 +148,7 @@ def _survey(site: Site, rules: Rules) -> list[Item]:
     images = {image["ImageId"]: image for image in found}
     channels = _channels(site, rules, images)
     users = images_in_use(site)
-    items: list[Item] = []
+    items: list[PruneItem] = []
     for image in sorted(images.values(), key=lambda one: (one["CreationDate"], one["ImageId"])):
         reason = _why_keep(site, image, rules, channels, users)
         action = "keep" if reason else "remove"
@@ -157,7 +157,7 @@ def _survey(site: Site, rules: Rules) -> list[Item]:
             action, reason = "keep", f"over the limit of {rules.limit} a run"
         failed = image["State"] in FAILED
         items.append(
-            Item(
+            PruneItem(
                 image_id=image["ImageId"],
                 name=image.get("Name", ""),
                 created=image["CreationDate"],
@@ -252,7 +252,7 @@ def _leftovers(site: Site) -> dict[str, str]:
     return {snapshot: "remove" for snapshot, image_id in owner.items() if image_id not in there}
 
 
-def _remove(site: Site, item: Item) -> Item:
+def _remove(site: Site, item: PruneItem) -> PruneItem:
     """Remove one image with its snapshots; a failure is its own result."""
     try:
         site.go_on()

@@ -24,7 +24,7 @@ from gpukiln.progress import Progress
 from gpukiln.release.channels import Proof, require_same_verdict
 from gpukiln.release.images import (
     COPY_TAGS,
-    Sharing,
+    LaunchPermissions,
     copy_of,
     ensure_imds,
     ensure_shared,
@@ -36,8 +36,8 @@ from gpukiln.release.images import (
     wait_until_available,
 )
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
-from gpukiln.release.regions import Outcome, Site, each, make_sites
-from gpukiln.release.run import Run, retirement
+from gpukiln.release.regions import RegionOutcome, Site, each, make_sites
+from gpukiln.release.run import ReleaseRun, retirement
 from gpukiln.release.signed import require_pointed, sign_release
 from gpukiln.verify.digest import suite_digest
 
@@ -48,7 +48,7 @@ DEFAULT_KEY = "default"
 
 
 @dataclass(frozen=True)
-class Wish:
+class ReleaseSpec:
     """What is to be released, and how.
 
     Args:
@@ -66,7 +66,7 @@ class Wish:
     channel: Channel
     regions: tuple[str, ...]
     excused: Mapping[str, str]
-    sharing: Sharing
+    sharing: LaunchPermissions
     keys: Mapping[str, str]
     timeout_s: float
     signer: Signer | None = None
@@ -112,12 +112,12 @@ def source_image(cloud: Cloud, proof: Proof) -> dict[str, Any]:
 
 
 def release(
-    wish: Wish, cloud: Cloud, records: ReleaseLog, progress: Progress, *, dry_run: bool = False
+    spec: ReleaseSpec, cloud: Cloud, records: ReleaseLog, progress: Progress, *, dry_run: bool = False
 ) -> Release:
     """Release an image; what fails in a region is in its result, not an exception.
 
     Args:
-        wish: What, and how.
+        spec: What, and how.
         cloud: The cloud, in the image's region.
         records: Where the record goes.
         dry_run: Only look.
@@ -131,36 +131,36 @@ def release(
         BusyError: Another release runs on this machine.
     """
     if not dry_run:
-        trust.require_signer(wish.channel_name, wish.channel, wish.signer, cloud)
+        trust.require_signer(spec.channel_name, spec.channel, spec.signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
-            source = source_image(cloud, wish.proof)
-            sites = make_sites(cloud, wish.regions)
-            seen = each(sites, "look at the channel", lambda site: _look(site, wish, source))
-        _refuse_left_behind(wish, cloud, seen)
+            source = source_image(cloud, spec.proof)
+            sites = make_sites(cloud, spec.regions)
+            seen = each(sites, "look at the channel", lambda site: _look(site, spec, source))
+        _refuse_left_behind(spec, cloud, seen)
         for outcome in seen.values():
             if isinstance(outcome.error, RefusedError):
                 raise outcome.error
         started = Release(
             action="release",
-            pointer=wish.pointer,
-            build=wish.proof.build,
+            pointer=spec.pointer,
+            build=spec.proof.build,
             cloud=cloud.name,
             regions=tuple(_first(site.region, seen[site.region]) for site in sites),
-            excused=dict(wish.excused),
-            not_run=wish.not_run,
-            trust=_trust(wish),
+            excused=dict(spec.excused),
+            not_run=spec.not_run,
+            trust=_trust(spec),
             started_at=now(),
         )
         if dry_run:
             planned = {r.region: r if r.error else replace(r, state="planned") for r in started.regions}
             return replace(started.with_results(planned), state="planned")
-        run = Run(started, records, progress, sites)
+        run = ReleaseRun(started, records, progress, sites)
         return run.all_steps(
             "copy, share and protect",
-            lambda site: _prepare(site, wish, source, progress.doing),
-            moved=lambda site, image_id: require_pointed(site, wish.pointer, wish.channel, image_id),
-            retire=retirement(wish.channel),
+            lambda site: _prepare(site, spec, source, progress.doing),
+            moved=lambda site, image_id: require_pointed(site, spec.pointer, spec.channel, image_id),
+            retire=retirement(spec.channel),
         )
 
 
@@ -171,10 +171,10 @@ class _Seen:
     regions: tuple[str, ...]
 
 
-def _look(site: Site, wish: Wish, source: Mapping[str, Any]) -> _Seen:
+def _look(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _Seen:
     """What stands in the way, and what the channel points at now; changes nothing."""
-    if wish.sharing.public:
-        encrypted = is_encrypted(source) or bool(wish.keys)
+    if spec.sharing.public:
+        encrypted = is_encrypted(source) or bool(spec.keys)
         if encrypted:
             raise RefusedError(
                 "an encrypted image can't be public: nobody else has the key",
@@ -187,39 +187,39 @@ def _look(site: Site, wish: Wish, source: Mapping[str, Any]) -> _Seen:
                 hint="whoever owns the account must want it off: "
                 f"aws ec2 disable-image-block-public-access --region {site.region}",
             )
-    key, found = wish.keys.get(site.region), str(source["ImageId"])
-    _refuse_default_key(site.region, wish, key, encrypted=bool(key) or is_encrypted(source))
-    if is_copied(site.region, wish, source):
+    key, found = spec.keys.get(site.region), str(source["ImageId"])
+    _refuse_default_key(site.region, spec, key, encrypted=bool(key) or is_encrypted(source))
+    if is_copied(site.region, spec, source):
         found, _ = find_copies(site, source, key)
         if found:
-            _require_copy(site, wish, source, find_images(site, [found])[found])
-    versions = pointers.history(site.ssm, wish.pointer)
+            _require_copy(site, spec, source, find_images(site, [found])[found])
+    versions = pointers.history(site.ssm, spec.pointer)
     current = versions[-1] if versions else None
     return _Seen(found, current.image_id if current else "", current.regions if current else ())
 
 
-def is_copied(region: str, wish: Wish, source: Mapping[str, Any]) -> bool:
+def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool:
     """Whether a region gets a copy and not the image itself.
 
     Args:
-        wish: What, and how.
+        spec: What, and how.
     """
-    key = wish.keys.get(region)
-    if region != wish.proof.region or key is None:
-        return region != wish.proof.region
+    key = spec.keys.get(region)
+    if region != spec.proof.region or key is None:
+        return region != spec.proof.region
     return key != DEFAULT_KEY or not is_encrypted(source)
 
 
-def _refuse_default_key(region: str, wish: Wish, key: str | None, *, encrypted: bool) -> None:
+def _refuse_default_key(region: str, spec: ReleaseSpec, key: str | None, *, encrypted: bool) -> None:
     """EC2 user guide, "Share an AMI": one that is encrypted with the default key can't be shared."""
-    if encrypted and key in (None, DEFAULT_KEY) and wish.sharing.permissions:
+    if encrypted and key in (None, DEFAULT_KEY) and spec.sharing.permissions:
         raise RefusedError(
             f"the image in {region} would be encrypted with the account's default key, for itself alone",
             hint=f"name a key that the others may use: --kms-keys {region}=KEY",
         )
 
 
-def _first(region: str, outcome: Outcome[_Seen]) -> RegionResult:
+def _first(region: str, outcome: RegionOutcome[_Seen]) -> RegionResult:
     result = RegionResult(region)
     if outcome.error:
         return result.failed(outcome.error)
@@ -227,88 +227,88 @@ def _first(region: str, outcome: Outcome[_Seen]) -> RegionResult:
     return replace(result, replaces=seen.replaces, image_id=seen.image_id)
 
 
-def _refuse_left_behind(wish: Wish, cloud: Cloud, seen: Mapping[str, Outcome[_Seen]]) -> None:
+def _refuse_left_behind(spec: ReleaseSpec, cloud: Cloud, seen: Mapping[str, RegionOutcome[_Seen]]) -> None:
     """A release to fewer regions than the last would leave the others at the old image, unseen."""
     known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
-    others = make_sites(cloud, sorted(known - set(wish.regions)))
-    found = each(others, "look at the channel", lambda site: pointers.history(site.ssm, wish.pointer))
+    others = make_sites(cloud, sorted(known - set(spec.regions)))
+    found = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
     if left := [region for region, outcome in found.items() if outcome.error or outcome.value]:
         raise RefusedError(
-            f"channel {wish.channel_name} also points at an image in {', '.join(left)}",
-            hint=f"--regions {','.join([*wish.regions, *left])}; or end it there: aws ssm delete-parameter "
-            f"--name {wish.pointer.path} --region {left[0]}",
+            f"channel {spec.channel_name} also points at an image in {', '.join(left)}",
+            hint=f"--regions {','.join([*spec.regions, *left])}; or end it there: aws ssm delete-parameter "
+            f"--name {spec.pointer.path} --region {left[0]}",
         )
 
 
-def _prepare(site: Site, wish: Wish, source: Mapping[str, Any], say: Callable[[str], None]) -> str:
+def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Callable[[str], None]) -> str:
     """The image in a region: available, tagged, shared, protected."""
-    proof, image_id = wish.proof, str(source["ImageId"])
+    proof, image_id = spec.proof, str(source["ImageId"])
     kept = {name: value for name, value in tags_of(source).items() if name not in COPY_TAGS}
     tags = {name: value for name, value in kept.items() if name == "Name" or name.startswith("gpukiln:")}
-    tags[NOT_RUN_TAG] = wish.not_run
-    key = wish.keys.get(site.region)
-    if is_copied(site.region, wish, source):
+    tags[NOT_RUN_TAG] = spec.not_run
+    key = spec.keys.get(site.region)
+    if is_copied(site.region, spec, source):
         image_id = copy_of(site, source, proof.region, key=key, tags=tags)
-    image = wait_until_available(site, image_id, timeout_s=wish.timeout_s, say=say)
-    if is_copied(site.region, wish, source):
-        _require_copy(site, wish, source, image)
+    image = wait_until_available(site, image_id, timeout_s=spec.timeout_s, say=say)
+    if is_copied(site.region, spec, source):
+        _require_copy(site, spec, source, image)
     ensure_tags(site, image, tags)
     ensure_imds(site, image, source)
-    if is_copied(site.region, wish, source):  # an account can have every new disk encrypted
-        _refuse_default_key(site.region, wish, key, encrypted=is_encrypted(image))
-    ensure_shared(site, image_id, wish.sharing)
+    if is_copied(site.region, spec, source):  # an account can have every new disk encrypted
+        _refuse_default_key(site.region, spec, key, encrypted=is_encrypted(image))
+    ensure_shared(site, image_id, spec.sharing)
     make_live(site, image)
-    if wish.channel.trust:
-        _sign(site, wish, image)
+    if spec.channel.trust:
+        _sign(site, spec, image)
     return image_id
 
 
-def _trust(wish: Wish) -> str:
-    if not wish.channel.trust:
+def _trust(spec: ReleaseSpec) -> str:
+    if not spec.channel.trust:
         return trust.UNSIGNED
-    return f"signed: trusts {' and '.join(map(str, wish.channel.trust))}"
+    return f"signed: trusts {' and '.join(map(str, spec.channel.trust))}"
 
 
-def _require_copy(site: Site, wish: Wish, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:
+def _require_copy(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:
     """Refuse an image that says it is the copy, where only its tags do."""
     found = None
-    if wish.channel.trust:
-        found, _ = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
-    place = statements.place_of(source, wish.proof.region)
-    verified = wish.proof.vouched.verified.values() if wish.proof.vouched else ()
-    trust.require_copy(site.cloud, image, place, wish.proof.build, found, verified)
+    if spec.channel.trust:
+        found, _ = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
+    place = statements.place_of(source, spec.proof.region)
+    verified = spec.proof.vouched.verified.values() if spec.proof.vouched else ()
+    trust.require_copy(site.cloud, image, place, spec.proof.build, found, verified)
 
 
-def _counted(wish: Wish, vouched: Vouched) -> tuple[str, ...]:
+def _counted(spec: ReleaseSpec, vouched: Vouched) -> tuple[str, ...]:
     """The instance types whose signed verdicts count for the channel."""
-    wanted = suite_digest() if wish.channel.suite == "current" else ""
+    wanted = suite_digest() if spec.channel.suite == "current" else ""
     return tuple(
         name
         for name, claim in vouched.verdicts.items()
-        if claim.outcome == "passed" and claim.profile == wish.proof.profile and wanted in ("", claim.suite)
+        if claim.outcome == "passed" and claim.profile == spec.proof.profile and wanted in ("", claim.suite)
     )
 
 
-def _sign(site: Site, wish: Wish, image: Mapping[str, Any]) -> None:
+def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     """Sign that this image is released to the channel, and keep the verdicts with it; then read both back."""
-    vouched, signer = wish.proof.vouched, wish.signer
+    vouched, signer = spec.proof.vouched, spec.signer
     if vouched is None or signer is None:
-        raise RefusedError(f"nothing signed is known of {wish.proof.image_id}")
-    counted = _counted(wish, vouched)
+        raise RefusedError(f"nothing signed is known of {spec.proof.image_id}")
+    counted = _counted(spec, vouched)
     verified = vouched.verified[counted[0]] if counted else vouched.place
     claim = ReleaseClaim(
-        image=wish.proof.about,
-        channel=wish.channel_name,
+        image=spec.proof.about,
+        channel=spec.channel_name,
         number=0,  # it is given one when it is signed
         source=verified,
-        suite=suite_digest() if wish.channel.suite == "current" else "",
+        suite=suite_digest() if spec.channel.suite == "current" else "",
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
         released_at=statements.now(),
     )
-    there, keys = trust.vouched(site.cloud, image, wish.channel.trust, site.ssm)
-    sign_release(site, wish.pointer, claim, there, keys, signer)
+    there, keys = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
+    sign_release(site, spec.pointer, claim, there, keys, signer)
     for name, envelope in vouched.envelopes.items():
         if there.envelopes.get(name) != envelope:
             site.go_on()
             statements.keep(site.ssm, there.place.image_id, statements.VERDICT, name, envelope)
-    trust.require_released(site.cloud, image, wish.pointer, site.ssm, pointed=False)
+    trust.require_released(site.cloud, image, spec.pointer, site.ssm, pointed=False)

@@ -77,7 +77,7 @@ def make_sites(cloud: Cloud, regions: Iterable[str]) -> list[Site]:
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
+class RegionOutcome(Generic[T]):
     """What came of one region: a value or an error."""
 
     value: T | None = None
@@ -94,7 +94,7 @@ class Outcome(Generic[T]):
         return cast(T, self.value)
 
 
-def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[str, Outcome[T]]:
+def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[str, RegionOutcome[T]]:
     """Do the same in every region at once; a failure in one is its own result and stops no other.
 
     Args:
@@ -107,13 +107,13 @@ def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[
         KeyboardInterrupt: After every region has ended its current call.
     """
 
-    def guarded(site: Site) -> Outcome[T]:
+    def guarded(site: Site) -> RegionOutcome[T]:
         try:
             site.go_on()
             with explain_aws_errors(f"{action} in {site.region}"):
-                return Outcome(work(site))
+                return RegionOutcome(work(site))
         except GpukilnError as error:
-            return Outcome(error=error)
+            return RegionOutcome(error=error)
 
     chosen = list(sites)
     with ThreadPoolExecutor(AT_ONCE) as pool:

@@ -18,7 +18,7 @@ from gpukiln.release.images import find_images, make_live
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, Unfinished, now
 from gpukiln.release.options import kubernetes_version
 from gpukiln.release.regions import Site, each, make_sites
-from gpukiln.release.run import Run, retirement
+from gpukiln.release.run import ReleaseRun, retirement
 from gpukiln.release.signed import require_pointed, sign_release
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def rollback(
                 sign_release(site, pointer, claim, there, keys, signer)
             return image_id
 
-        return Run(started, records, progress, sites).all_steps(
+        return ReleaseRun(started, records, progress, sites).all_steps(
             "protect the release before",
             revive,
             moved=lambda site, image_id: require_pointed(site, pointer, channel, image_id),

@@ -29,7 +29,7 @@ def retirement(channel: Channel, *, at_once: frozenset[str] = frozenset()) -> Ca
     return lambda image_id: timedelta(0 if image_id in at_once else channel.deprecate_after_days)
 
 
-class Run:
+class ReleaseRun:
     """A release or rollback that is under way: results, record and progress.
 
     Args:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from rich.text import Text
 
 from gpukiln.release.log import Release
-from gpukiln.release.overview import Row
+from gpukiln.release.overview import ChannelRow
 from gpukiln.release.prune import RegionPrune
 from gpukiln.reports.tables import Rows
 
@@ -45,7 +45,7 @@ def release_table(release: Release) -> Rows:
     return made
 
 
-def channels_table(rows: Iterable[Row]) -> Rows:
+def channels_table(rows: Iterable[ChannelRow]) -> Rows:
     """One row a channel and region.
 
     Args:

@@ -7,8 +7,8 @@ from gpukiln.catalog import drivers
 from gpukiln.catalog.container_toolkit import flaws
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import UsageError
+from gpukiln.release.compared_image import ComparedImage
 from gpukiln.release.osv import Affected, OsvEntry, first_fixed, is_affected
-from gpukiln.release.side import Side
 
 DRIVER, TOOLKIT = "nvidia_driver", "nvidia_container_toolkit"
 ECOSYSTEMS = {
@@ -62,7 +62,7 @@ class Known:
     notes: tuple[str, ...]
 
 
-def known_vulnerabilities(side: Side, osv: Iterable[OsvEntry] | None) -> Known:
+def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) -> Known:
     """Find the known flaws of an image.
 
     Args:
@@ -72,18 +72,18 @@ def known_vulnerabilities(side: Side, osv: Iterable[OsvEntry] | None) -> Known:
         The flaws, and what was not looked at.
     """
     notes: list[str] = []
-    found = [*_toolkit(side, notes), *_driver(side, notes)]
+    found = [*_toolkit(image, notes), *_driver(image, notes)]
     if osv is None:
         notes.append("packages were not looked at: no --vulnerabilities FILE was given")
     else:
-        found += _packages(side, osv, notes)
+        found += _packages(image, osv, notes)
     unique = {row.key: row for row in found}
     ordered = sorted(unique.values(), key=lambda row: (row.package, row.id))
     return Known(tuple(ordered), tuple(dict.fromkeys(notes)))
 
 
-def _toolkit(side: Side, notes: list[str]) -> Iterator[Vulnerability]:
-    version = side.version(TOOLKIT)
+def _toolkit(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
+    version = image.version(TOOLKIT)
     if version is None:
         return
     try:
@@ -96,8 +96,8 @@ def _toolkit(side: Side, notes: list[str]) -> Iterator[Vulnerability]:
         yield Vulnerability(row.cve, TOOLKIT, version, row.fixed, row.severity, row.about, source)
 
 
-def _driver(side: Side, notes: list[str]) -> Iterator[Vulnerability]:
-    version = side.version(DRIVER)
+def _driver(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
+    version = image.version(DRIVER)
     if version is None:
         return
     try:
@@ -117,15 +117,15 @@ def _driver(side: Side, notes: list[str]) -> Iterator[Vulnerability]:
                 yield Vulnerability(cve, DRIVER, version, fixed, "", about, source)
 
 
-def _packages(side: Side, osv: Iterable[OsvEntry], notes: list[str]) -> Iterator[Vulnerability]:
-    base = side.record.plan.base
+def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -> Iterator[Vulnerability]:
+    base = image.record.plan.base
     names = [name.format(release=base.release) for name in ECOSYSTEMS.get(base.distribution, ())]
     if not names:
         notes.append(f"packages were not looked at: OSV has no data for {base.distribution} {base.release}")
         return
-    if not side.installed.details:
+    if not image.installed.details:
         notes.append(
-            f"{side.record.build_id} was baked before source packages were recorded: a flaw of a package"
+            f"{image.record.build_id} was baked before source packages were recorded: a flaw of a package"
             " whose source has another name is missed"
         )
     index: dict[str, list[tuple[OsvEntry, Affected]]] = {}
@@ -136,16 +136,16 @@ def _packages(side: Side, osv: Iterable[OsvEntry], notes: list[str]) -> Iterator
     if not index:
         notes.append(f"packages were not looked at: no record is for {' or '.join(names)}")
         return
-    sources = {side.installed.source(*pair) for pair in side.baked.packages.items()}
+    sources = {image.installed.source(*pair) for pair in image.baked.packages.items()}
     uncertain = 0
     for source, version in sorted(sources):
         for record, affected in index.get(source, ()):
-            match = is_affected(version, affected, side.os_family)
+            match = is_affected(version, affected, image.os_family)
             uncertain += match is None
             if match:
-                yield _from_osv(record, affected, source, version, side.os_family)
+                yield _from_osv(record, affected, source, version, image.os_family)
     if uncertain:
-        notes.append(f"{uncertain} ranges can't be compared with the versions on {side.record.build_id}")
+        notes.append(f"{uncertain} ranges can't be compared with the versions on {image.record.build_id}")
 
 
 def _from_osv(record: OsvEntry, affected: Affected, source: str, version: str, family: str) -> Vulnerability:

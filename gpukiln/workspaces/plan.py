@@ -18,16 +18,16 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers import image as images
-from gpukiln.offers.cost import Use, month, within
+from gpukiln.offers.cost import MachineUsage, month, within
 from gpukiln.offers.fit import fit
-from gpukiln.offers.model import Choice, Offer, Request
+from gpukiln.offers.model import ImageChoice, Offer, Request
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
 from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
 
 Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
-MACHINE_ALONE = Use()
+MACHINE_ALONE = MachineUsage()
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ class Plan:
 
     wanted: Workspace
     offers: tuple[Offer, ...]
-    choice: Choice
+    choice: ImageChoice
     subject: Subject | None
     image: dict[str, Any]
     gpus: int
-    use: Use = MACHINE_ALONE
+    use: MachineUsage = MACHINE_ALONE
 
     @property
     def digest(self) -> str:
@@ -87,7 +87,7 @@ def plan(
     today: date,
     *,
     limits: Limits = NO_LIMITS,
-    use: Use = MACHINE_ALONE,
+    use: MachineUsage = MACHINE_ALONE,
 ) -> Plan:
     """What a workspace gets in a region. Nothing is made.
 
@@ -144,7 +144,7 @@ def offline(wanted: Workspace, today: date) -> Plan:
     """
     offers = _satisfying(wanted, wanted.region, "aws", today, None)
     image_id = wanted.image_id or ""
-    choice = Choice(image_id, "given", image_id, ("it was named",), "", ())
+    choice = ImageChoice(image_id, "given", image_id, ("it was named",), "", ())
     gpus = offers[0].gpus if wants_gpus(wanted) else 0
     return Plan(wanted, offers, choice, None, {"ImageId": image_id, "RootDeviceName": ""}, gpus)
 
@@ -199,7 +199,7 @@ def _satisfying(
         return found.offers
     named = tuple(one for one in found.offers if one.instance_type in wanted.instance_types)
     if not named:
-        near = {one.instance_type: "; ".join(one.lacks) for one in found.near}
+        near = {one.instance_type: "; ".join(lack.message for lack in one.lacks) for one in found.near}
         rows = [f"{name}: {near.get(name, 'not in the catalogue')}" for name in wanted.instance_types]
         raise IncompatibleError(
             f"{' and '.join(wanted.instance_types)} does not satisfy the request",
@@ -271,14 +271,14 @@ def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
 
 def _choices(
     cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], today: date, looked: Looked
-) -> list[tuple[Offer, Choice]]:
+) -> list[tuple[Offer, ImageChoice]]:
     if wanted.image_id:
         return _given(cloud, wanted.image_id, offers, today, looked)
     found = images.images_of(cloud, fresh=True)
     return [(offer, _chosen(found, cloud, offer, today)) for offer in offers]
 
 
-def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> Choice:
+def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> ImageChoice:
     if offer.gpus:
         return images.choose(found, cloud, offer.instance_type, None, today)
     raise UsageError(
@@ -288,13 +288,13 @@ def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> Ch
 
 def _given(
     cloud: Cloud, image_id: str, offers: Sequence[Offer], today: date, looked: Looked
-) -> list[tuple[Offer, Choice]]:
+) -> list[tuple[Offer, ImageChoice]]:
     subject, image = looked(image_id)
     words = trust.require_verified(cloud, image) if subject else ""
     choices = []
     for offer in offers:
         findings = fit(offer.instance_type, image=subject, workload=None, today=today) if offer.gpus else ()
-        choice = Choice(image_id, "given", image_id, ("it was named",), "", findings, words)
+        choice = ImageChoice(image_id, "given", image_id, ("it was named",), "", findings, words)
         choices.append((offer, choice))
     return choices
 
@@ -307,5 +307,5 @@ def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any
         return None, image
 
 
-def _wrong(choice: Choice) -> str:
-    return next((row.message for row in choice.findings if row.level == "error"), "")
+def _wrong(choice: ImageChoice) -> str:
+    return next((row.message for row in choice.findings if row.severity == "error"), "")

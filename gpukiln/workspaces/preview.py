@@ -10,8 +10,8 @@ from decimal import Decimal
 from rich.console import RenderableType
 
 from gpukiln.clouds.base import Cloud
-from gpukiln.offers.cost import Month, Use, month
-from gpukiln.offers.model import Choice, Offer
+from gpukiln.offers.cost import MachineUsage, Month, month
+from gpukiln.offers.model import ImageChoice, Offer
 from gpukiln.reports.tables import Rows
 from gpukiln.units import Memory
 from gpukiln.workspaces.contract import Workspace
@@ -66,22 +66,22 @@ class Preview:
     region: str
     runs: str
     offers: tuple[Priced, ...]
-    image: Choice | None
+    image: ImageChoice | None
     verdict: str
     home_gib: int
 
 
-def use_of(wanted: Workspace, homes: Sequence[Home]) -> Use:
+def use_of(wanted: Workspace, homes: Sequence[Home]) -> MachineUsage:
     """How a workspace uses a machine: all hours of a month, with its home and a public address.
 
     Args:
         homes: Those that are there.
     """
     if not wanted.capabilities.persistent_home:
-        return Use()
+        return MachineUsage()
     asked = wanted.compute_profile.storage
     size = Memory.parse(asked or (DEFAULT_SIZE if not homes else "1Gi"), "storage").gib
-    return Use(volume_gb=max(size, *(one.size_gib for one in homes), 0))
+    return MachineUsage(volume_gb=max(size, *(one.size_gib for one in homes), 0))
 
 
 def preview(cloud: Cloud, plan: Plan, today: date) -> Preview:

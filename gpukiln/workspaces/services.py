@@ -182,11 +182,11 @@ def _fitting(service: Service, machine: str, image: Subject | None, today: date)
     hint = ""
     for release in service.releases:
         found = fit(machine, image=image, workload=workload(release.workload), today=today)
-        wrong = [one for one in found if one.level == "error" and one not in alone]
+        wrong = [one for one in found if one.severity == "error" and one not in alone]
         if not wrong:
             return replace(service, releases=(release,)), details
         details += [f"{_tag(release)}: {one.message}" for one in wrong]
-        hint = wrong[0].hint
+        hint = wrong[0].remedy
     raise IncompatibleError(
         f"no release of {service.title} runs on {machine}" + (f" from {image.image_id}" if image else ""),
         details=tuple(details),

@@ -33,8 +33,13 @@ class Said(NamedTuple):
     def json(self) -> dict[str, Any]:
         return documents.read(self.out)
 
-    def verdict(self, name: str) -> str:
-        return next(one["verdict"] for one in self.json["checks"] if one["name"] == name)
+    def check(self, name: str) -> dict[str, Any]:
+        return next(one for one in self.json["checks"] if one["id"] == name)
+
+    def result(self, name: str) -> tuple[str, str, int]:
+        """Outcome, severity and exit code of one check."""
+        found = self.check(name)
+        return found["outcome"], found["severity"], found["exit_code"]
 
 
 class Rig(NamedTuple):

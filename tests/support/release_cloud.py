@@ -21,9 +21,9 @@ from gpukiln.images.channels import load_channel
 from gpukiln.progress import Progress
 from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.release.channels import proof_from_tags
-from gpukiln.release.images import Sharing
+from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.needs import require_proven
-from gpukiln.release.publish import Wish
+from gpukiln.release.publish import ReleaseSpec
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -171,13 +171,13 @@ def make_image(build, *, judged=None, region=HOME, days_old=0, kubernetes="1.34"
     return image_id
 
 
-def wish(image_id, build, channel="candidate", regions=REGIONS, **more):
+def release_spec(image_id, build, channel="candidate", regions=REGIONS, **more):
     """What a release of an image is asked for."""
     proof = proof_from_tags(image_id, HOME, tags(build, more.pop("judged", None)))
     rules = load_channel(channel)
     excused = require_proven(channel, rules, proof, has_gpus=False)
-    options = {"sharing": Sharing(), "keys": {}, "timeout_s": 5.0, **more}
-    return Wish(proof, channel, rules, tuple(regions), excused, **options)
+    options = {"sharing": LaunchPermissions(), "keys": {}, "timeout_s": 5.0, **more}
+    return ReleaseSpec(proof, channel, rules, tuple(regions), excused, **options)
 
 
 def quiet():

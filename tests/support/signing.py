@@ -14,10 +14,10 @@ from gpukiln.images import channels
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.proof.signed import sign_verdict
-from gpukiln.release.find import Found
-from gpukiln.release.images import Sharing
+from gpukiln.release.find import LocatedImage
+from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.needs import require_proven
-from gpukiln.release.publish import Wish
+from gpukiln.release.publish import ReleaseSpec
 from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
 from tests.support.release_cloud import HOME, REGIONS, Cloud, tags, tell, verdict
@@ -77,11 +77,13 @@ def sign(image_id, key, folder, *, judged=None, region="us-west-2", build=None):
 def signed_wish(image_id, build, channel="candidate", *, key, regions=REGIONS, **more):
     """What a release of an image is asked for where the channel trusts keys."""
     rules = channels.load_channel(channel)
-    proof = Found(image_id, Cloud(), None).proof(rules)
+    proof = LocatedImage(image_id, Cloud(), None).proof(rules)
     assert proof.build == build
     excused = require_proven(channel, rules, proof, has_gpus=False)
-    options = {"sharing": Sharing(), "keys": {}, "timeout_s": 5.0, **more}
-    return Wish(proof, channel, rules, regions, excused, **options, signer=signer_of(str(key), Cloud()))
+    options = {"sharing": LaunchPermissions(), "keys": {}, "timeout_s": 5.0, **more}
+    return ReleaseSpec(
+        proof, channel, rules, regions, excused, **options, signer=signer_of(str(key), Cloud())
+    )
 
 
 def statements(image_id, region="us-west-2"):

@@ -10,7 +10,7 @@ import pytest
 from invoke.context import Context
 
 from gpukiln.attest.signing import load_public_key
-from gpukiln.attest.statements import Place, VerdictClaim, opened
+from gpukiln.attest.statements import AmiLocation, VerdictClaim, opened
 from gpukiln.clouds import select
 from gpukiln.clouds.tags import ATTESTED_TAGS
 from gpukiln.commands import ami, ami_verify
@@ -212,7 +212,7 @@ def test_a_verdict_is_signed_where_a_key_is_given(judge, tmp_path):
     [(name, text)] = judge.kept.items()
     verdict = build.read().verdicts[-1]
     assert name == f"/gpukiln-attestations/{BAKE.image_id}/verdict/{verdict.instance_type}"
-    place = Place(BAKE.image_id, "us-west-2", ())
+    place = AmiLocation(BAKE.image_id, "us-west-2", ())
     claim = opened(VerdictClaim, text, trusted, [place]).claim
     assert (claim.suite, claim.verdict, claim.outcome) == ("a" * 64, verdict.digest, "passed")
     assert claim.provenance == sha256((build.folder / "provenance.intoto.json").read_bytes()).hexdigest()

@@ -13,7 +13,7 @@ from gpukiln.images.builds import Build, Builds, Record
 from gpukiln.images.modules import ModuleUse
 from gpukiln.images.timings import timings, timings_table
 from gpukiln.proof.pipeline import why_build
-from gpukiln.release.side import find_side
+from gpukiln.release.compared_image import find_compared_image
 from gpukiln.typed import dump, load
 from tests.support.plans import BAKE, VERDICT
 
@@ -63,10 +63,10 @@ def test_another_file_than_a_record_is_never_to_be_removed(proven, tmp_path):
     (tmp_path / "passwd").write_text("root:x:0")
     for name in (str(tmp_path), str(tmp_path / "passwd")):
         with pytest.raises(UsageError, match="can't be read") as caught:
-            find_side(proven, name)
+            find_compared_image(proven, name)
         assert "remove" not in caught.value.hint
     with pytest.raises(UsageError, match="no build ''"):
-        find_side(proven, "")
+        find_compared_image(proven, "")
 
 
 def test_a_build_is_one_processs(proven):

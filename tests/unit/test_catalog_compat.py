@@ -6,13 +6,18 @@ import pytest
 
 from gpukiln.catalog import compat, cuda
 from gpukiln.catalog.bases import base
-from gpukiln.catalog.compat import Finding
+from gpukiln.findings import Finding
 
 TODAY = date(2026, 11, 21)
 
 
 def rules(findings: tuple[Finding, ...]) -> list[tuple[str, str]]:
-    return [(finding.level, finding.rule) for finding in findings]
+    return [(finding.severity, finding.id) for finding in findings]
+
+
+def test_a_finding_that_is_found_twice_is_one() -> None:
+    [twice] = {Finding("gpu-lost", "error", "it is gone", evidence={"xid": xid}) for xid in (79, 79)}
+    assert twice.evidence == {"xid": 79}
 
 
 @pytest.mark.parametrize(
@@ -41,7 +46,7 @@ def test_arm_machine_fits_an_arm_image() -> None:
 
 def test_a_retired_machine_names_its_alternatives() -> None:
     (finding,) = compat.check_instance_type("p3.2xlarge", architecture="x86_64")
-    assert "g5.2xlarge" in finding.hint
+    assert "g5.2xlarge" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -73,7 +78,7 @@ def test_driver_and_gpu(driver: str, modules: str, name: str, expected: list[tup
 def test_a_new_gpu_names_the_driver_that_knows_it_and_the_way() -> None:
     (finding,) = compat.check_driver_gpu("535.309.01", "proprietary", "p5en.48xlarge")
     assert "550.90.07" in finding.message
-    assert "nvidia_driver.branch=580" in finding.hint
+    assert "nvidia_driver.branch=580" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -96,8 +101,8 @@ def test_driver(driver: str, modules: str, today: date, expected: list[tuple[str
 def test_end_of_life_says_the_day_and_the_way_forward() -> None:
     (finding,) = compat.check_driver("535.309.01", "proprietary", today=TODAY)
     assert "2026-06-01" in finding.message
-    assert "580" in finding.hint
-    assert "2028-06-30" in finding.hint
+    assert "580" in finding.remedy
+    assert "2028-06-30" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -140,9 +145,9 @@ def test_the_way_a_driver_runs_cuda(
 
 def test_a_plan_is_refused_though_a_package_in_the_container_would_help() -> None:
     (finding,) = compat.check_cuda("13.0", "535.309.01", ["g4dn.xlarge"])
-    assert finding.level == "error"
-    assert "branch 580" in finding.hint
-    assert "cuda-compat-13-0" in finding.hint
+    assert finding.severity == "error"
+    assert "branch 580" in finding.remedy
+    assert "cuda-compat-13-0" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -170,7 +175,7 @@ def test_an_old_toolkit_names_every_flaw() -> None:
     (finding,) = compat.check_container_toolkit("1.16.1")
     assert "CVE-2024-0132" in finding.message
     assert "CVE-2025-23266" in finding.message
-    assert "1.19.1" in finding.hint
+    assert "1.19.1" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -234,7 +239,7 @@ def test_modules_are_chosen_for_the_machines(driver: str, names: list[str], modu
 
 def test_nvswitch_needs_a_fabric_manager() -> None:
     (found,) = compat.check_fabric_manager("debian-12", base("debian-12"), ["g5.xlarge", "p5.48xlarge"])
-    assert (found.level, found.rule) == ("error", "fabric-manager")
+    assert (found.severity, found.id) == ("error", "fabric-manager")
     assert found.message.startswith("p5.48xlarge has NVSwitch")
     assert not compat.check_fabric_manager("debian-12", base("debian-12"), ["p5.4xlarge"])
     ubuntu = "eks-ubuntu-22.04"
@@ -245,8 +250,8 @@ def test_nvswitch_needs_a_fabric_manager() -> None:
 def test_what_has_its_switches_behind_nvlink_s_subnet_manager_needs_that(name: str) -> None:
     for system in ("debian-12", "eks-ubuntu-22.04"):
         (found,) = compat.check_fabric_manager(system, base(system), ["p5.48xlarge", name])
-        assert (found.level, found.rule) == ("error", "fabric-manager")
+        assert (found.severity, found.id) == ("error", "fabric-manager")
         assert found.message.startswith(f"{name} needs NVLink's subnet manager (NVLSM) beside the fabric")
-        assert "eks-al2023" in found.hint
+        assert "eks-al2023" in found.remedy
     for system in ("eks-al2023", "eks-al2023-nvidia"):
         assert not compat.check_fabric_manager(system, base(system), ["p5.48xlarge", name])

@@ -66,7 +66,7 @@ def test_the_command_says_the_rule_as_json_and_exits_3(capsys: pytest.CaptureFix
     with pytest.raises(SystemExit) as caught:
         docker_check.check(Context(), driver="535.309.01", gpu="b200", json=True)
     assert caught.value.code == IncompatibleError.exit_code
-    assert [row["rule"] for row in json.loads(capsys.readouterr().out)["findings"]] == [
+    assert [row["id"] for row in json.loads(capsys.readouterr().out)["findings"]] == [
         "gpu-too-new",
         "cuda-gpu",
     ]

@@ -36,7 +36,7 @@ def test_nothing_is_changed_without_apply(rig: Rig) -> None:
         "after": "0000:01:00.0,pcie=1",
         "digest": Cluster.digest(before),
     }
-    assert {one["verdict"] for one in found["checks"]} == {"ok"}
+    assert {one["outcome"] for one in found["checks"]} == {"passed"}
     assert not any(call.startswith(("PUT", "POST", "DELETE")) for call in rig.cluster.calls)
 
 
@@ -91,8 +91,9 @@ def test_undo_takes_back_its_own_change_alone(rig: Rig) -> None:
 
 def test_a_token_sets_a_mapping_and_never_an_address(rig: Rig) -> None:
     ended = rig.token("--gpu", "01:00", "--apply", "--accept-unseen", "--json")
-    assert (ended.code, ended.verdict("rights.address"), "hostpci0" in rig.config) == (3, "never", False)
-    step = next(one["step"] for one in ended.json["checks"] if one["name"] == "rights.address")
+    assert (ended.code, ended.result("rights.address")) == (3, ("failed", "error", 3))
+    assert "hostpci0" not in rig.config
+    step = ended.check("rights.address")["remedy"]
     assert entry("pve1", "0000:01:00.0", rig.cluster.pci[A10]).split(",")[0] in step
 
     # drivers and leases can't be seen over the API: refused, unless somebody takes that on
@@ -123,11 +124,12 @@ def test_over_ssh_the_kernel_is_seen_too(rig: Rig, programs: Path, monkeypatch: 
     rig.cluster.vms[120]["node"] = real
     rig.cluster.mappings["a10"]["map"] = [entry(real, "0000:01:00", rig.cluster.pci[A10])]
     both = rig.token("--gpu", "mapping:a10", "--ssh", "ssh://root@pve1", "--json")
-    assert (both.code, both.verdict("host.driver"), both.verdict("host.lease")) == (0, "ok", "ok")
+    assert [both.check(name)["outcome"] for name in ("host.driver", "host.lease")] == ["passed", "passed"]
+    assert both.code == 0
     alone = rig.run("--pve", "ssh://root@pve1", "--vm", "120", "--gpu", "01:00", "--apply", "--json")
     assert (alone.code, rig.config["hostpci0"]) == (0, "0000:01:00,pcie=1")
     down = rig.token("--gpu", "mapping:a10", "--ssh", "ssh://root@down", "--json")
-    assert (down.code, down.verdict("host.driver")) == (0, "not seen")
+    assert (down.code, down.check("host.driver")["outcome"]) == (0, "not_run")
     ended = rig.run("--pve", "ssh://root@down", "--vm", "120", "--gpu", "01:00")
     assert (ended.code, "Connection refused" in ended.err) == (4, True)
 
@@ -228,45 +230,47 @@ def elsewhere(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "gpu", "code", "check", "verdict", "words"),
+    ("change", "gpu", "code", "check", "result", "words"),
     [
-        pytest.param(None, "03:00", 6, "iommu.group", "refused", "0000:04:00.0 I210", id="group"),
-        pytest.param(off, "01:00", 6, "iommu.on", "refused", "the IOMMU is off", id="no-iommu"),
+        pytest.param(None, "03:00", 6, "iommu.group", "error", "0000:04:00.0 I210", id="group"),
+        pytest.param(off, "01:00", 6, "iommu.on", "error", "the IOMMU is off", id="no-iommu"),
         pytest.param(
             kernel("pcie_acs_override=downstream"), "01:00", 0, "iommu.override", "warning", "makes", id="acs"
         ),
         pytest.param(
-            bind(A10, "nouveau"), "01:00", 6, "host.driver", "refused", f"{A10} has nouveau", id="nouveau"
+            bind(A10, "nouveau"), "01:00", 6, "host.driver", "error", f"{A10} has nouveau", id="nouveau"
         ),
         pytest.param(
             bind(f"{RTX}.1", "snd_hda_intel"), "02:00", 0, "host.driver", "warning", "snd_hda", id="audio"
         ),
-        pytest.param(in_use, "01:00", 6, "host.driver", "refused", "used by 4711 python3", id="in-use"),
-        pytest.param(leased, "01:00", 6, "host.lease", "refused", "leased: L-1 of ann", id="leased"),
-        pytest.param(lease("GPU-gone"), "01:00", 6, "host.lease", "refused", "no driver says", id="lost"),
+        pytest.param(in_use, "01:00", 6, "host.driver", "error", "used by 4711 python3", id="in-use"),
+        pytest.param(leased, "01:00", 6, "host.lease", "error", "leased: L-1 of ann", id="leased"),
+        pytest.param(lease("GPU-gone"), "01:00", 6, "host.lease", "error", "no driver says", id="lost"),
         pytest.param(console, "01:00", 0, "host.console", "warning", "own console", id="console"),
         pytest.param(
-            elsewhere, "01:00", 0, "host.driver", "not seen", "and the VM is on pve2", id="elsewhere"
+            elsewhere, "01:00", 0, "host.driver", "not_run", "and the VM is on pve2", id="elsewhere"
         ),
         pytest.param(
-            other_vm("0000:01:00.0"), "01:00", 6, "gpu.free", "refused", "VM 121 infer (stopped)", id="other"
+            other_vm("0000:01:00.0"), "01:00", 6, "gpu.free", "error", "VM 121 infer (stopped)", id="other"
         ),
         pytest.param(
             other_vm("mapping=a10,pcie=1", "running"),
             "01:00",
             6,
             "gpu.free",
-            "refused",
+            "error",
             "running",
             id="other-map",
         ),
-        pytest.param(other_vm("01:00", node="pve2"), "01:00", 0, "gpu.free", "ok", "none of the 0", id="far"),
+        pytest.param(
+            other_vm("01:00", node="pve2"), "01:00", 0, "gpu.free", "passed", "none of the 0", id="far"
+        ),
         pytest.param(
             others(args="-device vfio-pci,host=0000:01:00.0,multifunction=on"),
             "01:00",
             6,
             "gpu.free",
-            "refused",
+            "error",
             "VM 121 infer (running) has it by its args",
             id="args",
         ),
@@ -275,7 +279,7 @@ def elsewhere(rig: Rig) -> None:
             "01:00",
             6,
             "gpu.free",
-            "refused",
+            "error",
             "by its args",
             id="args-sysfs",
         ),
@@ -284,7 +288,7 @@ def elsewhere(rig: Rig) -> None:
             "01:00",
             6,
             "gpu.free",
-            "refused",
+            "error",
             "by its args",
             id="args-json",
         ),
@@ -293,7 +297,7 @@ def elsewhere(rig: Rig) -> None:
             "01:00",
             0,
             "gpu.free",
-            "ok",
+            "passed",
             "none of the 1",
             id="args-far",
         ),
@@ -302,20 +306,22 @@ def elsewhere(rig: Rig) -> None:
             "01:00",
             6,
             "vm.args",
-            "refused",
+            "error",
             "have it already",
             id="own-args",
         ),
         pytest.param(
-            edit(balloon="2048"), "01:00", 6, "vm.balloon", "refused", "2048 of its 16384 MiB", id="balloon"
+            edit(balloon="2048"), "01:00", 6, "vm.balloon", "error", "2048 of its 16384 MiB", id="balloon"
         ),
-        pytest.param(edit(balloon="0"), "01:00", 0, "vm.memory", "ok", "16384 of the 65536", id="no-balloon"),
+        pytest.param(
+            edit(balloon="0"), "01:00", 0, "vm.memory", "passed", "16384 of the 65536", id="no-balloon"
+        ),
         pytest.param(
             edit(memory="current=65536"),
             "01:00",
             6,
             "vm.memory",
-            "refused",
+            "error",
             "65536 of the 65536",
             id="memory",
         ),
@@ -324,18 +330,16 @@ def elsewhere(rig: Rig) -> None:
             "01:00",
             6,
             "vm.memory",
-            "refused",
+            "error",
             "VM 121 infer holds 57344 MiB",
             id="pinned",
         ),
         pytest.param(
-            others(memory="57344"), "01:00", 0, "vm.memory", "ok", "16384 of the 65536", id="not-pinned"
+            others(memory="57344"), "01:00", 0, "vm.memory", "passed", "16384 of the 65536", id="not-pinned"
         ),
-        pytest.param(edit(lock="backup"), "01:00", 75, "vm.lock", "busy", "locked (backup)", id="locked"),
-        pytest.param(edit(template=1), "01:00", 6, "vm.kind", "refused", "template", id="template"),
-        pytest.param(
-            edit(machine="pc-i440fx-9.0"), "01:00", 6, "vm.machine", "refused", "no PCI", id="i440fx"
-        ),
+        pytest.param(edit(lock="backup"), "01:00", 75, "vm.lock", "error", "locked (backup)", id="locked"),
+        pytest.param(edit(template=1), "01:00", 6, "vm.kind", "error", "template", id="template"),
+        pytest.param(edit(machine="pc-i440fx-9.0"), "01:00", 6, "vm.machine", "error", "no PCI", id="i440fx"),
         pytest.param(edit(bios="seabios"), "01:00", 0, "vm.firmware", "warning", "SeaBIOS", id="seabios"),
         pytest.param(edit(efidisk0=""), "01:00", 0, "vm.firmware", "warning", "EFI disk", id="no-efi"),
         pytest.param(
@@ -352,29 +356,34 @@ def elsewhere(rig: Rig) -> None:
             "01:00",
             6,
             "vm.slot",
-            "refused",
+            "error",
             "all 16",
             id="full",
         ),
     ],
 )
 def test_what_is_examined(
-    rig: Rig, change: Callable[[Rig], None] | None, gpu: str, code: int, check: str, verdict: str, words: str
+    rig: Rig, change: Callable[[Rig], None] | None, gpu: str, code: int, check: str, result: str, words: str
 ) -> None:
     if change:
         change(rig)
     before = rig.config
     shown = rig.local("--gpu", gpu, "--json", *(["--apply"] if code else []))
-    found = next(one for one in shown.json["checks"] if one["name"] == check)
-    assert (shown.code, found["verdict"], words in found["found"]) == (code, verdict, True), found
-    assert bool(found["step"]) == (verdict != "ok")
+    found = shown.check(check)
+    word = found["severity"] if found["outcome"] == "failed" else found["outcome"]
+    assert (shown.code, word, words in found["message"]) == (code, result, True), found
+    assert (found["exit_code"], bool(found["remedy"])) == (code, result != "passed")
     assert (rig.config, rig.undo_files()) == (before, [])
 
 
 def test_a_running_vm_is_refused(rig: Rig) -> None:
     rig.cluster.vms[120]["status"] = "running"
     shown = rig.local("--gpu", "01:00", "--apply", "--json")
-    assert (shown.code, shown.verdict("vm.stopped"), shown.json["done"]) == (6, "refused", "refused")
+    assert (shown.code, shown.result("vm.stopped"), shown.json["done"]) == (
+        6,
+        ("failed", "error", 6),
+        "refused",
+    )
     assert "hostpci0" not in rig.config
 
 
@@ -401,8 +410,8 @@ def test_a_mapping_is_compared_with_the_hardware(
 ) -> None:
     rig.cluster.mappings["a10"] = mapping
     shown = rig.local("--gpu", "mapping:a10", "--json")
-    found = next(one for one in shown.json["checks"] if one["name"] == check)
-    assert (shown.code, words in found["found"]) == (code, True), found
+    found = shown.check(check)
+    assert (shown.code, words in found["message"]) == (code, True), found
 
 
 @pytest.mark.parametrize(
@@ -498,14 +507,14 @@ def test_a_token_from_a_file_that_others_can_not_read(rig: Rig, monkeypatch: pyt
 def test_rights_that_are_missing_are_seen_before(rig: Rig, path: str, lacks: str, check: str) -> None:
     rig.cluster.rights[path] = {"VM.Audit", "Mapping.Audit"}
     shown = rig.token("--gpu", "mapping:a10", "--json")
-    assert (shown.code, shown.verdict(check), lacks in shown.out) == (6, "refused", True)
+    assert (shown.code, shown.result(check), lacks in shown.out) == (6, ("failed", "error", 6), True)
 
 
 def test_vms_that_a_token_does_not_see_may_have_it(rig: Rig) -> None:
     rig.cluster.rights["/vms"] = set()
     rig.cluster.rights["/vms/120"] = {"VM.Audit", "VM.Config.HWType"}
     shown = rig.token("--gpu", "mapping:a10", "--json")
-    assert (shown.code, shown.verdict("gpu.free")) == (0, "not seen")
+    assert (shown.code, shown.result("gpu.free")) == (0, ("not_run", "info", 0))
 
 
 # Every call may fail

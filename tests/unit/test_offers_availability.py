@@ -11,7 +11,7 @@ import pytest
 from botocore.config import Config
 from botocore.stub import Stubber
 
-from gpukiln.offers.availability import Held, QuotaLeft, Reservation, availability
+from gpukiln.offers.availability import CapacityReservation, QuotaLeft, Reservation, availability
 
 ZONES = {"us-west-2a": "usw2-az2", "us-west-2b": "usw2-az1"}
 TYPES = ["g5.xlarge", "g6.xlarge", "g4dn.xlarge"]
@@ -159,7 +159,7 @@ def test_each_type_has_each_zone_with_four_answers():
     assert here.quota == QuotaLeft("L-3819A6DF", "All G and VT Spot Instance Requests", 4, 64, 48, 0, 16)
     assert (here.likelihood.placement, here.likelihood.together) == (8, tuple(TYPES))
     assert (there.likelihood.placement, there.likelihood.reasons) == (None, ("the zone does not have it",))
-    assert here.reservation.held == (Held("cr-1", 1, named=False, block=False),)
+    assert here.reservation.held == (CapacityReservation("cr-1", 1, named=False, block=False),)
     assert there.reservation == Reservation((), ())
     assert by_zone(places, "g6.xlarge")["us-west-2b"].likelihood.placement == 3
 

@@ -7,12 +7,12 @@ from decimal import Decimal
 import pytest
 from rich.console import Console
 
-from gpukiln.catalog.prices import Price
+from gpukiln.catalog.prices import DatedPrice
 from gpukiln.clouds.aws import AwsCloud
 from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.offers import cache
 from gpukiln.offers.estimate import estimate
-from gpukiln.offers.model import Choice
+from gpukiln.offers.model import ImageChoice
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import select
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
@@ -37,7 +37,7 @@ def listed(monkeypatch):
     def having(**regions):
         there = {
             name.replace("_", "-"): {
-                one: Price(Decimal(usd), "2026-07-20", "AWS") for one, usd in row.items()
+                one: DatedPrice(Decimal(usd), "2026-07-20", "AWS") for one, usd in row.items()
             }
             for name, row in regions.items()
         }
@@ -123,7 +123,7 @@ def test_a_preview_marks_estimates_and_explains_the_mark_once():
     """3.36312 of us-east-1 in prices.yaml; a month: 730 hours of it and of an address at 0.005."""
     wanted = Workspace(workspace_name="one", region=WEST, owner="me")
     offers = (first("RTX-PRO-6000:1"),) * 4
-    choice = Choice("ami-1", "given", "ami-1", ("it was named",), "", ())
+    choice = ImageChoice("ami-1", "given", "ami-1", ("it was named",), "", ())
     shown = io.StringIO()
     for part in parts(preview(AwsCloud(WEST), Plan(wanted, offers, choice, None, {}, 1), TODAY)):
         Console(file=shown, width=200).print(part)

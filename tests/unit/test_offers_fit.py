@@ -77,26 +77,33 @@ def test_each_pair_is_judged_by_its_rule(
     machine: str, subject: Subject | None, needs: str | None, errors: set[str]
 ) -> None:
     found = fit(machine, image=subject, workload=workload(needs) if needs else None, today=TODAY)
-    assert {one.rule for one in found if one.level == "error"} == errors
+    assert {one.id for one in found if one.severity == "error"} == errors
     assert all(one.source and one.message for one in found)
-    assert all(one.hint for one in found if one.level == "error")
+    assert all(one.remedy for one in found if one.severity == "error")
 
 
 def test_a_fraction_of_a_gpu_is_told_where_no_image_says_whose_driver_it_has() -> None:
     found = fit("g6f.large", image=None, workload=workload("cuda-12.4"), today=TODAY)
-    assert ("warning", "grid-only") in {(one.level, one.rule) for one in found}
+    assert ("warning", "grid-only") in {(one.severity, one.id) for one in found}
+
+
+@pytest.mark.parametrize("subject", [None, image()])
+def test_a_finding_names_the_machine_that_it_is_about(subject: Subject | None) -> None:
+    found = fit("p3dn.24xlarge", image=subject, workload=workload("vllm-cu129"), today=TODAY)
+    objects = {one.id: one.object for one in found}
+    assert (objects["previous-generation"], objects["workload-capability"]) == ("p3dn.24xlarge",) * 2
 
 
 def test_a_driver_that_is_at_its_end_is_a_warning() -> None:
     found = fit("g4dn.xlarge", image=image(), workload=None, today=TODAY)
-    assert {one.rule for one in found} >= {"driver-end-of-life"}
+    assert {one.id for one in found} >= {"driver-end-of-life"}
 
 
 def test_an_unknown_driver_is_said_and_not_guessed() -> None:
     [told] = fit("g5.xlarge", image=None, workload=workload("ollama"), today=TODAY)
-    assert (told.level, told.rule) == ("warning", "workload-driver")
+    assert (told.severity, told.id) == ("warning", "workload-driver")
     [told] = fit("g5.xlarge", image=None, workload=workload("pytorch-cu130"), today=TODAY)
-    assert (told.level, told.rule) == ("warning", "workload-driver")
+    assert (told.severity, told.id) == ("warning", "workload-driver")
     assert "needs driver 580.65.06 or later" in told.message  # of CUDA 13, where it says nothing itself
     [told] = fit("g5.xlarge", image=None, workload=workload("jax-cuda12"), today=TODAY)
     assert "525.60.13" in told.message
@@ -104,7 +111,7 @@ def test_an_unknown_driver_is_said_and_not_guessed() -> None:
 
 def test_a_cuda_that_does_not_know_the_gpu_is_told_without_an_image_too() -> None:
     found = fit("g7e.2xlarge", image=None, workload=workload("cuda-12.4"), today=TODAY)
-    assert {(one.level, one.rule) for one in found} == {
+    assert {(one.severity, one.id) for one in found} == {
         ("warning", "cuda-gpu"),
         ("warning", "workload-driver"),
     }
@@ -112,7 +119,7 @@ def test_a_cuda_that_does_not_know_the_gpu_is_told_without_an_image_too() -> Non
 
 def test_a_container_of_any_cuda_version_is_a_workload() -> None:
     found = fit("g5.xlarge", image=image(), workload=workload("cuda-13.0"), today=TODAY)
-    assert "cuda-driver" in {one.rule for one in found}
+    assert "cuda-driver" in {one.id for one in found}
     with pytest.raises(UsageError, match=r"unknown CUDA version '12\.99'"):
         workload("cuda-12.99")
     with pytest.raises(UsageError, match="unknown workload 'olama'"):

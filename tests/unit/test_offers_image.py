@@ -9,7 +9,16 @@ from botocore.stub import Stubber
 from gpukiln.catalog.workloads import workload
 from gpukiln.images.subject import Subject, subject_tags
 from gpukiln.instances.tags import tag_list
-from gpukiln.offers.image import DLAMIS, Dlami, Images, Proven, Released, choose, families, images_of
+from gpukiln.offers.image import (
+    DLAMIS,
+    DeepLearningAmi,
+    Images,
+    ProvenImage,
+    Released,
+    choose,
+    families,
+    images_of,
+)
 
 TODAY = date(2026, 11, 23)
 SESSION = boto3.Session("x", "x", region_name="us-west-2")
@@ -59,10 +68,12 @@ OLD = Released(
 )
 NEW = Released(STABLE, "ami-new", "2026-11-01", subject("580.178.04", "ami-new", "open"))
 GONE = Released(STABLE, "ami-gone", "2026-11-20", None, "aws has no AMI ami-gone in us-west-2")
-AWS = Dlami(X86, "ami-dl", "x86_64", ("g4dn", "g5", "g6", "p4d"))
+AWS = DeepLearningAmi(X86, "ami-dl", "x86_64", ("g4dn", "g5", "g6", "p4d"))
 
 
-def there(*released: Released, dlamis: tuple[Dlami, ...] = (AWS,), proven: tuple[Proven, ...] = ()) -> Images:
+def there(
+    *released: Released, dlamis: tuple[DeepLearningAmi, ...] = (AWS,), proven: tuple[ProvenImage, ...] = ()
+) -> Images:
     return Images("2026-11-23T00:00:00+00:00", released, proven, dlamis, ())
 
 
@@ -96,12 +107,12 @@ def test_without_a_release_it_is_awss_own_then_a_plain_one() -> None:
         assert any(why in text for text in found.why), machine
     assert choose(there(dlamis=()), cloud, "g6.xlarge", None, TODAY).kind == "base"
     wrong = choose(there(dlamis=()), cloud, "g7e.2xlarge", None, TODAY)  # its driver does not know Blackwell
-    assert any(one.level == "error" for one in wrong.findings)
+    assert any(one.severity == "error" for one in wrong.findings)
 
 
 def test_without_a_release_an_image_of_ours_that_passed_comes_before_awss() -> None:
-    first = Proven("ami-a", "2026-11-01T00:00:00+00:00", subject("535.309.01", "ami-a"))
-    last = Proven("ami-b", "2026-11-20T00:00:00+00:00", subject("580.178.04", "ami-b", "open"))
+    first = ProvenImage("ami-a", "2026-11-01T00:00:00+00:00", subject("535.309.01", "ami-a"))
+    last = ProvenImage("ami-b", "2026-11-20T00:00:00+00:00", subject("580.178.04", "ami-b", "open"))
     found = choose(there(proven=(first, last)), Cloud(), "g6.xlarge", None, TODAY)
     assert (found.kind, found.image_id) == ("proven", "ami-b")
     assert "on 2026-11-20" in found.why[0]
@@ -136,7 +147,7 @@ def test_a_region_is_asked_once_and_its_answer_kept_with_its_age(
 ) -> None:
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     first = images_of(Cloud(**answers({"Parameters": []})))
-    assert first.dlamis == (Dlami(X86, "ami-dl", "x86_64", ("g4dn", "p6-b200")),)
+    assert first.dlamis == (DeepLearningAmi(X86, "ami-dl", "x86_64", ("g4dn", "p6-b200")),)
     assert [one.image_id for one in first.proven] == ["ami-1"]
     assert images_of(Cloud(**ACCOUNT)) == first  # nothing else is asked
     assert images_of(Cloud(**answers({"Parameters": []})), fresh=True).dlamis == first.dlamis

@@ -17,7 +17,7 @@ import pytest
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse
-from gpukiln.offers.select import Answer, nothing, select
+from gpukiln.offers.select import MatchingOffers, nothing, select
 
 TODAY = date(2026, 11, 23)
 EAST, WEST = "us-east-1", "us-west-2"
@@ -29,7 +29,7 @@ def nothing_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
 
 
-def answer(gpu: str, options: Mapping[str, Any]) -> Answer:
+def answer(gpu: str, options: Mapping[str, Any]) -> MatchingOffers:
     ask = dict(options)
     regions = ask.pop("regions", (EAST,))
     return select(parse(gpu, **ask), regions, TODAY)
@@ -215,9 +215,17 @@ def test_what_cannot_be_had_says_what_comes_near(
 ) -> None:
     got = answer(gpu, options)
     assert got.offers == ()
-    lacks = {one.instance_type: "; ".join(one.lacks) for one in got.near}
+    lacks = {one.instance_type: "; ".join(lack.message for lack in one.lacks) for one in got.near}
     for name, words in near.items():
         assert words in lacks.get(name, "is not near"), (name, lacks)
+
+
+def test_what_a_machine_lacks_is_a_finding() -> None:
+    near = {one.instance_type: one for one in answer("A100:1", {}).near}
+    lacks = {
+        name: [(one.id, one.severity) for one in near[name].lacks] for name in ("p4d.24xlarge", "p5.4xlarge")
+    }
+    assert lacks == {"p4d.24xlarge": [("count", "error")], "p5.4xlarge": [("gpu", "error")]}
 
 
 def test_it_cannot_be_had_is_the_error_that_names_the_nearest() -> None:

@@ -6,12 +6,12 @@ import pytest
 
 from gpukiln.errors import UsageError
 from gpukiln.offers.model import Request
-from gpukiln.offers.size import BYTES, MODES, TRAINED_IN, Model, Run, as_request, parameters, size
+from gpukiln.offers.size import BYTES, MODES, TRAINED_IN, Model, ModelRun, as_request, parameters, size
 from gpukiln.units import Span
 
 
 def terms(model: Model, **run: object) -> dict[str, int]:
-    return {one.name: one.bytes for one in size(model, Run(**run)).terms}  # type: ignore[arg-type]
+    return {one.name: one.bytes for one in size(model, ModelRun(**run)).terms}  # type: ignore[arg-type]
 
 
 def test_training_takes_16_bytes_a_weight_as_zero_says() -> None:
@@ -75,28 +75,28 @@ def test_activations_are_those_of_the_papers_equations(shared: int, factor: floa
 
 def test_qlora_keeps_its_frozen_weights_in_half_a_byte() -> None:
     """QLoRA, section 1: 65 billion weights on one GPU of 48 GB, which 16 bit does not allow (780 GB)."""
-    found = size(Model(65e9, layers=80, width=8192), Run("lora", "int4", context=512, checkpoint="full"))
+    found = size(Model(65e9, layers=80, width=8192), ModelRun("lora", "int4", context=512, checkpoint="full"))
     assert found.per_gpu_mib < 48 * 1024
     whole = terms(Model(65e9, layers=80, width=8192), mode="train", context=512)
     assert whole["weights"] + whole["gradients"] + whole["optimizer"] > 780e9
 
 
 def test_what_nobody_said_is_estimated_and_told() -> None:
-    found = size(Model(7e9), Run())
+    found = size(Model(7e9), ModelRun())
     assert (found.model.layers, found.model.width) == (33, 4224)  # Llama 7B: 32 and 4096
     assert any("12 * layers * width^2" in text for text in found.assumed)
-    assert size(Model(7e9, 32, 4096, 1024), Run()).assumed == ()
+    assert size(Model(7e9, 32, 4096, 1024), ModelRun()).assumed == ()
     for model, told in (
         (Model(7e9, layers=32, kv_width=1024), "width 4224"),
         (Model(7e9, width=4096, kv_width=1024), "35 layers"),
     ):
-        [assumed] = size(model, Run()).assumed
+        [assumed] = size(model, ModelRun()).assumed
         assert assumed.startswith(told)
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_more_weights_never_take_less_where_all_else_is_estimated(mode: str) -> None:
-    sizes = [size(Model(1e6 * 1.01**step), Run(mode, batch=64)).per_gpu_mib for step in range(1400)]  # type: ignore[arg-type]
+    sizes = [size(Model(1e6 * 1.01**step), ModelRun(mode, batch=64)).per_gpu_mib for step in range(1400)]  # type: ignore[arg-type]
     assert sizes == sorted(sizes)
 
 
@@ -115,11 +115,11 @@ def test_more_of_anything_never_takes_less(seed: int) -> None:
             "tensor_parallel": shared,
             **more,
         }
-        return size(Model(weights, 12, 4096), Run(**values)).per_gpu_mib  # type: ignore[arg-type]
+        return size(Model(weights, 12, 4096), ModelRun(**values)).per_gpu_mib  # type: ignore[arg-type]
 
     def shaped(rank: int = 16, **more: int) -> int:
         shape = {"layers": 12, "width": 4096, "kv_width": 1024, "vocabulary": 32000, **more}
-        run = Run(mode, precision, batch, context, shared, rank=rank)  # type: ignore[arg-type]
+        run = ModelRun(mode, precision, batch, context, shared, rank=rank)  # type: ignore[arg-type]
         return size(Model(weights, **shape), run).per_gpu_mib
 
     plain = shaped()
@@ -131,7 +131,7 @@ def test_more_of_anything_never_takes_less(seed: int) -> None:
     assert here <= needs(context=context + 1)
     assert here >= needs(tensor_parallel=shared * 2)
     assert here <= needs(precision="fp32")
-    found = size(Model(weights, 12, 4096), Run(mode, precision, batch, context, shared))  # type: ignore[arg-type]
+    found = size(Model(weights, 12, 4096), ModelRun(mode, precision, batch, context, shared))  # type: ignore[arg-type]
     assert found.total_bytes == sum(one.bytes for one in found.terms) * shared
 
 
@@ -150,13 +150,13 @@ def test_more_of_anything_never_takes_less(seed: int) -> None:
 )
 def test_what_can_not_be_is_told(run: dict[str, object], told: str) -> None:
     with pytest.raises(UsageError, match=told):
-        size(Model(7e9), Run(**run))  # type: ignore[arg-type]
+        size(Model(7e9), ModelRun(**run))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("shape", ["layers", "width", "kv_width", "vocabulary"])
 def test_a_shape_below_nothing_is_refused(shape: str) -> None:
     with pytest.raises(UsageError, match=f"--{shape.replace('_', '-')} is -1"):
-        size(Model(7e9, **{shape: -1}), Run())
+        size(Model(7e9, **{shape: -1}), ModelRun())
 
 
 def test_a_number_of_weights_may_have_its_letter() -> None:
@@ -169,6 +169,6 @@ def test_a_number_of_weights_may_have_its_letter() -> None:
 
 
 def test_a_request_asks_each_gpu_for_its_share() -> None:
-    found = size(Model(70e9, 80, 8192, 1024), Run(tensor_parallel=8))
+    found = size(Model(70e9, 80, 8192, 1024), ModelRun(tensor_parallel=8))
     wanted = as_request(found, Request(vcpu=8))
     assert (wanted.vcpu, wanted.count, wanted.gpu_memory_mib) == (8, Span(8), Span(found.per_gpu_mib))

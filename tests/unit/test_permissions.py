@@ -39,7 +39,7 @@ from gpukiln.proof import pipeline
 from gpukiln.proof import tags as proof
 from gpukiln.proof.signed import sign_verdict
 from gpukiln.release import prune
-from gpukiln.release.images import Sharing
+from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
 from gpukiln.release.publish import release
@@ -52,7 +52,7 @@ from tests.support.endpoint import serve
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.plans import ec2_with_a_base
 from tests.support.plans import plan as made_plan
-from tests.support.release_cloud import HOME, REGIONS, fault, make_image, quiet, tell, verdict, wish
+from tests.support.release_cloud import HOME, REGIONS, fault, make_image, quiet, release_spec, tell, verdict
 from tests.support.signing import kms_key, sign, signed_wish, trusting
 
 # IAM's name, where it is none of service:Call (Service Authorization Reference)
@@ -234,9 +234,11 @@ def release_twice(calls, records, folder):
     calls.job = "release"
     for image_id, build, more in (
         (first, "b1", {"keys": dict.fromkeys(REGIONS, "alias/x")}),
-        (second, "b2", {"sharing": Sharing(public=True)}),
+        (second, "b2", {"sharing": LaunchPermissions(public=True)}),
     ):
-        require_complete(release(wish(image_id, build, **more), release_cloud.Cloud(), records, quiet()))
+        require_complete(
+            release(release_spec(image_id, build, **more), release_cloud.Cloud(), records, quiet())
+        )
     candidate = Pointer("eks-gpu", "1.34", "candidate")
     rules = load_channel("candidate")
     require_complete(rollback(candidate, rules, release_cloud.Cloud(), [HOME], records, quiet()))

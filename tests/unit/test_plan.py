@@ -34,8 +34,8 @@ def test_a_plan_on_the_embedded_cloud(debian: str) -> None:
     assert made.component("nvidia_driver").package_version == "535.309.01-0+deb12u1"
     assert made.component("nvidia_container_toolkit").status == "left_out"
     [warning] = made.warnings
-    assert warning.rule == "driver-end-of-life"
-    assert "--set nvidia_driver.branch=580 --cloud aws --base eks-ubuntu-22.04 or " in warning.hint
+    assert warning.id == "driver-end-of-life"
+    assert "--set nvidia_driver.branch=580 --cloud aws --base eks-ubuntu-22.04 or " in warning.remedy
     assert made.instance_types == ("g4dn.xlarge", "g5.xlarge")
     assert made.created_at == "2026-11-21T06:00:00+00:00"
     assert made.inputs["tool packer"] == "1.6.6"
@@ -199,7 +199,7 @@ def test_a_base_without_the_branch_gets_the_one_that_it_has() -> None:
     assert "no 535 any more" in driver.reason
     assert noble.resolved["nvidia_driver"]["branch"] == 580
     assert jammy.component("nvidia_driver").branch == 535
-    rules = {made.base.name: [warning.rule for warning in made.warnings] for made in (noble, jammy)}
+    rules = {made.base.name: [warning.id for warning in made.warnings] for made in (noble, jammy)}
     assert rules["eks-ubuntu-24.04"] == ["kubernetes-ends-soon"]
     assert "kubernetes-not-seen" in rules["eks-ubuntu-22.04"]
     by_hand = plan(
@@ -212,7 +212,7 @@ def test_the_default_on_aws_was_seen_for_the_kubernetes_that_is_built() -> None:
     assert (
         check_published("x", base(default_base("aws")), load_components()["kubernetes"].version or "") == []
     )
-    assert check_published("x", base("eks-ubuntu-22.04"), "1.34")[0].hint.startswith(
+    assert check_published("x", base("eks-ubuntu-22.04"), "1.34")[0].remedy.startswith(
         "--base eks-ubuntu-24.04"
     )
 
@@ -253,6 +253,6 @@ def test_the_commit_says_when_files_differ(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("debian")
 def test_a_pin_that_nobody_looked_at_in_time_is_a_warning() -> None:
     late = make_plan("eks-gpu", MotoCloud(), probes=OFFLINE, now=datetime(2027, 6, 1, tzinfo=UTC))
-    overdue = [warning.message for warning in late.warnings if warning.rule == "review-overdue"]
+    overdue = [warning.message for warning in late.warnings if warning.id == "review-overdue"]
     assert "nvidia_driver was to be reviewed by 2026-12-15" in overdue
     assert "kernel" in late.inputs

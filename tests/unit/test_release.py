@@ -13,7 +13,7 @@ from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channel
 from gpukiln.images.pointer import Pointer, history
 from gpukiln.instances.tags import tags_of
-from gpukiln.release.images import Sharing
+from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.log import require_complete
 from gpukiln.release.overview import look, require_whole
 from gpukiln.release.publish import release
@@ -29,10 +29,10 @@ from tests.support.release_cloud import (
     make_image,
     pointed,
     quiet,
+    release_spec,
     server,
     tell,
     verdict,
-    wish,
 )
 
 CANDIDATE = Pointer("eks-gpu", "1.34", "candidate")
@@ -42,13 +42,13 @@ pytestmark = pytest.mark.usefixtures("empty_cloud")
 
 
 def publish(records, image_id, build, **more):
-    done = release(wish(image_id, build, **more), Cloud(), records, quiet())
+    done = release(release_spec(image_id, build, **more), Cloud(), records, quiet())
     require_complete(done)
     return {result.region: result.image_id for result in done.regions}
 
 
 def attempt(records, image_id, build):
-    return release(wish(image_id, build), Cloud(), records, quiet())
+    return release(release_spec(image_id, build), Cloud(), records, quiet())
 
 
 def go_back(records, **more):
@@ -59,7 +59,9 @@ def go_back(records, **more):
 
 def test_a_release_copies_shares_protects_and_points(records):
     image_id = make_image("b1")
-    sharing = Sharing(("111122223333",), ("arn:aws:organizations::111122223333:organization/o-abcde12345",))
+    sharing = LaunchPermissions(
+        ("111122223333",), ("arn:aws:organizations::111122223333:organization/o-abcde12345",)
+    )
     there = publish(records, image_id, "b1", sharing=sharing)
     assert there[HOME] == image_id
     assert pointed() == there
@@ -109,7 +111,7 @@ def test_what_is_replaced_is_deprecated_and_what_another_channel_needs_is_not(re
 def test_a_dry_run_changes_nothing(records):
     image_id = make_image("b1")
     changes()
-    done = release(wish(image_id, "b1"), Cloud(), records, quiet(), dry_run=True)
+    done = release(release_spec(image_id, "b1"), Cloud(), records, quiet(), dry_run=True)
     assert {result.state for result in done.regions} == {"planned"}
     assert changes() == []
     assert not list(records.folder.glob("*.json"))
@@ -119,7 +121,7 @@ def test_a_dry_run_changes_nothing(records):
 def test_copies_are_encrypted_with_a_key_for_each_region(records, encrypted):
     image_id = make_image("b1", encrypted=encrypted)
     keys = {region: f"alias/{region}" for region in REGIONS}
-    there = publish(records, image_id, "b1", keys=keys, sharing=Sharing(("111122223333",)))
+    there = publish(records, image_id, "b1", keys=keys, sharing=LaunchPermissions(("111122223333",)))
     assert there[HOME] != image_id  # at home too: the image itself has another key or none
     for region, copy_id in there.items():
         snapshot = images(region)[copy_id]["BlockDeviceMappings"][0]["Ebs"]["SnapshotId"]
@@ -131,9 +133,12 @@ def test_copies_are_encrypted_with_a_key_for_each_region(records, encrypted):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sharing": Sharing(public=True)}, "block public access for AMIs is on"),
-        ({"sharing": Sharing(public=True), "keys": dict.fromkeys(REGIONS, "k")}, "can't be public"),
-        ({"sharing": Sharing(("111122223333",)), "keys": dict.fromkeys(REGIONS, "default")}, "default key"),
+        ({"sharing": LaunchPermissions(public=True)}, "block public access for AMIs is on"),
+        ({"sharing": LaunchPermissions(public=True), "keys": dict.fromkeys(REGIONS, "k")}, "can't be public"),
+        (
+            {"sharing": LaunchPermissions(("111122223333",)), "keys": dict.fromkeys(REGIONS, "default")},
+            "default key",
+        ),
     ],
 )
 def test_unsafe_sharing_is_refused_before_anything_changes(records, options, message):
@@ -149,7 +154,7 @@ def test_an_image_that_a_build_encrypted_is_not_shared_without_a_key(records):
     image_id = make_image("b1", encrypted=True)
     changes()
     with pytest.raises(RefusedError, match="default key") as caught:
-        publish(records, image_id, "b1", sharing=Sharing(("111122223333",)))
+        publish(records, image_id, "b1", sharing=LaunchPermissions(("111122223333",)))
     assert "--kms-keys us-west-2=KEY" in caught.value.hint
     assert changes() == []
     there = publish(records, image_id, "b1")
@@ -164,7 +169,7 @@ def test_an_image_that_a_build_encrypted_is_not_shared_without_a_key(records):
 def test_an_image_is_public_only_where_the_account_allows_it(records):
     for region in REGIONS:
         Cloud(region).client("ec2").disable_image_block_public_access()
-    there = publish(records, make_image("b1"), "b1", sharing=Sharing(public=True))
+    there = publish(records, make_image("b1"), "b1", sharing=LaunchPermissions(public=True))
     assert all(images(region)[there[region]]["Public"] for region in REGIONS)
 
 
@@ -249,7 +254,7 @@ def test_a_copy_that_failed_is_made_anew(records):
 
 def test_a_copy_can_be_released_itself(records):
     copy_id = publish(records, make_image("b1"), "b1")["eu-west-1"]
-    asked = wish(copy_id, "b1", channel="stable")
+    asked = release_spec(copy_id, "b1", channel="stable")
     asked = replace(asked, proof=replace(asked.proof, region="eu-west-1"))
     for _ in range(2):
         done = release(asked, Cloud("eu-west-1"), records, quiet())
@@ -298,7 +303,7 @@ def test_one_release_runs_at_a_time(records):
 def test_throttling_is_waited_out_and_expired_credentials_are_explained(records):
     image_id = make_image("b1")
     tell("faults", [fault("CopyImage", "throttled", times=2), fault("PutParameter", "throttled", times=2)])
-    done = release(wish(image_id, "b1"), Cloud(attempts=4), records, quiet())
+    done = release(release_spec(image_id, "b1"), Cloud(attempts=4), records, quiet())
     assert done.state == "done"
     tell("faults", [fault("DescribeImages", "expired", times=999)])
     with pytest.raises(UnavailableError, match="RequestExpired") as caught:
@@ -313,7 +318,7 @@ def test_an_interrupted_release_is_taken_up_again(records):
     progress, main = quiet(), threading.main_thread().ident
     progress.doing = lambda _: signal.pthread_kill(main, signal.SIGINT)  # as soon as a copy is waited for
     with pytest.raises(KeyboardInterrupt):
-        release(wish(image_id, "b2", timeout_s=60), Cloud(), records, progress)
+        release(release_spec(image_id, "b2", timeout_s=60), Cloud(), records, progress)
     states = {json.loads(file.read_text())["state"] for file in records.folder.glob("*b2*.json")}
     assert states == {"interrupted"}
     assert pointed() == old

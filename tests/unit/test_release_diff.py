@@ -11,11 +11,11 @@ from gpukiln.commands import ami_diff
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Bake, Builds, Record
 from gpukiln.images.digest import explain_change
+from gpukiln.release.compared_image import find_compared_image
 from gpukiln.release.diff import compare
 from gpukiln.release.diff_view import markdown, sections
 from gpukiln.release.notes import make_notes, predecessor
-from gpukiln.release.osv import Affected, Event, Range, is_affected, load_osv
-from gpukiln.release.side import find_side
+from gpukiln.release.osv import Affected, OsvEvent, Range, is_affected, load_osv
 from gpukiln.release.versions import direction
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -45,7 +45,7 @@ def builds(tmp_path, monkeypatch):
 
 @pytest.fixture
 def make(builds, planned):
-    """Writes the record of a build and what lies beside it; returns the image as `find_side` reads it."""
+    """Writes a build's record and the files next to it; returns what `find_compared_image` reads."""
 
     def one(number, packages, components, *, kernel, outcomes, boot_s=None, size=None):
         build = builds.create(f"eks-gpu-{number}")
@@ -61,7 +61,7 @@ def make(builds, planned):
         if boot_s:
             build.report_folder(1).mkdir(parents=True)
             (build.report_folder(1) / "facts.json").write_text(json.dumps({"boot": {"startup_s": boot_s}}))
-        return find_side(builds, str(build.record_file))
+        return find_compared_image(builds, str(build.record_file))
 
     return one
 
@@ -144,8 +144,8 @@ def test_what_changed_and_which_way(two):
     checks = {check.id: (check.old, check.new, check.is_worse) for check in diff.checks}
     assert checks == {
         "a.worse": ("passed", "failed", True),
-        "a.gone": ("not_run", "absent", False),
-        "a.new": ("absent", "passed", False),
+        "a.gone": ("not_run", None, False),
+        "a.new": (None, "passed", False),
     }
 
 
@@ -213,15 +213,23 @@ def test_data_that_does_not_fit_the_image_is_said(two, make, tmp_path):
 @pytest.mark.parametrize(
     ("version", "events", "affected"),
     [
-        ("1", [Event(introduced="0"), Event(fixed="2")], True),
-        ("2", [Event(introduced="0"), Event(fixed="2")], False),
-        ("2~rc1", [Event(introduced="0"), Event(fixed="2")], True),
-        ("1", [Event(introduced="2")], False),
-        ("3", [Event(fixed="4"), Event(introduced="3"), Event(introduced="0"), Event(fixed="2")], True),
-        ("2", [Event(fixed="4"), Event(introduced="3"), Event(introduced="0"), Event(fixed="2")], False),
-        ("2", [Event(introduced="0"), Event(last_affected="2")], True),
-        ("2.1", [Event(introduced="0"), Event(last_affected="2")], False),
-        ("not a version", [Event(introduced="0")], None),
+        ("1", [OsvEvent(introduced="0"), OsvEvent(fixed="2")], True),
+        ("2", [OsvEvent(introduced="0"), OsvEvent(fixed="2")], False),
+        ("2~rc1", [OsvEvent(introduced="0"), OsvEvent(fixed="2")], True),
+        ("1", [OsvEvent(introduced="2")], False),
+        (
+            "3",
+            [OsvEvent(fixed="4"), OsvEvent(introduced="3"), OsvEvent(introduced="0"), OsvEvent(fixed="2")],
+            True,
+        ),
+        (
+            "2",
+            [OsvEvent(fixed="4"), OsvEvent(introduced="3"), OsvEvent(introduced="0"), OsvEvent(fixed="2")],
+            False,
+        ),
+        ("2", [OsvEvent(introduced="0"), OsvEvent(last_affected="2")], True),
+        ("2.1", [OsvEvent(introduced="0"), OsvEvent(last_affected="2")], False),
+        ("not a version", [OsvEvent(introduced="0")], None),
     ],
 )
 def test_ranges_are_evaluated_as_the_schema_says(version, events, affected):
@@ -366,7 +374,7 @@ def test_damaged_facts_are_named(builds):
     facts = builds.find("last").report_folder(1) / "facts.json"
     facts.write_text("[]")
     with pytest.raises(UsageError, match=r"facts\.json can't be read"):
-        find_side(builds, "last")
+        find_compared_image(builds, "last")
 
 
 def test_markdown_means_only_itself():

@@ -30,8 +30,8 @@ from tests.support.release_cloud import (
     is_change,
     make_image,
     quiet,
+    release_spec,
     tell,
-    wish,
 )
 
 COPY = "eu-west-1"
@@ -55,7 +55,7 @@ def before(records):
 
 
 def run(records, image_id, build):
-    done = release(wish(image_id, build), Cloud(), records, quiet())
+    done = release(release_spec(image_id, build), Cloud(), records, quiet())
     require_complete(done)
     return {result.region: result.image_id for result in done.regions}
 

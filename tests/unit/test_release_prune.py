@@ -15,9 +15,9 @@ from tests.support.release_cloud import (
     images,
     make_image,
     quiet,
+    release_spec,
     server,
     tell,
-    wish,
 )
 
 pytestmark = pytest.mark.usefixtures("empty_cloud")
@@ -32,7 +32,7 @@ def clean(records, *, remove=True, regions=(HOME,), **more):
 
 def publish(records, build, **more):
     image_id = make_image(build, days_old=90, **more)
-    release(wish(image_id, build, regions=(HOME,)), Cloud(), records, quiet())
+    release(release_spec(image_id, build, regions=(HOME,)), Cloud(), records, quiet())
     return image_id
 
 

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from gpukiln.images.pointer import Pointer
 from gpukiln.progress import PlainConsole
-from gpukiln.release.overview import Row
-from gpukiln.release.prune import Item, RegionPrune
+from gpukiln.release.overview import ChannelRow
+from gpukiln.release.prune import PruneItem, RegionPrune
 from gpukiln.release.view import channels_table, prune_table
 
 REGION = "ap-southeast-2"
@@ -18,7 +18,7 @@ IMAGES = {f"ami-{number:017x}": action for number, action in enumerate(("keep", 
 
 
 def pruned():
-    items = [Item(name, NAME, "2026-08-01T00:00", (), action, REASON) for name, action in IMAGES.items()]
+    items = [PruneItem(name, NAME, "2026-08-01T00:00", (), action, REASON) for name, action in IMAGES.items()]
     return [RegionPrune(REGION, tuple(items), {"snap-00000000000000009": "remove"})]
 
 
@@ -46,7 +46,7 @@ def test_what_is_piped_is_one_whole_line_for_each(capsys):
 
 
 def test_a_channel_with_a_problem_is_seen_on_eighty_columns():
-    row = Row(
+    row = ChannelRow(
         pointer=Pointer("eks-gpu", "1.35", "stable"),
         region=REGION,
         image_id="ami-00000000000000001",

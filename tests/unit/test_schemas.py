@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from gpukiln.catalog import compat
 from gpukiln.commands import schemas
 from gpukiln.commands.forms import Form, Forms
 from gpukiln.commands.program import Program
+from gpukiln.findings import Examined, Finding
 from gpukiln.kubernetes.check import registry
 from tasks import namespace
 from tests.support import documents
@@ -128,11 +128,19 @@ def test_two_types_of_one_name_have_two_definitions():
     assert set(forms.defs["TestSchemasRuleList"]["properties"]) == {"others"}
 
 
+def test_a_field_of_a_base_class_has_its_words():
+    forms = Forms({})
+    forms.of(Examined)
+    fields = forms.defs["Examined"]["properties"]
+    assert fields["message"]["description"] == "What was found, and what was wanted."
+    assert "outcome" in fields
+
+
 def test_a_form_is_a_record_with_more_fields():
     forms = Forms({})
-    made = forms.of(Form(compat.Finding, hint=int, inner=[Form(name=str)], other=(Form(name=str), None)))
+    made = forms.of(Form(Finding, remedy=int, inner=[Form(name=str)], other=(Form(name=str), None)))
     fields = made["properties"]
-    assert fields["hint"] == {"type": "integer"}
+    assert fields["remedy"] == {"type": "integer"}
     assert fields["inner"]["items"]["required"] == ["name"]
     assert fields["other"]["anyOf"][1] == {"type": "null"}
     assert made["required"] == [*forms.defs["Finding"]["required"], "inner", "other"]

@@ -30,11 +30,11 @@ from tests.support.release_cloud import (
     make_image,
     pointed,
     quiet,
+    release_spec,
     server,
     tags,
     tell,
     verdict,
-    wish,
 )
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,7 +250,7 @@ def test_what_no_gpu_judged_is_not_released_by_a_second_run(runner):
 
 
 def test_what_candidate_does_not_point_at_any_more_is_not_promoted(runner, tmp_path):
-    newer = wish(make_image("newer"), "newer")
+    newer = release_spec(make_image("newer"), "newer")
     require_complete(release(newer, Cloud(), ReleaseLog(tmp_path), quiet()))
     runner.keep("7", json.loads((runner.folder / "built.json").read_text()))
     runner.context["needs"] = {"rebuild": {"outputs": {"build": runner.build}}}

@@ -23,7 +23,7 @@ from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYP
 from moto.ec2.responses import EC2Response
 
 from gpukiln.catalog.instance_types import every_instance_type, instance_types
-from gpukiln.catalog.prices import Price, address_price, machine_price, volume_price
+from gpukiln.catalog.prices import DatedPrice, address_price, machine_price, volume_price
 from gpukiln.catalog.quotas import QUOTAS, Market, quota_of
 from gpukiln.catalog.regions import regions
 from gpukiln.clouds.embedded import scarcity
@@ -283,7 +283,7 @@ def _types(response: Any, asked: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(asked))
 
 
-def _price(instance_type: str, region: str) -> Price | None:
+def _price(instance_type: str, region: str) -> DatedPrice | None:
     return machine_price(instance_type, region) or machine_price(instance_type, "us-east-1")
 
 

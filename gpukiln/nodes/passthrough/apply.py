@@ -21,14 +21,14 @@ from gpukiln.errors import (
 )
 from gpukiln.files import write_whole
 from gpukiln.nodes.passthrough.api import Pve, UnansweredError
-from gpukiln.nodes.passthrough.look import Guest, guest
-from gpukiln.nodes.passthrough.model import UNDO, Change, Undo
+from gpukiln.nodes.passthrough.facts import Guest, guest
+from gpukiln.nodes.passthrough.model import UNDO, ConfigChange, Undo
 from gpukiln.nodes.passthrough.values import hostpci
 from gpukiln.parsing import parse_json
 from gpukiln.typed import dump, load
 
 
-def set_gpu(pve: Pve, node: str, vm: Guest, change: Change, folder: Path) -> Path:
+def set_gpu(pve: Pve, node: str, vm: Guest, change: ConfigChange, folder: Path) -> Path:
     """Set a VM's `hostpciN`.
 
     Args:

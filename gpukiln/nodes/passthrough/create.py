@@ -21,8 +21,8 @@ from urllib.parse import quote
 
 from gpukiln.errors import CheckFailedError, GpukilnError, IncompatibleError, UnavailableError, UsageError
 from gpukiln.nodes.passthrough.api import IMPORT_S, LOOK_S, UPLOAD_S, Pve, UnansweredError, Way, connect
-from gpukiln.nodes.passthrough.look import guest, rights_of
-from gpukiln.nodes.passthrough.model import Check
+from gpukiln.nodes.passthrough.facts import guest, rights_of
+from gpukiln.nodes.passthrough.model import PassthroughCheck, impossible, passed, refused, warned
 from gpukiln.nodes.passthrough.values import hostpci, properties
 from gpukiln.parsing import parse_json
 from gpukiln.units import MIB, Memory
@@ -73,7 +73,7 @@ class Image:
 
 
 @dataclass(frozen=True)
-class Plan:
+class VmPlan:
     """A VM that is to be made.
 
     Args:
@@ -84,7 +84,7 @@ class Plan:
     vm: int
     image: Image
     config: dict[str, str]
-    checks: tuple[Check, ...]
+    checks: tuple[PassthroughCheck, ...]
     keys: str
     grow_mib: int
 
@@ -162,7 +162,7 @@ def _record(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def verify(image: Image, on_bytes: Callable[[int], None]) -> Check:
+def verify(image: Image, on_bytes: Callable[[int], None]) -> PassthroughCheck:
     """Read all of it, and compare."""
     digest, done = hashlib.sha256(), 0
     with image.path.open("rb") as file:
@@ -171,16 +171,15 @@ def verify(image: Image, on_bytes: Callable[[int], None]) -> Check:
             done += len(part)
             on_bytes(done)
     if digest.hexdigest() != image.sha256:
-        return Check(
+        return refused(
             "image.sha256",
-            "refused",
             f"{image.path.name} has {digest.hexdigest()}, and {image.sha256} stands beside it",
             "it was damaged or changed: copy or export it again",
         )
-    return Check("image.sha256", "ok", image.sha256)
+    return passed("image.sha256", image.sha256)
 
 
-def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str) -> Plan:
+def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str) -> VmPlan:
     """Look at storages and network, and say what would be made.
 
     Args:
@@ -228,11 +227,11 @@ def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str)
     if not pve.root:
         checks.append(_rights(pve, order, vm))
     if not keys:
-        checks.append(Check("vm.login", "warning", "no key may log in", "--ssh-keys FILE"))
-    return Plan(node, vm, image, config, tuple(checks), keys, grow)
+        checks.append(warned("vm.login", "no key may log in", "--ssh-keys FILE"))
+    return VmPlan(node, vm, image, config, tuple(checks), keys, grow)
 
 
-def make(pve: Pve, order: Order, made: Plan, say: Callable[[str], None]) -> None:
+def make(pve: Pve, order: Order, made: VmPlan, say: Callable[[str], None]) -> None:
     """Make the VM; what fails or is interrupted leaves none.
 
     Raises:
@@ -288,93 +287,75 @@ def _keys(name: str) -> str:
     return "\n".join(lines)
 
 
-def _image_checks(order: Order, image: Image) -> Iterator[Check]:
+def _image_checks(order: Order, image: Image) -> Iterator[PassthroughCheck]:
     gib = Memory(image.size).shown
     if image.format == "raw" and image.size % SECTOR:
-        yield Check(
-            "image.disk",
-            "never",
-            f"{image.size} bytes are no whole sectors",
-            "it is no disk: export it again",
+        yield impossible(
+            "image.disk", f"{image.size} bytes are no whole sectors", "it is no disk: export it again"
         )
     else:
-        yield Check("image.disk", "ok", f"{image.format}, {gib}")
+        yield passed("image.disk", f"{image.format}, {gib}")
     if not image.record:
-        yield Check("image.record", "warning", "no record beside it: nobody knows whether it was proven", "")
+        yield warned("image.record", "no record beside it: nobody knows whether it was proven")
         return
     proven = image.record.get("proven")
     if proven is False and not order.unproven:
-        yield Check(
-            "image.record", "refused", "its record says that it was not proven", "--unproven takes it"
-        )
+        yield refused("image.record", "its record says that it was not proven", "--unproven takes it")
     else:
-        yield Check("image.record", "ok" if proven else "warning", "proven" if proven else "not proven")
+        yield passed("image.record", "proven") if proven else warned("image.record", "not proven")
     changed = image.record.get("changed")
     asks = changed.get("datasource") if isinstance(changed, dict) else None
     if asks == "nocloud":
-        yield Check("image.datasource", "ok", "its cloud-init asks the drive of Proxmox VE (nocloud)")
+        yield passed("image.datasource", "its cloud-init asks the drive of Proxmox VE (nocloud)")
     else:
-        yield Check(
+        yield warned(
             "image.datasource",
-            "warning",
             f"its cloud-init was prepared for {asks or 'EC2'}, and the VM has the drive of Proxmox VE",
             "export it with --datasource nocloud: else neither user nor keys may come to be",
         )
 
 
-def _places(pve: Pve, order: Order, image: Image, node: str, needs: int) -> Iterator[Check]:
+def _places(pve: Pve, order: Order, image: Image, node: str, needs: int) -> Iterator[PassthroughCheck]:
     there = {str(one["storage"]): one for one in pve.get(f"nodes/{node}/storage")}
     yield _storage(there, order.storage, "images", needs, node)
     if pve.way.https:
         yield _storage(there, order.import_storage, "import", image.path.stat().st_size, node)
     bridges = [str(one["iface"]) for one in pve.get(f"nodes/{node}/network", type="any_bridge")]
     if order.bridge in bridges:
-        yield Check("network.bridge", "ok", order.bridge)
+        yield passed("network.bridge", order.bridge)
     else:
-        yield Check(
-            "network.bridge",
-            "refused",
-            f"{node} has no {order.bridge}",
-            f"--bridge: {', '.join(bridges) or 'none'}",
+        yield refused(
+            "network.bridge", f"{node} has no {order.bridge}", f"--bridge: {', '.join(bridges) or 'none'}"
         )
 
 
-def _storage(there: dict[str, Any], name: str, content: str, needs: int, node: str) -> Check:
+def _storage(there: dict[str, Any], name: str, content: str, needs: int, node: str) -> PassthroughCheck:
     check, option = f"storage.{content}", "--storage" if content == "images" else "--import-storage"
     fitting = [one for one, facts in sorted(there.items()) if content in str(facts["content"]).split(",")]
     if name not in there:
-        return Check(
-            check,
-            "refused",
-            f"{node} has no storage {name}",
-            f"{option}: {', '.join(fitting) or 'none fits'}",
+        return refused(
+            check, f"{node} has no storage {name}", f"{option}: {', '.join(fitting) or 'none fits'}"
         )
     found = there[name]
     contents = str(found["content"]).split(",")
     if content not in contents:
         added = ",".join([*contents, content])
-        return Check(
+        return refused(
             check,
-            "refused",
             f"{name} holds {found['content']}, and no {content}",
             f"{option} {fitting[0]}"
             if fitting
             else f"`pvesm set {name} --content {added}` (Proxmox VE 8.2 and later)",
         )
     if not int(found.get("active", 0)):
-        return Check(check, "refused", f"{name} is not active", f"`pvesm status` on {node}")
+        return refused(check, f"{name} is not active", f"`pvesm status` on {node}")
     free = int(found.get("avail", 0))
     if free < needs:
-        return Check(
-            check,
-            "refused",
-            f"{name} has {Memory(free).shown}, {Memory(needs).shown} are needed",
-            option,
-        )
-    return Check(check, "ok", f"{name}, {Memory(free).shown} free")
+        return refused(check, f"{name} has {Memory(free).shown}, {Memory(needs).shown} are needed", option)
+    return passed(check, f"{name}, {Memory(free).shown} free")
 
 
-def _rights(pve: Pve, order: Order, vm: int) -> Check:
+def _rights(pve: Pve, order: Order, vm: int) -> PassthroughCheck:
     needs = {
         f"/vms/{vm}": {"VM.Allocate", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Cloudinit"},
         f"/storage/{order.storage}": {"Datastore.AllocateSpace"},
@@ -387,17 +368,16 @@ def _rights(pve: Pve, order: Order, vm: int) -> Check:
         if wanted - has[path]
     ]
     if lacks:
-        return Check(
+        return refused(
             "rights.create",
-            "refused",
             f"{pve.user} lacks {'; '.join(lacks)}",
             "`pveum acl modify PATH --tokens ... --roles ...`",
         )
-    return Check("rights.create", "ok", f"{pve.user} may make it")
+    return passed("rights.create", f"{pve.user} may make it")
 
 
 @contextlib.contextmanager
-def _source(pve: Pve, order: Order, made: Plan, say: Callable[[str], None]) -> Iterator[str]:
+def _source(pve: Pve, order: Order, made: VmPlan, say: Callable[[str], None]) -> Iterator[str]:
     """Where Proxmox VE imports the disk from; what was uploaded for that is removed."""
     if not pve.way.https:
         yield str(made.image.path.resolve())
@@ -455,7 +435,7 @@ class _Sent(io.FileIO):
         return found
 
 
-def _compare(pve: Pve, made: Plan) -> None:
+def _compare(pve: Pve, made: VmPlan) -> None:
     now = guest(pve, made.node, made.vm).config
     wrong = []
     for name, value in made.config.items():
@@ -476,7 +456,7 @@ def _compare(pve: Pve, made: Plan) -> None:
         raise CheckFailedError(f"VM {made.vm} is not as it was told", details=tuple(wrong))
 
 
-def _remove(pve: Pve, made: Plan, task: str, started: int, error: BaseException) -> None:
+def _remove(pve: Pve, made: VmPlan, task: str, started: int, error: BaseException) -> None:
     """Remove what is there of a VM of ours; what can't be is told beside the error.
 
     Ours is what a task of ours made: Proxmox VE makes the configuration, or refuses, before it answers with

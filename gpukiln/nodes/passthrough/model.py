@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from gpukiln.errors import BusyError, IncompatibleError, RefusedError
+from gpukiln.findings import Examined
+
 LOOK, CREATE = "node.passthrough/1", "node.passthrough.create/1"
 UNDO, UNDONE = "node.passthrough.undo/1", "node.passthrough.undone/1"
-Word = Literal["ok", "warning", "not seen", "busy", "refused", "never"]
-EXIT = {"never": 3, "refused": 6, "busy": 75}  # the worst decides, in this order
 
 
 @dataclass(frozen=True)
-class Check:
-    """One thing that was examined.
+class PassthroughCheck(Examined):
+    """One thing that was examined, for example iommu.group.
 
     Args:
-        name: For example iommu.group.
-        verdict: never: it can't work; refused: by a safety rule; busy: not now; not seen: nobody could look.
-        found: What there is.
-        step: What to do about it, empty where nothing is to be done.
+        exit_code: Of the command, where this fails as an error: 3 it can't work, 6 refused by a safety rule,
+            75 not now; else 0.
     """
 
-    name: str
-    verdict: Word
-    found: str
-    step: str = ""
+    exit_code: int = 0
+
+
+def passed(id: str, message: str) -> PassthroughCheck:
+    return PassthroughCheck(id, "info", message, outcome="passed")
+
+
+def not_seen(id: str, message: str, remedy: str) -> PassthroughCheck:
+    """Nobody could look."""
+    return PassthroughCheck(id, "info", message, remedy=remedy, outcome="not_run")
+
+
+def warned(id: str, message: str, remedy: str = "") -> PassthroughCheck:
+    return PassthroughCheck(id, "warning", message, remedy=remedy)
+
+
+def busy(id: str, message: str, remedy: str) -> PassthroughCheck:
+    return PassthroughCheck(id, "error", message, remedy=remedy, exit_code=BusyError.exit_code)
+
+
+def refused(id: str, message: str, remedy: str) -> PassthroughCheck:
+    return PassthroughCheck(id, "error", message, remedy=remedy, exit_code=RefusedError.exit_code)
+
+
+def impossible(id: str, message: str, remedy: str) -> PassthroughCheck:
+    return PassthroughCheck(id, "error", message, remedy=remedy, exit_code=IncompatibleError.exit_code)
 
 
 @dataclass(frozen=True)
@@ -50,7 +72,7 @@ class Function:
 
 
 @dataclass(frozen=True)
-class Change:
+class ConfigChange:
     """What is to be written, and what is there.
 
     Args:
@@ -67,7 +89,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Machine:
+class PassthroughVm:
     """The virtual machine.
 
     Args:
@@ -85,7 +107,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Passthrough:
-    """A GPU and a VM, judged; and what was done.
+    """A GPU and a VM, examined; and what was done.
 
     Args:
         pve: How the host was reached.
@@ -103,10 +125,10 @@ class Passthrough:
     version: str
     node: str
     gpu: str
-    vm: Machine | None
+    vm: PassthroughVm | None
     functions: tuple[Function, ...]
-    checks: tuple[Check, ...]
-    change: Change | None
+    checks: tuple[PassthroughCheck, ...]
+    change: ConfigChange | None
     done: Literal["looked", "set", "as-is", "refused"]
     undo: str | None
     exit_code: int
@@ -162,7 +184,7 @@ class Created:
     Args:
         image: The file of its disk, with its SHA-256.
         config: What Proxmox VE is told, without the keys of people.
-        gpu: The GPU judged, null where none was asked for.
+        gpu: The GPU examined, null where none was asked for.
         done: looked: nothing was made; made; refused.
     """
 
@@ -174,13 +196,18 @@ class Created:
     sha256: str
     config: dict[str, str]
     gpu: Passthrough | None
-    checks: tuple[Check, ...]
+    checks: tuple[PassthroughCheck, ...]
     done: Literal["looked", "made", "refused"]
     exit_code: int
     schema: str = CREATE
 
 
-def exit_code(checks: tuple[Check, ...]) -> int:
-    """The code of the worst of them, 0 where nothing forbids it."""
-    verdicts = {one.verdict for one in checks}
-    return next((code for word, code in EXIT.items() if word in verdicts), 0)
+def exit_code(checks: Iterable[PassthroughCheck], *, all_seen: bool = False) -> int:
+    """The command's: what can't work (3) counts before what is refused (6), and that before busy (75).
+
+    Args:
+        all_seen: Whether what nobody could look at is refused.
+    """
+    found = list(checks)
+    unseen = RefusedError.exit_code if all_seen and any(one.outcome == "not_run" for one in found) else 0
+    return min((one.exit_code for one in found if one.exit_code), default=unseen)

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from gpukiln.nodes.passthrough.model import EXIT, Check, Created, Function, Passthrough, Undone
+from gpukiln.nodes.passthrough.model import Created, Function, Passthrough, PassthroughCheck, Undone
 from gpukiln.reports.tables import Rows
 
-STYLES = {
-    "ok": "green",
-    "warning": "yellow",
-    "not seen": "yellow",
-    "busy": "red",
-    "refused": "red",
-    "never": "red",
-}
-
-UNSEEN = "nobody could look at {}; --accept-unseen takes it for good"
+STYLES = {"passed": "green", "warning": "yellow", "not run": "yellow", "error": "red"}
 
 
 def render(found: Passthrough) -> RenderableType:
@@ -36,17 +29,23 @@ def render(found: Passthrough) -> RenderableType:
 
 def said(found: Passthrough) -> str:
     """What was done, in a line."""
-    unseen = [one.name for one in found.checks if one.verdict == "not seen"]
     if found.done == "refused":
-        worst = [one.name for one in found.checks if one.verdict in EXIT]
-        if worst:
-            return f"nothing was changed: {', '.join(worst)}"
-        return f"nothing was changed: {UNSEEN.format(', '.join(unseen))}"
+        return f"nothing was changed: {refusal(found.checks)}"
     if found.done == "as-is":
         return "nothing was changed: it stands there already"
     if found.done == "looked":
+        unseen = any(one.outcome == "not_run" for one in found.checks)
         return f"nothing was changed: --apply{' --accept-unseen' if unseen else ''} sets it"
     return f"set, and read back; `invoke node.passthrough --undo {found.undo} --apply` takes it back"
+
+
+def refusal(checks: Iterable[PassthroughCheck]) -> str:
+    """What forbids it: the checks that failed, else those that could not be made."""
+    found = list(checks)
+    if failed := [one.id for one in found if one.exit_code]:
+        return ", ".join(failed)
+    unseen = [one.id for one in found if one.outcome == "not_run"]
+    return f"nobody could look at {', '.join(unseen)}; --accept-unseen accepts that"
 
 
 def render_undone(found: Undone) -> RenderableType:
@@ -82,10 +81,11 @@ def _functions(functions: tuple[Function, ...]) -> Rows:
     return rows
 
 
-def _checks(checks: tuple[Check, ...]) -> Rows:
+def _checks(checks: tuple[PassthroughCheck, ...]) -> Rows:
     rows = Rows("CHECK", "RESULT", "FOUND", first=2, folds=True)
     for one in checks:
-        rows.add(one.name, Text(one.verdict, STYLES[one.verdict]), one.found)
-        if one.step:
-            rows.add("", "", f"next: {one.step}")
+        word = one.severity if one.outcome == "failed" else one.outcome.replace("_", " ")
+        rows.add(one.id, Text(word, STYLES[word]), one.message)
+        if one.remedy:
+            rows.add("", "", f"next: {one.remedy}")
     return rows

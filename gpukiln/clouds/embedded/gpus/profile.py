@@ -4,7 +4,7 @@ import uuid
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpukiln.catalog.boards import Board, Layout, board, divisions, layout
+from gpukiln.catalog.boards import Board, BoardLayout, board, divisions, layout
 from gpukiln.catalog.compat import check_driver_range
 from gpukiln.catalog.gpus import gpu, gpus
 from gpukiln.catalog.instance_types import instance_type
@@ -64,7 +64,7 @@ class Machine:
     kind: Board
     arch: str
     cc: str
-    place: Layout
+    place: BoardLayout
     count: int
     interconnect: Literal["none", "nvlink", "nvswitch"]
     bare: bool
@@ -123,7 +123,14 @@ def make_profile(name: str, *, seed: str, driver: str, cuda: str) -> Data:
 
 
 def make_machine(
-    key: str, count: int, *, seed: str, driver: str, cuda: str, place: Layout | None = None, bare: bool = True
+    key: str,
+    count: int,
+    *,
+    seed: str,
+    driver: str,
+    cuda: str,
+    place: BoardLayout | None = None,
+    bare: bool = True,
 ) -> Data:
     """As `make_profile`, of a machine that is no instance type.
 
@@ -174,15 +181,15 @@ def _model(key: str, driver: str, *, what: str) -> tuple[str, str]:
         source=model.source if model else kind.source,
     )
     if findings:
-        raise IncompatibleError(findings[0].message, hint=findings[0].hint)
+        raise IncompatibleError(findings[0].message, hint=findings[0].remedy)
     return arch, cc
 
 
-def _layout(kind: Board, count: int) -> Layout:
+def _layout(kind: Board, count: int) -> BoardLayout:
     """One GPU after the other; those of Grace each in a PCI domain of its own, bridged ones in pairs."""
     if kind.grace:
         places = [f"{8 * n + 1:04x}" for n in range(count)]
-        return Layout(
+        return BoardLayout(
             buses=tuple(f"{place}:01:00" for place in places),
             roots=tuple(f"{place}:00" for place in places),
             status="memory",
@@ -190,7 +197,7 @@ def _layout(kind: Board, count: int) -> Layout:
         )
     pairs = count // 2 * 2 if kind.nvlink and kind.nvlink.bridge else 0
     links = kind.nvlink.links if kind.nvlink else 0
-    return Layout(
+    return BoardLayout(
         buses=tuple(f"{n + 1:02x}:00" for n in range(count)),
         mesh=tuple((n ^ 1,) * links if n < pairs else () for n in range(count)) if pairs else (),
         status="memory",

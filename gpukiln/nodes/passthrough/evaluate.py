@@ -13,8 +13,19 @@ from typing import Any
 
 from gpukiln.catalog.gpus import gpus
 from gpukiln.errors import UsageError
-from gpukiln.nodes.passthrough.look import Facts, Guest
-from gpukiln.nodes.passthrough.model import Change, Check, Function, Machine
+from gpukiln.nodes.passthrough.facts import Guest, PveFacts
+from gpukiln.nodes.passthrough.model import (
+    ConfigChange,
+    Function,
+    PassthroughCheck,
+    PassthroughVm,
+    busy,
+    impossible,
+    not_seen,
+    passed,
+    refused,
+    warned,
+)
 from gpukiln.nodes.passthrough.values import (
     ADDRESS,
     NAME,
@@ -44,7 +55,7 @@ ROLE = "the role pve_host binds it to vfio-pci: `invoke node.apply --pve`, then 
 
 
 @dataclass(frozen=True)
-class Wish:
+class PassthroughRequest:
     """What was asked for.
 
     Args:
@@ -67,7 +78,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Evaluation:
     """What came of it.
 
     Args:
@@ -77,13 +88,15 @@ class Judged:
     """
 
     functions: tuple[Function, ...]
-    checks: tuple[Check, ...]
+    checks: tuple[PassthroughCheck, ...]
     value: str
-    change: Change | None
+    change: ConfigChange | None
     as_is: bool
 
 
-def wish(gpu: str, *, primary: bool = False, hide_rom: bool = False, slot: int | None = None) -> Wish:
+def parse_request(
+    gpu: str, *, primary: bool = False, hide_rom: bool = False, slot: int | None = None
+) -> PassthroughRequest:
     """Read `--gpu`.
 
     Raises:
@@ -95,14 +108,14 @@ def wish(gpu: str, *, primary: bool = False, hide_rom: bool = False, slot: int |
         name = gpu.removeprefix("mapping:")
         if not NAME.fullmatch(name):
             raise UsageError(f"--gpu {gpu!r}: {name!r} is no name of a mapping")
-        return Wish(mapping=name, primary=primary, hide_rom=hide_rom, slot=slot)
+        return PassthroughRequest(mapping=name, primary=primary, hide_rom=hide_rom, slot=slot)
     if not ADDRESS.fullmatch(gpu):
         raise UsageError(f"--gpu {gpu!r}: wanted a PCI address such as 0000:01:00, or mapping:NAME")
-    return Wish(address=canonical(gpu), primary=primary, hide_rom=hide_rom, slot=slot)
+    return PassthroughRequest(address=canonical(gpu), primary=primary, hide_rom=hide_rom, slot=slot)
 
 
-def judge(facts: Facts, wanted: Wish, vm: Guest | None, *, memory: int = 0) -> Judged:
-    """Judge a GPU, and the VM that is to get it.
+def evaluate(facts: PveFacts, wanted: PassthroughRequest, vm: Guest | None, *, memory: int = 0) -> Evaluation:
+    """Examine a GPU, and the VM that is to get it.
 
     Args:
         vm: None: one that is to be made, which is as it should be.
@@ -135,16 +148,16 @@ def judge(facts: Facts, wanted: Wish, vm: Guest | None, *, memory: int = 0) -> J
         checks += _own_args(vm, addresses)
         change, as_is, slot = _change(facts, wanted, places, vm)
         checks.append(slot)
-    return Judged(functions, tuple(checks), str(_value(wanted, places)), change, as_is)
+    return Evaluation(functions, tuple(checks), str(_value(wanted, places)), change, as_is)
 
 
-def machine(vm: Guest) -> Machine:
-    """A VM as it is told."""
+def vm_of(vm: Guest) -> PassthroughVm:
+    """A VM as it is printed."""
     bios = str(vm.config.get("bios", "seabios"))
-    return Machine(vm.id, vm.name, vm.status, str(vm.config.get("machine", "")), bios)
+    return PassthroughVm(vm.id, vm.name, vm.status, str(vm.config.get("machine", "")), bios)
 
 
-def _value(wanted: Wish, places: list[str]) -> HostPci:
+def _value(wanted: PassthroughRequest, places: list[str]) -> HostPci:
     """What `hostpciN` is to be; pcie=1 as q35 has PCI Express."""
     options = {"pcie": "1"}
     if wanted.primary:
@@ -158,7 +171,7 @@ def _value(wanted: Wish, places: list[str]) -> HostPci:
     )
 
 
-def listed(facts: Facts) -> str:
+def listed(facts: PveFacts) -> str:
     """The node's GPUs, for people."""
     found = [
         f"{address} {_name(one)}" for address, one in sorted(facts.devices.items()) if _kind(one) == "GPU"
@@ -166,7 +179,7 @@ def listed(facts: Facts) -> str:
     return ", ".join(found) or "no GPU"
 
 
-def _places(facts: Facts, wanted: Wish) -> list[str]:
+def _places(facts: PveFacts, wanted: PassthroughRequest) -> list[str]:
     """The devices that are named, as hostpci names them: all functions of one where they belong together."""
     if not wanted.mapping:
         return [_place(facts, wanted.address)]
@@ -194,7 +207,7 @@ def of_mapping(mapping: dict[str, Any], node: str) -> Iterator[dict[str, str]]:
             yield entry
 
 
-def _place(facts: Facts, address: str) -> str:
+def _place(facts: PveFacts, address: str) -> str:
     """A function alone where the others of its device are in groups of their own, else the whole device.
 
     A virtual function (SR-IOV) is one that is alone.
@@ -209,11 +222,11 @@ def _place(facts: Facts, address: str) -> str:
     return device_of(address) if together else address
 
 
-def _of_device(facts: Facts, device: str) -> list[str]:
+def _of_device(facts: PveFacts, device: str) -> list[str]:
     return sorted(one for one in facts.devices if one == device or device_of(one) == device)
 
 
-def _functions(facts: Facts, places: list[str]) -> tuple[Function, ...]:
+def _functions(facts: PveFacts, places: list[str]) -> tuple[Function, ...]:
     found = []
     for place in places:
         for address in [place] if "." in place else _of_device(facts, place):
@@ -254,13 +267,12 @@ def _group(device: dict[str, Any]) -> int | None:
     return None if group < 0 else group
 
 
-def _mapping(facts: Facts, wanted: Wish, addresses: list[str]) -> Iterator[Check]:
+def _mapping(facts: PveFacts, wanted: PassthroughRequest, addresses: list[str]) -> Iterator[PassthroughCheck]:
     """What Proxmox VE compares when the VM starts, and refuses then."""
     assert facts.mapping is not None  # noqa: S101 - _places has seen it
     if int(facts.mapping.get("mdev") or 0):
-        yield Check(
+        yield impossible(
             "mapping.kind",
-            "never",
             f"{wanted.mapping} is for mediated devices, of which a VM gets a part",
             "name the GPU's own mapping",
         )
@@ -270,11 +282,11 @@ def _mapping(facts: Facts, wanted: Wish, addresses: list[str]) -> Iterator[Check
         device = facts.devices[first if "." in first else _of_device(facts, first)[0]]
         wrong += [f"{first} {told}" for told in _differs(entry, device)]
     fix = f"`pvesh set /cluster/mapping/pci/{wanted.mapping} --map {_entry(facts, addresses[0])}`"
-    told = (
-        "; ".join(wrong) or f"{wanted.mapping} is {', '.join(sorted({device_of(one) for one in addresses}))}"
-    )
-    yield Check(
-        "mapping.match", "refused" if wrong else "ok", told, f"the VM would not start: {fix}" if wrong else ""
+    devices = sorted({device_of(one) for one in addresses})
+    yield (
+        refused("mapping.match", "; ".join(wrong), f"the VM would not start: {fix}")
+        if wrong
+        else passed("mapping.match", f"{wanted.mapping} is {', '.join(devices)}")
     )
 
 
@@ -292,7 +304,7 @@ def _differs(entry: dict[str, str], device: dict[str, Any]) -> Iterator[str]:
             yield f"has the {name} {there or 'none'}, and the mapping says {said or 'nothing'}"
 
 
-def _entry(facts: Facts, address: str) -> str:
+def _entry(facts: PveFacts, address: str) -> str:
     """An entry of a mapping as it would have to be."""
     device = facts.devices[address]
     parts = [
@@ -307,21 +319,20 @@ def _entry(facts: Facts, address: str) -> str:
     return ",".join(parts).replace("0x", "")
 
 
-def _iommu(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
+def _iommu(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
     arguments = facts.host.cmdline.split() if facts.host else []
     told = [one for one in arguments if "iommu" in one or one.startswith("pcie_acs_override")]
     said = f", kernel arguments: {' '.join(told)}" if told else ""
     if any(one.iommu_group is None for one in functions):
         kernel = f" (kernel {facts.host.kernel})" if facts.host else ""
-        yield Check(
+        yield refused(
             "iommu.on",
-            "refused",
             f"{functions[0].address} is in no IOMMU group: the IOMMU is off{kernel}{said}",
             "turn VT-d or AMD-Vi on in the firmware; on Intel before kernel 6.8 it needs the argument"
             " intel_iommu=on too, which the role pve_host writes",
         )
         return
-    yield Check("iommu.on", "ok", f"on{said}")
+    yield passed("iommu.on", f"on{said}")
     own = {one.address for one in functions}
     for group in sorted({one.iommu_group for one in functions if one.iommu_group is not None}):
         foreign = [
@@ -330,31 +341,26 @@ def _iommu(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
             if _group(one) == group and address not in own and not str(one["class"]).startswith(BRIDGE)
         ]
         if foreign:
-            yield Check(
+            yield refused(
                 "iommu.group",
-                "refused",
                 f"group {group} has {', '.join(foreign)} too, which the VM would get with it",
                 "another slot of the board, or a board that separates them: the VM could reach that device's"
                 " memory",
             )
         else:
-            yield Check("iommu.group", "ok", f"group {group} has nothing but the device and bridges")
+            yield passed("iommu.group", f"group {group} has nothing but the device and bridges")
     if any(one.startswith("pcie_acs_override") for one in arguments):
-        yield Check(
+        yield warned(
             "iommu.override",
-            "warning",
             "pcie_acs_override makes groups up that the hardware does not keep apart",
             "a VM may reach other devices' memory: use it with guests that are trusted alone",
         )
 
 
-def _drivers(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
+def _drivers(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
     if facts.host is None:
-        yield Check(
-            "host.driver",
-            "not seen",
-            facts.unseen,
-            "--ssh ssh://root@HOST, or run it on the host: --pve local",
+        yield not_seen(
+            "host.driver", facts.unseen, "--ssh ssh://root@HOST, or run it on the host: --pve local"
         )
         return
     used: list[str] = []
@@ -365,30 +371,26 @@ def _drivers(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
             told = f"{one.address} has {one.driver}" + (f", used by {', '.join(users)}" if users else "")
             (used if one.kind == "GPU" else other).append(told)
     if used:
-        yield Check("host.driver", "refused", "; ".join(used), f"end what uses it; {ROLE}")
+        yield refused("host.driver", "; ".join(used), f"end what uses it; {ROLE}")
     elif other:
-        yield Check(
-            "host.driver",
-            "warning",
-            "; ".join(other),
-            f"Proxmox VE rebinds it when the VM starts; better {ROLE}",
+        yield warned(
+            "host.driver", "; ".join(other), f"Proxmox VE rebinds it when the VM starts; better {ROLE}"
         )
     else:
         names = sorted({one.driver or "none" for one in functions})
-        yield Check("host.driver", "ok", f"{', '.join(names)} on all {len(functions)} functions")
+        yield passed("host.driver", f"{', '.join(names)} on all {len(functions)} functions")
     if any(facts.host.devices.get(one.address, {}).get("boot_vga") for one in functions):
-        yield Check(
+        yield warned(
             "host.console",
-            "warning",
             "the host's own console is on this GPU",
             "the host has none while the VM runs; where the VM does not start, add the kernel argument"
             " initcall_blacklist=sysfb_init",
         )
 
 
-def _leases(facts: Facts, addresses: list[str]) -> Check:
+def _leases(facts: PveFacts, addresses: list[str]) -> PassthroughCheck:
     if facts.host is None:
-        return Check("host.lease", "not seen", facts.unseen, "--ssh ssh://root@HOST, or --pve local")
+        return not_seen("host.lease", facts.unseen, "--ssh ssh://root@HOST, or --pve local")
     held, lost = [], []
     for lease in facts.host.leases:
         for device in lease["devices"]:
@@ -400,23 +402,21 @@ def _leases(facts: Facts, addresses: list[str]) -> Check:
                 # a MIG device is of a GPU that has its driver, and such a GPU is refused for that
                 lost.append(f"{told} has {device}")
     if held:
-        return Check(
+        return refused(
             "host.lease",
-            "refused",
             f"leased: {', '.join(held)}",
             f"wait for its end, or `gpukiln-gpu release {held[0].split()[0]}`",
         )
     if lost:
-        return Check(
+        return refused(
             "host.lease",
-            "refused",
             f"{'; '.join(lost)}, and no driver says which GPU that is",
             "end these leases first: `gpukiln-gpu leases` on the host",
         )
-    return Check("host.lease", "ok", "not leased")
+    return passed("host.lease", "not leased")
 
 
-def _others(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
+def _others(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
     own = {one.address for one in functions}
     using = []
     for guest in facts.guests:
@@ -426,25 +426,21 @@ def _others(facts: Facts, functions: tuple[Function, ...]) -> Iterator[Check]:
         if own & set(of_args(guest.config)):
             using.append(f"{guest.id} {guest.name} ({guest.status}) has it by its args, as -device vfio-pci")
     if using:
-        yield Check(
-            "gpu.free",
-            "refused",
-            f"VM {'; VM '.join(using)}",
-            "take it from there first: only one VM can have it",
+        yield refused(
+            "gpu.free", f"VM {'; VM '.join(using)}", "take it from there first: only one VM can have it"
         )
     elif facts.sees_all:
-        yield Check("gpu.free", "ok", f"none of the {len(facts.guests)} other VMs of {facts.node} has it")
+        yield passed("gpu.free", f"none of the {len(facts.guests)} other VMs of {facts.node} has it")
     else:
-        yield Check(
+        yield not_seen(
             "gpu.free",
-            "not seen",
             f"none of the {len(facts.guests)} VMs that {facts.user} sees has it, and it does not see all",
             "give the token VM.Audit on /vms: `pveum acl modify /vms --tokens 'USER@REALM!NAME' --roles"
             " PVEAuditor`",
         )
 
 
-def _memory(facts: Facts, vm: Guest | None, wanted: int) -> Iterator[Check]:
+def _memory(facts: PveFacts, vm: Guest | None, wanted: int) -> Iterator[PassthroughCheck]:
     """All memory of a VM with a PCI device is pinned at its start: the device may write anywhere in it.
 
     So it can't be ballooned: QEMU inhibits the balloon while it has such a device (hw/vfio/common.c).
@@ -452,16 +448,14 @@ def _memory(facts: Facts, vm: Guest | None, wanted: int) -> Iterator[Check]:
     name = f"VM {vm.id}" if vm else "the VM"
     balloon = str(vm.config.get("balloon", "") if vm else "")
     if balloon.isdecimal() and 0 < int(balloon) < wanted:
-        yield Check(
+        yield refused(
             "vm.balloon",
-            "refused",
             f"{name} may shrink to {balloon} of its {wanted} MiB, and with a PCI device it can't",
             f"`qm set {vm.id if vm else 'VM'} --balloon 0`",
         )
     if facts.memory is None:
-        yield Check(
+        yield not_seen(
             "vm.memory",
-            "not seen",
             f"{facts.user} does not see how much memory {facts.node} has",
             f"give the token Sys.Audit on /nodes/{facts.node}",
         )
@@ -475,24 +469,21 @@ def _memory(facts: Facts, vm: Guest | None, wanted: int) -> Iterator[Check]:
     told = f"{wanted} of the {facts.memory} MiB of {facts.node} are pinned while {name} runs{more}"
     if wanted + sum(pinned.values()) >= facts.memory:
         step = "less `--memory`" + ("" if vm is None else f": `qm set {vm.id} --memory MIB`")
-        yield Check(
-            "vm.memory", "refused", told, f"{step}, or stop what holds the rest; the host needs some too"
-        )
+        yield refused("vm.memory", told, f"{step}, or stop what holds the rest; the host needs some too")
     else:
-        yield Check("vm.memory", "ok", told)
+        yield passed("vm.memory", told)
 
 
-def _own_args(vm: Guest, addresses: list[str]) -> Iterator[Check]:
+def _own_args(vm: Guest, addresses: list[str]) -> Iterator[PassthroughCheck]:
     if set(addresses) & set(of_args(vm.config)):
-        yield Check(
+        yield refused(
             "vm.args",
-            "refused",
             f"the args of VM {vm.id} have it already: {vm.config['args']}",
             f"take it out of them: `qm set {vm.id} --args ...`, or `--delete args`; QEMU can't open it twice",
         )
 
 
-def _all_of(facts: Facts, there: HostPci) -> list[str]:
+def _all_of(facts: PveFacts, there: HostPci) -> list[str]:
     """The functions that another VM's setting names, alternatives too."""
     hosts = list(there.hosts)
     if there.mapping in facts.mappings:
@@ -501,13 +492,14 @@ def _all_of(facts: Facts, there: HostPci) -> list[str]:
     return [one for host in hosts for one in ([host] if "." in host else _of_device(facts, host))]
 
 
-def _who(facts: Facts, wanted: Wish, vm: Guest | None, functions: tuple[Function, ...]) -> Iterator[Check]:
+def _who(
+    facts: PveFacts, wanted: PassthroughRequest, vm: Guest | None, functions: tuple[Function, ...]
+) -> Iterator[PassthroughCheck]:
     if facts.rights is None:
         return
     if not wanted.mapping:
-        yield Check(
+        yield impossible(
             "rights.address",
-            "never",
             f"a token such as {facts.user} can't set an address: Proxmox VE takes that from root@pam alone",
             f"make a mapping once, as root on the host: `pvesh create /cluster/mapping/pci --id gpu0 --map"
             f" {_entry(facts, functions[0].address)}`, then --gpu mapping:gpu0; or --pve local",
@@ -523,105 +515,85 @@ def _who(facts: Facts, wanted: Wish, vm: Guest | None, functions: tuple[Function
         if right not in facts.rights.get(path, frozenset())
     ]
     if lacks:
-        yield Check(
+        yield refused(
             "rights.token",
-            "refused",
             f"{facts.user} lacks {', '.join(lacks)}",
             "`pveum acl modify PATH --tokens 'USER@REALM!NAME' --roles PVEMappingUser`, PVEVMAdmin on the VM",
         )
     else:
-        yield Check("rights.token", "ok", f"{facts.user} has {', '.join(needs.values())}")
+        yield passed("rights.token", f"{facts.user} has {', '.join(needs.values())}")
 
 
-def _vm(vm: Guest, wanted: Wish) -> Iterator[Check]:
+def _vm(vm: Guest, wanted: PassthroughRequest) -> Iterator[PassthroughCheck]:
     name = f"VM {vm.id}"
     if vm.template:
-        yield Check("vm.kind", "refused", f"{name} is a template", "clone it, and name the clone")
+        yield refused("vm.kind", f"{name} is a template", "clone it, and name the clone")
     if lock := vm.config.get("lock"):
-        yield Check(
-            "vm.lock", "busy", f"{name} is locked ({lock})", "wait for that task; `qm unlock` where none runs"
-        )
+        yield busy("vm.lock", f"{name} is locked ({lock})", "wait for that task; `qm unlock` where none runs")
     if vm.status != "stopped":
-        yield Check(
+        yield refused(
             "vm.stopped",
-            "refused",
             f"{name} is {vm.status}",
             f"a VM gets PCI devices at its start: `qm shutdown {vm.id}`",
         )
     else:
-        yield Check("vm.stopped", "ok", "stopped")
+        yield passed("vm.stopped", "stopped")
     chipset = str(vm.config.get("machine", "")) or "i440fx, the default"
     if "q35" in chipset:
-        yield Check("vm.machine", "ok", chipset)
+        yield passed("vm.machine", chipset)
     else:
-        yield Check(
+        yield refused(
             "vm.machine",
-            "refused",
             f"{chipset}, which has no PCI Express",
             f"`qm set {vm.id} --machine q35`; what is installed may name its network card anew",
         )
     yield _firmware(vm)
     if wanted.primary and vm.config.get("vga") not in (None, "none"):
-        yield Check("vm.display", "warning", f"vga {vm.config['vga']} is ignored with --primary", "")
+        yield warned("vm.display", f"vga {vm.config['vga']} is ignored with --primary")
 
 
-def _firmware(vm: Guest) -> Check:
+def _firmware(vm: Guest) -> PassthroughCheck:
     disk = str(vm.config.get("efidisk0", ""))
     if vm.config.get("bios") != "ovmf":
-        return Check(
+        return warned(
             "vm.firmware",
-            "warning",
             "SeaBIOS; GPUs do best with OVMF",
             "a VM that was installed with UEFI boots with it alone: `qm set"
             f" {vm.id} --bios ovmf --efidisk0 STORAGE:1,efitype=4m,pre-enrolled-keys=0`",
         )
     if not disk:
-        return Check(
+        return warned(
             "vm.firmware",
-            "warning",
             "OVMF without an EFI disk: its boot entries are lost at each stop",
             f"`qm set {vm.id} --efidisk0 STORAGE:1,efitype=4m,pre-enrolled-keys=0`",
         )
     if properties(disk).get("pre-enrolled-keys") == "1":
-        return Check(
+        return warned(
             "vm.firmware",
-            "warning",
             "OVMF with Secure Boot's keys: a driver that DKMS built is not loaded unless its key is enrolled",
             "an EFI disk with pre-enrolled-keys=0, or enroll the key (mokutil)",
         )
-    return Check("vm.firmware", "ok", "OVMF with an EFI disk")
+    return passed("vm.firmware", "OVMF with an EFI disk")
 
 
-def _change(facts: Facts, wanted: Wish, places: list[str], vm: Guest) -> tuple[Change | None, bool, Check]:
+def _change(
+    facts: PveFacts, wanted: PassthroughRequest, places: list[str], vm: Guest
+) -> tuple[ConfigChange | None, bool, PassthroughCheck]:
     there = hostpcis(vm.config)
     own = {address for place in places for address in ([place] if "." in place else _of_device(facts, place))}
     held = [key for key, one in there.items() if own & set(_all_of(facts, one))]
     free = [f"hostpci{n}" for n in range(SLOTS) if f"hostpci{n}" not in vm.config]
-    wish = f"hostpci{wanted.slot}" if wanted.slot is not None else ""
-    if held and wish not in ("", held[0]):
-        return (
-            None,
-            False,
-            Check("vm.slot", "refused", f"it is {held[0]} of the VM already", f"--slot {held[0][7:]}"),
-        )
-    if wish and wish not in free and wish not in held:
-        return (
-            None,
-            False,
-            Check("vm.slot", "refused", f"{wish} is {vm.config[wish]}", f"--slot {(free or ['-'])[0][7:]}"),
-        )
+    asked = f"hostpci{wanted.slot}" if wanted.slot is not None else ""
+    if held and asked not in ("", held[0]):
+        return None, False, refused("vm.slot", f"it is {held[0]} of the VM already", f"--slot {held[0][7:]}")
+    if asked and asked not in free and asked not in held:
+        other = f"--slot {(free or ['-'])[0][7:]}"
+        return None, False, refused("vm.slot", f"{asked} is {vm.config[asked]}", other)
     if not held and not free:
-        return (
-            None,
-            False,
-            Check("vm.slot", "refused", f"all {SLOTS} of hostpci are taken", "take one away first"),
-        )
-    key = held[0] if held else wish or free[0]
+        return None, False, refused("vm.slot", f"all {SLOTS} of hostpci are taken", "take one away first")
+    key = held[0] if held else asked or free[0]
     made, before = _value(wanted, places), vm.config.get(key)
-    change = Change(key, None if before is None else str(before), str(made), vm.digest)
+    change = ConfigChange(key, None if before is None else str(before), str(made), vm.digest)
     as_is = before is not None and hostpci(str(before)).says_what(made)
-    return (
-        change,
-        as_is,
-        Check("vm.slot", "ok", f"{key}, {'as it is' if as_is else 'to be changed' if before else 'free'}"),
-    )
+    state = "as it is" if as_is else "to be changed" if before else "free"
+    return change, as_is, passed("vm.slot", f"{key}, {state}")

@@ -32,7 +32,7 @@ class Guest:
 
 
 @dataclass(frozen=True)
-class Facts:
+class PveFacts:
     """A node, a VM and the devices.
 
     Args:
@@ -107,7 +107,7 @@ def find_node(pve: Pve, wanted: str) -> str:
     return wanted or names[0]
 
 
-def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> Facts:
+def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> PveFacts:
     """Look at a node's devices, VMs and kernel.
 
     Args:
@@ -128,7 +128,7 @@ def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> Fact
         if int(one["vmid"]) != vm
     )
     found, why = _host(pve, node, ssh)
-    return Facts(
+    return PveFacts(
         user=pve.user,
         version=str(pve.get("version")["version"]),
         node=node,

@@ -11,7 +11,7 @@ from gpukiln.parsing import parse_json
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedImage:
     """An image.
 
     Args:
@@ -44,7 +44,7 @@ class Side:
         return str(found["version"]) if present and found.get("version") else None
 
 
-def find_side(builds: Builds, name: str) -> Side:
+def find_compared_image(builds: Builds, name: str) -> ComparedImage:
     """An image by the name of its build, or by its record.
 
     Args:
@@ -61,10 +61,10 @@ def find_side(builds: Builds, name: str) -> Side:
         path = path / "record.json"
     elif not path.is_file():
         path = builds.find(name).record_file
-    return side_of(path)
+    return read_compared_image(path)
 
 
-def side_of(path: Path) -> Side:
+def read_compared_image(path: Path) -> ComparedImage:
     """Read an image's record and what lies beside it.
 
     Args:
@@ -78,7 +78,7 @@ def side_of(path: Path) -> Side:
     """
     record = Build.read_file(path)
     newest = Build(path.parent).report_folder(len(record.verdicts))
-    return Side(record, baked_image(record), read_installed(path.parent), _boot_s(newest))
+    return ComparedImage(record, baked_image(record), read_installed(path.parent), _boot_s(newest))
 
 
 def _boot_s(report: Path) -> float | None:

@@ -34,7 +34,7 @@ from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.facts import Facts, environment
 from gpukiln.verify.html import write_html
-from gpukiln.reports.junit import write_junit
+from gpukiln.verify.junit import write_junit
 from gpukiln.verify.needs import applies
 from gpukiln.verify.verdict import CheckResult, Verdict, counts_text
 from gpukiln.verify.verification import Verification

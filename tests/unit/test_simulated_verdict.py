@@ -21,7 +21,7 @@ from gpukiln.verify import report
 from gpukiln.verify.diagnosis import diagnosis
 from gpukiln.verify.facts import Facts, environment
 from gpukiln.verify.html import render
-from gpukiln.reports.junit import write_junit
+from gpukiln.verify.junit import write_junit
 from gpukiln.verify.needs import SIMULATED
 from gpukiln.verify.verdict import Verdict
 from gpukiln.verify.verification import Verification

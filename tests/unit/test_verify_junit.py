@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
-from gpukiln.reports.junit import write_junit
+from gpukiln.verify.junit import write_junit
 from gpukiln.verify.verdict import CheckResult, Verdict
 from gpukiln.verify.verification import Verification
 

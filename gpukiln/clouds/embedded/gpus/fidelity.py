@@ -44,7 +44,7 @@ program that asks whatever libnvidia-ml.so.1 it finds, for what gpukiln and user
 | `-i` | GPUs by index, UUID or address |
 
 Everything else (`dmon`, `pmon`, `-l`, `-d`, `nvlink`, `topo -p2p`, other queries and settings) ends with exit
-code 2 and this list. Other exit codes are those of nvidia-smi(1). A value that the library has no function for
+code 2 and this list. Other exit codes are those of nvidia-smi(1). A value without a function in the library
 is `N/A`.
 
 ## What can be set

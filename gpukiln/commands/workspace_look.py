@@ -117,8 +117,8 @@ def ssh(
     """Open a session on a workspace, or run something there; ends with its exit code."""
     import os
     import shlex
-    import subprocess
 
+    from gpukiln import programs
     from gpukiln.workspaces.reach import reached
 
     where, found = find(name, cloud, region, profile)
@@ -127,7 +127,7 @@ def ssh(
         results().tell(shlex.join(typed))
         return 0
     environment = {key: value for key, value in {**os.environ, **where.environment()}.items() if value}
-    return subprocess.run(typed, env=environment, check=False).returncode
+    return programs.attached(typed, environment=environment)
 
 
 ssh.first = "name"

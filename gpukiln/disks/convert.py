@@ -32,7 +32,7 @@ def compress(disk: Path, target: Path, moved: Callable[[int], None] = lambda _: 
     command = ["zstd", "-q", "-3", "-T0", f"--stream-size={disk.stat().st_size}", "-c"]
     with target.open("wb") as file:
         try:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # not by `programs`: it is fed and read at once, gigabytes each way
                 command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

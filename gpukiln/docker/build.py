@@ -6,13 +6,13 @@ import hashlib
 import os
 import shutil
 import signal
-import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from gpukiln import programs
 from gpukiln.catalog.components import apply_overrides, load_components
 from gpukiln.catalog.load import ROOT
 from gpukiln.docker.builds import ContainerBuild, ContainerBuilds, ContainerRecord
@@ -29,6 +29,7 @@ from gpukiln.sources.mirror import install_debian
 REPOSITORY = "localhost/gpukiln"
 ADDED_TO_BASE = ("ca-certificates",)
 TAIL_LINES = 15  # of a failed build's log
+CLEAN_UP_S = 180.0  # for an engine to end what a RUN started
 
 
 def find_built(plan: ContainerPlan, builds: ContainerBuilds, engine: Engine) -> ContainerBuild | None:
@@ -192,34 +193,30 @@ def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: 
 
 def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, progress: Progress) -> None:
     """Run the engine; its output goes to the log, its steps to the progress."""
-    environment = {**os.environ, **engine.build_environment()}
-    with (
-        log.open("a") as output,
-        subprocess.Popen(
-            engine.build_command(request),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        ) as process,
-    ):
+    with log.open("a") as output:
+
+        def follow(line: str) -> None:
+            output.write(line)
+            output.flush()
+            if line.startswith(("STEP ", "Step ", "[")) or (line.startswith("#") and "] " in line):
+                progress.doing(line.strip()[:100])
+
         try:
-            for line in process.stdout or ():
-                output.write(line)
-                output.flush()
-                if line.startswith(("STEP ", "Step ", "[")) or (line.startswith("#") and "] " in line):
-                    progress.doing(line.strip()[:100])
+            status = programs.stream(
+                engine.build_command(request),
+                follow,
+                ends=(
+                    (signal.SIGINT, CLEAN_UP_S),
+                    (signal.SIGKILL, CLEAN_UP_S),
+                ),  # what a RUN started goes, too
+                environment={**os.environ, **engine.build_environment()},
+            )
         except BaseException:
-            os.killpg(process.pid, signal.SIGINT)  # what a RUN started goes, too
-            process.wait()
             engine.remove_unfinished(image)
             raise
-    if process.returncode:
+    if status:
         raise UnavailableError(
-            f"{engine.name} could not build the image: exit {process.returncode} (log: {log})",
+            f"{engine.name} could not build the image: exit {status} (log: {log})",
             details=tuple(log.read_text(errors="replace").splitlines()[-TAIL_LINES:]),
         )
 

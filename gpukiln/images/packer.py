@@ -1,18 +1,16 @@
 """Runs Packer, 1.6.6 and newer, and turns its failures into errors."""
 
-import contextlib
 import json
 import os
 import re
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
@@ -23,6 +21,7 @@ from gpukiln.redact import Lines
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
 INIT_AGAIN_S = (5, 20)  # seconds before it is tried again
 CLEAN_UP_S = 180  # seconds that Packer and Ansible get to end after Ctrl-C
+KILLED_S = 5  # seconds until what was killed is gone
 # Left out of what is shown: the builder `null` says that it makes no image, which is right.
 UNSAID = ("Provisioning", "Did not export anything", "Builds finished")
 
@@ -146,34 +145,29 @@ class Packer:
             KeyboardInterrupt: After Packer and Ansible have ended.
         """
         self._events.touch()
-        process = subprocess.Popen(
-            ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
-            env=self._whole_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C reaches Packer once, from here
-        )
-        watchdog = _kill_group_when_we_die(process.pid)
         following = threading.Event()
         follower = threading.Thread(target=self._follow_events, args=(following,), daemon=True)
-        reader = threading.Thread(target=self._read, args=(process,), daemon=True)
         follower.start()
-        reader.start()
         try:
-            code = process.wait()
-            reader.join()
-        except KeyboardInterrupt:
-            self._say("stopping: Ansible ends first (Ctrl-C again to leave it to the next command)")
-            _interrupt(process)
-            raise
+            with open_private(self._log, "a") as log:
+                code = programs.stream(
+                    [
+                        "packer",
+                        "build",
+                        "-machine-readable",
+                        f"-var-file={self._variables}",
+                        str(self._folder),
+                    ],
+                    self._reader(log),
+                    # SIGINT for Ansible too, as from a terminal: Packer waits for its end
+                    ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, KILLED_S)),
+                    environment=self._whole_environment(),
+                    interrupted=lambda: self._say(
+                        "stopping: Ansible ends first (Ctrl-C again to leave it to the next command)"
+                    ),
+                    dies_with_us=True,  # without gpukiln nobody makes an image of what Ansible goes on to configure
+                )
         finally:
-            watchdog.kill()
-            watchdog.communicate()
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
             following.set()
             follower.join()
         if code and self._log_error:
@@ -181,21 +175,23 @@ class Packer:
         if code:
             raise self._failure(code)
 
-    def _read(self, process: "subprocess.Popen[str]") -> None:
+    def _reader(self, log: IO[str]) -> Callable[[str], None]:
         redacted = Lines()
-        with open_private(self._log, "a") as log:
-            for line in process.stdout or ():
-                kind, text = _parse(line)
-                text = redacted(text)
-                try:
-                    log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
-                    log.flush()
-                except OSError as error:  # read on: Packer would stop at a full pipe
-                    self._log_error = error
-                if kind == "error":
-                    self._errors.append(text)
-                elif kind == "say" and not any(words in text for words in UNSAID):
-                    self._say(re.sub(r"^==> [\w.-]+: ", "", text).splitlines()[0])
+
+        def read(line: str) -> None:
+            kind, text = _parse(line)
+            text = redacted(text)
+            try:
+                log.write(f"{time.strftime('%H:%M:%S')} {text}\n")
+                log.flush()
+            except OSError as error:  # the build goes on; how it ends says whether that matters
+                self._log_error = error
+            if kind == "error":
+                self._errors.append(text)
+            elif kind == "say" and not any(words in text for words in UNSAID):
+                self._say(re.sub(r"^==> [\w.-]+: ", "", text).splitlines()[0])
+
+        return read
 
     def _follow_events(self, ended: threading.Event) -> None:
         with self._events.open() as file:
@@ -244,24 +240,6 @@ def _parse(line: str) -> tuple[str, str]:
         kind, data = data[0], data[1:]
     text = ",".join(data).replace("%!(PACKER_COMMA)", ",").replace("\\n", "\n").replace("\\r", "")
     return kind, text
-
-
-def _kill_group_when_we_die(group: int) -> "subprocess.Popen[bytes]":
-    """Watch this process: without gpukiln nobody makes an image of what Ansible goes on to configure.
-
-    Packer's own parent signal would not do: it runs as two processes, and Ansible is a third.
-    """
-    return subprocess.Popen(
-        ["sh", "-c", 'read -r _; kill -KILL "-$1"', "sh", str(group)],
-        stdin=subprocess.PIPE,  # it ends when we end, however that is
-        start_new_session=True,
-    )
-
-
-def _interrupt(process: "subprocess.Popen[str]") -> None:
-    os.killpg(process.pid, signal.SIGINT)  # Ansible too, as from a terminal: Packer waits for its end
-    with contextlib.suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-        process.wait(timeout=CLEAN_UP_S)
 
 
 def _path() -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -126,7 +125,7 @@ def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence
             hint="name it as ssh://USER@HOST",
         )
     words = [verb.name, *argv, *(["--", *command] if command else [])]
-    return subprocess.run(reach(target, words, sudo, terminal=sys.stdin.isatty()), check=False).returncode
+    return programs.attached(reach(target, words, sudo, terminal=sys.stdin.isatty()))
 
 
 def reach(target: Target, words: Sequence[str], sudo: bool, *, terminal: bool = False) -> list[str]:

@@ -1,19 +1,17 @@
 """Runs Molecule's scenarios: each starts a machine, converges it twice, judges it and removes it."""
 
-import contextlib
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from gpukiln import programs
 from gpukiln.catalog.load import ROOT, read_yaml
-from gpukiln.errors import UnavailableError
 from gpukiln.files import open_private
 from gpukiln.redact import Lines
 from gpukiln.typed import unknown
@@ -120,80 +118,64 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> S
     """
     outcome, started, redacted = ScenarioResult(scenario.name, log=str(log)), time.monotonic(), Lines()
     try:
-        with open_private(log, "w") as file, _molecule("test", scenario) as molecule:
-            _follow(molecule, outcome, lambda line: file.write(redacted(line)), say)
+        with open_private(log, "w") as file:
+            follow = _Follow(outcome, lambda line: file.write(redacted(line)), say)
+            status = _molecule("test", scenario, follow)
+            follow.end()
     except BaseException:  # Ctrl-C; at its own end Molecule removes the machine itself
         say("removing its machine")
-        with open_private(log, "a") as file, _molecule("destroy", scenario) as molecule:
-            file.writelines(redacted(line) for line in molecule.stdout or ())
+        with open_private(log, "a") as file:
+            _molecule("destroy", scenario, lambda line: print(redacted(line), end="", file=file))
         raise
     outcome.seconds = round(time.monotonic() - started, 1)
-    if molecule.returncode == 0:
+    if status == 0:
         outcome.state = "passed"
     else:
         outcome.failure = _failure(log.read_text(encoding="utf-8").splitlines())
     return outcome
 
 
-@contextlib.contextmanager
-def _molecule(command: str, scenario: Scenario) -> Iterator[subprocess.Popen[str]]:
-    """Molecule in a process group of its own, which never outlives the block."""
+def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> int:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         "MOLECULE_COMMAND_BORDERS": "false",
         "NO_COLOR": "1",
     }
-    try:
-        process = subprocess.Popen(
-            ["molecule", command, "--scenario-name", scenario.name],
-            cwd=scenario.folder.parents[1],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        raise UnavailableError("molecule is not installed", hint="call this through scripts/run") from None
-    try:
-        yield process
-        process.wait()
-    finally:
-        # All of the group, and not Molecule alone: Ansible needs a moment to end its workers, which have
-        # sessions of their own and would outlive it.
-        with contextlib.suppress(ProcessLookupError):
-            for sign in (signal.SIGTERM, signal.SIGKILL):
-                os.killpg(process.pid, sign)
-                deadline = time.monotonic() + PATIENCE_S
-                while time.monotonic() < deadline:
-                    process.poll()
-                    os.killpg(process.pid, 0)  # an error as soon as nobody is left
-                    time.sleep(0.05)
+    return programs.stream(
+        ["molecule", command, "--scenario-name", scenario.name],
+        each,
+        folder=scenario.folder.parents[1],
+        environment=environment,
+        # Ansible needs a moment to end its workers, which have sessions of their own and would outlive it.
+        ends=((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)),
+    )
 
 
-def _follow(
-    molecule: subprocess.Popen[str],
-    outcome: ScenarioResult,
-    write: Callable[[str], Any],
-    say: Callable[[str], None],
-) -> None:
-    step, began = "", time.monotonic()
-    said = began
-    for line in molecule.stdout or ():
-        write(line)
+class _Follow:
+    """Gets Molecule's lines: notes how long each step took, and says what it does."""
+
+    def __init__(self, outcome: ScenarioResult, write: Callable[[str], Any], say: Callable[[str], None]) -> None:
+        self._outcome, self._write, self._say = outcome, write, say
+        self._step = ""
+        self._began = self._said = time.monotonic()
+
+    def __call__(self, line: str) -> None:
+        self._write(line)
         now = time.monotonic()
         if found := STEP.search(line):
-            if step:
-                outcome.steps[step] = round(outcome.steps.get(step, 0.0) + now - began, 1)
-            step, began, said = found[1], now, now
-            say(step)
-        elif (found := TASK.search(line)) and now - said > SAY_S:
-            said = now
-            say(f"{step}: {found[1]}")
-    if step:
-        outcome.steps[step] = round(outcome.steps.get(step, 0.0) + time.monotonic() - began, 1)
+            self.end()
+            self._step, self._began, self._said = found[1], now, now
+            self._say(found[1])
+        elif (found := TASK.search(line)) and now - self._said > SAY_S:
+            self._said = now
+            self._say(f"{self._step}: {found[1]}")
+
+    def end(self) -> None:
+        """A step has ended."""
+        if self._step:
+            took = self._outcome.steps.get(self._step, 0.0) + time.monotonic() - self._began
+            self._outcome.steps[self._step] = round(took, 1)
 
 
 def _failure(lines: list[str]) -> str:

@@ -198,7 +198,7 @@ def _run(
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])  # ansible
     deadline = time.monotonic() + timeout_s
     with open_private(log) as file:
-        child = subprocess.Popen(
+        child = subprocess.Popen(  # not by `programs`: its events are polled meanwhile
             command,
             cwd=ROOT,
             env=env,

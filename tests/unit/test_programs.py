@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,3 +91,78 @@ def test_apt_does_not_wait_on_a_full_disk(small_disk: Path, tmp_path: Path) -> N
             apt.candidate_versions(["nvtop"], cache=small_disk / "apt", sources=given)
         assert "MiB are needed" in caught.value.message
         assert "GPUKILN_HOME" in caught.value.hint
+
+
+ENDS = ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0))
+
+
+def gone(pid: int) -> bool:
+    stat = Path("/proc", str(pid), "stat")
+    return not stat.exists() or " Z " in stat.read_text()
+
+
+def test_lines_are_handed_on_as_they_come_and_the_status_is_given_back(tmp_path: Path) -> None:
+    """It goes on only when its first line was read."""
+    lines: list[str] = []
+
+    def each(line: str) -> None:
+        lines.append(line)
+        (tmp_path / "go").touch()
+
+    script = "echo one; until [ -e go ]; do :; done; echo two >&2; printf 'a\\377b'; exit 3"
+    assert programs.stream(["sh", "-c", script], each, ends=ENDS, folder=tmp_path) == 3
+    assert lines == ["one\n", "two\n", "a\ufffdb"]
+
+
+def test_what_a_streamed_program_leaves_running_is_ended() -> None:
+    lines: list[str] = []
+    assert programs.stream(["sh", "-c", "sleep 1000 >/dev/null 2>&1 & echo $!"], lines.append, ends=ENDS) == 0
+    assert gone(int(lines[0]))
+
+
+def test_an_error_of_who_reads_ends_the_program_and_is_raised() -> None:
+    pids: list[int] = []
+
+    def each(line: str) -> None:
+        pids.append(int(line))
+        raise ValueError("the log is full")
+
+    with pytest.raises(ValueError, match="the log is full"):
+        programs.stream(["sh", "-c", "echo $$; exec sleep 1000"], each, ends=ENDS)
+    assert gone(pids[0])
+
+
+INTERRUPTED = """
+import signal, sys
+from gpukiln import programs
+script = "trap 'echo ending; exit 0' INT; echo $$; while :; do sleep 0.1; done"
+say = lambda words: print(words, end="", flush=True)
+ends = ((signal.SIGINT, 20.0), (signal.SIGKILL, 5.0))
+stopping = lambda: say("stopping\\n")
+programs.stream(["bash", "-c", script], say, ends=ends, interrupted=stopping, dies_with_us=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"), [(signal.SIGINT, ["stopping", "ending"]), (signal.SIGKILL, [])], ids=["ctrl-c", "killed"]
+)
+def test_a_streamed_program_ends_with_this_one(how: signal.Signals, said: list[str]) -> None:
+    """At Ctrl-C by its own end, whose lines are read; killed where this process is."""
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as here:
+        assert here.stdout is not None
+        pid = int(here.stdout.readline())
+        here.send_signal(how)
+        assert here.stdout.read().split() == said
+    deadline = time.monotonic() + 10
+    while not gone(pid):
+        assert time.monotonic() < deadline, "it goes on"
+        time.sleep(0.05)
+
+
+def test_a_streamed_program_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableError, match="no-such-program is not installed"):
+        programs.stream(["no-such-program"], print, ends=ENDS)
+    with pytest.raises(FileNotFoundError, match="none"):
+        programs.stream(["true"], print, ends=ENDS, folder=tmp_path / "none")

@@ -28,28 +28,24 @@ traffic, or have firmware.
 
 ## nvidia-smi
 
-NVIDIA's nvidia-smi refuses any NVML but its driver's, so a stand-in is where the image has it. It asks
-whatever libnvidia-ml.so.1 it finds, and has of each branch of the driver what that branch has, in its forms:
+NVIDIA's nvidia-smi refuses any NVML but its driver's, so a stand-in is where the image has it: a small
+program that asks whatever libnvidia-ml.so.1 it finds, for what gpukiln and users of simulated machines read.
 
-| asked | answered | as |
-|---|---|---|
-| `--query-gpu`, `--help-query-gpu` | the branch's fields, aliases; no others | 535, 590, 595, 610 |
-| `--query-compute-apps`, `-accounted-apps`, `-retired-pages` | rows of each GPU, and `--help-...` | 590 |
-| `--query-remapped-rows`, `-supported-clocks` | the same | nvidia-smi(1) |
-| `-q`, `-d SECTIONS` | text; only with `-d`: samples, supported clocks | 535, 590, 595, 610 |
-| `-q -x` | every element in its order | 570.148, 580.105, 595.91 |
-| nothing, `-L`, `--version` | the table, which is wider from 550 on | 535, 590, 595, 610 |
-| `dmon`, `pmon` | `-i -s -d -c -o -f`; `-s pucvmet` and `-s um` | 535, 590 |
-| `topo -m`, `-p2p`, `nvlink -s`, `-e`, `-c`, `mig` | matrix, links, instances | 535, 595 |
-| `-pm -e -p -c -r -lgc -rgc -lmc -rmc -ac -rac -pl -am -caa -mig` | set through NVML | 535 |
-| `-i`, `-f`, `-l`, `-lms` | GPUs by index, UUID or address; a file; until it is interrupted | 535 |
+| option | answer |
+|---|---|
+| none, `-L` | the summary, in the layout of drivers 550 to 580; the GPUs and their MIG devices |
+| `-h` | the driver's version, and these options |
+| `-q`, `-q -x` | the main values of each GPU and its processes, as text or XML |
+| `--query-gpu` | about 60 fields by NVIDIA's names; an unknown field is refused with that list |
+| `--query-compute-apps` | a row for each process |
+| `-pm`, `-e`, `-mig`, `-pl`, `-lgc`, `-rgc`, `-r` | set through NVML |
+| `topo -m` | the matrix |
+| `mig -lgip`, `-cgi LIST [-C]`, `-dci`, `-dgi` | profiles; creates and destroys instances |
+| `-i` | GPUs by index, UUID or address |
 
-The sources of a branch are named in the C files: captures of nvidia_gpu_exporter and of NVIDIA's
-k8s-test-infra, and public logs. Its exit codes are those of nvidia-smi(1). What NVIDIA's has and this one
-lacks (`-u`, `--dtd`, `conf-compute`, `vgpu`, `drain` and more) is an invalid combination of arguments (exit
-2), and what neither knows is not recognized (exit 2). A value that the library has no function for is
-`N/A`; the GPU's part number, its bridge chip, its voltage and the host's PCIe generation are not in NVML,
-and always are. The explanations of `--help-query-gpu` are left out.
+Everything else (`dmon`, `pmon`, `-l`, `-d`, `nvlink`, `topo -p2p`, other queries and settings) ends with exit
+code 2 and this list. Other exit codes are those of nvidia-smi(1). A value without a function in the library
+is `N/A`.
 
 ## What can be set
 

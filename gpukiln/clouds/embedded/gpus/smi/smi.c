@@ -1,239 +1,255 @@
 /* gpukiln simulated nvidia-smi: shows GPUs that don't exist, of an instance of gpukiln's embedded cloud.
  *
- * NVIDIA's own program works with its driver's NVML only. This one asks the public functions of whatever
- * libnvidia-ml.so.1 is found, by the names that pynvml.py has, and one of gpukiln's own: gpukilnReset(device).
- * What it doesn't answer it refuses, with exit code 2. Forms of output: the texts, tables and exit codes of
- * NVIDIA's 535.261.03 (Debian package nvidia-smi, its manual page, what it answers on a machine without a GPU),
- * outputs that are quoted in public, and captures of newer ones; each file names its own.
+ * NVIDIA's own program works with its driver's NVML only. This one calls the public functions of whatever
+ * libnvidia-ml.so.1 it finds, by the names that pynvml.py has, and two of gpukiln's own: gpukilnReset(device) and
+ * gpukilnBusId(index, text, size). It has what gpukiln's code, documents and users of simulated machines read; the rest
+ * it refuses with exit code 2. Texts and exit codes: NVIDIA's 535.261.03 (Debian package nvidia-smi, its manual page,
+ * what it answers on a machine without a GPU) and outputs that are quoted in public.
  */
 #include "smi.h"
 
-#include <unistd.h>
+#include <dlfcn.h>
 
-#define SIMULATED "gpukiln simulated nvidia-smi: these GPUs do not exist"
+static const char answered[] =
+    "gpukiln simulated nvidia-smi: these GPUs do not exist. It answers:\n\n"
+    "    -h, -L                      And without arguments: a summary of the GPUs.\n"
+    "    -i, --id=                   Target specific GPUs: index, UUID or PCI bus ID.\n"
+    "    -q [-x]                     GPU info, as XML.\n"
+    "    --query-gpu=, --query-compute-apps=, with --format=csv[,noheader][,nounits]\n"
+    "    -pm, -e, -r, -pl, -lgc, -rgc, -mig     topo -m\n"
+    "    mig -lgip | -cgi LIST [-C] | -dci [-gi LIST] | -dgi [-gi LIST]\n";
 
-static const char help[] =
-    "NVSMI provides monitoring information for Tesla and select Quadro devices.\n\n" SIMULATED ".\n\n"
-    "nvidia-smi [OPTION1 [ARG1]] [OPTION2 [ARG2]] ...\n\n"
-    "    -h,   --help                Print usage information and exit.\n"
-    "    --version                   Print version information and exit.\n"
-    "    -L,   --list-gpus           Display a list of GPUs connected to the system.\n"
-    "    <no arguments>              Show a summary of GPUs connected to the system.\n"
-    "    -i,   --id=                 Target specific GPUs: index, UUID or PCI bus ID.\n"
-    "    -f,   --filename=           Log to a file, rather than to stdout.\n"
-    "    -l,   --loop=               Probe until Ctrl+C at this interval in seconds.\n"
-    "    -lms, --loop-ms=            The same in milliseconds.\n"
-    "    -q,   --query               Display GPU info; -d, --display= only those sections.\n"
-    "    -x,   --xml-format          Produce XML output, with -q.\n"
-    "    --query-gpu=                Information about GPU.\n"
-    "    --query-supported-clocks=   List of supported clocks.\n"
-    "    --query-compute-apps=       List of currently active compute processes.\n"
-    "    --query-accounted-apps=     List of accounted compute processes.\n"
-    "    --query-retired-pages=      List of retired pages.\n"
-    "    --query-remapped-rows=      Information about remapped rows.\n"
-    "    --help-query-...            What each of these can be asked for.\n"
-    "    --format=                   csv (mandatory), noheader, nounits\n"
-    "    -pm, -e, -p, -c, -r, -pl, -ac, -rac, -lgc, -rgc, -lmc, -rmc, -am, -caa, -mig\n"
-    "                                Modify the device.\n"
-    "    dmon | pmon                 Device and process statistics: -i -s -d -c -o -f\n"
-    "    topo -m | -p2p r|w|n|a|p    nvlink -s | -e | -c\n"
-    "    mig -lgip | -lgi | -lci | -cgi LIST [-C] | -cci [LIST] | -dgi | -dci [-gi LIST] [-ci LIST]\n";
+gpu gpus[MAX_GPUS];
+unsigned gpu_count;
+const char *chosen;
+int worst;
+static void *library;
 
-enum { LIST, QUERY, XML, ID, DISPLAY, FORMAT, FILENAME, LOOP, LOOP_MS, FIRST_CHANGE };
+static int lacking(void) { return UNSUPPORTED; }
 
-static const struct {
-    const char *shortest, *option;
-    int has_value; /* 2: may have one */
-} options[] = {
-    [LIST] = {"-L", "--list-gpus", 0},
-    [QUERY] = {"-q", "--query", 0},
-    [XML] = {"-x", "--xml-format", 0},
-    [ID] = {"-i", "--id", 1},
-    [DISPLAY] = {"-d", "--display", 1},
-    [FORMAT] = {"", "--format", 1},
-    [FILENAME] = {"-f", "--filename", 1},
-    [LOOP] = {"-l", "--loop", 2},
-    [LOOP_MS] = {"-lms", "--loop-ms", 2},
-    {"-pm", "--persistence-mode", 1},
-    {"-e", "--ecc-config", 1},
-    {"-p", "--reset-ecc-errors", 1},
-    {"-c", "--compute-mode", 1},
-    {"-r", "--gpu-reset", 0},
-    {"-lgc", "--lock-gpu-clocks", 1},
-    {"-rgc", "--reset-gpu-clocks", 0},
-    {"-lmc", "--lock-memory-clocks", 1},
-    {"-rmc", "--reset-memory-clocks", 0},
-    {"-ac", "--applications-clocks", 1},
-    {"-rac", "--reset-applications-clocks", 0},
-    {"-pl", "--power-limit", 1},
-    {"-am", "--accounting-mode", 1},
-    {"-caa", "--clear-accounted-apps", 0},
-    {"-mig", "--multi-instance-gpu", 1},
-    {"", "--query-gpu", 1},
-    {"", "--query-compute-apps", 1},
-    {"", "--query-accounted-apps", 1},
-    {"", "--query-retired-pages", 1},
-    {"", "--query-remapped-rows", 1},
-    {"", "--query-supported-clocks", 1},
-};
-#define OPTIONS (int)(sizeof options / sizeof *options)
-
-/* What NVIDIA's has and this one hasn't. */
-static const char unanswered[] =
-    " -B --list-excluded-gpus -col --columns -u --unit --dtd --gom -vm --virt-mode -m --mode -lmcd"
-    " --lock-memory-clocks-deferred -rmcd --reset-memory-clocks-deferred -sc --scope -cc --cuda-clocks"
-    " --auto-boost-default --auto-boost-permission -gtt --gpu-target-temp -den --dram-encryption --set-hostname"
-    " --get-hostname -eow --error-on-warning -t --toggle-led --debug daemon replay drain c2c clocks"
-    " encodersessions fbcsessions vgpu compute-policy boost-slider power-hint base-clocks conf-compute gpm pci"
-    " power-smoothing power-profiles rusd prm soc ";
-
-static int print_help(void) {
-    char text[TEXT];
-    if (!open_library())
-        nvml("nvmlInit_v2")();
-    printf("NVIDIA System Management Interface -- v%s\n\n%s", driver_version(text) ? "unknown" : text, help);
-    return OK;
+nvml_function *nvml(const char *name) {
+    nvml_function *found = library ? (nvml_function *)dlsym(library, name) : NULL;
+    return found ? found : (nvml_function *)lacking;
 }
 
-/* The forms of 550, as 535 has none, and of 610 (a capture). */
-static int print_version(void) {
-    char driver[TEXT], library[TEXT], cuda[TEXT];
-    if (driver_version(driver))
-        strcpy(driver, "unknown");
-    if (nvml("nvmlSystemGetNVMLVersion")(library, 80))
-        strcpy(library, driver);
-    const char *at = strchr(library, '.') && strlen(library) > strlen(driver) ? strchr(library, '.') + 1 : library;
-    if (cuda_version(cuda))
-        strcpy(cuda, "Not Found");
-    printf("NVIDIA-SMI version  : %s\nNVML version        : %.*s\n", driver,
-           (int)(strcspn(at, ".") + 1 + strcspn(at + strcspn(at, ".") + 1, ".")), at);
-    printf(branch() < 610 ? "DRIVER version      : %s\nCUDA Version        : %s\n"
-                          : "DRIVER version      : Deprecated, see \"KMD version\" instead\n"
-                            "CUDA version        : Deprecated, see \"CUDA UMD version\" instead\n"
-                            "KMD version         : %s\nCUDA UMD version    : %s\n",
-           driver, cuda);
-    puts(SIMULATED);
-    return OK;
+/* nvmlErrorString of libnvidia-ml.so.535.261.03, and of a lost GPU what nvidia-smi 535 prints. */
+const char *error_text(int status) {
+    static const char *const texts[] = {
+        "Success", "Uninitialized", "Invalid Argument", "Not Supported", "Insufficient Permissions",
+        "Already Initialized", "Not Found", "Insufficient Size", "Insufficient External Power", "Driver Not Loaded",
+        "Timeout", "Interrupt Request Issue", "NVML Shared Library Not Found", "Function Not Found",
+        "Corrupted infoROM", "GPU is lost", "GPU requires reset", "GPU access blocked by the operating system",
+        "Driver/library version mismatch", "In use by another client", "Insufficient Memory", "No data",
+        "vGPU ECC not supported", "Insufficient Resources", "Invalid Frequency", "Argument version mismatch",
+        "Requested functionality has been deprecated", "System is not in ready state"};
+    return status >= 0 && status < (int)(sizeof texts / sizeof *texts) ? texts[status] : "Unknown Error";
 }
 
-static int unknown_option(const char *word) {
-    char name[TEXT];
-    snprintf(name, sizeof name, " %.*s ", (int)strcspn(word, "="), word);
-    return strstr(unanswered, name) ? bad_arguments() : not_recognized(word);
+/* nvidia-smi(1) of 535, RETURN VALUE; 18 is not listed there and is what a mismatch answers. */
+static int exit_code(int status) {
+    static const unsigned listed = 1 << OK | 1 << INVALID | 1 << UNSUPPORTED | 1 << 4 | 1 << NOT_FOUND | 1 << 8 |
+                                   1 << NO_DRIVER | 1 << NO_LIBRARY | 1 << NO_FUNCTION | 1 << 14 | 1 << LOST |
+                                   1 << MISMATCH;
+    return status >= 0 && status < 32 && listed >> status & 1 ? status : status == 11 ? 10 : 255;
 }
 
-static int find_option(const char *word) {
-    size_t length = strcspn(word, "=");
-    for (int i = 0; i < OPTIONS; i++)
-        if (!strcmp(options[i].shortest, word) ||
-            (strlen(options[i].option) == length && !strncmp(options[i].option, word, length)))
-            return i;
-    return -1;
+int unsupported(int status) {
+    return status == UNSUPPORTED || status == INVALID || status == NO_FUNCTION || status == OTHER_VERSION;
 }
 
-static int parse(int count, char **words, const char *said[]) {
-    for (int at = 1; at < count; at++) {
-        const char *word = words[at], *value = strchr(word, '=');
-        int option = find_option(word);
-        if (option < 0)
-            return unknown_option(word);
-        if (said[option])
-            return bad_arguments();
-        int has_value = options[option].has_value;
-        if (!has_value && value)
-            return not_recognized(word);
-        if (value)
-            value++;
-        else if (has_value == 1 || (has_value && at + 1 < count && *words[at + 1] != '-'))
-            value = at + 1 < count ? words[++at] : "";
-        if (has_value == 1 && !*value) {
-            printf("ERROR: Option %s is missing its value. Please run 'nvidia-smi -h' for help.\n\n", word);
-            return INVALID;
-        }
-        said[option] = value ? value : "";
+int in_list(const char *list, const char *word) {
+    size_t length = strlen(word);
+    for (; list; list = strchr(list, ',') ? strchr(list, ',') + 1 : NULL)
+        if (!strncasecmp(list, word, length) && (!list[length] || list[length] == ','))
+            return 1;
+    return 0;
+}
+
+/* NVIDIA's sentence, then what there is to ask. */
+int refuse(const char *problem, const char *option) {
+    printf(problem, option);
+    printf(" Please run 'nvidia-smi -h' for help.\n\n%s", answered);
+    return INVALID;
+}
+
+/* `535.309.01` of `libnvidia-ml.so.535.309.01`: known where the driver can't be asked. Not by dlinfo: _GNU_SOURCE
+ * makes strtoul one that glibc 2.34 lacks. */
+static int version_of_file(char *text) {
+    char line[4096];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    int status = NOT_FOUND;
+    while (maps && status && fgets(line, sizeof line, maps)) {
+        const char *at = strstr(line, "/libnvidia-ml.so.");
+        if (at && sscanf(at, "/libnvidia-ml.so.%31[0-9.]", text) == 1 && strchr(text, '.'))
+            status = OK;
     }
-    return OK;
-}
-
-static int once(const char *said[], int first) {
-    int change = -1, commands = (said[LIST] != NULL) + (said[QUERY] != NULL);
-    for (int i = FIRST_CHANGE; i < OPTIONS; i++)
-        if (said[i]) {
-            change = i;
-            commands++;
-        }
-    int is_queried = change >= 0 && is_query(options[change].option);
-    if (commands > 1 || (said[DISPLAY] && (!said[QUERY] || said[XML])) || (said[XML] && !said[QUERY]))
-        return bad_arguments();
-    if (is_queried && !said[FORMAT]) {
-        puts("\"--format=\" switch is missing. Please run 'nvidia-smi -h' for help.\n");
-        return INVALID;
-    }
-    if (said[FORMAT] && !is_queried)
-        return bad_arguments();
-    if (is_queried)
-        return query(options[change].option, said[change], said[FORMAT], first);
-    if (said[LIST])
-        return show_list();
-    if (said[QUERY])
-        return show_report(said[DISPLAY], said[XML] != NULL);
-    return change >= 0 ? modify(options[change].option, said[change]) : show_table();
-}
-
-/* The interval in seconds; 0 without one, -1 for what is none. Without a number -l waits 5 s, -lms not at all (a
- * public log of 535.129.03 has 4 ms between its rows). */
-static double interval(const char *said[]) {
-    const char *value = said[LOOP] ? said[LOOP] : said[LOOP_MS];
-    char *end;
-    if (!value)
-        return 0;
-    if (!*value)
-        return said[LOOP] ? 5 : 0.001;
-    long number = strtol(value, &end, 10);
-    return *end || number < 1 ? -1 : said[LOOP] ? (double)number : (double)number / 1000;
-}
-
-static int run(const char *said[]) {
-    double wait = interval(said);
-    if (wait < 0) {
-        printf("ERROR: Option %s is invalid for %s. Please run 'nvidia-smi -h' for help.\n\n",
-               said[LOOP] ? said[LOOP] : said[LOOP_MS], said[LOOP] ? "--loop" : "--loop-ms");
-        return INVALID;
-    }
-    if (said[FILENAME] && !log_to(said[FILENAME]))
-        return INVALID;
-    chosen = said[ID];
-    int status = once(said, 1);
-    while (wait > 0 && !status) {
-        pause_for(wait);
-        status = once(said, 0);
-    }
+    if (maps)
+        fclose(maps);
     return status;
 }
 
+int driver_version(char *text) {
+    int status = nvml("nvmlSystemGetDriverVersion")(text, 80) ? version_of_file(text) : OK;
+    if (status)
+        strcpy(text, "N/A");
+    return status;
+}
+
+void cuda_version(char *text) {
+    int version = 0, status = nvml("nvmlSystemGetCudaDriverVersion_v2")(&version);
+    snprintf(text, TEXT, status ? "N/A" : "%d.%d", version / 1000, version % 1000 / 10);
+}
+
+/* As nvidia-smi 535.261.03 on a machine without a GPU (9) and without the library (12). */
+static int start(void) {
+    char text[TEXT];
+    library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL);
+    int status = library ? nvml("nvmlInit_v2")() : NO_LIBRARY;
+    if (status == NO_LIBRARY)
+        puts("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA "
+             "Display Driver is properly installed and present in your system.\nPlease also try adding directory "
+             "that contains libnvidia-ml.so to your system PATH.");
+    else if (status == NO_DRIVER)
+        puts("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+             "latest NVIDIA driver is installed and running.\n");
+    else if (status)
+        printf("Failed to initialize NVML: %s\n", error_text(status));
+    if (status == MISMATCH && !version_of_file(text)) /* "535.309.01" is printed as "535.309" */
+        printf("NVML library version: %.*s\n", (int)(strrchr(text, '.') - text), text);
+    return status;
+}
+
+/* "…for GPU0000:19:00.0: Unknown Error": how drivers from 525 on are quoted; a lost GPU has a text of its own. */
+static int unreachable(const gpu *one, int status) {
+    char text[32];
+    size_t length = strlen(one->bus_id);
+    snprintf(text, sizeof text, " %u", one->index);
+    if (length)
+        snprintf(text, sizeof text, "%s", one->bus_id + (length > 12 ? length - 12 : 0)); /* 0000:00:1E.0 */
+    printf("Unable to determine the device handle for GPU%s: %s\n\n", text,
+           status == LOST ? "GPU is lost.  Reboot the system to recover this GPU" : error_text(status));
+    return status;
+}
+
+static int open_gpu(unsigned index, gpu *one) {
+    pci_info info;
+    *one = (gpu){.index = index};
+    int status = nvml("nvmlDeviceGetHandleByIndex_v2")(index, &one->handle);
+    if (!status && !(status = nvml("nvmlDeviceGetPciInfo_v3")(one->handle, &info)))
+        snprintf(one->bus_id, sizeof one->bus_id, "%s", info.bus_id);
+    else if (nvml("gpukilnBusId")(index, one->bus_id, (unsigned)sizeof one->bus_id))
+        *one->bus_id = 0;
+    return status;
+}
+
+/* "0000:00:1e.0", "00000000:00:1E.0" and "00:1e.0" are one address. */
+static int same_address(const char *asked, const char *bus_id) {
+    unsigned a[4] = {0}, b[4] = {0};
+    if (sscanf(asked, "%x:%x:%x.%x", a, a + 1, a + 2, a + 3) != 4) {
+        a[0] = 0;
+        if (sscanf(asked, "%x:%x.%x", a + 1, a + 2, a + 3) != 3)
+            return 0;
+    }
+    return sscanf(bus_id, "%x:%x:%x.%x", b, b + 1, b + 2, b + 3) == 4 && !memcmp(a, b, sizeof a);
+}
+
+static int is_chosen(const char *asked, const gpu *one) {
+    char uuid[TEXT], *end;
+    unsigned long index = strtoul(asked, &end, 10);
+    if (*asked && !*end)
+        return index == one->index;
+    return same_address(asked, one->bus_id) ||
+           (one->handle && !nvml("nvmlDeviceGetUUID")(one->handle, uuid, 96) && !strcasecmp(uuid, asked));
+}
+
+/* A GPU that -i leaves out may be broken (nvidia-smi(1): -i can query healthy GPUs beside a broken one). */
+int choose_gpus(void) {
+    unsigned total = 0;
+    int status = nvml("nvmlDeviceGetCount_v2")(&total);
+    if (status) {
+        printf("Unable to determine the number of available GPUs: %s\n", error_text(status));
+        return status;
+    }
+    char list[TEXT], *rest = NULL;
+    snprintf(list, sizeof list, "%s", chosen ? chosen : "*");
+    for (char *word = strtok_r(list, ",", &rest); word; word = strtok_r(NULL, ",", &rest)) {
+        unsigned before = gpu_count;
+        for (unsigned index = 0; index < total && gpu_count < MAX_GPUS; index++) {
+            gpu one;
+            status = open_gpu(index, &one);
+            if (chosen && !is_chosen(word, &one))
+                continue;
+            if (status)
+                return unreachable(&one, status);
+            gpus[gpu_count++] = one;
+        }
+        if (gpu_count == before) {
+            puts("No devices were found");
+            return NOT_FOUND;
+        }
+    }
+    return OK;
+}
+
+enum { LIST, QUERY, XML, ID, FORMAT, QUERY_GPU, QUERY_APPS, CHANGE, OPTIONS };
+static const char *const options[CHANGE][2] = {
+    {"-L", "--list-gpus"}, {"-q", "--query"}, {"-x", "--xml-format"}, {"-i", "--id"},
+    {"", "--format"}, {"", "--query-gpu"}, {"", "--query-compute-apps"}};
+
+static int find_option(const char *word) {
+    size_t length = strcspn(word, "=");
+    for (int i = 0; i < CHANGE; i++)
+        if (!strcmp(options[i][0], word) || (strlen(options[i][1]) == length && !strncmp(options[i][1], word, length)))
+            return i;
+    return is_change(word) ? CHANGE : -1;
+}
+
+static int run(int count, char **words) {
+    static const char combination[] = "Invalid combination of input arguments.%s";
+    const char *given[OPTIONS] = {0}, *changed = NULL;
+    for (int at = 1; at < count; at++) {
+        const char *word = words[at], *value = strchr(word, '=');
+        int option = find_option(word);
+        if (option < 0 || (option < ID && value))
+            return refuse("ERROR: Option %s is not recognized.", word);
+        if (given[option])
+            return refuse(combination, "");
+        int has_value = option == CHANGE ? is_change(word) > 1 : option >= ID;
+        value = value ? value + 1 : !has_value ? "" : at + 1 < count ? words[++at] : "";
+        if (has_value && !*value)
+            return refuse("ERROR: Option %s is missing its value.", word);
+        given[option] = value;
+        changed = option == CHANGE ? word : changed;
+    }
+    int queries = !!given[QUERY_GPU] + !!given[QUERY_APPS];
+    if (queries && !given[FORMAT])
+        return refuse("\"--format=\" switch is missing.%s", "");
+    if (queries + !!given[LIST] + !!given[QUERY] + !!changed > 1 || (given[XML] && !given[QUERY]) ||
+        (given[FORMAT] && !queries))
+        return refuse(combination, "");
+    chosen = given[ID];
+    if (queries)
+        return query(given[QUERY_GPU] ? given[QUERY_GPU] : given[QUERY_APPS], given[FORMAT], !given[QUERY_GPU]);
+    if (given[QUERY])
+        return show_report(given[XML] != NULL);
+    return changed ? change(changed, given[CHANGE]) : given[LIST] ? show_list() : show_table();
+}
+
 int main(int count, char **words) {
-    const char *said[OPTIONS] = {0};
     const char *first = count > 1 ? words[1] : "";
-    if (!strcmp(first, "-h") || !strcmp(first, "--help"))
-        return print_help();
-    int status = start(); /* before it looks at what is asked, as NVIDIA's does */
+    if (!strcmp(first, "-h") || !strcmp(first, "--help")) {
+        char driver[TEXT];
+        if ((library = dlopen("libnvidia-ml.so.1", RTLD_NOW | RTLD_LOCAL)))
+            nvml("nvmlInit_v2")();
+        driver_version(driver);
+        printf("NVIDIA System Management Interface -- v%s\n\n%s", driver, answered);
+        return OK;
+    }
+    int status = start(); /* before it reads its arguments, as NVIDIA's does */
     if (!status) {
-        char name[TEXT];
-        snprintf(name, sizeof name, "--%s", strncmp(first, "--help-", 7) ? "" : first + 7);
-        if (!strcmp(first, "--version"))
-            status = print_version();
-        else if (is_query(name))
-            status = help_query(name);
-        else if (!strcmp(first, "topo"))
-            status = topology(count - 2, words + 2);
-        else if (!strcmp(first, "nvlink"))
-            status = nvlink(count - 2, words + 2);
-        else if (!strcmp(first, "mig"))
-            status = mig(count - 2, words + 2);
-        else if (!strcmp(first, "dmon") || !strcmp(first, "pmon"))
-            status = monitor(*first == 'p', count - 2, words + 2);
-        else if (!(status = parse(count, words, said)))
-            status = run(said);
+        status = !strcmp(first, "topo")  ? topology(count - 2, words + 2)
+                 : !strcmp(first, "mig") ? mig(count - 2, words + 2)
+                                         : run(count, words);
         nvml("nvmlShutdown")();
     }
     return exit_code(status);

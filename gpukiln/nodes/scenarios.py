@@ -155,7 +155,9 @@ def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> 
 class _Follow:
     """Gets Molecule's lines: notes how long each step took, and says what it does."""
 
-    def __init__(self, outcome: ScenarioResult, write: Callable[[str], Any], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, outcome: ScenarioResult, write: Callable[[str], Any], say: Callable[[str], None]
+    ) -> None:
         self._outcome, self._write, self._say = outcome, write, say
         self._step = ""
         self._began = self._said = time.monotonic()

@@ -12,9 +12,9 @@ from gpukiln.findings import Finding
 from gpukiln.kubernetes.check import fit
 from gpukiln.kubernetes.check.evaluate import Report
 from gpukiln.kubernetes.check.registry import rules
-from gpukiln.reports.sarif import sarif
 from gpukiln.reports.junit import Case, Suite, write_suites
 from gpukiln.reports.sanitize import sanitize
+from gpukiln.reports.sarif import sarif
 
 
 def lines(report: Report) -> Iterator[str]:

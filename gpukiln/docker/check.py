@@ -128,11 +128,8 @@ def judge(image: str, version: str, node: Node) -> Judgement:
         board = gpu(key)
         if board.manufacturer != "NVIDIA":
             message = f"the {board.name} is {board.manufacturer}'s, and CUDA runs on NVIDIA's GPUs"
-            findings.append(
-                Finding(
-                    "not-nvidia", "error", message, remedy="a machine with an NVIDIA GPU", source=board.source
-                )
-            )
+            hint = "a machine with an NVIDIA GPU"
+            findings.append(Finding("not-nvidia", "error", message, remedy=hint, source=board.source))
             continue
         what = f"the {board.name} ({board.arch})"
         findings += [
@@ -142,7 +139,6 @@ def judge(image: str, version: str, node: Node) -> Judgement:
         if wanted := cuda.compile_problem(version, key):
             message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"
             hint = f"an image with {wanted}, or another GPU"
-            findings.append(
-                Finding("cuda-gpu", "error", message, remedy=hint, source=cuda.ARCHITECTURE_MATRIX)
-            )
+            source = cuda.ARCHITECTURE_MATRIX
+            findings.append(Finding("cuda-gpu", "error", message, remedy=hint, source=source))
     return Judgement(image, version, node, cuda.support(version, node.driver, node.gpus), tuple(findings))

@@ -43,18 +43,12 @@ def check_instance_type(name: str, *, architecture: str) -> Findings:
     instead = f"take {' or '.join(machine.alternatives)}" if machine.alternatives else ""
     if board.manufacturer != "NVIDIA":
         message = f"{name} has a {board.manufacturer} {board.name}, which NVIDIA's driver can't drive"
-        return (
-            Finding(
-                "not-nvidia", "error", message, remedy="take g4dn, g5 or g6 of the same size", source=source
-            ),
-        )
+        hint = "take g4dn, g5 or g6 of the same size"
+        return (Finding("not-nvidia", "error", message, remedy=hint, source=source),)
     found = []
     if machine.status == "retired":
-        found.append(
-            Finding(
-                "retired", "error", f"AWS has retired {name} ({board.name})", remedy=instead, source=source
-            )
-        )
+        message = f"AWS has retired {name} ({board.name})"
+        found.append(Finding("retired", "error", message, remedy=instead, source=source))
     elif machine.status == "previous":
         message = f"{name} ({board.name}) is of a previous generation"
         found.append(Finding("previous-generation", "warning", message, remedy=instead, source=source))
@@ -63,9 +57,8 @@ def check_instance_type(name: str, *, architecture: str) -> Findings:
         found.append(Finding("grid-only", "error", message, remedy=instead, source=source))
     if machine.arch != architecture:
         message = f"{name} is {machine.arch} and the image is {architecture}"
-        found.append(
-            Finding("architecture", "error", message, remedy=f"take an {architecture} type", source=source)
-        )
+        hint = f"take an {architecture} type"
+        found.append(Finding("architecture", "error", message, remedy=hint, source=source))
     return tuple(found)
 
 
@@ -91,15 +84,8 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
         return found
     if board.modules == "open" and modules == "proprietary":
         message = f"proprietary kernel modules can't drive {what}"
-        return (
-            Finding(
-                "modules-open",
-                "error",
-                message,
-                remedy="--set nvidia_driver.modules=open",
-                source=board.source,
-            ),
-        )
+        hint = "--set nvidia_driver.modules=open"
+        return (Finding("modules-open", "error", message, remedy=hint, source=board.source),)
     listed = board.open_first is not None and version_key(driver) >= version_key(board.open_first)
     if modules == "open" and not listed:
         since = f"first in {board.open_first}" if board.open_first else "no release does"
@@ -152,18 +138,12 @@ def check_driver_range(
     if last and version_key(driver)[0] > last:
         message = f"driver {driver} has dropped {what}; the last branch is {last}"
         hint = f"--set nvidia_driver.branch={last}, or {way_out}"
-        return (
-            Finding(
-                "gpu-too-old", "error", message, remedy=hint, source="NVIDIA Data Center Drivers, matrix"
-            ),
-        )
+        source = "NVIDIA Data Center Drivers, matrix"
+        return (Finding("gpu-too-old", "error", message, remedy=hint, source=source),)
     if first and version_key(driver) < version_key(first):
         message = f"driver {driver} does not know {what}; the first one that does is {first}"
-        return (
-            Finding(
-                "gpu-too-new", "error", message, remedy=f"{branch_hint(first)}, or {way_out}", source=source
-            ),
-        )
+        hint = f"{branch_hint(first)}, or {way_out}"
+        return (Finding("gpu-too-new", "error", message, remedy=hint, source=source),)
     return ()
 
 
@@ -220,15 +200,8 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
         return ()
     message = f"{', '.join(switched)} has NVSwitch, and Debian packages no fabric manager for {base_name}"
     hint = "take --base eks-ubuntu-22.04, whose archive has it, or types without NVSwitch"
-    return (
-        Finding(
-            "fabric-manager",
-            "error",
-            message,
-            remedy=hint,
-            source="Debian's archive; Fabric Manager user guide",
-        ),
-    )
+    source = "Debian's archive; Fabric Manager user guide"
+    return (Finding("fabric-manager", "error", message, remedy=hint, source=source),)
 
 
 def branch_hint(first_driver: str) -> str:
@@ -263,33 +236,22 @@ def check_driver(driver: str, modules: str, *, today: date) -> Findings:
             f"driver branch {row.branch} {'reached' if past else 'reaches'} its end of life on {row.eol}"
         )
         message += f"; flaws found since stay open in {row.latest}" if past else ""
-        found.append(
-            Finding(
-                "driver-end-of-life", "warning", message, remedy=hint, source="NVIDIA Data Center Drivers"
-            )
-        )
+        source = "NVIDIA Data Center Drivers"
+        found.append(Finding("driver-end-of-life", "warning", message, remedy=hint, source=source))
     for bulletin in drivers.bulletins():
         fixed = bulletin.fixed.get(row.branch)
         if fixed and version_key(driver) < version_key(fixed):
             message = f"driver {driver} has known flaws ({', '.join(bulletin.cves)})"
             fix = f"{fixed} mends them: --set nvidia_driver.version={fixed}"
-            found.append(
-                Finding(
-                    "driver-flaws",
-                    "warning",
-                    message,
-                    remedy=fix,
-                    source=f"NVIDIA bulletin {bulletin.bulletin}",
-                )
-            )
+            source = f"NVIDIA bulletin {bulletin.bulletin}"
+            found.append(Finding("driver-flaws", "warning", message, remedy=fix, source=source))
     absent = {"none": "open", "only": "proprietary"}.get(row.open_modules)
     if modules == absent:
         message = f"driver branch {row.branch} has no {absent} kernel modules"
         other = "proprietary" if absent == "open" else "open"
         fix = f"--set nvidia_driver.modules={other}"
-        found.append(
-            Finding("driver-modules", "error", message, remedy=fix, source="NVIDIA Driver Installation Guide")
-        )
+        source = "NVIDIA Driver Installation Guide"
+        found.append(Finding("driver-modules", "error", message, remedy=fix, source=source))
     return tuple(found)
 
 
@@ -314,9 +276,8 @@ def check_cuda(version: str, driver: str, names: Iterable[str] = ()) -> Findings
     if found.way == NATIVE:
         return ()
     if found.runs:
-        return (
-            Finding("cuda-minor-version", "warning", found.message, remedy=found.limits, source=found.source),
-        )
+        hint = found.limits
+        return (Finding("cuda-minor-version", "warning", found.message, remedy=hint, source=found.source),)
     hint = f"a driver from branch {version_key(cuda.needs(version).first)[0]} on, or an older CUDA"
     if found.package:
         hint += f"; containers with {found.package} may run there"
@@ -375,11 +336,8 @@ def check_kubernetes(version: str, *, today: date) -> Findings:
     known, source = kubernetes.versions(), "endoflife.date, Amazon EKS"
     if version not in known:
         message = f"Kubernetes {version} is not in the catalogue ({', '.join(known)})"
-        return (
-            Finding(
-                "kubernetes-unknown", "warning", message, remedy="is it a version of EKS?", source=source
-            ),
-        )
+        hint = "is it a version of EKS?"
+        return (Finding("kubernetes-unknown", "warning", message, remedy=hint, source=source),)
     support = known[version]
     newest = max(known, key=version_key)
     hint = f"--set kubernetes.version={newest}, supported until {known[newest].standard_until}"

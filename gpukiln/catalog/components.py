@@ -248,7 +248,6 @@ class FrameworkEnvironment:
     """A framework that `gpu.env` starts.
 
     Args:
-        version: The framework's.
         cuda: The CUDA version that it was built with.
         least_driver: The first driver that runs it at all.
         image: Its container image, with a tag.

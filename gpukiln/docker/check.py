@@ -128,11 +128,8 @@ def check_container(image: str, version: str, node: Node) -> ContainerCheck:
         board = gpu(key)
         if board.manufacturer != "NVIDIA":
             message = f"the {board.name} is {board.manufacturer}'s, and CUDA runs on NVIDIA's GPUs"
-            findings.append(
-                Finding(
-                    "not-nvidia", "error", message, remedy="a machine with an NVIDIA GPU", source=board.source
-                )
-            )
+            hint = "a machine with an NVIDIA GPU"
+            findings.append(Finding("not-nvidia", "error", message, remedy=hint, source=board.source))
             continue
         what = f"the {board.name} ({board.arch})"
         findings += [
@@ -142,9 +139,7 @@ def check_container(image: str, version: str, node: Node) -> ContainerCheck:
         if wanted := cuda.compile_problem(version, key):
             message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"
             hint = f"an image with {wanted}, or another GPU"
-            findings.append(
-                Finding("cuda-gpu", "error", message, remedy=hint, source=cuda.ARCHITECTURE_MATRIX)
-            )
-    return ContainerCheck(
-        image, version, node, cuda.support(version, node.driver, node.gpus), tuple(findings)
-    )
+            source = cuda.ARCHITECTURE_MATRIX
+            findings.append(Finding("cuda-gpu", "error", message, remedy=hint, source=source))
+    support = cuda.support(version, node.driver, node.gpus)
+    return ContainerCheck(image, version, node, support, tuple(findings))

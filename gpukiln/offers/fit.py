@@ -97,22 +97,16 @@ def _workload_findings(
     title, source = workload.title, workload.source
     if facts.arch not in workload.arch:
         message = f"{title} is built for {' and '.join(workload.arch)}, and {machine} is {facts.arch}"
-        yield Finding(
-            "workload-architecture", "error", message, remedy="a machine of that architecture", source=source
-        )
+        hint = "a machine of that architecture"
+        yield Finding("workload-architecture", "error", message, remedy=hint, source=source)
     if board.cc is None:
         message = f"{title} runs on NVIDIA's GPUs, and {machine} has a {board.manufacturer} {board.name}"
         yield Finding("not-nvidia", "error", message, remedy="a machine with an NVIDIA GPU", source=source)
         return
     if workload.least_cc and version_key(board.cc) < version_key(workload.least_cc):
         message = f"{title} needs compute capability {workload.least_cc}, {board.name} has {board.cc}"
-        yield Finding(
-            "workload-capability",
-            "error",
-            message,
-            remedy="a newer GPU, or an older release of it",
-            source=source,
-        )
+        hint = "a newer GPU, or an older release of it"
+        yield Finding("workload-capability", "error", message, remedy=hint, source=source)
     built_for = (facts.arch == "arm64" and workload.built_for_arm64) or workload.built_for
     if built_for and not _has_code(built_for, workload.ptx, board):
         message = f"{title} for {facts.arch} has no code for {board.name} (compute capability {board.cc})"

@@ -32,7 +32,6 @@ def make_notes(new: ComparedImage, old: ComparedImage | None, osv: Iterable[OsvE
     """Write the release notes of an image.
 
     Args:
-        new: The image.
         old: The image that it replaces; None: it is the first.
         osv: Vulnerability data of the packages, or None.
 

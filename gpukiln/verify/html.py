@@ -42,7 +42,7 @@ class FactsSection:
     """What a check looked at.
 
     Args:
-        name: FactsSection of the facts.
+        name: Its key in the facts.
         asked: What was asked, each {what, status, bad, out, err}; status is a command's exit code, or `file`.
         found: Where nothing was asked that could be shown: what was found, as JSON.
         error: Why it could not be gathered.

@@ -44,7 +44,7 @@ class CheckResult:
         remedy: What to do where it did not pass.
         causes: What usually is behind a failure, the likeliest first.
         evidence: Sections of the facts that it looked at.
-        duration_s: Seconds.
+        duration_s: Without gathering the facts.
     """
 
     id: CheckId

@@ -271,9 +271,8 @@ def _offer() -> Documents:
 
 
 def _workspace() -> Documents:
-    from gpukiln.workspaces.preview import PLAN, Preview
     from gpukiln.workspaces.usage import USAGE, Usage
-    from gpukiln.workspaces.view import LIST, SHOW, STATUS, Listing, Shown, Status
+    from gpukiln.workspaces.view import LIST, PLAN, SHOW, STATUS, Listing, Preview, Shown, Status
     from gpukiln.workspaces.volumes import Home
 
     return {

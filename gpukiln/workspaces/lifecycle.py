@@ -1,4 +1,4 @@
-"""Workspaces as the cloud knows them: found by their tags, stopped, started and removed."""
+"""Workspaces as the cloud knows them: found by their tags, stopped, started, removed; what one answers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,30 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.catalog.gpus import gpu
+from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import GPUS_TAG, OWNER_TAG, SIMULATED, WORKSPACE_TAG
 from gpukiln.errors import BusyError, RefusedError, UnavailableError
 from gpukiln.instances.tags import GONE, tag_list, tags_of
-from gpukiln.workspaces import keys, network, rights, volumes
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import filters
+from gpukiln.workspaces import iam, network, volumes
+from gpukiln.workspaces.contract import (
+    VARIABLES,
+    Outputs,
+    Provenance,
+    VolumeMount,
+    Workspace,
+    filters,
+    lasting_variables,
+)
 from gpukiln.workspaces.volumes import Home
 
 MACHINE = "machine"
 POLL_S, WAIT_S = 2.0, 600.0
 OFF = ("stopping", "stopped")
-STARTS = "starts"  # a stage, before the agent says its own
+STARTS, DONE, FAILED = "starts", "done", "failed"  # stages: before the agent reports its own, and its last
 
 
 @dataclass(frozen=True)
@@ -200,12 +209,14 @@ def down(
             cloud.client("ec2").terminate_instances(InstanceIds=ids)
         for instance_id in ids:
             wait_for(cloud, instance_id, "terminated", sleep=sleep)
-    rights.remove_profile(cloud, wanted)
-    keys.remove_key_pair(cloud, found.name)
+    iam.remove_profile(cloud, wanted)
+    network.remove_key_pair(cloud, found.name)
     if not keep_home:
         for one in volumes.homes(cloud, found.name):
             volumes.remove(cloud, one)
-    keys.remove_key_file(cloud, found.name)  # after the homes: without it this computer may not remove them
+    network.remove_key_file(
+        cloud, found.name
+    )  # after the homes: without it this computer may not remove them
     network.remove_groups(cloud, found.name, sleep=sleep)  # last: by it the next `up` knows the old machine
 
 
@@ -258,6 +269,48 @@ def only(found: Found) -> Machine:
             f"{found.name} has {len(found.machines)} machines: {ids}", hint="end one of them by hand"
         )
     return found.machines[0]
+
+
+def outputs(cloud: Cloud, found: Found) -> Outputs:
+    """What a workspace with a machine answers.
+
+    Raises:
+        UnavailableError: It has no machine.
+    """
+    machine = only(found)
+    type_ = instance_types().get(machine.instance_type)
+    has_gpus = type_ is not None and (cloud.has_gpus or machine.simulated)
+    return Outputs(
+        agent_endpoint=machine.address,
+        runtime_env=environment(found),
+        volume_mounts=tuple(
+            VolumeMount(one.volume_id, f"/home/{machine.user}", one.size_gib, persistent=True)
+            for one in found.homes
+            if one.instance_id == machine.instance_id
+        ),
+        metadata=Provenance(
+            image_id=machine.image_id,
+            image_digest=machine.image_digest,
+            verdict=machine.image_verdict,
+            plan=machine.plan,
+            usd_hour=machine.usd_hour or None,
+            launched_at=machine.created_at,
+        ),
+        instance_id=machine.instance_id,
+        instance_type=machine.instance_type,
+        gpu_type=gpu(type_.gpu).name if type_ and has_gpus else "",
+        gpu_count=type_.gpus if type_ and has_gpus else 0,
+        zone=machine.zone,
+        driver_version=machine.driver,
+        health=machine.health or "unknown: nobody looked",
+    )
+
+
+def environment(found: Found) -> dict[str, str]:
+    """Variables by which programs find a workspace and its machine."""
+    machine = only(found)
+    told = {VARIABLES["instance"]: machine.instance_id, VARIABLES["host"]: machine.ssh_address}
+    return {**lasting_variables(found.name, found.owner, found.region, machine.user), **told}
 
 
 def _machine(cloud: Cloud, instance: dict[str, Any]) -> Machine:

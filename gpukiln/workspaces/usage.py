@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 
+from rich.console import RenderableType
+
 from gpukiln.errors import UsageError
 from gpukiln.offers.cost import CENT
-from gpukiln.workspaces.known import Span
+from gpukiln.progress import Rows
+from gpukiln.workspaces.local_state import Span
 
 USAGE = "workspace.usage/1"
 
@@ -72,6 +75,22 @@ def usage(spans: Iterable[Span], *, since: str = "", owner: str = "") -> Usage:
         ),
         tuple(_used(who, "", [one for one in kept if one.owner == who], first) for who in sorted(by_owner)),
     )
+
+
+def usage_parts(answer: Usage) -> Iterator[RenderableType]:
+    """Hours and money, by workspace and by owner."""
+    table = Rows("owner", "workspace", "hours", "USD", "", first=3, right=("hours", "USD"))
+    for one in answer.workspaces:
+        table.add(*_row(one))
+    for one in answer.owners:
+        table.add(*_row(one), style="bold")
+    yield table
+    yield "machines alone, at their price at launch, as this computer saw them run"
+
+
+def _row(one: Used) -> tuple[str, ...]:
+    money = "?" if one.usd is None else str(one.usd)
+    return one.owner, one.name or "all", str(one.hours), money, "runs" if one.running else ""
 
 
 def _used(owner: str, name: str, spans: list[Span], first: datetime | None) -> Used:

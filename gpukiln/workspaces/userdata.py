@@ -17,9 +17,8 @@ from typing import Any
 
 from gpukiln.errors import UsageError
 from gpukiln.workspaces import agent
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.outputs import lasting
-from gpukiln.workspaces.rights import CACHE, EFS
+from gpukiln.workspaces.contract import Workspace, lasting_variables
+from gpukiln.workspaces.iam import CACHE, EFS
 
 LIMIT_BYTES = 16 * 1024  # EC2 user guide, "Instance user data": before base64
 AGENT = "/usr/local/lib/gpukiln/workspace-agent.py"
@@ -145,7 +144,7 @@ def user_of(owner: str) -> str:
 def runtime_env(wanted: Workspace) -> dict[str, str]:
     """What the workspace's user has in the environment, secrets apart."""
     cache = wanted.capabilities.artifact_cache
-    env = lasting(wanted.workspace_name, wanted.owner, wanted.region, user_of(wanted.owner))
+    env = lasting_variables(wanted.workspace_name, wanted.owner, wanted.region, user_of(wanted.owner))
     if cache:
         env["GPUKILN_ARTIFACT_CACHE"] = f"{agent.CACHE}/gpukiln" if EFS.fullmatch(cache) else cache
     return env

@@ -13,11 +13,15 @@ from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse as parse_request
 from gpukiln.typed import dump
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
-from gpukiln.workspaces.read import FORMER, contract_document, parse
+from gpukiln.workspaces.spec import FORMER, contract_document, read_spec
 
 ROOT = Path(__file__).parents[2]
 LEAST = {"workspace_name": "vision", "owner": "ann", "region": "us-west-2"}
 SEED = 20
+
+
+def parse(document, *, where):
+    return read_spec(document, where=where).contract
 
 
 def read(file):

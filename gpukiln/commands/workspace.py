@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gpukiln.clouds.base import Cloud
     from gpukiln.workspaces.contract import Workspace
-    from gpukiln.workspaces.lifecycle import Found
+    from gpukiln.workspaces.lifecycle import ExistingWorkspace
     from gpukiln.workspaces.spec import WorkspaceSpec
 
 ASKED = {
@@ -91,7 +91,7 @@ def up(
     typed = dict(locals())
     from gpukiln.commands.consent import require_consent
     from gpukiln.workspaces import view
-    from gpukiln.workspaces.lifecycle import Found
+    from gpukiln.workspaces.lifecycle import ExistingWorkspace
     from gpukiln.workspaces.plan import WorkspacePlan
     from gpukiln.workspaces.provision import look_ahead, raise_up, today
 
@@ -100,7 +100,9 @@ def up(
     if dry_run:
         where, ahead = look_ahead(clouds, spec, say)
         preview = (
-            view.running(where, ahead) if isinstance(ahead, Found) else view.preview(where, ahead, today())
+            view.running(where, ahead)
+            if isinstance(ahead, ExistingWorkspace)
+            else view.preview(where, ahead, today())
         )
         if json:
             print_document(preview.schema, dump(preview))
@@ -381,13 +383,13 @@ def _spec(typed: Mapping[str, Any]) -> WorkspaceSpec:
     return typed_spec({"region": HERE, **document}, given, typed["gpu"], typed["set"] or (), options)
 
 
-def _again(where: Cloud, found: Found) -> Found:
+def _again(where: Cloud, found: ExistingWorkspace) -> ExistingWorkspace:
     from gpukiln.workspaces import local_state
 
     return next((one for one in local_state.refresh(where).workspaces if one.name == found.name), found)
 
 
-def _named(found: Found) -> Workspace:
+def _named(found: ExistingWorkspace) -> Workspace:
     """What is known of a workspace by its tags, as far as it can be removed."""
     from gpukiln.workspaces.contract import Workspace
 

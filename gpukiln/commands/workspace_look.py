@@ -9,7 +9,7 @@ from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, 
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from gpukiln.workspaces.local_state import Region
+    from gpukiln.workspaces.local_state import RegionRecord
 
 
 @command(
@@ -37,7 +37,7 @@ def list_(
         pairs += [(cloud or "embedded", one) for one in words(regions)]
         pairs = pairs or [(cloud or "embedded", HERE)]
         found, failed = _refreshed(list(dict.fromkeys(pairs)), found, profile)
-    answer = view.Listing(view.LIST, found)
+    answer = view.WorkspaceListing(view.LIST, found)
     if json:
         print_document(answer.schema, dump(answer))
     else:
@@ -46,8 +46,8 @@ def list_(
 
 
 def _refreshed(
-    pairs: list[tuple[str, str]], remembered: tuple[Region, ...], profile: str
-) -> tuple[tuple[Region, ...], list[str]]:
+    pairs: list[tuple[str, str]], remembered: tuple[RegionRecord, ...], profile: str
+) -> tuple[tuple[RegionRecord, ...], list[str]]:
     """Regions as they answer now, or as they are remembered where they can't be asked.
 
     Args:
@@ -59,7 +59,7 @@ def _refreshed(
     from gpukiln.errors import GpukilnError
     from gpukiln.workspaces import local_state
 
-    found: list[Region] = []
+    found: list[RegionRecord] = []
     failed: list[str] = []
     for cloud, region in pairs:
         try:
@@ -213,7 +213,7 @@ def usage(
     from gpukiln.workspaces import local_state
     from gpukiln.workspaces import usage as used
 
-    found: tuple[Region, ...] = local_state.regions()
+    found: tuple[RegionRecord, ...] = local_state.regions()
     failed: list[str] = []
     if refresh:
         found, failed = _refreshed([(one.cloud, one.region) for one in found], found, profile)

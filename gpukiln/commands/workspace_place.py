@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gpukiln.clouds.base import Cloud
     from gpukiln.errors import UsageError
-    from gpukiln.workspaces.lifecycle import Found
+    from gpukiln.workspaces.lifecycle import ExistingWorkspace
 
 HERE = "us-west-2"
 JSON = "print one JSON document to standard output"
@@ -25,7 +25,7 @@ PLACE = {
 }
 
 
-def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found]:
+def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, ExistingWorkspace]:
     """A workspace where it was typed to be, or where this computer remembers it."""
     where, found = find_or_gone(name, cloud, region, profile)
     if found is None:
@@ -33,7 +33,7 @@ def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found
     return where, found
 
 
-def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found | None]:
+def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, ExistingWorkspace | None]:
     """As `find`; None: this computer remembered one, and it is gone."""
     from gpukiln.errors import UsageError
     from gpukiln.workspaces import lifecycle, local_state
@@ -72,12 +72,12 @@ def _missing(where: Cloud, name: str) -> UsageError:
     )
 
 
-def tell(where: Cloud, found: Found, *, json: bool) -> None:
+def tell(where: Cloud, found: ExistingWorkspace, *, json: bool) -> None:
     from gpukiln.workspaces import local_state, view
     from gpukiln.workspaces.lifecycle import outputs
 
     local_state.refresh(where)
-    answer = view.Shown(view.SHOW, found, outputs(where, found) if found.machines else None)
+    answer = view.WorkspaceDetails(view.SHOW, found, outputs(where, found) if found.machines else None)
     if json:
         print_document(answer.schema, dump(answer))
     else:

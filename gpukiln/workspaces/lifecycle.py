@@ -35,7 +35,7 @@ STARTS, DONE, FAILED = "starts", "done", "failed"  # stages: before the agent re
 
 
 @dataclass(frozen=True)
-class Machine:
+class WorkspaceMachine:
     """The machine of a workspace.
 
     Args:
@@ -86,7 +86,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Found:
+class ExistingWorkspace:
     """A workspace, or what is left of one.
 
     Args:
@@ -98,7 +98,7 @@ class Found:
     name: str
     owner: str
     region: str
-    machines: tuple[Machine, ...]
+    machines: tuple[WorkspaceMachine, ...]
     homes: tuple[Home, ...]
     group_ids: tuple[str, ...]
 
@@ -110,7 +110,7 @@ class Found:
         return "home" if self.homes else "left over"
 
 
-def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
+def find(cloud: Cloud, name: str = "") -> tuple[ExistingWorkspace, ...]:
     """The workspaces of a region, by name, from tags alone; one of a name where that is given."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for workspaces"):
@@ -124,7 +124,7 @@ def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
     owners = {told[WORKSPACE_TAG]: told.get(OWNER_TAG, "") for told in tagged if WORKSPACE_TAG in told}
     owners |= {one.name: one.owner for one in kept}
     return tuple(
-        Found(
+        ExistingWorkspace(
             name=each,
             owner=owners[each],
             region=cloud.region,
@@ -136,7 +136,7 @@ def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
     )
 
 
-def stop(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+def stop(cloud: Cloud, found: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Stop the machine; its disks and its home stay. False: it was stopped.
 
     Raises:
@@ -157,7 +157,7 @@ def stop(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sl
     return True
 
 
-def start(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+def start(cloud: Cloud, found: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Start the machine again. False: it ran.
 
     Raises:
@@ -179,7 +179,7 @@ def start(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.s
 def down(
     cloud: Cloud,
     wanted: Workspace,
-    found: Found,
+    found: ExistingWorkspace,
     *,
     keep_home: bool,
     force: bool = False,
@@ -250,7 +250,7 @@ def wait_for(
     )
 
 
-def only(found: Found) -> Machine:
+def only(found: ExistingWorkspace) -> WorkspaceMachine:
     """The machine of a workspace.
 
     Raises:
@@ -271,7 +271,7 @@ def only(found: Found) -> Machine:
     return found.machines[0]
 
 
-def outputs(cloud: Cloud, found: Found) -> Outputs:
+def outputs(cloud: Cloud, found: ExistingWorkspace) -> Outputs:
     """What a workspace with a machine answers.
 
     Raises:
@@ -306,19 +306,19 @@ def outputs(cloud: Cloud, found: Found) -> Outputs:
     )
 
 
-def environment(found: Found) -> dict[str, str]:
+def environment(found: ExistingWorkspace) -> dict[str, str]:
     """Variables by which programs find a workspace and its machine."""
     machine = only(found)
     told = {VARIABLES["instance"]: machine.instance_id, VARIABLES["host"]: machine.ssh_address}
     return {**lasting_variables(found.name, found.owner, found.region, machine.user), **told}
 
 
-def _machine(cloud: Cloud, instance: dict[str, Any]) -> Machine:
+def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
     told = tags_of(instance)
     # EC2's launch time is of the last start; the root volume has been attached since the first one
     attached = [one["Ebs"]["AttachTime"] for one in instance.get("BlockDeviceMappings", ()) if "Ebs" in one]
     running = instance["State"]["Name"] == "running"
-    return Machine(
+    return WorkspaceMachine(
         instance_id=instance["InstanceId"],
         instance_type=instance["InstanceType"],
         zone=instance["Placement"]["AvailabilityZone"],

@@ -34,7 +34,7 @@ from gpukiln.typed import dump
 from gpukiln.units import Span
 from gpukiln.workspaces import services, userdata
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.lifecycle import Found, Machine, only
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
 from gpukiln.workspaces.spec import WorkspaceSpec
 from gpukiln.workspaces.volumes import DEFAULT_GIB, Home
 
@@ -447,7 +447,7 @@ def marks(wanted: Workspace, roles: str) -> str:
     return " ".join([*entries, CUT])
 
 
-def require_same(cloud: Cloud, spec: WorkspaceSpec, found: Found) -> None:
+def require_same(cloud: Cloud, spec: WorkspaceSpec, found: ExistingWorkspace) -> None:
     """Refuse where the machine of a workspace is not what is asked for now.
 
     What is not named asks for nothing: a field at its default is satisfied by every machine.
@@ -473,7 +473,7 @@ def require_same(cloud: Cloud, spec: WorkspaceSpec, found: Found) -> None:
         )
 
 
-def _machine_rows(cloud: Cloud, spec: WorkspaceSpec, machine: Machine) -> Iterator[str]:
+def _machine_rows(cloud: Cloud, spec: WorkspaceSpec, machine: WorkspaceMachine) -> Iterator[str]:
     contract, name = spec.contract, machine.instance_type
     profile, type_ = contract.compute_profile, instance_types().get(machine.instance_type)
     if contract.instance_types and name not in contract.instance_types:
@@ -497,7 +497,7 @@ def _machine_rows(cloud: Cloud, spec: WorkspaceSpec, machine: Machine) -> Iterat
         yield f"its image is {machine.image_id}, wanted {contract.image_id}"
 
 
-def _market_rows(spec: WorkspaceSpec, machine: Machine) -> Iterator[str]:
+def _market_rows(spec: WorkspaceSpec, machine: WorkspaceMachine) -> Iterator[str]:
     if spec.contract.spot and not machine.spot:
         yield "it is on demand, wanted spot"
     most, budget = spec.options.max_price, spec.options.budget
@@ -513,7 +513,7 @@ def _market_rows(spec: WorkspaceSpec, machine: Machine) -> Iterator[str]:
         yield f"its machine alone costs {hour * HOURS:.2f} USD a month, wanted at most {budget}"
 
 
-def _marked_rows(wanted: Workspace, roles: str, machine: Machine) -> Iterator[str]:
+def _marked_rows(wanted: Workspace, roles: str, machine: WorkspaceMachine) -> Iterator[str]:
     if machine.asked is None:  # an earlier version started it, or Terraform
         return
     entries = dict(one.split("=", 1) for one in machine.asked.split() if "=" in one)

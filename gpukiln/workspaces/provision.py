@@ -31,7 +31,7 @@ from gpukiln.offers.model import Offer
 from gpukiln.state import state_home
 from gpukiln.workspaces import iam, lifecycle, local_state, network, reach, userdata, volumes
 from gpukiln.workspaces.contract import Workspace, workspace_tags
-from gpukiln.workspaces.lifecycle import DONE, FAILED, Found, Machine
+from gpukiln.workspaces.lifecycle import DONE, FAILED, ExistingWorkspace, WorkspaceMachine
 from gpukiln.workspaces.plan import WorkspacePlan, marks, plan, plan_words, require_same
 from gpukiln.workspaces.spec import WorkspaceSpec, in_region
 from gpukiln.workspaces.volumes import Home
@@ -71,7 +71,7 @@ def raise_up(
     consent: Consent = consented,
     wait: bool = True,
     replace_unhealthy: bool = False,
-) -> tuple[Cloud, Found]:
+) -> tuple[Cloud, ExistingWorkspace]:
     """A workspace in the first region that has a machine for it.
 
     Args:
@@ -86,7 +86,7 @@ def raise_up(
         CheckFailedError: It does not come up, or every machine was unhealthy.
     """
 
-    def raised(cloud: Cloud, placed: WorkspaceSpec) -> Found:
+    def raised(cloud: Cloud, placed: WorkspaceSpec) -> ExistingWorkspace:
         return _in_region(cloud, placed, say, consent, wait=wait, replace_unhealthy=replace_unhealthy)
 
     return _first(clouds, spec, say, raised)
@@ -94,7 +94,7 @@ def raise_up(
 
 def look_ahead(
     clouds: Sequence[Cloud], spec: WorkspaceSpec, say: Callable[[str], None]
-) -> tuple[Cloud, WorkspacePlan | Found]:
+) -> tuple[Cloud, WorkspacePlan | ExistingWorkspace]:
     """What `raise_up` would start in the first region that has a machine for it, or what runs already.
 
     Nothing is made.
@@ -104,7 +104,7 @@ def look_ahead(
         RefusedError: See `raise_up`.
     """
 
-    def ahead(cloud: Cloud, placed: WorkspaceSpec) -> WorkspacePlan | Found:
+    def ahead(cloud: Cloud, placed: WorkspaceSpec) -> WorkspacePlan | ExistingWorkspace:
         found = there(cloud, placed.contract)
         if found and found.machines:
             require_same(cloud, placed, found)
@@ -148,7 +148,7 @@ def _in_region(
     *,
     wait: bool,
     replace_unhealthy: bool,
-) -> Found:
+) -> ExistingWorkspace:
     contract = spec.contract
     with alone(cloud, contract.workspace_name):
         settled: WorkspacePlan | None = None
@@ -216,7 +216,7 @@ def _interrupted(
         )
 
 
-def note_what_runs(cloud: Cloud, found: Found, interrupt: KeyboardInterrupt) -> None:
+def note_what_runs(cloud: Cloud, found: ExistingWorkspace, interrupt: KeyboardInterrupt) -> None:
     """Note what goes on running after Ctrl-C, what it costs, and the commands that go on or remove it."""
     place = f"--region {cloud.region} --cloud {cloud.name}"
     for machine in found.machines:
@@ -231,7 +231,7 @@ def note_what_runs(cloud: Cloud, found: Found, interrupt: KeyboardInterrupt) -> 
         )
 
 
-def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: bool) -> Found:
+def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: bool) -> ExistingWorkspace:
     """The workspace once its stages are done, and where that was asked for, once it was found healthy.
 
     Raises:
@@ -250,7 +250,7 @@ def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: 
     return _again(cloud, wanted)
 
 
-def _again(cloud: Cloud, wanted: Workspace) -> Found:
+def _again(cloud: Cloud, wanted: Workspace) -> ExistingWorkspace:
     found = there(cloud, wanted)
     if found is None or not found.machines:
         raise UnavailableError(f"{wanted.workspace_name} is gone: somebody put it away meanwhile")
@@ -640,7 +640,7 @@ def _whole(
 def resume(
     cloud: Cloud,
     wanted: Workspace,
-    found: Found,
+    found: ExistingWorkspace,
     *,
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
@@ -671,7 +671,7 @@ def resume(
             say("its home grows: its file system does when the machine starts next")
 
 
-def there(cloud: Cloud, wanted: Workspace) -> Found | None:
+def there(cloud: Cloud, wanted: Workspace) -> ExistingWorkspace | None:
     """The workspace, or what is left of one, in the cloud's region.
 
     Raises:
@@ -693,7 +693,7 @@ def wait_until_done(
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
     timeout_s: float = BOOT_WAIT_S,
-) -> Machine:
+) -> WorkspaceMachine:
     """Wait until the machine's agent has done its stages.
 
     Raises:
@@ -702,7 +702,7 @@ def wait_until_done(
     """
     told, looks, name = "", 0, wanted.workspace_name
 
-    def done() -> Machine | None:
+    def done() -> WorkspaceMachine | None:
         nonlocal told, looks
         found, looks = there(cloud, wanted), looks + 1
         if found is None or not found.machines:

@@ -18,7 +18,7 @@ from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import over_ssh
 from gpukiln.verify.verdict import Verdict
-from gpukiln.workspaces.lifecycle import Found, Machine, only
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
 from gpukiln.workspaces.network import key_file
 from gpukiln.workspaces.userdata import AGENT
 
@@ -30,7 +30,7 @@ TAG_CHARACTERS = 256  # EC2's limit of a value
 HEALTHY, UNHEALTHY = "healthy", "unhealthy"
 
 
-def reached(cloud: Cloud, found: Found, *, user: str = "") -> Ssh:
+def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
     """How the machine of a workspace is reached.
 
     Args:
@@ -64,7 +64,7 @@ def reached(cloud: Cloud, found: Found, *, user: str = "") -> Ssh:
     )
 
 
-def busy(cloud: Cloud, found: Found) -> str | None:
+def busy(cloud: Cloud, found: ExistingWorkspace) -> str | None:
     """What somebody does on the machine of a workspace now; None where it can't be asked."""
     try:
         command = reached(cloud, found).command(f"sudo -n python3 {AGENT} busy")
@@ -74,7 +74,7 @@ def busy(cloud: Cloud, found: Found) -> str | None:
     return ran.stdout.decode(errors="replace").strip() if ran.returncode == 0 else None
 
 
-def _proxy(cloud: Cloud, machine: Machine) -> str:
+def _proxy(cloud: Cloud, machine: WorkspaceMachine) -> str:
     profile = getattr(cloud, "profile", None)
     words = ["aws", "ssm", "start-session", "--target", machine.instance_id, "--region", cloud.region]
     words += ["--document-name", DOCUMENT, *(["--profile", profile] if profile else [])]
@@ -106,7 +106,7 @@ def reports(cloud: Cloud, name: str) -> Path:
     return state_home() / "workspaces" / "reports" / f"{cloud.name}-{cloud.region}-{name}"
 
 
-def look(cloud: Cloud, found: Found, *, live: Live | None = None) -> HealthReport:
+def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) -> HealthReport:
     """Judge the machine of a workspace, and tag it with what came of it.
 
     A machine that can't be reached is unhealthy.

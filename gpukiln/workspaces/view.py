@@ -17,8 +17,8 @@ from gpukiln.units import Memory
 from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces.agent import UNKNOWN
 from gpukiln.workspaces.contract import Outputs
-from gpukiln.workspaces.lifecycle import DONE, Found, only
-from gpukiln.workspaces.local_state import Region
+from gpukiln.workspaces.lifecycle import DONE, ExistingWorkspace, only
+from gpukiln.workspaces.local_state import RegionRecord
 from gpukiln.workspaces.plan import WorkspacePlan
 from gpukiln.workspaces.reach import HEALTHY
 
@@ -29,15 +29,15 @@ SHOWN_OFFERS = 3
 
 
 @dataclass(frozen=True)
-class Listing:
+class WorkspaceListing:
     """What workspace.list prints with --json; each region says when it was asked."""
 
     schema: str
-    regions: tuple[Region, ...]
+    regions: tuple[RegionRecord, ...]
 
 
 @dataclass(frozen=True)
-class Shown:
+class WorkspaceDetails:
     """What workspace.up, show, stop and start print with --json.
 
     Args:
@@ -45,7 +45,7 @@ class Shown:
     """
 
     schema: str
-    workspace: Found
+    workspace: ExistingWorkspace
     outputs: Outputs | None
 
 
@@ -123,7 +123,7 @@ class Preview:
     home_gib: int
 
 
-def status(found: Found, health: str, verdict: Verdict | None, report: str) -> Status:
+def status(found: ExistingWorkspace, health: str, verdict: Verdict | None, report: str) -> Status:
     """How a workspace with a machine is."""
     [machine] = found.machines
     good = machine.state == "running" and machine.stage.startswith(DONE)
@@ -172,13 +172,13 @@ def _priced(offer: Offer, costs: Month) -> Priced:
     )
 
 
-def running(cloud: Cloud, found: Found) -> Preview:
+def running(cloud: Cloud, found: ExistingWorkspace) -> Preview:
     """What is there already, so that nothing is started."""
     runs, home_gib = only(found).instance_id, sum(one.size_gib for one in found.homes)
     return Preview(PLAN, found.name, found.owner, cloud.name, cloud.region, runs, (), None, "", home_gib)
 
 
-def listing_parts(listing: Listing) -> Iterator[RenderableType]:
+def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
     """Workspaces by region; what is left over of one is told apart."""
     table = Rows("name", "owner", "state", "machine", "zone", "home", "USD/hour", "health", "stage", first=3)
     orphans = []
@@ -216,7 +216,7 @@ def listing_parts(listing: Listing) -> Iterator[RenderableType]:
         yield "no region was asked yet: --refresh asks"
 
 
-def shown_parts(shown: Shown) -> Iterator[RenderableType]:
+def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
     """A workspace, a fact a line."""
     found, out = shown.workspace, shown.outputs
     table = Rows("", "", first=1, folds=True)
@@ -262,12 +262,12 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
         yield f"report: {answer.report}/report.html"
 
 
-def loses_work(found: Found, *, keep_home: bool) -> bool:
+def loses_work(found: ExistingWorkspace, *, keep_home: bool) -> bool:
     """Whether removing a workspace removes files of its user: a home, or a machine without one."""
     return (bool(found.homes) and not keep_home) or any(not one.home_id for one in found.machines)
 
 
-def removed_lines(found: Found, now: datetime, *, keep_home: bool) -> list[str]:
+def removed_lines(found: ExistingWorkspace, now: datetime, *, keep_home: bool) -> list[str]:
     """What removing a workspace removes, a line each; homes with their size and age."""
     lines = [
         f"machine {one.instance_id}, {one.instance_type} in {one.zone}, {one.state}, "

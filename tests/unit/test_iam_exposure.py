@@ -11,7 +11,7 @@ from gpukiln.clouds.iam import Scope, policy
 from gpukiln.clouds.tags import BAKED_STAGE_TAG, BUILD_ID_TAG, IMPORT_TAG, OWNER_TAG
 from gpukiln.commands import cloud_policy
 from gpukiln.errors import UsageError
-from gpukiln.exports import bring
+from gpukiln.exports import import_disk
 from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.workspaces import iam
 from gpukiln.workspaces.contract import Capabilities, Workspace
@@ -194,7 +194,7 @@ def test_global_services_are_allowed_whatever_the_regions(job):
 def test_who_imports_gives_a_snapshot_no_tag_of_a_proof():
     """So a snapshot that has no tag of ours can't get those of a proof in one call."""
     [new] = [one for one in permissions.statements() if one.sid == "TagNewSnapshots"]
-    assert set(new.tag_keys) == {*bring.SAID, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
+    assert set(new.tag_keys) == {*import_disk.SAID, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
     for statement in permissions.statements():
         if statement.tag_keys:
             assert not {*proof_tags("eks-gpu", [judged_by(VERDICT)])} & {*statement.tag_keys}

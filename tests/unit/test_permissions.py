@@ -21,7 +21,7 @@ from gpukiln.clouds.iam import Scope, policy
 from gpukiln.clouds.tags import BUILD_TAG
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
-from gpukiln.exports import bring, run
+from gpukiln.exports import import_disk, run
 from gpukiln.images import bake
 from gpukiln.images.bases import resolve_base
 from gpukiln.images.channels import load_channel
@@ -316,13 +316,13 @@ def export_and_import(calls, folder):
     boot_disk(disk, BIOS_TABLE)
     calls.job = "export"
     output = folder / "disk.raw"
-    run.export(run.Wish(output, direct=False), release_cloud.Cloud(), image_id, None, quiet())
+    run.export(run.ExportOptions(output, direct=False), release_cloud.Cloud(), image_id, None, quiet())
     calls.job = "import"
-    found = bring.look(output, bring.Says(), quiet())
+    found = import_disk.look(output, import_disk.Says(), quiet())
     tell("faults", [fault("RegisterImage", "denied")])
     with pytest.raises(UnavailableError, match="RegisterImage"):
-        bring.bring(found, release_cloud.Cloud(), quiet())
-    bring.bring(found, release_cloud.Cloud(), quiet())
+        import_disk.import_image(found, release_cloud.Cloud(), quiet())
+    import_disk.import_image(found, release_cloud.Cloud(), quiet())
 
 
 def offer(calls):

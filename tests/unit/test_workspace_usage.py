@@ -7,10 +7,10 @@ import pytest
 
 from gpukiln.errors import UsageError
 from gpukiln.workspaces import local_state
-from gpukiln.workspaces.local_state import Span
+from gpukiln.workspaces.local_state import RunInterval
 from gpukiln.workspaces.usage import usage
 
-RAN = Span(
+RAN = RunInterval(
     name="vision",
     owner="ann",
     cloud="aws",

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
@@ -38,7 +37,6 @@ from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, on
 from gpukiln.workspaces.spec import WorkspaceSpec
 from gpukiln.workspaces.volumes import DEFAULT_GIB, Home
 
-COMMIT = re.compile(r"[0-9a-f]{40}")
 TAG_CHARACTERS = 256  # EC2's limit of a value
 MARK_CHARACTERS = 4
 CUT = "..."
@@ -69,7 +67,7 @@ class WorkspacePlan:
         gpus: How many the machine has to show; 0: none.
         use: What counts in a month's price.
         compose: The services, as a Compose file; empty: none.
-        roles: https://REPOSITORY@COMMIT, whose roles a foreign image runs; empty: none.
+        roles: https://REPOSITORY@COMMIT, as it was typed; a foreign image runs them. Empty: none.
         simulated: Whether the embedded cloud gives the machine simulated GPUs.
     """
 
@@ -97,25 +95,18 @@ class WorkspacePlan:
             return ""
         return f"{tags[VERDICT_TAG]} {tags.get(VERIFIED_TAG, '')}".strip()
 
-    def user_data(self, *, own_image: bool, endpoint: str = "") -> bytes:
+    def user_data(self, endpoint: str = "") -> bytes:
         """What the machine reads at its first boot.
 
         Args:
             endpoint: Of an embedded cloud; empty: AWS's own.
 
         Raises:
-            UsageError: It is too large, or can't be as it was asked for.
+            UsageError: It is too large.
         """
-        url, _, commit = self.roles.rpartition("@")
+        roles = "" if self.subject else self.roles
         return userdata.render(
-            self.contract,
-            own_image=own_image,
-            gpus=self.gpus,
-            home=self.contract.capabilities.persistent_home,
-            compose=self.compose,
-            roles_url=url,
-            roles_commit=commit,
-            endpoint=endpoint,
+            self.contract, gpus=self.gpus, compose=self.compose, roles=roles, endpoint=endpoint
         )
 
 
@@ -175,11 +166,10 @@ def plan(
         )
     same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
     subject, image = looked(best.image_id)
-    url, _, commit = options.roles.rpartition("@")
-    if subject is None and not (url.startswith("https://") and COMMIT.fullmatch(commit)):
+    if subject is None and not options.roles:
         raise UsageError(
             f"{best.image_id} is none of ours, so that its machine has to run the roles first: "
-            f"--roles is {options.roles!r}, wanted https://REPOSITORY@COMMIT with a whole commit",
+            "wanted --roles https://REPOSITORY@COMMIT",
             hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves an image",
         )
     return _complete(

@@ -332,9 +332,7 @@ def start(
         request = machine_request(
             contract,
             image=settled.image,
-            user_data=settled.user_data(
-                own_image=settled.subject is not None, endpoint=cloud.machine_endpoint
-            ),
+            user_data=settled.user_data(cloud.machine_endpoint),
             group_id=group_id,
             profile=iam.instance_profile(cloud, contract),
             key_name=network.key_pair(cloud, contract),

@@ -53,7 +53,7 @@ def rendered_files(to: str, spec: WorkspaceSpec, say: Callable[[str], None]) -> 
         if not plan.compose:
             raise UsageError("no service is named", hint="--service ollama, for example")
         return {"compose.yaml": plan.compose.encode()}
-    data = plan.user_data(own_image=not plan.roles)
+    data = plan.user_data()
     if to == "userdata":
         return {"user-data": data}
     if not contract.image_id:

@@ -41,6 +41,7 @@ VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 RANGE = re.compile(r"\d{1,9}|\d{0,9}\.\.\d{0,9}")  # a count; 1080Ti is a GPU, and 24GB a memory
 COUNT = re.compile(r"(^|:)\s*[\d.]*\s*(:|$)")  # as a part of its own, which a memory is not: A100:80GB
 COUNTS = ("cpu", "gpu_count")
+ROLES = re.compile(r"https://\S+@[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class UpOptions:
         budget: USD a month of machine, home and public address; None: any.
 
     Raises:
-        UsageError: `roles` holds credentials.
+        UsageError: `roles` holds credentials, or has another form.
     """
 
     image: str = ""
@@ -69,8 +70,13 @@ class UpOptions:
     budget: Decimal | None = None
 
     def __post_init__(self) -> None:
-        """Nothing that is typed here reaches a message or user data with a password in it."""
+        """Refuse a password, which would reach messages and user data, and a branch, which may change."""
         refuse_credentials(self.roles, "--roles", where="the machine's user data")
+        if self.roles and not ROLES.fullmatch(self.roles):
+            raise UsageError(
+                f"--roles is {self.roles!r}, wanted https://REPOSITORY@COMMIT with a whole commit",
+                hint="`git rev-parse HEAD` in the repository prints the commit",
+            )
 
 
 NO_OPTIONS = UpOptions()
@@ -291,6 +297,8 @@ def _senseless(contract: Workspace) -> Iterator[str]:
     for name in contract.capabilities.secrets:
         if not VARIABLE.fullmatch(name):
             yield f"capabilities.secrets: found {name!r}, wanted the name of an environment variable"
+    if contract.capabilities.secrets and contract.capabilities.identity_mode == "none":
+        yield "capabilities.secrets: they are fetched with the machine's rights, and identity_mode is none"
     unknown = list(_refusal("region", lambda: check_region(contract.region)))
     yield from unknown or _refusal("capabilities", lambda: iam.policy(contract))
     yield from _refusal("ssh_from", lambda: network.ingress_rules(contract))

@@ -11,7 +11,8 @@ from botocore.exceptions import ClientError
 from gpukiln.clouds.embedded import role_policies
 from gpukiln.clouds.iam import BOUNDARY_NAME, BOUNDARY_PATH, Scope, boundary_arn
 from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG
-from gpukiln.workspaces import agent, iam
+from gpukiln.workspaces import agent
+from gpukiln.workspaces import iam as rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
 from tests.support.release_cloud import HOME, Cloud, make_image, server, tell
 
@@ -22,7 +23,7 @@ PARAMETER, OTHER = "/vision/key", "/theirs/key"
 def bounded(*secrets):
     """The account has the boundary of workspaces, with these secrets and parameters."""
     iam, account = Cloud().client("iam"), "123456789012"
-    document = iam.boundary(Scope(account, [HOME]), secrets)
+    document = rights.boundary(Scope(account, [HOME]), secrets)
     named = {"PolicyName": BOUNDARY_NAME, "Path": BOUNDARY_PATH, "PolicyDocument": json.dumps(document)}
     arn = iam.create_policy(**named)["Policy"]["Arn"]
     assert arn == boundary_arn("aws", account)
@@ -37,7 +38,7 @@ class Machine:
 
     def __init__(self, wanted):
         cloud = Cloud()
-        profile = iam.instance_profile(cloud, wanted)
+        profile = rights.instance_profile(cloud, wanted)
         self.role = f"iam/security-credentials/{profile}"
         tags = [{"Key": WORKSPACE_TAG, "Value": wanted.workspace_name}]
         asked = {"ImageId": make_image("roles"), "InstanceType": "g4dn.xlarge", "MinCount": 1, "MaxCount": 1}
@@ -149,7 +150,7 @@ def test_a_right_that_is_taken_is_gone_at_once(machine):
     iam.put_role_policy(RoleName=name, PolicyName="not", PolicyDocument=json.dumps(document))
     assert "an explicit deny" in refused(machine.client("ssm").get_parameter, Name=PARAMETER)[1]
     ec2 = machine.client("ec2")
-    iam.delete_role_policy(RoleName=name, PolicyName=iam.POLICY)
+    iam.delete_role_policy(RoleName=name, PolicyName=rights.POLICY)
     assert refused(ec2.create_tags, **tagged(machine, "gpukiln:stage"))[0] == "UnauthorizedOperation"
 
 

@@ -18,8 +18,7 @@ from gpukiln.offers.model import Figure, Offer
 from gpukiln.workspaces import lifecycle
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Toolchain, Workspace
 from gpukiln.workspaces.plan import plan_words
-from gpukiln.workspaces.render import RENDERED, rendered_files, terraform, tfvars
-from gpukiln.workspaces.spec import UpOptions, spec_of
+from gpukiln.workspaces.render import RENDERED, terraform, tfvars
 
 GOLDEN = Path(__file__).parents[1] / "support/golden"
 PRICE = Figure(Decimal("0.752"), "USD/hour", "Price List", "2026-11-01", 22, stale=False)
@@ -144,9 +143,3 @@ def test_programs_find_a_workspace_of_terraform_by_the_same_variables():
     values = rendered(*CASES["least"])
     told = {values["variables"]["instance"]: "i-1", values["variables"]["host"]: "10.0.0.1"}
     assert lifecycle.environment(found) == values["runtime_env"] | told
-
-
-def test_roles_without_a_commit_are_refused_and_not_left_out():
-    spec = spec_of(LEAST, UpOptions(roles="https://git.example/gpukiln"))
-    with pytest.raises(UsageError, match="a whole commit, and an https:// repository"):
-        rendered_files("userdata", spec, print)

@@ -116,6 +116,7 @@ def plan(
     today: date,
     *,
     homes: Sequence[Home] = (),
+    without: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> WorkspacePlan:
     """What a workspace gets in a region. Nothing is made.
@@ -123,6 +124,7 @@ def plan(
     Args:
         spec: In the region, see `spec.in_region`.
         homes: Those that are there.
+        without: A type that is left out, for one of it was unhealthy.
         say: Receives what to know of the services.
 
     Raises:
@@ -143,7 +145,9 @@ def plan(
             "wants none",
         )
     use = _use(contract, homes)
-    offers = _offers(cloud, spec, today)
+    offers = tuple(one for one in _offers(cloud, spec, today) if one.instance_type != without)
+    if not offers:
+        raise IncompatibleError(f"no machine but {without} satisfies the request", hint="ask for less")
     looked = cache(lambda image_id: _subject(cloud, image_id))  # asked once, for however many machines
     choices = _choices(cloud, contract, offers, today, looked)
     fitting = [offer for offer, choice in choices if not _wrong(choice)]

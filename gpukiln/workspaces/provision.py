@@ -86,10 +86,10 @@ def raise_up(
         CheckFailedError: It does not come up, or every machine was unhealthy.
     """
 
-    def raised(cloud: Cloud, placed: WorkspaceSpec) -> ExistingWorkspace:
+    def provision(cloud: Cloud, placed: WorkspaceSpec) -> ExistingWorkspace:
         return _in_region(cloud, placed, say, consent, wait=wait, replace_unhealthy=replace_unhealthy)
 
-    return _first(clouds, spec, say, raised)
+    return _first(clouds, spec, say, provision)
 
 
 def look_ahead(
@@ -171,7 +171,7 @@ def _in_region(
                 except CheckFailedError as error:
                     if not replace_unhealthy:
                         raise
-                    rest = _rest(cloud, settled or plan(cloud, spec, today(), homes=homes, say=say), error)
+                    rest = _rest(cloud, spec, settled, error, say)
                     if settled is None:  # it ran already, so that nobody was asked yet
                         consent(cloud, rest)
                     _remove_unhealthy(cloud, contract, error, say, started=started)
@@ -257,18 +257,32 @@ def _again(cloud: Cloud, wanted: Workspace) -> ExistingWorkspace:
     return found
 
 
-def _rest(cloud: Cloud, settled: WorkspacePlan, reason: CheckFailedError) -> WorkspacePlan:
+def _rest(
+    cloud: Cloud,
+    spec: WorkspaceSpec,
+    settled: WorkspacePlan | None,
+    reason: CheckFailedError,
+    say: Callable[[str], None],
+) -> WorkspacePlan:
     """What is left to try instead of the unhealthy machine.
+
+    Args:
+        settled: By which this call started it; None: it ran already.
 
     Raises:
         CheckFailedError: Nothing.
     """
-    machine = lifecycle.only(_again(cloud, settled.contract))
-    rest = tuple(one for one in settled.offers if one.instance_type != machine.instance_type)
-    if not rest:
-        reason.add_note("no other machine satisfies the request; this one is left, to be looked at")
-        raise reason
-    return replace(settled, offers=rest)
+    existing = _again(cloud, spec.contract)
+    unhealthy = lifecycle.only(existing).instance_type
+    try:
+        if settled is None:
+            return plan(cloud, spec, today(), homes=existing.homes, without=unhealthy, say=say)
+        if others := tuple(one for one in settled.offers if one.instance_type != unhealthy):
+            return replace(settled, offers=others)
+    except IncompatibleError as error:
+        reason.add_note(error.message)
+    reason.add_note("no other machine satisfies the request; this one is left, to be looked at")
+    raise reason
 
 
 def _remove_unhealthy(
@@ -427,9 +441,8 @@ def _machine_tags(cloud: Cloud, settled: WorkspacePlan) -> dict[str, str]:
     direct = bool(settled.contract.ssh_from) or not cloud.has_session_manager
     return {
         tags.USER_TAG: userdata.user_of(settled.contract.owner),
-        tags.SSH_USER_TAG: settled.subject.ssh_user
-        if settled.subject
-        else "ubuntu",  # AWS's DLAMIs are Ubuntu's
+        # AWS's DLAMIs are Ubuntu's.
+        tags.SSH_USER_TAG: settled.subject.ssh_user if settled.subject else "ubuntu",
         tags.REACH_TAG: "ssh" if direct else tags.BY_SESSION_MANAGER,
         tags.IMAGE_DIGEST_TAG: settled.digest,
         tags.IMAGE_VERDICT_TAG: settled.verdict,

@@ -17,8 +17,8 @@ ROLES = "https://git.example/gpukiln@" + "a" * 40
 ASKED = Workspace("vision", "ann", "us-west-2", compute_profile=ComputeProfile(8, "32Gi", gpu_type="T4"))
 
 
-def plan(contract, **options):
-    return plan_(Cloud(), spec_of(contract, UpOptions(simulated=True, **options)), TODAY)
+def plan(contract, without="", **options):
+    return plan_(Cloud(), spec_of(contract, UpOptions(simulated=True, **options)), TODAY, without=without)
 
 
 @pytest.fixture
@@ -67,6 +67,14 @@ def test_a_type_that_was_named_has_to_satisfy_the_rest(proven):
     with pytest.raises(IncompatibleError, match=r"g4dn\.xlarge does not satisfy") as told:
         plan(replace(ASKED, instance_types=("g4dn.xlarge",)))
     assert "4 vCPU" in told.value.details[0]
+
+
+def test_a_type_is_left_out_where_one_of_it_was_unhealthy(proven):
+    assert proven
+    assert [one.instance_type for one in plan(ASKED).offers][:2] == ["g4dn.2xlarge", "g4dn.4xlarge"]
+    assert plan(ASKED, without="g4dn.2xlarge").offers[0].instance_type == "g4dn.4xlarge"
+    with pytest.raises(IncompatibleError, match=r"no machine but g4dn\.2xlarge satisfies the request"):
+        plan(replace(ASKED, instance_types=("g4dn.2xlarge",)), without="g4dn.2xlarge")
 
 
 def test_an_image_that_does_not_fit_is_refused(proven):

@@ -81,7 +81,7 @@ class DiskFile:
 
     Args:
         form: raw or qcow2.
-        sha256: Of the file.
+        sha256: Of what is in it, in the form that it has.
         bytes: The size of the disk that is in the file.
         tags: What the image is going to say of itself.
     """

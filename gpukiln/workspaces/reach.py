@@ -88,7 +88,7 @@ class HealthReport:
     Args:
         words: healthy or unhealthy, with the reason behind a colon.
         verdict: None: it could not be judged.
-        folder: Of the report.
+        folder: Where results.json and report.html are.
     """
 
     words: str

@@ -72,7 +72,7 @@ def main() -> None:
             floor: list[float] = []
             ours: list[float] = []
             output = folder / f"disk.{form}"
-            wish = run.Wish(output, to=form, unproven=True)
+            wish = run.ExportOptions(output, to=form, unproven=True)
             quiet = Progress(console=Console(quiet=True))
             for _ in range(asked.rounds):  # in turn: what else runs here slows both
                 floor.append(seconds(lambda form=form: convert(disk, folder / "floor", form)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
-from gpukiln.clouds.embedded.container import Container
+from gpukiln.clouds.embedded.container import ContainerMachine
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import MachineSpec
 from gpukiln.clouds.embedded.network import MachineNetwork, free_ssh_port
@@ -38,7 +38,7 @@ MASKED = ("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", 
 CLOUD_INIT_OFF = "etc/cloud/cloud-init.disabled"
 
 
-class Clone(Container):
+class Clone(ContainerMachine):
     """A container on an overlay over a root file system that it does not write.
 
     Args:

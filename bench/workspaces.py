@@ -14,9 +14,10 @@ from datetime import UTC, datetime
 
 from botocore.client import BaseClient
 
-from gpukiln.workspaces import lifecycle, up
+from gpukiln.workspaces import lifecycle, provision
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
+from gpukiln.workspaces.spec import UpOptions, spec_of
 from tests.support.release_cloud import Cloud, end_server, make_image, tell
 
 BAR_S = 5.0
@@ -38,6 +39,7 @@ def main() -> int:
     BaseClient._make_api_call = timed
     profile = ComputeProfile(8, "32Gi", "5Gi", gpu_type="T4")
     wanted = Workspace("vision", "ann", "us-west-2", compute_profile=profile)
+    spec = spec_of(wanted, UpOptions(simulated=True))
     took: list[tuple[float, float, int]] = []
     with tempfile.TemporaryDirectory() as home:
         os.environ["GPUKILN_HOME"] = home
@@ -46,8 +48,8 @@ def main() -> int:
         for _ in range(TIMES):
             calls.clear()
             began = time.perf_counter()
-            made = plan(Cloud(), wanted, datetime.now(UTC).date())
-            up.start(Cloud(), made, up.Extras(), say=lambda _: None)
+            made = plan(Cloud(), spec, datetime.now(UTC).date())
+            provision.start(Cloud(), made, say=lambda _: None)
             took.append((time.perf_counter() - began, sum(calls), len(calls)))
             for found in lifecycle.find(Cloud(), "vision"):
                 lifecycle.down(Cloud(), wanted, found, keep_home=False)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
     from gpukiln.images.builds import Builds
     from gpukiln.images.modules import SigningPair
-    from gpukiln.images.plan import Plan
+    from gpukiln.images.plan import ImagePlan
     from gpukiln.proof.tags import ProvenAmi
 
 CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
@@ -192,7 +192,7 @@ def build(
 
 
 def _proven(
-    proven: ProvenAmi, planned: Plan, where: Cloud, *, dry_run: bool, signer: Signer | None, json: bool
+    proven: ProvenAmi, planned: ImagePlan, where: Cloud, *, dry_run: bool, signer: Signer | None, json: bool
 ) -> int:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.errors import UsageError
@@ -351,7 +351,7 @@ def _plan(
     *,
     refresh: bool,
     signing: SigningPair | None,
-) -> Plan:
+) -> ImagePlan:
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
     from gpukiln.sources.available import Probes

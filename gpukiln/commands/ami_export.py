@@ -9,7 +9,7 @@ from gpukiln.commands.cli import command, print_document, results, say, words
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from gpukiln.exports.run import Planned
+    from gpukiln.exports.run import ExportPlan
 
 
 @command(
@@ -61,7 +61,7 @@ def export(
     found = find(image, Builds(state_home()), cloud=cloud, region=region, profile=profile)
     if not found.image_id:
         raise UsageError(f"build {image} has no image", hint="`invoke ami.list` shows others")
-    wish = run.Wish(
+    options = run.ExportOptions(
         output=Path(output),
         to=to,
         unproven=unproven,
@@ -72,14 +72,14 @@ def export(
         url=url,
     )
     if dry_run:
-        planned = run.plan(wish, found.cloud, found.image_id, found.build)
+        planned = run.plan(options, found.cloud, found.image_id, found.build)
         if json:
             print_document("ami.export.plan/1", dump(planned))
         else:
             _show(planned)
         say("dry run: nothing was written")
         return 0
-    done = run.export(wish, found.cloud, found.image_id, found.build, Progress())
+    done = run.export(options, found.cloud, found.image_id, found.build, Progress())
     if json:
         print_document("ami.export/1", dump(done))
     shown = results(json=json)
@@ -103,7 +103,7 @@ def export(
     return 0
 
 
-def _show(planned: Planned) -> None:
+def _show(planned: ExportPlan) -> None:
     from gpukiln.units import Memory
 
     shown = results()
@@ -161,17 +161,17 @@ def import_(
 
     from gpukiln.clouds.select import make_cloud
     from gpukiln.errors import UsageError
-    from gpukiln.exports import bring
+    from gpukiln.exports import import_disk
     from gpukiln.progress import Progress
 
     where, progress = make_cloud(cloud, region, profile=profile or None), Progress()
-    says = bring.Says(image, base, driver, modules, tuple(words(instance_types)), trust=trust)
+    says = import_disk.Says(image, base, driver, modules, tuple(words(instance_types)), trust=trust)
     if trust and cloud != "embedded":
         raise UsageError(
             "--trust is for the embedded cloud: machines of EC2 share no kernel with this computer",
             hint="leave it out, or --cloud embedded",
         )
-    disk = bring.look(Path(file), says, progress)
+    disk = import_disk.look(Path(file), says, progress)
     if dry_run:
         if json:
             print_document("ami.import.plan/1", dump(disk), size_gib=disk.size_gib, name=disk.name)
@@ -179,7 +179,7 @@ def import_(
             results().tell(f"{file}: {disk.form}, {disk.size_gib} GiB -> {disk.name} in {where.region}")
         say("dry run: nothing was written")
         return 0
-    made = bring.bring(disk, where, progress)
+    made = import_disk.import_image(disk, where, progress)
     if json:
         print_document("ami.import/1", dump(made))
     shown = results(json=json)

@@ -70,7 +70,7 @@ def policy(
 
 
 def _boundary(jobs: Sequence[str], scope: Scope, secrets: Sequence[str], artifact_cache: str) -> Document:
-    from gpukiln.workspaces.rights import boundary
+    from gpukiln.workspaces.iam import boundary
 
     if len(jobs) > 1:
         raise UsageError(

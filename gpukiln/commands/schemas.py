@@ -30,12 +30,12 @@ ALSO = {
 
 def _ami() -> Documents:
     from gpukiln.attest.attestation import Attestation
-    from gpukiln.exports.bring import Disk, Imported
-    from gpukiln.exports.run import Exported, Planned
+    from gpukiln.exports.import_disk import DiskFile, Imported
+    from gpukiln.exports.run import Exported, ExportPlan
     from gpukiln.findings import Examined
     from gpukiln.images.builds import Record
     from gpukiln.images.cost import Cost
-    from gpukiln.images.plan import Plan
+    from gpukiln.images.plan import ImagePlan
     from gpukiln.release.diff import Diff
     from gpukiln.release.log import Release
     from gpukiln.release.overview import ChannelRow
@@ -78,18 +78,18 @@ def _ami() -> Documents:
             digest=str,
             verdict=Verdict | None,
         ),
-        "ami.build.plan/1": Form(Plan, built=bool),
+        "ami.build.plan/1": Form(ImagePlan, built=bool),
         "ami.channels/1": Form(
             None, "What every channel points at.", channels=[ChannelRow], errors=dict[str, str]
         ),
         "ami.diff/1": Form(Diff),
         "ami.export/1": Form(Exported),
-        "ami.export.plan/1": Form(Planned),
+        "ami.export.plan/1": Form(ExportPlan),
         "ami.import/1": Form(Imported),
-        "ami.import.plan/1": Form(Disk, size_gib=int, name=str),
+        "ami.import.plan/1": Form(DiskFile, size_gib=int, name=str),
         "ami.list/1": Form(None, "The builds of this computer, newest first.", builds=[Record]),
         "ami.plan/1": Form(
-            Plan,
+            ImagePlan,
             proven_image=str | None,
             proven_by_another_suite=str | None,
             why_build=list[str],
@@ -280,21 +280,29 @@ def _offer() -> Documents:
 
 
 def _workspace() -> Documents:
-    from gpukiln.workspaces.preview import PLAN, Preview
-    from gpukiln.workspaces.usage import USAGE, Usage
-    from gpukiln.workspaces.view import LIST, SHOW, STATUS, Listing, Shown, Status
+    from gpukiln.workspaces.usage import USAGE, WorkspaceUsage
+    from gpukiln.workspaces.view import (
+        LIST,
+        PLAN,
+        SHOW,
+        STATUS,
+        Preview,
+        Status,
+        WorkspaceDetails,
+        WorkspaceListing,
+    )
     from gpukiln.workspaces.volumes import Home
 
     return {
         "workspace.env/1": Form(
             None, "Variables by which programs find a workspace.", variables=dict[str, str]
         ),
-        LIST: Form(Listing),
+        LIST: Form(WorkspaceListing),
         "workspace.move/1": Form(Home),
         PLAN: Form(Preview),
-        SHOW: Form(Shown),
+        SHOW: Form(WorkspaceDetails),
         STATUS: Form(Status),
-        USAGE: Form(Usage),
+        USAGE: Form(WorkspaceUsage),
     }
 
 

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from gpukiln.clouds.base import Cloud
     from gpukiln.workspaces.contract import Workspace
-    from gpukiln.workspaces.lifecycle import Found
+    from gpukiln.workspaces.lifecycle import ExistingWorkspace
+    from gpukiln.workspaces.spec import WorkspaceSpec
 
 ASKED = {
     "name": "of the workspace: small letters, digits and `-`",
@@ -88,45 +89,35 @@ def up(
 ) -> None:
     """Start a workspace on the best machine that can be had, with its home; again: complete or show it."""
     typed = dict(locals())
-    from datetime import UTC, datetime
-
     from gpukiln.commands.consent import require_consent
-    from gpukiln.units import Money
-    from gpukiln.workspaces import preview
-    from gpukiln.workspaces.plan import Limits, Plan
-    from gpukiln.workspaces.raise_up import Wish, look_ahead, raise_up
+    from gpukiln.workspaces import view
+    from gpukiln.workspaces.lifecycle import ExistingWorkspace
+    from gpukiln.workspaces.plan import WorkspacePlan
+    from gpukiln.workspaces.provision import look_ahead, raise_up, today
 
-    wanted = _wanted(typed)
-    limits = Limits(
-        Money.parse(max_price, "--max-price") if max_price else None,
-        Money.parse(budget, "--budget") if budget else None,
-    )
-    clouds = [cloud_of(cloud, one, profile) for one in words(region) or [wanted.region]]
-    wish = Wish(
-        wanted,
-        image=image,
-        ssh_from=ssh_from,
-        roles=roles,
-        simulated=simulated,
-        keep=keep,
-        limits=limits,
-    )
+    spec = _spec(typed)
+    clouds = [cloud_of(cloud, one, profile) for one in words(region) or [spec.contract.region]]
     if dry_run:
-        ahead = look_ahead(clouds, wish, say)
+        where, ahead = look_ahead(clouds, spec, say)
+        preview = (
+            view.running(where, ahead)
+            if isinstance(ahead, ExistingWorkspace)
+            else view.preview(where, ahead, today())
+        )
         if json:
-            print_document(ahead.schema, dump(ahead))
+            print_document(preview.schema, dump(preview))
         else:
-            show_parts(preview.parts(ahead))
+            show_parts(view.preview_parts(preview))
         say("dry run: nothing was started")
         return
 
-    def consent(where: Cloud, plan: Plan) -> None:
+    def consent(where: Cloud, plan: WorkspacePlan) -> None:
         """Show what it costs, and ask."""
-        show_parts(preview.parts(preview.preview(where, plan, datetime.now(UTC).date())), notices=True)
-        require_consent(f"starting {plan.wanted.workspace_name}", (), yes=yes)
+        show_parts(view.preview_parts(view.preview(where, plan, today())), notices=True)
+        require_consent(f"starting {plan.contract.workspace_name}", (), yes=yes)
 
     where, found = raise_up(
-        clouds, wish, say, consent=consent, wait=not no_wait, replace_unhealthy=replace_unhealthy
+        clouds, spec, say, consent=consent, wait=not no_wait, replace_unhealthy=replace_unhealthy
     )
     tell(where, found, json=json)
 
@@ -136,12 +127,12 @@ def stop(
     _: Any, name: str = "", region: str = "", cloud: str = "", profile: str = "", json: bool = False
 ) -> None:
     """Stop the machine of a workspace; its disks and its home stay, and cost what volumes cost."""
-    from gpukiln.workspaces import known, lifecycle
-    from gpukiln.workspaces.up import alone
+    from gpukiln.workspaces import lifecycle, local_state
+    from gpukiln.workspaces.provision import alone
 
     where, found = find(name, cloud, region, profile)
     with alone(where, found.name):
-        known.refresh(where)
+        local_state.refresh(where)
         if not lifecycle.stop(where, found):
             say(f"{found.name} was stopped")
     tell(where, _again(where, found), json=json)
@@ -162,10 +153,9 @@ def start(
 ) -> None:
     """Start the machine of a workspace again: another address, the same home; and look whether it is well."""
     from gpukiln.errors import CheckFailedError
-    from gpukiln.workspaces import health, lifecycle
-    from gpukiln.workspaces.keys import key_file
-    from gpukiln.workspaces.raise_up import note_what_runs
-    from gpukiln.workspaces.up import alone, wait_until_done
+    from gpukiln.workspaces import lifecycle, reach
+    from gpukiln.workspaces.network import key_file
+    from gpukiln.workspaces.provision import alone, note_what_runs, wait_until_done
 
     where, found = find(name, cloud, region, profile)
     looked = None
@@ -176,7 +166,7 @@ def start(
             elif not no_wait:
                 wait_until_done(where, _named(found), say=say)
                 if key_file(where, found.name).exists():  # else nobody here can look
-                    looked = health.look(where, _again(where, found))
+                    looked = reach.look(where, _again(where, found))
         except KeyboardInterrupt as interrupt:
             note_what_runs(where, _again(where, found), interrupt)
             raise
@@ -217,9 +207,9 @@ def down(
 
     from gpukiln.commands.consent import require_consent
     from gpukiln.errors import RefusedError
-    from gpukiln.workspaces import known, lifecycle, reach, view
-    from gpukiln.workspaces.keys import owner_file, started_here
-    from gpukiln.workspaces.up import alone
+    from gpukiln.workspaces import lifecycle, local_state, reach, view
+    from gpukiln.workspaces.network import owner_file, started_here
+    from gpukiln.workspaces.provision import alone
 
     where, found = find_or_gone(name, cloud, region, profile)
     if found is None:  # a `down` that was killed had removed all of it
@@ -247,13 +237,13 @@ def down(
             keeps="--keep-home keeps the home" if found.homes else "",
         )
     with alone(where, found.name):
-        known.refresh(where)
+        local_state.refresh(where)
         wanted = replace(_named(found), owner=owner or found.owner)
         work = None if force else reach.busy(where, found)
         lifecycle.down(where, wanted, found, keep_home=keep_home, force=force, busy=work)
         if not keep_home:
             owner_file(where, found.name).unlink(missing_ok=True)
-        known.refresh(where)
+        local_state.refresh(where)
     for home in found.homes:
         what = "is kept" if keep_home else "is removed"
         say(f"its home {home.volume_id} of {home.size_gib} GiB in {home.zone} {what}")
@@ -275,8 +265,8 @@ def move(
 ) -> None:
     """Copy a home into another zone by a snapshot, where its own has no machine; the old one goes then."""
     from gpukiln.errors import UnavailableError, UsageError
-    from gpukiln.workspaces import known, volumes
-    from gpukiln.workspaces.up import alone
+    from gpukiln.workspaces import local_state, volumes
+    from gpukiln.workspaces.provision import alone
 
     if not zone:
         raise UsageError("--zone is missing", hint="for example --zone us-west-2b")
@@ -285,7 +275,7 @@ def move(
         raise UnavailableError(f"{found.name} has no home", hint="there is nothing to move")
     with alone(where, found.name):
         moved = volumes.move(where, found.homes[0], zone, say=say)
-        known.refresh(where)
+        local_state.refresh(where)
     if json:
         print_document("workspace.move/1", dump(moved))
     else:
@@ -336,14 +326,14 @@ def render(
     from gpukiln.errors import UsageError
     from gpukiln.files import write_whole
     from gpukiln.typed import unknown
-    from gpukiln.workspaces.raise_up import Wish
-    from gpukiln.workspaces.rendered import rendered
+    from gpukiln.workspaces.render import rendered_files
 
-    wanted = _wanted(typed)
+    spec = _spec(typed)
     if to not in RENDERED:
         raise unknown("--to", to, RENDERED)
-    wanted = replace(wanted, image_id=image or wanted.image_id, ssh_from=ssh_from or wanted.ssh_from)
-    files = rendered(to, Wish(wanted, roles=roles), say)
+    contract = spec.contract
+    contract = replace(contract, image_id=image or contract.image_id, ssh_from=ssh_from or contract.ssh_from)
+    files = rendered_files(to, replace(spec, contract=contract), say)
     if to == "terraform" and not out:
         raise UsageError("--out is missing", hint="a folder: Terraform reads several files")
     folder = Path(out) if to == "terraform" else Path(out).parent
@@ -357,16 +347,16 @@ def render(
             sys.stdout.buffer.write(content)
 
 
-def _wanted(typed: Mapping[str, Any]) -> Workspace:
-    """The contract: a file, changed by options, changed by --set.
+def _spec(typed: Mapping[str, Any]) -> WorkspaceSpec:
+    """The contract and its options: a file, changed by options, changed by --set.
 
     Args:
         typed: The options that `up` and `render` have, by their names.
     """
-    from gpukiln.workspaces.read import contract_document
-    from gpukiln.workspaces.wish import wanted
+    from gpukiln.units import Money
+    from gpukiln.workspaces.spec import UpOptions, contract_document, typed_spec
 
-    options = {
+    fields = {
         "workspace_name": typed["name"],
         "owner": typed["owner"],
         "region": (words(typed["region"]) or [""])[0],
@@ -378,18 +368,28 @@ def _wanted(typed: Mapping[str, Any]) -> Workspace:
         "spot": typed["spot"],
         "idle_minutes": typed["idle_minutes"],
     }
+    max_price, budget = typed.get("max_price"), typed.get("budget")
+    options = UpOptions(
+        image=typed["image"],
+        ssh_from=typed["ssh_from"],
+        roles=typed["roles"],
+        simulated=typed.get("simulated", False),
+        keep=typed.get("keep", False),
+        max_price=Money.parse(max_price, "--max-price") if max_price else None,
+        budget=Money.parse(budget, "--budget") if budget else None,
+    )
     document = contract_document(Path(typed["from_"])) if typed["from_"] else {}
-    given = {key: value for key, value in options.items() if value}
-    return wanted({"region": HERE, **document}, given, typed["gpu"], typed["set"] or ())
+    given = {key: value for key, value in fields.items() if value}
+    return typed_spec({"region": HERE, **document}, given, typed["gpu"], typed["set"] or (), options)
 
 
-def _again(where: Cloud, found: Found) -> Found:
-    from gpukiln.workspaces import known
+def _again(where: Cloud, found: ExistingWorkspace) -> ExistingWorkspace:
+    from gpukiln.workspaces import local_state
 
-    return next((one for one in known.refresh(where).workspaces if one.name == found.name), found)
+    return next((one for one in local_state.refresh(where).workspaces if one.name == found.name), found)
 
 
-def _named(found: Found) -> Workspace:
+def _named(found: ExistingWorkspace) -> Workspace:
     """What is known of a workspace by its tags, as far as it can be removed."""
     from gpukiln.workspaces.contract import Workspace
 

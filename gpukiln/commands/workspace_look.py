@@ -9,7 +9,7 @@ from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, 
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from gpukiln.workspaces.known import Region
+    from gpukiln.workspaces.local_state import RegionRecord
 
 
 @command(
@@ -26,9 +26,9 @@ def list_(
     _: Any, refresh: bool = False, regions: str = "", cloud: str = "", profile: str = "", json: bool = False
 ) -> None:
     """List workspaces as this computer remembers them, or as the clouds' tags say: --refresh."""
-    from gpukiln.workspaces import known, view
+    from gpukiln.workspaces import local_state, view
 
-    found = known.regions()
+    found = local_state.regions()
     failed: list[str] = []
     if refresh:
         pairs = [
@@ -37,7 +37,7 @@ def list_(
         pairs += [(cloud or "embedded", one) for one in words(regions)]
         pairs = pairs or [(cloud or "embedded", HERE)]
         found, failed = _refreshed(list(dict.fromkeys(pairs)), found, profile)
-    answer = view.Listing(view.LIST, found)
+    answer = view.WorkspaceListing(view.LIST, found)
     if json:
         print_document(answer.schema, dump(answer))
     else:
@@ -46,8 +46,8 @@ def list_(
 
 
 def _refreshed(
-    pairs: list[tuple[str, str]], remembered: tuple[Region, ...], profile: str
-) -> tuple[tuple[Region, ...], list[str]]:
+    pairs: list[tuple[str, str]], remembered: tuple[RegionRecord, ...], profile: str
+) -> tuple[tuple[RegionRecord, ...], list[str]]:
     """Regions as they answer now, or as they are remembered where they can't be asked.
 
     Args:
@@ -57,13 +57,13 @@ def _refreshed(
         The regions, and a line for each that could not be asked.
     """
     from gpukiln.errors import GpukilnError
-    from gpukiln.workspaces import known
+    from gpukiln.workspaces import local_state
 
-    found: list[Region] = []
+    found: list[RegionRecord] = []
     failed: list[str] = []
     for cloud, region in pairs:
         try:
-            found.append(known.refresh(cloud_of(cloud, region, profile)))
+            found.append(local_state.refresh(cloud_of(cloud, region, profile)))
         except GpukilnError as error:
             if len(pairs) == 1:
                 raise
@@ -152,14 +152,14 @@ def status(
     """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
     from gpukiln.progress import Progress
     from gpukiln.verify.report import Live, ending
-    from gpukiln.workspaces import health, lifecycle, view
+    from gpukiln.workspaces import lifecycle, reach, view
 
     where, found = find(name, cloud, region, profile)
     verdict, folder, words_ = None, "", lifecycle.only(found).health
     if deep:
         progress = Progress()
         with progress.step(f"look at {found.name}"):
-            looked = health.look(where, found, live=Live(progress))
+            looked = reach.look(where, found, live=Live(progress))
             if not looked.good:
                 progress.fail()
         verdict, folder, words_ = looked.verdict, str(looked.folder), looked.words
@@ -184,7 +184,7 @@ def env(
     """Print the variables by which programs find a workspace: eval "$(invoke workspace.env NAME)"."""
     import shlex
 
-    from gpukiln.workspaces.outputs import environment
+    from gpukiln.workspaces.lifecycle import environment
 
     _, found = find(name, cloud, region, profile)
     variables = environment(found)
@@ -210,10 +210,10 @@ def usage(
     _: Any, since: str = "", owner: str = "", refresh: bool = False, profile: str = "", json: bool = False
 ) -> None:
     """Say how many hours workspaces ran, and what that cost, by owner."""
-    from gpukiln.workspaces import known, view
+    from gpukiln.workspaces import local_state
     from gpukiln.workspaces import usage as used
 
-    found: tuple[Region, ...] = known.regions()
+    found: tuple[RegionRecord, ...] = local_state.regions()
     failed: list[str] = []
     if refresh:
         found, failed = _refreshed([(one.cloud, one.region) for one in found], found, profile)
@@ -221,5 +221,5 @@ def usage(
     if json:
         print_document(answer.schema, dump(answer))
     else:
-        show_parts(view.usage_parts(answer))
+        show_parts(used.usage_parts(answer))
     _require_all(failed)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from gpukiln.clouds.base import Cloud
     from gpukiln.errors import UsageError
-    from gpukiln.workspaces.lifecycle import Found
+    from gpukiln.workspaces.lifecycle import ExistingWorkspace
 
 HERE = "us-west-2"
 JSON = "print one JSON document to standard output"
@@ -25,7 +25,7 @@ PLACE = {
 }
 
 
-def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found]:
+def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, ExistingWorkspace]:
     """A workspace where it was typed to be, or where this computer remembers it."""
     where, found = find_or_gone(name, cloud, region, profile)
     if found is None:
@@ -33,14 +33,14 @@ def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found
     return where, found
 
 
-def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, Found | None]:
+def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, ExistingWorkspace | None]:
     """As `find`; None: this computer remembered one, and it is gone."""
     from gpukiln.errors import UsageError
-    from gpukiln.workspaces import known, lifecycle
+    from gpukiln.workspaces import lifecycle, local_state
 
     if not name:
         raise UsageError("no workspace is named", hint="`invoke workspace.list` shows them")
-    remembered = [(one.cloud, one.region) for one in known.where(name) if cloud in ("", one.cloud)]
+    remembered = [(one.cloud, one.region) for one in local_state.where(name) if cloud in ("", one.cloud)]
     places = remembered
     if region:
         places = [(cloud or (places[0][0] if places else "embedded"), region)]
@@ -48,7 +48,7 @@ def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Clou
         told = " and ".join(f"{where} {there}" for where, there in places)
         raise UsageError(f"{name} is in {told}", hint="--region and --cloud say which")
     if not places:
-        names = ", ".join(sorted({found.name for one in known.regions() for found in one.workspaces}))
+        names = ", ".join(sorted({found.name for one in local_state.regions() for found in one.workspaces}))
         raise UsageError(
             f"this computer knows no workspace {name!r}" + (f"; it knows {names}" if names else ""),
             hint="`invoke workspace.list --refresh --regions REGION --cloud CLOUD` asks a region",
@@ -57,7 +57,7 @@ def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Clou
     found = lifecycle.find(where, name)
     if found:
         return where, found[0]
-    known.refresh(where)
+    local_state.refresh(where)
     if places[0] not in remembered:
         raise _missing(where, name)
     return where, None
@@ -72,12 +72,12 @@ def _missing(where: Cloud, name: str) -> UsageError:
     )
 
 
-def tell(where: Cloud, found: Found, *, json: bool) -> None:
-    from gpukiln.workspaces import known, view
-    from gpukiln.workspaces.outputs import outputs
+def tell(where: Cloud, found: ExistingWorkspace, *, json: bool) -> None:
+    from gpukiln.workspaces import local_state, view
+    from gpukiln.workspaces.lifecycle import outputs
 
-    known.refresh(where)
-    answer = view.Shown(view.SHOW, found, outputs(where, found) if found.machines else None)
+    local_state.refresh(where)
+    answer = view.WorkspaceDetails(view.SHOW, found, outputs(where, found) if found.machines else None)
     if json:
         print_document(answer.schema, dump(answer))
     else:

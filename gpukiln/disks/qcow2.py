@@ -31,7 +31,7 @@ HEADER_LENGTH = 104
 
 
 @dataclass(frozen=True)
-class Layout:
+class Qcow2Layout:
     """Where everything is, in clusters of the file, in this order.
 
     Args:
@@ -107,7 +107,7 @@ def write(disk: Path, part: Path, progress: Progress) -> str:
     """
     with sparse.opened(disk) as number, part.open("wb") as file:
         size = os.fstat(number).st_size
-        layout = Layout.of(_count(size, SECTOR) * SECTOR, tuple(sparse.blocks(number, CLUSTER)))
+        layout = Qcow2Layout.of(_count(size, SECTOR) * SECTOR, tuple(sparse.blocks(number, CLUSTER)))
         meter = Meter(progress, len(layout.data) * CLUSTER)
         tables = b"".join(layout.tables())
         # Hashing takes as long as all the rest: it runs beside that, over what the file is made of.

@@ -280,7 +280,7 @@ def write_snapshot(
         )
         _wait(ec2, snapshot_id)
     except UnavailableError as error:
-        if isinstance(error, RefusedCallError):
+        if isinstance(error, FinalRefusalError):
             drop_snapshot(ec2, snapshot_id, error)
             journal_file.unlink(missing_ok=True)
         else:
@@ -337,7 +337,7 @@ def _wait(ec2: Any, snapshot_id: str) -> None:
     def completed() -> bool | None:
         state = _state(ec2, snapshot_id)
         if state == "error":
-            raise RefusedCallError(f"EBS could not complete {snapshot_id}: its state is error")
+            raise FinalRefusalError(f"EBS could not complete {snapshot_id}: its state is error")
         return True if state == "completed" else None
 
     def late() -> UnavailableError:
@@ -360,7 +360,7 @@ def checksum(data: bytes) -> str:
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
-class RefusedCallError(UnavailableError):
+class FinalRefusalError(UnavailableError):
     """Another try would be answered the same."""
 
 
@@ -400,7 +400,7 @@ def _require_another(error: UnavailableError) -> None:
             return
         if code in LOG_IN:
             raise error
-        raise RefusedCallError(error.message, hint=_hint(cause) or error.hint) from cause
+        raise FinalRefusalError(error.message, hint=_hint(cause) or error.hint) from cause
     network = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
     if not isinstance(error, LostBlockError) and not isinstance(cause, (*network, ResponseParserError)):
         raise error

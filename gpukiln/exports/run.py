@@ -18,7 +18,7 @@ from gpukiln.clouds.tags import IMAGE_TAG, NOT_PROVEN
 from gpukiln.disks import sparse
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UsageError
 from gpukiln.exports import beside
-from gpukiln.exports.boots import BootsOn, boots_on
+from gpukiln.exports.firmware import BootsOn, boots_on
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.prepare import check_options, prepare
 from gpukiln.exports.source import Source, find_source, read_disk
@@ -35,7 +35,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Wish:
+class ExportOptions:
     """What is to be written.
 
     Args:
@@ -62,7 +62,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Planned:
+class ExportPlan:
     """What an export is going to do."""
 
     image_id: str
@@ -123,20 +123,20 @@ class _Work:
                 remove(path)
 
 
-def plan(wish: Wish, cloud: Cloud, image_id: str, build: Build | None) -> Planned:
+def plan(options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None) -> ExportPlan:
     """Look at all that an export needs, and refuse what can't be or may not be.
 
     Raises:
         UsageError: The image, the form, the folder or the size is none.
         RefusedError: The image was not proven, or the file is there.
     """
-    source, to, _ = _checked(wish, cloud, image_id, build)
+    source, to, _ = _checked(options, cloud, image_id, build)
     why = _why_unproven(source, build)
-    return Planned(
+    return ExportPlan(
         image_id=image_id,
-        output=wish.output,
+        output=options.output,
         to=to,
-        disk_bytes=(wish.size_gib or source.size_gib) << 30,
+        disk_bytes=(options.size_gib or source.size_gib) << 30,
         data_bytes=sparse.data_bytes(source.disk) if source.disk else None,
         proven=not why,
         why_unproven=why,
@@ -145,7 +145,9 @@ def plan(wish: Wish, cloud: Cloud, image_id: str, build: Build | None) -> Planne
     )
 
 
-def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progress: Progress) -> Exported:
+def export(
+    options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None, progress: Progress
+) -> Exported:
     """Write an image's disk; what is under the final name is whole, and what belongs to it stands beside it.
 
     An export by the EBS direct APIs that was ended goes on where it was, when it is asked for again.
@@ -153,10 +155,10 @@ def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progres
     Raises:
         GpukilnError: See `plan`; or there is no room, a tool failed, or EBS does not give the blocks.
     """
-    source, to, work = _checked(wish, cloud, image_id, build)
-    with _alone(wish.output), _room_told(wish.output.parent):
+    source, to, work = _checked(options, cloud, image_id, build)
+    with _alone(options.output), _room_told(options.output.parent):
         remove(work.part)
-        for path in (work.part, work.journal, *beside.files_of(wish.output)):  # of a run that was killed
+        for path in (work.part, work.journal, *beside.files_of(options.output)):  # of a run that was killed
             remove_partial_of(path)
         moved, disk = None, source.disk
         try:
@@ -164,15 +166,15 @@ def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progres
                 with progress.step("read the disk"):
                     moved = _read(cloud, source, work, progress)
                 disk = work.disk
-            if wish.datasource or wish.ssh_keys or wish.size_gib:
+            if options.datasource or options.ssh_keys or options.size_gib:
                 with progress.step("prepare the disk"):
-                    disk = _prepared(wish, disk, work, progress)
+                    disk = _prepared(options, disk, work, progress)
             virtual, (boots, why) = disk.stat().st_size, _boots_on(disk)
             with progress.step(f"write {to}"):
-                digest, made = _made(wish, to, disk, work, progress)
+                digest, made = _made(options, to, disk, work, progress)
             with progress.step("checksum"), ThreadPoolExecutor(1) as pool:
                 synced = pool.submit(_sync_files, made)  # the disk is slow, and hashing does not wait for it
-                digests = _digests(wish.output, made, digest, FORMATS[to].users, progress)
+                digests = _digests(options.output, made, digest, FORMATS[to].users, progress)
                 synced.result()
         except BaseException as error:
             remove(work.part)
@@ -186,18 +188,18 @@ def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progres
                     progress.show(Text(told))
             raise
         known = beside.known_of(source, build)
-        about = _about(source, wish, to, made, virtual, digests, build)
-        if wish.force:
-            beside.remove_disk(wish.output)
-        files = beside.write(wish.output, digests, about, known)
+        about = _about(source, options, to, made, virtual, digests, build)
+        if options.force:
+            beside.remove_disk(options.output)
+        files = beside.write(options.output, digests, about, known)
         work.remove(but=made)
-        made.replace(wish.output)  # last: what is there is not written again, so nothing else may be left
-        _sync(wish.output.parent)
+        made.replace(options.output)  # last: what is there is not written again, so nothing else may be left
+        _sync(options.output.parent)
     return Exported(
         image_id=image_id,
-        output=wish.output,
+        output=options.output,
         to=to,
-        bytes=sum(one.stat().st_size for one in beside.files_in(wish.output)),
+        bytes=sum(one.stat().st_size for one in beside.files_in(options.output)),
         virtual_bytes=virtual,
         sha256=_one_digest(digests),
         proven=not _why_unproven(source, build),
@@ -211,24 +213,26 @@ def export(wish: Wish, cloud: Cloud, image_id: str, build: Build | None, progres
     )
 
 
-def _checked(wish: Wish, cloud: Cloud, image_id: str, build: Build | None) -> tuple[Source, str, _Work]:
-    to, output = format_of(wish.to, wish.output), wish.output
-    if wish.url and not FORMATS[to].has_url:
+def _checked(
+    options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None
+) -> tuple[Source, str, _Work]:
+    to, output = format_of(options.to, options.output), options.output
+    if options.url and not FORMATS[to].has_url:
         fetched = " and ".join(name for name, one in FORMATS.items() if one.has_url)
         raise UsageError(f"--url is of no use for {to}", hint=f"it is for {fetched}; leave it out")
-    refuse_credentials(wish.url, "--url", where="the boot files")
-    check_options(wish.datasource, wish.ssh_keys)
+    refuse_credentials(options.url, "--url", where="the boot files")
+    check_options(options.datasource, options.ssh_keys)
     if not output.parent.is_dir():
         raise UsageError(f"there is no folder {output.parent}", hint="make it, or name a file in another one")
-    if (output.exists() or output.is_symlink()) and not wish.force:
+    if (output.exists() or output.is_symlink()) and not options.force:
         raise RefusedError(f"{output} is there", hint="name another file, or replace it with --force")
-    source = find_source(cloud, image_id, direct=wish.direct)
-    if wish.size_gib is not None and wish.size_gib < source.size_gib:
+    source = find_source(cloud, image_id, direct=options.direct)
+    if options.size_gib is not None and options.size_gib < source.size_gib:
         raise UsageError(
-            f"--size {wish.size_gib} GiB is less than the disk has, {source.size_gib} GiB: it only grows",
+            f"--size {options.size_gib} GiB is less than the disk has, {source.size_gib} GiB: it only grows",
             hint=f"--size {source.size_gib}GiB or more, or leave it out",
         )
-    if (why := _why_unproven(source, build)) and not wish.unproven:
+    if (why := _why_unproven(source, build)) and not options.unproven:
         which = build.id if build else f"{image_id} --region {source.region} --cloud {source.cloud}"
         raise RefusedError(
             f"{image_id} was not proven: {why}",
@@ -270,7 +274,7 @@ def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
     )
 
 
-def _prepared(wish: Wish, disk: Path, work: _Work, progress: Progress) -> Path:
+def _prepared(options: ExportOptions, disk: Path, work: _Work, progress: Progress) -> Path:
     """A disk of ours, changed; what was read of EBS is not gone on with after that."""
     if disk != work.disk:
         programs.require_room(work.disk.parent, sparse.data_bytes(disk))
@@ -279,9 +283,9 @@ def _prepared(wish: Wish, disk: Path, work: _Work, progress: Progress) -> Path:
         sparse.copy(disk, work.disk, meter.add)
     prepare(
         work.disk,
-        datasource=wish.datasource,
-        size_gib=wish.size_gib,
-        ssh_keys=wish.ssh_keys,
+        datasource=options.datasource,
+        size_gib=options.size_gib,
+        ssh_keys=options.ssh_keys,
         begin=lambda: work.journal.unlink(missing_ok=True),
     )
     return work.disk
@@ -295,14 +299,14 @@ def _boots_on(disk: Path) -> tuple[BootsOn | None, str]:
         return None, str(error)
 
 
-def _made(wish: Wish, to: str, disk: Path, work: _Work, progress: Progress) -> tuple[str, Path]:
+def _made(options: ExportOptions, to: str, disk: Path, work: _Work, progress: Progress) -> tuple[str, Path]:
     """The digest, where it is known already, and what was made."""
     form = FORMATS[to]
     if form.is_disk and disk == work.disk:
         return "", disk
     if not form.smaller:
         programs.require_room(work.part.parent, sparse.data_bytes(disk))
-    address = {"url": wish.url} if form.has_url else {}
+    address = {"url": options.url} if form.has_url else {}
     return form.make(disk, work.part, progress, **address), work.part
 
 
@@ -332,7 +336,7 @@ def _one_digest(digests: dict[str, str]) -> str:
 
 def _about(
     source: Source,
-    wish: Wish,
+    options: ExportOptions,
     to: str,
     part: Path,
     virtual: int,
@@ -343,7 +347,7 @@ def _about(
     judged = judged_from_tags(source.image_id, source.tags)
     return {
         "schema": SCHEMA,
-        "file": wish.output.name,
+        "file": options.output.name,
         "to": to,
         "bytes": sum(one.stat().st_size for one in beside.files_in(part)),
         "virtual_bytes": virtual,
@@ -357,9 +361,9 @@ def _about(
         "proven": not _why_unproven(source, build),
         "judged": [dump(one) for one in judged.values()],
         "changed": {  # what of the disk is not as it was proven
-            **({"datasource": wish.datasource} if wish.datasource else {}),
-            **({"ssh_keys": len(wish.ssh_keys)} if wish.ssh_keys else {}),
-            **({"size_gib": wish.size_gib} if wish.size_gib else {}),
+            **({"datasource": options.datasource} if options.datasource else {}),
+            **({"ssh_keys": len(options.ssh_keys)} if options.ssh_keys else {}),
+            **({"size_gib": options.size_gib} if options.size_gib else {}),
         },
         "tags": {name: value for name, value in source.tags.items() if name.startswith("gpukiln:")},
     }

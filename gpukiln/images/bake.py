@@ -26,10 +26,10 @@ from gpukiln.clouds.tags import (
 )
 from gpukiln.errors import GpukilnError
 from gpukiln.images.builds import Bake, Build, StageUse
-from gpukiln.images.module_store import Store
+from gpukiln.images.module_store import ModuleStore
 from gpukiln.images.modules import MODULES, ModuleCache, ModuleUse, SigningPair
 from gpukiln.images.packer import Packer, packer_version, prepare_template
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.images.stages import StageKeeper, Stages, stage_line, stage_variables
 from gpukiln.images.subject import subject_of, subject_tags
 from gpukiln.instances.access import machine_to_bake, ssh_access
@@ -65,13 +65,13 @@ class Saved:
         signing: What kernel modules are signed with, or None.
     """
 
-    modules: Store | None = None
+    modules: ModuleStore | None = None
     stages: Stages | None = None
     signing: SigningPair | None = None
 
 
 def bake(
-    plan: Plan,
+    plan: ImagePlan,
     cloud: Cloud,
     build: Build,
     progress: Progress,
@@ -159,7 +159,7 @@ def bake(
     return baked
 
 
-def module_cache(plan: Plan, build: Build, saved: Saved) -> ModuleCache | None:
+def module_cache(plan: ImagePlan, build: Build, saved: Saved) -> ModuleCache | None:
     """The cache of kernel modules for a build.
 
     Args:
@@ -197,7 +197,7 @@ def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> It
                 progress.show(Text(f"the compiled modules were not kept: {error}"))
 
 
-def root_volume(plan: Plan) -> dict[str, Any]:
+def root_volume(plan: ImagePlan) -> dict[str, Any]:
     """The disk of the machine that is baked, which is the image's: an element of BlockDeviceMappings."""
     ebs = {
         "VolumeType": "gp3",
@@ -211,7 +211,7 @@ def root_volume(plan: Plan) -> dict[str, Any]:
 
 
 def capture(
-    cloud: Cloud, plan: Plan, build: Build, instance_id: str, kernel: str, say: Callable[[str], None]
+    cloud: Cloud, plan: ImagePlan, build: Build, instance_id: str, kernel: str, say: Callable[[str], None]
 ) -> str:
     """Stop a machine and make an image of its disk, which has its tags from its first moment on.
 
@@ -265,13 +265,13 @@ def finish(cloud: Cloud, image_id: str) -> None:
         cloud.client("ec2").modify_image_attribute(ImageId=image_id, ImdsSupport={"Value": "v2.0"})
 
 
-def image_name(plan: Plan, build: Build) -> str:
+def image_name(plan: ImagePlan, build: Build) -> str:
     """Name of the AMI: unique, and sorted by time."""
     driver = plan.component("nvidia_driver").version
     return f"gpukiln-{plan.image}-{driver}-{build.id}"
 
 
-def image_tags(plan: Plan, build: Build) -> dict[str, str]:
+def image_tags(plan: ImagePlan, build: Build) -> dict[str, str]:
     """Tags by which an image is found and explained; a verdict adds those of `gpukiln.proof.tags`."""
     decided = {decision.name: decision for decision in plan.components}
     toolkit = decided.get("nvidia_container_toolkit")
@@ -311,7 +311,7 @@ def packer_variables(target: SshTarget, extra_vars: Path) -> dict[str, Any]:
 
 
 def ansible_variables(
-    plan: Plan, build: Build, cache: ModuleCache | None = None, signing: SigningPair | None = None
+    plan: ImagePlan, build: Build, cache: ModuleCache | None = None, signing: SigningPair | None = None
 ) -> dict[str, Any]:
     """What Ansible gets: the components with the plan's overrides, and the plan's decisions.
 

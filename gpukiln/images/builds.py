@@ -8,7 +8,7 @@ from typing import Any
 from gpukiln.errors import UsageError
 from gpukiln.images.cost import Cost
 from gpukiln.images.modules import ModuleUse
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
 
@@ -72,7 +72,7 @@ class Record:
     schema: int = field(default=SCHEMA, kw_only=True)
     build_id: str
     state: str
-    plan: Plan
+    plan: ImagePlan
     bake: Bake | None = None
     verdicts: tuple[Verdict, ...] = ()
     durations_s: dict[str, float] = field(default_factory=dict)
@@ -161,7 +161,7 @@ class Builds(RecordFolders[Build]):
             details=known,
         )
 
-    def last_durations(self, plan: Plan, stage: StageUse | None = None) -> dict[str, float]:
+    def last_durations(self, plan: ImagePlan, stage: StageUse | None = None) -> dict[str, float]:
         """Seconds of each step in the last finished build of the same image on the same cloud.
 
         Args:

@@ -7,7 +7,7 @@ traffic and tax. The embedded cloud costs nothing.
 from collections.abc import Mapping
 
 from gpukiln.catalog.prices import DatedPrice, machine_price, snapshot_price
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.instances.launch import Launched
 from gpukiln.typed import strict
 from gpukiln.units import Duration, Money
@@ -61,7 +61,7 @@ class Cost:
         return round(sum(part or 0 for part in parts), 4) if None not in parts else None
 
 
-def estimate(plan: Plan, durations_s: Mapping[str, float]) -> Cost | None:
+def estimate(plan: ImagePlan, durations_s: Mapping[str, float]) -> Cost | None:
     """What a build of a plan will cost.
 
     Args:
@@ -81,7 +81,7 @@ def estimate(plan: Plan, durations_s: Mapping[str, float]) -> Cost | None:
 
 
 def spent(
-    plan: Plan, durations_s: Mapping[str, float], machine: Launched | None, before: Cost | None = None
+    plan: ImagePlan, durations_s: Mapping[str, float], machine: Launched | None, before: Cost | None = None
 ) -> Cost | None:
     """What a build, or one more verification of it, cost.
 
@@ -144,13 +144,13 @@ def _seconds(durations_s: Mapping[str, float], purpose: str) -> float:
     return round(sum(durations_s.get(step, 0.0) for step in STEPS[purpose]), 1)
 
 
-def _machine(plan: Plan, purpose: str, name: str, seconds: float, *, spot: bool = False) -> MachineCost:
+def _machine(plan: ImagePlan, purpose: str, name: str, seconds: float, *, spot: bool = False) -> MachineCost:
     price = machine_price(name, plan.region)
     usd = round(float(price.usd) * seconds / 3600, 4) if price else None
     return MachineCost(purpose, name, spot, seconds, usd, _as_of(price, name, plan.region))
 
 
-def _cost(plan: Plan, basis: str, machines: tuple[MachineCost, ...]) -> Cost:
+def _cost(plan: ImagePlan, basis: str, machines: tuple[MachineCost, ...]) -> Cost:
     price = snapshot_price(plan.region)
     month = round(float(price.usd) * plan.volume_size_gib, 4) if price else None
     as_of = _as_of(price, "snapshots", plan.region)

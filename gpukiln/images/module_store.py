@@ -12,7 +12,7 @@ S3 = "s3://"
 NONE = "none"
 
 
-class Store(Protocol):
+class ModuleStore(Protocol):
     """Files by name; a name is FOLDER/FILE."""
 
     def names(self, folder: str) -> list[str]:
@@ -86,7 +86,7 @@ class S3Store:
             self._s3.upload_file(str(file), self._bucket, f"{self._prefix}{name}")
 
 
-def open_store(where: str, home: Path, cloud: Cloud) -> Store | None:
+def open_store(where: str, home: Path, cloud: Cloud) -> ModuleStore | None:
     """The store that was asked for.
 
     Args:

@@ -22,7 +22,7 @@ from pathlib import Path, PurePosixPath
 
 from gpukiln import programs
 from gpukiln.errors import GpukilnError, UsageError
-from gpukiln.images.module_store import Store
+from gpukiln.images.module_store import ModuleStore
 from gpukiln.parsing import parse_json
 
 WANTED = "wanted both: a private key (PEM, without a passphrase) and its certificate (DER)"
@@ -215,7 +215,9 @@ class ModuleCache:
         certificate: Of the pair that the modules are signed with (DER), or None.
     """
 
-    def __init__(self, store: Store, folder: Path, version: str, certificate: Path | None = None) -> None:
+    def __init__(
+        self, store: ModuleStore, folder: Path, version: str, certificate: Path | None = None
+    ) -> None:
         self._store, self.folder, self._version = store, folder, version
         self._certificate = certificate
         self._offered: set[str] = set()

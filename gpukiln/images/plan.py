@@ -36,7 +36,7 @@ NEEDED = ("nvidia_driver", "nvidia_container_toolkit", "cuda", "kubernetes")  # 
 
 
 @dataclass(frozen=True)
-class Plan:
+class ImagePlan:
     """What would be built, and from what.
 
     Args:
@@ -108,7 +108,7 @@ def make_plan(
     signer: str = "",
     root: Path = ROOT,
     now: datetime | None = None,
-) -> Plan:
+) -> ImagePlan:
     """Resolve everything that an image is built from, and refuse what can't work.
 
     The rules that need no network come first, so a refusal is at once and costs nothing.
@@ -190,7 +190,7 @@ def make_plan(
     if base_facts.kernel_package and not cloud.strict_sources:
         kernels = probes.candidates([base_facts.kernel_package])
         inputs["kernel"] = kernels.get(base_facts.kernel_package, "unknown")
-    return Plan(
+    return ImagePlan(
         image=definition.name,
         architecture=definition.architecture,
         cloud=cloud.name,

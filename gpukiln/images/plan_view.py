@@ -4,7 +4,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.reports.tables import Rows
 from gpukiln.sources.apt import strip_credentials
 from gpukiln.sources.available import Decision
@@ -12,7 +12,7 @@ from gpukiln.sources.available import Decision
 STYLES = {"install": "green", "preinstalled": "cyan", "left_out": "yellow"}
 
 
-def plan_table(plan: Plan) -> RenderableType:
+def plan_table(plan: ImagePlan) -> RenderableType:
     """A plan as tables.
 
     Returns:
@@ -27,7 +27,7 @@ def plan_table(plan: Plan) -> RenderableType:
     return Group(*parts)
 
 
-def _head(plan: Plan) -> Table:
+def _head(plan: ImagePlan) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
@@ -47,7 +47,7 @@ def _head(plan: Plan) -> Table:
     return table
 
 
-def _components(plan: Plan) -> Rows:
+def _components(plan: ImagePlan) -> Rows:
     rows = Rows("component", "version", "status", "from, or why not", first=3, folds=True)
     for decision in plan.components:
         words = decision.status.replace("_", " ")

@@ -30,7 +30,7 @@ from gpukiln.clouds.tags import (
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.images.builds import Build, StageUse
 from gpukiln.images.digest import PROGRAM, canonical
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.instances.tags import remove_image, tag_specifications, tags_of
 from gpukiln.progress import Progress
 from gpukiln.typed import unknown
@@ -182,7 +182,7 @@ def wants_stages(cloud: Cloud, choice: str) -> bool:
     return choice == "on" if choice else cloud.keeps_stages
 
 
-def stages_of(plan: Plan, cloud: Cloud) -> Stages:
+def stages_of(plan: ImagePlan, cloud: Cloud) -> Stages:
     """The stages that a build may go on from.
 
     Args:

@@ -19,7 +19,7 @@ from gpukiln.clouds.tags import (
 from gpukiln.errors import UsageError
 from gpukiln.findings import Finding
 from gpukiln.images.fit import check_types, refuse
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Subject:
     cuda: str
 
 
-def subject_of(plan: Plan, image_id: str, build_id: str) -> Subject:
+def subject_of(plan: ImagePlan, image_id: str, build_id: str) -> Subject:
     """The image of a build.
 
     Args:

@@ -19,7 +19,7 @@ from gpukiln.images.builds import Bake, Build, Builds, Record
 from gpukiln.images.cost import spent
 from gpukiln.images.digest import explain_change
 from gpukiln.images.killed import scratch
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.access import access_line, machine_from_image
 from gpukiln.instances.launch import Launched
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from securesystemslib.signer import Signer
 
 
-def why_build(plan: Plan, builds: Builds) -> list[str]:
+def why_build(plan: ImagePlan, builds: Builds) -> list[str]:
     """What changed since the last image that was proven.
 
     Returns:
@@ -58,7 +58,7 @@ def why_build(plan: Plan, builds: Builds) -> list[str]:
 
 
 def build_image(
-    plan: Plan,
+    plan: ImagePlan,
     cloud: Cloud,
     builds: Builds,
     progress: Progress,

@@ -25,7 +25,7 @@ from gpukiln.clouds.tags import (
     VERIFIED_TAG,
 )
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.verify.checks import LAYERS
@@ -227,7 +227,7 @@ class ProvenAmi:
         return suite[:SHORT] in self.suites
 
 
-def find_proven(plan: Plan, cloud: Cloud, suite: str) -> ProvenAmi | None:
+def find_proven(plan: ImagePlan, cloud: Cloud, suite: str) -> ProvenAmi | None:
     """An image of this very plan that passed already: by this suite, or else by another one.
 
     Args:

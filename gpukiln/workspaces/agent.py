@@ -745,7 +745,7 @@ def leases() -> list[str]:
     return [f"{one['id']} of {one['user']}" for node in found["nodes"] for one in node["leases"]]
 
 
-class Process(NamedTuple):
+class ProcessUse(NamedTuple):
     """A process that somebody started, and what it used so far; with it, its children that have ended."""
 
     words: str
@@ -753,7 +753,7 @@ class Process(NamedTuple):
     disk_bytes: int
 
 
-def processes(root: pathlib.Path) -> dict[str, Process]:
+def processes(root: pathlib.Path) -> dict[str, ProcessUse]:
     """By process id and time of start; without this process and those that it was started by.
 
     The load average and /proc/stat of a container are its host's, and neither says whose work it is.
@@ -776,7 +776,7 @@ def processes(root: pathlib.Path) -> dict[str, Process]:
                 continue
             disk = re.findall(r"^(?:read|write)_bytes: (\d+)", (folder / "io").read_text(), re.M)
             ticks = sum(map(int, words[11:15]))
-            found[f"{pid} {words[19]}"] = Process(
+            found[f"{pid} {words[19]}"] = ProcessUse(
                 f"{name} (pid {pid}) of {user_name(uid)}",
                 ticks / os.sysconf("SC_CLK_TCK"),
                 sum(map(int, disk)),

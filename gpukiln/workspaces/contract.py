@@ -1,16 +1,19 @@
 """What a workspace is asked for, and what it answers: the contract, as a validated model.
 
-Its names are those of the contract that Coder templates use; `docs/schemas/workspace.json` is made of it.
+Its names are those of the contract that Coder templates use; `docs/schemas/workspace.json` is made of it. So
+are the tags and variables by which a workspace and what belongs to it are known.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import field
-from typing import Annotated, Literal
+from functools import cached_property
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
+from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWNER_TAG, PART_TAG, WORKSPACE_TAG
 from gpukiln.typed import strict, validated
 from gpukiln.units import Memory
 
@@ -49,6 +52,11 @@ class ComputeProfile:
     storage: Size | None = None
     gpu_count: int = 1
     gpu_type: str = ""
+
+    @cached_property
+    def storage_gib(self) -> int:
+        """Of the home volume; 0: it is not said."""
+        return Memory.parse(self.storage, "storage").gib if self.storage else 0
 
 
 @strict
@@ -118,6 +126,11 @@ class Workspace:
     spot: bool = False
     idle_minutes: int = 0
 
+    @property
+    def wants_gpus(self) -> bool:
+        """Whether the machine has to have GPUs."""
+        return self.capabilities.gpu_support and self.compute_profile.gpu_count > 0
+
 
 @strict
 class VolumeMount:
@@ -169,3 +182,39 @@ class Outputs:
     zone: str
     driver_version: str
     health: str
+
+
+# Those of the machine among the variables of a workspace; the others are known before there is one.
+VARIABLES = {"instance": "GPUKILN_WORKSPACE_INSTANCE", "host": "GPUKILN_WORKSPACE_HOST"}
+
+
+def lasting_variables(name: str, owner: str, region: str, user: str) -> dict[str, str]:
+    """The variables of a workspace that are known before there is a machine."""
+    return {
+        "GPUKILN_WORKSPACE": name,
+        "GPUKILN_WORKSPACE_OWNER": owner,
+        "GPUKILN_WORKSPACE_REGION": region,
+        "GPUKILN_WORKSPACE_USER": user,
+        "GPUKILN_WORKSPACE_HOME": f"/home/{user}",
+    }
+
+
+def workspace_tags(wanted: Workspace, part: str) -> dict[str, str]:
+    """Tags of one thing of a workspace.
+
+    Args:
+        part: machine, home, network, rights or key.
+    """
+    return {
+        WORKSPACE_TAG: wanted.workspace_name,
+        OWNER_TAG: wanted.owner,
+        PART_TAG: part,
+        MANAGED_TAG: MANAGED,
+        "Name": f"{wanted.workspace_name} ({part})",
+    }
+
+
+def filters(part: str, name: str = "") -> list[dict[str, Any]]:
+    """EC2's filters for the parts of workspaces of ours; of one workspace where its name is given."""
+    wanted = {MANAGED_TAG: MANAGED, PART_TAG: part} | ({WORKSPACE_TAG: name} if name else {})
+    return [{"Name": f"tag:{key}", "Values": [value]} for key, value in wanted.items()]

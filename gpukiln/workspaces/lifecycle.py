@@ -1,4 +1,4 @@
-"""Workspaces as the cloud knows them: found by their tags, stopped, started and removed."""
+"""Workspaces as the cloud knows them: found by their tags, stopped, started, removed; what one answers."""
 
 from __future__ import annotations
 
@@ -8,25 +8,34 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpukiln.catalog.gpus import gpu
+from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import GPUS_TAG, OWNER_TAG, SIMULATED, WORKSPACE_TAG
 from gpukiln.errors import BusyError, RefusedError, UnavailableError
 from gpukiln.instances.tags import GONE, tag_list, tags_of
-from gpukiln.workspaces import keys, network, rights, volumes
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import filters
+from gpukiln.workspaces import iam, network, volumes
+from gpukiln.workspaces.contract import (
+    VARIABLES,
+    Outputs,
+    Provenance,
+    VolumeMount,
+    Workspace,
+    filters,
+    lasting_variables,
+)
 from gpukiln.workspaces.volumes import Home
 
 MACHINE = "machine"
 POLL_S, WAIT_S = 2.0, 600.0
 OFF = ("stopping", "stopped")
-STARTS = "starts"  # a stage, before the agent says its own
+STARTS, DONE, FAILED = "starts", "done", "failed"  # stages: before the agent reports its own, and its last
 
 
 @dataclass(frozen=True)
-class Machine:
+class WorkspaceMachine:
     """The machine of a workspace.
 
     Args:
@@ -77,7 +86,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Found:
+class ExistingWorkspace:
     """A workspace, or what is left of one.
 
     Args:
@@ -89,7 +98,7 @@ class Found:
     name: str
     owner: str
     region: str
-    machines: tuple[Machine, ...]
+    machines: tuple[WorkspaceMachine, ...]
     homes: tuple[Home, ...]
     group_ids: tuple[str, ...]
 
@@ -101,7 +110,7 @@ class Found:
         return "home" if self.homes else "left over"
 
 
-def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
+def find(cloud: Cloud, name: str = "") -> tuple[ExistingWorkspace, ...]:
     """The workspaces of a region, by name, from tags alone; one of a name where that is given."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for workspaces"):
@@ -115,7 +124,7 @@ def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
     owners = {told[WORKSPACE_TAG]: told.get(OWNER_TAG, "") for told in tagged if WORKSPACE_TAG in told}
     owners |= {one.name: one.owner for one in kept}
     return tuple(
-        Found(
+        ExistingWorkspace(
             name=each,
             owner=owners[each],
             region=cloud.region,
@@ -127,7 +136,7 @@ def find(cloud: Cloud, name: str = "") -> tuple[Found, ...]:
     )
 
 
-def stop(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+def stop(cloud: Cloud, found: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Stop the machine; its disks and its home stay. False: it was stopped.
 
     Raises:
@@ -148,7 +157,7 @@ def stop(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sl
     return True
 
 
-def start(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+def start(cloud: Cloud, found: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Start the machine again. False: it ran.
 
     Raises:
@@ -170,7 +179,7 @@ def start(cloud: Cloud, found: Found, *, sleep: Callable[[float], None] = time.s
 def down(
     cloud: Cloud,
     wanted: Workspace,
-    found: Found,
+    found: ExistingWorkspace,
     *,
     keep_home: bool,
     force: bool = False,
@@ -200,12 +209,14 @@ def down(
             cloud.client("ec2").terminate_instances(InstanceIds=ids)
         for instance_id in ids:
             wait_for(cloud, instance_id, "terminated", sleep=sleep)
-    rights.remove_profile(cloud, wanted)
-    keys.remove_key_pair(cloud, found.name)
+    iam.remove_profile(cloud, wanted)
+    network.remove_key_pair(cloud, found.name)
     if not keep_home:
         for one in volumes.homes(cloud, found.name):
             volumes.remove(cloud, one)
-    keys.remove_key_file(cloud, found.name)  # after the homes: without it this computer may not remove them
+    network.remove_key_file(
+        cloud, found.name
+    )  # after the homes: without it this computer may not remove them
     network.remove_groups(cloud, found.name, sleep=sleep)  # last: by it the next `up` knows the old machine
 
 
@@ -239,7 +250,7 @@ def wait_for(
     )
 
 
-def only(found: Found) -> Machine:
+def only(found: ExistingWorkspace) -> WorkspaceMachine:
     """The machine of a workspace.
 
     Raises:
@@ -260,12 +271,54 @@ def only(found: Found) -> Machine:
     return found.machines[0]
 
 
-def _machine(cloud: Cloud, instance: dict[str, Any]) -> Machine:
+def outputs(cloud: Cloud, found: ExistingWorkspace) -> Outputs:
+    """What a workspace with a machine answers.
+
+    Raises:
+        UnavailableError: It has no machine.
+    """
+    machine = only(found)
+    type_ = instance_types().get(machine.instance_type)
+    has_gpus = type_ is not None and (cloud.has_gpus or machine.simulated)
+    return Outputs(
+        agent_endpoint=machine.address,
+        runtime_env=environment(found),
+        volume_mounts=tuple(
+            VolumeMount(one.volume_id, f"/home/{machine.user}", one.size_gib, persistent=True)
+            for one in found.homes
+            if one.instance_id == machine.instance_id
+        ),
+        metadata=Provenance(
+            image_id=machine.image_id,
+            image_digest=machine.image_digest,
+            verdict=machine.image_verdict,
+            plan=machine.plan,
+            usd_hour=machine.usd_hour or None,
+            launched_at=machine.created_at,
+        ),
+        instance_id=machine.instance_id,
+        instance_type=machine.instance_type,
+        gpu_type=gpu(type_.gpu).name if type_ and has_gpus else "",
+        gpu_count=type_.gpus if type_ and has_gpus else 0,
+        zone=machine.zone,
+        driver_version=machine.driver,
+        health=machine.health or "unknown: nobody looked",
+    )
+
+
+def environment(found: ExistingWorkspace) -> dict[str, str]:
+    """Variables by which programs find a workspace and its machine."""
+    machine = only(found)
+    told = {VARIABLES["instance"]: machine.instance_id, VARIABLES["host"]: machine.ssh_address}
+    return {**lasting_variables(found.name, found.owner, found.region, machine.user), **told}
+
+
+def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
     told = tags_of(instance)
     # EC2's launch time is of the last start; the root volume has been attached since the first one
     attached = [one["Ebs"]["AttachTime"] for one in instance.get("BlockDeviceMappings", ()) if "Ebs" in one]
     running = instance["State"]["Name"] == "running"
-    return Machine(
+    return WorkspaceMachine(
         instance_id=instance["InstanceId"],
         instance_type=instance["InstanceType"],
         zone=instance["Placement"]["AvailabilityZone"],

@@ -1,8 +1,14 @@
-"""What a workspace gets before anything is made: machines in order, the image, and whether they fit."""
+"""What `workspace.up` starts, settled before anything is made: machines in order, image, services.
+
+Where a machine runs already: whether it is the one that is asked for now.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import base64
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
@@ -10,62 +16,71 @@ from functools import cache
 from typing import Any
 
 from gpukiln.attest import trust
+from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
-from gpukiln.clouds.tags import DIGEST_TAG, VERDICT_TAG, VERIFIED_TAG
-from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.clouds.tags import DESKTOP_TAG, DIGEST_TAG, VERDICT_TAG, VERIFIED_TAG
+from gpukiln.errors import IncompatibleError, RefusedError, UsageError
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers import image as images
-from gpukiln.offers.cost import MachineUsage, month, within
+from gpukiln.offers.cost import HOURS, MachineUsage, month, within
 from gpukiln.offers.fit import fit
 from gpukiln.offers.model import ImageChoice, Offer, Request
-from gpukiln.offers.request import parse
-from gpukiln.offers.select import nothing, select
-from gpukiln.units import Memory
-from gpukiln.workspaces.contract import Workspace
+from gpukiln.offers.select import lacks_of, nothing, select
+from gpukiln.typed import dump
+from gpukiln.units import Span
+from gpukiln.workspaces import services, userdata
+from gpukiln.workspaces.contract import ComputeProfile, Workspace
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
+from gpukiln.workspaces.spec import WorkspaceSpec
+from gpukiln.workspaces.volumes import DEFAULT_GIB, Home
 
+TAG_CHARACTERS = 256  # EC2's limit of a value
+MARK_CHARACTERS = 4
+CUT = "..."
+SHOWN_CHARACTERS = 120  # of a value in a message
+# What EC2 says of a machine itself, or what may differ: a home grows.
+BY_MACHINE = {
+    "workspace_name",
+    "owner",
+    "region",
+    "compute_profile",
+    "image_id",
+    "instance_types",
+    "spot",
+}
 Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
-MACHINE_ALONE = MachineUsage()
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What a machine may cost, in USD; None: anything.
-
-    Args:
-        hour: Of the machine.
-        month: Of machine, home and public address.
-    """
-
-    hour: Decimal | None = None
-    month: Decimal | None = None
-
-
-NO_LIMITS = Limits()
-
-
-@dataclass(frozen=True)
-class Plan:
+class WorkspacePlan:
     """What is going to be started in a region.
 
     Args:
+        contract: In the region, with the image that was chosen.
         offers: The best first; all of them can be started from the image.
         choice: The image, and why that one.
         subject: What is in the image; None: it is none of ours.
         image: As DescribeImages gives it.
         gpus: How many the machine has to show; 0: none.
         use: What counts in a month's price.
+        compose: The services, as a Compose file; empty: none.
+        roles: https://REPOSITORY@COMMIT, as it was typed; a foreign image runs them. Empty: none.
+        simulated: Whether the embedded cloud gives the machine simulated GPUs.
     """
 
-    wanted: Workspace
+    contract: Workspace
     offers: tuple[Offer, ...]
     choice: ImageChoice
     subject: Subject | None
     image: dict[str, Any]
     gpus: int
-    use: MachineUsage = MACHINE_ALONE
+    use: MachineUsage
+    compose: str = ""
+    roles: str = ""
+    simulated: bool = False
 
     @property
     def digest(self) -> str:
@@ -80,30 +95,61 @@ class Plan:
             return ""
         return f"{tags[VERDICT_TAG]} {tags.get(VERIFIED_TAG, '')}".strip()
 
+    def user_data(self, endpoint: str = "") -> bytes:
+        """What the machine reads at its first boot.
+
+        Args:
+            endpoint: Of an embedded cloud; empty: AWS's own.
+
+        Raises:
+            UsageError: It is too large.
+        """
+        roles = "" if self.subject else self.roles
+        return userdata.render(
+            self.contract, gpus=self.gpus, compose=self.compose, roles=roles, endpoint=endpoint
+        )
+
 
 def plan(
     cloud: Cloud,
-    wanted: Workspace,
+    spec: WorkspaceSpec,
     today: date,
     *,
-    limits: Limits = NO_LIMITS,
-    use: MachineUsage = MACHINE_ALONE,
-) -> Plan:
+    homes: Sequence[Home] = (),
+    without: str = "",
+    say: Callable[[str], None] = lambda _: None,
+) -> WorkspacePlan:
     """What a workspace gets in a region. Nothing is made.
 
     Args:
-        use: What counts in a month's price.
+        spec: In the region, see `spec.in_region`.
+        homes: Those that are there.
+        without: A type that is left out, for one of it was unhealthy.
+        say: Receives what to know of the services.
 
     Raises:
         OverBudgetError: All that fits costs more a month.
         RefusedError: Nothing vouches for the image that was named.
-        UsageError: The image is not there, or a type is unknown.
-        IncompatibleError: No machine satisfies it, or none of them fits the image.
+        UsageError: The image is not there, or none of ours and its roles are not named, or a type is unknown,
+            or the cloud has no GPUs.
+        IncompatibleError: No machine satisfies it, or none of them fits the image; no release of a service
+            runs there, or the image lacks the desktop.
         UnavailableError: The cloud can't be asked.
     """
-    offers = _offers(cloud, wanted, today, limits.hour)
+    contract, options = spec.contract, spec.options
+    if spec.contract.wants_gpus and not (cloud.has_gpus or options.simulated):
+        gpus = f"{spec.request.count} {contract.compute_profile.gpu_type}".rstrip()
+        raise UsageError(
+            f"machines of --cloud {cloud.name} have no GPUs, wanted {gpus}",
+            hint="--simulated gives them simulated ones, for a rehearsal; --cloud aws has real ones; --gpu 0 "
+            "wants none",
+        )
+    use = _use(contract, homes)
+    offers = tuple(one for one in _offers(cloud, spec, today) if one.instance_type != without)
+    if not offers:
+        raise IncompatibleError(f"no machine but {without} satisfies the request", hint="ask for less")
     looked = cache(lambda image_id: _subject(cloud, image_id))  # asked once, for however many machines
-    choices = _choices(cloud, wanted, offers, today, looked)
+    choices = _choices(cloud, contract, offers, today, looked)
     fitting = [offer for offer, choice in choices if not _wrong(choice)]
     if not fitting:
         rows = tuple(f"{offer.instance_type}: {_wrong(choice)}" for offer, choice in choices[:6])
@@ -112,9 +158,9 @@ def plan(
             details=rows,
             hint="another --image, or another --gpu; `invoke offer.list --image auto` says more",
         )
-    if limits.month is not None:
+    if options.budget is not None:
         costs = [(one, month(one, use, today, cloud=cloud.name)) for one in fitting]
-        fitting = [one for one, _ in within(limits.month, costs)]
+        fitting = [one for one, _ in within(options.budget, costs)]
     best = next(choice for offer, choice in choices if offer in fitting)
     if best.kind == "base":
         raise IncompatibleError(
@@ -124,34 +170,103 @@ def plan(
         )
     same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
     subject, image = looked(best.image_id)
-    return Plan(
-        replace(wanted, image_id=best.image_id),
+    if subject is None and not options.roles:
+        raise UsageError(
+            f"{best.image_id} is none of ours, so that its machine has to run the roles first: "
+            "wanted --roles https://REPOSITORY@COMMIT",
+            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves an image",
+        )
+    return _complete(
+        spec,
+        replace(contract, image_id=best.image_id),
         tuple(offer for offer in fitting if offer.instance_type in same),
         best,
         subject,
         image,
-        fitting[0].gpus if wants_gpus(wanted) else 0,
         use,
+        today,
+        say,
     )
 
 
-def offline(wanted: Workspace, today: date) -> Plan:
+def offline(spec: WorkspaceSpec, today: date, say: Callable[[str], None] = lambda _: None) -> WorkspacePlan:
     """What the catalogue says a workspace gets, without a cloud: nobody is asked for zones or the image.
 
     Raises:
-        UsageError: There is no such GPU.
-        IncompatibleError: No machine satisfies it.
+        IncompatibleError: No machine satisfies it, or no release of a service runs there.
     """
-    offers = _satisfying(wanted, wanted.region, "aws", today, None)
-    image_id = wanted.image_id or ""
+    contract = spec.contract
+    image_id = contract.image_id or ""
     choice = ImageChoice(image_id, "given", image_id, ("it was named",), "", ())
-    gpus = offers[0].gpus if wants_gpus(wanted) else 0
-    return Plan(wanted, offers, choice, None, {"ImageId": image_id, "RootDeviceName": ""}, gpus)
+    image = {"ImageId": image_id, "RootDeviceName": ""}
+    offers = _satisfying(spec, contract.region, "aws", today)
+    return _complete(spec, contract, offers, choice, None, image, MachineUsage(), today, say)
 
 
-def wants_gpus(wanted: Workspace) -> bool:
-    """Whether the machine of a workspace has to have GPUs."""
-    return wanted.capabilities.gpu_support and wanted.compute_profile.gpu_count > 0
+def _complete(
+    spec: WorkspaceSpec,
+    contract: Workspace,
+    offers: tuple[Offer, ...],
+    choice: ImageChoice,
+    subject: Subject | None,
+    image: dict[str, Any],
+    use: MachineUsage,
+    today: date,
+    say: Callable[[str], None],
+) -> WorkspacePlan:
+    """The plan; only the offers stay on which its services run."""
+    options = spec.options
+    gpus = offers[0].gpus if spec.contract.wants_gpus else 0
+    if contract.capabilities.gui_vnc:
+        require_desktop(image)
+    compose = ""
+    if contract.services:
+        # A simulated GPU is a double of NVML's answers: no container can be given one.
+        has_gpus = gpus > 0 and not options.simulated
+        named = services.load(contract.services)
+        if has_gpus:
+            named, notes = services.require_fit(named, offers[0].instance_type, subject, today)
+            offers = tuple(one for one in offers if _runs(named, one, subject, today))
+            for note in notes:
+                say(note)
+        rendered = services.compose(
+            named,
+            ("all",) if has_gpus else (),
+            user=userdata.user_of(contract.owner),
+            secrets=bool(contract.capabilities.secrets),
+        )
+        compose = rendered.text
+        for note in rendered.notes:
+            say(note)
+    return WorkspacePlan(
+        contract,
+        offers,
+        choice,
+        subject,
+        image,
+        gpus,
+        use,
+        compose,
+        options.roles,
+        options.simulated,
+    )
+
+
+def require_desktop(image: dict[str, Any]) -> str:
+    """The version of KasmVNC that an image has: the role kasmvnc puts it there when the image is baked.
+
+    Args:
+        image: As DescribeImages gives it.
+
+    Raises:
+        IncompatibleError: It has none.
+    """
+    if version := tags_of(image).get(DESKTOP_TAG, ""):
+        return version
+    raise IncompatibleError(
+        f"{image['ImageId']} has no desktop for the browser, which capabilities.gui_vnc asks for",
+        hint="`invoke ami.build --also kasmvnc` bakes an image that has one; or leave gui_vnc out",
+    )
 
 
 def plan_words(offer: Offer, zone: str) -> str:
@@ -162,65 +277,68 @@ def plan_words(offer: Offer, zone: str) -> str:
     return f"{offer.instance_type} {offer.market} in {zone}, {price}"
 
 
-def request_of(wanted: Workspace) -> Request:
-    """The machine that a workspace asks for, as offers know it.
-
-    Raises:
-        UsageError: There is no such GPU.
-    """
-    asked = wanted.compute_profile
-    gpu = f"{asked.gpu_type}:{asked.gpu_count}" if asked.gpu_type else str(asked.gpu_count)
-    request = parse(gpu, cpu=asked.cpu, memory=asked.memory or "", spot="only" if wanted.spot else "no")
-    named = [instance_types()[name] for name in wanted.instance_types if name in instance_types()]
-    return replace(request, arch="any") if named else request
+def _runs(named: Sequence[services.Service], offer: Offer, subject: Subject | None, today: date) -> bool:
+    try:
+        services.require_fit(named, offer.instance_type, subject, today)
+    except IncompatibleError:
+        return False
+    return True
 
 
-def _offers(cloud: Cloud, wanted: Workspace, today: date, most: Decimal | None) -> tuple[Offer, ...]:
-    if wants_gpus(wanted):
-        return _satisfying(wanted, cloud.region, cloud.name, today, most)
-    offers = _without_gpus(cloud, wanted)
-    if most is not None:
+def _use(contract: Workspace, homes: Sequence[Home]) -> MachineUsage:
+    """How a workspace uses a machine: all hours of a month, with its home and a public address."""
+    if not contract.capabilities.persistent_home:
+        return MachineUsage()
+    size = contract.compute_profile.storage_gib or (0 if homes else DEFAULT_GIB)
+    return MachineUsage(volume_gb=max(size, *(one.size_gib for one in homes), 0))
+
+
+def _offers(cloud: Cloud, spec: WorkspaceSpec, today: date) -> tuple[Offer, ...]:
+    if spec.contract.wants_gpus:
+        return _satisfying(spec, cloud.region, cloud.name, today)
+    offers = _without_gpus(cloud, spec)
+    if spec.request.max_price is not None:
         raise IncompatibleError(
-            f"the price of {offers[0].instance_type} is not known, wanted at most {most} USD/hour",
+            f"the price of {offers[0].instance_type} is not known, wanted at most {spec.request.max_price} "
+            "USD/hour",
             hint="the catalogue has prices of machines with GPUs; leave out --max-price",
         )
     return offers
 
 
-def _satisfying(
-    wanted: Workspace, region: str, source: str, today: date, most: Decimal | None
-) -> tuple[Offer, ...]:
-    """Machines of the catalogue that satisfy it, with the prices of a source; `most` USD an hour."""
-    request = replace(request_of(wanted), max_price=most)
-    found = select(request, [region], today, cloud=source)
-    if not found.offers:
-        raise nothing(request, found, [region])
-    if not wanted.instance_types:
-        return found.offers
-    named = tuple(one for one in found.offers if one.instance_type in wanted.instance_types)
+def _satisfying(spec: WorkspaceSpec, region: str, source: str, today: date) -> tuple[Offer, ...]:
+    """Machines of the catalogue that satisfy it, with the prices of a source."""
+    request, types = spec.request, spec.contract.instance_types
+    answer = select(request, [region], today, cloud=source)
+    if not answer.offers:
+        raise nothing(request, answer, [region])
+    if not types:
+        return answer.offers
+    named = tuple(one for one in answer.offers if one.instance_type in types)
     if not named:
-        near = {one.instance_type: "; ".join(lack.message for lack in one.lacks) for one in found.near}
-        rows = [f"{name}: {near.get(name, 'not in the catalogue')}" for name in wanted.instance_types]
+        near = {one.instance_type: "; ".join(lack.message for lack in one.lacks) for one in answer.near}
+        rows = [f"{name}: {near.get(name, 'not in the catalogue')}" for name in types]
         raise IncompatibleError(
-            f"{' and '.join(wanted.instance_types)} does not satisfy the request",
+            f"{' and '.join(types)} does not satisfy the request",
             details=tuple(rows),
-            hint=f"{found.offers[0].instance_type} does; or ask for less",
+            hint=f"{answer.offers[0].instance_type} does; or ask for less",
         )
     return named
 
 
-def _without_gpus(cloud: Cloud, wanted: Workspace) -> tuple[Offer, ...]:
+def _without_gpus(cloud: Cloud, spec: WorkspaceSpec) -> tuple[Offer, ...]:
     """Machines that EC2 describes; the catalogue has those with GPUs alone, so that no price is known."""
-    if not wanted.instance_types:
+    types = spec.contract.instance_types
+    if not types:
         raise IncompatibleError(
             "machines without a GPU are not in the catalogue, so that none can be chosen",
             hint="name one: --instance-types m7i.2xlarge",
         )
     with explain_aws_errors("look up the instance types"):
-        rows = cloud.client("ec2").describe_instance_types(InstanceTypes=list(wanted.instance_types))
+        rows = cloud.client("ec2").describe_instance_types(InstanceTypes=list(types))
     offers = []
     for row in rows["InstanceTypes"]:
-        vcpu, memory = _require_large(row, wanted)
+        vcpu, memory = _require_large(row, spec.request)
         offers.append(
             Offer(
                 instance_type=row["InstanceType"],
@@ -234,17 +352,17 @@ def _without_gpus(cloud: Cloud, wanted: Workspace) -> tuple[Offer, ...]:
                 local_gb=row.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
                 arch=row["ProcessorInfo"]["SupportedArchitectures"][-1],
                 efa=0,
-                market="spot" if wanted.spot else "on-demand",
+                market="spot" if spec.contract.spot else "on-demand",
                 price=None,
                 on_demand=None,
                 spot=(),
                 zones=None,
             )
         )
-    return tuple(sorted(offers, key=lambda one: wanted.instance_types.index(one.instance_type)))
+    return tuple(sorted(offers, key=lambda one: types.index(one.instance_type)))
 
 
-def require_size(cloud: Cloud, wanted: Workspace, name: str) -> None:
+def require_size(cloud: Cloud, request: Request, name: str) -> None:
     """Refuse a machine without a GPU that has fewer vCPUs or less memory than is wanted.
 
     Raises:
@@ -253,34 +371,33 @@ def require_size(cloud: Cloud, wanted: Workspace, name: str) -> None:
     """
     with explain_aws_errors("look up the instance types"):
         rows = cloud.client("ec2").describe_instance_types(InstanceTypes=[name])
-    _require_large(rows["InstanceTypes"][0], wanted)
+    _require_large(rows["InstanceTypes"][0], request)
 
 
-def _require_large(row: dict[str, Any], wanted: Workspace) -> tuple[int, int]:
+def _require_large(row: dict[str, Any], request: Request) -> tuple[int, int]:
     """The vCPUs and the memory of a type, which are as large as is wanted."""
-    profile = wanted.compute_profile
-    least = Memory.parse(profile.memory, "memory").mib if profile.memory else 0
     vcpu, memory = row["VCpuInfo"]["DefaultVCpus"], row["MemoryInfo"]["SizeInMiB"]
-    if vcpu < profile.cpu or memory < least:
+    if vcpu < request.vcpu or memory < request.memory_mib:
         raise IncompatibleError(
-            f"{row['InstanceType']} has {vcpu} vCPU and {memory} MiB, wanted {profile.cpu} and {least}",
+            f"{row['InstanceType']} has {vcpu} vCPU and {memory} MiB, "
+            f"wanted {request.vcpu} and {request.memory_mib}",
             hint="name a larger one",
         )
     return vcpu, memory
 
 
 def _choices(
-    cloud: Cloud, wanted: Workspace, offers: Sequence[Offer], today: date, looked: Looked
+    cloud: Cloud, contract: Workspace, offers: Sequence[Offer], today: date, looked: Looked
 ) -> list[tuple[Offer, ImageChoice]]:
-    if wanted.image_id:
-        return _given(cloud, wanted.image_id, offers, today, looked)
-    found = images.images_of(cloud, fresh=True)
-    return [(offer, _chosen(found, cloud, offer, today)) for offer in offers]
+    if contract.image_id:
+        return _given(cloud, contract.image_id, offers, today, looked)
+    known = images.images_of(cloud, fresh=True)
+    return [(offer, _chosen(known, cloud, offer, today)) for offer in offers]
 
 
-def _chosen(found: images.Images, cloud: Cloud, offer: Offer, today: date) -> ImageChoice:
+def _chosen(known: images.Images, cloud: Cloud, offer: Offer, today: date) -> ImageChoice:
     if offer.gpus:
-        return images.choose(found, cloud, offer.instance_type, None, today)
+        return images.choose(known, cloud, offer.instance_type, None, today)
     raise UsageError(
         f"an image is chosen by the GPU, and {offer.instance_type} has none", hint="name one: --image"
     )
@@ -309,3 +426,122 @@ def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any
 
 def _wrong(choice: ImageChoice) -> str:
     return next((row.message for row in choice.findings if row.severity == "error"), "")
+
+
+def marks(wanted: Workspace, roles: str) -> str:
+    """The machine's tag that says by which options it was started: the name and a hash of each, no values.
+
+    A field at its default has no entry. What does not fit is left out, and the end says so.
+    """
+    entries = [f"{name}={_mark(value)}" for name, value in _not_default(wanted, roles).items()]
+    if len(" ".join(entries)) <= TAG_CHARACTERS:
+        return " ".join(entries)
+    while len(" ".join([*entries, CUT])) > TAG_CHARACTERS:
+        entries.pop()
+    return " ".join([*entries, CUT])
+
+
+def require_same(cloud: Cloud, spec: WorkspaceSpec, found: ExistingWorkspace) -> None:
+    """Refuse where the machine of a workspace is not what is asked for now.
+
+    What is not named asks for nothing: a field at its default is satisfied by every machine.
+
+    Raises:
+        RefusedError: Something differs; the details name all of it.
+    """
+    machine = only(found)
+    rows = [
+        *_machine_rows(cloud, spec, machine),
+        *_market_rows(spec, machine),
+        *_marked_rows(spec.contract, spec.options.roles, machine),
+    ]
+    if spec.options.simulated and not machine.simulated:
+        rows.append("it has no simulated GPUs, wanted --simulated")
+    if rows:
+        raise RefusedError(
+            f"{found.name} has a machine already, {machine.instance_id} ({machine.instance_type}), and it "
+            "differs from what is asked for",
+            details=tuple(rows),
+            hint=f"`invoke workspace.down {found.name} --keep-home` ends it, and the same command starts "
+            "another with its home; or leave out what differs",
+        )
+
+
+def _machine_rows(cloud: Cloud, spec: WorkspaceSpec, machine: WorkspaceMachine) -> Iterator[str]:
+    contract, name = spec.contract, machine.instance_type
+    profile, type_ = contract.compute_profile, instance_types().get(machine.instance_type)
+    if contract.instance_types and name not in contract.instance_types:
+        yield f"it is a {name}, wanted {' or '.join(contract.instance_types)}"
+    if type_ and spec.contract.wants_gpus:
+        any_gpu = not profile.gpu_type and profile.gpu_count == ComputeProfile().gpu_count
+        count = Span(1) if any_gpu else spec.request.count
+        yield from lacks_of(
+            replace(spec.request, arch="any", spot="no", count=count, fractions=any_gpu), name
+        )
+    elif type_ and not machine.lacks_gpus:
+        yield f"it has {type_.gpus} {gpu(type_.gpu).name}, wanted none"
+    elif spec.contract.wants_gpus and (profile.gpu_type or profile.gpu_count != ComputeProfile().gpu_count):
+        yield f"it has no GPU, wanted {profile.gpu_count} {profile.gpu_type}".rstrip()
+    if not type_ and (profile.cpu or profile.memory):
+        try:
+            require_size(cloud, spec.request, name)
+        except IncompatibleError as error:
+            yield error.message
+    if contract.image_id and contract.image_id != machine.image_id:
+        yield f"its image is {machine.image_id}, wanted {contract.image_id}"
+
+
+def _market_rows(spec: WorkspaceSpec, machine: WorkspaceMachine) -> Iterator[str]:
+    if spec.contract.spot and not machine.spot:
+        yield "it is on demand, wanted spot"
+    most, budget = spec.options.max_price, spec.options.budget
+    if most is None and budget is None:
+        return
+    if not machine.usd_hour:
+        yield "its price is not known, wanted at most what --max-price and --budget say"
+        return
+    hour = Decimal(machine.usd_hour)
+    if most is not None and hour > most:
+        yield f"it costs {hour} USD/hour, wanted at most {most}"
+    if budget is not None and hour * HOURS > budget:
+        yield f"its machine alone costs {hour * HOURS:.2f} USD a month, wanted at most {budget}"
+
+
+def _marked_rows(wanted: Workspace, roles: str, machine: WorkspaceMachine) -> Iterator[str]:
+    if machine.asked is None:  # an earlier version started it, or Terraform
+        return
+    entries = dict(one.split("=", 1) for one in machine.asked.split() if "=" in one)
+    cut = machine.asked.endswith(CUT)
+    for name, value in _not_default(wanted, roles).items():
+        if (name not in entries and cut) or name == "gpu_support":
+            continue
+        if entries.get(name) != _mark(value):
+            how = "with another one" if name in entries else "without"
+            yield f"{name}: it was started {how}, wanted {_words(value)}"
+
+
+def _not_default(wanted: Workspace, roles: str) -> dict[str, Any]:
+    """What was asked for and is no default, by the field's name."""
+    plain = Workspace(wanted.workspace_name, wanted.owner, wanted.region)
+    fields, defaults = _flat(wanted), _flat(plain)
+    found = {name: value for name, value in fields.items() if value != defaults[name]}
+    return {**found, **({"roles": roles} if roles else {})}
+
+
+def _flat(wanted: Workspace) -> dict[str, Any]:
+    document = dump(wanted)
+    fields = {**document, **document.pop("capabilities"), "gpu_support": wanted.wants_gpus}
+    return {name: value for name, value in fields.items() if name not in {*BY_MACHINE, "capabilities"}}
+
+
+def _mark(value: Any) -> str:
+    digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
+    return base64.urlsafe_b64encode(digest).decode()[:MARK_CHARACTERS]
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, str):
+        return value if len(value) <= SHOWN_CHARACTERS and value.isprintable() else "another text"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return json.dumps(value)

@@ -1,23 +1,36 @@
-"""How a workspace's machine is reached: SSH, directly or through Systems Manager."""
+"""How a workspace's machine is reached, by SSH or Systems Manager, and whether it is healthy there."""
 
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
+from pathlib import Path
 
 from gpukiln import programs
-from gpukiln.clouds.base import Cloud
+from gpukiln.catalog.instance_types import instance_types
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.tags import HEALTH_TAG
 from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
+from gpukiln.instances.tags import tag_list
 from gpukiln.ssh import HostKeys, Ssh
-from gpukiln.workspaces.keys import key_file
-from gpukiln.workspaces.lifecycle import Found, Machine, only
+from gpukiln.state import state_home
+from gpukiln.verify.report import Live
+from gpukiln.verify.suite import run_suite
+from gpukiln.verify.target import over_ssh
+from gpukiln.verify.verdict import Verdict
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
+from gpukiln.workspaces.network import key_file
 from gpukiln.workspaces.userdata import AGENT
 
 # Systems Manager user guide, "Allow and control permissions for SSH connections through Session Manager"
 DOCUMENT = "AWS-StartSSHSession"
 ASK_S = 60.0
+PROFILE = "workspace"
+TAG_CHARACTERS = 256  # EC2's limit of a value
+HEALTHY, UNHEALTHY = "healthy", "unhealthy"
 
 
-def reached(cloud: Cloud, found: Found, *, user: str = "") -> Ssh:
+def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
     """How the machine of a workspace is reached.
 
     Args:
@@ -51,7 +64,7 @@ def reached(cloud: Cloud, found: Found, *, user: str = "") -> Ssh:
     )
 
 
-def busy(cloud: Cloud, found: Found) -> str | None:
+def busy(cloud: Cloud, found: ExistingWorkspace) -> str | None:
     """What somebody does on the machine of a workspace now; None where it can't be asked."""
     try:
         command = reached(cloud, found).command(f"sudo -n python3 {AGENT} busy")
@@ -61,8 +74,75 @@ def busy(cloud: Cloud, found: Found) -> str | None:
     return ran.stdout.decode(errors="replace").strip() if ran.returncode == 0 else None
 
 
-def _proxy(cloud: Cloud, machine: Machine) -> str:
+def _proxy(cloud: Cloud, machine: WorkspaceMachine) -> str:
     profile = getattr(cloud, "profile", None)
     words = ["aws", "ssm", "start-session", "--target", machine.instance_id, "--region", cloud.region]
     words += ["--document-name", DOCUMENT, *(["--profile", profile] if profile else [])]
     return f"{shlex.join(words)} --parameters portNumber=%p"
+
+
+@dataclass(frozen=True)
+class HealthReport:
+    """What a look at a machine said.
+
+    Args:
+        words: healthy or unhealthy, with the reason behind a colon.
+        verdict: None: it could not be judged.
+        folder: Where results.json and report.html are.
+    """
+
+    words: str
+    verdict: Verdict | None
+    folder: Path
+
+    @property
+    def good(self) -> bool:
+        """Whether it is healthy."""
+        return self.words.startswith(HEALTHY)
+
+
+def reports(cloud: Cloud, name: str) -> Path:
+    """Where the reports on a workspace are."""
+    return state_home() / "workspaces" / "reports" / f"{cloud.name}-{cloud.region}-{name}"
+
+
+def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) -> HealthReport:
+    """Judge the machine of a workspace, and tag it with what came of it.
+
+    A machine that can't be reached is unhealthy.
+
+    Raises:
+        RefusedError: Its key is on another computer.
+        UnavailableError: It does not run, or the cloud refused.
+    """
+    machine = only(found)
+    target = over_ssh(found.name, reached(cloud, found, user=machine.ssh_user))
+    folder = reports(cloud, found.name)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    type_ = instance_types().get(machine.instance_type)
+    verdict: Verdict | None = None
+    try:
+        verdict = run_suite(
+            target,
+            profile=PROFILE,
+            out_dir=folder,
+            on_start=live.start if live else None,
+            on_check=live.check if live else None,
+            expect_gpus=type_.gpus if type_ and not machine.lacks_gpus else 0,
+            instance_type=machine.instance_type,
+            simulated=machine.simulated,
+        )
+        words = _words(verdict)
+    except GpukilnError as error:
+        words = f"{UNHEALTHY}: {error.message}"
+    tag = {HEALTH_TAG: words[:TAG_CHARACTERS]}
+    with explain_aws_errors("tag the workspace's machine with its health"):
+        cloud.client("ec2").create_tags(Resources=[machine.instance_id], Tags=tag_list(tag))
+    return HealthReport(words, verdict, folder)
+
+
+def _words(verdict: Verdict) -> str:
+    if verdict.passed:
+        return f"{HEALTHY}: {len(verdict.checks) - len(verdict.not_run)} checks passed, {verdict.started_at}"
+    names = ", ".join(check.id for check in verdict.failures)
+    return f"{UNHEALTHY}: {names}, {verdict.started_at}"

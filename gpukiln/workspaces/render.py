@@ -1,6 +1,7 @@
-"""A workspace as Terraform reads it: values of the module examples/coder/, and a root module that calls it.
+"""What a workspace is made of, as files without a cloud: Compose, user data, and Terraform.
 
-What `workspace.up` asks of the cloud is said here in Terraform's names and decided nowhere else.
+For Terraform: values of the module examples/coder/, and a root module that calls it. What `workspace.up` asks
+of the cloud is said here in Terraform's names and decided nowhere else.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from datetime import UTC, datetime
 from typing import Any
 
+from gpukiln.catalog.load import ROOT
 from gpukiln.clouds import tags
 from gpukiln.clouds.iam import ROLE_PATH, boundary_arn, partition_of
 from gpukiln.errors import UsageError
@@ -19,17 +22,52 @@ from gpukiln.instances.launch import SPOT
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers.model import Offer
 from gpukiln.typed import dump
-from gpukiln.workspaces import network, rights, userdata, volumes
-from gpukiln.workspaces.contract import Outputs, Workspace
-from gpukiln.workspaces.outputs import VARIABLES
-from gpukiln.workspaces.plan import plan_words
-from gpukiln.workspaces.request import HOME_DEVICE, machine_request
-from gpukiln.workspaces.tags import workspace_tags
+from gpukiln.workspaces import iam, network, userdata, volumes
+from gpukiln.workspaces.contract import VARIABLES, Outputs, Workspace, workspace_tags
+from gpukiln.workspaces.plan import offline, plan_words
+from gpukiln.workspaces.provision import HOME_DEVICE, machine_request
+from gpukiln.workspaces.spec import WorkspaceSpec
 
 FORM = "workspace.tfvars/1"
 RENDERED = "rendered.json"
+MODULE = ROOT / "examples" / "coder"
+MODULE_FOLDER = "workspace"  # of the module, in the folder of the root module that calls it
 TERRAFORM = {"GroupName": "name"}  # where it is not the API's name
 OUTPUTS = tuple(one.name for one in fields(Outputs))  # of the module, too
+
+
+def rendered_files(to: str, spec: WorkspaceSpec, say: Callable[[str], None]) -> dict[str, bytes]:
+    """Files by their names; a root module of Terraform is whole, with the module that it calls.
+
+    Args:
+        to: compose, userdata, tfvars or terraform.
+        say: Told what somebody has to know of the services.
+
+    Raises:
+        UsageError: No service or no image is named, and one is needed.
+        IncompatibleError: No machine satisfies it, or no release of a service runs there.
+    """
+    plan = offline(spec, datetime.now(UTC).date(), say)
+    contract = plan.contract
+    if to == "compose":
+        if not plan.compose:
+            raise UsageError("no service is named", hint="--service ollama, for example")
+        return {"compose.yaml": plan.compose.encode()}
+    data = plan.user_data()
+    if to == "userdata":
+        return {"user-data": data}
+    if not contract.image_id:
+        raise UsageError("no image is named", hint="--image ami-..., as `offer.list --image auto` says it")
+    variables = tfvars(contract, plan.offers, image_id=contract.image_id, user_data=data)
+    if to == "tfvars":
+        return {RENDERED: _json(variables)}
+    root = terraform(contract, variables, source=f"./{MODULE_FOLDER}")
+    module = {f"{MODULE_FOLDER}/{file.name}": file.read_bytes() for file in sorted(MODULE.glob("*.tf"))}
+    return {**{name: _json(text) for name, text in root.items()}, **module}
+
+
+def _json(document: object) -> bytes:
+    return (json.dumps(document, indent=2) + "\n").encode()
 
 
 def tfvars(
@@ -77,14 +115,14 @@ def tfvars(
             "egress": [_rule(rule) for rule in network.egress_rules(wanted)],
         },
         "role": {
-            "name": rights.role_name(wanted),
+            "name": iam.role_name(wanted),
             "path": ROLE_PATH,
             # Rendering asks no cloud: Terraform fills in the account.
             "permissions_boundary": boundary_arn(partition_of([wanted.region]), "%s"),
-            "assume_role_policy": json.dumps(rights.trust(wanted)),
-            "policy_name": rights.POLICY,
-            "policy": json.dumps(rights.policy(wanted)),
-            "tags": workspace_tags(wanted, rights.PART),
+            "assume_role_policy": json.dumps(iam.trust(wanted)),
+            "policy_name": iam.POLICY,
+            "policy": json.dumps(iam.policy(wanted)),
+            "tags": workspace_tags(wanted, iam.PART),
         },
         "home": {
             **_named(volumes.volume_request(wanted)),

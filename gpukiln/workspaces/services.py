@@ -54,7 +54,7 @@ def _known_workload(name: str) -> str:
 
 
 @strict
-class Release:
+class ServiceRelease:
     """One release of a service.
 
     Args:
@@ -97,7 +97,7 @@ class Service:
     needs_gpu: bool
     healthcheck: tuple[str, ...]
     start_s: int
-    releases: tuple[Release, ...]
+    releases: tuple[ServiceRelease, ...]
     environment: dict[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     model: str = ""
@@ -117,7 +117,7 @@ class Service:
 
 
 @dataclass(frozen=True)
-class Rendered:
+class ComposeFile:
     """A Compose file.
 
     Args:
@@ -194,7 +194,7 @@ def _fitting(service: Service, machine: str, image: Subject | None, today: date)
     )
 
 
-def _tag(release: Release) -> str:
+def _tag(release: ServiceRelease) -> str:
     return release.image.partition("@")[0]
 
 
@@ -204,7 +204,7 @@ def compose(
     *,
     user: str,
     secrets: bool = False,
-) -> Rendered:
+) -> ComposeFile:
     """The Compose file of services, of the first release of each (see `require_fit`).
 
     It is read by docker compose and by docker-compose 1.29 of Debian 12 (no `name`, short forms alone).
@@ -233,7 +233,7 @@ def compose(
     # One line of JSON: the machine reads it without a parser of YAML (gpukiln/probe/services.py).
     told = {one.name: _told(one, bool(given)) for one in services}
     text = f"x-gpukiln: {json.dumps(told)}\n{yaml.safe_dump(document, sort_keys=False, width=1000)}"
-    return Rendered(text, tuple(notes))
+    return ComposeFile(text, tuple(notes))
 
 
 def _reservation(gpus: Sequence[str] | Literal["all"]) -> dict[str, Any]:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import ROUND_HALF_UP, Decimal
 
+from rich.console import RenderableType
+
 from gpukiln.errors import UsageError
 from gpukiln.offers.cost import CENT
-from gpukiln.workspaces.known import Span
+from gpukiln.reports.tables import Rows
+from gpukiln.workspaces.local_state import RunInterval
 
 USAGE = "workspace.usage/1"
 
 
 @dataclass(frozen=True)
-class Used:
+class UsageSum:
     """What a workspace's machines used.
 
     Args:
@@ -34,7 +37,7 @@ class Used:
 
 
 @dataclass(frozen=True)
-class Usage:
+class WorkspaceUsage:
     """What workspace.usage prints with --json.
 
     Args:
@@ -45,11 +48,11 @@ class Usage:
 
     schema: str
     since: str
-    workspaces: tuple[Used, ...]
-    owners: tuple[Used, ...]
+    workspaces: tuple[UsageSum, ...]
+    owners: tuple[UsageSum, ...]
 
 
-def usage(spans: Iterable[Span], *, since: str = "", owner: str = "") -> Usage:
+def usage(spans: Iterable[RunInterval], *, since: str = "", owner: str = "") -> WorkspaceUsage:
     """Sum up times that machines ran.
 
     Args:
@@ -63,7 +66,7 @@ def usage(spans: Iterable[Span], *, since: str = "", owner: str = "") -> Usage:
     kept = [one for one in spans if owner in ("", one.owner) and (first is None or _end(one) > first)]
     by_name = {(one.owner, one.name) for one in kept}
     by_owner = {one.owner for one in kept}
-    return Usage(
+    return WorkspaceUsage(
         USAGE,
         first.isoformat() if first else "",
         tuple(
@@ -74,7 +77,23 @@ def usage(spans: Iterable[Span], *, since: str = "", owner: str = "") -> Usage:
     )
 
 
-def _used(owner: str, name: str, spans: list[Span], first: datetime | None) -> Used:
+def usage_parts(answer: WorkspaceUsage) -> Iterator[RenderableType]:
+    """Hours and money, by workspace and by owner."""
+    table = Rows("owner", "workspace", "hours", "USD", "", first=3, right=("hours", "USD"))
+    for one in answer.workspaces:
+        table.add(*_row(one))
+    for one in answer.owners:
+        table.add(*_row(one), style="bold")
+    yield table
+    yield "machines alone, at their price at launch, as this computer saw them run"
+
+
+def _row(one: UsageSum) -> tuple[str, ...]:
+    money = "?" if one.usd is None else str(one.usd)
+    return one.owner, one.name or "all", str(one.hours), money, "runs" if one.running else ""
+
+
+def _used(owner: str, name: str, spans: list[RunInterval], first: datetime | None) -> UsageSum:
     hours, usd = Decimal(0), Decimal(0)
     for one in spans:
         started = datetime.fromisoformat(one.started)
@@ -84,10 +103,12 @@ def _used(owner: str, name: str, spans: list[Span], first: datetime | None) -> U
         usd += ran * Decimal(one.usd_hour or 0)
     known = all(one.usd_hour for one in spans)
     money = usd.quantize(CENT, ROUND_HALF_UP) if known else None
-    return Used(owner, name, hours.quantize(CENT, ROUND_HALF_UP), money, not all(one.ended for one in spans))
+    return UsageSum(
+        owner, name, hours.quantize(CENT, ROUND_HALF_UP), money, not all(one.ended for one in spans)
+    )
 
 
-def _end(one: Span) -> datetime:
+def _end(one: RunInterval) -> datetime:
     return datetime.fromisoformat(one.seen)
 
 

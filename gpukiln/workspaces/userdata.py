@@ -17,15 +17,13 @@ from typing import Any
 
 from gpukiln.errors import UsageError
 from gpukiln.workspaces import agent
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.outputs import lasting
-from gpukiln.workspaces.rights import CACHE, EFS
+from gpukiln.workspaces.contract import Workspace, lasting_variables
+from gpukiln.workspaces.iam import EFS
 
 LIMIT_BYTES = 16 * 1024  # EC2 user guide, "Instance user data": before base64
 AGENT = "/usr/local/lib/gpukiln/workspace-agent.py"
 BOUNDARY = "gpukiln-workspace-part"
 PROFILE = "/etc/profile.d/gpukiln-workspace.sh"
-VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # What our roles need where they run by themselves; the versions are those that we use.
 ROLES_NEED = ("ansible-core", "nvidia-ml-py", "tomli", "tomlkit")
 UNITS = {
@@ -82,51 +80,36 @@ ACCOUNTS = re.compile(
 
 
 def render(
-    wanted: Workspace,
-    *,
-    own_image: bool,
-    gpus: int,
-    home: bool,
-    compose: str,
-    roles_commit: str = "",
-    roles_url: str = "",
-    endpoint: str = "",
+    contract: Workspace, *, gpus: int, compose: str = "", roles: str = "", endpoint: str = ""
 ) -> bytes:
     """User data, gzipped where it would be too large. It is the same in all zones.
 
     Args:
+        contract: Checked, see `spec.read_spec`. A home volume is named by the machine's tag `gpukiln:home`.
         gpus: How many the machine has to show; 0: none.
-        home: Whether a home volume will be attached; the machine's tag `gpukiln:home` names it.
         compose: The services, as a Compose file; empty: none.
-        roles_commit: Of the repository at `roles_url`, whose roles a foreign image runs.
+        roles: https://REPOSITORY@COMMIT, whose roles a foreign image runs; empty: none.
         endpoint: Of an embedded cloud; empty: AWS's own.
 
     Raises:
-        UsageError: It is too large, or can't be as it was asked for.
+        UsageError: It is too large.
     """
-    _require(wanted)
-    if not own_image and not (
-        re.fullmatch("[0-9a-f]{40}", roles_commit) and roles_url.startswith("https://")
-    ):
-        raise UsageError(
-            "an image that is not ours needs the roles: a whole commit, and an https:// repository",
-            hint="take an image of ours, or name both",
-        )
-    config = _config(wanted, gpus=gpus, home=home, compose=compose)
-    if not own_image:
+    config = _config(contract, gpus=gpus, compose=compose)
+    if roles:
         packages = [f"{name}=={version(name)}" for name in ROLES_NEED]
-        config["roles"] = {"url": roles_url, "commit": roles_commit, "packages": packages}
+        url, _, commit = roles.rpartition("@")
+        config["roles"] = {"url": url, "commit": commit, "packages": packages}
     files = [
         _file(agent.CONFIG, json.dumps(config, indent=1, sort_keys=True) + "\n", "0600"),
         _file(AGENT, _without_comments(Path(agent.__file__).read_text()), "0755"),
-        _file(PROFILE, profile(wanted), "0644"),
+        _file(PROFILE, profile(contract), "0644"),
         *(_file(f"/etc/systemd/system/{name}", text, "0644") for name, text in UNITS.items()),
     ]
     if endpoint:
         files.append(_file("/etc/gpukiln/agent.env", f"AWS_ENDPOINT_URL={endpoint}\n", "0644"))
-    document = {"hostname": wanted.workspace_name, "manage_etc_hosts": "localhost", "write_files": files}
+    document = {"hostname": contract.workspace_name, "manage_etc_hosts": "localhost", "write_files": files}
     cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML, and needs no quoting of ours
-    whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start(wanted)))
+    whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start(contract)))
     if len(whole) >= LIMIT_BYTES:
         whole = gzip.compress(whole, mtime=0)
     if len(whole) >= LIMIT_BYTES:
@@ -145,7 +128,7 @@ def user_of(owner: str) -> str:
 def runtime_env(wanted: Workspace) -> dict[str, str]:
     """What the workspace's user has in the environment, secrets apart."""
     cache = wanted.capabilities.artifact_cache
-    env = lasting(wanted.workspace_name, wanted.owner, wanted.region, user_of(wanted.owner))
+    env = lasting_variables(wanted.workspace_name, wanted.owner, wanted.region, user_of(wanted.owner))
     if cache:
         env["GPUKILN_ARTIFACT_CACHE"] = f"{agent.CACHE}/gpukiln" if EFS.fullmatch(cache) else cache
     return env
@@ -172,32 +155,14 @@ def start(wanted: Workspace) -> str:
     return f"#!/bin/sh\nset -eu\nsystemctl daemon-reload\n{enable}\n"
 
 
-def _require(wanted: Workspace) -> None:
-    has = wanted.capabilities
-    if bad := [name for name in has.secrets if not VARIABLE.fullmatch(name)]:
-        raise UsageError(
-            f"{', '.join(map(repr, bad))} can't be the name of an environment variable",
-            hint="letters, digits and _, for example HF_TOKEN",
-        )
-    if has.secrets and has.identity_mode == "none":
-        raise UsageError(
-            "secrets are fetched with the machine's rights, and it is to have none",
-            hint="take identity_mode iam, or no secrets",
-        )
-    if has.artifact_cache and not (EFS.fullmatch(has.artifact_cache) or CACHE.fullmatch(has.artifact_cache)):
-        raise UsageError(
-            f"artifact_cache {has.artifact_cache!r} is none", hint="s3://BUCKET/PREFIX, or an EFS id fs-..."
-        )
-
-
-def _config(wanted: Workspace, *, gpus: int, home: bool, compose: str) -> dict[str, Any]:
+def _config(wanted: Workspace, *, gpus: int, compose: str) -> dict[str, Any]:
     """What the agent reads."""
     has, toolchain = wanted.capabilities, wanted.toolchain_template
     return {
         "name": wanted.workspace_name,
         "user": user_of(wanted.owner),
         "region": wanted.region,
-        "home": home,
+        "home": has.persistent_home,
         "secrets": has.secrets,
         "tags": has.identity_mode == "iam",
         "gpus": gpus,

@@ -4,34 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 
 from rich.console import RenderableType
 
+from gpukiln.clouds.base import Cloud
+from gpukiln.offers.cost import Month, month
+from gpukiln.offers.model import ImageChoice, Offer
 from gpukiln.reports.tables import Rows
+from gpukiln.units import Memory
 from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces.agent import UNKNOWN
 from gpukiln.workspaces.contract import Outputs
-from gpukiln.workspaces.health import HEALTHY
-from gpukiln.workspaces.known import Region
-from gpukiln.workspaces.lifecycle import Found
-from gpukiln.workspaces.up import DONE
-from gpukiln.workspaces.usage import Usage, Used
+from gpukiln.workspaces.lifecycle import DONE, ExistingWorkspace, only
+from gpukiln.workspaces.local_state import RegionRecord
+from gpukiln.workspaces.plan import WorkspacePlan
+from gpukiln.workspaces.reach import HEALTHY
 
 NOW = "less than a minute ago"
 LIST, SHOW, STATUS = "workspace.list/1", "workspace.show/1", "workspace.status/1"
+PLAN = "workspace.plan/1"
+SHOWN_OFFERS = 3
 
 
 @dataclass(frozen=True)
-class Listing:
+class WorkspaceListing:
     """What workspace.list prints with --json; each region says when it was asked."""
 
     schema: str
-    regions: tuple[Region, ...]
+    regions: tuple[RegionRecord, ...]
 
 
 @dataclass(frozen=True)
-class Shown:
+class WorkspaceDetails:
     """What workspace.up, show, stop and start print with --json.
 
     Args:
@@ -39,7 +45,7 @@ class Shown:
     """
 
     schema: str
-    workspace: Found
+    workspace: ExistingWorkspace
     outputs: Outputs | None
 
 
@@ -69,7 +75,55 @@ class Status:
     report: str
 
 
-def status(found: Found, health: str, verdict: Verdict | None, report: str) -> Status:
+@dataclass(frozen=True)
+class Priced:
+    """A machine that a workspace may get.
+
+    Args:
+        gpu: The GPU's name; empty: it has none.
+        usd_hour: None: not known.
+        usd_month: Of machine, home and public address, all hours; None: the price of one is not known.
+        estimated_hour: What it probably costs where `usd_hour` is not known; None: it is, or nothing says so.
+        estimated_month: Likewise for `usd_month`.
+    """
+
+    instance_type: str
+    market: str
+    gpu: str
+    gpus: int
+    vcpu: int
+    memory_mib: int
+    usd_hour: Decimal | None
+    usd_month: Decimal | None
+    estimated_hour: Decimal | None = None
+    estimated_month: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What workspace.up --dry-run prints with --json.
+
+    Args:
+        runs: The machine that the workspace has already, so that none is started; empty: none.
+        offers: The best first: what has no capacity is followed by the next. Empty where it has a machine.
+        image: What the machine is started from; null where it has a machine.
+        verdict: Of the image, in words; empty where nobody judged it.
+        home_gib: Of the home volume; 0: it has none.
+    """
+
+    schema: str
+    name: str
+    owner: str
+    cloud: str
+    region: str
+    runs: str
+    offers: tuple[Priced, ...]
+    image: ImageChoice | None
+    verdict: str
+    home_gib: int
+
+
+def status(found: ExistingWorkspace, health: str, verdict: Verdict | None, report: str) -> Status:
     """How a workspace with a machine is."""
     [machine] = found.machines
     good = machine.state == "running" and machine.stage.startswith(DONE)
@@ -86,7 +140,45 @@ def status(found: Found, health: str, verdict: Verdict | None, report: str) -> S
     )
 
 
-def listing_parts(listing: Listing) -> Iterator[RenderableType]:
+def preview(cloud: Cloud, plan: WorkspacePlan, today: date) -> Preview:
+    """What a plan starts, with its prices."""
+    contract = plan.contract
+    return Preview(
+        PLAN,
+        contract.workspace_name,
+        contract.owner,
+        cloud.name,
+        cloud.region,
+        "",
+        tuple(_priced(one, month(one, plan.use, today, cloud=cloud.name)) for one in plan.offers),
+        plan.choice,
+        plan.verdict,
+        plan.use.volume_gb,
+    )
+
+
+def _priced(offer: Offer, costs: Month) -> Priced:
+    return Priced(
+        offer.instance_type,
+        offer.market,
+        offer.gpu,
+        offer.gpus,
+        offer.vcpu,
+        offer.memory_mib,
+        offer.price.value if offer.price else None,
+        costs.usd,
+        offer.estimate.value if offer.estimate else None,
+        costs.estimate,
+    )
+
+
+def running(cloud: Cloud, found: ExistingWorkspace) -> Preview:
+    """What is there already, so that nothing is started."""
+    runs, home_gib = only(found).instance_id, sum(one.size_gib for one in found.homes)
+    return Preview(PLAN, found.name, found.owner, cloud.name, cloud.region, runs, (), None, "", home_gib)
+
+
+def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
     """Workspaces by region; what is left over of one is told apart."""
     table = Rows("name", "owner", "state", "machine", "zone", "home", "USD/hour", "health", "stage", first=3)
     orphans = []
@@ -124,7 +216,7 @@ def listing_parts(listing: Listing) -> Iterator[RenderableType]:
         yield "no region was asked yet: --refresh asks"
 
 
-def shown_parts(shown: Shown) -> Iterator[RenderableType]:
+def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
     """A workspace, a fact a line."""
     found, out = shown.workspace, shown.outputs
     table = Rows("", "", first=1, folds=True)
@@ -170,12 +262,12 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
         yield f"report: {answer.report}/report.html"
 
 
-def loses_work(found: Found, *, keep_home: bool) -> bool:
+def loses_work(found: ExistingWorkspace, *, keep_home: bool) -> bool:
     """Whether removing a workspace removes files of its user: a home, or a machine without one."""
     return (bool(found.homes) and not keep_home) or any(not one.home_id for one in found.machines)
 
 
-def removed_lines(found: Found, now: datetime, *, keep_home: bool) -> list[str]:
+def removed_lines(found: ExistingWorkspace, now: datetime, *, keep_home: bool) -> list[str]:
     """What removing a workspace removes, a line each; homes with their size and age."""
     lines = [
         f"machine {one.instance_id}, {one.instance_type} in {one.zone}, {one.state}, "
@@ -208,17 +300,45 @@ def age_words(since: str, now: datetime) -> str:
     return NOW
 
 
-def usage_parts(answer: Usage) -> Iterator[RenderableType]:
-    """Hours and money, by workspace and by owner."""
-    table = Rows("owner", "workspace", "hours", "USD", "", first=3, right=("hours", "USD"))
-    for one in answer.workspaces:
-        table.add(*_used(one))
-    for one in answer.owners:
-        table.add(*_used(one), style="bold")
+def preview_parts(found: Preview) -> Iterator[RenderableType]:
+    """A preview for people."""
+    if found.runs:
+        yield f"{found.name} has a machine already, {found.runs}: none is started"
+        return
+    table = Rows(
+        *("machine", "GPU", "vCPU", "memory", "market", "USD/hour", "USD/month"),
+        first=7,
+        right=("vCPU", "memory", "USD/hour", "USD/month"),
+    )
+    for one in found.offers[:SHOWN_OFFERS]:
+        table.add(
+            one.instance_type,
+            f"{one.gpus} {one.gpu}" if one.gpu else "-",
+            str(one.vcpu),
+            Memory.of_mib(one.memory_mib).shown,
+            one.market,
+            _usd(one.usd_hour, one.estimated_hour),
+            _usd(one.usd_month, one.estimated_month),
+        )
     yield table
-    yield "machines alone, at their price at launch, as this computer saw them run"
+    if any(one.estimated_hour is not None for one in found.offers):
+        yield "~ estimated, for no price is known: `invoke offer.list` says from what"
+    if rest := found.offers[SHOWN_OFFERS:]:
+        known = [usd for one in rest if (usd := one.usd_hour or one.estimated_hour) is not None]
+        most = f"up to {max(known)} USD/hour" if known else "of prices that are not known"
+        if known and len(known) < len(rest):
+            most += ", some of prices that are not known"
+        yield f"and where these have no capacity {len(rest)} more, {most}; --max-price limits it"
+    home = f"a home of {found.home_gib} GiB and " if found.home_gib else ""
+    yield f"a month counts 730 hours, {home}a public address; not what leaves AWS's network"
+    if found.image:
+        proof = found.verdict or "nobody has judged it"
+        yield f"image {found.image.image_id}: {found.image.why[0]}; {proof}"
+        if found.image.trust:
+            yield f"note: {found.image.trust}"
 
 
-def _used(one: Used) -> tuple[str, ...]:
-    money = "?" if one.usd is None else str(one.usd)
-    return one.owner, one.name or "all", str(one.hours), money, "runs" if one.running else ""
+def _usd(usd: Decimal | None, estimated: Decimal | None) -> str:
+    if usd is None:
+        return "not known" if estimated is None else f"~{estimated}"
+    return str(usd)

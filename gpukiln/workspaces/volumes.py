@@ -15,12 +15,10 @@ from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWNER_TAG, WORKSPACE_TAG
 from gpukiln.errors import BusyError, CheckFailedError, RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import tag_specifications, tags_of
 from gpukiln.typed import unknown
-from gpukiln.units import Memory
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import filters, workspace_tags
+from gpukiln.workspaces.contract import Workspace, filters, workspace_tags
 
 PART = "home"
-DEFAULT_SIZE = "50Gi"
+DEFAULT_GIB = 50
 POLL_S = 2.0
 WAIT_S = 300.0
 SNAPSHOT_WAIT_S = 6 * 3600.0
@@ -96,7 +94,7 @@ def home(
 def volume_request(wanted: Workspace) -> dict[str, Any]:
     """Arguments of CreateVolume for a home, but zone and token."""
     return {
-        "Size": Memory.parse(wanted.compute_profile.storage or DEFAULT_SIZE, "storage").gib,
+        "Size": wanted.compute_profile.storage_gib or DEFAULT_GIB,
         "VolumeType": "gp3",
         "Encrypted": True,
         "TagSpecifications": tag_specifications(workspace_tags(wanted, PART), "volume"),

@@ -8,7 +8,7 @@ from botocore.exceptions import ClientError
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.tags import WORKSPACE_TAG
-from gpukiln.workspaces import rights
+from gpukiln.workspaces import iam
 from gpukiln.workspaces.contract import Capabilities, Workspace
 from tests.support.harness import BOOT_S, ROOT, Node, wait_for
 
@@ -68,7 +68,7 @@ class Parts(Node):
             ssm.put_parameter(Name=name, Value="in SSM", Type="SecureString")
         self.secret = secrets.create_secret(Name="parts", SecretString="in Secrets Manager")["ARN"]
         named = Capabilities(secrets={"A": NAMED, "B": self.secret})
-        profile = rights.instance_profile(cloud, Workspace("parts", "ann", REGION, capabilities=named))
+        profile = iam.instance_profile(cloud, Workspace("parts", "ann", REGION, capabilities=named))
         (folder / "user-data").write_text(USER_DATA)
         kind = "{Key=gpukiln:machine,Value=privileged}"  # it mounts volumes
         tags = f"ResourceType=instance,Tags=[{{Key={WORKSPACE_TAG},Value=parts}},{kind}]"

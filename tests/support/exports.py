@@ -47,8 +47,8 @@ from gpukiln.exports import ebs, run
 from tests.support import release_cloud
 release_cloud.server = lambda: (sys.argv[1], Layout(Path(sys.argv[2])))
 ebs.FIRST_WAIT_S = 0.01
-wish = run.Wish(Path(sys.argv[3]), direct=False)
-run.export(wish, release_cloud.Cloud(), sys.argv[4], None, release_cloud.quiet())
+options = run.ExportOptions(Path(sys.argv[3]), direct=False)
+run.export(options, release_cloud.Cloud(), sys.argv[4], None, release_cloud.quiet())
 """
 
 

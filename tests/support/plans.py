@@ -11,7 +11,7 @@ from moto import mock_aws
 
 from gpukiln.catalog.bases import default_base
 from gpukiln.images.builds import Bake
-from gpukiln.images.plan import Plan, make_plan
+from gpukiln.images.plan import ImagePlan, make_plan
 from gpukiln.sources.available import Probes
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -63,5 +63,5 @@ def ec2_with_a_base() -> Iterator[str]:
         yield MotoCloud().client("ec2").register_image(Name="debian-12-amd64-20261101-1")["ImageId"]
 
 
-def plan(cloud: MotoCloud | None = None, *, probes: Probes = OFFLINE, **more: Any) -> Plan:
+def plan(cloud: MotoCloud | None = None, *, probes: Probes = OFFLINE, **more: Any) -> ImagePlan:
     return make_plan("eks-gpu", cloud or MotoCloud(), probes=probes, now=NOW, **more)

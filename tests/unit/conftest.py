@@ -17,7 +17,7 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.commands import cli as commands
 from gpukiln.gpus import cli
 from gpukiln.images.builds import Builds, Record
-from gpukiln.images.plan import Plan
+from gpukiln.images.plan import ImagePlan
 from gpukiln.probe.base import evidence, watch
 from gpukiln.release.log import ReleaseLog
 from tests.support import documents, nvml_double, pve
@@ -61,14 +61,14 @@ def debian() -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def planned() -> Plan:
+def planned() -> ImagePlan:
     """A plan, for modules that look at what is done with one."""
     with ec2_with_a_base():
         return plan()
 
 
 @pytest.fixture
-def proven(planned: Plan, tmp_path: Path) -> Builds:
+def proven(planned: ImagePlan, tmp_path: Path) -> Builds:
     """Builds, one of them proven; as of a base with Kubernetes, of whose channels the tests are."""
     planned = replace(planned, kubernetes="1.34")
     builds = Builds(tmp_path)

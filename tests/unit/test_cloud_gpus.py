@@ -11,7 +11,7 @@ from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
-from gpukiln.clouds.embedded.container import Container
+from gpukiln.clouds.embedded.container import ContainerMachine
 from gpukiln.clouds.embedded.gpus.requests import answer, shown
 from gpukiln.clouds.embedded.gpus.settings import apply
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
@@ -57,7 +57,7 @@ def launched(monkeypatch: pytest.MonkeyPatch, machines: Machines) -> Iterator[Ca
             folder.mkdir()
             disk = AttachedDisk("vol-1", "/dev/xvda", folder / "disk")
             spec = MachineSpec(name, "container", folder, disk, folder / "console", "127.0.0.1", 22)
-            machines._by_id[name] = Container(
+            machines._by_id[name] = ContainerMachine(
                 spec, MachineNetwork(name, folder, address="127.0.0.1", ssh_port=22)
             )
             return str(name)

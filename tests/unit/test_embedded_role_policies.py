@@ -11,7 +11,8 @@ from botocore.exceptions import ClientError
 from gpukiln.clouds.embedded import role_policies
 from gpukiln.clouds.iam import BOUNDARY_NAME, BOUNDARY_PATH, Scope, boundary_arn
 from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, WORKSPACE_TAG
-from gpukiln.workspaces import agent, rights
+from gpukiln.workspaces import agent
+from gpukiln.workspaces import iam as rights
 from gpukiln.workspaces.contract import Capabilities, Workspace
 from tests.support.release_cloud import HOME, Cloud, make_image, server, tell
 

@@ -41,7 +41,7 @@ def folder(tmp_path):
 
 
 def export(output, image_id, build=None, **more):
-    return run.export(run.Wish(output, **more), Cloud(), image_id, build, quiet())
+    return run.export(run.ExportOptions(output, **more), Cloud(), image_id, build, quiet())
 
 
 def gets():

@@ -18,7 +18,7 @@ from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.sparse import copy_disk
 from gpukiln.disks.table import BOOT_CODE, SECTOR, root_partition
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.exports.boots import BootsOn, boots_on
+from gpukiln.exports.firmware import BootsOn, boots_on
 from gpukiln.exports.prepare import CONFIG, RECORD, prepare
 from gpukiln.programs import tool
 

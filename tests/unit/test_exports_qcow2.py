@@ -9,7 +9,7 @@ import time
 import pytest
 
 from gpukiln.disks import qcow2, sparse
-from gpukiln.disks.qcow2 import CLUSTER, REFCOUNTS, Layout
+from gpukiln.disks.qcow2 import CLUSTER, REFCOUNTS, Qcow2Layout
 from tests.support.release_cloud import quiet
 
 TIB = 1 << 40
@@ -48,7 +48,7 @@ def test_qemu_reads_the_same_disk(tmp_path, size, places):
 
 @pytest.mark.parametrize("data", [0, REFCOUNTS - 5, REFCOUNTS - 4, REFCOUNTS - 3, 3 * REFCOUNTS, 400_000])
 def test_reference_counts_count_themselves(data):
-    layout = Layout.of(64 * TIB, tuple(range(data)))
+    layout = Qcow2Layout.of(64 * TIB, tuple(range(data)))
     assert (layout.refcount_blocks - 1) * REFCOUNTS < layout.clusters <= layout.refcount_blocks * REFCOUNTS
     assert layout.refcount_table == 1
 

@@ -39,8 +39,7 @@ from gpukiln.parsing import DEEPEST, check_yaml, parse_json, parse_yaml, read_te
 from gpukiln.sources.rpm import _streams
 from gpukiln.ssh import parse_ssh
 from gpukiln.units import Duration, Memory, whole
-from gpukiln.workspaces import raise_up
-from gpukiln.workspaces.wish import _field
+from gpukiln.workspaces.spec import UpOptions, _assignment
 from tests.support.disks import gpt
 
 DEEP = 40_000  # levels with which libyaml's composer ended the process
@@ -60,7 +59,7 @@ YAML: dict[str, tuple[Callable[[str, Path], Any], type[Exception] | tuple[type[E
     "read_yaml": (of_file(read_yaml), UsageError),
     "scenario": (of_file(read_scenario), UsageError),
     "mig": (of_file(lambda file: mig.read_config(file, "")), UsageError),
-    "--set": (lambda content, _: _field(f"labels={content}"), UsageError),
+    "--set": (lambda content, _: _assignment(f"labels={content}"), UsageError),
     "manifests": (lambda content, _: load(content), BrokenError),
     "modules of rpm": (lambda content, _: _streams(content.encode(), "https://mirror.example"), GpukilnError),
 }
@@ -411,12 +410,14 @@ def test_options_with_credentials_are_refused_before_anything_else(tmp_path: Pat
     wanted: Any = None  # not looked at
     url = "https://bob:hunter2@git.example/k.git"
     with pytest.raises(UsageError, match=r"--roles holds credentials for git\.example"):
-        raise_up.prepared(None, wanted, raise_up.Wish(wanted, roles=f"{url}@{'a' * 40}"), print)
+        UpOptions(roles=f"{url}@{'a' * 40}")
     with pytest.raises(UsageError, match=r"--roles holds credentials for git\.example"):
-        raise_up.prepared(None, wanted, raise_up.Wish(wanted, roles=url), print)
-    wish = run.Wish(tmp_path / "disk.iso", to="installer", url="http://bob:hunter2@server/disk.raw.zst")
+        UpOptions(roles=url)
+    options = run.ExportOptions(
+        tmp_path / "disk.iso", to="installer", url="http://bob:hunter2@server/disk.raw.zst"
+    )
     with pytest.raises(UsageError, match="--url holds credentials for server"):
-        run._checked(wish, wanted, "ami-1", None)
+        run._checked(options, wanted, "ami-1", None)
 
 
 def test_json_of_the_size_of_an_answer_is_read() -> None:

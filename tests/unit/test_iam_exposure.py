@@ -11,9 +11,9 @@ from gpukiln.clouds.iam import Scope, policy
 from gpukiln.clouds.tags import BAKED_STAGE_TAG, BUILD_ID_TAG, IMPORT_TAG, OWNER_TAG
 from gpukiln.commands import cloud_policy
 from gpukiln.errors import UsageError
-from gpukiln.exports import bring
+from gpukiln.exports import import_disk
 from gpukiln.proof.tags import judged_by, proof_tags
-from gpukiln.workspaces import rights
+from gpukiln.workspaces import iam
 from gpukiln.workspaces.contract import Capabilities, Workspace
 from tests.support.iam_exposure import findings
 from tests.support.plans import VERDICT
@@ -123,9 +123,9 @@ def test_no_policy_exposes_more_than_is_known(job):
 @pytest.mark.parametrize("secrets", [(), (REFERENCE, "/team/*", "token")])
 @pytest.mark.parametrize("cache", ["", "s3://bucket/vision"])
 def test_the_boundary_exposes_nothing_but_the_agents_own_channel(regions, secrets, cache):
-    document = rights.boundary(Scope(ACCOUNT, regions), secrets, cache)
+    document = iam.boundary(Scope(ACCOUNT, regions), secrets, cache)
     assert {(sid, action) for sid, action, _ in findings(document)} == {
-        ("SessionManager", action) for action in rights.SESSION_MANAGER
+        ("SessionManager", action) for action in iam.SESSION_MANAGER
     }  # they take no resource
     assert len(json.dumps(document, separators=(",", ":"))) < 6144
 
@@ -140,10 +140,10 @@ def test_the_boundary_has_every_right_of_a_workspace():
             secrets={"HF_TOKEN": REFERENCE, "KEY": "/team/key"}, artifact_cache="s3://bucket/vision"
         ),
     )
-    own = {one["Sid"]: one for one in rights.policy(wanted)["Statement"]}
+    own = {one["Sid"]: one for one in iam.policy(wanted)["Statement"]}
     scope = Scope(ACCOUNT, ["us-west-2"])
     most = {
-        one["Sid"]: one for one in rights.boundary(scope, [REFERENCE, "/team/*"], "s3://bucket")["Statement"]
+        one["Sid"]: one for one in iam.boundary(scope, [REFERENCE, "/team/*"], "s3://bucket")["Statement"]
     }
     assert {sid: one["Action"] for sid, one in own.items()} == {
         sid: one["Action"] for sid, one in most.items()
@@ -157,8 +157,8 @@ def test_the_boundary_has_every_right_of_a_workspace():
     }
     assert most["ReadParameters"]["Resource"] == ["arn:aws:ssm:us-west-2:111122223333:parameter/team/*"]
     assert most["UseCache"]["Resource"] == "arn:aws:s3:::bucket/*"
-    assert set(rights.boundary(scope)["Statement"][0]) == {"Sid", "Effect", "Action", "Resource", "Condition"}
-    assert {one["Sid"] for one in rights.boundary(scope)["Statement"]} == {"TagItself", "SessionManager"}
+    assert set(iam.boundary(scope)["Statement"][0]) == {"Sid", "Effect", "Action", "Resource", "Condition"}
+    assert {one["Sid"] for one in iam.boundary(scope)["Statement"]} == {"TagItself", "SessionManager"}
 
 
 def test_roles_are_made_with_the_boundary_that_the_policy_asks_for():
@@ -194,7 +194,7 @@ def test_global_services_are_allowed_whatever_the_regions(job):
 def test_who_imports_gives_a_snapshot_no_tag_of_a_proof():
     """So a snapshot that has no tag of ours can't get those of a proof in one call."""
     [new] = [one for one in permissions.statements() if one.sid == "TagNewSnapshots"]
-    assert set(new.tag_keys) == {*bring.SAID, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
+    assert set(new.tag_keys) == {*import_disk.SAID, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
     for statement in permissions.statements():
         if statement.tag_keys:
             assert not {*proof_tags("eks-gpu", [judged_by(VERDICT)])} & {*statement.tag_keys}
@@ -247,4 +247,4 @@ def test_the_command_prints_the_boundary(capsys):
     options = {"regions": "us-west-2", "secrets": "/team/*", "artifact_cache": "s3://bucket/vision"}
     cloud_policy.policy(Context(), for_="workspace-boundary", account=ACCOUNT, **options)
     document = json.loads(capsys.readouterr().out)
-    assert document == rights.boundary(Scope(ACCOUNT, ["us-west-2"]), ["/team/*"], "s3://bucket/vision")
+    assert document == iam.boundary(Scope(ACCOUNT, ["us-west-2"]), ["/team/*"], "s3://bucket/vision")

@@ -12,7 +12,7 @@ import pytest
 from gpukiln.clouds.embedded.volume_files import is_outside
 from gpukiln.disks import identify, sparse
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.exports import bring, ebs, run
+from gpukiln.exports import ebs, import_disk, run
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
 from gpukiln.instances.tags import tags_of
@@ -26,7 +26,7 @@ ROOT = "start=20480, type=4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709\n"
 LINUX = "start=20480, type=0FC63DAF-8483-4772-8E79-3D69D8477DE4\n"
 ARM = "start=20480, type=B921B045-1DF0-41C3-AF44-4C6F280D3FAE\n"
 ESP = "start=4096, size=8192, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B\n"
-SAYS = bring.Says(base="debian-12", driver="535.309.01", modules="proprietary")
+SAYS = import_disk.Says(base="debian-12", driver="535.309.01", modules="proprietary")
 PUT = "PutSnapshotBlock"
 
 
@@ -44,11 +44,11 @@ def golden(tmp_path):
 
 
 def look(file, says=SAYS):
-    return bring.look(file, says, quiet())
+    return import_disk.look(file, says, quiet())
 
 
 def bring_in(file, says=SAYS):
-    return bring.bring(look(file, says), Cloud(), quiet())
+    return import_disk.import_image(look(file, says), Cloud(), quiet())
 
 
 def snapshots():
@@ -99,7 +99,7 @@ def test_a_disk_becomes_an_image_that_nobody_proved(golden, tmp_path):
     require_same(golden, made.snapshot_id)
     assert left(tmp_path) == []
     with pytest.raises(Exception, match="no machine judged it"):
-        run.plan(run.Wish(tmp_path / "a.raw"), Cloud(), made.image_id, None)
+        run.plan(run.ExportOptions(tmp_path / "a.raw"), Cloud(), made.image_id, None)
 
     again = bring_in(golden)
     assert (again.found, again.image_id, again.blocks_written) == (True, made.image_id, 0)
@@ -116,8 +116,8 @@ def test_a_qcow2_becomes_the_same_disk(golden, tmp_path):
 def test_what_was_exported_comes_back_without_a_word(tmp_path):
     image_id, disk = image_with_disk(mib=64)
     boot_disk(disk, BIOS + ROOT)
-    run.export(run.Wish(tmp_path / "a.qcow2"), Cloud(), image_id, None, quiet())
-    made = bring_in(tmp_path / "a.qcow2", bring.Says())
+    run.export(run.ExportOptions(tmp_path / "a.qcow2"), Cloud(), image_id, None, quiet())
+    made = bring_in(tmp_path / "a.qcow2", import_disk.Says())
     tags = tags_of(images(HOME)[made.image_id])
     assert tags["gpukiln:driver"] == "535.309.01"
     assert (tags["gpukiln:image"], tags.get("gpukiln:verdict")) == ("not-proven", None)
@@ -157,11 +157,11 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
         patch.setattr(ebs, "WORKERS", 1)
         patch.setattr(ebs, "_put", put)
         with pytest.raises(KeyboardInterrupt):
-            bring.bring(disk, Cloud(), quiet())
+            import_disk.import_image(disk, Cloud(), quiet())
     assert images(HOME) == {}
     assert list(snapshots().values()) == ["pending"]
     puts()
-    made = bring.bring(disk, Cloud(), quiet())
+    made = import_disk.import_image(disk, Cloud(), quiet())
     assert made.blocks_kept == 4
     assert len(puts()) == made.blocks_written > 0
     assert snapshots() == {made.snapshot_id: "completed"}
@@ -170,13 +170,13 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
 
     # ended between the snapshot and the image: the next run makes the image of it
     other = replace(disk, sha256="0" * 64, tags={**disk.tags, "gpukiln:import": "0" * 64})
-    monkeypatch.setattr(bring, "_registered", interrupted)
+    monkeypatch.setattr(import_disk, "_registered", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        bring.bring(other, Cloud(), quiet())
+        import_disk.import_image(other, Cloud(), quiet())
     monkeypatch.undo()
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "home"))
     puts()
-    bring.bring(other, Cloud(), quiet())
+    import_disk.import_image(other, Cloud(), quiet())
     assert len(snapshots()) == len(images(HOME)) == 2
     assert puts() == []
 
@@ -215,10 +215,10 @@ def test_a_snapshot_that_is_gone_is_begun_anew(golden, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ebs, "_wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            bring.bring(disk, Cloud(), quiet())
+            import_disk.import_image(disk, Cloud(), quiet())
     [snapshot_id] = snapshots()
     Cloud().client("ec2").delete_snapshot(SnapshotId=snapshot_id)
-    made = bring.bring(disk, Cloud(), quiet())
+    made = import_disk.import_image(disk, Cloud(), quiet())
     assert made.snapshot_id != snapshot_id
     require_same(golden, made.snapshot_id)
 
@@ -374,7 +374,7 @@ def test_other_forms_are_named(tmp_path, head, says):
 
 def test_somebody_has_to_say_what_is_on_it(golden):
     with pytest.raises(UsageError, match=r"nobody says what is on .*: --driver, --modules"):
-        look(golden, bring.Says(base="debian-12"))
+        look(golden, import_disk.Says(base="debian-12"))
     with pytest.raises(UsageError, match="there is no such kind"):
         look(golden, replace(SAYS, modules="closed"))
     with pytest.raises(UsageError):

@@ -18,7 +18,7 @@ from gpukiln.images.builds import Build
 from gpukiln.probe import desktop
 from gpukiln.sources.available import Decision, Probes, decide
 from gpukiln.workspaces.agent import VNC_PORT
-from gpukiln.workspaces.desktop import require_desktop
+from gpukiln.workspaces.plan import require_desktop
 from tests.support.plans import OFFLINE, plan
 
 ONLINE = Probes(lambda _: None, OFFLINE.candidates, lambda _: None)

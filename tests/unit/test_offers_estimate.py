@@ -11,13 +11,15 @@ from gpukiln.catalog.prices import DatedPrice
 from gpukiln.clouds.aws import AwsCloud
 from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.offers import cache
+from gpukiln.offers.cost import Use
 from gpukiln.offers.estimate import estimate
 from gpukiln.offers.model import ImageChoice
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import select
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.plan import Plan, offline, plan_words
-from gpukiln.workspaces.preview import parts, preview
+from gpukiln.workspaces.plan import WorkspacePlan, offline, plan_words
+from gpukiln.workspaces.spec import spec_of
+from gpukiln.workspaces.view import preview, preview_parts
 
 TODAY = date(2026, 11, 23)
 EAST, WEST, FRANKFURT = "us-east-1", "us-west-2", "eu-central-1"
@@ -108,7 +110,9 @@ def test_node_pools_and_workspaces_take_what_is_cheaper_by_an_estimate_first():
     asked = {"gpu": "H100,RTX-PRO-6000:1", "cpu": 8, "memory": "", "arch": "", "region": WEST, "today": TODAY}
     assert types_of(named=(), **asked)[0] == "g7e.2xlarge"  # of the first pool, with the largest weight
     profile = ComputeProfile(gpu_type="H100,RTX-PRO-6000", gpu_count=1)
-    found = offline(Workspace(workspace_name="one", region=WEST, owner="me", compute_profile=profile), TODAY)
+    found = offline(
+        spec_of(Workspace(workspace_name="one", region=WEST, owner="me", compute_profile=profile)), TODAY
+    )
     names = [one.instance_type for one in found.offers]  # in this order where one has no capacity
     assert names == ["g7e.2xlarge", "g7e.4xlarge", "g7e.8xlarge", "p5.4xlarge"]
 
@@ -125,7 +129,9 @@ def test_a_preview_marks_estimates_and_explains_the_mark_once():
     offers = (first("RTX-PRO-6000:1"),) * 4
     choice = ImageChoice("ami-1", "given", "ami-1", ("it was named",), "", ())
     shown = io.StringIO()
-    for part in parts(preview(AwsCloud(WEST), Plan(wanted, offers, choice, None, {}, 1), TODAY)):
+    for part in preview_parts(
+        preview(AwsCloud(WEST), WorkspacePlan(wanted, offers, choice, None, {}, 1, Use()), TODAY)
+    ):
         Console(file=shown, width=200).print(part)
     assert "~3.36312" in shown.getvalue()
     assert "~2458.73" in shown.getvalue()

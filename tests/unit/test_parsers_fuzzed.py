@@ -44,8 +44,8 @@ from gpukiln.sources.rpm import _streams
 from gpukiln.sources.ubuntu import parse_index
 from gpukiln.ssh import parse_ssh
 from gpukiln.units import Duration, Memory, Money, Span, is_whole, whole
-from gpukiln.workspaces import read as contracts
-from gpukiln.workspaces.wish import _field
+from gpukiln.workspaces import spec as contracts
+from gpukiln.workspaces.spec import _assignment
 from tests.support.disks import gpt
 from tests.support.plans import BAKE
 
@@ -167,7 +167,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "--pve": (_place, (UsageError,)),
     "docker.push": (repository.parse, (UsageError,)),
     "cloud.gpus --scarce": (scarcity._parse, (UsageError,)),
-    "workspace --set": (lambda word: _field(f"a.b={word}"), (UsageError,)),
+    "workspace --set": (lambda word: _assignment(f"a.b={word}"), (UsageError,)),
     "address": (lambda word: refuse_credentials(word, "--url", where="a file"), (UsageError,)),
     "verdict": (lambda word: tags._parse("gpukiln:verdict:t", word), (ValueError, KeyError)),
     "list of packages": (parse_index, (GpukilnError,)),
@@ -223,7 +223,7 @@ def written(reader: Callable[[Path], Any], ending: str) -> Callable[[str, Path],
 
 
 def contract(file: Path) -> None:
-    contracts.parse(contracts.contract_document(file), where=str(file))
+    contracts.read_spec(contracts.contract_document(file), where=str(file))
 
 
 FILES: Mapping[str, Callable[[str, Path], Any]] = {

@@ -21,7 +21,7 @@ from gpukiln.clouds.iam import Scope, policy
 from gpukiln.clouds.tags import BUILD_TAG
 from gpukiln.docker import repository
 from gpukiln.errors import UnavailableError
-from gpukiln.exports import bring, run
+from gpukiln.exports import import_disk, run
 from gpukiln.images import bake
 from gpukiln.images.bases import resolve_base
 from gpukiln.images.channels import load_channel
@@ -44,9 +44,10 @@ from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.overview import look
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
-from gpukiln.workspaces import lifecycle, network, up, volumes
+from gpukiln.workspaces import lifecycle, network, provision, volumes
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
+from gpukiln.workspaces.spec import UpOptions, spec_of
 from tests.support import release_cloud
 from tests.support.endpoint import serve
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
@@ -317,13 +318,13 @@ def export_and_import(calls, folder):
     boot_disk(disk, BIOS_TABLE)
     calls.job = "export"
     output = folder / "disk.raw"
-    run.export(run.Wish(output, direct=False), release_cloud.Cloud(), image_id, None, quiet())
+    run.export(run.ExportOptions(output, direct=False), release_cloud.Cloud(), image_id, None, quiet())
     calls.job = "import"
-    found = bring.look(output, bring.Says(), quiet())
+    found = import_disk.look(output, import_disk.Says(), quiet())
     tell("faults", [fault("RegisterImage", "denied")])
     with pytest.raises(UnavailableError, match="RegisterImage"):
-        bring.bring(found, release_cloud.Cloud(), quiet())
-    bring.bring(found, release_cloud.Cloud(), quiet())
+        import_disk.import_image(found, release_cloud.Cloud(), quiet())
+    import_disk.import_image(found, release_cloud.Cloud(), quiet())
 
 
 def offer(calls):
@@ -357,20 +358,20 @@ def workspace(calls):
     calls.job = "workspace"
     images_of(cloud)
     availability(cloud, ["g4dn.2xlarge"], spot=False)
-    made = plan(cloud, wanted, datetime.now(UTC).date())
+    made = plan(cloud, spec_of(wanted, UpOptions(simulated=True)), datetime.now(UTC).date())
     assert made.choice.image_id == image_id
-    up.start(cloud, made, up.Extras(), say=print, sleep=lambda _: None)
+    provision.start(cloud, made, say=print, sleep=lambda _: None)
     other = replace(wanted, ssh_from="", capabilities=Capabilities(network_egress="open"))
-    network.security_group(cloud, other, up._placed(cloud, wanted)[1])
-    found = up.there(cloud, wanted)
+    network.security_group(cloud, other, provision.subnets_of(cloud, wanted)[0])
+    found = provision.there(cloud, wanted)
     require_booting(cloud, found.machines[0].instance_id)
     lifecycle.stop(cloud, found, sleep=lambda _: None)
-    lifecycle.start(cloud, up.there(cloud, wanted), sleep=lambda _: None)
+    lifecycle.start(cloud, provision.there(cloud, wanted), sleep=lambda _: None)
     lifecycle.down(cloud, wanted, found, keep_home=True, sleep=lambda _: None)
     [home] = volumes.homes(cloud, "vision")
     volumes.grow(cloud, home, 6)
     volumes.move(cloud, home, f"{HOME}b" if home.zone != f"{HOME}b" else f"{HOME}a", say=print)
-    lifecycle.down(cloud, wanted, up.there(cloud, wanted), keep_home=False, sleep=lambda _: None)
+    lifecycle.down(cloud, wanted, provision.there(cloud, wanted), keep_home=False, sleep=lambda _: None)
 
 
 def ask_region(calls, endpoint):

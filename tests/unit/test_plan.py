@@ -18,7 +18,7 @@ from gpukiln.catalog.regions import check_region
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bake import ansible_variables, image_tags
 from gpukiln.images.builds import Build
-from gpukiln.images.plan import Plan, git_commit, make_plan
+from gpukiln.images.plan import ImagePlan, git_commit, make_plan
 from gpukiln.images.plan_view import plan_table
 from gpukiln.sources.available import Probes
 from gpukiln.sources.rpm import RpmMetadata
@@ -47,9 +47,9 @@ def test_a_plan_on_the_embedded_cloud(debian: str) -> None:
 def test_a_plan_survives_json() -> None:
     made = plan(overrides=["cuda.version=12.2"])
     assert made.overrides == ("cuda.version=12.2",)
-    assert load(Plan, json.loads(json.dumps(dump(made))), where="plan") == made
+    assert load(ImagePlan, json.loads(json.dumps(dump(made))), where="plan") == made
     with pytest.raises(UsageError, match="plan: "):
-        load(Plan, {"image": "x"}, where="plan")
+        load(ImagePlan, {"image": "x"}, where="plan")
 
 
 @pytest.mark.usefixtures("debian")
@@ -70,7 +70,7 @@ def test_a_plan_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert driver["repository"]["apt"]["key_fingerprint"].startswith("EB693B3035CD5710E231")
     assert driver["modules"] == "proprietary"
     assert (
-        ansible_variables(load(Plan, dump(made), where="plan"), Build(tmp_path / "build"))["components"]
+        ansible_variables(load(ImagePlan, dump(made), where="plan"), Build(tmp_path / "build"))["components"]
         == told
     )
     assert plan(root=tmp_path).digest != plan().digest

@@ -25,6 +25,7 @@ from gpukiln.proof.tags import find_proven
 from gpukiln.verify.digest import suite_digest
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
+from gpukiln.workspaces.spec import UpOptions, spec_of
 from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
 from tests.support.release_cloud import (
@@ -154,7 +155,7 @@ def test_without_keys_what_the_record_contradicts_is_offered_to_nobody(typed, bu
     assert f"the tags of {plain}" in err
     wants = Workspace("v", "ann", HOME, compute_profile=ComputeProfile(2, gpu_type="T4"), image_id=plain)
     with pytest.raises(RefusedError, match=f"the tags of {plain}"):
-        plan(Cloud(), wants, TODAY)
+        plan(Cloud(), spec_of(wants, UpOptions(simulated=True)), TODAY)
 
 
 @pytest.mark.parametrize("is_signed", [False, True])
@@ -196,7 +197,10 @@ def test_a_signed_release_is_trusted_wherever_it_is_used(typed, key, build, tmp_
         [one] = images_of(cloud, fresh=True).released
         assert one.trust.startswith("signed")
         asked = Workspace("v", "ann", region, compute_profile=ComputeProfile(2, gpu_type="T4"))
-        assert plan(cloud, asked, TODAY).choice.image_id == pointed("stable")[region]
+        assert (
+            plan(cloud, spec_of(asked, UpOptions(simulated=True)), TODAY).choice.image_id
+            == pointed("stable")[region]
+        )
     tell("calls")
     released(typed, key, regions=EVERYWHERE)
     assert [call for call in tell("calls") if call[1] == "PutParameter"] == []  # all of it is there
@@ -629,10 +633,10 @@ def test_who_can_remember_nothing_is_warned(typed, two, tmp_path, monkeypatch, c
 def test_a_named_image_of_a_workspace_has_to_be_signed(key, build, tmp_path):
     wants = Workspace("v", "ann", HOME, compute_profile=ComputeProfile(2, gpu_type="T4"), image_id=AMI)
     with pytest.raises(RefusedError, match="there is no signed verdict on it") as caught:
-        plan(Cloud(), wants, TODAY)
+        plan(Cloud(), spec_of(wants, UpOptions(simulated=True)), TODAY)
     assert f"ami.verify {AMI} --region {HOME}" in caught.value.hint
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
-    assert plan(Cloud(), wants, TODAY).choice.trust.startswith("signed")
+    assert plan(Cloud(), spec_of(wants, UpOptions(simulated=True)), TODAY).choice.trust.startswith("signed")
 
 
 @pytest.mark.usefixtures("typed", "key")

@@ -23,7 +23,7 @@ from gpukiln.offers import request
 from gpukiln.typed import load
 from gpukiln.units import GIB, MIB, Duration, Memory, Money, Span, whole
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.plan import request_of as request_of_workspace
+from gpukiln.workspaces.spec import spec_of
 
 # NIST SP 330 (decimal prefixes), IEC 80000-13 (binary prefixes), Kubernetes' resource quantities (Gi, G).
 AMOUNTS = {
@@ -107,7 +107,7 @@ READERS: dict[str, Callable[[str], int]] = {
     "k8s.job --shm": lambda text: kubernetes_mib(job(memory="14Gi", shm=text).shm),
     "k8s.job --scratch": lambda text: kubernetes_mib(job(scratch=f"{text}:/s").mounts[0].size),
     "settings of add-ons": lambda text: kubernetes_mib(setting(text)),
-    "contract of a workspace": lambda text: request_of_workspace(contract(text)).memory_mib,
+    "contract of a workspace": lambda text: spec_of(contract(text)).request.memory_mib,
 }
 
 
@@ -246,7 +246,7 @@ def test_a_whole_number() -> None:
 
 def test_the_form_in_a_schema_is_the_form_that_is_read() -> None:
     """ECMA-262, which JSON Schema names, and Python read this form alike: no class of theirs is in it."""
-    schema = json.loads((ROOT / "docs" / "workspace.schema.json").read_text())["$defs"]["ComputeProfile"]
+    schema = json.loads((ROOT / "docs" / "schemas" / "workspace.json").read_text())["$defs"]["ComputeProfile"]
     [pattern, *_] = (one.get("pattern") for one in schema["properties"]["memory"]["anyOf"])
     assert not re.search(r"\\[dswDSW]|\(\?", pattern.replace("(?:", ""))
     assert all(re.search(pattern, text.strip()) for text in AMOUNTS)

@@ -72,7 +72,7 @@ class Machine:
         return self.folder / "upper"
 
     def begin(self, wanted: Workspace) -> None:
-        data = userdata.render(wanted, own_image=True, gpus=1, home=True, compose="services: {}\n")
+        data = userdata.render(wanted, gpus=1, compose="services: {}\n")
         write_files(data, self.files)
 
     def boot(self, runs: str = "1") -> str:

@@ -20,7 +20,7 @@ from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list
 from gpukiln.verify.verdict import CheckResult, Verdict
-from gpukiln.workspaces import health, raise_up, reach, up
+from gpukiln.workspaces import provision, reach
 from gpukiln.workspaces.lifecycle import find
 from tasks import namespace
 from tests.support import documents
@@ -58,7 +58,7 @@ def typed(
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     for module in (commands, workspace_look, workspace_place):
         monkeypatch.setattr(module, "cloud_of", lambda _, region, __: Cloud(region))
-    monkeypatch.setattr(up, "POLL_S", 0.01)
+    monkeypatch.setattr(provision, "POLL_S", 0.01)
     monkeypatch.setattr(reach, "busy", lambda *_: None)
 
     def run(*words: str, code: int = 0) -> Said:
@@ -210,7 +210,7 @@ def test_somebody_elses_is_not_put_away_by_mistake(typed: Typed, monkeypatch: py
     raised(typed)
     tag("ann is there", "gpukiln:busy")
     assert "somebody works on vision" in typed("down", "vision", "--yes", code=6).stderr
-    monkeypatch.setattr("gpukiln.workspaces.keys.state_home", lambda: Path("/nowhere"))
+    monkeypatch.setattr("gpukiln.workspaces.network.state_home", lambda: Path("/nowhere"))
     assert "this computer did not start it" in typed("down", "vision", code=6).stderr
     assert "not on this computer" in typed("ssh", "vision", code=6).stderr
 
@@ -226,7 +226,7 @@ def interrupt_after(stage: str) -> Callable[..., None]:
 
 
 def test_ctrl_c_removes_what_is_not_usable_yet(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    monkeypatch.setattr(provision, "wait_until_done", interrupt_after("home"))
     said = typed("up", "--yes", *VISION, *T4, code=130).stderr
     assert "was not usable yet and is removed, and all that was made with it" in said
     assert running() == {}
@@ -237,7 +237,7 @@ def test_ctrl_c_removes_what_is_not_usable_yet(typed: Typed, monkeypatch: pytest
 def test_ctrl_c_keeps_a_home_that_was_there(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     home = raised(typed)["workspace"]["homes"][0]["volume_id"]
     typed("down", "vision", "--keep-home")
-    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    monkeypatch.setattr(provision, "wait_until_done", interrupt_after("home"))
     assert "is removed; the home stays" in typed("up", "--yes", *VISION, *T4, code=130).stderr
     [left] = find(Cloud(), "vision")
     assert (left.machines, [one.volume_id for one in left.homes]) == ((), [home])
@@ -248,14 +248,14 @@ def test_ctrl_c_says_what_runs_and_what_it_costs(
     typed: Typed, monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...], stage: str
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr(raise_up, "wait_until_done", interrupt_after(stage))
+        patched.setattr(provision, "wait_until_done", interrupt_after(stage))
         said = typed("up", "--yes", *VISION, *T4, *more, code=130).stderr
     [machine] = running()
     assert f"vision runs: {machine}, g4dn.2xlarge in us-west-2" in said
     assert "0.752 USD/hour" in said
     on, away = re.findall(r"`invoke ([^`]*)`", said)
     assert (on.split()[0], away.split()[0]) == ("workspace.up", "workspace.down")
-    monkeypatch.setattr(raise_up, "wait_until_done", lambda *_, **__: None)
+    monkeypatch.setattr(provision, "wait_until_done", lambda *_, **__: None)
     assert f"has a machine already: {machine}" in typed(*on.removeprefix("workspace.").split()).stderr
     typed(*away.removeprefix("workspace.").split(), "--yes")
     assert running() == {}
@@ -263,13 +263,13 @@ def test_ctrl_c_says_what_runs_and_what_it_costs(
 
 def test_ctrl_c_never_removes_a_machine_that_was_there(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
-    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    monkeypatch.setattr(provision, "wait_until_done", interrupt_after("home"))
     assert "vision runs: i-" in typed("up", "--yes", *VISION, *T4, code=130).stderr
     assert running()
 
 
 def test_ctrl_c_that_can_not_remove_it_says_so(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(raise_up, "wait_until_done", interrupt_after("home"))
+    monkeypatch.setattr(provision, "wait_until_done", interrupt_after("home"))
     tell("faults", [fault("TerminateInstances", "denied")])
     try:
         said = typed("up", "--yes", *VISION, *T4, code=130).stderr
@@ -282,7 +282,7 @@ def test_ctrl_c_that_can_not_remove_it_says_so(typed: Typed, monkeypatch: pytest
 def test_ctrl_c_while_it_starts_again_says_what_runs(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     typed("stop", "vision")
-    monkeypatch.setattr(up, "wait_until_done", interrupt_after("home"))
+    monkeypatch.setattr(provision, "wait_until_done", interrupt_after("home"))
     assert "vision runs: i-" in typed("start", "vision", code=130).stderr
 
 
@@ -393,7 +393,7 @@ def test_a_deep_look_expects_the_gpus_of_the_contract(
         asked.append(options["expect_gpus"])
         return verdict()
 
-    monkeypatch.setattr(health, "run_suite", suite)
+    monkeypatch.setattr(reach, "run_suite", suite)
     tag("done")
     typed("status", "vision", "--deep")
     assert asked == [wanted]
@@ -434,7 +434,7 @@ def test_a_machine_that_holds_its_users_files_is_not_replaced(
     homeless = ("--set", "capabilities.persistent_home=false")
     raised(typed, *homeless)
     bad = verdict(failed=[("gpu.xid", "Xid 79")])
-    monkeypatch.setattr(health, "run_suite", Suite([bad]))
+    monkeypatch.setattr(reach, "run_suite", Suite([bad]))
     said = typed("up", "--yes", *VISION, *T4, *homeless, "--replace-unhealthy", code=1).stderr
     assert "it has no home volume, so that its user's files are on it" in said
     assert running()
@@ -595,7 +595,7 @@ class Suite:
 def test_a_deep_look_is_kept_with_the_workspace(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     bad = verdict(failed=[("gpu.xid", "Xid 79")])
-    monkeypatch.setattr(health, "run_suite", Suite([bad, UnavailableError("can't be reached"), verdict()]))
+    monkeypatch.setattr(reach, "run_suite", Suite([bad, UnavailableError("can't be reached"), verdict()]))
     done = typed("status", "vision", "--deep", code=1)
     assert "unhealthy: gpu.xid" in done.stdout
     assert "unhealthy: gpu.xid" in typed("status", "vision", code=1).stdout
@@ -616,7 +616,7 @@ def test_a_deep_look_shows_each_check_once(typed: Typed, monkeypatch: pytest.Mon
             on_check(result)
         return well
 
-    monkeypatch.setattr(health, "run_suite", judged)
+    monkeypatch.setattr(reach, "run_suite", judged)
     done = typed("status", "vision", "--deep")
     lines = (done.stdout + done.stderr).splitlines()
     assert [sum(one.id in line for line in lines) for one in well.checks] == [1] * len(well.checks)
@@ -626,8 +626,8 @@ def test_a_deep_look_shows_each_check_once(typed: Typed, monkeypatch: pytest.Mon
 def test_a_start_looks_whether_it_is_well(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     bad = verdict(failed=[("gpu.xid", "Xid 79")])
-    monkeypatch.setattr(health, "run_suite", Suite([bad, verdict()]))
-    monkeypatch.setattr(up, "wait_until_done", lambda *_, **__: tag("done"))
+    monkeypatch.setattr(reach, "run_suite", Suite([bad, verdict()]))
+    monkeypatch.setattr(provision, "wait_until_done", lambda *_, **__: tag("done"))
     typed("stop", "vision")
     done = typed("start", "vision", code=1)
     assert "vision is unhealthy: gpu.xid" in done.stderr
@@ -637,8 +637,8 @@ def test_a_start_looks_whether_it_is_well(typed: Typed, monkeypatch: pytest.Monk
 
 def test_an_unhealthy_machine_is_replaced_by_the_next(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     bad = verdict(failed=[("gpu.xid", "Xid 79")])
-    monkeypatch.setattr(health, "run_suite", Suite([bad, verdict()]))
-    monkeypatch.setattr(raise_up, "wait_until_done", lambda *_, **__: tag("done"))
+    monkeypatch.setattr(reach, "run_suite", Suite([bad, verdict()]))
+    monkeypatch.setattr(provision, "wait_until_done", lambda *_, **__: tag("done"))
     done = typed("up", "--yes", *VISION, *T4, "--replace-unhealthy", "--json")
     assert "g4dn.2xlarge) is removed: vision is unhealthy: gpu.xid" in done.stderr
     answer = json.loads(done.stdout)

@@ -13,11 +13,15 @@ from gpukiln.errors import UsageError
 from gpukiln.offers.request import parse as parse_request
 from gpukiln.typed import dump
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
-from gpukiln.workspaces.read import FORMER, contract_document, parse
+from gpukiln.workspaces.spec import FORMER, contract_document, read_spec
 
 ROOT = Path(__file__).parents[2]
 LEAST = {"workspace_name": "vision", "owner": "ann", "region": "us-west-2"}
 SEED = 20
+
+
+def parse(document, *, where):
+    return read_spec(document, where=where).contract
 
 
 def read(file):
@@ -82,6 +86,11 @@ def test_what_contracts_said_before_is_refused_with_what_they_say_now(name, inst
         ({"capabilities": {"artifact_cache": "nfs://x"}}, "s3://BUCKET/PREFIX, or an EFS id"),
         ({"capabilities": {"secrets": {"A-B": "a/b"}}}, "wanted the name of an environment variable"),
         ({"capabilities": {"secrets": ["TOKEN"]}}, "NAME: REFERENCE"),
+        (
+            {"capabilities": {"secrets": {"X": "/a"}, "identity_mode": "none"}},
+            "fetched with the machine's rights",
+        ),
+        ({"capabilities": {"secrets": {"../x": "/a"}}}, "wanted the name of an environment variable"),
         ({"compute_profile": {"gpu_type": "nvidia-t44"}}, "unknown GPU 'nvidia-t44'; valid: A10, A100 40GB"),
         ({"compute_profile": {"gpu_type": "g4dn.xlarge"}}, "is an instance type, wanted GPUs"),
         ({"compute_profile": {"gpu_type": "T4:2"}}, "gpu_count says how many"),
@@ -145,6 +154,8 @@ def some_contract(rng):
     def some(values):
         return {key: value for key, value in values.items() if rng.random() < 0.5}
 
+    mode = rng.choice(["iam", "none"])
+    secrets = {"TOKEN": "/people/token"} if mode == "iam" else {}  # fetched with the machine's rights
     sizes = [f"{rng.randint(1, 999)}{unit}" for unit in ("Mi", "Gi", "Ti", "MiB", "GiB", "TiB")]
     return {
         "workspace_name": "".join(rng.choices(letters, k=rng.randint(1, 32))),
@@ -165,9 +176,9 @@ def some_contract(rng):
                     {
                         "persistent_home": rng.random() < 0.5,
                         "network_egress": rng.choice(["none", "https-only", "open"]),
-                        "identity_mode": rng.choice(["iam", "none"]),
+                        "identity_mode": mode,
                         "artifact_cache": rng.choice(["", "s3://people/cache", "fs-01234567"]),
-                        "secrets": {"TOKEN": "/people/token"},
+                        "secrets": secrets,
                         "gui_rdp": False,
                     }
                 ),

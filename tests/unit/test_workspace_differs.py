@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from gpukiln.workspaces.contract import Capabilities, Toolchain, Workspace
-from gpukiln.workspaces.differs import CUT, TAG_CHARACTERS, marks
+from gpukiln.workspaces.plan import CUT, TAG_CHARACTERS, marks
 
 PLAIN = Workspace("vision", "ann", "us-west-2")
 

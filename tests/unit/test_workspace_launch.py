@@ -9,12 +9,10 @@ from gpukiln.clouds.embedded import scarcity
 from gpukiln.errors import BusyError, IncompatibleError
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import select
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.launch import launch
+from gpukiln.workspaces.provision import launch
 from gpukiln.workspaces.volumes import Home
 from tests.support.release_cloud import Cloud, running
 
-WANTED = Workspace("vision", "ann", "us-west-2")
 GROUPS = itertools.count(1)
 HOME = Home("vol-1", "vision", "ann", "us-west-2", "us-west-2b", 20)
 
@@ -28,9 +26,10 @@ def start(layout, image_id):
     def run(*, home=None, group=fresh, last=""):
         return launch(
             Cloud(),
-            WANTED,
+            "vision",
             offers,
             {"ImageId": image_id},
+            subnet_ids=(),
             group_id=group,
             last=last,
             home=home,

@@ -8,9 +8,8 @@ import pytest
 from gpukiln.clouds.tags import WORKSPACE_TAG
 from gpukiln.errors import RefusedError, UnavailableError
 from gpukiln.instances.tags import tag_specifications
-from gpukiln.workspaces import lifecycle, network, rights, volumes
-from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.tags import workspace_tags
+from gpukiln.workspaces import iam, lifecycle, network, volumes
+from gpukiln.workspaces.contract import ComputeProfile, Workspace, workspace_tags
 from tests.support.release_cloud import Cloud, fault, running, tell
 
 NAMES = itertools.count(1)
@@ -42,7 +41,7 @@ def up(cloud, wanted, image_id):
         ec2 = cloud.client("ec2")
         [vpc] = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
         group = network.security_group(cloud, wanted, vpc["VpcId"])
-        rights.instance_profile(cloud, wanted)
+        iam.instance_profile(cloud, wanted)
         volumes.home(cloud, wanted, ZONE, group, sleep=at_once)
         told = {**workspace_tags(wanted, "machine"), **tags}
         ec2.run_instances(
@@ -94,7 +93,7 @@ def test_down_leaves_nothing_or_the_home_alone(cloud, wanted, up):
     assert running() == {}
     lifecycle.down(cloud, wanted, kept, keep_home=False, sleep=at_once)
     assert lifecycle.find(cloud, wanted.workspace_name) == ()
-    assert not rights.remove_profile(cloud, wanted)
+    assert not iam.remove_profile(cloud, wanted)
 
 
 def test_a_start_forgets_what_the_boot_before_said(cloud, wanted, up):
@@ -139,7 +138,7 @@ def test_down_that_failed_is_completed_by_the_same_command(cloud, wanted, up, ac
     lifecycle.down(cloud, wanted, up.again(), keep_home=False, sleep=at_once)
     assert lifecycle.find(cloud, wanted.workspace_name) == ()
     assert running() == {}
-    assert not rights.remove_profile(cloud, wanted)
+    assert not iam.remove_profile(cloud, wanted)
 
 
 def test_what_has_no_machine_says_what_starts_one(cloud, wanted, up):

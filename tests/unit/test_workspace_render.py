@@ -15,7 +15,7 @@ import pytest
 
 from gpukiln.errors import UsageError
 from gpukiln.offers.model import Figure, Offer
-from gpukiln.workspaces import outputs
+from gpukiln.workspaces import lifecycle
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Toolchain, Workspace
 from gpukiln.workspaces.plan import plan_words
 from gpukiln.workspaces.render import RENDERED, terraform, tfvars
@@ -142,4 +142,4 @@ def test_programs_find_a_workspace_of_terraform_by_the_same_variables():
     found = SimpleNamespace(name="vision", owner="ann", region="us-west-2", machines=(machine,))
     values = rendered(*CASES["least"])
     told = {values["variables"]["instance"]: "i-1", values["variables"]["host"]: "10.0.0.1"}
-    assert outputs.environment(found) == values["runtime_env"] | told
+    assert lifecycle.environment(found) == values["runtime_env"] | told

@@ -28,10 +28,11 @@ from gpukiln.instances.tags import tags_of
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import select
 from gpukiln.typed import dump
-from gpukiln.workspaces import network, outputs, rights, volumes
-from gpukiln.workspaces.contract import Outputs, Provenance, Toolchain, VolumeMount, Workspace
+from gpukiln.workspaces import iam as rights
+from gpukiln.workspaces import network, volumes
+from gpukiln.workspaces.contract import VARIABLES, Outputs, Provenance, Toolchain, VolumeMount, Workspace
+from gpukiln.workspaces.provision import machine_request
 from gpukiln.workspaces.render import terraform, tfvars
-from gpukiln.workspaces.request import machine_request
 from tests.support.hcl import dangling, module, unformatted
 from tests.support.release_cloud import Cloud
 
@@ -193,7 +194,7 @@ def test_its_outputs_are_the_contracts():
     mounts = parsed(TEXT)["output.volume_mounts"]["value"]
     assert set(re.findall(r"(\w+) = ", str(mounts))) == {one.name for one in fields(VolumeMount)}
     told = parsed(TEXT)["output.runtime_env"]["value"]
-    assert all(f"local.rendered.variables.{name}" in told for name in outputs.VARIABLES)
+    assert all(f"local.rendered.variables.{name}" in told for name in VARIABLES)
 
 
 # What it makes

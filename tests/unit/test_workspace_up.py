@@ -22,12 +22,13 @@ from gpukiln.errors import (
     UsageError,
 )
 from gpukiln.instances.tags import tag_list
-from gpukiln.workspaces import known, lifecycle, raise_up, reach, up, volumes
+from gpukiln.workspaces import lifecycle, local_state, provision, reach, volumes
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
-from gpukiln.workspaces.keys import key_file
-from gpukiln.workspaces.outputs import outputs
+from gpukiln.workspaces.lifecycle import outputs
+from gpukiln.workspaces.network import key_file
 from gpukiln.workspaces.plan import plan
-from gpukiln.workspaces.up import Extras, alone, there
+from gpukiln.workspaces.provision import alone, there
+from gpukiln.workspaces.spec import UpOptions, spec_of
 from tests.support.exit_codes import code_of
 from tests.support.killed import chosen, files_in, killed_at, killed_everywhere, masked, steps_of
 from tests.support.release_cloud import Cloud, fault, is_change, make_image, running, server, tell
@@ -64,20 +65,21 @@ def at_once(_):
 @functools.cache
 def plan_of(image):
     profile = ComputeProfile(8, "32Gi", gpu_type="T4")
-    return plan(Cloud(), Workspace("x", "ann", "us-west-2", compute_profile=profile, image_id=image), TODAY)
+    contract = Workspace("x", "ann", "us-west-2", compute_profile=profile, image_id=image)
+    return plan(Cloud(), spec_of(contract, UpOptions(simulated=True)), TODAY)
 
 
 def planned(wanted):
-    return replace(plan_of(wanted.image_id), wanted=wanted)
+    return replace(plan_of(wanted.image_id), contract=wanted, simulated=False)
 
 
 def start(wanted, say=at_once):
     with alone(Cloud(), wanted.workspace_name):
         found = there(Cloud(), wanted)
         if found and found.machines:
-            up.resume(Cloud(), wanted, found, say=say, sleep=at_once)
+            provision.resume(Cloud(), wanted, found, say=say, sleep=at_once)
         else:
-            up.start(Cloud(), planned(wanted), Extras(), say=say, sleep=at_once)
+            provision.start(Cloud(), planned(wanted), say=say, sleep=at_once)
     return there(Cloud(), wanted)
 
 
@@ -154,7 +156,9 @@ def test_another_computer_may_attach_the_home_first(wanted, monkeypatch):
     found = start(wanted)
     homes, looks = volumes.homes, iter([()])  # the first look is before the other computer's attachment
     monkeypatch.setattr(volumes, "homes", lambda *asked: next(looks, homes(*asked)))
-    up._give_home(Cloud(), wanted, found.machines[0].instance_id, found.machines[0].zone, sleep=at_once)
+    provision._give_home(
+        Cloud(), wanted, found.machines[0].instance_id, found.machines[0].zone, sleep=at_once
+    )
     assert there(Cloud(), wanted) == found
     down(wanted)
 
@@ -168,9 +172,9 @@ def test_the_machine_before_is_read_from_the_security_group(wanted, monkeypatch,
     ec2.delete_tags(Resources=list(found.group_ids), Tags=[{"Key": "gpukiln:last-machine"}])
     ec2.create_tags(Resources=list(found.group_ids), Tags=tag_list({tag: before.instance_id}))
     ec2.terminate_instances(InstanceIds=[before.instance_id])
-    lasts, launch = [], up.launch
+    lasts, launch = [], provision.launch
     monkeypatch.setattr(
-        up, "launch", lambda *a, last, **more: lasts.append(last) or launch(*a, last=last, **more)
+        provision, "launch", lambda *a, last, **more: lasts.append(last) or launch(*a, last=last, **more)
     )
     [machine] = start(wanted).machines
     assert lasts == [before.instance_id]
@@ -350,7 +354,7 @@ def test_down_killed_anywhere_and_typed_again_it_is_as_if_never_killed(wanted, t
         if options.get("force"):
             busy = tag_list({"gpukiln:busy": "ann is there"})
             Cloud().client("ec2").create_tags(Resources=[found.machines[0].instance_id], Tags=busy)
-        known.refresh(Cloud())
+        local_state.refresh(Cloud())
 
     def state():
         return written(wanted), files_in(tmp_path)
@@ -394,18 +398,18 @@ def test_what_the_agent_says_is_waited_for(wanted):
         Cloud().client("ec2").create_tags(Resources=ids, Tags=tag_list({"gpukiln:stage": stage}))
 
     stages = iter(["home done", "driver done", "done"])
-    up.wait_until_done(Cloud(), wanted, say=said.append, sleep=lambda _: tag(next(stages)))
+    provision.wait_until_done(Cloud(), wanted, say=said.append, sleep=lambda _: tag(next(stages)))
     assert [line.partition(": ")[2] for line in said] == ["home done", "driver done", "done"]
     tag("failed driver: no GPU was found")
     with pytest.raises(CheckFailedError, match="no GPU was found") as told:
-        up.wait_until_done(Cloud(), wanted, say=at_once, sleep=at_once)
+        provision.wait_until_done(Cloud(), wanted, say=at_once, sleep=at_once)
     assert "workspace.ssh" in told.value.hint
     tag("driver done")
     with pytest.raises(UnavailableError, match="is not done after 9 s: driver done"):
-        up.wait_until_done(Cloud(), wanted, say=at_once, sleep=at_once, timeout_s=9)
+        provision.wait_until_done(Cloud(), wanted, say=at_once, sleep=at_once, timeout_s=9)
     down(wanted)
     with pytest.raises(UnavailableError, match="has ended"):
-        up.wait_until_done(Cloud(), wanted, say=at_once, sleep=at_once)
+        provision.wait_until_done(Cloud(), wanted, say=at_once, sleep=at_once)
 
 
 def test_the_next_region_is_tried(wanted):
@@ -415,8 +419,8 @@ def test_the_next_region_is_tried(wanted):
         scarcity.add(layout, f"us-west-2{zone}:*")
     said = []
     try:
-        wish = raise_up.Wish(replace(wanted, image_id=None), simulated=True)
-        cloud, found = raise_up.raise_up([Cloud(), Cloud("eu-west-1")], wish, said.append, wait=False)
+        spec = spec_of(replace(wanted, image_id=None), UpOptions(simulated=True))
+        cloud, found = provision.raise_up([Cloud(), Cloud("eu-west-1")], spec, said.append, wait=False)
     finally:
         scarcity.clear(layout)
     assert (cloud.region, found.machines[0].image_id) == ("eu-west-1", there_)

@@ -6,11 +6,11 @@ from decimal import Decimal
 import pytest
 
 from gpukiln.errors import UsageError
-from gpukiln.workspaces import known
-from gpukiln.workspaces.known import Span
+from gpukiln.workspaces import local_state
+from gpukiln.workspaces.local_state import RunInterval
 from gpukiln.workspaces.usage import usage
 
-RAN = Span(
+RAN = RunInterval(
     name="vision",
     owner="ann",
     cloud="aws",
@@ -53,6 +53,6 @@ def test_a_machine_that_is_gone_ran_until_it_was_last_seen():
     class Aws:
         name, region = "aws", "us-west-2"
 
-    [one] = known.merge([replace(RAN, ended=False)], Aws(), [], "2026-11-05T00:00:00+00:00")
+    [one] = local_state.merge([replace(RAN, ended=False)], Aws(), [], "2026-11-05T00:00:00+00:00")
     assert one.ended
     assert one.seen == RAN.seen

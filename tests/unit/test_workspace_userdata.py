@@ -15,6 +15,7 @@ import yaml
 from gpukiln.errors import UsageError
 from gpukiln.workspaces import agent, userdata
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Toolchain, Workspace
+from gpukiln.workspaces.spec import UpOptions
 from tests.support.workspace_machine import config_of, files_of, parts_of
 
 NASTY = "'; touch /tmp/x; $(id) `id` \"\n--gpukiln-workspace-part--\n#cloud-config\n\t\x7f☃ \U0001f600"
@@ -65,7 +66,7 @@ def _wanted(script: str = "") -> Workspace:
 
 
 def _render(wanted: Workspace = FULL, compose: str = "services: {}\n") -> bytes:
-    return userdata.render(wanted, own_image=True, gpus=2, home=True, compose=compose)
+    return userdata.render(wanted, gpus=2, compose=compose)
 
 
 def test_what_the_agent_is_told() -> None:
@@ -79,15 +80,7 @@ def test_the_images_accounts_stay_what_they_are(owner: str, user: str) -> None:
 
 
 def test_a_foreign_image_runs_our_roles_at_one_commit() -> None:
-    data = userdata.render(
-        FULL,
-        own_image=False,
-        gpus=2,
-        home=True,
-        compose="",
-        roles_commit=COMMIT,
-        roles_url="https://git.example/k.git",
-    )
+    data = userdata.render(FULL, gpus=2, roles=f"https://git.example/k.git@{COMMIT}")
     roles = config_of(data)["roles"]
     assert (roles["commit"], roles["url"]) == (COMMIT, "https://git.example/k.git")
     locked = (Path(__file__).parents[2] / "requirements.lock").read_text().splitlines()
@@ -112,9 +105,7 @@ def test_the_machine_has_the_workspaces_name() -> None:
 
 
 def test_an_embedded_cloud_is_named_to_the_units() -> None:
-    data = userdata.render(
-        FULL, own_image=True, gpus=2, home=True, compose="", endpoint="http://10.0.0.1:5000"
-    )
+    data = userdata.render(FULL, gpus=2, endpoint="http://10.0.0.1:5000")
     assert files_of(data)["/etc/gpukiln/agent.env"][0] == "AWS_ENDPOINT_URL=http://10.0.0.1:5000\n"
     assert "/etc/gpukiln/agent.env" not in files_of(_render())
 
@@ -140,40 +131,11 @@ def test_too_large_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
-    [
-        (
-            Workspace("vision", "ada", "us-west-2", capabilities=Capabilities(secrets={"../x": "/a"})),
-            "can't be the name",
-        ),
-        (
-            Workspace(
-                "vision",
-                "ada",
-                "us-west-2",
-                capabilities=Capabilities(secrets={"X": "/a"}, identity_mode="none"),
-            ),
-            "it is to have none",
-        ),
-        (
-            Workspace("vision", "ada", "us-west-2", capabilities=Capabilities(artifact_cache="/srv")),
-            "artifact_cache",
-        ),
-    ],
+    "roles", ["https://git.example/k.git@main", f"http://git.example/k.git@{COMMIT}", "k.git"]
 )
-def test_what_can_not_be_is_refused(wanted: Workspace, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        _render(wanted)
-
-
-@pytest.mark.parametrize(
-    ("commit", "url"), [("main", "https://git.example/k.git"), (COMMIT, "http://git.example/k.git"), ("", "")]
-)
-def test_a_foreign_image_without_a_whole_commit_is_refused(commit: str, url: str) -> None:
+def test_roles_without_a_whole_commit_are_refused(roles: str) -> None:
     with pytest.raises(UsageError, match="a whole commit"):
-        userdata.render(
-            FULL, own_image=False, gpus=2, home=True, compose="", roles_commit=commit, roles_url=url
-        )
+        UpOptions(roles=roles)
 
 
 def test_what_is_sent_of_the_agent_is_the_agent() -> None:

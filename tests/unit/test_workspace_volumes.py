@@ -11,8 +11,7 @@ from botocore.stub import Stubber
 
 from gpukiln.errors import BusyError, RefusedError, UnavailableError, UsageError
 from gpukiln.workspaces import volumes
-from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.tags import workspace_tags
+from gpukiln.workspaces.contract import ComputeProfile, Workspace, workspace_tags
 from tests.support.release_cloud import Cloud, fault, tell
 
 ZONE, OTHER = "us-west-2a", "us-west-2b"

@@ -24,7 +24,7 @@ from gpukiln.clouds.embedded.container_devices import ContainerDevices
 from gpukiln.clouds.embedded.gpus import machine_files
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.gpus.state import gpu_count
-from gpukiln.clouds.embedded.machine import Machine, MachineSpec, children
+from gpukiln.clouds.embedded.machine import LocalMachine, MachineSpec, children
 from gpukiln.clouds.embedded.network import GATEWAY, GUEST, NAMESERVER, MachineNetwork
 from gpukiln.disks.grow import fit_root
 from gpukiln.disks.mount import mount_root
@@ -70,7 +70,7 @@ def first_user(instance_id: str) -> int:
     return FIRST_USER + zlib.crc32(instance_id.encode()) % RANGES * USERS
 
 
-class Container(Machine):
+class ContainerMachine(LocalMachine):
     """systemd-nspawn on the mounted disk: boots in seconds, with the host's kernel."""
 
     def __init__(self, spec: MachineSpec, network: MachineNetwork) -> None:

@@ -10,12 +10,12 @@ from gpukiln.disks.sparse import used_bytes
 from gpukiln.errors import UnavailableError, UsageError
 
 
-def every_region(layout: Layout) -> list[regions.Found]:
+def every_region(layout: Layout) -> list[regions.StoredRegion]:
     """What each region has, as far as it can be known."""
     return [regions.look(layout, region) for region in regions.regions_on_disk(layout)]
 
 
-def image_names(found: list[regions.Found]) -> dict[str, str]:
+def image_names(found: list[regions.StoredRegion]) -> dict[str, str]:
     """Names of images by their snapshots; of a region that can't be read, by what lies beside its disks."""
     names: dict[str, str] = {}
     for one in found:
@@ -49,7 +49,7 @@ def kept(layout: Layout) -> list[dict[str, Any]]:
     ]
 
 
-def known_snapshots(found: list[regions.Found]) -> set[str]:
+def known_snapshots(found: list[regions.StoredRegion]) -> set[str]:
     """Every snapshot that a region or a description knows."""
     of_documents = {name for one in found if one.document for name in one.document["snapshots"]}
     return of_documents | {name for one in found if not one.document for name in one.described}

@@ -11,7 +11,7 @@ from typing import Any
 from moto.core.utils import utcnow
 from moto.ec2.models.instances import InstanceState, StateReason
 
-from gpukiln.clouds.embedded.machine import Machine
+from gpukiln.clouds.embedded.machine import LocalMachine
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.errors import GpukilnError
 
@@ -151,7 +151,7 @@ class Lifecycle:
 
         self._in_background(instance, work)
 
-    def _boot(self, instance: Any, machine: Machine) -> None:
+    def _boot(self, instance: Any, machine: LocalMachine) -> None:
         if instance._state.name != "pending":
             return  # terminated or stopped before its turn came
         self._machines.start(instance, machine)
@@ -159,7 +159,7 @@ class Lifecycle:
             set_state(instance, "running")
         threading.Thread(target=self._wait_for_end, args=(instance, machine), daemon=True).start()
 
-    def _wait_for_end(self, instance: Any, machine: Machine) -> None:
+    def _wait_for_end(self, instance: Any, machine: LocalMachine) -> None:
         """A machine that ends by itself is stopped, or terminated where the launch said so."""
         process = machine.process
         code = process.wait() if process else None

@@ -53,7 +53,7 @@ class MachineSpec:
     memory_mib: int = 2048
 
 
-class Machine(ABC):
+class LocalMachine(ABC):
     """A machine: start, stop and kill are safe in any state.
 
     Args:

@@ -13,11 +13,11 @@ from werkzeug.exceptions import NotFound
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import volume_files
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
-from gpukiln.clouds.embedded.container import Container
+from gpukiln.clouds.embedded.container import ContainerMachine
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.instance_metadata import describe_instance
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machine import Kind, Machine, MachineSpec, remove_folder
+from gpukiln.clouds.embedded.machine import Kind, LocalMachine, MachineSpec, remove_folder
 from gpukiln.clouds.embedded.machine_api import Application, MachineApi
 from gpukiln.clouds.embedded.metadata import MetadataServer
 from gpukiln.clouds.embedded.network import API_PORT, MachineNetwork, free_ssh_port
@@ -54,7 +54,7 @@ class Machines:
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.ssh_port = free_ssh_port("127.64.0.1")
-        self._by_id: dict[str, Machine] = {}
+        self._by_id: dict[str, LocalMachine] = {}
         self.api: Application = NotFound()  # what machines reach of this cloud
         self._served: dict[str, list[MetadataServer | MachineApi]] = {}
         self._locks: dict[str, threading.RLock] = {}
@@ -75,11 +75,11 @@ class Machines:
         """Changes of one machine happen one after the other."""
         return self._locks.setdefault(instance_id, threading.RLock())
 
-    def get(self, instance_id: str) -> Machine | None:
+    def get(self, instance_id: str) -> LocalMachine | None:
         """The machine of an instance, or None when it has none (any more)."""
         return self._by_id.get(instance_id)
 
-    def all(self) -> list[Machine]:
+    def all(self) -> list[LocalMachine]:
         """Every machine there is, running or stopped."""
         return list(self._by_id.values())
 
@@ -108,7 +108,7 @@ class Machines:
             return "vm"
         return asked_kind(instance.ec2_backend.tags.get(instance.id, {}))
 
-    def create(self, instance: Any) -> Machine:
+    def create(self, instance: Any) -> LocalMachine:
         """Make the disks of a new instance's volumes.
 
         Args:
@@ -157,13 +157,13 @@ class Machines:
             network = MachineNetwork(
                 f"gk-{instance.id}", spec.folder, address=spec.address, ssh_port=spec.ssh_port
             )
-            machine = (VirtualMachine if spec.kind == "vm" else Container)(spec, network)
+            machine = (VirtualMachine if spec.kind == "vm" else ContainerMachine)(spec, network)
             machine.disks = {disk.volume_id: disk for disk in others}
             undo.pop_all()
         self._by_id[instance.id] = machine
         return machine
 
-    def start(self, instance: Any, machine: Machine) -> None:
+    def start(self, instance: Any, machine: LocalMachine) -> None:
         """Boot a machine with its network and its metadata service.
 
         Args:
@@ -213,7 +213,7 @@ class Machines:
         if machine := self._by_id.pop(instance_id, None):
             remove_folder(machine.spec.folder)
 
-    def existing(self, instance: Any) -> Machine:
+    def existing(self, instance: Any) -> LocalMachine:
         """The machine of an instance that must have one.
 
         Args:

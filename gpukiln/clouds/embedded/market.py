@@ -353,7 +353,7 @@ def _utc(moment: datetime | None, default: datetime) -> datetime:
 # --- Service Quotas and the Price List: JSON, and no package of moto's for what is asked ---
 
 
-class RefusedCallError(Exception):
+class ServiceAnswerError(Exception):
     """An answer that is an error: its code and text."""
 
 
@@ -374,13 +374,13 @@ def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
     }
     try:
         if target not in calls:
-            raise RefusedCallError(
+            raise ServiceAnswerError(
                 "UnknownOperationException", f"The embedded cloud does not have it: {target}"
             )
         asked = parse_json(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or "{}")
         script = scarcity.script(layout)
         return 200, JSON, json.dumps(calls[target]()).encode()
-    except RefusedCallError as error:
+    except ServiceAnswerError as error:
         return refusal_of(authorization, 400, *error.args)
     except (ValueError, TypeError, LookupError) as error:  # botocore would not send it
         told = f"{type(error).__name__}: {error}"
@@ -392,7 +392,7 @@ def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
 def _get_quota(script: scarcity.Script, asked: Mapping[str, Any]) -> dict[str, Any]:
     found = [one for one in _quotas(script, asked) if one["QuotaCode"] == asked["QuotaCode"]]
     if not found:
-        raise RefusedCallError("NoSuchResourceException", f"no quota {asked['QuotaCode']} of this service")
+        raise ServiceAnswerError("NoSuchResourceException", f"no quota {asked['QuotaCode']} of this service")
     return {"Quota": found[0]}
 
 
@@ -402,7 +402,7 @@ def _list_quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> dict[str,
 
 def _quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
     if asked["ServiceCode"] != "ec2":
-        raise RefusedCallError("NoSuchResourceException", "the embedded cloud has quotas of ec2 alone")
+        raise ServiceAnswerError("NoSuchResourceException", "the embedded cloud has quotas of ec2 alone")
     return [
         {
             "ServiceCode": "ec2",
@@ -420,7 +420,7 @@ def _quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> list[dict[str,
 
 def _get_products(region: str, asked: Mapping[str, Any]) -> dict[str, Any]:
     if region not in PRICING_REGIONS:
-        raise RefusedCallError(
+        raise ServiceAnswerError(
             "UnrecognizedClientException",
             f"the Price List is at {', '.join(PRICING_REGIONS)}, not in {region}",
         )
@@ -448,7 +448,7 @@ def _product_fits(product: Mapping[str, Any], one: Mapping[str, str]) -> bool:
         "NONE_OF": value not in wanted.split(","),
     }
     if one["Type"] not in fits:
-        raise RefusedCallError("InvalidParameterException", f"invalid filter type {one['Type']}")
+        raise ServiceAnswerError("InvalidParameterException", f"invalid filter type {one['Type']}")
     return fits[one["Type"]]
 
 

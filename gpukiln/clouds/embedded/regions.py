@@ -39,7 +39,7 @@ class DamagedError(Exception):
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredRegion:
     """What is known of a region.
 
     Args:
@@ -107,7 +107,7 @@ def regions_on_disk(layout: Layout) -> list[str]:
     return sorted(names)
 
 
-def look(layout: Layout, region: str) -> Found:
+def look(layout: Layout, region: str) -> StoredRegion:
     """What a region has, as far as it can be known; changes nothing."""
     described, damaged = _descriptions(layout, region)
     file, copy = region_file(layout, region), copy_file(layout, region)
@@ -138,7 +138,7 @@ def look(layout: Layout, region: str) -> Found:
             else "its disk stays, though nothing says what it is"
         )
         told.append(f"{text}: {end}")
-    return Found(region, document, tuple(told), described)
+    return StoredRegion(region, document, tuple(told), described)
 
 
 def read_region(layout: Layout, region: str) -> dict[str, Any]:

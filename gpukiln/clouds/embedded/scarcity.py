@@ -44,7 +44,7 @@ PLENTY_VCPUS = 10_000  # of every quota that nobody wrote
 
 
 @strict
-class Rule:
+class CapacityRule:
     """Launches that find no capacity.
 
     Args:
@@ -93,7 +93,7 @@ class Rule:
 
 
 @strict
-class Limit:
+class QuotaLimit:
     """A quota of the account, in virtual CPUs."""
 
     code: str
@@ -123,15 +123,15 @@ class Reserved:
         return f"reservation:{self.zone}:{self.instance_type}:{self.count}"
 
 
-Line = Rule | Limit | Reserved
+Line = CapacityRule | QuotaLimit | Reserved
 
 
 @strict
 class Script:
     """Everything that was written."""
 
-    rules: tuple[Rule, ...] = ()
-    limits: tuple[Limit, ...] = ()
+    rules: tuple[CapacityRule, ...] = ()
+    limits: tuple[QuotaLimit, ...] = ()
     reserved: tuple[Reserved, ...] = ()
 
     @property
@@ -211,7 +211,9 @@ def add(layout: Layout, text: str) -> Line:
     layout.create()
     with _locked(layout):
         found = script(layout).lines
-        kept = [one for one in found if one.key != line.key and not (isinstance(one, Rule) and one.spent)]
+        kept = [
+            one for one in found if one.key != line.key and not (isinstance(one, CapacityRule) and one.spent)
+        ]
         _write(layout, [*kept, line])
     return line
 
@@ -294,13 +296,13 @@ def capacity(
             _write(layout, replace(known, rules=after).lines)
 
 
-def _refused(rule: Rule, launch: Launch) -> Rule:
+def _refused(rule: CapacityRule, launch: Launch) -> CapacityRule:
     counts = rule.times is not None and rule.refuses(launch) and launch.token not in rule.refused
     return replace(rule, refused=(*rule.refused, launch.token)) if counts else rule
 
 
 def _is_about(line: Line, text: str) -> bool:
-    if not isinstance(line, Rule):
+    if not isinstance(line, CapacityRule):
         return text in (":".join(line.key), str(line))
     if text.partition(":")[0] in _KINDS:
         return False
@@ -316,7 +318,7 @@ def _parse_quota(text: str) -> Line:
     match = re.fullmatch(r"quota:(L-[0-9A-Z]+):([0-9]{1,6})", text)
     if not match:
         raise UsageError(f"{text!r} is no quota, wanted {QUOTA_FORM}", hint=QUOTA_EXAMPLE)
-    return Limit(match[1], int(match[2]))
+    return QuotaLimit(match[1], int(match[2]))
 
 
 def _parse_reservation(text: str) -> Line:
@@ -329,7 +331,7 @@ def _parse_reservation(text: str) -> Line:
 _KINDS = {"quota": _parse_quota, "reservation": _parse_reservation}
 
 
-def _parse_rule(text: str) -> Rule:
+def _parse_rule(text: str) -> CapacityRule:
     zone, _, rest = text.partition(":")
     instance_type, *more = rest.split(":")
     if not zone or not instance_type:
@@ -351,7 +353,7 @@ def _parse_rule(text: str) -> Rule:
         given[what] = word
     if given.get("times", "1").strip("0") == "":
         raise UsageError(f"{text!r} refuses no launch", hint="leave the number out to refuse every launch")
-    return Rule(
+    return CapacityRule(
         zone,
         instance_type,
         market=given.get("market", ""),  # type: ignore[arg-type]  # one of MARKETS
@@ -361,7 +363,7 @@ def _parse_rule(text: str) -> Rule:
 
 
 def _check_names(line: Line) -> None:
-    if isinstance(line, Limit):
+    if isinstance(line, QuotaLimit):
         codes = [quota.code for quota in QUOTAS]
         if line.code not in codes:
             raise unknown("quota", line.code, codes)
@@ -398,8 +400,8 @@ def _write(layout: Layout, lines: Sequence[Line]) -> None:
         layout.scarcity.unlink(missing_ok=True)
         return
     document = Script(
-        rules=tuple(one for one in lines if isinstance(one, Rule)),
-        limits=tuple(one for one in lines if isinstance(one, Limit)),
+        rules=tuple(one for one in lines if isinstance(one, CapacityRule)),
+        limits=tuple(one for one in lines if isinstance(one, QuotaLimit)),
         reserved=tuple(one for one in lines if isinstance(one, Reserved)),
     )
     write_whole(layout.scarcity, json.dumps(dump(document), indent=1))

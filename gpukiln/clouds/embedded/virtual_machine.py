@@ -11,7 +11,7 @@ from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.gpus.share import Share
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.hardware import firmware_arguments, firmware_of
-from gpukiln.clouds.embedded.machine import Machine
+from gpukiln.clouds.embedded.machine import LocalMachine
 from gpukiln.clouds.embedded.network import GUEST, NAMESERVER
 from gpukiln.clouds.embedded.qmp import Qmp
 from gpukiln.disks.mount import mounted_root
@@ -20,7 +20,7 @@ from gpukiln.errors import UnavailableError
 UNPLUG_S = 10  # seconds that a guest gets to give a device back before it is asked again
 
 
-class VirtualMachine(Machine):
+class VirtualMachine(LocalMachine):
     """QEMU on the raw disk: its own bootloader, kernel and hardware."""
 
     _share: Share | None = None

@@ -48,7 +48,7 @@ NO_DISPLAY_MODE = 580  # the branch that first says so: EXP and QX of gpu_boards
 
 
 @dataclass(frozen=True)
-class Machine:
+class GpuHardware:
     """What a profile is made of.
 
     Args:
@@ -107,7 +107,7 @@ def make_profile(name: str, *, seed: str, driver: str, cuda: str) -> Data:
     if kind.status == "retired":
         raise UsageError(f"EC2 has retired {name}: nothing to simulate", hint=f"take {others}")
     arch, cc = _model(kind.gpu, driver, what=f"the {model.name} of {name}")
-    machine = Machine(
+    machine = GpuHardware(
         kind=board(kind.gpu),
         arch=arch,
         cc=cc,
@@ -151,7 +151,7 @@ def make_machine(
     interconnect: Literal["none", "nvlink", "nvswitch"] = "none"
     if links and linked:
         interconnect = "nvswitch" if links.version >= NVLINK_3 and not links.bridge else "nvlink"
-    machine = Machine(
+    machine = GpuHardware(
         kind=kind,
         arch=arch,
         cc=cc,
@@ -205,7 +205,7 @@ def _layout(kind: Board, count: int) -> BoardLayout:
     )
 
 
-def _document(machine: Machine, cuda: str) -> Data:
+def _document(machine: GpuHardware, cuda: str) -> Data:
     virtual = machine.fraction < 1
     make = _fraction if virtual else _whole
     rows = [make(machine, index) for index in range(machine.count)]
@@ -229,12 +229,12 @@ def bus_id(address: str) -> str:
     return f"{int(domain[0], 16) if domain else 0:08X}:{bus.upper()}:{device.upper()}.0"
 
 
-def _number(machine: Machine, index: int, what: str, bits: int) -> int:
+def _number(machine: GpuHardware, index: int, what: str, bits: int) -> int:
     """A number that stays the same for a GPU."""
     return uuid.uuid5(UUIDS, f"{machine.seed}/{index}/{what}").int % (1 << bits)
 
 
-def _named(machine: Machine, index: int) -> Data:
+def _named(machine: GpuHardware, index: int) -> Data:
     """What every GPU tells, a fraction too."""
     kind = machine.kind
     modules = machine.place.modules
@@ -271,7 +271,7 @@ def _named(machine: Machine, index: int) -> Data:
     }
 
 
-def _whole(machine: Machine, index: int) -> Data:
+def _whole(machine: GpuHardware, index: int) -> Data:
     """One GPU of a board."""
     kind, place = machine.kind, machine.place
     power, clocks, idle, heat = kind.power, kind.clocks, kind.idle, kind.temperature
@@ -378,7 +378,7 @@ def _whole(machine: Machine, index: int) -> Data:
     )
 
 
-def _board(machine: Machine, index: int) -> Data:
+def _board(machine: GpuHardware, index: int) -> Data:
     """What names a board, and what it is part of."""
     kind = machine.kind
     image, oem, ecc = (*kind.inforom, None, None, None)[:3]
@@ -421,14 +421,14 @@ def _board(machine: Machine, index: int) -> Data:
     }
 
 
-def _board_id(machine: Machine, index: int) -> int:
+def _board_id(machine: GpuHardware, index: int) -> int:
     """The number that the GPUs of one card share: the first one's address."""
     first = bus_id(machine.place.buses[index // machine.kind.card * machine.kind.card])
     domain, bus, device = (int(part, 16) for part in first.rpartition(".")[0].split(":"))
     return domain << 16 | bus << 8 | device
 
 
-def _fraction(machine: Machine, index: int) -> Data:
+def _fraction(machine: GpuHardware, index: int) -> Data:
     """A virtual GPU of the licence class Q: its clocks, heat and power are the hypervisor's."""
     whole = _whole(machine, index)
     gib = round(24 * machine.fraction)  # of an L4, the only one that EC2 divides
@@ -492,7 +492,7 @@ def _mig(kind: Board) -> Data:
     }
 
 
-def _links(machine: Machine, index: int) -> list[Data] | None:
+def _links(machine: GpuHardware, index: int) -> list[Data] | None:
     """NVLinks to the other GPUs of a mesh, to NVSwitches, or to what no PCI bus shows.
 
     A board that is made for a bridge has its links without one too: they are not active.
@@ -520,7 +520,7 @@ def _links(machine: Machine, index: int) -> list[Data] | None:
     ]
 
 
-def _fabric(machine: Machine) -> Data:
+def _fabric(machine: GpuHardware) -> Data:
     """A100 has none to tell (qx-a100.xml of gpu_boards.yaml's source QX)."""
     if not machine.kind.fabric or machine.interconnect != "nvswitch":
         return dict.fromkeys(FABRIC)
@@ -530,14 +530,14 @@ def _fabric(machine: Machine) -> Data:
     return dict(zip(FABRIC, (COMPLETED, 0, cluster, clique, machine.kind.fabric_health), strict=True))
 
 
-def _node(machine: Machine, index: int) -> int:
+def _node(machine: GpuHardware, index: int) -> int:
     """The NUMA node that a GPU is at."""
     if machine.kind.grace:
         return index // machine.kind.grace
     return index // (machine.count // 2) if machine.count >= TWO_NODES else 0
 
 
-def _way(machine: Machine, one: int, other: int) -> Data:
+def _way(machine: GpuHardware, one: int, other: int) -> Data:
     """How one GPU reaches another: GPUs of EC2's machines do so by NVLink alone."""
     place = machine.place
     roots, card = place.roots or ("00",) * machine.count, machine.kind.card

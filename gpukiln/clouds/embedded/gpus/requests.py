@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 from gpukiln.catalog.instance_types import instance_types
-from gpukiln.clouds.embedded.container import Container
+from gpukiln.clouds.embedded.container import ContainerMachine
 from gpukiln.clouds.embedded.gpus import machine_files
 from gpukiln.clouds.embedded.gpus.settings import apply, play
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
 from gpukiln.clouds.embedded.gpus.start import start_rows
 from gpukiln.clouds.embedded.gpus.state import Rows, encoded, gpu_count
-from gpukiln.clouds.embedded.machine import Machine
+from gpukiln.clouds.embedded.machine import LocalMachine
 from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.clouds.tags import GPUS_TAG, SIMULATED
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
@@ -21,7 +21,7 @@ MOST_GPUS = 64  # more than any host has; a choice of this project
 
 
 @strict
-class Request:
+class GpuChange:
     """What is asked; all of it in this order.
 
     Args:
@@ -54,7 +54,7 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
         UsageError: The request does not fit; nothing is changed then.
         IncompatibleError: The machine can't have it now.
     """
-    asked = load(Request, document, where="request")
+    asked = load(GpuChange, document, where="request")
     if asked.recording is not None:
         _check_recording(asked.recording)
     instance, machine = _machine(machines, asked.instance_id)
@@ -92,7 +92,9 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-def _do(machine: Machine, gpus: SimulatedGpus, files: machine_files.MachineFiles, asked: Request) -> None:
+def _do(
+    machine: LocalMachine, gpus: SimulatedGpus, files: machine_files.MachineFiles, asked: GpuChange
+) -> None:
     """What a machine refuses comes before what is written, and what is wrong before both."""
     before = files.state.rows()
     anew = asked.recording is not None or asked.healthy
@@ -137,7 +139,7 @@ def _check_recording(recording: dict[str, Any]) -> None:
     encoded(rows)
 
 
-def _machine(machines: Machines, instance_id: str) -> tuple[Any, Machine]:
+def _machine(machines: Machines, instance_id: str) -> tuple[Any, LocalMachine]:
     from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
     from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto is slow to import
 
@@ -152,7 +154,7 @@ def _machine(machines: Machines, instance_id: str) -> tuple[Any, Machine]:
     )
 
 
-def _switch_on(machines: Machines, instance: Any, machine: Machine) -> None:
+def _switch_on(machines: Machines, instance: Any, machine: LocalMachine) -> None:
     known = instance_types().get(instance.instance_type)
     if known is None:
         raise IncompatibleError(
@@ -164,7 +166,7 @@ def _switch_on(machines: Machines, instance: Any, machine: Machine) -> None:
         return
     if not machine.running:
         return  # it has them from its next start on
-    if not isinstance(machine, Container):
+    if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
             f"{instance.id} is a virtual machine, which gets GPUs when it starts: it is marked for it",
             hint=f"aws ec2 reboot-instances --instance-ids {instance.id}",
@@ -172,11 +174,11 @@ def _switch_on(machines: Machines, instance: Any, machine: Machine) -> None:
     machine.show_gpus(machines.gpus_of(instance))
 
 
-def _switch_off(instance: Any, machine: Machine) -> None:
+def _switch_off(instance: Any, machine: LocalMachine) -> None:
     instance.ec2_backend.delete_tags([instance.id], {GPUS_TAG: None})
     if not machine.shown:
         return
-    if not isinstance(machine, Container):
+    if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
             f"{instance.id} is a virtual machine, which loses its GPUs when it starts: it is marked for it",
             hint=f"aws ec2 reboot-instances --instance-ids {instance.id}",
@@ -184,7 +186,7 @@ def _switch_off(instance: Any, machine: Machine) -> None:
     machine.hide_gpus()
 
 
-def _change(rows: Rows, asked: Request) -> None:
+def _change(rows: Rows, asked: GpuChange) -> None:
     if asked.scenario:
         play(rows, asked.scenario)
     for text in asked.settings:
@@ -196,15 +198,15 @@ def _change(rows: Rows, asked: Request) -> None:
             )
 
 
-def _inside(asked: Request) -> list[list[str]]:
+def _inside(asked: GpuChange) -> list[list[str]]:
     commands = [[machine_files.SMI, "--gpu-reset", f"--id={index}"] for index in asked.reset]
     return commands + ([[machine_files.LOAD, *asked.load]] if asked.load else [])
 
 
-def _run(machine: Machine, words: list[str]) -> None:
+def _run(machine: LocalMachine, words: list[str]) -> None:
     program, *arguments = words
     command = [str(machine_files.FOLDER / program), *arguments]
-    if not isinstance(machine, Container):
+    if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
             "what is done with processes of a virtual machine is done in it",
             hint="there: " + " ".join(command),

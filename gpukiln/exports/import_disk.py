@@ -76,12 +76,12 @@ class Says:
 
 
 @dataclass(frozen=True)
-class Disk:
+class DiskFile:
     """A file that may become an image.
 
     Args:
         form: raw or qcow2.
-        sha256: Of the file.
+        sha256: Of what is in it, in the form that it has.
         bytes: The size of the disk that is in the file.
         tags: What the image is going to say of itself.
     """
@@ -134,7 +134,7 @@ class Imported:
     durations_s: dict[str, float]
 
 
-def look(file: Path, says: Says, progress: Progress) -> Disk:
+def look(file: Path, says: Says, progress: Progress) -> DiskFile:
     """Read a file and refuse what can't become an image that can be judged.
 
     Raises:
@@ -159,7 +159,7 @@ def look(file: Path, says: Says, progress: Progress) -> Disk:
         **({TRUST_TAG: TRUSTED} if says.trust else {}),
         "Name": file.name[:128],
     }
-    found = Disk(file, form, digest, size, tags)
+    found = DiskFile(file, form, digest, size, tags)
     subject = subject_from_tags(file.name, tags)
     refuse(machine_findings(subject, subject.instance_types))
     return found
@@ -206,7 +206,7 @@ def _beside(file: Path) -> dict[str, str]:
         ) from error
 
 
-def bring(disk: Disk, cloud: Cloud, progress: Progress) -> Imported:
+def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> Imported:
     """Make an image of a disk, or find the one that was made of the same before.
 
     Raises:
@@ -253,7 +253,7 @@ def bring(disk: Disk, cloud: Cloud, progress: Progress) -> Imported:
     )
 
 
-def _require_architecture(disk: Disk, looked: identify.Disk) -> None:
+def _require_architecture(disk: DiskFile, looked: identify.Disk) -> None:
     recipe = load_image(disk.tags[RECIPE_TAG])
     if recipe.architecture != looked.architecture:
         raise IncompatibleError(
@@ -263,7 +263,7 @@ def _require_architecture(disk: Disk, looked: identify.Disk) -> None:
 
 
 def _written(
-    cloud: Cloud, disk: Disk, source: Path, journal: Path, progress: Progress
+    cloud: Cloud, disk: DiskFile, source: Path, journal: Path, progress: Progress
 ) -> tuple[str, ebs.Moved]:
     meters: list[Meter] = []
     tags = {name: value for name, value in disk.tags.items() if name != IMAGE_TAG}  # an image's alone
@@ -284,7 +284,7 @@ def _written(
         raise
 
 
-def _made(cloud: Cloud, disk: Disk) -> Imported | None:
+def _made(cloud: Cloud, disk: DiskFile) -> Imported | None:
     """The image that was made of this disk before."""
     with explain_aws_errors("look for an image of this disk"):
         there = images(cloud.client("ec2"), {"name": [disk.name]}, Owners=["self"])
@@ -306,7 +306,7 @@ def _made(cloud: Cloud, disk: Disk) -> Imported | None:
     return _imported(cloud, disk, there[0])
 
 
-def _registered(cloud: Cloud, disk: Disk, looked: identify.Disk, snapshot_id: str) -> Imported:
+def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id: str) -> Imported:
     """Register the image; where that is refused, the snapshot goes."""
     ec2 = cloud.client("ec2")
     tags = {**disk.tags, OWNER_TAG: owner()}
@@ -343,7 +343,7 @@ def _registered(cloud: Cloud, disk: Disk, looked: identify.Disk, snapshot_id: st
     return made
 
 
-def _imported(cloud: Cloud, disk: Disk, image: Mapping[str, Any]) -> Imported:
+def _imported(cloud: Cloud, disk: DiskFile, image: Mapping[str, Any]) -> Imported:
     root = image["BlockDeviceMappings"][0]["Ebs"]
     return Imported(
         image_id=image["ImageId"],

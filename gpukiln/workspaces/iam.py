@@ -23,8 +23,7 @@ from gpukiln.clouds.iam import (
 from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWN_TAGS, WORKSPACE_TAG
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import tag_list, tags_of
-from gpukiln.workspaces.contract import Workspace
-from gpukiln.workspaces.tags import workspace_tags
+from gpukiln.workspaces.contract import Workspace, workspace_tags
 
 PART = "rights"
 POLICY = "gpukiln-workspace"

@@ -7,9 +7,8 @@ import pytest
 
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.instances.tags import tag_list
-from gpukiln.workspaces import rights
-from gpukiln.workspaces.contract import Capabilities, Workspace
-from gpukiln.workspaces.tags import workspace_tags
+from gpukiln.workspaces import iam as rights
+from gpukiln.workspaces.contract import Capabilities, Workspace, workspace_tags
 from tests.support.release_cloud import Cloud, fault, tell
 
 WANTED = Workspace("vision", "ann", "us-west-2")

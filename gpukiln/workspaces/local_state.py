@@ -18,13 +18,13 @@ from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
-from gpukiln.workspaces.lifecycle import Found, find
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, find
 
 FORM = "workspaces/1"
 
 
 @strict
-class Span:
+class RunInterval:
     """A time that a machine ran.
 
     Args:
@@ -47,7 +47,7 @@ class Span:
 
 
 @strict
-class Region:
+class RegionRecord:
     """What a region had when it was asked.
 
     Args:
@@ -59,11 +59,11 @@ class Region:
     cloud: str
     region: str
     at: str
-    workspaces: tuple[Found, ...]
-    spans: tuple[Span, ...]
+    workspaces: tuple[ExistingWorkspace, ...]
+    spans: tuple[RunInterval, ...]
 
 
-def refresh(cloud: Cloud) -> Region:
+def refresh(cloud: Cloud) -> RegionRecord:
     """Ask a region what it has, and write it down.
 
     Raises:
@@ -76,23 +76,25 @@ def refresh(cloud: Cloud) -> Region:
         remove_partial_of(file)
         before = _read(file)
         spans = merge(before.spans if before else (), cloud, found, now)
-        region = Region(FORM, cloud.name, cloud.region, now, found, spans)
+        region = RegionRecord(FORM, cloud.name, cloud.region, now, found, spans)
         write_whole(file, json.dumps(dump(region), indent=1) + "\n")
     return region
 
 
-def regions() -> tuple[Region, ...]:
+def regions() -> tuple[RegionRecord, ...]:
     """What is known, by cloud and region; what can't be read is as if it was never asked."""
     folder = state_home() / "workspaces" / "known"
     return tuple(one for file in sorted(folder.glob("*.json")) if (one := _read(file)))
 
 
-def where(name: str) -> tuple[Region, ...]:
+def where(name: str) -> tuple[RegionRecord, ...]:
     """The regions that had a workspace of a name."""
     return tuple(one for one in regions() if any(found.name == name for found in one.workspaces))
 
 
-def merge(old: Sequence[Span], cloud: Cloud, found: Sequence[Found], now: str) -> tuple[Span, ...]:
+def merge(
+    old: Sequence[RunInterval], cloud: Cloud, found: Sequence[ExistingWorkspace], now: str
+) -> tuple[RunInterval, ...]:
     """Times that machines ran, with what is seen now.
 
     A machine that is not there any more ran until it was last seen: nobody knows of more.
@@ -103,7 +105,7 @@ def merge(old: Sequence[Span], cloud: Cloud, found: Sequence[Found], now: str) -
             running = machine.state in ("pending", "running")
             key = (machine.instance_id, machine.launched_at)
             seen = now if running else (machine.ended_at or (spans[key].seen if key in spans else now))
-            spans[key] = Span(
+            spans[key] = RunInterval(
                 name=workspace.name,
                 owner=workspace.owner,
                 cloud=cloud.name,
@@ -122,9 +124,9 @@ def _file(cloud: str, region: str) -> Path:
     return state_home() / "workspaces" / "known" / f"{cloud}-{region}.json"
 
 
-def _read(file: Path) -> Region | None:
+def _read(file: Path) -> RegionRecord | None:
     try:
-        found = load(Region, parse_json(file.read_bytes()), where=str(file))
+        found = load(RegionRecord, parse_json(file.read_bytes()), where=str(file))
     except (OSError, ValueError, UsageError):
         return None
     return found if found.form == FORM else None

@@ -1,0 +1,747 @@
+"""The way of `workspace.up`: planned by region, started whole or not at all, waited for, tried elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from typing import Any, TypeVar
+
+from gpukiln.catalog.quotas import quota_of
+from gpukiln.clouds import ec2 as calls
+from gpukiln.clouds import tags
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.errors import (
+    BusyError,
+    CheckFailedError,
+    GpukilnError,
+    IncompatibleError,
+    RefusedError,
+    UnavailableError,
+)
+from gpukiln.instances.console import require_booting
+from gpukiln.instances.launch import CAPACITY, Launched, Refusal, Try, subnets_by_zone, walk, zones_of
+from gpukiln.instances.tags import PRIVILEGED, tag_list, tag_specifications, tags_of
+from gpukiln.locks import locked
+from gpukiln.offers.cost import OverBudgetError
+from gpukiln.offers.model import Offer
+from gpukiln.state import state_home
+from gpukiln.workspaces import iam, lifecycle, local_state, network, reach, userdata, volumes
+from gpukiln.workspaces.contract import Workspace, workspace_tags
+from gpukiln.workspaces.lifecycle import DONE, FAILED, ExistingWorkspace, WorkspaceMachine
+from gpukiln.workspaces.plan import WorkspacePlan, marks, plan, plan_words, require_same
+from gpukiln.workspaces.spec import WorkspaceSpec, in_region
+from gpukiln.workspaces.volumes import Home
+
+HOME_DEVICE = "/dev/sdf"  # EC2 user guide, "Device names for volumes": /dev/sd[f-p] for what is attached
+# Hop limit 2: containers reach instance metadata, too (EC2 user guide, "Use IMDSv2").
+METADATA = {
+    "HttpEndpoint": "enabled",
+    "HttpTokens": "required",
+    "HttpPutResponseHopLimit": 2,
+    "InstanceMetadataTags": "enabled",  # the agent reads there which volume is its home
+}
+LOCK_WAIT_S = 1800.0  # another `up` of the same workspace
+PROFILE_WAIT_S, POLL_S = 90.0, 3.0  # IAM shows what is new only after a while
+CONSOLE_POLLS = 4  # until the agent has written its first stage
+T = TypeVar("T")
+BOOT_WAIT_S = 3600.0  # with its driver's deadline, its services' images and the user's script
+
+Consent = Callable[[Cloud, WorkspacePlan], None]
+"""Asked before money is spent: it returns, or raises RefusedError."""
+
+
+def consented(_: Cloud, __: WorkspacePlan) -> None:
+    """Nobody is asked."""
+
+
+def today() -> date:
+    """The day of prices and of support."""
+    return datetime.now(UTC).date()
+
+
+def raise_up(
+    clouds: Sequence[Cloud],
+    spec: WorkspaceSpec,
+    say: Callable[[str], None],
+    *,
+    consent: Consent = consented,
+    wait: bool = True,
+    replace_unhealthy: bool = False,
+) -> tuple[Cloud, ExistingWorkspace]:
+    """A workspace in the first region that has a machine for it.
+
+    Args:
+        clouds: The same cloud in each region, the best first.
+        consent: Asked in each region before a machine is started there.
+        wait: Whether it is waited for until its stages are done.
+        replace_unhealthy: Whether a machine that is unhealthy is removed, and the next offer is taken.
+
+    Raises:
+        BusyError: No region has capacity now; the details are the whole walk.
+        IncompatibleError: No region can have it.
+        CheckFailedError: It does not come up, or every machine was unhealthy.
+    """
+
+    def provision(cloud: Cloud, placed: WorkspaceSpec) -> ExistingWorkspace:
+        return _in_region(cloud, placed, say, consent, wait=wait, replace_unhealthy=replace_unhealthy)
+
+    return _first(clouds, spec, say, provision)
+
+
+def look_ahead(
+    clouds: Sequence[Cloud], spec: WorkspaceSpec, say: Callable[[str], None]
+) -> tuple[Cloud, WorkspacePlan | ExistingWorkspace]:
+    """What `raise_up` would start in the first region that has a machine for it, or what runs already.
+
+    Nothing is made.
+
+    Raises:
+        IncompatibleError: No region can have it.
+        RefusedError: See `raise_up`.
+    """
+
+    def ahead(cloud: Cloud, placed: WorkspaceSpec) -> WorkspacePlan | ExistingWorkspace:
+        found = there(cloud, placed.contract)
+        if found and found.machines:
+            require_same(cloud, placed, found)
+            return found
+        return plan(cloud, placed, today(), homes=found.homes if found else (), say=say)
+
+    return _first(clouds, spec, say, ahead)
+
+
+def _first(
+    clouds: Sequence[Cloud],
+    spec: WorkspaceSpec,
+    say: Callable[[str], None],
+    work: Callable[[Cloud, WorkspaceSpec], T],
+) -> tuple[Cloud, T]:
+    """What the first region gives that has a machine for it; only the one that has the workspace already."""
+    refusals: list[GpukilnError] = []
+    has_it = [one for one in clouds if there(one, spec.contract)] if len(clouds) > 1 else []
+    for cloud in has_it or clouds:
+        try:
+            return cloud, work(cloud, in_region(cloud, spec))
+        except (BusyError, IncompatibleError, OverBudgetError) as error:
+            if len(clouds) == 1:
+                raise
+            say(f"{cloud.region}: {error.message}")
+            refusals.append(error)
+    kinds = (BusyError, OverBudgetError, IncompatibleError)
+    kind = next(kind for kind in kinds if any(isinstance(one, kind) for one in refusals))
+    raise kind(
+        f"none of {', '.join(one.region for one in clouds)} has a machine for it",
+        details=tuple(line for one in refusals for line in (one.message, *one.details)),
+        hint="try later, ask for less, or name another region",
+    )
+
+
+def _in_region(
+    cloud: Cloud,
+    spec: WorkspaceSpec,
+    say: Callable[[str], None],
+    consent: Consent,
+    *,
+    wait: bool,
+    replace_unhealthy: bool,
+) -> ExistingWorkspace:
+    contract = spec.contract
+    with alone(cloud, contract.workspace_name):
+        settled: WorkspacePlan | None = None
+        found = there(cloud, contract)
+        homes = found.homes if found else ()
+        started = False
+        try:
+            if found and found.machines:
+                require_same(cloud, spec, found)
+                resume(cloud, contract, found, say=say)
+            else:
+                settled = plan(cloud, spec, today(), homes=homes, say=say)
+                consent(cloud, settled)
+                start(cloud, settled, say=say)
+                started = True
+            local_state.refresh(cloud)  # it is there now, however its boot goes on
+            while wait:
+                try:
+                    return _good(cloud, contract, say, deep=replace_unhealthy)
+                except CheckFailedError as error:
+                    if not replace_unhealthy:
+                        raise
+                    rest = _rest(cloud, spec, settled, error, say)
+                    if settled is None:  # it ran already, so that nobody was asked yet
+                        consent(cloud, rest)
+                    _remove_unhealthy(cloud, contract, error, say, started=started)
+                settled = rest
+                start(cloud, settled, say=say)
+                started = True
+            return _again(cloud, contract)
+        except KeyboardInterrupt as interrupt:
+            mine = started and not spec.options.keep
+            _interrupted(cloud, contract, interrupt, mine=mine, keep_home=bool(homes))
+            raise
+
+
+def _interrupted(
+    cloud: Cloud, wanted: Workspace, interrupt: KeyboardInterrupt, *, mine: bool, keep_home: bool
+) -> None:
+    """Remove what this call started and nobody can use yet; note what runs, what it costs, and what to type.
+
+    Args:
+        mine: Whether the machine goes where it is not usable yet.
+        keep_home: Whether the home was there before.
+    """
+    name = wanted.workspace_name
+    try:
+        for found in lifecycle.find(cloud, name):
+            usable = any(one.stage.startswith(DONE) for one in found.machines)
+            if not found.machines or usable or not mine:
+                note_what_runs(cloud, found, interrupt)
+                continue
+            lifecycle.down(cloud, wanted, found, keep_home=keep_home, force=True)
+            ids = ", ".join(one.instance_id for one in found.machines)
+            interrupt.add_note(
+                f"{ids} was not usable yet and is removed; the home stays"
+                if keep_home
+                else f"{ids} was not usable yet and is removed, and all that was made with it"
+            )
+        local_state.refresh(cloud)
+    except (GpukilnError, KeyboardInterrupt) as error:
+        what = error.message if isinstance(error, GpukilnError) else "interrupted again"
+        interrupt.add_note(
+            f"{name} may still run and cost money ({what}); `invoke workspace.down {name}` removes it"
+        )
+
+
+def note_what_runs(cloud: Cloud, found: ExistingWorkspace, interrupt: KeyboardInterrupt) -> None:
+    """Note what goes on running after Ctrl-C, what it costs, and the commands that go on or remove it."""
+    place = f"--region {cloud.region} --cloud {cloud.name}"
+    for machine in found.machines:
+        price = f"{machine.usd_hour} USD/hour" if machine.usd_hour else "at a price that is not known"
+        interrupt.add_note(
+            f"{found.name} runs: {machine.instance_id}, {machine.instance_type} in {machine.zone}, {price}, "
+            f"stage {machine.stage or 'none yet'}"
+        )
+        interrupt.add_note(
+            f"`invoke workspace.up --name {found.name} --owner {found.owner} {place}` goes on, "
+            f"`invoke workspace.down {found.name} {place}` removes it"
+        )
+
+
+def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: bool) -> ExistingWorkspace:
+    """The workspace once its stages are done, and where that was asked for, once it was found healthy.
+
+    Raises:
+        CheckFailedError: A stage failed, or it is unhealthy.
+    """
+    if wanted.capabilities.identity_mode == "iam":
+        wait_until_done(cloud, wanted, say=say)
+    else:
+        say("it has no rights to tell how its boot goes: `workspace.status --deep` looks")
+    if deep:
+        looked = reach.look(cloud, _again(cloud, wanted))
+        if not looked.good:
+            raise CheckFailedError(
+                f"{wanted.workspace_name} is {looked.words}", hint=f"the report is in {looked.folder}"
+            )
+    return _again(cloud, wanted)
+
+
+def _again(cloud: Cloud, wanted: Workspace) -> ExistingWorkspace:
+    found = there(cloud, wanted)
+    if found is None or not found.machines:
+        raise UnavailableError(f"{wanted.workspace_name} is gone: somebody put it away meanwhile")
+    return found
+
+
+def _rest(
+    cloud: Cloud,
+    spec: WorkspaceSpec,
+    settled: WorkspacePlan | None,
+    reason: CheckFailedError,
+    say: Callable[[str], None],
+) -> WorkspacePlan:
+    """What is left to try instead of the unhealthy machine.
+
+    Args:
+        settled: By which this call started it; None: it ran already.
+
+    Raises:
+        CheckFailedError: Nothing.
+    """
+    existing = _again(cloud, spec.contract)
+    unhealthy = lifecycle.only(existing).instance_type
+    try:
+        if settled is None:
+            return plan(cloud, spec, today(), homes=existing.homes, without=unhealthy, say=say)
+        if others := tuple(one for one in settled.offers if one.instance_type != unhealthy):
+            return replace(settled, offers=others)
+    except IncompatibleError as error:
+        reason.add_note(error.message)
+    reason.add_note("no other machine satisfies the request; this one is left, to be looked at")
+    raise reason
+
+
+def _remove_unhealthy(
+    cloud: Cloud, wanted: Workspace, reason: CheckFailedError, say: Callable[[str], None], *, started: bool
+) -> None:
+    """End the unhealthy machine; its home stays.
+
+    Args:
+        started: Whether this call started it, so that nobody has worked on it.
+
+    Raises:
+        CheckFailedError: It has no home volume, and files of its user may be on it.
+    """
+    found = _again(cloud, wanted)
+    machine = lifecycle.only(found)
+    if not started and not machine.home_id:
+        reason.add_note(
+            f"it has no home volume, so that its user's files are on it: it is left; "
+            f"`invoke workspace.down {found.name}` removes it"
+        )
+        raise reason
+    say(f"{machine.instance_id} ({machine.instance_type}) is removed: {reason.message}")
+    lifecycle.down(cloud, wanted, found, keep_home=True, force=True)
+
+
+@contextmanager
+def alone(cloud: Cloud, name: str) -> Iterator[None]:
+    """Work on a workspace while no other command on this computer does; it is waited for."""
+    folder = state_home() / "workspaces" / "locks"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    busy = BusyError(f"another command works on {name}", hint="wait for it, or end it")
+    with locked(folder / f"{cloud.name}-{cloud.region}-{name}", busy=busy, wait_s=LOCK_WAIT_S):
+        yield
+
+
+def start(
+    cloud: Cloud,
+    settled: WorkspacePlan,
+    *,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Start a workspace that has no machine; its home is attached, its agent may still be at work then.
+
+    The caller holds it alone, see `alone`. Where something fails, nothing is left but a home that was there.
+
+    Raises:
+        BusyError: Nobody has capacity now, or another machine has the home.
+        IncompatibleError: No zone can have such a machine, or the account's quota is too low.
+        RefusedError: The home is another owner's.
+        UnavailableError: The cloud refused.
+    """
+    contract = settled.contract
+    keeps = contract.capabilities.persistent_home
+    home = volumes.existing(cloud, contract) if keeps else None
+    if home:
+        _grown(cloud, contract, home)
+    vpc_id, subnet_ids = subnets_of(cloud, contract)
+    with _whole(cloud, contract, made_home=keeps and home is None, sleep=sleep):
+        group_id = network.security_group(cloud, contract, vpc_id)
+        request = machine_request(
+            contract,
+            image=settled.image,
+            user_data=settled.user_data(cloud.machine_endpoint),
+            group_id=group_id,
+            profile=iam.instance_profile(cloud, contract),
+            key_name=network.key_pair(cloud, contract),
+            tags=_machine_tags(cloud, settled),
+        )
+        launched = _launch(cloud, settled, subnet_ids, request, group_id, home, say=say, sleep=sleep)
+        lifecycle.wait_for(cloud, launched.instance_id, "running", sleep=sleep)
+        _remember(cloud, launched.instance_id, group_id)
+        if keeps:
+            _give_home(cloud, contract, launched.instance_id, launched.zone, sleep=sleep)
+
+
+def subnets_of(cloud: Cloud, wanted: Workspace) -> tuple[str, tuple[str, ...]]:
+    """The VPC of a workspace, and the subnets that it may use; none: the default ones.
+
+    Raises:
+        RefusedError: The subnets are of several VPCs.
+        UnavailableError: There is none.
+    """
+    ec2 = cloud.client("ec2")
+    with explain_aws_errors("look up the network"):
+        if wanted.subnet_ids:
+            found = ec2.describe_subnets(SubnetIds=list(wanted.subnet_ids))["Subnets"]
+        elif wanted.vpc_id:
+            filters = [{"Name": "vpc-id", "Values": [wanted.vpc_id]}]
+            found = ec2.describe_subnets(Filters=filters)["Subnets"]
+        else:
+            found = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"]
+    vpcs = {one["VpcId"] for one in found}
+    if not vpcs:
+        what = wanted.vpc_id or "a default VPC"
+        raise UnavailableError(f"{cloud.region} has no subnet of {what}", hint="name --subnet-ids")
+    if len(vpcs) > 1 or (wanted.vpc_id and vpcs != {wanted.vpc_id}):
+        raise RefusedError(
+            f"the subnets are of {', '.join(sorted(vpcs))}, wanted one VPC"
+            + (f", {wanted.vpc_id}" if wanted.vpc_id else ""),
+            hint="name subnets of one VPC, one a zone",
+        )
+    named = wanted.subnet_ids or (tuple(one["SubnetId"] for one in found) if wanted.vpc_id else ())
+    return vpcs.pop(), named
+
+
+def machine_request(
+    wanted: Workspace,
+    *,
+    image: Mapping[str, Any],
+    user_data: bytes,
+    group_id: str,
+    profile: str,
+    key_name: str = "",
+    tags: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Arguments of RunInstances but type, subnet, market, number and token, which the launch walk adds.
+
+    Args:
+        image: As DescribeImages gives it, of which ImageId and RootDeviceName count.
+        user_data: As it is; the client of AWS encodes it.
+        profile: Name of the instance profile; empty: the machine has no rights.
+        key_name: Of a key pair; empty: none.
+        tags: More tags of the machine.
+    """
+    ours = workspace_tags(wanted, lifecycle.MACHINE)
+    may_be_none: dict[str, Any] = {}
+    if profile:
+        may_be_none["IamInstanceProfile"] = {"Name": profile}
+    if key_name:
+        may_be_none["KeyName"] = key_name
+    return {
+        "ImageId": image["ImageId"],
+        "UserData": user_data,
+        "SecurityGroupIds": [group_id],
+        **may_be_none,
+        "MetadataOptions": dict(METADATA),
+        # A one-time spot instance can't be stopped (EC2 user guide, "Stop a Spot Instance"): its shutdown
+        # ends it, and the home, which was attached later, is kept.
+        "InstanceInitiatedShutdownBehavior": "terminate" if wanted.spot else "stop",
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": image["RootDeviceName"],  # its size stays the image's
+                "Ebs": {"VolumeType": "gp3", "Encrypted": True, "DeleteOnTermination": True},
+            }
+        ],
+        "TagSpecifications": [
+            *tag_specifications({**ours, **PRIVILEGED, **(tags or {})}, "instance"),
+            *tag_specifications(ours, "volume"),
+        ],
+    }
+
+
+def _machine_tags(cloud: Cloud, settled: WorkspacePlan) -> dict[str, str]:
+    """Tags of the machine that are the same whichever offer it is of: they are part of what is asked for."""
+    direct = bool(settled.contract.ssh_from) or not cloud.has_session_manager
+    return {
+        tags.USER_TAG: userdata.user_of(settled.contract.owner),
+        # AWS's DLAMIs are Ubuntu's.
+        tags.SSH_USER_TAG: settled.subject.ssh_user if settled.subject else "ubuntu",
+        tags.REACH_TAG: "ssh" if direct else tags.BY_SESSION_MANAGER,
+        tags.IMAGE_DIGEST_TAG: settled.digest,
+        tags.IMAGE_VERDICT_TAG: settled.verdict,
+        tags.ASKED_TAG: marks(settled.contract, settled.roles),
+        **({tags.GPUS_TAG: tags.SIMULATED} if settled.simulated else {}),
+    }
+
+
+def _launch(
+    cloud: Cloud,
+    settled: WorkspacePlan,
+    subnet_ids: Sequence[str],
+    request: dict[str, Any],
+    group_id: str,
+    home: Home | None,
+    *,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None],
+) -> Launched:
+    """As `launch`; an instance profile that EC2 does not know yet is waited for."""
+    with explain_aws_errors("look at the security group"):
+        [group] = cloud.client("ec2").describe_security_groups(GroupIds=[group_id])["SecurityGroups"]
+    tagged = tags_of(group)
+    last = tagged.get(tags.LAST_MACHINE_TAG) or tagged.get(tags.OLD_LAST_MACHINE_TAG, "")
+    refused = UnavailableError("")
+
+    def launched() -> Launched | None:
+        nonlocal refused
+        try:
+            return launch(
+                cloud,
+                settled.contract.workspace_name,
+                settled.offers,
+                request,
+                subnet_ids=subnet_ids,
+                group_id=group_id,
+                last=last,
+                home=home,
+                say=say,
+            )
+        except UnavailableError as error:
+            if "iamInstanceProfile" not in error.message:
+                raise
+            refused = error
+            return None
+
+    return calls.wait_until(launched, lambda: refused, timeout_s=PROFILE_WAIT_S, pause_s=POLL_S, sleep=sleep)
+
+
+def launch(
+    cloud: Cloud,
+    name: str,
+    offers: Sequence[Offer],
+    request: dict[str, Any],
+    *,
+    subnet_ids: Sequence[str],
+    group_id: str,
+    last: str,
+    home: Home | None,
+    say: Callable[[str], None],
+) -> Launched:
+    """Start the machine of a workspace.
+
+    Two commands that do this at once get the same machine: their tokens are made of the workspace's security
+    group, which `down` removes and the next `up` makes anew, and of the machine that it had last.
+
+    Args:
+        name: Of the workspace.
+        offers: Of the cloud's region, the best first.
+        request: Arguments of RunInstances but type, subnet, market and token.
+        subnet_ids: One a zone; empty: the default VPC's.
+        group_id: The workspace's security group.
+        last: The machine that it had before, which has ended; empty: none.
+        home: The home that is there; it pins the zone.
+        say: Receives what refused.
+
+    Raises:
+        BusyError: Nobody has capacity now; the details are the whole walk.
+        IncompatibleError: No zone can have one, or the account's quotas are too low.
+        RefusedError: The same machine was asked for before, but otherwise.
+        UnavailableError: Not permitted, or the cloud refused for a reason that no other place cures.
+    """
+    places = _places(cloud, subnet_ids, offers)
+    tries = [one for one in places if home is None or one.zone == home.zone]
+    others = list(dict.fromkeys(one.zone for one in places if home and one.zone != home.zone))
+    if not tries:
+        names = " or ".join(dict.fromkeys(offer.instance_type for offer in offers)) or "no type"
+        where = f"{home.zone}, where its home is" if home else f"a zone of {cloud.region} with a subnet"
+        hint = _move(name, others) if home else "name subnets of other zones, or another region"
+        raise IncompatibleError(f"{names} is not offered in {where}", hint=hint)
+
+    def token(one: Try) -> str:
+        parts = (group_id, last, one.instance_type, one.zone, str(one.spot))
+        return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
+
+    launched, refusals = walk(cloud, request, tries, say=say, token=token)
+    if launched is None:
+        raise _no_capacity(name, home, others, refusals)
+    return launched
+
+
+def offer_tags(offer: Offer, zone: str) -> dict[str, str]:
+    """The machine's tags that say which offer it became and what that costs.
+
+    They are part of RunInstances: a command that is killed after it leaves no machine without them.
+    """
+    price = str(offer.price.value) if offer.price else ""
+    return {tags.PLAN_TAG: plan_words(offer, zone), tags.PRICE_TAG: price}
+
+
+def _places(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) -> list[Try]:
+    """Each offer in each zone that has it and a subnet, by the names that the account has for zones."""
+    ec2 = cloud.client("ec2")
+    with explain_aws_errors("look for zones that have the machine"):
+        subnets = subnets_by_zone(ec2, subnet_ids)
+        zones = {type_: zones_of(ec2, type_) for type_ in dict.fromkeys(one.instance_type for one in offers)}
+    return [
+        Try(offer.instance_type, zone, subnets[zone], offer.market == "spot", offer_tags(offer, zone))
+        for offer in offers
+        for zone in zones[offer.instance_type]
+        if zone in subnets
+    ]
+
+
+def _no_capacity(
+    name: str, home: Home | None, others: Sequence[str], refusals: Sequence[Refusal]
+) -> GpukilnError:
+    names = " or ".join(dict.fromkeys(one.instance_type for one in refusals))
+    details = tuple(map(str, refusals))
+    if any(one.code in CAPACITY for one in refusals):
+        where = f" in {home.zone}, where its home is" if home else ""
+        hint = _move(name, others) if home else "try later, ask for less, or name another region"
+        return BusyError(f"no capacity now for {names}{where}", hint=hint, details=details)
+    quotas = [quota_of(one.instance_type, "spot" if one.spot else "on-demand") for one in refusals]
+    codes = dict.fromkeys(f"{one.code}, {one.name}" for one in quotas if one)
+    return IncompatibleError(
+        f"the account's quota is too low for {names}",
+        hint=f"ask for more vCPUs in Service Quotas ({'; '.join(codes) or 'service ec2'}), or for less",
+        details=details,
+    )
+
+
+def _move(name: str, others: Sequence[str]) -> str:
+    if not others:
+        return "no other zone with a subnet of yours has such a machine: try later, or ask for another one"
+    return f"`invoke workspace.move {name} --zone {others[0]}` takes the home to another zone"
+
+
+def _remember(cloud: Cloud, instance_id: str, group_id: str) -> None:
+    """Write down which machine the group has: the token of its next one is made of it."""
+    with explain_aws_errors("tag the workspace's security group"):
+        cloud.client("ec2").create_tags(
+            Resources=[group_id], Tags=tag_list({tags.LAST_MACHINE_TAG: instance_id})
+        )
+
+
+def _give_home(
+    cloud: Cloud, wanted: Workspace, instance_id: str, zone: str, *, sleep: Callable[[float], None]
+) -> None:
+    """The home on its machine; what is done already, here or by another computer, is not done again."""
+    ec2 = cloud.client("ec2")
+
+    def attached() -> Home | None:
+        found = volumes.homes(cloud, wanted.workspace_name)
+        return next((one for one in found if one.instance_id == instance_id), None)
+
+    home = attached()
+    if home is None:
+        try:
+            home = volumes.home(cloud, wanted, zone, instance_id, sleep=sleep)
+            with explain_aws_errors("attach the home"):
+                ec2.attach_volume(VolumeId=home.volume_id, InstanceId=instance_id, Device=HOME_DEVICE)
+        except (BusyError, UnavailableError):
+            if (home := attached()) is None:
+                raise
+    with explain_aws_errors("tell the machine its home"):
+        ec2.create_tags(Resources=[instance_id], Tags=tag_list({tags.HOME_TAG: home.volume_id}))
+
+
+def _grown(cloud: Cloud, wanted: Workspace, home: Home) -> bool:
+    """Whether the home grows, because more was asked for; it never shrinks."""
+    size = wanted.compute_profile.storage_gib
+    return bool(size) and volumes.grow(cloud, home, size)
+
+
+@contextmanager
+def _whole(
+    cloud: Cloud, wanted: Workspace, *, made_home: bool, sleep: Callable[[float], None]
+) -> Iterator[None]:
+    """All of it, or nothing: what was made goes again, and a home that was there stays."""
+    try:
+        yield
+    except BaseException as error:
+        name = wanted.workspace_name
+        try:
+            for found in lifecycle.find(cloud, name):
+                lifecycle.down(cloud, wanted, found, keep_home=not made_home, force=True, sleep=sleep)
+            iam.remove_profile(cloud, wanted)
+            network.remove_key_pair(cloud, name)
+            network.remove_key_file(cloud, name)
+        except GpukilnError as left:
+            error.add_note(f"something is left: {left.message}; `invoke workspace.down {name}` removes it")
+        raise
+
+
+def resume(
+    cloud: Cloud,
+    wanted: Workspace,
+    found: ExistingWorkspace,
+    *,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Complete a workspace that has its machine already. The caller holds it alone, see `alone`.
+
+    Raises:
+        BusyError: It has two machines, or another machine has the home.
+        RefusedError: It is stopped.
+        UnavailableError: The cloud refused.
+    """
+    machine = lifecycle.only(found)
+    if machine.state in ("stopped", "stopping"):
+        raise RefusedError(
+            f"{found.name} is {machine.state}: {machine.instance_id}",
+            hint=f"`invoke workspace.start {found.name}` starts it again",
+        )
+    say(f"{found.name} has a machine already: {machine.instance_id}, {machine.instance_type}")
+    lifecycle.wait_for(cloud, machine.instance_id, "running", sleep=sleep)
+    for group_id in found.group_ids:
+        _remember(cloud, machine.instance_id, group_id)
+    if not wanted.capabilities.persistent_home:
+        return
+    if not machine.home_id:
+        _give_home(cloud, wanted, machine.instance_id, machine.zone, sleep=sleep)
+    for home in found.homes:
+        if _grown(cloud, wanted, home):
+            say("its home grows: its file system does when the machine starts next")
+
+
+def there(cloud: Cloud, wanted: Workspace) -> ExistingWorkspace | None:
+    """The workspace, or what is left of one, in the cloud's region.
+
+    Raises:
+        RefusedError: It is another owner's.
+    """
+    found = next(iter(lifecycle.find(cloud, wanted.workspace_name)), None)
+    if found and found.owner != wanted.owner:
+        raise RefusedError(
+            f"{found.name} in {found.region} is {found.owner}'s, wanted {wanted.owner}'s",
+            hint="another name, or ask its owner",
+        )
+    return found
+
+
+def wait_until_done(
+    cloud: Cloud,
+    wanted: Workspace,
+    *,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None] = time.sleep,
+    timeout_s: float = BOOT_WAIT_S,
+) -> WorkspaceMachine:
+    """Wait until the machine's agent has done its stages.
+
+    Raises:
+        CheckFailedError: A stage failed; the machine stays, to be looked at.
+        UnavailableError: It was not done in time, or the machine has ended or can't boot.
+    """
+    told, looks, name = "", 0, wanted.workspace_name
+
+    def done() -> WorkspaceMachine | None:
+        nonlocal told, looks
+        found, looks = there(cloud, wanted), looks + 1
+        if found is None or not found.machines:
+            raise UnavailableError(f"the machine of {name} has ended", hint="run the same command again")
+        machine = lifecycle.only(found)
+        if machine.stage in ("", lifecycle.STARTS) and not looks % CONSOLE_POLLS:
+            require_booting(cloud, machine.instance_id)
+        if machine.stage != told:
+            told = machine.stage
+            say(f"{machine.instance_id}: {told}")
+        word = told.partition(" ")[0]
+        if word == DONE:
+            return machine
+        if word == FAILED:
+            raise CheckFailedError(
+                f"{name} does not come up: {told}",
+                hint=f"`invoke workspace.ssh {name}` to look (/var/lib/gpukiln/workspace/status.json), "
+                f"`invoke workspace.down {name} --keep-home` to put it away",
+            )
+        return None
+
+    return calls.wait_until(
+        done,
+        lambda: UnavailableError(
+            f"{name} is not done after {timeout_s:.0f} s: {told or 'its agent has said nothing'}",
+            hint=f"`invoke workspace.show {name}` says how it goes on",
+        ),
+        timeout_s=timeout_s,
+        pause_s=POLL_S,
+        sleep=sleep,
+    )

@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roles.gpu_presence import decide as gpu_presence
-from roles.plan import ROOT, Looks, Node, Plan, Role, missing, together
+from ..gpu_presence import decide as gpu_presence
+from ..plan import ROOT, Looks, Node, Plan, Role, missing, together
 
 HOOKS = "/usr/local/lib/gpukiln/hooks"
 PROCESSES = "/usr/local/bin/nvidia-gpu-processes"

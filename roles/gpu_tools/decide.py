@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,11 +12,15 @@ from typing import Any
 
 import yaml
 
-from gpukiln.errors import UsageError
-from gpukiln.gpus import zipapp
-from gpukiln.gpus.config import load
-from gpukiln.state import state_home
-from roles.plan import Looks, Node, Plan, Role
+PACKED = Path(__file__).parent / "files/node"
+"""A collection has the files of a node, as `zipapp.tree` made them when it was built."""
+if PACKED.is_dir():
+    sys.path.append(str(PACKED / "usr/local/bin/gpukiln-gpu"))
+
+from gpukiln.errors import UsageError  # noqa: E402
+from gpukiln.gpus.config import load  # noqa: E402
+
+from ..plan import Looks, Node, Plan, Role  # noqa: E402
 
 GROUP = "gpu"
 SETTINGS, MIG = "/etc/gpukiln/gpus.toml", "/etc/gpukiln/mig.yaml"
@@ -108,36 +113,41 @@ def _add_group(plan: Plan, role: Role, node: Node) -> None:
 
 def _add_program(plan: Plan, node: Node) -> None:
     """The program, which is too large for a plan, and what is read of it: its man page and its completion."""
-    content, mode = _files()[PROGRAM[1:]]
+    program = _files()[PROGRAM]
     there = node["files"][PROGRAM] or {}
     seen = (there.get("sha256"), there.get("mode"), there.get("uid"), there.get("gid"))
     plan.do |= {"program": "", "place": ""}
-    if seen != (hashlib.sha256(content).hexdigest(), f"{mode:04o}", 0, 0):
-        plan.do["program"] = f"{zipapp.tree(state_home() / 'gpu-tools')}{PROGRAM}"
+    if seen != (hashlib.sha256(program.read_bytes()).hexdigest(), "0755", 0, 0):
+        plan.do["program"] = str(program)
         place = str(Path(PROGRAM).parent)
         plan.do["place"] = "" if node["folders"][place] else place
         plan.lines.append(f"+{PROGRAM}")
-    for path, (text, rights) in _manual().items():
-        plan.write(node, path, text, mode=rights)
+    for path in _manual():
+        plan.write(node, path, _files()[path].read_text(encoding="utf-8"))
 
 
 @cache
-def _files() -> dict[str, tuple[bytes, int]]:
-    return zipapp.files()
+def _files() -> dict[str, Path]:
+    """The program, its man page and its completion: path on the node to file here."""
+    root = PACKED if PACKED.is_dir() else _packed_now()
+    return {f"/{file.relative_to(root)}": file for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def _packed_now() -> Path:
+    from gpukiln.gpus import zipapp  # noqa: PLC0415 - a collection has what it makes, and needs no gpukiln
+    from gpukiln.state import state_home  # noqa: PLC0415
+
+    return zipapp.tree(state_home() / "gpu-tools")
 
 
 def _parents() -> list[str]:
     """Where the program's files are."""
-    return sorted({str(Path(f"/{name}").parent) for name in _files()})
+    return sorted({str(Path(path).parent) for path in _files()})
 
 
-def _manual() -> dict[str, tuple[str, str]]:
-    """Man page and completion: path to text and mode."""
-    return {
-        f"/{name}": (content.decode(), f"{mode:04o}")
-        for name, (content, mode) in _files().items()
-        if f"/{name}" != PROGRAM
-    }
+def _manual() -> list[str]:
+    """Man page and completion."""
+    return [path for path in _files() if path != PROGRAM]
 
 
 def _add_units(plan: Plan, role: Role, node: Node) -> None:

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roles.nvidia_driver import kernels, packages
-from roles.nvidia_driver.case import (
+from ..packages.failure import package_failure
+from ..plan import MANAGED, File, Node, Plan, Role, upstream
+from . import kernels, packages
+from .case import (
     DKMS_SIGNING,
     INSTALLER_NEEDS,
     KERNEL_RPMS,
@@ -14,9 +16,7 @@ from roles.nvidia_driver.case import (
     Case,
     libraries_of,
 )
-from roles.nvidia_driver.origin import precompiled_prefix
-from roles.packages.filter_plugins.packages import package_failure
-from roles.plan import MANAGED, File, Node, Plan, Role, upstream
+from .origin import precompiled_prefix
 
 DRACUT = "/etc/dracut.conf.d/gpukiln-nvidia.conf"
 DRACUT_TEXT = 'omit_drivers+=" nouveau "\ninstall_items+=" /etc/modprobe.d/gpukiln-nvidia.conf "\n'

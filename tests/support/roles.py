@@ -1,12 +1,10 @@
 """What the tests of roles share: roles as asked for, nodes as seen, filters, and a playbook run here."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ansible.parsing.dataloader import DataLoader
@@ -23,16 +21,6 @@ SYSTEMS = {
 }
 
 LOADER = DataLoader()  # it reads each file once
-
-
-def load_filters(role: str, name: str) -> ModuleType:
-    path = ROOT / "roles" / role / "filter_plugins" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{role}_{name}", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def asked(name: str, system: str = "debian-12", /, *, check: bool = False, **given: Any) -> Role:

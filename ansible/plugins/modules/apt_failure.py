@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import matches, read, run
+
+from ..module_utils.look import matches, read, run
 
 DOCUMENTATION = """
 module: apt_failure

@@ -7,7 +7,8 @@ import os
 import re
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import matches, read, run, uses_dpkg
+
+from ..module_utils.look import matches, read, run, uses_dpkg
 
 DOCUMENTATION = """
 module: driver_facts

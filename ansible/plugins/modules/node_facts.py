@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import (
+
+from ..module_utils.look import (
     account,
     file_facts,
     folder_facts,

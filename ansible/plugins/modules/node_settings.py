@@ -9,7 +9,8 @@ import shutil
 import tempfile
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import file_facts, folder_facts, run
+
+from ..module_utils.look import file_facts, folder_facts, run
 
 DOCUMENTATION = """
 module: node_settings

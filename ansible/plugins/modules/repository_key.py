@@ -8,8 +8,9 @@ import tempfile
 import time
 
 from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import keyring, run
 from ansible.module_utils.urls import fetch_url
+
+from ..module_utils.look import keyring, run
 
 DOCUMENTATION = """
 module: repository_key

@@ -28,7 +28,7 @@ def look(role: Role) -> Looks:
             *map(_environment_file, folders),
         ],
         "folders": [role["ccache_dir"], *folders],
-        "commands": {name: ["getent", "group", name] for name in {"docker", role["ccache_group"]}},
+        "commands": {name: ["getent", "group", name] for name in ("docker", role["ccache_group"])},
     }
     return together(gpu_presence.LOOKS, {"node_facts": own})
 

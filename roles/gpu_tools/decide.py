@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-import re
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -12,16 +12,10 @@ from typing import Any
 
 import yaml
 
+from ..plan import Looks, Node, Plan, Role
+
 PACKED = Path(__file__).parent / "files/node"
 """A collection has the files of a node, as `zipapp.tree` made them when it was built."""
-if PACKED.is_dir():
-    sys.path.append(str(PACKED / "usr/local/bin/gpukiln-gpu"))
-
-from gpukiln.errors import UsageError  # noqa: E402
-from gpukiln.gpus.config import load  # noqa: E402
-
-from ..plan import Looks, Node, Plan, Role  # noqa: E402
-
 GROUP = "gpu"
 SETTINGS, MIG = "/etc/gpukiln/gpus.toml", "/etc/gpukiln/mig.yaml"
 PROGRAM = "/usr/local/bin/gpukiln-gpu"
@@ -34,6 +28,19 @@ HEALTH, HEALTH_TIMER = "gpukiln-gpu-health.service", "gpukiln-gpu-health.timer"
 CUT = "gpukiln-gpu-mig.service"
 LEASES, LEASES_SOCKET = "gpukiln-gpu-leases.service", "gpukiln-gpu-leases.socket"
 HEAD = "# Written by the role gpu_tools.\n"
+# What the program itself says of its settings. A process of its own: Ansible lets no Python import from a
+# ZIP file below a collection (_AnsibleCollectionFinder._ansible_collection_path_hook).
+READ = """\
+import pathlib, sys
+program, file = sys.argv[1:]
+sys.path.insert(0, program)
+from gpukiln.errors import UsageError
+from gpukiln.gpus.config import load
+try:
+    load(pathlib.Path(file))
+except UsageError as error:
+    sys.exit(f"{error.message}; {error.hint}")
+"""
 
 
 def look(role: Role) -> Looks:
@@ -56,10 +63,9 @@ def decide(role: Role, node: Node) -> Plan:
     `program` is the file to copy, empty where it is there, and `place` its folder where that has to be made.
     """
     plan = Plan()
-    try:
-        settings = settings_text(role["limits"], role["busy"], role["price"])
-    except UsageError as error:
-        return plan.refuse(f"{error.message}; {error.hint}")
+    settings = settings_text(role["limits"], role["busy"], role["price"])
+    if settings != HEAD and (reason := _refusal(settings)):
+        return plan.refuse(reason)
     select, configs = role["mig_select"], role["mig_config"].get("mig-configs", {})
     if select and select not in configs:
         return plan.refuse(
@@ -183,23 +189,20 @@ def settings_text(limits: Mapping[str, Any], busy: Mapping[str, Any], price: Map
         limits: The role's gpu_tools_limits.
         busy: The role's gpu_tools_busy.
         price: The role's gpu_tools_price.
-
-    Raises:
-        UsageError: gpukiln-gpu would not understand it.
     """
     tables = (("limits", limits), ("busy", busy), ("price", price))
-    text = HEAD + "".join(line for name, values in tables for line in _table(name, values))
+    return HEAD + "".join(line for name, values in tables for line in _table(name, values))
+
+
+def _refusal(settings: str) -> str:
+    """Why gpukiln-gpu would not understand its settings; empty where it does."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "gpus.toml")
-        file.write_text(text, encoding="utf-8")
-        try:
-            load(file)
-        except UsageError as error:
-            message = re.sub(
-                re.escape(str(file)), "gpu_tools_limits, gpu_tools_busy or gpu_tools_price", error.message
-            )
-            raise UsageError(message, hint=error.hint) from error
-    return text
+        file.write_text(settings, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-c", READ, _files()[PROGRAM], file], capture_output=True, text=True, check=False
+        )
+        return done.stderr.strip().replace(str(file), "gpu_tools_limits, gpu_tools_busy or gpu_tools_price")
 
 
 def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:

@@ -123,7 +123,7 @@ def _precompiled(plan: Plan, case: Case) -> Case | Plan:
     if not preferred:
         return case.taking("")
     trial = case.taking(preferred)
-    pins, _ = packages.driver_pins(answers["archive"]["stdout"], trial.wanted, case.version, case.packages)
+    pins = packages.driver_pins(answers["archive"]["stdout"], trial.wanted, case.version, case.packages)[0]
     if "trial" not in answers:
         gone = [f"{name}-" for name in trial.others]
         asked = [*APT_INSTALL, *pins, preferred, *_kernel_pins(trial), *gone, "--simulate"]

@@ -506,11 +506,11 @@ def _fabric(plan: Plan, case: Case) -> None:
 
 def _sign(case: Case, kernel: str) -> list[str]:
     """What was built before the pair was there, or with another one, is built again."""
-    [row, *_] = [
+    row = next(
         one
         for one in case.node["dkms"]
         if one["module"].startswith("nvidia") and one["version"] == case.version
-    ]
+    )
     name = f"{row['module']}/{row['version']}"
     return ["sh", "-ec", "dkms remove $1 -k $2 && dkms install $1 -k $2", "sh", name, kernel]
 

@@ -120,7 +120,7 @@ class _Variables(Mapping[str, Any]):
         return (name.removeprefix(self._prefix) for name in self._all if name.startswith(self._prefix))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return sum(1 for name in self)
 
 
 def _import(name: str) -> Any:
@@ -168,5 +168,5 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return value if type(value) is kind else kind(value)
+            return kind(value)
     return value

@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,8 @@ import yaml
 from gpukiln import __version__
 from gpukiln.catalog.load import ROOT
 from gpukiln.nodes import collection
-from tests.support.roles import asked
+from tests.support.roles import PROGRAMS, asked, install_collection, outside
 
-PROGRAMS = Path(sys.executable).parent
 FULL = "gpukiln.node."
 PLAY = """\
 - hosts: localhost
@@ -76,29 +74,9 @@ ls /usr/local/sbin/eks-gpu-bootstrap /usr/local/share/man/man1/gpukiln-gpu.1
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of an installed collection, far from the checkout."""
     folder = tmp_path_factory.mktemp("collection")
-    file = collection.build(folder / "built")
-    assert file.name == f"gpukiln-node-{__version__}.tar.gz"
-    command = [
-        PROGRAMS / "ansible-galaxy",
-        "collection",
-        "install",
-        "--offline",
-        file,
-        "-p",
-        folder / "there",
-    ]
-    done = subprocess.run(
-        command, env=environment(folder), cwd=folder, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    return folder / "there/ansible_collections/gpukiln/node"
-
-
-def environment(folder: Path, installed: Path | None = None) -> dict[str, str]:
-    """Nothing of the checkout: no ansible.cfg of it, no Python path."""
-    there = {"ANSIBLE_COLLECTIONS_PATH": str(installed.parents[2])} if installed else {}
-    path = f"{folder / 'bin'}:{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
-    return {"PATH": path, "HOME": str(folder), "LC_ALL": "C.UTF-8", **there}
+    own = install_collection(folder)
+    assert (folder / f"built/gpukiln-node-{__version__}.tar.gz").exists()
+    return own
 
 
 def names(installed: Path) -> list[str]:
@@ -151,7 +129,7 @@ def test_a_playbook_elsewhere_names_every_role(installed: Path, tmp_path: Path) 
     for options in (["--syntax-check"], ["--list-tasks"]):
         done = subprocess.run(
             [PROGRAMS / "ansible-playbook", *options, "site.yml"],
-            env=environment(tmp_path, installed),
+            env=outside(tmp_path, installed),
             cwd=tmp_path,
             capture_output=True,
             text=True,
@@ -172,7 +150,7 @@ def test_a_playbook_elsewhere_converges_a_machine(installed: Path, tmp_path: Pat
     (tmp_path / "site.yml").write_text(play + "  vars: {gpu_tools_limits: {hours: 48}}\n")
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", WITHIN.format(folder=tmp_path)],
-        env=environment(tmp_path, installed),
+        env=outside(tmp_path, installed),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -200,7 +178,7 @@ def test_settings_that_the_program_does_not_understand_are_refused(installed: Pa
     (tmp_path / "site.yml").write_text(play + "  vars: {gpu_tools_limits: {gpu: 4}}\n")
     done = subprocess.run(
         [PROGRAMS / "ansible-playbook", "--check", "site.yml"],
-        env=environment(tmp_path, installed),
+        env=outside(tmp_path, installed),
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -214,7 +192,7 @@ def sanity(own: Path, home: Path) -> subprocess.CompletedProcess[str]:
     tests = [word for name in QUICK for word in ("--test", name)]
     return subprocess.run(
         [PROGRAMS / "ansible-test", "sanity", "--color", "no", *tests],
-        env=environment(home),
+        env=outside(home),
         cwd=own,
         capture_output=True,
         text=True,

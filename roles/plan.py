@@ -15,6 +15,7 @@ from typing import Any
 import jinja2
 
 ROOT = Path(__file__).resolve().parents[1]
+"""The checkout, or the collection that was built of it (gpukiln/nodes/collection.py)."""
 MANAGED = "Ansible managed"
 Node = dict[str, Any]
 """What the look modules returned, put together: ansible/plugins/modules/*.py say what."""
@@ -237,6 +238,15 @@ def _difference(file: File) -> str:
         file.before.splitlines(), file.text.splitlines(), file.path, file.path, lineterm="", n=1
     )
     return "".join(f"{line}\n" for line in changed) or f"{file.path}: mode {file.mode}, root's\n"
+
+
+def shared(name: str) -> str:
+    """The text of a file that roles share with other parts of gpukiln.
+
+    Args:
+        name: Its path in the checkout; the collection has it at the same path (`SHARED` of its build).
+    """
+    return (ROOT / name).read_text(encoding="utf-8")
 
 
 def upstream(version: str) -> str:

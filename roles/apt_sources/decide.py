@@ -2,7 +2,7 @@
 
 import re
 
-from roles.plan import File, Looks, Node, Plan, Role
+from ..plan import File, Looks, Node, Plan, Role
 
 SOURCES = (
     "/etc/apt/*.list",

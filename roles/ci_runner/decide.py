@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from roles.gpu_presence import decide as gpu_presence
-from roles.plan import ROOT, Looks, Node, Plan, Role, missing, together
+from ..gpu_presence import decide as gpu_presence
+from ..plan import ROOT, Looks, Node, Plan, Role, missing, together
 
 HOOKS = "/usr/local/lib/gpukiln/hooks"
 PROCESSES = "/usr/local/bin/nvidia-gpu-processes"
@@ -28,7 +28,7 @@ def look(role: Role) -> Looks:
             *map(_environment_file, folders),
         ],
         "folders": [role["ccache_dir"], *folders],
-        "commands": {name: ["getent", "group", name] for name in {"docker", role["ccache_group"]}},
+        "commands": {name: ["getent", "group", name] for name in ("docker", role["ccache_group"])},
     }
     return together(gpu_presence.LOOKS, {"node_facts": own})
 

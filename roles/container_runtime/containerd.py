@@ -135,7 +135,7 @@ def _names(schema: int) -> tuple[str, str]:
 
 def _preferences(site: Table, schema: int, runtimes: Mapping[str, str]) -> Table:
     """The default runtime that a site's own files name, unless it is one of ours."""
-    runtime, _ = _names(schema)
+    runtime = _names(schema)[0]
     said = site.get("plugins", {}).get(runtime, {}).get("containerd", {}).get("default_runtime_name")
     name = said if said and said not in runtimes else "runc"
     return {"plugins": {runtime: {"containerd": {"default_runtime_name": name}}}}

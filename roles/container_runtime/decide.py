@@ -5,9 +5,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roles.container_runtime import containerd
-from roles.container_runtime.containerd import BrokenFileError
-from roles.plan import Looks, Node, Plan, Role, System, runs, upstream
+from ..plan import Looks, Node, Plan, Role, System, runs, upstream
+from . import containerd
+from .containerd import BrokenFileError
 
 DAEMON_JSON = "/etc/docker/daemon.json"
 TOML = "/etc/containerd/**/*.toml"

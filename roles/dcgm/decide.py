@@ -3,9 +3,9 @@
 import re
 from urllib.parse import urlsplit
 
-from roles.gpu_presence import decide as gpu_presence
-from roles.package_repository.decide import Repository
-from roles.plan import Looks, Node, Plan, Role, missing, runs, together, unheld
+from ..gpu_presence import decide as gpu_presence
+from ..package_repository.decide import Repository
+from ..plan import Looks, Node, Plan, Role, missing, runs, together, unheld
 
 EXPORTER = "datacenter-gpu-manager-exporter"
 CONFLICTS = (

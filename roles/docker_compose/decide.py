@@ -1,6 +1,6 @@
 """Whether Compose is to be installed."""
 
-from roles.plan import Looks, Node, Plan, Role, missing
+from ..plan import Looks, Node, Plan, Role, missing
 
 
 def look(role: Role) -> Looks:

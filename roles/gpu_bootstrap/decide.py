@@ -4,8 +4,8 @@ import json
 import re
 from typing import Any
 
-from roles.gpu_presence import decide as gpu_presence
-from roles.plan import ROOT, Looks, Node, Plan, Role, runs, together
+from ..gpu_presence import decide as gpu_presence
+from ..plan import Looks, Node, Plan, Role, runs, shared, together
 
 SCRIPTS = {
     "/usr/local/sbin/eks-gpu-bootstrap": "eks-gpu-bootstrap.sh",
@@ -33,7 +33,7 @@ def decide(role: Role, node: Node) -> Plan:
     gpu_presence.have(plan, node)
     ready = READY if runs(node, UNIT) else ""
     for path, name in SCRIPTS.items():
-        text = (ROOT / "scripts/bootstrap" / name).read_text(encoding="utf-8")
+        text = shared(f"scripts/bootstrap/{name}")
         plan.write(node, path, text, mode="0755", notify=ready)
     if not node["folders"][FOLDER]:
         plan.folders[FOLDER] = "0755"

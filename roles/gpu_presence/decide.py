@@ -1,6 +1,6 @@
 """The probe and the unit that tell units whether there is a GPU: part of the plans of roles that need it."""
 
-from roles.plan import ROOT, Looks, Node, Plan, Role
+from ..plan import Looks, Node, Plan, Role, shared
 
 PROBE = "/usr/local/sbin/nvidia-gpu-present"
 UNIT = "nvidia-gpu-present.service"
@@ -10,8 +10,8 @@ LOOKS: Looks = {"node_facts": {"files": [PROBE, UNIT_FILE], "units": [UNIT], "gp
 
 def have(plan: Plan, node: Node) -> None:
     """Add the probe and its unit to a plan whose look has `LOOKS`."""
-    probe = (ROOT / "scripts/bootstrap/nvidia-gpu-present.sh").read_text(encoding="utf-8")
-    unit = (ROOT / "roles/gpu_presence/files/nvidia-gpu-present.service").read_text(encoding="utf-8")
+    probe = shared("scripts/bootstrap/nvidia-gpu-present.sh")
+    unit = shared("roles/gpu_presence/files/nvidia-gpu-present.service")
     plan.write(node, PROBE, probe, mode="0755")
     plan.write(node, UNIT_FILE, unit)
     plan.enable_unit(node, UNIT)

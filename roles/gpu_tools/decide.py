@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-import re
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -11,12 +12,10 @@ from typing import Any
 
 import yaml
 
-from gpukiln.errors import UsageError
-from gpukiln.gpus import zipapp
-from gpukiln.gpus.config import load
-from gpukiln.state import state_home
-from roles.plan import Looks, Node, Plan, Role
+from ..plan import Looks, Node, Plan, Role
 
+PACKED = Path(__file__).parent / "files/node"
+"""A collection has the files of a node, as `zipapp.tree` made them when it was built."""
 GROUP = "gpu"
 SETTINGS, MIG = "/etc/gpukiln/gpus.toml", "/etc/gpukiln/mig.yaml"
 PROGRAM = "/usr/local/bin/gpukiln-gpu"
@@ -29,6 +28,19 @@ HEALTH, HEALTH_TIMER = "gpukiln-gpu-health.service", "gpukiln-gpu-health.timer"
 CUT = "gpukiln-gpu-mig.service"
 LEASES, LEASES_SOCKET = "gpukiln-gpu-leases.service", "gpukiln-gpu-leases.socket"
 HEAD = "# Written by the role gpu_tools.\n"
+# What the program itself says of its settings. A process of its own: Ansible lets no Python import from a
+# ZIP file below a collection (_AnsibleCollectionFinder._ansible_collection_path_hook).
+READ = """\
+import pathlib, sys
+program, file = sys.argv[1:]
+sys.path.insert(0, program)
+from gpukiln.errors import UsageError
+from gpukiln.gpus.config import load
+try:
+    load(pathlib.Path(file))
+except UsageError as error:
+    sys.exit(f"{error.message}; {error.hint}")
+"""
 
 
 def look(role: Role) -> Looks:
@@ -51,10 +63,9 @@ def decide(role: Role, node: Node) -> Plan:
     `program` is the file to copy, empty where it is there, and `place` its folder where that has to be made.
     """
     plan = Plan()
-    try:
-        settings = settings_text(role["limits"], role["busy"], role["price"])
-    except UsageError as error:
-        return plan.refuse(f"{error.message}; {error.hint}")
+    settings = settings_text(role["limits"], role["busy"], role["price"])
+    if settings != HEAD and (reason := _refusal(settings)):
+        return plan.refuse(reason)
     select, configs = role["mig_select"], role["mig_config"].get("mig-configs", {})
     if select and select not in configs:
         return plan.refuse(
@@ -108,36 +119,41 @@ def _add_group(plan: Plan, role: Role, node: Node) -> None:
 
 def _add_program(plan: Plan, node: Node) -> None:
     """The program, which is too large for a plan, and what is read of it: its man page and its completion."""
-    content, mode = _files()[PROGRAM[1:]]
+    program = _files()[PROGRAM]
     there = node["files"][PROGRAM] or {}
     seen = (there.get("sha256"), there.get("mode"), there.get("uid"), there.get("gid"))
     plan.do |= {"program": "", "place": ""}
-    if seen != (hashlib.sha256(content).hexdigest(), f"{mode:04o}", 0, 0):
-        plan.do["program"] = f"{zipapp.tree(state_home() / 'gpu-tools')}{PROGRAM}"
+    if seen != (hashlib.sha256(program.read_bytes()).hexdigest(), "0755", 0, 0):
+        plan.do["program"] = str(program)
         place = str(Path(PROGRAM).parent)
         plan.do["place"] = "" if node["folders"][place] else place
         plan.lines.append(f"+{PROGRAM}")
-    for path, (text, rights) in _manual().items():
-        plan.write(node, path, text, mode=rights)
+    for path in _manual():
+        plan.write(node, path, _files()[path].read_text(encoding="utf-8"))
 
 
 @cache
-def _files() -> dict[str, tuple[bytes, int]]:
-    return zipapp.files()
+def _files() -> dict[str, Path]:
+    """The program, its man page and its completion: path on the node to file here."""
+    root = PACKED if PACKED.is_dir() else _packed_now()
+    return {f"/{file.relative_to(root)}": file for file in sorted(root.rglob("*")) if file.is_file()}
+
+
+def _packed_now() -> Path:
+    from gpukiln.gpus import zipapp  # noqa: PLC0415 - a collection has what it makes, and needs no gpukiln
+    from gpukiln.state import state_home  # noqa: PLC0415
+
+    return zipapp.tree(state_home() / "gpu-tools")
 
 
 def _parents() -> list[str]:
     """Where the program's files are."""
-    return sorted({str(Path(f"/{name}").parent) for name in _files()})
+    return sorted({str(Path(path).parent) for path in _files()})
 
 
-def _manual() -> dict[str, tuple[str, str]]:
-    """Man page and completion: path to text and mode."""
-    return {
-        f"/{name}": (content.decode(), f"{mode:04o}")
-        for name, (content, mode) in _files().items()
-        if f"/{name}" != PROGRAM
-    }
+def _manual() -> list[str]:
+    """Man page and completion."""
+    return [path for path in _files() if path != PROGRAM]
 
 
 def _add_units(plan: Plan, role: Role, node: Node) -> None:
@@ -173,23 +189,20 @@ def settings_text(limits: Mapping[str, Any], busy: Mapping[str, Any], price: Map
         limits: The role's gpu_tools_limits.
         busy: The role's gpu_tools_busy.
         price: The role's gpu_tools_price.
-
-    Raises:
-        UsageError: gpukiln-gpu would not understand it.
     """
     tables = (("limits", limits), ("busy", busy), ("price", price))
-    text = HEAD + "".join(line for name, values in tables for line in _table(name, values))
+    return HEAD + "".join(line for name, values in tables for line in _table(name, values))
+
+
+def _refusal(settings: str) -> str:
+    """Why gpukiln-gpu would not understand its settings; empty where it does."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "gpus.toml")
-        file.write_text(text, encoding="utf-8")
-        try:
-            load(file)
-        except UsageError as error:
-            message = re.sub(
-                re.escape(str(file)), "gpu_tools_limits, gpu_tools_busy or gpu_tools_price", error.message
-            )
-            raise UsageError(message, hint=error.hint) from error
-    return text
+        file.write_text(settings, encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-c", READ, _files()[PROGRAM], file], capture_output=True, text=True, check=False
+        )
+        return done.stderr.strip().replace(str(file), "gpu_tools_limits, gpu_tools_busy or gpu_tools_price")
 
 
 def _table(name: str, values: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 import re
 
-from roles.plan import Looks, Node, Plan, Role
+from ..plan import Looks, Node, Plan, Role
 
 CLOUD_INIT, SETTINGS = "/usr/bin/cloud-init", "/etc/cloud/**/*.cfg"
 KEEPS_KEYS = r"(?m)^\s*ssh_deletekeys:\s*(false|no|0|False|No)\b"

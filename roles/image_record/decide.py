@@ -3,8 +3,8 @@
 import json
 from typing import Any
 
-from roles.image_record.record import image_record, installed, package_drift
-from roles.plan import Looks, Node, Plan, Role
+from ..plan import Looks, Node, Plan, Role
+from .record import image_record, installed, package_drift
 
 GPU_TOOLS = "/usr/local/bin/gpukiln-gpu"
 LIVE = "/etc/systemd/system/gpukiln-gpu-health.*"  # of gpu_tools, on live nodes alone

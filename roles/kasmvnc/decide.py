@@ -2,7 +2,7 @@
 
 import re
 
-from roles.plan import Looks, Node, Plan, Role, missing, upstream
+from ..plan import Looks, Node, Plan, Role, missing, upstream
 
 PACKAGE = "kasmvncserver"
 SETTINGS = "/etc/kasmvnc/kasmvnc.yaml"

@@ -1,8 +1,8 @@
 """NVIDIA's container toolkit: packages, repository, the engines' runtime, and the CDI specification."""
 
-from roles.gpu_presence import decide as gpu_presence
-from roles.package_repository.decide import Repository
-from roles.plan import Looks, Node, Plan, Role, missing, together, unheld
+from ..gpu_presence import decide as gpu_presence
+from ..package_repository.decide import Repository
+from ..plan import Looks, Node, Plan, Role, missing, together, unheld
 
 PACKAGES = (
     "nvidia-container-toolkit",

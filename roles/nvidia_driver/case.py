@@ -8,10 +8,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from roles.nvidia_driver import gpus, kernels, packages
-from roles.nvidia_driver.origin import Origin, precompiled_names
-from roles.package_repository.decide import Repository
-from roles.plan import MANAGED, Node, Role
+from ..package_repository.decide import Repository
+from ..plan import MANAGED, Node, Role
+from . import gpus, kernels, packages
+from .origin import Origin, precompiled_names
 
 MODPROBE = "/etc/modprobe.d/gpukiln-nvidia.conf"
 DKMS_SIGNING = "/etc/dkms/framework.conf.d/gpukiln.conf"

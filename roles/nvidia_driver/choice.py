@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from roles.nvidia_driver import kernels, packages
-from roles.nvidia_driver.case import (
+from ..packages.failure import package_failure
+from ..plan import MANAGED, File, Node, Plan, Role, upstream
+from . import kernels, packages
+from .case import (
     DKMS_SIGNING,
     INSTALLER_NEEDS,
     KERNEL_RPMS,
@@ -14,9 +16,7 @@ from roles.nvidia_driver.case import (
     Case,
     libraries_of,
 )
-from roles.nvidia_driver.origin import precompiled_prefix
-from roles.packages.filter_plugins.packages import package_failure
-from roles.plan import MANAGED, File, Node, Plan, Role, upstream
+from .origin import precompiled_prefix
 
 DRACUT = "/etc/dracut.conf.d/gpukiln-nvidia.conf"
 DRACUT_TEXT = 'omit_drivers+=" nouveau "\ninstall_items+=" /etc/modprobe.d/gpukiln-nvidia.conf "\n'
@@ -123,7 +123,7 @@ def _precompiled(plan: Plan, case: Case) -> Case | Plan:
     if not preferred:
         return case.taking("")
     trial = case.taking(preferred)
-    pins, _ = packages.driver_pins(answers["archive"]["stdout"], trial.wanted, case.version, case.packages)
+    pins = packages.driver_pins(answers["archive"]["stdout"], trial.wanted, case.version, case.packages)[0]
     if "trial" not in answers:
         gone = [f"{name}-" for name in trial.others]
         asked = [*APT_INSTALL, *pins, preferred, *_kernel_pins(trial), *gone, "--simulate"]

@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from roles.gpu_presence import decide as gpu_presence
-from roles.nvidia_driver import gpus, packages
-from roles.nvidia_driver.case import (
+from ..gpu_presence import decide as gpu_presence
+from ..plan import MANAGED, Looks, Node, Plan, Role, shared, together
+from . import gpus, packages
+from .case import (
     DKMS_SIGNING,
     HELPERS,
     INSTALLER_NEEDS,
@@ -26,7 +27,7 @@ from roles.nvidia_driver.case import (
     Case,
     libraries_of,
 )
-from roles.nvidia_driver.choice import (
+from .choice import (
     DRACUT,
     INITRAMFS_SETTINGS,
     NO_AUTOINSTALL,
@@ -41,7 +42,6 @@ from roles.nvidia_driver.choice import (
     locking,
     write_settings,
 )
-from roles.plan import MANAGED, ROOT, Looks, Node, Plan, Role, together
 
 __all__ = ["decide_packages", "decide_stream", "decide_tools"]  # steps, which the action finds here
 
@@ -110,7 +110,7 @@ def decide(role: Role, node: Node) -> Plan:
         return Plan(refusal=reason)
     case = Case.of(role, node)
     if _replaces_loaded(case) and "users" not in node["answers"]:
-        return ask("users", "bash", "-c", _script("nvidia-gpu-processes.sh"))
+        return ask("users", "bash", "-c", shared("scripts/bootstrap/nvidia-gpu-processes.sh"))
     if reason := next(_unfit(case), ""):
         return Plan(refusal=reason)
     if role["state"] == "absent":
@@ -400,7 +400,7 @@ def decide_runtime(role: Role, node: Node) -> Plan:
     if not node["loaded"]:
         # Before the attempt: the kernel's own error names no way out.
         if not role.check and "signature" not in node["answers"]:
-            script = _script("nvidia-module-signature.sh")
+            script = shared("scripts/bootstrap/nvidia-module-signature.sh")
             return ask("signature", "bash", "-c", script, "bash", case.origin.module)
         if not role.check and node["answers"]["signature"]["rc"] != 0:
             answer = node["answers"]["signature"]
@@ -447,10 +447,6 @@ def decide_rebooted(role: Role, node: Node) -> Plan:
 def _loaded_and_wanted(role: Role, node: Node) -> str:
     loaded = node["loaded"].get("nvidia") or "no NVIDIA driver"
     return f"Found {loaded} loaded, wanted {Case(role, node).version}."
-
-
-def _script(name: str) -> str:
-    return (ROOT / "scripts/bootstrap" / name).read_text(encoding="utf-8")
 
 
 def _without_module(case: Case) -> str:
@@ -510,11 +506,11 @@ def _fabric(plan: Plan, case: Case) -> None:
 
 def _sign(case: Case, kernel: str) -> list[str]:
     """What was built before the pair was there, or with another one, is built again."""
-    [row, *_] = [
+    row = next(
         one
         for one in case.node["dkms"]
         if one["module"].startswith("nvidia") and one["version"] == case.version
-    ]
+    )
     name = f"{row['module']}/{row['version']}"
     return ["sh", "-ec", "dkms remove $1 -k $2 && dkms install $1 -k $2", "sh", name, kernel]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from roles.plan import ROOT
+from ..plan import shared
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Fit:
 @cache
 def catalogue() -> dict[str, Any]:
     """Branches, GPUs and architectures, as the plan of an image knows them."""
-    text = (ROOT / "gpukiln/catalog/data/nvidia_matrix.yaml").read_text(encoding="utf-8")
+    text = shared("gpukiln/catalog/data/nvidia_matrix.yaml")
     found: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
     return found
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from roles.nvidia_driver.packages import Packages, rows
+from .packages import Packages, rows
 
 
 def kernel_release_sort(releases: Iterable[str]) -> list[str]:

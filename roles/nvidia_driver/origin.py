@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from roles.plan import System
+from ..plan import System
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from roles.plan import upstream
+from ..plan import upstream
 
 NAME = re.compile(
     r"(lib|kmod-|xserver-xorg-video-|firmware-)?(nvidia|cuda|nvcuvid|nvoptix)"

@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
-from roles.gpu_presence import decide as gpu_presence
-from roles.plan import Looks, Node, Plan, Role, missing, runs, together, unheld
+from ..gpu_presence import decide as gpu_presence
+from ..plan import Looks, Node, Plan, Role, missing, runs, together, unheld
 
 UNIT = "nvidia-persistenced.service"
 DRIVERS_UNIT = f"/usr/lib/systemd/system/{UNIT}"

@@ -1,6 +1,6 @@
 """Whether nvtop is to be installed, and where it comes from."""
 
-from roles.plan import Looks, Node, Plan, Role, missing
+from ..plan import Looks, Node, Plan, Role, missing
 
 ARCHIVES = {"Debian": ["contrib"], "Ubuntu": ["universe"]}
 """Components of the archives that have it."""

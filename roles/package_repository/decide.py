@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roles.apt_sources import decide as apt_sources
-from roles.plan import MANAGED, Looks, Node, Plan, Role, System
+from ..apt_sources import decide as apt_sources
+from ..plan import MANAGED, Looks, Node, Plan, Role, System
 
 PRIORITIES = {"nvidia-container-toolkit": 1}
 """Where another repository has packages of the same names, dnf takes them only from the one with the smaller

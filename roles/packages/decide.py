@@ -3,7 +3,8 @@
 import re
 from collections.abc import Sequence
 
-from roles.plan import Looks, Node, Plan, Role, missing, unheld, upstream
+from ..plan import Looks, Node, Plan, Role, missing, unheld, upstream
+from .failure import package_failure
 
 POLICY = "/usr/sbin/policy-rc.d"  # Debian's services start as soon as they are unpacked where it allows them
 
@@ -32,6 +33,15 @@ def decide(role: Role, node: Node) -> Plan:
     plan.lines += [f"hold {name}" for name in hold if name not in install]
     plan.do["forbid"] = role.system.apt and not role["start_services"] and node["files"][POLICY] is None
     return plan
+
+
+def look_failed(_role: Role) -> Looks:
+    return {}
+
+
+def decide_failed(role: Role, _node: Node) -> Plan:
+    """Refuse, with the reason why the installation failed."""
+    return Plan(refusal=package_failure(role["result"], role["names"], role["version"]))
 
 
 def look_came(role: Role) -> Looks:

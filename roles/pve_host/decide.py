@@ -6,13 +6,11 @@ kernel's Documentation/ABI/testing/sysfs-bus-pci (driver_override).
 """
 
 import hashlib
-import inspect
 import json
 import re
 from typing import Any
 
-from gpukiln.probe import passthrough
-from roles.plan import MANAGED, File, Looks, Node, Plan, Role
+from ..plan import MANAGED, File, Looks, Node, Plan, Role, shared
 
 OPTIONS = "/etc/modprobe.d/gpukiln-vfio.conf"
 MODULES = "/etc/modules-load.d/gpukiln-vfio.conf"
@@ -31,7 +29,7 @@ INTEL_BEFORE = (6, 8)  # from there its IOMMU is on by itself
 
 
 def look(_role: Role) -> Looks:
-    host = ["python3", "-c", inspect.getsource(passthrough), "/"]
+    host = ["python3", "-c", shared("gpukiln/probe/passthrough.py"), "/"]
     return {
         "node_facts": {
             "files": [OPTIONS, MODULES, GRUB, CMDLINE, BOOT_TOOL, GRUB_DEFAULTS, STAMP],

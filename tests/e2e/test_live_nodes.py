@@ -1,15 +1,25 @@
 """Live nodes: converge a booted machine, again, and tell what somebody changed on it by hand."""
 
 import json
+import subprocess
 
 import pytest
 
 from tests.support.harness import SSH_OPTIONS, Node
+from tests.support.roles import PROGRAMS, install_collection, outside
 
 pytestmark = pytest.mark.e2e
 
 # the driver's module takes ten minutes to compile; the image's build proves that role
 LEFT_OUT = "nvidia_driver,nvidia_persistenced,nvidia_container_toolkit"
+# Of a user who has the collection and no checkout; 181 s is no default, so there is something to change.
+FOREIGN = """\
+- hosts: all
+  become: true
+  gather_subset: [min]
+  vars: {gpu_bootstrap_wait_s: 181, gpu_tools_health: true}
+  roles: [gpukiln.node.gpu_bootstrap, gpukiln.node.gpu_tools, gpukiln.node.container_runtime]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -110,3 +120,31 @@ def test_a_node_that_cannot_be_reached_does_not_differ(here, inventory):
     done, found = node_command(here, "drift", inventory, "--limit", "gone", ok=False)
     assert done.returncode == 4
     assert found["hosts"]["gone"]["state"] == "unreachable"
+
+
+def test_the_collection_converges_a_node_without_a_checkout(here, inventory, node, key, tmp_path):
+    installed = install_collection(tmp_path)
+    (tmp_path / "site.yml").write_text(FOREIGN)
+    command = [PROGRAMS / "ansible-playbook", "-i", inventory, "--limit", node["PrivateIpAddress"]]
+    # A control socket below this folder would have a longer name than sockets may.
+    environment = {**outside(tmp_path, installed), "ANSIBLE_SSH_ARGS": "-o ControlMaster=no"}
+    recaps = []
+    for _ in range(2):
+        done = subprocess.run(
+            [*command, "site.yml"],
+            env=environment,
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        recaps.append(done.stdout.rpartition("PLAY RECAP")[2])
+    assert "changed=0" not in recaps[0]
+    assert "changed=0" in recaps[1], done.stdout
+    settings = here.ssh(node, key, "cat /etc/gpukiln/bootstrap.env; gpukiln-gpu --help | head -n 1").stdout
+    assert "\nWAIT_S=181\n" in settings
+    assert "usage: gpukiln-gpu" in settings
+    assert "\nactive\nactive\n" in here.ssh(node, key, "echo; systemctl is-active docker containerd").stdout

@@ -1,20 +1,20 @@
 """What the tests of roles share: roles as asked for, nodes as seen, filters, and a playbook run here."""
 
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ansible.parsing.dataloader import DataLoader
 from ansible.template import Templar
 
 from gpukiln.catalog.load import ROOT
+from gpukiln.nodes import collection
 from roles.plan import Node, Role, System
 
+PROGRAMS = Path(sys.executable).parent
 SYSTEMS = {
     "debian-12": System("Debian", "12.8", "bookworm", "Debian", "x86_64"),
     "ubuntu-22.04": System("Ubuntu", "22.04", "jammy", "Debian", "x86_64"),
@@ -23,16 +23,6 @@ SYSTEMS = {
 }
 
 LOADER = DataLoader()  # it reads each file once
-
-
-def load_filters(role: str, name: str) -> ModuleType:
-    path = ROOT / "roles" / role / "filter_plugins" / f"{name}.py"
-    spec = importlib.util.spec_from_file_location(f"{role}_{name}", path)
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def asked(name: str, system: str = "debian-12", /, *, check: bool = False, **given: Any) -> Role:
@@ -146,11 +136,10 @@ def play(
         environment: Added to Ansible's environment.
     """
     (folder / "site.yml").write_text(playbook)
-    programs = Path(sys.executable).parent
     return subprocess.run(
-        [programs / "ansible-playbook", folder / "site.yml", "-e", json.dumps(variables)],
+        [PROGRAMS / "ansible-playbook", folder / "site.yml", "-e", json.dumps(variables)],
         env={
-            "PATH": f"{folder / 'bin'}:{programs}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "PATH": f"{folder / 'bin'}:{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin",
             "HOME": str(folder),
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
             **(environment or {}),
@@ -160,3 +149,35 @@ def play(
         text=True,
         check=False,
     )
+
+
+def install_collection(folder: Path) -> Path:
+    """Build the collection and install it; nothing is fetched.
+
+    Args:
+        folder: Outside of the checkout.
+
+    Returns:
+        The installed collection's folder.
+    """
+    command = [PROGRAMS / "ansible-galaxy", "collection", "install", "--offline"]
+    subprocess.run(
+        [*command, collection.build(folder / "built"), "-p", folder / "there"],
+        env=outside(folder),
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        check=True,
+    )
+    return folder / "there/ansible_collections/gpukiln/node"
+
+
+def outside(folder: Path, installed: Path | None = None) -> dict[str, str]:
+    """The environment of who uses an installed collection: no ansible.cfg and no Python path of the checkout.
+
+    Args:
+        folder: The home; its `bin` is first on PATH.
+        installed: What `install_collection` returned.
+    """
+    there = {"ANSIBLE_COLLECTIONS_PATH": str(installed.parents[2])} if installed else {}
+    path = f"{folder / 'bin'}:{PROGRAMS}:/usr/sbin:/usr/bin:/sbin:/bin"
+    return {"PATH": path, "HOME": str(folder), "LC_ALL": "C.UTF-8", **there}

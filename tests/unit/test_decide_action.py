@@ -33,7 +33,7 @@ def act(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
         monkeypatch.setattr(sys.modules[action.__module__], "_module_of", lambda _: module)
         one = action.__new__(action)
         one._task = SimpleNamespace(
-            args=args, check_mode=check, _role=SimpleNamespace(get_name=lambda: "sample"), async_val=0
+            args=args, check_mode=check, _role=SimpleNamespace(get_name=lambda **_: "sample"), async_val=0
         )
         one._templar = SimpleNamespace(template=lambda value: value)
         monkeypatch.setattr(action.__mro__[1], "run", lambda *_: {})

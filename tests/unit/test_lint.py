@@ -63,6 +63,10 @@ def is_workflow(path: Path) -> bool:
     return path.parent.name == "workflows"  # of this project, and those that its users copy
 
 
+def is_action(path: Path) -> bool:
+    return path.name == "action.yml"
+
+
 @dataclass(frozen=True)
 class Linter:
     """One tool: its command line, the files it looks at, and a file that it must refuse.
@@ -159,6 +163,12 @@ LINTERS = [
         ("bad.yml", "on: push\njobs: {a: {runs-on: x, steps: [{runs: typo}]}}\n"),
     ),
     Linter(
+        "action-schema",
+        ("check-jsonschema", "--builtin-schema", "vendor.github-actions"),
+        is_action,
+        ("bad.yml", "name: a\ndescription: b\nruns: {using: composite, steps: [{run: no shell}]}\n"),
+    ),
+    Linter(
         "actionlint",
         ("actionlint",),
         is_workflow,
@@ -224,7 +234,8 @@ def test_packer_fmt_can_fail(tmp_path: Path) -> None:
 
 
 def run_blocks(workflow: str) -> Iterator[str]:
-    for job in (yaml.safe_load(workflow).get("jobs") or {}).values():
+    document = yaml.safe_load(workflow)
+    for job in (document.get("jobs") or {"action": document.get("runs") or {}}).values():
         for step in job.get("steps") or []:
             if "run" in step:
                 yield re.sub(r"\$\{\{.*?\}\}", "expression", step["run"])
@@ -240,7 +251,7 @@ def shellcheck_blocks(workflow: str, folder: Path) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("path", [path for path in tree() if is_workflow(path)], ids=str)
+@pytest.mark.parametrize("path", [path for path in tree() if is_workflow(path) or is_action(path)], ids=str)
 def test_shell_in_workflows(path: Path, tmp_path: Path) -> None:
     assert not shellcheck_blocks(text_of(ROOT / path), tmp_path)
 

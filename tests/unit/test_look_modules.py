@@ -13,7 +13,9 @@ from tests.support.roles import play
 
 
 def module(path: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "ansible/plugins" / path)
+    # With the name that Ansible gives it: it imports what is in module_utils relative to that.
+    name = f"ansible.{path.removesuffix('.py').replace('/', '.')}"
+    spec = importlib.util.spec_from_file_location(name, ROOT / "ansible/plugins" / path)
     assert spec
     assert spec.loader
     loaded = importlib.util.module_from_spec(spec)

@@ -2,10 +2,9 @@
 
 import pytest
 
-from roles.packages.decide import exact
-from tests.support.roles import load_filters
-
-packages = load_filters("packages", "packages")
+from roles.packages.decide import decide_failed, exact
+from roles.packages.failure import package_failure
+from tests.support.roles import asked, node
 
 
 def test_the_version_that_apt_is_asked_for() -> None:
@@ -44,7 +43,7 @@ def test_the_version_that_apt_is_asked_for() -> None:
 )
 def test_advice(said: str, advice: str) -> None:
     command = "'/usr/bin/apt-get -y -o \"Dpkg::Options::=--force-confdef\" install 'x=1'' failed: "
-    message = packages.package_failure({"msg": f"{command}{said}"}, ["x", "y"], "1")
+    message = package_failure({"msg": f"{command}{said}"}, ["x", "y"], "1")
     assert said.splitlines()[0] in message
     assert advice in message
     assert "Wanted: x, y in version 1." in message
@@ -56,4 +55,10 @@ def test_what_dnf_lists_is_told() -> None:
         "msg": "Failed to install some of the specified packages",
         "failures": ["No package nvtop available."],
     }
-    assert "No package nvtop available." in packages.package_failure(result, ["nvtop"])
+    assert "No package nvtop available." in package_failure(result, ["nvtop"])
+
+
+def test_the_role_refuses_with_what_apt_said() -> None:
+    result = {"msg": "No package matching 'nvtop' is available"}
+    plan = decide_failed(asked("packages", names=["nvtop"], result=result), node())
+    assert plan.refusal == package_failure(result, ["nvtop"])

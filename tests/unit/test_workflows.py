@@ -304,8 +304,41 @@ def test_actions_are_pinned_and_permissions_are_named(path):
         assert not [text for text in texts if "${{" in text], "an expression in a script is code of others"
 
 
+SCHEDULED = [path for path in WORKFLOWS if "schedule" in (yaml.safe_load(path.read_text())[True] or {})]
+
+
+def unguarded(workflow):
+    """Jobs that take a role which no condition of theirs, or of a job that they wait for, asks for."""
+    jobs, found = workflow["jobs"], []
+    for name, job in jobs.items():
+        before = [job["needs"]] if "needs" in job else []
+        conditions = " ".join(str(jobs[one].get("if", "")) for one in [name, *before])
+        takes = any("role-to-assume" in step.get("with", {}) for step in job["steps"])
+        if takes and not re.search(r"vars\.\w*ROLE_ARN != ''", conditions):
+            found.append(name)
+    return found
+
+
+@pytest.mark.parametrize("path", SCHEDULED, ids=lambda path: path.name)
+def test_a_schedule_is_not_red_where_nothing_is_set(path):
+    workflow = yaml.safe_load(path.read_text())
+    assert unguarded(workflow) == []
+    for job in workflow["jobs"].values():
+        job.pop("if", None)
+    takes = "role-to-assume" in path.read_text()
+    assert bool(unguarded(workflow)) == takes, "the rule above can't fail"
+
+
+def test_a_rebuild_runs_where_its_role_is_set(runner):
+    condition = REBUILD["jobs"]["rebuild"]["if"]
+    assert not runner.holds(condition, "")
+    runner.vars["AWS_ROLE_ARN"] = "arn:aws:iam::111122223333:role/gpukiln-rebuild"
+    assert runner.holds(condition, "")
+
+
 def test_versions_of_pinned_actions_are_written_beside_them():
-    lines = [line for path in WORKFLOWS for line in path.read_text().splitlines() if " uses: " in line]
+    files = (*WORKFLOWS, *ROOT.glob("actions/*/action.yml"))
+    lines = [line for path in files for line in path.read_text().splitlines() if " uses: " in line]
     assert lines
     assert all(re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line) for line in lines)
     of_action = {(line.split("uses: ")[1].split("@")[0], line.split("@")[1]) for line in lines}

@@ -26,6 +26,8 @@ from ansible.errors import AnsibleActionFail
 
 from ansible.plugins.action import ActionBase
 
+PACKAGE = __name__.partition(".plugins.")[0]
+"""`ansible_collections.NAMESPACE.NAME`; `ansible` where ansible.cfg names the folder of this file."""
 ROOT = Path(__file__).resolve().parents[3]
 ACTED = "gpukiln_acted"
 LOOKS = 8  # a plan that asks more often asks in a circle
@@ -87,8 +89,8 @@ class ActionModule(ActionBase):
     def _role(self, variables: Mapping[str, Any]) -> Any:
         if self._task._role is None:
             raise AnsibleActionFail("decide belongs to a role's tasks")
-        plan = _import("roles.plan")
-        name = self._task._role.get_name()
+        plan = _import("plan")
+        name = self._task._role.get_name(include_role_fqcn=False)
         facts = self._template(variables.get("ansible_facts", {}))
         return plan.Role(
             name=name,
@@ -118,17 +120,27 @@ class _Variables(Mapping[str, Any]):
         return (name.removeprefix(self._prefix) for name in self._all if name.startswith(self._prefix))
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return sum(1 for name in self)
 
 
 def _import(name: str) -> Any:
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
-    return importlib.import_module(name)
+    """A module below roles/, of the collection or of the checkout."""
+    package = f"{PACKAGE}.roles"
+    if PACKAGE == "ansible":
+        package = "roles"
+        if str(ROOT) not in sys.path:
+            sys.path.insert(0, str(ROOT))
+    try:
+        return importlib.import_module(f"{package}.{name}")
+    except ModuleNotFoundError as error:
+        raise AnsibleActionFail(
+            f"Found no Python module {error.name} where Ansible runs, wanted it for roles/{name}:"
+            f" install it for {sys.executable}."
+        ) from error
 
 
 def _module_of(role: str) -> Any:
-    return _import(f"roles.{role}.decide")
+    return _import(f"{role}.decide")
 
 
 def _merge(node: dict[str, Any], answer: Mapping[str, Any]) -> None:
@@ -156,5 +168,5 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
-            return value if type(value) is kind else kind(value)
+            return kind(value)
     return value

@@ -3,11 +3,6 @@
 
 from __future__ import annotations
 
-import re
-
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import matches, read, run
-
 DOCUMENTATION = """
 module: apt_failure
 short_description: Says which package source apt can't read, why, and which file names it
@@ -15,8 +10,23 @@ description:
   - Runs C(apt-get update) once more and takes its own words of what failed.
   - For the rescue of a task of M(ansible.builtin.apt) that could not fetch the package lists.
 options:
-  sources: {description: Patterns of the files that name sources., type: list, elements: str}
-author: [gpukiln]
+  sources:
+    description: Patterns of the files that name sources.
+    type: list
+    elements: str
+    default: [/etc/apt/sources.list, /etc/apt/sources.list.d/*.list, /etc/apt/sources.list.d/*.sources]
+author: [The authors of gpukiln (!UNKNOWN)]
+"""
+
+EXAMPLES = """
+- name: Fetch the package lists
+  block:
+    - name: Fetch them
+      ansible.builtin.apt: {update_cache: true}
+  rescue:
+    - name: Ask apt which source fails
+      apt_failure:
+      register: failure
 """
 
 RETURN = """
@@ -25,6 +35,12 @@ words:
   returned: always
   type: list
 """
+
+import re
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.look import matches, read, run
 
 SOURCES = (
     "/etc/apt/sources.list",

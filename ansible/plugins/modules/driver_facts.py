@@ -3,12 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import re
-
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import matches, read, run, uses_dpkg
-
 DOCUMENTATION = """
 module: driver_facts
 short_description: Reads a node's kernels and what of a driver they have
@@ -18,7 +12,14 @@ description:
 options:
   version: {description: "The driver's version, for its source.", type: str, required: true}
   modules: {description: Kernel modules to ask for., type: list, elements: str, default: [nvidia]}
-author: [gpukiln]
+author: [The authors of gpukiln (!UNKNOWN)]
+"""
+
+EXAMPLES = """
+- name: Look at the kernels and their modules
+  driver_facts:
+    version: "535.309.01"
+    modules: [nvidia, nvidia-current]
 """
 
 RETURN = """
@@ -41,6 +42,13 @@ compilers:
   returned: always
   type: list
 """
+
+import os
+import re
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.look import matches, read, run, uses_dpkg
 
 KERNEL = re.compile(r"/boot/vmlinuz-(\d+\.\d.*)")  # a rescue kernel, vmlinuz-0-rescue-..., is none
 INITRAMFS = ("/boot/initrd.img-{}", "/boot/initramfs-{}.img")

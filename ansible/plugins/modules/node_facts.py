@@ -3,20 +3,6 @@
 
 from __future__ import annotations
 
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import (
-    account,
-    file_facts,
-    folder_facts,
-    keyring,
-    matches,
-    named,
-    packages,
-    pci_devices,
-    run,
-    units,
-)
-
 DOCUMENTATION = """
 module: node_facts
 short_description: Reads what roles have to know of a node
@@ -37,7 +23,15 @@ options:
   gpus: {description: "Whether to look for GPUs and NVSwitches on the PCI bus.", type: bool, default: false}
   commands: {description: "Commands that change nothing, by a name of the caller's: lists of arguments.",
              type: dict, default: {}}
-author: [gpukiln]
+author: [The authors of gpukiln (!UNKNOWN)]
+"""
+
+EXAMPLES = """
+- name: Look at Docker and its settings
+  node_facts:
+    packages: [docker.io, docker-ce]
+    files: [/etc/docker/daemon.json]
+    units: [docker.service]
 """
 
 RETURN = """
@@ -63,12 +57,28 @@ pci: {description: "{gpus: [{address, id}], switches: [{address, id}]}.", return
 answers: {description: "Per command {rc, stdout, stderr}; rc 127: not there.", returned: always, type: dict}
 """
 
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.look import (
+    account,
+    file_facts,
+    folder_facts,
+    keyring,
+    matches,
+    named,
+    packages,
+    pci_devices,
+    run,
+    units,
+)
+
 LISTS = ("packages", "files", "secrets", "folders", "globs", "units", "keyrings", "accounts")
 
 
 def main():
     """Ansible's entry point."""
     spec = {name: {"type": "list", "elements": "str", "default": []} for name in LISTS}
+    spec["secrets"]["no_log"] = spec["keyrings"]["no_log"] = False  # paths
     spec["gpus"] = {"type": "bool", "default": False}
     spec["commands"] = {"type": "dict", "default": {}}
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)

@@ -3,14 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import tempfile
-
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import file_facts, folder_facts, run
-
 DOCUMENTATION = """
 module: node_settings
 short_description: Writes a plan's files and has systemd follow
@@ -30,12 +22,30 @@ options:
   absent: {description: "Files, links and folders to remove.", type: list, elements: str, default: []}
   enable: {description: Units to start at boot., type: list, elements: str, default: []}
   start: {description: Units to start now., type: list, elements: str, default: []}
-author: [gpukiln]
+author: [The authors of gpukiln (!UNKNOWN)]
+"""
+
+EXAMPLES = """
+- name: Have a setting, and its unit start at boot
+  node_settings:
+    files:
+      - path: /etc/systemd/system/example.service
+        text: "{{ unit }}"
+    enable: [example.service]
 """
 
 RETURN = """
 written: {description: Paths that were written or removed., returned: always, type: list}
 """
+
+import contextlib
+import os
+import shutil
+import tempfile
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ..module_utils.look import file_facts, folder_facts, run
 
 UNIT_FOLDERS = ("/etc/systemd/", "/usr/lib/systemd/", "/lib/systemd/")
 LISTS = {"files": "dict", "absent": "str"}

@@ -3,14 +3,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
-
-from ansible.module_utils.basic import AnsibleModule
-from ansible.module_utils.look import keyring, run
-from ansible.module_utils.urls import fetch_url
-
 DOCUMENTATION = """
 module: repository_key
 short_description: Installs the signing key of a package repository, pinned by its fingerprint
@@ -23,12 +15,30 @@ options:
   keyring: {description: File to write., type: path, required: true}
   fingerprint: {description: "The primary key's, 40 hexadecimal digits.", type: str, required: true}
   armor: {description: "Whether the file is text, as rpm wants it.", type: bool, default: false}
-author: [gpukiln]
+author: [The authors of gpukiln (!UNKNOWN)]
+"""
+
+EXAMPLES = """
+- name: Install the key of a repository
+  repository_key:
+    repository: cuda
+    url: https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/3bf863cc.pub
+    keyring: /usr/share/keyrings/cuda.gpg
+    fingerprint: EB693B3035CD5710E231E123A4B469963BF863CC
 """
 
 RETURN = """
 found: {description: Fingerprints of the keys in the file., returned: always, type: list}
 """
+
+import os
+import tempfile
+import time
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible.module_utils.urls import fetch_url
+
+from ..module_utils.look import keyring, run
 
 TRIES = 3
 WAIT_S = 2

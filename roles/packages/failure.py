@@ -1,4 +1,4 @@
-"""Filter of the role packages: why something can't be installed."""
+"""Why packages can't be installed, and what to do about it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -62,15 +62,3 @@ def package_failure(result: Mapping[str, Any], names: Sequence[str], version: st
     advice = next((text for pattern, text in CAUSES if re.search(pattern, said, re.IGNORECASE)), ELSE)
     wanted = ", ".join(names) + (f" in version {version}" if version else "")
     return f"Found: {' / '.join(lines[:LINES])}\nWanted: {wanted}. {advice}"
-
-
-class FilterModule:
-    """What Ansible looks for in this file."""
-
-    def filters(self) -> dict[str, Any]:
-        """The filters by name.
-
-        Returns:
-            Name to function.
-        """
-        return {"package_failure": package_failure}

@@ -3,11 +3,16 @@
 import os
 import shutil
 import signal
+import tempfile
 import time
+import tomllib
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from pathlib import Path
 
 import pytest
+
+from tests import processor
 
 # What one end-to-end test needs of the machine: the tool, and the Debian package that has it.
 MACHINE_TOOLS = {
@@ -34,16 +39,73 @@ MACHINES_APART = ("tests/e2e/test_runtime_platforms.py", "tests/e2e/test_volumes
 STARTED = time.monotonic()
 SLOWEST = 15
 SLOW_S = 1.0  # what takes less is not worth a line
+PROCESSOR = "processor_s"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-e2e", action="store_true", help="leave out the tests that start real machines")
 
 
-def pytest_configure() -> None:
-    """A shell has its background ignore Ctrl-C, and so would everything that tests start."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Lets Ctrl-C reach what tests start (a shell's background ignores it), and counts processor time."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    config.pluginmanager.register(Cost(), "cost")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    cost = config.pluginmanager.get_plugin("cost")
+    if isinstance(cost, Cost):
+        cost.end()
+
+
+class Cost:
+    """Counts the seconds of a processor of this process of pytest and of all that it starts."""
+
+    def __init__(self) -> None:
+        self.group = processor.join(f"gpukiln-tests-{os.getpid()}")
+        self.began = self._read = processor.used(self.group)
+        self.roots = {os.getpid()}
+        self.file: Path | None = None
+        if processor.may_account():
+            handle, name = tempfile.mkstemp(prefix="gpukiln-tests-", suffix=".acct")
+            os.close(handle)
+            if processor.account(Path(name)):
+                self.file = Path(name)
+                os.environ[processor.ACCOUNTED] = name
+            else:
+                Path(name).unlink()
+
+    @property
+    def total(self) -> float:
+        return processor.used(self.group) - self.began
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Notes with each step of a test what the processor did since the step before."""
+        report = yield
+        before, self._read = self._read, processor.used(self.group)
+        report.user_properties = [*report.user_properties, (PROCESSOR, self._read - before)]
+        return report
+
+    def pytest_runtest_logfinish(self) -> None:
+        """Remembers who runs now: a daemon that loses its parent is still of this run."""
+        if self.file is not None:
+            self.roots |= processor.members(self.group)
+
+    def kinds(self) -> dict[str, float]:
+        """Seconds by kind of process; empty where they can't be counted."""
+        return processor.kinds(self.file.read_bytes(), self.roots) if self.file is not None else {}
+
+    def end(self) -> None:
+        if self.file is not None:
+            processor.account(None)
+            self.file.unlink(missing_ok=True)
+            del os.environ[processor.ACCOUNTED]
+            self.file = None
+        if self.group is not None:
+            processor.leave(self.group)
+            self.group = None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -167,24 +229,50 @@ def tier_of(report: pytest.TestReport) -> str:
     return "linters" if report.nodeid.startswith("tests/unit/test_lint.py") else "unit"
 
 
+def budget_s(root: Path) -> float | None:
+    """Seconds of a processor that a whole run may take, as pyproject.toml has it."""
+    file = root / "pyproject.toml"
+    data = tomllib.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return data.get("tool", {}).get("gpukiln", {}).get("tests", {}).get(PROCESSOR)  # type: ignore[no-any-return]
+
+
 def list_time(terminalreporter: pytest.TerminalReporter) -> None:
     """Shows where the time went; a fixture's is the time of the test that had to wait for it."""
     skipped = {report.nodeid for report in terminalreporter.stats.get("skipped", [])}
     seconds: defaultdict[str, float] = defaultdict(float)
+    processor_s: defaultdict[str, float] = defaultdict(float)
     tiers: defaultdict[str, set[str]] = defaultdict(set)
     for reports in terminalreporter.stats.values():
         for report in reports:
+            if isinstance(report, pytest.TestReport):
+                processor_s[report.nodeid] += dict(report.user_properties).get(PROCESSOR, 0.0)
             if isinstance(report, pytest.TestReport) and report.nodeid not in skipped:
                 seconds[report.nodeid] += report.duration
                 tiers[tier_of(report)].add(report.nodeid)
-    if not seconds:
+    cost = terminalreporter.config.pluginmanager.get_plugin("cost")
+    if not seconds or not isinstance(cost, Cost):
         return
     terminalreporter.section("time")
+    write = terminalreporter.write_line
+    budget, whole = budget_s(terminalreporter.config.rootpath), is_whole(terminalreporter.config)
+    if budget is not None and whole and cost.total > budget:
+        write(f"over budget: {cost.total:.0f} s of a processor, {budget:.0f} s in pyproject.toml", red=True)
+    write(f"{'clock':>10}  {'processor':>11}")
     for tier, tests in sorted(tiers.items()):
-        total = sum(seconds[test] for test in tests)
-        terminalreporter.write_line(f"{total:8.1f} s  {tier}, {len(tests)} tests")
-    terminalreporter.write_line(f"{time.monotonic() - STARTED:8.1f} s  by the clock")
-    slowest = sorted(seconds, key=lambda test: -seconds[test])[:SLOWEST]
-    for test in slowest:
-        if seconds[test] >= SLOW_S:
-            terminalreporter.write_line(f"    {seconds[test]:6.1f} s  {test}")
+        total, used = sum(seconds[test] for test in tests), sum(processor_s[test] for test in tests)
+        write(f"{total:8.1f} s  {used:9.1f} s  {tier}, {len(tests)} tests")
+    write(f"{time.monotonic() - STARTED:8.1f} s  {cost.total:9.1f} s  altogether")
+    for kind, used in cost.kinds().items():
+        write(f"{'':10}  {used:9.1f} s  {kind}")
+    for test in sorted(seconds, key=lambda test: -max(seconds[test], processor_s[test]))[:SLOWEST]:
+        if max(seconds[test], processor_s[test]) >= SLOW_S:
+            write(f"    {seconds[test]:6.1f} s  {processor_s[test]:6.1f} s  {test}")
+
+
+def is_whole(config: pytest.Config) -> bool:
+    """Whether the whole suite runs, which the budget is for."""
+    return (
+        config.args_source is pytest.Config.ArgsSource.TESTPATHS
+        and not config.getoption("keyword")
+        and not config.getoption("no_e2e")
+    )

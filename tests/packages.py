@@ -1,7 +1,7 @@
 """The list of packages in CONTRIBUTING.md; scripts/generate writes the page with it.
 
-Order and groups are those of the import contract in pyproject.toml; what a package is for is the first sentence of
-its docstring. It is on standard output: the page is read before it is written again.
+Order and groups are those of the import contract in pyproject.toml; what a package is for is the first
+sentence of its docstring. It is on standard output: the page is read before it is written again.
 """
 
 from __future__ import annotations

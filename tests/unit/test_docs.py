@@ -1,6 +1,7 @@
-"""What the documents point at is there."""
+"""What the documents point at is there, and generated ones are as scripts/generate writes them."""
 
 import re
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from tests import packages
 
 PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
+ROW = re.compile(r"^([a-z_.]+\w)( +)([\w./-]+\w)$")  # of scripts/generate
+SAID = re.compile(r"python -m ([a-z_.]+\w) > ([\w./-]+\w)")
 PATH = re.compile(r"`((?:ami|ansible|bench|docker|docs|examples|gpukiln|roles|scripts|tests)/[\w./-]+)`")
 
 
@@ -35,13 +38,39 @@ def test_a_link_and_a_path_that_lead_nowhere_are_found() -> None:
     ]
 
 
-def test_the_list_of_packages_is_as_its_docstrings_and_the_contract_have_it() -> None:
-    text = packages.PAGE.read_text(encoding="utf-8")
-    assert packages.page(ROOT, text) == text, "scripts/generate writes it again"
-    listed = {name for names in packages.layers(ROOT) for name in names}
-    assert listed == {
-        path.stem for path in (ROOT / "gpukiln").glob("[!_]*") if path.is_dir() or path.suffix == ".py"
+def generated(script: str) -> list[tuple[str, str]]:
+    """The rows of scripts/generate: a module, and the file that its output is."""
+    return [(module, file) for line in script.splitlines() for module, _, file in re.findall(ROW, line)]
+
+
+GENERATED = generated((ROOT / "scripts/generate").read_text())
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")  # of runpy
+@pytest.mark.parametrize(("module", "file"), [row for row in GENERATED if row[1].endswith(".md")])
+def test_a_generated_page_is_up_to_date(module: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_module(module, run_name="__main__")
+    assert (ROOT / file).read_text() == capsys.readouterr().out, "run: scripts/run scripts/generate"
+
+
+def ungenerated(sources: list[str], rows: list[tuple[str, str]]) -> set[tuple[str, str]]:
+    """What sources say is made by `python -m MODULE > FILE`, and scripts/generate does not make."""
+    return {pair for text in sources for pair in re.findall(SAID, text)} - set(rows)
+
+
+def test_one_command_writes_every_generated_file() -> None:
+    sources = [path.read_text() for path in (ROOT / "gpukiln").rglob("*.py")]
+    assert not ungenerated(sources, GENERATED)
+    assert generated("gpukiln.b   docs/b.md\ndone\n") == [("gpukiln.b", "docs/b.md")]
+    assert ungenerated(["`python -m gpukiln.a > docs/a.md`"], [("gpukiln.b", "docs/b.md")]) == {
+        ("gpukiln.a", "docs/a.md")
     }
+
+
+def test_every_package_is_in_the_list() -> None:
+    listed = {name for names in packages.layers(ROOT) for name in names}
+    there = (ROOT / "gpukiln").glob("[!_]*")
+    assert listed == {path.stem for path in there if (path / "__init__.py").is_file() or path.suffix == ".py"}
 
 
 def test_a_list_of_packages_that_is_stale_is_another(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Runs Packer, 1.6.6 and newer, and turns its failures into errors."""
 
+import contextlib
 import json
 import os
 import re
@@ -148,26 +149,22 @@ class Packer:
         following = threading.Event()
         follower = threading.Thread(target=self._follow_events, args=(following,), daemon=True)
         follower.start()
+        log = open_private(self._log, "a")
         try:
-            with open_private(self._log, "a") as log:
-                code = programs.stream(
-                    [
-                        "packer",
-                        "build",
-                        "-machine-readable",
-                        f"-var-file={self._variables}",
-                        str(self._folder),
-                    ],
-                    self._reader(log),
-                    # SIGINT for Ansible too, as from a terminal: Packer waits for its end
-                    ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, KILLED_S)),
-                    environment=self._whole_environment(),
-                    interrupted=lambda: self._say(
-                        "stopping: Ansible ends first (Ctrl-C again to leave it to the next command)"
-                    ),
-                    dies_with_us=True,  # without gpukiln nobody makes an image of what Ansible goes on to configure
-                )
+            code = programs.stream(
+                ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
+                self._reader(log),
+                # SIGINT for Ansible too, as from a terminal: Packer waits for its end
+                ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, KILLED_S)),
+                environment=self._whole_environment(),
+                interrupted=lambda: self._say(
+                    "stopping: Ansible ends first (Ctrl-C again to leave it to the next command)"
+                ),
+                dies_with_us=True,  # nobody would make an image of what Ansible goes on to configure
+            )
         finally:
+            with contextlib.suppress(OSError):  # as its reader has noted
+                log.close()
             following.set()
             follower.join()
         if code and self._log_error:

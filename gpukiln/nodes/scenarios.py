@@ -119,7 +119,7 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> S
     outcome, started, redacted = ScenarioResult(scenario.name, log=str(log)), time.monotonic(), Lines()
     try:
         with open_private(log, "w") as file:
-            follow = _Follow(outcome, lambda line: file.write(redacted(line)), say)
+            follow = _StepTimes(outcome, lambda line: file.write(redacted(line)), say)
             status = _molecule("test", scenario, follow)
             follow.end()
     except BaseException:  # Ctrl-C; at its own end Molecule removes the machine itself
@@ -152,7 +152,7 @@ def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> 
     )
 
 
-class _Follow:
+class _StepTimes:
     """Gets Molecule's lines: notes how long each step took, and says what it does."""
 
     def __init__(

@@ -14,7 +14,6 @@ import pytest
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.embedded.gpus import settings
 from gpukiln.clouds.embedded.gpus.state import State
-from gpukiln.commands import gpu_faults
 from gpukiln.errors import RefusedError
 from gpukiln.findings import Finding
 from gpukiln.gpus import cli, faults, kernel_log, rules, zipapp
@@ -157,10 +156,6 @@ def test_what_waits_for_a_reset_keeps_nobody_from_work(
     assert [one["severity"] for one in of(said, check)["findings"]] == ["warning"]
     assert (said["gpus"][3]["health"], said["gpus"][3]["allocatable"]) == ("warning", True)
     assert Leases().acquire(DeviceRequest(count=8), Who("ann", 0), kind=DETACHED, hours=1.0).uuids
-
-
-def test_the_page_of_faults_is_that_of_the_table() -> None:
-    assert (ROOT / "docs/gpu-faults.md").read_text() == gpu_faults.page()
 
 
 def test_list_lease_and_health_agree_with_the_table(

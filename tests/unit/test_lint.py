@@ -442,17 +442,3 @@ def test_a_house_rule_can_fail(
 def test_a_house_rule_allows(rule: Callable[[Path], list[str]], name: str, text: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert not rule(tmp_path / name)
-
-
-def ungenerated(sources: list[str], script: str) -> set[tuple[str, str]]:
-    """What sources say is made by `python -m MODULE > FILE`, and scripts/generate does not make."""
-    said = {pair for text in sources for pair in re.findall(r"python -m ([a-z_.]+\w) > ([\w./-]+\w)", text)}
-    return said - {tuple(line.split()) for line in script.splitlines() if len(line.split()) == 2}
-
-
-def test_one_command_writes_every_generated_file() -> None:
-    sources = [text_of(ROOT / path) for path in tree() if path.parts[0] == "gpukiln" and path.suffix == ".py"]
-    assert not ungenerated(sources, text_of(ROOT / "scripts/generate"))
-    assert ungenerated(["`python -m gpukiln.a > docs/a.md`"], "gpukiln.b docs/b.md\n") == {
-        ("gpukiln.a", "docs/a.md")
-    }

@@ -1,5 +1,7 @@
 """Packer's machine-readable lines, and its failures as errors."""
 
+import contextlib
+import io
 import json
 import os
 import re
@@ -92,6 +94,16 @@ def test_steps_and_tasks_are_told_and_everything_is_logged(build, tmp_path):
         "starts: nvtop : Install",
     ]
     assert "Waiting for SSH to become available..." in (tmp_path / "packer.log").read_text()
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_log_without_room_is_the_error_of_a_build_that_failed_only(build, monkeypatch, code):
+    full = io.TextIOWrapper(io.BufferedWriter(io.FileIO("/dev/full", "w")))
+    monkeypatch.setattr(packer, "open_private", lambda *_: full)
+    made, said = build(["1,,ui,say,==> null.node: a step"], [], code)
+    with pytest.raises(OSError, match="No space left") if code else contextlib.nullcontext():
+        made.build()
+    assert said == ["a step"]
 
 
 def test_a_task_that_is_skipped_is_not_told_as_one_that_ran(build):

@@ -16,7 +16,7 @@ from gpukiln.catalog.boards import board
 from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.embedded.gpus import library
-from gpukiln.clouds.embedded.gpus.fidelity import functions, page
+from gpukiln.clouds.embedded.gpus.fidelity import functions
 from gpukiln.clouds.embedded.gpus.profile import make_profile
 from gpukiln.clouds.embedded.gpus.settings import play
 from gpukiln.clouds.embedded.gpus.start import start_rows
@@ -110,11 +110,6 @@ def test_what_python_programs_ask_of_an_older_driver_is_there(built: Path, packa
     missing = {re.sub(r"_v\d?$", "", name).rstrip("_") for name in asked} - there
     # pynvml's own names of parts of an answer, or no function at all but a part of a name
     assert missing <= {"nvmlDeviceGet", "nvmlDeviceGetCurrentDriverModel", "nvmlDeviceGetPendingDriverModel"}
-
-
-def test_the_page_is_up_to_date() -> None:
-    written = (ROOT / "docs" / "simulated-gpus.md").read_text(encoding="utf-8")
-    assert written == page(), "python -m gpukiln.clouds.embedded.gpus.fidelity > docs/simulated-gpus.md"
 
 
 @pytest.fixture

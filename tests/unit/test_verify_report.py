@@ -3,7 +3,6 @@
 import io
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.console import Console
 from gpukiln.errors import UsageError
 from gpukiln.progress import Progress
 from gpukiln.typed import dump, load
-from gpukiln.verify import catalog, report
+from gpukiln.verify import report
 from gpukiln.verify.suite import GATHERING
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -126,8 +125,3 @@ def test_checks_not_run_are_told_apart_in_a_passed_verdict() -> None:
     good = replace(VERDICT, checks=tuple(c for c in VERDICT.checks if c.outcome in ("passed", "not_run")))
     assert good.passed
     assert "passed - 1 passed, 0 failed, 1 not run" in report.summary(good)
-
-
-def test_docs_list_the_checks_as_they_are() -> None:
-    path = Path(__file__).parents[2] / "docs" / "checks.md"
-    assert path.read_text() == catalog.markdown(), "run: python -m gpukiln.verify.catalog > docs/checks.md"

@@ -153,7 +153,7 @@ def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> 
 
 
 class _StepTimes:
-    """Gets Molecule's lines: notes how long each step took, and says what it does."""
+    """Reads Molecule's lines: notes how long each step took, and says what it does."""
 
     def __init__(
         self, outcome: ScenarioResult, write: Callable[[str], Any], say: Callable[[str], None]

@@ -24,6 +24,8 @@ Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 or the end of the time made it meaningless. Both have a reason, and neither is ever counted as passed.
 """
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
+Decided = Literal["passed", "failed"]
+"""Of what ends one way or the other, such as a signed verdict."""
 
 
 @dataclass(frozen=True)

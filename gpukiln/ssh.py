@@ -140,6 +140,11 @@ class Ssh:
         # ssh.c reads options behind the host as well, unless `--` stands before it
         return [*command, "--", f"{self.user}@{self.host}" if self.user else self.host, *words]
 
+    def resolve_command(self) -> list[str]:
+        """The command line that prints what OpenSSH makes of this machine's name, and connects to nothing."""
+        program, *rest = self.command(batch=False)
+        return [program, "-G", *rest]
+
 
 def parse_ssh(url: str) -> Ssh:
     """Read a machine as the user names it; its keys are those of the user's own configuration.

@@ -11,12 +11,13 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpukiln import __version__
 from gpukiln.attest.provenance import STATEMENT_TYPE, image_subject, snapshot_subject
 from gpukiln.clouds import ec2 as calls
 from gpukiln.errors import CheckFailedError, UsageError
+from gpukiln.findings import Decided
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import snapshots_of
 from gpukiln.typed import dump, load, strict
@@ -80,7 +81,7 @@ class VerdictClaim:
     image: About
     instance_type: str
     profile: str
-    outcome: Literal["passed", "failed"]
+    outcome: Decided
     counts: Mapping[str, int]
     not_run: Mapping[str, int]
     saw_gpu: bool

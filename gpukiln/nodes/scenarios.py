@@ -8,11 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from gpukiln import programs
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.files import open_private
+from gpukiln.findings import Decided
 from gpukiln.redact import Lines
 from gpukiln.typed import unknown
 
@@ -62,7 +63,7 @@ class ScenarioResult:
     """
 
     scenario: str
-    state: Literal["passed", "failed"] = "failed"
+    state: Decided = "failed"
     seconds: float = 0.0
     steps: dict[str, float] = field(default_factory=dict)
     failure: str = ""

@@ -88,6 +88,6 @@ def _resolved(home: Path, name: str) -> str:
     config = home / ".ssh/config"
     if not config.exists():
         return name
-    asked = programs.run(["ssh", "-G", "-F", str(config), "--", name], limit_s=ASK_S)
+    asked = programs.run(Ssh(name, config=config).resolve_command(), limit_s=ASK_S)
     found = re.search(r"(?m)^hostname (.*)$", asked.stdout.decode(errors="replace"))
     return found[1] if found else name

@@ -6,11 +6,6 @@ import pytest
 
 from tests.concepts import BARS, ROOT, Bar, Module, main, modules
 
-UNFINISHED = {
-    "class names that exist twice": "classes get names of their own in each package",
-    "classes of findings": "each package moves to gpukiln.findings",
-    "vocabularies of severities and outcomes": "each package moves to gpukiln.findings",
-}
 # What breaks each bar: files of a made-up package; the same text in as many files as it needs.
 BREAKS: dict[str, tuple[str, int]] = {
     "class names that exist twice": ("class Plan:\n    pass\n", 2),
@@ -47,8 +42,7 @@ def words(text: str) -> str:
 
 
 def bars() -> list[object]:
-    marks = {name: pytest.mark.xfail(strict=True, reason=reason) for name, reason in UNFINISHED.items()}
-    return [pytest.param(bar, id=bar.name, marks=marks.get(bar.name, ())) for bar in BARS]
+    return [pytest.param(bar, id=bar.name) for bar in BARS]
 
 
 def made_up(root: Path, text: str, files: int) -> Path:

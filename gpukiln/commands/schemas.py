@@ -19,13 +19,6 @@ from gpukiln.files import write_whole
 
 WIDTH = 160  # of a line: what fits into one is in one
 Documents = Mapping[str, Form]
-# A document is of the command that its name begins with; these are printed by others, too.
-ALSO = {
-    "k8s.rules/1": ("k8s.check",),
-    "offer.list/1": ("offer.size",),
-    "workspace.plan/1": ("workspace.up",),
-    "workspace.show/1": ("workspace.up", "workspace.start", "workspace.stop"),
-}
 
 
 def _ami() -> Documents:
@@ -318,15 +311,6 @@ NOUNS: dict[str, Callable[[], Documents]] = {
 }
 
 
-def commands_of(document: str) -> tuple[str, ...]:
-    """The commands that print a document: that which its name begins with, and others.
-
-    Args:
-        document: What its `schema` says, for example ami.build.plan/1.
-    """
-    return (".".join(document.partition("/")[0].split(".")[:2]), *ALSO.get(document, ()))
-
-
 @cache
 def forms_of(noun: str) -> tuple[dict[str, dict[str, Any]], Forms]:
     """The schema of each document of a noun's commands, and what they refer to."""
@@ -337,12 +321,6 @@ def forms_of(noun: str) -> tuple[dict[str, dict[str, Any]], Forms]:
         form["properties"] = said | form["properties"] | said
         form["required"] = list(dict.fromkeys(["schema", *form["required"]]))
     return found, forms
-
-
-def document_schema(name: str) -> dict[str, Any]:
-    """The schema of one document, by what its `schema` says."""
-    found, forms = forms_of(name.partition(".")[0])
-    return {"$schema": DIALECT, **found[name], "$defs": forms.used_by([found[name]])}
 
 
 def schema_of(noun: str) -> dict[str, Any]:

@@ -8,12 +8,32 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from gpukiln.commands import schemas
+from gpukiln.commands.forms import DIALECT
+
+# A document is of the command that its name begins with; these are printed by others, too.
+ALSO = {
+    "k8s.rules/1": ("k8s.check",),
+    "offer.list/1": ("offer.size",),
+    "workspace.plan/1": ("workspace.up",),
+    "workspace.show/1": ("workspace.up", "workspace.start", "workspace.stop"),
+}
+
+
+def commands_of(document: str) -> tuple[str, ...]:
+    """The commands that print a document: that which its name begins with, and others.
+
+    Args:
+        document: What its `schema` says, for example ami.build.plan/1.
+    """
+    return (".".join(document.partition("/")[0].split(".")[:2]), *ALSO.get(document, ()))
 
 
 @cache
 def validator(name: str) -> Draft202012Validator:
     """Of the document whose `schema` says the name."""
-    return Draft202012Validator(schemas.document_schema(name))
+    documents, forms = schemas.forms_of(name.partition(".")[0])
+    form = documents[name]
+    return Draft202012Validator({"$schema": DIALECT, **form, "$defs": forms.used_by([form])})
 
 
 def check(document: Any) -> None:

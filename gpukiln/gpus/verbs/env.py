@@ -16,8 +16,9 @@ from gpukiln.gpus import leases as kept
 from gpukiln.gpus.client import leases_here
 from gpukiln.gpus.environments import IMAGE, WHEELS, Choice, Started, choose, start_container, start_wheels
 from gpukiln.gpus.leases import whoami
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
 from gpukiln.gpus.verbs.lease import FOR, WANTED, Told, request_of, told
+from gpukiln.options import Option
 from gpukiln.probe.cuda import cuda
 from gpukiln.units import Duration
 

@@ -29,9 +29,10 @@ from pathlib import Path
 
 import boto3
 
-import tasks
 from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.commands.main import INVOKE
+from gpukiln.commands.main import main as type_command
 from gpukiln.errors import GpukilnError
 from tests.support.embedded_home import DAMAGES, HERE, THERE, damage, everything, make_home
 
@@ -83,8 +84,7 @@ def invoke(home: Path, *command: str) -> Said:
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 os.environ["GPUKILN_HOME"] = str(home)
-                tasks.program.run(["invoke", *command])
-                code = 0
+                code = type_command(command, INVOKE)
             except SystemExit as end:
                 code = int(end.code or 0)
             except BaseException:  # as the interpreter's own end would show it

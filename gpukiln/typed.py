@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import reprlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass
-from difflib import SequenceMatcher, get_close_matches
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from gpukiln.errors import UsageError
+from gpukiln.options import near
 
 if TYPE_CHECKING:  # slow to import, and `invoke --list` needs none of it
     from pydantic import AfterValidator, TypeAdapter
 
 T = TypeVar("T")
 FOUND_CHARACTERS = 120  # of a wrong value that a message shows
-MUCH_LESS = 0.1  # of likeness than the nearest name's: no suggestion beside it
 
 _REPR = reprlib.Repr()  # of what aliases make huge, too
 _REPR.maxstring = _REPR.maxother = _REPR.maxlong = 4 * FOUND_CHARACTERS
@@ -183,17 +181,8 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
         An error that names the nearest choice and, where they are few, all of them.
     """
     valid = sorted(choices)
-    near = _near(name, valid)
-    hint = f"did you mean {' or '.join(near)}?" if near else ""
-    listed = valid if len(valid) <= 40 else near or valid[:20]
+    meant = near(name, valid)
+    hint = f"did you mean {' or '.join(meant)}?" if meant else ""
+    listed = valid if len(valid) <= 40 else meant or valid[:20]
     label = "valid" if len(valid) <= 40 else f"some of the {len(valid)} valid"
     return UsageError(f"unknown {kind} {name!r}; {label}: {', '.join(listed) or 'none'}", hint=hint)
-
-
-def _near(name: str, choices: list[str]) -> list[str]:
-    """What may have been meant; another number is another wish, and no slip of the hand."""
-    if not re.search("[A-Za-z]", name):
-        return []
-    found = get_close_matches(name, choices, n=4, cutoff=0.6)
-    likeness = [SequenceMatcher(None, one, name).ratio() for one in found]
-    return [one for one, like in zip(found, likeness, strict=True) if like > likeness[0] - MUCH_LESS]

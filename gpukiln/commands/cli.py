@@ -6,26 +6,24 @@ Nothing heavy is imported here or at the top of a command's module: `invoke --li
 from __future__ import annotations
 
 import errno
-import functools
-import inspect
 import json
-import signal
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
-
-from invoke.parser.argument import Argument
-from invoke.tasks import Task, task
 
 from gpukiln.commands import streams
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.files import FULL
+from gpukiln.options import option
 from gpukiln.programs import ROOM_HINT
-from gpukiln.units import whole
 
 if TYPE_CHECKING:
+    from gpukiln.clouds.base import Cloud
+    from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.progress import PlainConsole
+    from gpukiln.verify.target import Target
 
 P = ParamSpec("P")
 INTERRUPTED = 130
@@ -38,59 +36,116 @@ SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
-class Command(Task[Any]):
-    """A task whose numbers are read here: Invoke ends with a traceback where one is none.
+@dataclass(frozen=True)
+class Command:
+    """A command: its fields are its options, its docstring is its help, `run` does it.
 
-    `letters` has the option of each letter that may be typed; `first` the option that may stand without its
-    name right behind the command, and with `several` it takes all the words that follow.
+    A class with `run` is a command, named by its class: `AmiBuild` is ami.build. One without is a group of
+    options that several commands have.
     """
 
-    letters: dict[str, str] = {}  # noqa: RUF012 - replaced, never changed
-    first: str = ""
-    several: bool = False
+    def run(self) -> int | None:
+        """Do it; returns the exit code, None for 0."""
+        raise NotImplementedError
 
-    def get_arguments(self, ignore_unknown_help: bool | None = None) -> list[Argument]:
-        """See `Task.get_arguments`."""
-        texts = dict(self.help)
-        arguments: list[Argument] = super().get_arguments(ignore_unknown_help)
-        self.help = texts  # which Invoke uses up, and a second command line needs again
-        for argument in arguments:
-            if argument.kind is int:
-                argument.kind = str
-            argument.names += tuple(letter for letter, name in self.letters.items() if name == argument.name)
-        return arguments
+    def pick(self, *names: str) -> dict[str, Any]:
+        """Options by name, for a call whose arguments have the same names."""
+        return {name: getattr(self, name) for name in names}
 
 
-def command(**options: Any) -> Callable[[Callable[P, int | None]], Any]:
-    """Declare an Invoke task.
+@dataclass(frozen=True)
+class Json(Command):
+    """What prints a document."""
 
-    Args:
-        options: Those of `invoke.task`, for example `help`.
+    json: bool = option("print one JSON document to standard output", False)
 
-    Returns:
-        A decorator for a function that returns its exit code, or None for 0.
-    """
 
-    def decorate(function: Callable[P, int | None]) -> Any:
-        parameters = inspect.signature(function).parameters.values()
-        numbers = [one.name for one in parameters if type(one.default) is int]
+@dataclass(frozen=True)
+class Removal(Command):
+    """What removes only when that is said."""
 
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> None:
-            signal.signal(signal.SIGTERM, _interrupt)
-            with streams.errors_anywhere():
-                if code := end(work, *args, **kwargs):
-                    sys.exit(code)
+    yes: bool = option("remove it; without it nothing is removed", False)
+    dry_run: bool = option("only show it, the default", False)
 
-        def work(*args: P.args, **kwargs: P.kwargs) -> int | None:
-            for name in numbers:
-                if isinstance(typed := kwargs.get(name), str):
-                    kwargs[name] = _number(name, typed)
-            return function(*args, **kwargs)
+    @property
+    def removes(self) -> bool:
+        """Whether it is to be removed."""
+        return self.yes and not self.dry_run
 
-        return task(klass=Command, auto_shortflags=False, **options)(run)
 
-    return decorate
+@dataclass(frozen=True)
+class Profile(Command):
+    """What may ask AWS."""
+
+    profile: str = option("AWS profile (aws only)")
+
+
+@dataclass(frozen=True)
+class Place(Profile, Json):
+    """What is asked of one cloud."""
+
+    cloud: str = option("embedded (this machine) or aws (your account)", "embedded")
+    region: str = option("AWS region, for example us-west-2", also="regions")
+
+    def where(self) -> Cloud:
+        """The cloud, in this region."""
+        from gpukiln.clouds.select import make_cloud
+
+        return make_cloud(self.cloud, self.region, profile=self.profile or None)
+
+
+@dataclass(frozen=True)
+class Hosts(Json):
+    """Machines that are named."""
+
+    hosts: str = option("ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN, separated by commas")
+    inventory: str = option("Ansible inventory: a file or a folder")
+    limit: str = option("only these hosts of the inventory, an Ansible pattern")
+
+    def targets(self) -> list[Target]:
+        """The machines.
+
+        Raises:
+            UsageError: None is named, or one can't be understood.
+        """
+        from gpukiln.nodes.hosts import find_targets
+
+        inventory = Path(self.inventory).expanduser().absolute() if self.inventory else None
+        return find_targets(self.hosts, inventory, self.limit)
+
+
+@dataclass(frozen=True)
+class Kubernetes(Json):
+    """A cluster."""
+
+    context: str = option("of the kubeconfig; default: its current one")
+    kubeconfig: str = option("default: $KUBECONFIG, then ~/.kube/config")
+    namespace: str = option("default: the context's")
+
+    def api(self) -> Cluster:
+        """The cluster's API server."""
+        from gpukiln.kubernetes.cluster import Cluster
+
+        return Cluster(self.context, self.kubeconfig)
+
+
+@dataclass(frozen=True)
+class Machines(Command):
+    """Machines of AWS that bake and verify."""
+
+    subnet_id: str = option("subnet of the machines that bake and verify (aws only)")
+    ssh_cidr: str = option(
+        "who may reach SSH of those machines, for example 203.0.113.7/32; default: this machine's public "
+        "address (aws only)"
+    )
+
+
+@dataclass(frozen=True)
+class MadeImage(Profile, Json):
+    """An image that is there."""
+
+    region: str = option("where the image is, when this machine has no record of it", also="regions")
+    cloud: str = option("where the image is; default: as its record says")
 
 
 def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int:
@@ -117,19 +172,11 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
         return UnavailableError.exit_code
 
 
-def _number(option: str, typed: str) -> int:
-    return whole(typed, f"--{option.replace('_', '-')}")
-
-
 def _os_hint(error: OSError) -> str:
     file = Path(str(error.filename or "."))
     if error.errno == errno.ENOENT and file.is_relative_to(CHECKOUT):
         return f"`git checkout -- {file.relative_to(CHECKOUT)}` brings a file of the repository back"
     return _OS_HINTS.get(error.errno or 0, "")
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def print_error(error: GpukilnError) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_document, results, say, words
+from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.options import option
 from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
@@ -15,104 +17,97 @@ if TYPE_CHECKING:
 ALL = "all"
 
 
-@command(
-    iterable=["set", "scarce"],
-    help={
-        "machine": "instance id, `last`, or `all` that have simulated GPUs",
-        "on": "give it the GPUs of its instance type, simulated; a virtual machine when it starts again",
-        "off": "take them away",
-        "set": "GPU.NAME=VALUE, as often as wanted: 1.temperature=91, last.lost=true, *.hung=true",
-        "scenario": "what goes wrong: a name (see --list), or a YAML file with `set: [1.temperature=91]`",
-        "healthy": "begin anew, as after a start",
-        "reset": "reset GPUs: indices, separated by commas",
-        "load": "give a process of the machine a part of a GPU, until it ends: GPU:PID:MIB[:PERCENT]",
-        "recording": "tell what was recorded on a real host (python -m gpukiln.probe.recording FILE)",
-        "board": "be such boards of the catalogue: KEY[:COUNT], for example rtx-4090:2 (see --list)",
-        "scarce": "ZONE:TYPE[:spot|on-demand][:TIMES]: launches find no capacity there, for example *:p4d.*; "
-        "quota:CODE:VCPUS; reservation:ZONE:TYPE:INSTANCES",
-        "plenty": "forget a --scarce, or `all`",
-        "interrupt": "interrupt the spot instance, as EC2 does when it wants it back",
-        "seconds": "how long --interrupt gives it",
-        "list": "list the settings and scenarios",
-        "json": "print one JSON document to standard output",
-    },
-)
-def gpus(
-    _: Any,
-    machine: str,
-    on: bool = False,
-    off: bool = False,
-    set: Any = None,
-    scenario: str = "",
-    healthy: bool = False,
-    reset: str = "",
-    load: str = "",
-    recording: str = "",
-    board: str = "",
-    scarce: Any = None,
-    plenty: str = "",
-    interrupt: bool = False,
-    seconds: int = 120,
-    list: bool = False,
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class CloudGpus(Json):
     """Simulate GPUs on the embedded cloud's machines: give, show, break; script scarcity and interruption."""
-    from gpukiln.clouds.embedded import scarcity
-    from gpukiln.clouds.embedded.client import ask_server
-    from gpukiln.clouds.embedded.layout import Layout
-    from gpukiln.errors import UsageError
-    from gpukiln.state import state_home
 
-    if list:
-        _print_names(json=json)
-        return
-    if recording and board:
-        raise UsageError("--recording and --board", hint="one of them")
-    if on and off:
-        raise UsageError("--on and --off", hint="one of them")
-    settings = [word for text in set or () for word in words(text)]
-    changes: dict[str, Any] = {
-        "switch": "on" if on else "off" if off else "",
-        "healthy": healthy,
-        "settings": settings,
-        "reset": words(reset),
-        "load": _load(load) if load else [],
-        "board": board,
-        **_scenario(scenario, settings),
-        **({"recording": _recording(Path(recording))} if recording else {}),
-    }
-    asked = {name: value for name, value in changes.items() if value}
-    if (asked or interrupt) and machine == ALL:
-        raise UsageError(
-            "one machine at a time", hint="`invoke cloud.status` lists them; `last` is the last one"
-        )
-    layout = Layout(state_home())
-    for text in scarce or ():
-        say(f"scarce from now on: {scarcity.add(layout, text)}")
-    if plenty:
-        gone = scarcity.clear(layout, None if plenty == "all" else plenty)
-        say(f"forgotten: {', '.join(map(str, gone)) or 'nothing was scarce'}")
-    interruption: dict[str, Any] | None = None
-    if interrupt:
-        interruption = ask_server(
-            layout, "/gpukiln/interrupt", {"instance_id": _chosen(layout, machine), "seconds": seconds}
-        )
-    names = _running(layout) if machine == ALL else [_chosen(layout, machine)]
-    answers = [ask_server(layout, "/gpukiln/gpus", {"instance_id": name, **asked}) for name in names]
-    if machine == ALL:
-        answers = [answer for answer in answers if answer["simulated"] or answer["gpus"]]
-    lines = scarcity.script(layout).lines
-    if json:
-        print_document(
-            "cloud.gpus/1",
-            machines=answers,
-            scarce=[str(line) for line in lines],
-            interruption=interruption,
-        )
-        return
-    _print(answers, lines, interruption)
-    if not answers:
-        say("no machine has simulated GPUs: launch one with the tag gpukiln:gpus=simulated, or MACHINE --on")
+    machine: str = option("instance id, `last`, or `all` that have simulated GPUs", first=True, required=True)
+    on: bool = option(
+        "give it the GPUs of its instance type, simulated; a virtual machine when it starts again",
+        False,
+    )
+    off: bool = option("take them away", False)
+    set: tuple[str, ...] = option(
+        "GPU.NAME=VALUE, as often as wanted: 1.temperature=91, last.lost=true, *.hung=true",
+        (),
+    )
+    scenario: str = option(
+        "what goes wrong: a name (see --list), or a YAML file with `set: [1.temperature=91]`",
+    )
+    healthy: bool = option("begin anew, as after a start", False)
+    reset: str = option("reset GPUs: indices, separated by commas")
+    load: str = option("give a process of the machine a part of a GPU, until it ends: GPU:PID:MIB[:PERCENT]")
+    recording: str = option("tell what was recorded on a real host (python -m gpukiln.probe.recording FILE)")
+    board: str = option("be such boards of the catalogue: KEY[:COUNT], for example rtx-4090:2 (see --list)")
+    scarce: tuple[str, ...] = option(
+        "ZONE:TYPE[:spot|on-demand][:TIMES]: launches find no capacity there, for example *:p4d.*; "
+        "quota:CODE:VCPUS; reservation:ZONE:TYPE:INSTANCES",
+        (),
+    )
+    plenty: str = option("forget a --scarce, or `all`")
+    interrupt: bool = option("interrupt the spot instance, as EC2 does when it wants it back", False)
+    seconds: int = option("how long --interrupt gives it", 120)
+    list: bool = option("list the settings and scenarios", False)
+
+    def run(self) -> None:
+        from gpukiln.clouds.embedded import scarcity
+        from gpukiln.clouds.embedded.client import ask_server
+        from gpukiln.clouds.embedded.layout import Layout
+        from gpukiln.errors import UsageError
+        from gpukiln.state import state_home
+
+        if self.list:
+            _print_names(json=self.json)
+            return
+        if self.recording and self.board:
+            raise UsageError("--recording and --board", hint="one of them")
+        if self.on and self.off:
+            raise UsageError("--on and --off", hint="one of them")
+        settings = [word for text in self.set or () for word in words(text)]
+        changes: dict[str, Any] = {
+            "switch": "on" if self.on else "off" if self.off else "",
+            "healthy": self.healthy,
+            "settings": settings,
+            "reset": words(self.reset),
+            "load": _load(self.load) if self.load else [],
+            "board": self.board,
+            **_scenario(self.scenario, settings),
+            **({"recording": _recording(Path(self.recording))} if self.recording else {}),
+        }
+        asked = {name: value for name, value in changes.items() if value}
+        if (asked or self.interrupt) and self.machine == ALL:
+            raise UsageError(
+                "one machine at a time", hint="`invoke cloud.status` lists them; `last` is the last one"
+            )
+        layout = Layout(state_home())
+        for text in self.scarce or ():
+            say(f"scarce from now on: {scarcity.add(layout, text)}")
+        if self.plenty:
+            gone = scarcity.clear(layout, None if self.plenty == "all" else self.plenty)
+            say(f"forgotten: {', '.join(map(str, gone)) or 'nothing was scarce'}")
+        interruption: dict[str, Any] | None = None
+        if self.interrupt:
+            interruption = ask_server(
+                layout,
+                "/gpukiln/interrupt",
+                {"instance_id": _chosen(layout, self.machine), "seconds": self.seconds},
+            )
+        names = _running(layout) if self.machine == ALL else [_chosen(layout, self.machine)]
+        answers = [ask_server(layout, "/gpukiln/gpus", {"instance_id": name, **asked}) for name in names]
+        if self.machine == ALL:
+            answers = [answer for answer in answers if answer["simulated"] or answer["gpus"]]
+        lines = scarcity.script(layout).lines
+        if self.json:
+            print_document(
+                "cloud.gpus/1",
+                machines=answers,
+                scarce=[str(line) for line in lines],
+                interruption=interruption,
+            )
+            return
+        _print(answers, lines, interruption)
+        if not answers:
+            say("no machine has simulated GPUs: give one the tag gpukiln:gpus=simulated, or MACHINE --on")
 
 
 def _load(text: str) -> list[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import command, print_document, results, say, words
+from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.options import option
 
 if TYPE_CHECKING:
     from gpukiln.kubernetes.addons.settings import Settings
@@ -12,79 +14,68 @@ if TYPE_CHECKING:
 NAMES = "plugin, health, monitoring, queue, runners"
 
 
-@command(
-    help={
-        "only": f"these alone, separated by commas: {NAMES}; default: what something is said about",
-        "output": "a folder for the files and install.sh; without it they go to standard output",
-        "values": "a file of settings (docs/k8s-addons.md); several may be given, options go before them",
-        "cluster": "its name, as metrics tell it",
-        "region": "of AWS, whose prices count",
-        "kubernetes": "minor version of the cluster, for example 1.35",
-        "provider": "of the nodes: karpenter, managed or asg",
-        "namespace": "of the device plugin, the exporter and the nodes' health",
-        "sharing": "none, time-slicing:4, mps:4, mig-single or mig-mixed; NAME=HOW for nodes with the label "
-        "nvidia.com/device-plugin.config=NAME; may be given several times",
-        "flavor": "a kind of GPU node: g5.xlarge, t4, LABEL=VALUE or NAME=any of these, with `:mig-1g.10gb` "
-        "behind it for MIG devices; may be given several times",
-        "team": "a namespace and its quota: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS; may be given several "
-        "times",
-        "runners": "repository or organisation that GitHub Actions runners register with",
-        "image": "the runners' image with its digest, as `docker.push` prints it",
-        "json": "print one JSON document to standard output",
-    },
-    iterable=["values", "sharing", "flavor", "team"],
-)
-def addons(
-    _: Any,
-    only: str = "",
-    output: str = "",
-    values: Any = None,
-    cluster: str = "",
-    region: str = "",
-    kubernetes: str = "",
-    provider: str = "",
-    namespace: str = "",
-    sharing: Any = None,
-    flavor: Any = None,
-    team: Any = None,
-    runners: str = "",
-    image: str = "",
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class K8sAddons(Json):
     """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and their script."""
-    from pathlib import Path
 
-    from gpukiln.kubernetes import folder
-    from gpukiln.kubernetes.addons import listing, options, rendered
-    from gpukiln.typed import dump
-
-    settings = options.settings(
-        [Path(file) for file in values or ()],
-        plain={
-            "cluster": cluster,
-            "region": region,
-            "kubernetes": kubernetes,
-            "provider": provider,
-            "namespace": namespace,
-        },
-        teams=team or (),
-        flavors=flavor or (),
-        shared=sharing or (),
-        runners={"url": runners, "image": image},
+    only: str = option(
+        f"these alone, separated by commas: {NAMES}; default: what something is said about",
     )
-    names = rendered.chosen(words(only), settings)
-    files = rendered.rendered(settings, names)
-    rendering = folder.write(Path(output) if output else None, files)
-    if json:
-        found = listing.listing(settings, names, rendering)
-        print_document(found.schema, dump(found))
-    elif output:
-        for line in rendering.lines(output):
-            results().tell(line)
-    else:
-        for path, text in files.items():
-            print(f"# {path}\n{text}", end="")
-    _tell(settings, names, output, only=bool(only))
+    output: str = option("a folder for the files and install.sh; without it they go to standard output")
+    values: tuple[str, ...] = option(
+        "a file of settings (docs/k8s-addons.md); several may be given, options go before them",
+        (),
+    )
+    cluster: str = option("its name, as metrics tell it")
+    region: str = option("of AWS, whose prices count", also="regions")
+    kubernetes: str = option("minor version of the cluster, for example 1.35")
+    provider: str = option("of the nodes: karpenter, managed or asg")
+    namespace: str = option("of the device plugin, the exporter and the nodes' health")
+    sharing: tuple[str, ...] = option(
+        "none, time-slicing:4, mps:4, mig-single or mig-mixed; NAME=HOW for nodes with the label "
+        "nvidia.com/device-plugin.config=NAME; may be given several times",
+        (),
+    )
+    flavor: tuple[str, ...] = option(
+        "a kind of GPU node: g5.xlarge, t4, LABEL=VALUE or NAME=any of these, with `:mig-1g.10gb` behind "
+        "it for MIG devices; may be given several times",
+        (),
+    )
+    team: tuple[str, ...] = option(
+        "a namespace and its quota: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS; may be given several times",
+        (),
+    )
+    runners: str = option("repository or organisation that GitHub Actions runners register with")
+    image: str = option("the runners' image with its digest, as `docker.push` prints it")
+
+    def run(self) -> None:
+        from pathlib import Path
+
+        from gpukiln.kubernetes import folder
+        from gpukiln.kubernetes.addons import listing, options, rendered
+        from gpukiln.typed import dump
+
+        settings = options.settings(
+            [Path(file) for file in self.values],
+            plain=self.pick("cluster", "region", "kubernetes", "provider", "namespace"),
+            teams=self.team,
+            flavors=self.flavor,
+            shared=self.sharing,
+            runners={"url": self.runners, "image": self.image},
+        )
+        names = rendered.chosen(words(self.only), settings)
+        files = rendered.rendered(settings, names)
+        rendering = folder.write(Path(self.output) if self.output else None, files)
+        if self.json:
+            found = listing.listing(settings, names, rendering)
+            print_document(found.schema, dump(found))
+        elif self.output:
+            for line in rendering.lines(self.output):
+                results().tell(line)
+        else:
+            for path, text in files.items():
+                print(f"# {path}\n{text}", end="")
+        _tell(settings, names, self.output, only=bool(self.only))
 
 
 def _tell(settings: Settings, names: tuple[str, ...], output: str, *, only: bool) -> None:

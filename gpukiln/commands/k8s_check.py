@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_document, results, say, words
+from gpukiln.commands.cli import Json, print_document, results, say, words
 from gpukiln.errors import UsageError
+from gpukiln.options import option
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -17,97 +19,112 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.pools import Pool
 
 
-@command(
-    help={
-        "files": "files and folders; `-` is standard input; `--files` may be left out behind the command",
-        "cluster": "judge what is in the current context, too",
-        "server": "let the API server of the current context say what it would refuse (a dry run; "
-        "nothing is kept)",
-        "context": "context of the kubeconfig instead of its current one",
-        "namespace": "of --cluster, instead of the context's; `all`: every one",
-        "kubernetes": "versions to judge by, for example 1.34..1.36, instead of the cluster's own (with "
-        "--cluster or --server) or 1.37",
-        "types": "instance types that pods may land on, separated by commas; without it node pools among the "
-        "files count, then the nodes of --cluster, then every type that is sold",
-        "pools": "files with node pools that pods may land on, which are not judged themselves",
-        "crd": "files and folders with CustomResourceDefinitions, by which custom objects are checked, their "
-        "CEL rules included; those among the files count, too, and those of --cluster",
-        "driver": "NVIDIA driver of the nodes, which has to run the images' CUDA",
-        "rule": "only these rules, separated by commas",
-        "skip": "not these rules: RULE or RULE=REASON, separated by commas",
-        "strict": "exit 1 on warnings, too",
-        "rules": "list the rules: id, severity, what must hold, why, source and fix",
-        "sarif": "also write a file for code scanning (SARIF 2.1.0)",
-        "junit": "also write a file for CI (JUnit)",
-        "json": "print one JSON document to standard output",
-    },
-)
-def check(
-    _: Any,
-    files: str = "",
-    cluster: bool = False,
-    server: bool = False,
-    context: str = "",
-    namespace: str = "",
-    kubernetes: str = "",
-    types: str = "",
-    pools: str = "",
-    crd: str = "",
-    driver: str = "",
-    rule: str = "",
-    skip: str = "",
-    strict: bool = False,
-    rules: bool = False,
-    sarif: str = "",
-    junit: str = "",
-    json: bool = False,
-) -> int:
+@dataclass(frozen=True)
+class K8sCheck(Json):
     """Judge manifests, Helm values, scripts and documents; nothing is changed. Exit 1: there are errors."""
-    from gpukiln.kubernetes.check import output
-    from gpukiln.kubernetes.check.crds import definitions
-    from gpukiln.kubernetes.check.evaluate import apply_rules, choose
-    from gpukiln.kubernetes.check.reading import read
-    from gpukiln.kubernetes.check.rules import NEWEST, Context
-    from gpukiln.kubernetes.check.schema import minors
-    from gpukiln.reports.sarif import write_sarif
 
-    if rules:
-        return _rules(json=json)
-    if not files and not cluster:
-        raise UsageError("nothing to judge", hint="name files or folders, `-`, or give --cluster")
-    if (context or namespace) and not (cluster or server):
-        raise UsageError("--context and --namespace belong to --cluster and --server")
-    versions, skipped = minors(kubernetes or f"1.{NEWEST}"), _skipped(skip)
-    choose(words(rule), skipped)
-    given = _definitions(words(crd))
-    reading = read(words(files))
-    if cluster or server:
-        said, found = _ask(
-            reading, context, namespace, cluster=cluster, server=server, version=not kubernetes
-        )
-        versions, given = minors(said) if said else versions, [*found, *given]
-    told = Context(
-        minors=versions,
-        pools=_pools(words(pools), driver) or reading.pools,
-        types=_types(words(types)),
-        driver=driver,
-        resources=tuple(reading.resources),
-        definitions=definitions(given),
+    files: str = option(
+        "files and folders; `-` is standard input; `--files` may be left out behind the command",
+        first=True,
+        several=True,
     )
-    report = apply_rules(reading, told, words(rule), skipped)
-    if sarif:
-        write_sarif(Path(sarif), output.code_scanning(report))
-    if junit:
-        output.write_junit(report, tuple(reading.files), Path(junit))
-    if json:
-        print_document(report.schema, dump(report))
-    else:
-        for line in output.lines(report):
-            results().tell(line)
-    return 1 if report.counts.errors or (strict and report.counts.warnings) else 0
+    cluster: bool = option("judge what is in the current context, too", False)
+    server: bool = option(
+        "let the API server of the current context say what it would refuse (a dry run; nothing is kept)",
+        False,
+    )
+    context: str = option("context of the kubeconfig instead of its current one")
+    namespace: str = option("of --cluster, instead of the context's; `all`: every one")
+    kubernetes: str = option(
+        "versions to judge by, for example 1.34..1.36, instead of the cluster's own (with --cluster or "
+        "--server) or 1.37",
+    )
+    types: str = option(
+        "instance types that pods may land on, separated by commas; without it node pools among the files "
+        "count, then the nodes of --cluster, then every type that is sold",
+    )
+    pools: str = option("files with node pools that pods may land on, which are not judged themselves")
+    crd: str = option(
+        "files and folders with CustomResourceDefinitions, by which custom objects are checked, their CEL "
+        "rules included; those among the files count, too, and those of --cluster",
+    )
+    driver: str = option("NVIDIA driver of the nodes, which has to run the images' CUDA")
+    rule: str = option("only these rules, separated by commas")
+    skip: str = option("not these rules: RULE or RULE=REASON, separated by commas")
+    strict: bool = option("exit 1 on warnings, too", False)
+    rules: bool = option("list the rules: id, severity, what must hold, why, source and fix", False)
+    sarif: str = option("also write a file for code scanning (SARIF 2.1.0)")
+    junit: str = option("also write a file for CI (JUnit)")
 
+    def run(self) -> int:
+        from gpukiln.kubernetes.check import output
+        from gpukiln.kubernetes.check.crds import definitions
+        from gpukiln.kubernetes.check.evaluate import apply_rules, choose
+        from gpukiln.kubernetes.check.reading import read
+        from gpukiln.kubernetes.check.rules import NEWEST, Context
+        from gpukiln.kubernetes.check.schema import minors
+        from gpukiln.reports.sarif import write_sarif
 
-check.first, check.several = "files", True
+        if self.rules:
+            return _rules(json=self.json)
+        if not self.files and not self.cluster:
+            raise UsageError("nothing to judge", hint="name files or folders, `-`, or give --cluster")
+        if (self.context or self.namespace) and not (self.cluster or self.server):
+            raise UsageError("--context and --namespace belong to --cluster and --server")
+        versions, skipped = minors(self.kubernetes or f"1.{NEWEST}"), _skipped(self.skip)
+        choose(words(self.rule), skipped)
+        given = _definitions(words(self.crd))
+        reading = read(words(self.files))
+        if self.cluster or self.server:
+            said, found = self._ask(reading)
+            versions, given = minors(said) if said else versions, [*found, *given]
+        told = Context(
+            minors=versions,
+            pools=_pools(words(self.pools), self.driver) or reading.pools,
+            types=_types(words(self.types)),
+            driver=self.driver,
+            resources=tuple(reading.resources),
+            definitions=definitions(given),
+        )
+        report = apply_rules(reading, told, words(self.rule), skipped)
+        if self.sarif:
+            write_sarif(Path(self.sarif), output.code_scanning(report))
+        if self.junit:
+            output.write_junit(report, tuple(reading.files), Path(self.junit))
+        if self.json:
+            print_document(report.schema, dump(report))
+        else:
+            for line in output.lines(report):
+                results().tell(line)
+        return 1 if report.counts.errors or (self.strict and report.counts.warnings) else 0
+
+    def _ask(self, reading: Reading) -> tuple[str, list[Mapping[str, Any]]]:
+        """What only a cluster can say: what it has and what it would refuse.
+
+        Returns:
+            Its version, where --kubernetes says none, and with --cluster its CustomResourceDefinitions.
+        """
+        from gpukiln.errors import UnavailableError
+        from gpukiln.kubernetes.check.crds import KIND, of_cluster
+        from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
+        from gpukiln.kubernetes.check.workload import Unchecked
+        from gpukiln.kubernetes.cluster import Cluster
+
+        api = Cluster(self.context)
+        found: list[Mapping[str, Any]] = []
+        everywhere = self.namespace == "all"
+        if self.server:
+            count = len(reading.resources)
+            say(f"asking {api.server} of context {api.context} for a dry run of {count} objects")
+            ask_server(reading, api)
+        if self.cluster:
+            read_cluster(reading, api, "" if everywhere else self.namespace, everywhere=everywhere)
+            reading.pools = live_pools(reading, api)
+            try:
+                found = list(of_cluster(api))
+            except UnavailableError as error:
+                reading.unchecked.append(Unchecked(f"context {api.context}", 1, f"{KIND}: {error.message}"))
+        return "" if self.kubernetes else versions(reading, api), found
 
 
 def _skipped(text: str) -> list[str]:
@@ -155,36 +172,6 @@ def _definitions(names: list[str]) -> list[Mapping[str, Any]]:
             hint="wanted: a project's CRDs, for example config/crd/bases, or `kubectl get crd NAME -o yaml`",
         )
     return found
-
-
-def _ask(
-    reading: Reading, context: str, namespace: str, *, cluster: bool, server: bool, version: bool
-) -> tuple[str, list[Mapping[str, Any]]]:
-    """What only a cluster can say: what it has and what it would refuse.
-
-    Returns:
-        Its version, if that is asked for, and with `cluster` its CustomResourceDefinitions.
-    """
-    from gpukiln.errors import UnavailableError
-    from gpukiln.kubernetes.check.crds import KIND, of_cluster
-    from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
-    from gpukiln.kubernetes.check.workload import Unchecked
-    from gpukiln.kubernetes.cluster import Cluster
-
-    api = Cluster(context)
-    found: list[Mapping[str, Any]] = []
-    everywhere = namespace == "all"
-    if server:
-        say(f"asking {api.server} of context {api.context} for a dry run of {len(reading.resources)} objects")
-        ask_server(reading, api)
-    if cluster:
-        read_cluster(reading, api, "" if everywhere else namespace, everywhere=everywhere)
-        reading.pools = live_pools(reading, api)
-        try:
-            found = list(of_cluster(api))
-        except UnavailableError as error:
-            reading.unchecked.append(Unchecked(f"context {api.context}", 1, f"{KIND}: {error.message}"))
-    return versions(reading, api) if version else "", found
 
 
 def _rules(*, json: bool) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import command, print_document, results
+from gpukiln.commands.cli import Json, print_document, results
+from gpukiln.options import option
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -15,112 +17,96 @@ if TYPE_CHECKING:
     from gpukiln.nodes.passthrough.model import Passthrough, PassthroughVm
 
 
-@command(
-    help={
-        "pve": "the Proxmox VE: HOST[:PORT] with a token, ssh://root@HOST, or local on the host itself",
-        "vm": "the VM's number; with --create the next that is free where it is left out",
-        "gpu": "the GPU: its PCI address, 0000:01:00, or mapping:NAME",
-        "apply": "set it; without, nothing is changed and what would be is shown",
-        "undo": "take a change back: the file that it wrote",
-        "node": "the cluster's node, with --create",
-        "slot": "N of hostpciN; left out the first that is free",
-        "primary": "the GPU is the VM's first display (x-vga); not for computing",
-        "hide_rom": "the VM does not see the GPU's ROM (rombar=0); some cards need that",
-        "ssh": "ssh://root@HOST, where drivers and leases are looked at when --pve is asked with a token",
-        "accept_unseen": "set it although something could not be looked at",
-        "token_file": "file with USER@REALM!NAME=VALUE; left out it is $PROXMOX_VE_API_TOKEN",
-        "ca": "file of the CA that vouches for the host: its /etc/pve/pve-root-ca.pem",
-        "fingerprint": "SHA-256 of the host's certificate, as `pvenode cert info` prints it",
-        "create": "make a VM of an exported image: --image, --name, --storage",
-        "image": "with --create: the disk that ami.export wrote, qcow2 or raw",
-        "name": "with --create: of the VM",
-        "storage": "with --create: where its disks are to be",
-        "import_storage": "with --create over HTTPS: where the image is uploaded to (content import)",
-        "memory": "with --create: such as 16GiB",
-        "cores": "with --create: CPU cores",
-        "disk_size": "with --create: grow the disk to so much, such as 100GiB",
-        "bridge": "with --create: of the network",
-        "user": "with --create: whom cloud-init makes",
-        "ssh_keys": "with --create: file of the public keys that may log in",
-        "ip": "with --create: dhcp, or ADDRESS/BITS,gw=ADDRESS",
-        "unproven": "with --create: also an image whose record says that it was not proven",
-        "dry_run": "change nothing, the default",
-        "json": "print one JSON document to standard output",
-    }
-)
-def passthrough(
-    _: Any,
-    pve: str = "",
-    vm: int = 0,
-    gpu: str = "",
-    apply: bool = False,
-    undo: str = "",
-    node: str = "",
-    slot: str = "",
-    primary: bool = False,
-    hide_rom: bool = False,
-    ssh: str = "",
-    accept_unseen: bool = False,
-    token_file: str = "",
-    ca: str = "",
-    fingerprint: str = "",
-    create: bool = False,
-    image: str = "",
-    name: str = "",
-    storage: str = "",
-    import_storage: str = "local",
-    memory: str = "8GiB",
-    cores: int = 4,
-    disk_size: str = "",
-    bridge: str = "vmbr0",
-    user: str = "gpukiln",
-    ssh_keys: str = "",
-    ip: str = "dhcp",
-    unproven: bool = False,
-    dry_run: bool = False,
-    json: bool = False,
-) -> int:
+@dataclass(frozen=True)
+class NodePassthrough(Json):
     """Give a GPU of a Proxmox VE host to a VM; or make the VM of an exported image. Exit 6: refused."""
-    from gpukiln.errors import UsageError
-    from gpukiln.nodes.passthrough.api import Way
-    from gpukiln.nodes.passthrough.evaluate import parse_request
-    from gpukiln.units import is_whole
 
-    apply = apply and not dry_run
-    if undo:
-        if pve or vm or gpu or create:
-            raise UsageError("--undo names its host, VM and device itself", hint="leave the others out")
-        return _undo(undo, token_file, apply=apply, as_json=json)
-    if not pve:
-        raise UsageError("--pve is missing", hint="HOST[:PORT], ssh://root@HOST, or local on the host itself")
-    if slot and not is_whole(slot):
-        raise UsageError(f"--slot {slot!r} is no whole number", hint="N of hostpciN")
-    way = Way(pve, fingerprint, ca, token_file)
-    number = int(slot) if slot else None
-    wanted = parse_request(gpu, primary=primary, hide_rom=hide_rom, slot=number) if gpu else None
-    if ssh and not way.https:
-        raise UsageError(f"--ssh is for a host that is asked with a token, and --pve is {pve}")
-    if not create:
-        if wanted is None or not vm:
-            raise UsageError("--vm and --gpu say which GPU which VM gets", hint="--vm 120 --gpu 0000:01:00")
-        return _give(way, vm, wanted, ssh, apply=apply, accept_unseen=accept_unseen, as_json=json)
-    from gpukiln.nodes.passthrough.create import Order
-
-    order = Order(
-        image=image,
-        name=name,
-        storage=storage,
-        import_storage=import_storage,
-        memory=memory,
-        cores=cores,
-        disk_size=disk_size,
-        bridge=bridge,
-        user=user,
-        ssh_keys=ssh_keys,
-        ip=ip,
-        unproven=unproven,
+    pve: str = option(
+        "the Proxmox VE: HOST[:PORT] with a token, ssh://root@HOST, or local on the host itself",
     )
-    return _create(way, vm, node, order, wanted, ssh, apply=apply, accept_unseen=accept_unseen, as_json=json)
+    vm: int = option("the VM's number; with --create the next that is free where it is left out", 0)
+    gpu: str = option("the GPU: its PCI address, 0000:01:00, or mapping:NAME")
+    apply: bool = option("set it; without, nothing is changed and what would be is shown", False)
+    undo: str = option("take a change back: the file that it wrote")
+    node: str = option("the cluster's node, with --create")
+    slot: str = option("N of hostpciN; left out the first that is free")
+    primary: bool = option("the GPU is the VM's first display (x-vga); not for computing", False)
+    hide_rom: bool = option("the VM does not see the GPU's ROM (rombar=0); some cards need that", False)
+    ssh: str = option(
+        "ssh://root@HOST, where drivers and leases are looked at when --pve is asked with a token",
+    )
+    accept_unseen: bool = option("set it although something could not be looked at", False)
+    token_file: str = option("file with USER@REALM!NAME=VALUE; left out it is $PROXMOX_VE_API_TOKEN")
+    ca: str = option("file of the CA that vouches for the host: its /etc/pve/pve-root-ca.pem")
+    fingerprint: str = option("SHA-256 of the host's certificate, as `pvenode cert info` prints it")
+    create: bool = option("make a VM of an exported image: --image, --name, --storage", False)
+    image: str = option("with --create: the disk that ami.export wrote, qcow2 or raw")
+    name: str = option("with --create: of the VM")
+    storage: str = option("with --create: where its disks are to be")
+    import_storage: str = option(
+        "with --create over HTTPS: where the image is uploaded to (content import)",
+        "local",
+    )
+    memory: str = option("with --create: such as 16GiB", "8GiB")
+    cores: int = option("with --create: CPU cores", 4)
+    disk_size: str = option("with --create: grow the disk to so much, such as 100GiB")
+    bridge: str = option("with --create: of the network", "vmbr0")
+    user: str = option("with --create: whom cloud-init makes", "gpukiln")
+    ssh_keys: str = option("with --create: file of the public keys that may log in")
+    ip: str = option("with --create: dhcp, or ADDRESS/BITS,gw=ADDRESS", "dhcp")
+    unproven: bool = option("with --create: also an image whose record says that it was not proven", False)
+    dry_run: bool = option("change nothing, the default", False)
+
+    def run(self) -> int:
+        from gpukiln.errors import UsageError
+        from gpukiln.nodes.passthrough.api import Way
+        from gpukiln.nodes.passthrough.evaluate import parse_request
+        from gpukiln.units import is_whole
+
+        apply = self.apply and not self.dry_run
+        if self.undo:
+            if self.pve or self.vm or self.gpu or self.create:
+                raise UsageError("--undo names its host, VM and device itself", hint="leave the others out")
+            return _undo(self.undo, self.token_file, apply=apply, as_json=self.json)
+        if not self.pve:
+            raise UsageError(
+                "--pve is missing", hint="HOST[:PORT], ssh://root@HOST, or local on the host itself"
+            )
+        if self.slot and not is_whole(self.slot):
+            raise UsageError(f"--slot {self.slot!r} is no whole number", hint="N of hostpciN")
+        way = Way(self.pve, self.fingerprint, self.ca, self.token_file)
+        slot = int(self.slot) if self.slot else None
+        wanted = parse_request(**self.pick("gpu", "primary", "hide_rom"), slot=slot) if self.gpu else None
+        if self.ssh and not way.https:
+            raise UsageError(f"--ssh is for a host that is asked with a token, and --pve is {self.pve}")
+        if not self.create:
+            if wanted is None or not self.vm:
+                raise UsageError(
+                    "--vm and --gpu say which GPU which VM gets", hint="--vm 120 --gpu 0000:01:00"
+                )
+            return _give(
+                way,
+                self.vm,
+                wanted,
+                self.ssh,
+                apply=apply,
+                accept_unseen=self.accept_unseen,
+                as_json=self.json,
+            )
+        from gpukiln.nodes.passthrough.create import Order
+
+        order = Order(**self.pick(*(one.name for one in fields(Order))))
+        return _create(
+            way,
+            self.vm,
+            self.node,
+            order,
+            wanted,
+            self.ssh,
+            apply=apply,
+            accept_unseen=self.accept_unseen,
+            as_json=self.json,
+        )
 
 
 def _give(

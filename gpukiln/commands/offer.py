@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import command, print_document, results, say, words
+from gpukiln.commands.cli import Command, Json, Profile, print_document, results, say, words
+from gpukiln.options import option
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -20,335 +22,240 @@ if TYPE_CHECKING:
     from gpukiln.offers.size import Size
 
 HERE = "us-west-2"
-WHERE = {
-    "regions": "regions to look in, separated by commas",
-    "cloud": "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "
-    "(this machine); without it, what was refreshed or ships counts",
-    "profile": "AWS profile (aws only)",
-    "json": "print one JSON document to standard output",
-}
-PAID = {
-    "volume": "a volume of gp3 that is paid for, too, for example 100GB",
-    "no_address": "without a public IPv4 address, which costs money",
-    "hours": "hours a month that it runs",
-}
-RUNS = {
-    "needs": "what is to run on it, for example ollama, vllm, pytorch-cu128 or cuda-12.4",
-    "image": "what it is started from: an AMI, a build (id or `last`), or a folder of docker/ for its CUDA",
-}
-WANTED = {
-    "cpu": "vCPUs, at least",
-    "memory": "main memory, at least, for example 32GiB",
-    "disk": "local NVMe storage, at least, for example 500GB",
-    "max_price": "USD an hour, at most",
-    "spot": "no: on demand; only: spot; auto: whichever is cheaper",
-    **PAID,
-    "budget": "USD a month, at most; exit 6 where nothing costs so little",
-    "needs": RUNS["needs"],
-    "image": f"{RUNS['image']}; `auto`: what a deploy would take, which --cloud is asked for",
-    "all": "show everything, not the first and the nearest alone",
-    **WHERE,
-}
 
 
-@command(
-    name="list",
-    help={
-        "gpu": "names, memory and count with `:` between them: T4:1, 24GiB..:2, A10G,L4:1..4, H100:8",
-        "arch": "x86_64, arm64 or any",
-        "efa": "EFA interfaces, at least",
-        "fractions": "parts of a GPU will do (vGPUs, which NVIDIA's GRID driver alone drives)",
-        **WANTED,
-    },
-)
-def list_(
-    _: Any,
-    gpu: str = "",
-    cpu: int = 0,
-    memory: str = "",
-    disk: str = "",
-    arch: str = "x86_64",
-    efa: int = 0,
-    max_price: str = "",
-    spot: str = "no",
-    fractions: bool = False,
-    volume: str = "",
-    no_address: bool = False,
-    hours: int = 730,
-    budget: str = "",
-    needs: str = "",
-    image: str = "",
-    all: bool = False,
-    regions: str = HERE,
-    cloud: str = "",
-    profile: str = "",
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class Where(Profile, Json):
+    """Where machines are looked for."""
+
+    regions: str = option("AWS regions to look in, separated by commas", HERE, also="region")
+    cloud: str = option(
+        "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "
+        "(this machine); without it, what was refreshed or ships counts",
+    )
+
+    def where(self) -> Cloud | None:
+        """The cloud that is asked, in the first of the regions; None: none is."""
+        from gpukiln.clouds.select import make_cloud
+        from gpukiln.errors import UsageError
+
+        if not self.cloud:
+            if self.profile:
+                raise UsageError("--profile is for --cloud aws", hint="add --cloud aws, or leave it out")
+            return None
+        return make_cloud(self.cloud, region_names(self.regions)[0], profile=self.profile or None)
+
+
+@dataclass(frozen=True)
+class Paid(Command):
+    """What is paid for beside the machine."""
+
+    volume: str = option("a volume of gp3 that is paid for, too, for example 100GB")
+    no_address: bool = option("without a public IPv4 address, which costs money", False)
+    hours: int = option("hours a month that it runs", 730)
+
+    def use(self) -> MachineUsage:
+        from gpukiln.errors import UsageError
+        from gpukiln.offers.cost import HOURS_MOST, MachineUsage
+        from gpukiln.units import Memory
+
+        if not 1 <= self.hours <= HOURS_MOST:
+            raise UsageError(f"--hours {self.hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
+        volume = Memory.parse(self.volume, "--volume", zero=True).gb if self.volume else 0
+        return MachineUsage(self.hours, volume, address=not self.no_address)
+
+
+@dataclass(frozen=True)
+class Software(Command):
+    """What is to run on a machine."""
+
+    needs: str = option("what is to run on it, for example ollama, vllm, pytorch-cu128 or cuda-12.4")
+    image: str = option(
+        "what it is started from: an AMI, a build (id or `last`), or a folder of docker/ for its CUDA; "
+        "`auto`: what a deploy would take, which --cloud is asked for",
+    )
+
+
+@dataclass(frozen=True)
+class Wanted(Paid, Software, Where):
+    """What a machine must have, whatever its GPUs are."""
+
+    cpu: int = option("vCPUs, at least", 0)
+    memory: str = option("main memory, at least, for example 32GiB")
+    disk: str = option("local NVMe storage, at least, for example 500GB")
+    max_price: str = option("USD an hour, at most")
+    spot: str = option("no: on demand; only: spot; auto: whichever is cheaper", "no")
+    budget: str = option("USD a month, at most; exit 6 where nothing costs so little")
+    all: bool = option("show everything, not the first and the nearest alone", False)
+
+    def listing(self, request: Request, size: Size | None = None) -> GpukilnError | None:
+        """Print the machines of a request; returns the error that the command ends with, or None."""
+        from gpukiln.errors import UsageError
+        from gpukiln.offers import view
+        from gpukiln.offers.listing import listing
+        from gpukiln.units import Money
+
+        use, regions, where = self.use(), region_names(self.regions), self.where()
+        runs = _runs(self.needs, self.image, where)
+        if runs.choose and where is None:
+            raise UsageError("--image auto is asked of a cloud", hint="add --cloud aws or --cloud embedded")
+        budget = Money.parse(self.budget, "--budget") if self.budget else None
+        found, error = listing(
+            request, regions, _today(), use=use, runs=runs, cloud=where, size=size, budget=budget
+        )
+        _show(found, view.listing_parts(found, all=self.all), json=self.json)
+        return error
+
+
+@dataclass(frozen=True)
+class OfferList(Wanted):
     """List every machine that satisfies all of a request, in order of price, and those that came near."""
-    from gpukiln.offers.request import parse
 
-    request = parse(
-        gpu,
-        cpu=cpu,
-        memory=memory,
-        disk=disk,
-        arch=arch,
-        efa=efa,
-        max_price=max_price,
-        spot=spot,
-        fractions=fractions,
-    )
-    use = _use(hours, volume, no_address=no_address)
-    where = _regions(regions)
-    if error := _list(request, None, use, budget, needs, image, where, cloud, profile, all=all, json=json):
-        raise error
+    gpu: str = option("names, memory and count with `:` between them: T4:1, 24GiB..:2, A10G,L4:1..4, H100:8")
+    arch: str = option("x86_64, arm64 or any", "x86_64")
+    efa: int = option("EFA interfaces, at least", 0)
+    fractions: bool = option("parts of a GPU will do (vGPUs, which NVIDIA's GRID driver alone drives)", False)
+
+    def run(self) -> None:
+        from gpukiln.offers.request import parse
+
+        names = ("gpu", "cpu", "memory", "disk", "arch", "efa", "max_price", "spot", "fractions")
+        if error := self.listing(parse(**self.pick(*names))):
+            raise error
 
 
-@command(
-    help={
-        "params": "weights of the model, for example 7e9 or 7B",
-        "precision": "of the weights: fp32, bf16, fp16, fp8, int8, int4",
-        "mode": "infer, train or lora",
-        "batch": "sequences at a time",
-        "context": "tokens of a sequence",
-        "layers": "of the model; default: estimated from its weights",
-        "width": "of the model (hidden size); default: estimated",
-        "kv_width": "key/value heads times the width of a head; default: as if every head had its own",
-        "vocabulary": "tokens that the model knows",
-        "kv_precision": "of keys and values that are kept; default: 16 bit",
-        "optimizer": "adamw, adamw8bit or sgd",
-        "checkpoint": "activations that are computed again: none, selective (attention) or full",
-        "rank": "of LoRA's adapters",
-        "tensor_parallel": "GPUs that share each layer",
-        **WANTED,
-    }
-)
-def size(
-    _: Any,
-    params: str = "",
-    precision: str = "bf16",
-    mode: str = "infer",
-    batch: int = 1,
-    context: int = 4096,
-    layers: int = 0,
-    width: int = 0,
-    kv_width: int = 0,
-    vocabulary: int = 128256,
-    kv_precision: str = "",
-    optimizer: str = "adamw",
-    checkpoint: str = "selective",
-    rank: int = 16,
-    tensor_parallel: int = 1,
-    cpu: int = 0,
-    memory: str = "",
-    disk: str = "",
-    max_price: str = "",
-    spot: str = "no",
-    volume: str = "",
-    no_address: bool = False,
-    hours: int = 730,
-    budget: str = "",
-    needs: str = "",
-    image: str = "",
-    all: bool = False,
-    regions: str = HERE,
-    cloud: str = "",
-    profile: str = "",
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class OfferSize(Wanted):
     """Say how much GPU memory a model needs, term by term, and list the machines that have it."""
-    from gpukiln.errors import UsageError
-    from gpukiln.offers import size as sizes
-    from gpukiln.offers.request import parse
 
-    if not params:
-        raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
-    model = sizes.Model(sizes.parameters(params), layers, width, kv_width, vocabulary)
-    run = sizes.ModelRun(
-        mode,  # type: ignore[arg-type]  # size() says what is wrong with it
-        precision,
-        batch,
-        context,
-        tensor_parallel,
-        kv_precision,
-        optimizer,
-        checkpoint,
-        rank,
+    params: str = option("weights of the model, for example 7e9 or 7B")
+    precision: str = option("of the weights: fp32, bf16, fp16, fp8, int8, int4", "bf16")
+    mode: str = option("infer, train or lora", "infer")
+    batch: int = option("sequences at a time", 1)
+    context: int = option("tokens of a sequence", 4096)
+    layers: int = option("of the model; default: estimated from its weights", 0)
+    width: int = option("of the model (hidden size); default: estimated", 0)
+    kv_width: int = option(
+        "key/value heads times the width of a head; default: as if every head had its own", 0
     )
-    found = sizes.size(model, run)
-    wanted = parse("", cpu=cpu, memory=memory, disk=disk, max_price=max_price, spot=spot)
-    request, where = sizes.as_request(found, wanted), _regions(regions)
-    use = _use(hours, volume, no_address=no_address)
-    if error := _list(request, found, use, budget, needs, image, where, cloud, profile, all=all, json=json):
-        if sizes.too_large(request):
-            error.hint = f"--tensor-parallel {tensor_parallel * 2} shares it among more GPUs; or fewer bits"
-        raise error
+    vocabulary: int = option("tokens that the model knows", 128256)
+    kv_precision: str = option("of keys and values that are kept; default: 16 bit")
+    optimizer: str = option("adamw, adamw8bit or sgd", "adamw")
+    checkpoint: str = option(
+        "activations that are computed again: none, selective (attention) or full", "selective"
+    )
+    rank: int = option("of LoRA's adapters", 16)
+    tensor_parallel: int = option("GPUs that share each layer", 1)
+
+    def run(self) -> None:
+        from gpukiln.errors import UsageError
+        from gpukiln.offers import size as sizes
+        from gpukiln.offers.request import parse
+
+        if not self.params:
+            raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
+        weights = sizes.parameters(self.params)
+        model = sizes.Model(weights, self.layers, self.width, self.kv_width, self.vocabulary)
+        found = sizes.size(model, sizes.ModelRun(**self.pick(*(one.name for one in fields(sizes.ModelRun)))))
+        wanted = parse("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
+        request = sizes.as_request(found, wanted)
+        if error := self.listing(request, found):
+            if sizes.too_large(request):
+                more = self.tensor_parallel * 2
+                error.hint = f"--tensor-parallel {more} shares it among more GPUs; or fewer bits"
+            raise error
 
 
-@command(
-    help={
-        "type": "an EC2 instance type",
-        "spot": "ask for quota and likelihood of spot, not of on demand",
-        **PAID,
-        **WHERE,
-    }
-)
-def show(
-    _: Any,
-    type: str = "",
-    spot: bool = False,
-    volume: str = "",
-    no_address: bool = False,
-    hours: int = 730,
-    regions: str = HERE,
-    cloud: str = "",
-    profile: str = "",
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class OfferShow(Paid, Where):
     """Show one machine: what it has, what it costs, and where it can be had."""
-    from gpukiln.errors import UsageError
-    from gpukiln.offers import view
-    from gpukiln.offers.listing import shown
 
-    if not type:
-        raise UsageError("no instance type is named", hint="invoke offer.show g6.xlarge, for example")
-    named = _regions(regions)
-    found = shown(
-        type,
-        named,
-        _today(),
-        use=_use(hours, volume, no_address=no_address),
-        cloud=_cloud(cloud, named[0], profile),
-        spot=spot,
-    )
-    _print(found, view.shown_parts(found), json=json)
+    type: str = option("an EC2 instance type", first=True)
+    spot: bool = option("ask for quota and likelihood of spot, not of on demand", False)
+
+    def run(self) -> None:
+        from gpukiln.errors import UsageError
+        from gpukiln.offers import view
+        from gpukiln.offers.listing import shown
+
+        if not self.type:
+            raise UsageError("no instance type is named", hint="invoke offer.show g6.xlarge, for example")
+        regions = region_names(self.regions)
+        found = shown(self.type, regions, _today(), use=self.use(), cloud=self.where(), spot=self.spot)
+        _show(found, view.shown_parts(found), json=self.json)
 
 
-show.first = "type"
-
-
-@command(
-    help={
-        "what": "an AMI or a build (id or `last`), and instance types",
-        **RUNS,
-        **{name: WHERE[name] for name in ("profile", "json")},
-        "cloud": "where an AMI is: aws or embedded",
-        "regions": "the region of an AMI",
-    }
-)
-def check(
-    _: Any,
-    what: str = "",
-    needs: str = "",
-    image: str = "",
-    regions: str = HERE,
-    cloud: str = "",
-    profile: str = "",
-    json: bool = False,
-) -> None:
+@dataclass(frozen=True)
+class OfferCheck(Software, Where):
     """Say whether an image and what is to run on it fit machines, and by which rule; exit 3 where not."""
-    from gpukiln.catalog.instance_types import instance_type, instance_types
-    from gpukiln.errors import IncompatibleError, UsageError
-    from gpukiln.offers import view
-    from gpukiln.offers.listing import checked
 
-    named = words(what)
-    machines = [word for word in named if word in instance_types()]
-    others = [word for word in named if word not in machines]
-    looks = [word for word in others if "." in word and not word.startswith("ami-")]
-    for word in looks:
-        instance_type(word)  # says which are near
-    if len(others) > 1 or (others and image):
-        raise UsageError(f"{', '.join([*others, image])}: more than one image", hint="one at a time")
-    if not machines:
-        raise UsageError(
-            "no instance type is named", hint="invoke offer.check ami-0123 g6.xlarge, for example"
-        )
-    if not (others or image or needs):
-        raise UsageError("nothing is named that is to run there", hint="an AMI, a build, --image or --needs")
-    region = _one_region(regions, "--regions")
-    runs = _runs(needs, image or "".join(others), _cloud(cloud, region, profile))
-    if runs.choose:
-        raise UsageError(
-            "--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`"
-        )
-    found = checked(machines, runs, _today())
-    _print(found, view.checked_parts(found), json=json)
-    if wrong := [one for one in found.machines if not one.fits]:
-        first = next(row for row in wrong[0].findings if row.severity == "error")
-        raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.remedy)
+    what: str = option("an AMI or a build (id or `last`), and instance types", first=True, several=True)
+
+    def run(self) -> None:
+        from gpukiln.catalog.instance_types import instance_type, instance_types
+        from gpukiln.errors import IncompatibleError, UsageError
+        from gpukiln.offers import view
+        from gpukiln.offers.listing import checked
+
+        named = words(self.what)
+        machines = [word for word in named if word in instance_types()]
+        others = [word for word in named if word not in machines]
+        looks = [word for word in others if "." in word and not word.startswith("ami-")]
+        for word in looks:
+            instance_type(word)  # says which are near
+        if len(others) > 1 or (others and self.image):
+            raise UsageError(f"{', '.join([*others, self.image])}: more than one image", hint="one at a time")
+        if not machines:
+            raise UsageError(
+                "no instance type is named", hint="invoke offer.check ami-0123 g6.xlarge, for example"
+            )
+        if not (others or self.image or self.needs):
+            raise UsageError(
+                "nothing is named that is to run there", hint="an AMI, a build, --image or --needs"
+            )
+        one_region(self.regions)
+        runs = _runs(self.needs, self.image or "".join(others), self.where())
+        if runs.choose:
+            raise UsageError(
+                "--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`"
+            )
+        found = checked(machines, runs, _today())
+        _show(found, view.checked_parts(found), json=self.json)
+        if wrong := [one for one in found.machines if not one.fits]:
+            first = next(row for row in wrong[0].findings if row.severity == "error")
+            raise IncompatibleError(f"{wrong[0].instance_type}: {first.message}", hint=first.remedy)
 
 
-check.first, check.several = "what", True
-
-
-@command(
-    help={
-        "cloud": "aws (your account) or embedded (this machine)",
-        "region": "the region that is asked",
-        "diff": "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any",
-        **{name: WHERE[name] for name in ("profile", "json")},
-    }
-)
-def refresh(
-    _: Any,
-    cloud: str = "embedded",
-    region: str = HERE,
-    profile: str = "",
-    diff: bool = False,
-    json: bool = False,
-) -> int:
+@dataclass(frozen=True)
+class OfferRefresh(Where):
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
-    from gpukiln.offers import cache, view
-    from gpukiln.offers.difference import difference
-    from gpukiln.offers.refresh import REFRESH, RefreshDocument, require_complete
-    from gpukiln.offers.refresh import refresh as ask
 
-    named = _one_region(region, "--region")
-    where = _cloud(cloud, named, profile)
-    assert where is not None  # noqa: S101 - a cloud was named
-    asked = ask(where, say)
-    fresh = not any(part.error for part in asked.parts if part.name == "types")
-    types = cache.read(where.name, named).types if diff and fresh else None
-    found = RefreshDocument(REFRESH, asked, difference(types, named) if types else None)
-    _print(found, view.refresh_parts(found), json=json)
-    require_complete(asked)
-    return 10 if found.difference and found.difference.patch else 0
-
-
-def _list(
-    request: Request,
-    size: Size | None,
-    use: MachineUsage,
-    budget: str,
-    needs: str,
-    image: str,
-    regions: list[str],
-    cloud: str,
-    profile: str,
-    *,
-    all: bool,
-    json: bool,
-) -> GpukilnError | None:
-    """Print what satisfies a request; return why nothing does where that is so."""
-    from gpukiln.errors import UsageError
-    from gpukiln.offers import view
-    from gpukiln.offers.listing import listing
-    from gpukiln.units import Money
-
-    where = _cloud(cloud, regions[0], profile)
-    runs = _runs(needs, image, where)
-    if runs.choose and where is None:
-        raise UsageError("--image auto is asked of a cloud", hint="add --cloud aws or --cloud embedded")
-    most = Money.parse(budget, "--budget") if budget else None
-    found, error = listing(
-        request, regions, _today(), use=use, runs=runs, cloud=where, size=size, budget=most
+    cloud: str = option("aws (your account) or embedded (this machine)", "embedded")
+    diff: bool = option(
+        "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any",
+        False,
     )
-    _print(found, view.listing_parts(found, all=all), json=json)
-    return error
+
+    def run(self) -> int:
+        from gpukiln.errors import UsageError
+        from gpukiln.offers import cache, view
+        from gpukiln.offers.difference import difference
+        from gpukiln.offers.refresh import REFRESH, RefreshDocument, require_complete
+        from gpukiln.offers.refresh import refresh as ask
+
+        region, where = one_region(self.regions), self.where()
+        if where is None:
+            raise UsageError("--cloud is empty", hint="aws or embedded")
+        asked = ask(where, say)
+        fresh = not any(part.error for part in asked.parts if part.name == "types")
+        types = cache.read(where.name, region).types if self.diff and fresh else None
+        found = RefreshDocument(REFRESH, asked, difference(types, region) if types else None)
+        _show(found, view.refresh_parts(found), json=self.json)
+        require_complete(asked)
+        return 10 if found.difference and found.difference.patch else 0
 
 
-def _print(found: Any, parts: Iterable[RenderableType], *, json: bool) -> None:
+def _show(found: Any, parts: Iterable[RenderableType], *, json: bool) -> None:
     """One document, or its parts for people."""
     if json:
         print_document(found.schema, dump(found))
@@ -367,7 +274,7 @@ def _today() -> Any:
     return datetime.now(UTC).date()
 
 
-def _regions(text: str) -> list[str]:
+def region_names(text: str) -> list[str]:
     from gpukiln.catalog import offerings
 
     named = words(text) or [HERE]
@@ -379,36 +286,13 @@ def _regions(text: str) -> list[str]:
     return list(dict.fromkeys(named))
 
 
-def _one_region(text: str, option: str) -> str:
+def one_region(text: str) -> str:
     from gpukiln.errors import UsageError
 
-    named = _regions(text)
+    named = region_names(text)
     if len(named) > 1:
-        raise UsageError(f"{option} {text} names {len(named)} regions", hint="one at a time")
+        raise UsageError(f"--regions {text} names {len(named)} regions", hint="one at a time")
     return named[0]
-
-
-def _use(hours: int, volume: str, *, no_address: bool) -> MachineUsage:
-    from gpukiln.errors import UsageError
-    from gpukiln.offers.cost import HOURS_MOST, MachineUsage
-    from gpukiln.units import Memory
-
-    if not 1 <= hours <= HOURS_MOST:
-        raise UsageError(f"--hours {hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
-    return MachineUsage(
-        hours, Memory.parse(volume, "--volume", zero=True).gb if volume else 0, address=not no_address
-    )
-
-
-def _cloud(name: str, region: str, profile: str) -> Cloud | None:
-    from gpukiln.clouds.select import make_cloud
-    from gpukiln.errors import UsageError
-
-    if not name:
-        if profile:
-            raise UsageError("--profile is for --cloud aws", hint="add --cloud aws, or leave it out")
-        return None
-    return make_cloud(name, region, profile=profile or None)
 
 
 def _runs(needs: str, image: str, cloud: Cloud | None) -> RunSpec:

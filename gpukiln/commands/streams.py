@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,7 +40,7 @@ class _Errors(_Output):
 
     def write(self, text: str) -> int:
         try:
-            self._file.write(text)
+            self._file.write(as_typed(text))
         except OSError:
             _forget(self._file)
         return len(text)
@@ -49,6 +50,27 @@ class _Errors(_Output):
             self._file.flush()
         except OSError:
             _forget(self._file)
+
+
+_programs = ["invoke"]
+
+
+@contextlib.contextmanager
+def program(name: str) -> Iterator[None]:
+    """The program by which commands are typed, which hints name."""
+    _programs.append(name)
+    try:
+        yield
+    finally:
+        _programs.pop()
+
+
+def as_typed(text: str) -> str:
+    """A text in which commands are named as in a checkout, with their names as they are typed here."""
+    if _programs[-1] == "invoke":
+        return text
+    named = re.sub(r"\binvoke ([a-z0-9]+)\.([a-z][a-z-]*)", rf"{_programs[-1]} \1 \2", text)
+    return named.replace("invoke --list", f"{_programs[-1]} --list")
 
 
 @contextlib.contextmanager

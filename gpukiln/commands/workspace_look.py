@@ -2,47 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import command, print_document, results, words
-from gpukiln.commands.workspace_place import HERE, JSON, PLACE, cloud_of, find, show_parts, tell
+from gpukiln.commands.cli import Json, Profile, print_document, results, words
+from gpukiln.commands.workspace_place import HERE, Named, cloud_of, show_parts, tell
+from gpukiln.options import option
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
     from gpukiln.workspaces.local_state import RegionRecord
 
 
-@command(
-    name="list",
-    help={
-        "refresh": "ask the regions what they have, and remember that",
-        "regions": "which, separated by commas; default: those that are remembered",
-        "cloud": "embedded or aws; default: both, as remembered",
-        "profile": "AWS profile (aws only)",
-        "json": JSON,
-    },
-)
-def list_(
-    _: Any, refresh: bool = False, regions: str = "", cloud: str = "", profile: str = "", json: bool = False
-) -> None:
+@dataclass(frozen=True)
+class WorkspaceList(Profile, Json):
     """List workspaces as this computer remembers them, or as the clouds' tags say: --refresh."""
-    from gpukiln.workspaces import local_state, view
 
-    found = local_state.regions()
-    failed: list[str] = []
-    if refresh:
-        pairs = [
-            (cloud or one.cloud, one.region) for one in found if cloud in ("", one.cloud) and not regions
-        ]
-        pairs += [(cloud or "embedded", one) for one in words(regions)]
-        pairs = pairs or [(cloud or "embedded", HERE)]
-        found, failed = _refreshed(list(dict.fromkeys(pairs)), found, profile)
-    answer = view.WorkspaceListing(view.LIST, found)
-    if json:
-        print_document(answer.schema, dump(answer))
-    else:
-        show_parts(view.listing_parts(answer))
-    _require_all(failed)
+    refresh: bool = option("ask the regions what they have, and remember that", False)
+    regions: str = option("which, separated by commas; default: those that are remembered", also="region")
+    cloud: str = option("embedded or aws; default: both, as remembered")
+
+    def run(self) -> None:
+        from gpukiln.workspaces import local_state, view
+
+        found = local_state.regions()
+        failed: list[str] = []
+        if self.refresh:
+            pairs = [
+                (self.cloud or one.cloud, one.region)
+                for one in found
+                if self.cloud in ("", one.cloud) and not self.regions
+            ]
+            pairs += [(self.cloud or "embedded", one) for one in words(self.regions)]
+            pairs = pairs or [(self.cloud or "embedded", HERE)]
+            found, failed = _refreshed(list(dict.fromkeys(pairs)), found, self.profile)
+        answer = view.WorkspaceListing(view.LIST, found)
+        if self.json:
+            print_document(answer.schema, dump(answer))
+        else:
+            show_parts(view.listing_parts(answer))
+        _require_all(failed)
 
 
 def _refreshed(
@@ -84,142 +83,108 @@ def _require_all(failed: list[str]) -> None:
         )
 
 
-@command(help={"name": "of the workspace", **PLACE})
-def show(
-    _: Any, name: str = "", region: str = "", cloud: str = "", profile: str = "", json: bool = False
-) -> None:
+@dataclass(frozen=True)
+class WorkspaceShow(Named, Json):
     """Show a workspace as its tags say: what it answers, its machine, its home."""
-    where, found = find(name, cloud, region, profile)
-    tell(where, found, json=json)
+
+    def run(self) -> None:
+        where, found = self.find()
+        tell(where, found, json=self.json)
 
 
-show.first = "name"
-
-
-@command(
-    help={
-        "name": "of the workspace",
-        "command": "what is run there; without it a session opens",
-        "print": "only print the command of SSH",
-        **{key: PLACE[key] for key in ("region", "cloud", "profile")},
-    },
-    iterable=["command"],
-)
-def ssh(
-    _: Any,
-    name: str = "",
-    command: Any = None,
-    print: bool = False,
-    region: str = "",
-    cloud: str = "",
-    profile: str = "",
-) -> int:
+@dataclass(frozen=True)
+class WorkspaceSsh(Named):
     """Open a session on a workspace, or run something there; ends with its exit code."""
-    import os
-    import shlex
 
-    from gpukiln import programs
-    from gpukiln.workspaces.reach import reached
+    command: tuple[str, ...] = option("what is run there; without it a session opens", (), rest=True)
+    print: bool = option("only print the command of SSH", False)
 
-    where, found = find(name, cloud, region, profile)
-    typed = reached(where, found).command(*(command or ()), batch=False)
-    if print:
-        results().tell(shlex.join(typed))
-        return 0
-    environment = {key: value for key, value in {**os.environ, **where.environment()}.items() if value}
-    return programs.attached(typed, environment=environment)
+    def run(self) -> int:
+        import os
+        import shlex
+
+        from gpukiln import programs
+        from gpukiln.workspaces.reach import reached
+
+        where, found = self.find()
+        typed = reached(where, found).command(*self.command, batch=False)
+        if self.print:
+            results().tell(shlex.join(typed))
+            return 0
+        environment = {key: value for key, value in {**os.environ, **where.environment()}.items() if value}
+        return programs.attached(typed, environment=environment)
 
 
-ssh.first = "name"
-
-
-@command(
-    help={
-        "name": "of the workspace",
-        "deep": "judge the machine and its services with the verification suite, and keep what it says",
-        **PLACE,
-    }
-)
-def status(
-    _: Any,
-    name: str = "",
-    deep: bool = False,
-    region: str = "",
-    cloud: str = "",
-    profile: str = "",
-    json: bool = False,
-) -> int:
+@dataclass(frozen=True)
+class WorkspaceStatus(Named, Json):
     """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
-    from gpukiln.progress import Progress
-    from gpukiln.verify.report import Live, ending
-    from gpukiln.workspaces import lifecycle, reach, view
 
-    where, found = find(name, cloud, region, profile)
-    verdict, folder, words_ = None, "", lifecycle.only(found).health
-    if deep:
-        progress = Progress()
-        with progress.step(f"look at {found.name}"):
-            looked = reach.look(where, found, live=Live(progress))
-            if not looked.good:
-                progress.fail()
-        verdict, folder, words_ = looked.verdict, str(looked.folder), looked.words
-        where, found = find(name, where.name, where.region, profile)
-    answer = view.status(found, words_, verdict, folder)
-    if json:
-        print_document(answer.schema, dump(answer))
-    else:
-        if verdict:
-            results().print(ending(verdict))  # `Live` has shown each check
-        show_parts(view.status_parts(answer))
-    return 0 if answer.good else 1
+    deep: bool = option(
+        "judge the machine and its services with the verification suite, and keep what it says",
+        False,
+    )
+
+    def run(self) -> int:
+        from gpukiln.progress import Progress
+        from gpukiln.verify.report import Live, ending
+        from gpukiln.workspaces import lifecycle, reach, view
+
+        where, found = self.find()
+        verdict, folder, words_ = None, "", lifecycle.only(found).health
+        if self.deep:
+            progress = Progress()
+            with progress.step(f"look at {found.name}"):
+                looked = reach.look(where, found, live=Live(progress))
+                if not looked.good:
+                    progress.fail()
+            verdict, folder, words_ = looked.verdict, str(looked.folder), looked.words
+            where, found = replace(self, cloud=where.name, region=where.region).find()
+        answer = view.status(found, words_, verdict, folder)
+        if self.json:
+            print_document(answer.schema, dump(answer))
+        else:
+            if verdict:
+                results().print(ending(verdict))  # `Live` has shown each check
+            show_parts(view.status_parts(answer))
+        return 0 if answer.good else 1
 
 
-status.first = "name"
-
-
-@command(help={"name": "of the workspace", **PLACE})
-def env(
-    _: Any, name: str = "", region: str = "", cloud: str = "", profile: str = "", json: bool = False
-) -> None:
+@dataclass(frozen=True)
+class WorkspaceEnv(Named, Json):
     """Print the variables by which programs find a workspace: eval "$(invoke workspace.env NAME)"."""
-    import shlex
 
-    from gpukiln.workspaces.lifecycle import environment
+    def run(self) -> None:
+        import shlex
 
-    _, found = find(name, cloud, region, profile)
-    variables = environment(found)
-    if json:
-        print_document("workspace.env/1", variables=variables)
-    for key, value in variables.items() if not json else ():
-        results().tell(f"export {key}={shlex.quote(value)}")
+        from gpukiln.workspaces.lifecycle import environment
+
+        _, found = self.find()
+        variables = environment(found)
+        if self.json:
+            print_document("workspace.env/1", variables=variables)
+        for key, value in variables.items() if not self.json else ():
+            results().tell(f"export {key}={shlex.quote(value)}")
 
 
-env.first = "name"
-
-
-@command(
-    help={
-        "since": "the first day that counts, for example 2026-11-01; default: all that is known",
-        "owner": "only theirs",
-        "refresh": "ask the regions first how long their machines have run",
-        "profile": "AWS profile (aws only)",
-        "json": JSON,
-    }
-)
-def usage(
-    _: Any, since: str = "", owner: str = "", refresh: bool = False, profile: str = "", json: bool = False
-) -> None:
+@dataclass(frozen=True)
+class WorkspaceUsage(Profile, Json):
     """Say how many hours workspaces ran, and what that cost, by owner."""
-    from gpukiln.workspaces import local_state
-    from gpukiln.workspaces import usage as used
 
-    found: tuple[RegionRecord, ...] = local_state.regions()
-    failed: list[str] = []
-    if refresh:
-        found, failed = _refreshed([(one.cloud, one.region) for one in found], found, profile)
-    answer = used.usage([span for one in found for span in one.spans], since=since, owner=owner)
-    if json:
-        print_document(answer.schema, dump(answer))
-    else:
-        show_parts(used.usage_parts(answer))
-    _require_all(failed)
+    since: str = option("the first day that counts, for example 2026-11-01; default: all that is known")
+    owner: str = option("only theirs")
+    refresh: bool = option("ask the regions first how long their machines have run", False)
+
+    def run(self) -> None:
+        from gpukiln.workspaces import local_state
+        from gpukiln.workspaces import usage as used
+
+        found: tuple[RegionRecord, ...] = local_state.regions()
+        failed: list[str] = []
+        if self.refresh:
+            found, failed = _refreshed([(one.cloud, one.region) for one in found], found, self.profile)
+        answer = used.usage([span for one in found for span in one.spans], since=self.since, owner=self.owner)
+        if self.json:
+            print_document(answer.schema, dump(answer))
+        else:
+            show_parts(used.usage_parts(answer))
+        _require_all(failed)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import print_document, results
+from gpukiln.commands.cli import Profile, print_document, results
+from gpukiln.options import option
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
@@ -16,21 +18,26 @@ if TYPE_CHECKING:
     from gpukiln.workspaces.lifecycle import ExistingWorkspace
 
 HERE = "us-west-2"
-JSON = "print one JSON document to standard output"
-PLACE = {
-    "region": "where it is; default: as this computer remembers",
-    "cloud": "embedded (this machine) or aws (your account); default: as this computer remembers",
-    "profile": "AWS profile (aws only)",
-    "json": JSON,
-}
 
 
-def find(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, ExistingWorkspace]:
-    """A workspace where it was typed to be, or where this computer remembers it."""
-    where, found = find_or_gone(name, cloud, region, profile)
-    if found is None:
-        raise _missing(where, name)
-    return where, found
+@dataclass(frozen=True)
+class Named(Profile):
+    """A workspace that is there."""
+
+    name: str = option("of the workspace", first=True)
+    region: str = option("where it is; default: as this computer remembers", also="regions")
+    cloud: str = option("embedded (this machine) or aws (your account); default: as this computer remembers")
+
+    def find(self) -> tuple[Cloud, ExistingWorkspace]:
+        """The workspace where it was typed to be, or where this computer remembers it."""
+        where, found = self.find_or_gone()
+        if found is None:
+            raise _missing(where, self.name)
+        return where, found
+
+    def find_or_gone(self) -> tuple[Cloud, ExistingWorkspace | None]:
+        """As `find`; None: this computer remembered one, and it is gone."""
+        return find_or_gone(self.name, self.cloud, self.region, self.profile)
 
 
 def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Cloud, ExistingWorkspace | None]:

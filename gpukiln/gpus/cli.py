@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterable
-from typing import Any
 
 from gpukiln import __version__
 from gpukiln.errors import GpukilnError, UnavailableError, UsageError
@@ -17,101 +14,51 @@ from gpukiln.gpus.model import plain
 from gpukiln.gpus.text import printable
 from gpukiln.gpus.verb import Failure, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
-from gpukiln.units import whole
+from gpukiln.options import columns, near, read, usage
 
 PROGRAM = "gpukiln-gpu"
 INTERRUPTED = 130
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong as every command of ours does."""
-
-    def error(self, message: str) -> Any:
-        raise UsageError(message, hint=f"`{self.prog} -h` shows what it takes")
-
-
-def parser(name: str = "") -> argparse.ArgumentParser:
-    """The parser of all verbs, of which the man page and the completion are made; or of those that one needs.
+def help_text(name: str) -> str:
+    """What `-h` says of the program, or of one verb.
 
     Args:
-        name: The verb that was typed.
+        name: The verb; empty: the program.
     """
-    top = _Parser(prog=PROGRAM, description="Look at GPUs, lease them, run on them, account for them.")
-    top.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    commands = top.add_subparsers(dest="verb", metavar="VERB", required=True, parser_class=_Parser)
-    for verb in verbs(name).values():
-        sub = commands.add_parser(verb.name, help=verb.help, description=verb.help, allow_abbrev=False)
-        for option in verb.options:
-            names = [f"-{option.letter}"] * bool(option.letter) + [option.flag]
-            more: dict[str, Any] = {"help": option.help.replace("%", "%%"), "dest": option.name}
-            if option.default is False:
-                more.update(action="store_true")
-            else:
-                more.update(metavar=option.value or option.flag[2:].upper())
-                many = isinstance(option.default, tuple)
-                more.update(action="append" if many else "store", default=[] if many else option.default)
-            sub.add_argument(*names, **more)
-            if option.first:
-                sub.add_argument(
-                    f"{option.name}_",
-                    nargs="?",
-                    metavar=option.value or option.flag[2:].upper(),
-                    help=option.help,
-                )
-        sub.add_argument("--json", action="store_true", help="print one JSON document to standard output")
-        if verb.takes_command:
-            sub.usage = f"{sub.format_usage()[7:].rstrip()} -- {verb.takes_command}"
-    return top
+    if not name:
+        listed = columns([(verb.name, verb.help) for verb in verbs().values()])
+        return f"Usage: {PROGRAM} VERB [--OPTION...]\n\n{listed}\n`{PROGRAM} VERB -h` shows what one takes."
+    verb = verbs(name)[name]
+    shown = [(one.shown, one.described) for one in verb.all_options if not one.rest]
+    return f"Usage: {usage(f'{PROGRAM} {name}', verb.all_options)}\n\n{verb.help}\n\n{columns(shown)}"
 
 
-def read_options(argv: list[str]) -> tuple[Verb, Options]:
-    """What was typed.
+def read_options(argv: list[str]) -> tuple[Verb, Options] | None:
+    """What was typed; None: help or the version, which was printed.
 
     Raises:
         UsageError: It is not understood.
     """
-    if "--" in argv:
-        at = argv.index("--")
-        argv, rest, given = argv[:at], argv[at + 1 :], True
-    else:
-        rest, given = [], False
-    name = next((word for word in argv if not word.startswith("-")), "")
+    words = argv[: argv.index("--")] if "--" in argv else argv
+    name = next((word for word in words if not word.startswith("-")), "")
     if name and name not in verbs(name):
-        listed = f"`{PROGRAM} -h` lists them"
-        raise UsageError(f"there is no verb {name!r}", hint=_nearest(name, verbs()) or listed)
-    found, unknown = parser(name).parse_known_args(argv)
-    if unknown:
-        raise _unknown(name, unknown[0])
-    typed = vars(found)
-    verb = verbs(name)[typed.pop("verb")]
-    for option in verb.options:
-        if option.first and (value := typed.pop(f"{option.name}_")) is not None:
-            typed[option.name] = value
-        if isinstance(option.default, tuple):
-            typed[option.name] = tuple(typed[option.name])
-        elif type(option.default) is int and isinstance(typed[option.name], str):
-            typed[option.name] = whole(typed[option.name], option.flag)
-    if given and not verb.takes_command:
-        raise UsageError(f"{verb.name} takes no command, and -- {' '.join(rest)} is given")
-    return verb, Options(command=tuple(rest), **typed)
-
-
-def _unknown(verb: str, word: str) -> UsageError:
-    help_of = f"`{PROGRAM} {verb} -h` shows what it takes"
-    if not word.startswith("-"):
-        hint = f"{help_of}; a command stands behind --" if verbs(verb)[verb].takes_command else help_of
-        return UsageError(f"{verb} takes no {word!r}", hint=hint)
-    option = word.partition("=")[0]
-    flags = ["--json", *(one.flag for one in verbs(verb)[verb].options)]
-    return UsageError(f"{verb} has no option {option}", hint=_nearest(option, flags) or help_of)
-
-
-def _nearest(word: str, choices: Iterable[str]) -> str:
-    """What may have been meant, as a question; empty where nothing is like it."""
-    from difflib import get_close_matches  # noqa: PLC0415 - only where something is wrong
-
-    near = get_close_matches(word, list(choices), n=2)
-    return f"did you mean {' or '.join(near)}?" if near else ""
+        meant = near(name, verbs())
+        hint = f"did you mean {' or '.join(meant)}?" if meant else f"`{PROGRAM} -h` lists them"
+        raise UsageError(f"there is no verb {name!r}", hint=hint)
+    if "--version" in words and not name:
+        print(f"{PROGRAM} {__version__}")
+        return None
+    if {"-h", "--help"} & {*words} or not words:
+        print(help_text(name))
+        return None
+    if not name:
+        raise UsageError(f"no verb is named, and {words[0]} is given", hint=f"`{PROGRAM} -h` lists them")
+    verb = verbs(name)[name]
+    at = argv.index(name)
+    values = {one.name: one.default for one in verb.all_options}
+    typed = read(f"{PROGRAM} {name}", verb.all_options, argv[:at] + argv[at + 1 :])
+    return verb, Options(**{"command": (), **values, **typed})
 
 
 def run(verb: Verb, options: Options) -> int:
@@ -153,7 +100,9 @@ def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of 
             from gpukiln.gpus import service  # noqa: PLC0415 - nobody else needs it
 
             return service.main(argv[1:])
-        verb, options = read_options(argv)
+        if (asked := read_options(argv)) is None:
+            return 0
+        verb, options = asked
         code = run(verb, options)
         sys.stdout.flush()
         return code

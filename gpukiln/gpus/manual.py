@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpukiln import __version__
-from gpukiln.gpus.verb import Option, Verb
+from gpukiln.gpus.verb import JSON, Verb
 from gpukiln.gpus.verbs import verbs
+from gpukiln.options import Option
 
-JSON = Option("json", "print one JSON document to standard output", default=False)
 CODES = (
     ("0", "done; also where there is no GPU, with the reason"),
     ("1", "a check failed"),

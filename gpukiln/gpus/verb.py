@@ -7,33 +7,13 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from gpukiln.options import Option
+
 Options = SimpleNamespace
 """What was typed: an attribute an option, dashes as underscores; `command` has what follows `--`."""
 
 
-@dataclass(frozen=True)
-class Option:
-    """An option of a verb.
-
-    Args:
-        name: As an attribute; typed as --name.
-        default: A text, a number, False for a flag, or () for what may be given several times.
-        letter: Of a short form, for example n.
-        first: Whether it may also stand without its name right behind the verb.
-        value: What stands for its value in the help.
-    """
-
-    name: str
-    help: str
-    default: Any = ""
-    letter: str = ""
-    first: bool = False
-    value: str = ""
-
-    @property
-    def flag(self) -> str:
-        """How it is typed; a name that Python has for itself ends in a dash."""
-        return f"--{self.name.strip('_').replace('_', '-')}"
+JSON = Option("json", "print one JSON document to standard output", default=False)
 
 
 @dataclass(frozen=True)
@@ -61,6 +41,12 @@ class Verb:
     takes_over: Callable[[Options], int] | None = None
     changes: bool = False
     examples: tuple[str, ...] = field(default=())
+
+    @property
+    def all_options(self) -> tuple[Option, ...]:
+        """Its own options, --json, and the command that follows `--`."""
+        rest = Option("command", "what is run", default=(), rest=True, value=self.takes_command)
+        return (*self.options, JSON, rest) if self.takes_command else (*self.options, JSON)
 
     @property
     def schema(self) -> str:

@@ -25,8 +25,8 @@ PROGRAM = "gpukiln-gpu"
 SHEBANG = b"#!/usr/bin/python3\n"
 MAIN = "import sys\n\nfrom gpukiln.gpus.cli import main\n\nsys.exit(main())\n"
 OURS = (
-    *("__init__.py", "compatibility.py", "errors.py", "files.py", "findings.py", "parsing.py", "redact.py"),
-    *("units.py", "probe", "gpus"),
+    *("__init__.py", "compatibility.py", "errors.py", "files.py", "findings.py", "options.py", "parsing.py"),
+    *("redact.py", "units.py", "probe", "gpus"),
 )
 LEFT_OUT = (
     "probe/contact",

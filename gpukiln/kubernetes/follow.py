@@ -141,7 +141,7 @@ def _require_queue(cluster: Cluster, name: str, namespace: str) -> None:
         raise IncompatibleError(error.message, hint=error.hint or "--queue names one of them")
     raise IncompatibleError(
         f"{namespace} has no queue {name}, nor any other: no LocalQueue of Kueue is there",
-        hint="`invoke k8s.addons --team` renders queues; without --queue the Job starts at once",
+        hint="`invoke k8s.addons --team NAME=GPUS` renders queues; without --queue the Job starts at once",
     )
 
 

@@ -56,13 +56,16 @@ class LocatedImage:
         return signed(proof, found, self.build.read() if self.build else None)
 
 
-def find(name: str, builds: Builds, *, cloud: str = "", region: str = "", **account: str) -> LocatedImage:
+def find(
+    name: str, builds: Builds, *, cloud: str = "", region: str = "", elsewhere: str = "", **account: str
+) -> LocatedImage:
     """An image by what was typed.
 
     Args:
         name: A build's id, an AMI's id, or `last`.
         cloud: The cloud's name; empty: as its record says.
         region: The region; empty: as its record says.
+        elsewhere: The region of an image of which this machine has no record.
         account: profile, subnet_id and ssh_cidr for `make_cloud`, as typed.
 
     Raises:
@@ -74,7 +77,7 @@ def find(name: str, builds: Builds, *, cloud: str = "", region: str = "", **acco
     except UsageError as error:
         if not name.startswith("ami-"):
             raise
-        if not region:
+        if not (region := region or elsewhere):
             raise UsageError(
                 error.message, hint="name the --region, and --cloud aws, where another machine built it"
             ) from error

@@ -1,13 +1,19 @@
-"""The exit code of a command that a test calls as a function."""
+"""Commands that a test calls or types, and their exit codes."""
 
-from collections.abc import Callable
-from typing import Any
+import sys
+from typing import Any, NoReturn
+
+from gpukiln.commands.cli import Command, end
+from gpukiln.commands.main import INVOKE, main
+from gpukiln.options import options_of
 
 
-def code_of(command: Callable[..., object], *arguments: Any, **options: Any) -> Any:
-    """Call a command; 0 where it returns."""
-    try:
-        command(*arguments, **options)
-    except SystemExit as error:
-        return error.code
-    return 0
+def code_of(command: type[Command], *words: str, **options: Any) -> int:
+    """The exit code of a command with these options; `words` stand without an option's name."""
+    first = [one.name for one in options_of(command) if one.first]
+    return end(command(**dict(zip(first, words, strict=False)), **options).run)
+
+
+def invoke(words: list[str]) -> NoReturn:
+    """Type a command in a checkout; ends as the program does."""
+    sys.exit(main(words, INVOKE))

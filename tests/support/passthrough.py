@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from gpukiln.commands.program import Program
 from gpukiln.nodes.passthrough import api
 from gpukiln.nodes.passthrough import host as hosts
 from gpukiln.nodes.passthrough.pvesh import Pvesh
-from tasks import namespace
 from tests.support import documents
 from tests.support import pve as double
+from tests.support.exit_codes import invoke
 from tests.support.pve import TOKEN, Cluster, entry, serve
 
 A10, RTX, T4 = "0000:01:00.0", "0000:02:00", "0000:03:00.0"
@@ -93,7 +92,7 @@ def rigged(
 
     def run(*words: str) -> Said:
         with pytest.raises(SystemExit) as ended:
-            Program(namespace).run(["invoke", "node.passthrough", *words])
+            invoke(["node.passthrough", *words])
         shown = capfd.readouterr()
         return Said(int(ended.value.code or 0), shown.out, shown.err)
 

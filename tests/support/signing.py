@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-from invoke.context import Context
 
 from gpukiln.attest.signing import signer_of
 from gpukiln.attest.statements import ROOT
 from gpukiln.clouds import select
+from gpukiln.commands.main import command
 from gpukiln.images import channels
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.tags import tags_of
@@ -109,8 +109,8 @@ def typed_with_one_image(proven, monkeypatch, capsys, folder):
     build.write(replace(build.read(), verdicts=(JUDGED,)))
     tell("image", {"region": HOME, "image_id": AMI, "name": "gpu-image", "tags": tags(build.id, JUDGED)})
 
-    def run(module, name, *arguments, **options):
-        code = code_of(getattr(module, name), Context(), *arguments, **options)
+    def run(name, *arguments, **options):
+        code = code_of(command(f"ami.{name}"), *arguments, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 

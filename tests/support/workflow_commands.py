@@ -6,15 +6,14 @@ import sys
 from contextlib import contextmanager
 from pathlib import Path
 
-from invoke.context import Context
-from invoke.parser import Parser
-
 from gpukiln.clouds.embedded.layout import Layout
+from gpukiln.commands.main import INVOKE, command
+from gpukiln.commands.main import main as type_command
 from gpukiln.errors import BusyError
 from gpukiln.instances.launch import Launched
+from gpukiln.options import options_of, read
 from gpukiln.state import state_home
 from gpukiln.verify.target import Target
-from tasks import namespace
 
 
 def plan():
@@ -41,15 +40,14 @@ STAND_INS = {"ami.plan": plan, "ami.build": build}
 def main(words):
     """Run one command line, for example ["ami.release", "last", "--channel", "candidate"]."""
     name = words[0]
-    [found] = Parser(contexts=namespace.to_contexts()).parse_argv(words)  # a wrong option fails here
+    read(f"invoke {name}", options_of(command(name)), words[1:])  # a wrong option fails here
     if os.environ.get("TEST_FAILS") == name:
         print("a step\nerror: role arn:aws:iam::111122223333:role/x may not\nnext: let it", file=sys.stderr)
         return 4
     if name in STAND_INS:
         return STAND_INS[name]()
     use_server_of_the_test()
-    namespace[name](Context(), **found.as_kwargs)
-    return 0
+    return type_command(words, INVOKE)
 
 
 def use_server_of_the_test():

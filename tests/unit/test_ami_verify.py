@@ -7,7 +7,6 @@ from hashlib import sha256
 from types import SimpleNamespace
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.attest.signing import load_public_key
 from gpukiln.attest.statements import AmiLocation, VerdictClaim, opened
@@ -24,6 +23,7 @@ from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.support import documents
+from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
 from tests.support.signing import key_pair, trusting
 
@@ -37,7 +37,12 @@ def judge(proven, monkeypatch, capsys):
     there = {}
 
     def run(
-        *results, is_gone=False, suite_version="", command=ami_verify.verify, cloud_name="embedded", **options
+        *results,
+        is_gone=False,
+        suite_version="",
+        command=ami_verify.AmiVerify,
+        cloud_name="embedded",
+        **options,
     ):
         def suite(target, *, profile, out_dir, on_check, on_start, expect_gpus, simulated, instance_type):
             assert (target.name, expect_gpus) == ("i-1", 1 if simulated else None)
@@ -97,11 +102,7 @@ def judge(proven, monkeypatch, capsys):
         cloud.in_region = lambda _: cloud
         monkeypatch.setattr(select, "make_cloud", lambda *_, **__: cloud)
         monkeypatch.setattr(ami, "_plan", lambda *_, **__: proven.find("last").read().plan)
-        code = 0
-        try:
-            command(Context(), **(options or {"build": "last"}))
-        except SystemExit as error:
-            code = error.code
+        code = code_of(command, **(options or {"build": "last"}))
         shown = capsys.readouterr()
         run.out = shown.out
         return code, shown.err + shown.out, proven.find("last") if proven.all() else None
@@ -240,25 +241,25 @@ def test_an_image_that_another_suite_judged_is_judged_again_and_not_baked(judge)
     _, _, build = judge(GOOD, suite_version="a" * 64)
     judge.tags.update(image_tags(build.read().plan, build))
     region = {"region": "us-west-2"}
-    code, _, _ = judge(GOOD, command=ami.plan, exit_code=True, **region)
+    code, _, _ = judge(GOOD, command=ami.AmiPlan, exit_code=True, **region)
     assert code == 10
     assert f"by the suite aaaaaaaaaaaa, today's is {suite_digest()[:12]}" in judge.out
-    code, _, _ = judge(GOOD, command=ami.plan, json=True, **region)
+    code, _, _ = judge(GOOD, command=ami.AmiPlan, json=True, **region)
     document = json.loads(judge.out)
     assert (document["proven_image"], document["proven_by_another_suite"]) == (None, BAKE.image_id)
-    assert judge(GOOD, command=ami.build, dry_run=True, **region)[0] == 0
+    assert judge(GOOD, command=ami.AmiBuild, dry_run=True, **region)[0] == 0
     assert len(build.read().verdicts) == 2
 
-    code, shown, build = judge(GOOD, suite_version=suite_digest(), command=ami.build, json=True, **region)
+    code, shown, build = judge(GOOD, suite_version=suite_digest(), command=ami.AmiBuild, json=True, **region)
     assert code == 0
     assert "it is judged again" in shown
     assert json.loads(judge.out)["built"] is False
     assert [one.suite_version for one in build.read().verdicts[1:]] == ["a" * 64, suite_digest()]
-    code, _, build = judge(command=ami.build, **region)  # and now there is nothing to do
+    code, _, build = judge(command=ami.AmiBuild, **region)  # and now there is nothing to do
     assert code == 0
     assert "judged again" not in judge.out
     assert len(build.read().verdicts) == 3
-    assert judge(command=ami.plan, exit_code=True, **region)[0] == 0
+    assert judge(command=ami.AmiPlan, exit_code=True, **region)[0] == 0
 
 
 def test_a_channel_says_what_it_lacks(judge):

@@ -22,7 +22,6 @@ from google.protobuf import json_format
 from in_toto_attestation.predicates.provenance.v1 import provenance_pb2
 from in_toto_attestation.v1 import statement_pb2
 from in_toto_attestation.v1.statement import Statement
-from invoke.context import Context
 
 from gpukiln.attest import attestation
 from gpukiln.attest.provenance import image_subject
@@ -37,6 +36,7 @@ from gpukiln.instances.tags import tag_list
 from gpukiln.proof.tags import write_proof
 from gpukiln.release.find import proof_of_build
 from gpukiln.release.needs import require_proven
+from tests.support.exit_codes import code_of
 from tests.support.plans import VERDICT, MotoCloud, ec2_with_a_base, plan
 
 PACKAGES = {"libc6": "2.36-9+b1", "nvidia-kernel-dkms": "535.309.01-0+deb12u1", "odd": "1:2~rc1-1"}
@@ -359,11 +359,7 @@ def test_what_is_missing_is_named(bake, keys, monkeypatch):
 
 
 def run(**options):
-    try:
-        ami_attest.attest(Context(), **options)
-    except SystemExit as error:
-        return error.code
-    return 0
+    return code_of(ami_attest.AmiAttest, **options)
 
 
 def test_the_command_writes_verifies_and_fails_with_code_1(bake, keys, capsys):

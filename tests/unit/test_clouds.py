@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import EndpointConnectionError
-from invoke.context import Context
 
 from gpukiln.catalog.bases import load_bases
 from gpukiln.clouds.aws import AwsCloud
@@ -109,7 +108,7 @@ def test_tools_are_started_without_what_is_the_users(
     for name in ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_EC2", "AWS_ENDPOINT_URL_STS"):
         monkeypatch.setenv(name, "nonsense")
     monkeypatch.setattr("gpukiln.clouds.select.make_cloud", lambda *_: embedded)
-    commands.env(Context())
+    commands.CloudEnv().run()
     script = f"eval {capsys.readouterr().out!r}; env | grep ^AWS_"  # as a shell does
     done = subprocess.run(
         ["bash", "-c", script.replace("\\n", ";")], capture_output=True, text=True, check=True

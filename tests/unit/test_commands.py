@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from gpukiln.commands import docker
-from gpukiln.commands.program import Program
 from gpukiln.docker import build, engines
 from gpukiln.docker.builds import ContainerBuild
 from gpukiln.errors import BusyError
 from gpukiln.release.log import ReleaseLog
-from tasks import namespace
 from tests.support.docker_records import a_build, a_plan, a_verdict
+from tests.support.exit_codes import invoke
 
 BUILD = "20261121-200000-runner-gpu-0000"
 
@@ -27,7 +26,7 @@ def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     def run(*words: str) -> tuple[Any, str, str]:
         code: Any = 0
         try:
-            Program(namespace).run(["invoke", *words])
+            invoke([*words])
         except SystemExit as error:
             code = error.code
         shown = capsys.readouterr()

@@ -1,14 +1,14 @@
 """What removes something that a person made does so with consent alone: all commands are walked."""
 
-import inspect
 import io
 import re
 
 import pytest
 
 from gpukiln.commands.consent import require_consent
+from gpukiln.commands.main import command, names
 from gpukiln.errors import RefusedError
-from tasks import namespace
+from gpukiln.options import options_of
 
 # These remove what people made, and do it with --yes, or where somebody agreed on a terminal.
 WITH_YES = {
@@ -36,23 +36,16 @@ REMOVES = re.compile(
 
 def said(name: str) -> str:
     """All that a command's help says."""
-    task = namespace[name]
-    return " ".join([task.__doc__ or "", *task.help.values()])
+    kind = command(name)
+    return " ".join([kind.__doc__ or "", *(one.help for one in options_of(kind))])
 
 
 def test_every_command_that_removes_something_takes_yes() -> None:
-    speaking = {name for name in namespace.task_names if REMOVES.search(said(name))}
+    speaking = {name for name in names() if REMOVES.search(said(name))}
     assert speaking - WITH_YES == set(OTHERWISE)
-    for name in WITH_YES:
-        options = inspect.signature(namespace[name].body).parameters
-        assert options["yes"].default is False, name
-    assert (
-        inspect.signature(namespace["workspace.up"].body).parameters["yes"].default is False
-    )  # it costs money
-    has_yes = {
-        one for one in namespace.task_names if "yes" in inspect.signature(namespace[one].body).parameters
-    }
-    assert has_yes == {*WITH_YES, "workspace.up"}
+    defaults = {name: {one.name: one.default for one in options_of(command(name))} for name in names()}
+    has_yes = {name: options["yes"] for name, options in defaults.items() if "yes" in options}
+    assert has_yes == dict.fromkeys((*WITH_YES, "workspace.up"), False)  # the last costs money
 
 
 class Terminal(io.StringIO):

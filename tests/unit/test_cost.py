@@ -4,7 +4,6 @@ from dataclasses import replace
 from decimal import Decimal
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.catalog.images import load_image
 from gpukiln.catalog.instance_types import instance_types
@@ -101,7 +100,7 @@ def test_show_says_what_a_build_cost(on_aws, tmp_path, monkeypatch, capsys):
     machine = Launched("i-1", "g4dn.xlarge", "us-east-1a", False)
     build.write(Record(build.id, "failed", on_aws, cost=spent(on_aws, STEPS, machine), error="no"))
     monkeypatch.setattr(ami, "_builds", lambda: builds)
-    ami.show(Context(), build="last")
+    ami.AmiShow(build="last").run()
     shown = capsys.readouterr().out
     assert "cost: 0.15 USD, machine time measured" in shown
     assert "bake on m5.xlarge for" in shown

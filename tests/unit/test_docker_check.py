@@ -8,7 +8,6 @@ from typing import Any
 
 import boto3
 import pytest
-from invoke.context import Context
 from moto import mock_aws
 
 from gpukiln.commands import docker_check
@@ -16,6 +15,7 @@ from gpukiln.docker import check
 from gpukiln.docker.check import Node, check_container
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
 from gpukiln.images.builds import Bake, Record
+from tests.support.exit_codes import code_of
 
 
 @pytest.mark.parametrize(
@@ -58,14 +58,15 @@ def test_what_needs_a_package_does_not_run_as_it_is() -> None:
 
 
 def test_the_command_says_the_rule_as_json_and_exits_3(capsys: pytest.CaptureFixture[str]) -> None:
-    docker_check.check(Context(), driver="535.309.01", instance_types="g4dn.xlarge,g5.xlarge", json=True)
+    docker_check.DockerCheck(driver="535.309.01", instance_types="g4dn.xlarge,g5.xlarge", json=True).run()
     document = json.loads(capsys.readouterr().out)
     assert document["cuda"] == "12.1"
     assert document["node"]["gpus"] == ["t4", "a10g"]
     assert document["support"]["way"] == "native"
-    with pytest.raises(SystemExit) as caught:
-        docker_check.check(Context(), driver="535.309.01", gpu="b200", json=True)
-    assert caught.value.code == IncompatibleError.exit_code
+    assert (
+        code_of(docker_check.DockerCheck, driver="535.309.01", gpu="b200", json=True)
+        == IncompatibleError.exit_code
+    )
     assert [row["id"] for row in json.loads(capsys.readouterr().out)["findings"]] == [
         "gpu-too-new",
         "cuda-gpu",
@@ -77,9 +78,7 @@ def test_the_command_says_the_rule_as_json_and_exits_3(capsys: pytest.CaptureFix
     [{}, {"driver": "535.309.01", "ami": "ami-1"}, {"driver": "1", "gpu": "t4", "instance_types": "x"}],
 )
 def test_one_node_must_be_named(options: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        docker_check.check(Context(), **options)
-    assert caught.value.code == UsageError.exit_code
+    assert code_of(docker_check.DockerCheck, **options) == UsageError.exit_code
     assert "next: " in capsys.readouterr().err
 
 

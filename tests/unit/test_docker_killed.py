@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.commands import docker
 from gpukiln.docker import build as building
@@ -29,10 +28,10 @@ def die(builds, name, image="runner-gpu"):
 def test_a_killed_build_is_not_called_running(builds, monkeypatch, capsys):
     die(builds, "20260101-000000-runner-gpu-0000")
     monkeypatch.setattr(docker, "_builds", lambda: builds)
-    docker.list_(Context())
+    docker.DockerList().run()
     assert "killed" in capsys.readouterr().out
     with building._exclusive(builds.home):
-        docker.list_(Context())
+        docker.DockerList().run()
     assert "running" in capsys.readouterr().out
 
 

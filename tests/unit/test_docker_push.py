@@ -20,7 +20,6 @@ from typing import Any
 import boto3
 import pytest
 import requests
-from invoke.context import Context
 from moto.ec2.models import ec2_backends
 from moto.ecr import models as ecr_models
 from moto.ecr.models import ECRBackend, ecr_backends
@@ -40,6 +39,7 @@ from gpukiln.docker.push import Built, Pushed, push, tags_of
 from gpukiln.docker.repository import Repository, parse
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from tests.support.docker_records import a_build, a_verdict, as_json
+from tests.support.exit_codes import code_of
 
 REGION = "us-west-2"
 ACCOUNT = "123456789012"  # moto's
@@ -339,14 +339,12 @@ def test_the_command_pushes_the_newest_build_to_any_registry_and_records_it_once
         for folder, name in (("20260101-runner-gpu", "two"), ("20260102-runner-gpu", "one")):
             build = a_build(builds / folder, built(name).reference)
         for _ in range(2):
-            docker_push.push(Context(), repository=target.name, json=True)
+            docker_push.DockerPush(repository=target.name, json=True).run()
             answer = json.loads(capsys.readouterr().out)
     (row,) = as_json(build)["pushed"]
     assert Pushed(**row).manifest_digest == answer["manifest_digest"]
     assert images(cloud, "a/command") == {row["manifest_digest"]: sorted(row["tags"])}
-    with pytest.raises(SystemExit) as caught:
-        docker_push.push(Context(), repository=target.name, build="20250101")
-    assert caught.value.code == UsageError.exit_code
+    assert code_of(docker_push.DockerPush, repository=target.name, build="20250101") == UsageError.exit_code
 
 
 @pytest.mark.parametrize("verdict", [None, a_verdict(passed=False), replace(a_verdict(), simulated=True)])
@@ -355,9 +353,7 @@ def test_what_was_not_proven_is_not_pushed(
 ) -> None:
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     a_build(tmp_path / "docker" / "builds" / "1", verdict=verdict)
-    with pytest.raises(SystemExit) as caught:
-        docker_push.push(Context(), repository="127.0.0.1:9/a")
-    assert caught.value.code == RefusedError.exit_code
+    assert code_of(docker_push.DockerPush, repository="127.0.0.1:9/a") == RefusedError.exit_code
     assert "--unverified pushes it" in capsys.readouterr().err
 
 

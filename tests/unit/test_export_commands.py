@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.clouds import select
-from gpukiln.commands import ami_export as commands
+from gpukiln.commands.main import command
 from tests.support.exit_codes import code_of
 from tests.support.exports import BIOS_TABLE, boot_disk, image_with_disk
 from tests.support.release_cloud import HOME, Cloud, images
@@ -19,7 +18,7 @@ def typed(empty_cloud, monkeypatch, capsys, tmp_path):  # noqa: ARG001 - it begi
     monkeypatch.setattr(select, "make_cloud", lambda _name, region, **_: Cloud(region))
 
     def run(name, *arguments, **options):
-        code = code_of(getattr(commands, name), Context(), *arguments, **options)
+        code = code_of(command(f"ami.{name}"), *arguments, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 
@@ -48,13 +47,13 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     code, out, _ = typed("export", image_id, force=True, **where)
     assert (code, "beside it: a.qcow2.sha256" in out) == (0, True)
 
-    code, out, err = typed("import_", str(output), region=HOME, dry_run=True)
+    code, out, err = typed("import", str(output), region=HOME, dry_run=True)
     assert (code, len(images(HOME))) == (0, 1)
-    code, out, err = typed("import_", str(output), region=HOME, json=True)
+    code, out, err = typed("import", str(output), region=HOME, json=True)
     document = json.loads(out)
     assert (code, document["found"], document["boot_mode"]) == (0, False, "legacy-bios")
     assert f"invoke ami.verify {document['image_id']} --region {HOME} --cloud embedded" in err
-    code, out, _ = typed("import_", str(output), region=HOME)
+    code, out, _ = typed("import", str(output), region=HOME)
     assert (code, out.startswith(f"{document['image_id']} "), "(was there)" in out) == (0, True, True)
 
 

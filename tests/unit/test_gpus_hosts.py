@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 
 from gpukiln.commands.gpu import words_of
-from gpukiln.commands.program import Program
 from gpukiln.gpus.cli import read_options
 from gpukiln.gpus.verbs import verbs
 from gpukiln.nodes.gpus import reach
 from gpukiln.nodes.hosts import find_targets
-from tasks import namespace
 from tests.support import documents
+from tests.support.exit_codes import invoke
 from tests.support.gpus import Double, double
 from tests.support.standard_input import standard_input
 
@@ -59,7 +58,7 @@ def typed(node: Double, capfd: pytest.CaptureFixture[str]) -> Typed:
 
     def run(*words: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            Program(namespace).run(["invoke", *words])
+            invoke([*words])
         shown = capfd.readouterr()
         return int(ended.value.code or 0), shown.out, shown.err
 

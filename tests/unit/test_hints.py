@@ -6,12 +6,11 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from invoke.exceptions import ParseError
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.program import Program
-from gpukiln.errors import GpukilnError
-from tasks import namespace
+from gpukiln.commands.main import command, names
+from gpukiln.errors import UsageError
+from gpukiln.options import options_of, read
 
 HINT = re.compile(r"`invoke ([^`]*)`")
 VALUE = "\0"  # stands for what a message fills in
@@ -34,23 +33,20 @@ def hints(source: str) -> list[tuple[int, str]]:
 
 def is_accepted(hint: str) -> bool:
     """Whether the parser takes a command, with one word or nothing for each value that a message fills in."""
-    if hint in (*namespace.task_names, "gpu.VERB"):  # it is only named
+    if hint in (*names(), "gpu.VERB", "COMMAND -h"):  # it is only named
         return True
     pieces = hint.split(VALUE)
     for fill in itertools.product(("x", ""), repeat=len(pieces) - 1):
         line = "".join(itertools.chain.from_iterable(itertools.zip_longest(pieces, fill, fillvalue="")))
         words = line.replace("...", "x").split()
-        program = Program(namespace)
-        program.create_config()
-        at = words.index("--") if "--" in words else len(words)
-        program.rest = words[at + 1 :] if at < len(words) else None
+        if words[0] in ("--list", "--help"):
+            return True
         try:
-            program.parse_core(["invoke", *words[:at]])
-            program.parse_collection()
-            program.parse_tasks()
-        except (GpukilnError, ParseError):
+            if words[0] in names():
+                read(f"invoke {words[0]}", options_of(command(words[0])), words[1:])
+                return True
+        except UsageError:
             continue
-        return True
     return False
 
 

@@ -7,14 +7,15 @@ from fnmatch import fnmatch
 from functools import cache
 
 import pytest
-from invoke.context import Context
 from policy_sentry.shared.iam_data import get_service_prefix_data
 
 from gpukiln.catalog import permissions
 from gpukiln.clouds.iam import Scope, policy, trust
 from gpukiln.commands import cloud_policy
+from gpukiln.commands.main import command
 from gpukiln.errors import UsageError
 from gpukiln.offers.refresh import PRICING_REGION
+from tests.support.exit_codes import code_of
 
 TAG_KEY = "${TagKey}"
 KEY = "arn:aws:kms:us-west-2:111122223333:key/1"
@@ -204,7 +205,7 @@ def test_a_role_trusts_one_subject(options, subject):
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "message"),
+    ("verb", "options", "message"),
     [
         ("policy", {"for_": "bild"}, "there is no job bild"),
         ("policy", {"for_": ""}, "a policy for what?"),
@@ -218,22 +219,20 @@ def test_a_role_trusts_one_subject(options, subject):
         ("trust", {"account": "111122223333", "repository": "o/x", "branch": "a", "ids": "o/x"}, "no ids"),
     ],
 )
-def test_what_can_not_be_is_refused(capsys, command, options, message):
-    with pytest.raises(SystemExit) as caught:
-        getattr(cloud_policy, command)(Context(), **options)
-    assert caught.value.code == UsageError.exit_code
+def test_what_can_not_be_is_refused(capsys, verb, options, message):
+    assert code_of(command(f"cloud.{verb}"), **options) == UsageError.exit_code
     shown = capsys.readouterr()
     assert message in shown.err
     assert shown.out == ""
 
 
 def test_the_commands_print_one_document(capsys):
-    cloud_policy.policy(Context(), for_="push", repository="gpukiln/runner-gpu")
+    cloud_policy.CloudPolicy(for_="push", repository="gpukiln/runner-gpu").run()
     document = json.loads(capsys.readouterr().out)
     assert statement_of(document, "UseRepository")["Resource"] == [
         "arn:aws:ecr:*:*:repository/gpukiln/runner-gpu"
     ]
-    cloud_policy.trust(Context(), account="111122223333", repository="octo/images", branch="main")
+    cloud_policy.CloudTrust(account="111122223333", repository="octo/images", branch="main").run()
     shown = capsys.readouterr()
     assert json.loads(shown.out)["Version"] == "2012-10-17"
     assert "--ids" in shown.err

@@ -4,7 +4,6 @@ import json
 from itertools import product
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.catalog import permissions
 from gpukiln.clouds.iam import Scope, policy
@@ -15,6 +14,7 @@ from gpukiln.exports import import_disk
 from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.workspaces import iam
 from gpukiln.workspaces.contract import Capabilities, Workspace
+from tests.support.exit_codes import code_of
 from tests.support.iam_exposure import findings
 from tests.support.plans import VERDICT
 from tests.support.recorder import Call, Touched, denied
@@ -237,14 +237,12 @@ def test_what_has_no_tag_of_ours_is_left_alone(step, job, allowed):
     ],
 )
 def test_what_no_boundary_is_made_of_is_refused(capsys, options, message):
-    with pytest.raises(SystemExit) as caught:
-        cloud_policy.policy(Context(), **options)
-    assert caught.value.code == UsageError.exit_code
+    assert code_of(cloud_policy.CloudPolicy, **options) == UsageError.exit_code
     assert message in capsys.readouterr().err
 
 
 def test_the_command_prints_the_boundary(capsys):
     options = {"regions": "us-west-2", "secrets": "/team/*", "artifact_cache": "s3://bucket/vision"}
-    cloud_policy.policy(Context(), for_="workspace-boundary", account=ACCOUNT, **options)
+    cloud_policy.CloudPolicy(for_="workspace-boundary", account=ACCOUNT, **options).run()
     document = json.loads(capsys.readouterr().out)
     assert document == iam.boundary(Scope(ACCOUNT, ["us-west-2"]), ["/team/*"], "s3://bucket/vision")

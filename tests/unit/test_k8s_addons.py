@@ -21,13 +21,12 @@ import yaml
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.catalog.load import ROOT
 from gpukiln.commands import k8s_addons
-from gpukiln.commands.program import Program
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.kubernetes import folder
 from gpukiln.kubernetes.addons import helm, monitoring, options, plugin, queue, rendered, runners, sharing
 from gpukiln.kubernetes.addons.settings import Flavor, Runners, Settings, SharingSettings, Team
 from gpukiln.kubernetes.manifest import load
-from tasks import namespace as commands
+from tests.support.exit_codes import invoke
 
 EXAMPLE = ROOT / "examples/kubernetes-addons"
 GOLDEN = EXAMPLE / "rendered"
@@ -87,7 +86,7 @@ def test_every_object_fits_its_schema(example, minor):
 def test_the_check_finds_nothing_in_the_example(capsys):
     """The one finding is the proof of isolation's, which does on purpose what the rule is about."""
     with pytest.raises(SystemExit) as ended:
-        Program(commands).run(["invoke", "k8s.check", str(GOLDEN), "--json"])
+        invoke(["k8s.check", str(GOLDEN), "--json"])
     assert not ended.value.code
     document = json.loads(capsys.readouterr().out)
     assert document["findings"] == []
@@ -611,7 +610,7 @@ def typed(tmp_path, monkeypatch, capsys):
 
     def run(*words, code=0):
         with pytest.raises(SystemExit) as ended:
-            Program(commands).run(["invoke", "k8s.addons", *words])
+            invoke(["k8s.addons", *words])
         shown = capsys.readouterr()
         assert (ended.value.code or 0) == code, shown
         return shown

@@ -11,7 +11,6 @@ from xml.etree import ElementTree as ET
 import jsonschema
 import pytest
 
-from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes.check import crds, live
 from gpukiln.kubernetes.check.evaluate import Report, apply_rules
@@ -21,8 +20,8 @@ from gpukiln.kubernetes.check.workload import Unchecked, dotted
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.kubernetes.rbac import RIGHTS
-from tasks import namespace
 from tests.support.api_server import ApiServer, Fault
+from tests.support.exit_codes import invoke
 
 POD = """\
 apiVersion: v1
@@ -119,7 +118,7 @@ def check(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, t
 
     def typed(*words: str, code: int = 0) -> Said:
         with pytest.raises(SystemExit) as ended:
-            Program(namespace).run(["invoke", "k8s.check", *words])
+            invoke(["k8s.check", *words])
         shown = Said(*capsys.readouterr())
         assert (ended.value.code or 0) == code, shown
         return shown

@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import yaml
 
-from gpukiln.commands.program import Program
 from gpukiln.kubernetes.check.crds import definitions
 from gpukiln.kubernetes.check.custom_schemas import READ, SCHEMAS
 from gpukiln.kubernetes.check.evaluate import Report, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
-from tasks import namespace
 from tests.support.api_server import ApiServer
+from tests.support.exit_codes import invoke
 
 CRD = """\
 apiVersion: apiextensions.k8s.io/v1
@@ -173,7 +172,7 @@ def test_the_option_and_the_clusters_own_definitions(
 
     def said(*options: str) -> dict[str, Any]:
         with pytest.raises(SystemExit):
-            Program(namespace).run(["invoke", "k8s.check", "farm.yaml", "--json", *options])
+            invoke(["k8s.check", "farm.yaml", "--json", *options])
         document: dict[str, Any] = json.loads(capsys.readouterr().out)
         return document
 
@@ -181,7 +180,7 @@ def test_the_option_and_the_clusters_own_definitions(
     assert [one["evidence"]["path"] for one in said("--cluster")["findings"]] == ["spec.mode"]
     server.close()
     with pytest.raises(SystemExit) as ended:
-        Program(namespace).run(["invoke", "k8s.check", "farm.yaml", "--crd", "farm.yaml"])
+        invoke(["k8s.check", "farm.yaml", "--crd", "farm.yaml"])
     assert ended.value.code == 2
     assert "no CustomResourceDefinition is in farm.yaml" in capsys.readouterr().err
 

@@ -4,15 +4,14 @@ import json
 
 import pytest
 
-from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.kubernetes import doctor, symptoms, workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.doctor import diagnose
 from gpukiln.kubernetes.images import cuda_of_image
 from gpukiln.kubernetes.rbac import RIGHTS
-from tasks import namespace
 from tests.support.api_server import CUSTOM, GPU, ApiServer, Fault, node
+from tests.support.exit_codes import invoke
 
 IMAGE = "registry.example/train:1"
 
@@ -901,7 +900,7 @@ def test_the_last_events_are_shown(server):
 def test_commands(server, capsys, monkeypatch, tmp_path):
     def typed(*words):
         try:
-            Program(namespace).run(["invoke", *words])
+            invoke([*words])
         except SystemExit as error:
             return error.code or 0, *capsys.readouterr()
         return 0, *capsys.readouterr()

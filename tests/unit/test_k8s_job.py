@@ -3,7 +3,6 @@
 The golden files are written anew with GPUKILN_GOLDEN=write in the environment.
 """
 
-import inspect
 import json
 import os
 import shutil
@@ -15,7 +14,6 @@ import kubernetes_validate
 import pytest
 
 from gpukiln.commands import k8s_job
-from gpukiln.commands.program import Program
 from gpukiln.errors import (
     BusyError,
     GpukilnError,
@@ -34,8 +32,9 @@ from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.jobs.admission import admitted
 from gpukiln.kubernetes.manifest import dump, load
 from gpukiln.kubernetes.rbac import RIGHTS
-from tasks import namespace
+from gpukiln.options import options_of
 from tests.support.api_server import ApiServer, Fault, Outcome, node
+from tests.support.exit_codes import invoke
 from tests.support.killed import files_in, killed_everywhere, masked
 
 GOLDEN = Path(__file__).parents[1] / "support/golden"
@@ -950,7 +949,7 @@ def typed(capsys, monkeypatch):
 
     def run(*words, code=0):
         with pytest.raises(SystemExit) as ended:
-            Program(namespace).run(["invoke", "k8s.job", *words])
+            invoke(["k8s.job", *words])
         shown = capsys.readouterr()
         assert (ended.value.code or 0) == code, shown
         return shown
@@ -1115,4 +1114,4 @@ def test_without_a_cluster_the_error_is_one(typed, monkeypatch, tmp_path):
 
 def test_every_option_of_the_library_is_one_of_the_command():
     library = set(gpu_job.__kwdefaults__) | {"image"}
-    assert library <= set(inspect.signature(k8s_job.job.body).parameters)
+    assert library <= {one.name for one in options_of(k8s_job.K8sJob)}

@@ -15,14 +15,13 @@ from gpukiln.catalog import drivers
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.catalog.load import ROOT
 from gpukiln.catalog.prices import machine_price
-from gpukiln.commands.program import Program
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import helm, monitoring
 from gpukiln.kubernetes.addons.monitoring import alerts, cloudwatch, dashboard, exporter, metrics, records
 from gpukiln.kubernetes.addons.settings import Settings, SharingSettings
 from gpukiln.kubernetes.manifest import load
-from tasks import namespace as commands
 from tests.support import promtool
+from tests.support.exit_codes import invoke
 
 SETTINGS = Settings()
 T4 = 'node="n1",gpu="0",UUID="GPU-a",modelName="Tesla T4",instance_type="g4dn.xlarge"'
@@ -358,7 +357,7 @@ def test_without_prices_all_but_money_is_told(capsys, tmp_path):
     for region, told in (("ap-south-2", True), ("us-west-2", False)):
         words = ["k8s.addons", "--only", "monitoring", "--region", region, "--output", str(tmp_path / region)]
         with pytest.raises(SystemExit) as ended:
-            Program(commands).run(["invoke", *words])
+            invoke([*words])
         assert not ended.value.code
         assert ("no prices of GPU machines in" in capsys.readouterr().err) == told
     assert not records.prices(replace(SETTINGS, region="ap-south-2"))

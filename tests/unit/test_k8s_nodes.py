@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.program import Program
 from gpukiln.kubernetes import gpu_job
 from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import read
@@ -20,8 +19,8 @@ from gpukiln.kubernetes.manifest import dump
 from gpukiln.kubernetes.nodes import userdata
 from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.kubernetes.nodes.hours import parse
-from tasks import namespace as commands
 from tests.support import documents
+from tests.support.exit_codes import invoke
 from tests.support.hcl import module
 
 LINES = [
@@ -42,7 +41,7 @@ def nodes(capsys):
     def run(*argv):
         code = 0
         try:
-            Program(commands).run(["invoke", "k8s.nodes", *argv])
+            invoke(["k8s.nodes", *argv])
         except SystemExit as end:
             code = int(end.code or 0)
         told = capsys.readouterr()

@@ -8,14 +8,13 @@ import threading
 
 import pytest
 
-from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes import prove
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.rbac import RIGHTS, roles
 from gpukiln.probe.gather import POD_SECTIONS
-from tasks import namespace as commands
 from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
+from tests.support.exit_codes import invoke
 from tests.support.host_judge import judge
 from tests.support.host_machine import machine
 
@@ -64,7 +63,7 @@ def typed(capsys):
     def run(*words):
         code = 0
         try:
-            Program(commands).run(["invoke", *words])
+            invoke([*words])
         except SystemExit as error:
             code = error.code or 0
         said = capsys.readouterr()

@@ -9,8 +9,6 @@ import pytest
 
 from gpukiln.attest import newest, signing, statements
 from gpukiln.attest.keyless import IdentityKey
-from gpukiln.commands import ami_attest
-from gpukiln.commands import release as commands
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images import channels
 from gpukiln.images.channels import load_channels
@@ -188,16 +186,16 @@ def test_a_release_is_signed_by_a_job_and_trusted_wherever_it_is_used(
     options = {"channel": "stable", "regions": ",".join(REGIONS)}
     sign(AMI, job.option, tmp_path, judged=JUDGED, build=typed.build)
     assert (len(support.statements(AMI)) > 1) == (largest == 1024)
-    code, _, err = typed(commands, "release", "last", **options)
+    code, _, err = typed("release", "last", **options)
     assert code == 6
     assert f"channel stable trusts {job.entry['identity']} of {GITHUB} alone, and nobody signs" in err
-    code, _, err = typed(commands, "release", "last", **options, sign_key=str(key_pair(tmp_path, "other")))
+    code, _, err = typed("release", "last", **options, sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
     assert f"wanted: {job.entry['identity']} of {GITHUB}" in err
-    code, _, err = typed(commands, "release", "last", **options, sign_key=job.option)
+    code, _, err = typed("release", "last", **options, sign_key=job.option)
     assert code == 0, err
-    assert typed(commands, "release", "last", **options, sign_key=job.option)[0] == 0
-    code, out, _ = typed(commands, "channels", json=True)
+    assert typed("release", "last", **options, sign_key=job.option)[0] == 0
+    code, out, _ = typed("channels", json=True)
     assert code == 0
     words = f"signed: trusts {job.entry['identity']} of {GITHUB}"
     assert {row["trust"] for row in json.loads(out)["channels"]} == {words}
@@ -207,11 +205,11 @@ def test_a_release_is_signed_by_a_job_and_trusted_wherever_it_is_used(
     if largest == 1024:
         part = f"/gpukiln-attestations/{AMI}/release/stable/2"
         Cloud().client("ssm").delete_parameter(Name=part)
-        code, _, err = typed(commands, "channels")
+        code, _, err = typed("channels")
         assert code == 1
         assert "release stable: it is no DSSE envelope" in err
     only = {"channel": "candidate", "region": HOME, "sign_key": job.option}
-    assert typed(commands, "release", second, **only)[0] == 0
+    assert typed("release", second, **only)[0] == 0
 
 
 def test_a_statement_of_another_image_and_of_another_workflow_are_refused(typed, job, monkeypatch, tmp_path):
@@ -220,18 +218,18 @@ def test_a_statement_of_another_image_and_of_another_workflow_are_refused(typed,
     sign(second, job.option, tmp_path, judged=JUDGED)
     put(AMI, "verdict/g4dn.xlarge", support.statements(second)["verdict/g4dn.xlarge"])
     options = {"channel": "stable", "sign_key": job.option}
-    code, _, err = typed(commands, "release", "last", **options)
+    code, _, err = typed("release", "last", **options)
     assert code == 6
     assert f"it is about arn:aws:ec2:{HOME}::image/{second}" in err
     job.workflow = "example/gpukiln/.github/workflows/images.yml@refs/pull/7/merge"
     sign(AMI, job.option, tmp_path, judged=JUDGED, build=typed.build)
-    code, _, err = typed(commands, "release", "last", **options)
+    code, _, err = typed("release", "last", **options)
     assert code == 6
     assert f"signed by https://github.com/{job.workflow} of {GITHUB}" in err
     job.workflow = job.entry["identity"].removeprefix("https://github.com/")
     sign(AMI, job.option, tmp_path, judged=JUDGED, build=typed.build)
     job.workflow = "example/other/.github/workflows/images.yml@refs/heads/main"
-    code, _, err = typed(commands, "release", "last", **options)
+    code, _, err = typed("release", "last", **options)
     assert code == 6
     assert f"found: https://github.com/{job.workflow} of {GITHUB}" in err
     assert pointed("stable")[HOME] is None
@@ -242,24 +240,24 @@ def test_keys_and_identities_are_trusted_together(typed, job, monkeypatch, tmp_p
     key = key_pair(tmp_path, "sign")
     trusting(monkeypatch, support.public_part(key), job.entry)
     sign(AMI, key, tmp_path, judged=JUDGED, build=typed.build)
-    assert typed(commands, "release", "last", channel="stable", sign_key=job.option)[0] == 0
+    assert typed("release", "last", channel="stable", sign_key=job.option)[0] == 0
     second = make_image("b2", judged=JUDGED)
     sign(second, job.option, tmp_path, judged=JUDGED)
     options = {"channel": "stable", "region": HOME}
-    assert typed(commands, "release", second, **options, sign_key=str(key))[0] == 0
+    assert typed("release", second, **options, sign_key=str(key))[0] == 0
     seen = newest._read(newest._file(Cloud()))[STABLE]
     assert (seen.number, seen.image_id) == (2, second)
 
 
 def test_provenance_is_signed_by_a_job(typed, job):
-    code, _, err = typed(ami_attest, "attest", "last", sign_key=job.option)
+    code, _, err = typed("attest", "last", sign_key=job.option)
     assert code == 0, err
     named = {"identity": job.entry["identity"], "issuer": GITHUB}
-    code, _, err = typed(ami_attest, "attest", "last", verify=True, **named)
+    code, _, err = typed("attest", "last", verify=True, **named)
     assert code == 1  # of the double, which the public root does not know
     assert "provenance.signature: the signature of https://github.com/example" in err
-    assert typed(ami_attest, "attest", "last", verify=True, identity="x")[0] == 2
-    assert typed(ami_attest, "attest", "last", **named)[0] == 2
+    assert typed("attest", "last", verify=True, identity="x")[0] == 2
+    assert typed("attest", "last", **named)[0] == 2
 
 
 def test_without_an_identity_nobody_signs(monkeypatch):

@@ -9,7 +9,6 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.clouds.tags import BUILD_ID_TAG, RECIPE_TAG
 from gpukiln.commands import ami
@@ -22,6 +21,7 @@ from gpukiln.instances.leftovers import builds_with_leftovers, sweep, unrecorded
 from gpukiln.instances.tags import build_tags, tag_specifications
 from gpukiln.proof.tags import SHORT, ProvenAmi
 from gpukiln.verify.digest import suite_digest
+from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
 
 LATER = datetime.now(UTC) + timedelta(hours=3)
@@ -218,47 +218,42 @@ def run(ec2, home, monkeypatch, capsys):
     monkeypatch.setattr(ami, "_builds", lambda: Builds(home))
 
     def one(command, **options):
-        code = 0
-        try:
-            command(Context(), **options)
-        except SystemExit as error:
-            code = error.code
-        return code, *capsys.readouterr()
+        return code_of(command, **options), *capsys.readouterr()
 
     return one
 
 
 def test_sweep_shows_what_is_orphaned_here_before_its_deadline(ec2, home, dead, run):
-    code, out, err = run(commands.sweep, json=True)
+    code, out, err = run(commands.CloudSweep, json=True)
     found = {one["kind"]: one for one in json.loads(out)["found"]}
     assert code == 0
     assert found.keys() == {"instance", "key pair", "security group", "image", "private key"}
     assert all(one["build"] == dead.id for one in found.values())
     assert "its build has ended, on this machine" in err
     assert "--yes removes these 5" in err
-    code, out, err = run(commands.sweep, json=True, yes=True)
+    code, out, err = run(commands.CloudSweep, json=True, yes=True)
     assert code == 0, err
     assert len(json.loads(out)["removed"]) == 5
     assert left(ec2, home, dead) == []
-    assert "nothing is left" in run(commands.sweep)[2]
+    assert "nothing is left" in run(commands.CloudSweep)[2]
 
 
 def test_commands_that_only_read_tell_it(dead, run):
-    for command, options in ((ami.list_, {}), (ami.show, {"build": "last"})):
+    for command, options in ((ami.AmiList, {}), (ami.AmiShow, {"build": "last"})):
         _, _, err = run(command, **options)
         assert f"build {dead.id} was killed: `invoke cloud.sweep --cloud aws" in err
         assert key_files(dead.id)
-    assert re.search(rf"{dead.id} .* killed", run(ami.list_)[1])
+    assert re.search(rf"{dead.id} .* killed", run(ami.AmiList)[1])
 
 
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
     monkeypatch.setattr(ami, "_plan", lambda *_, **__: planned)
     current = ProvenAmi({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:SHORT]]))
     monkeypatch.setattr("gpukiln.proof.tags.find_proven", lambda *_: current)
-    code, _, err = run(ami.build, dry_run=True, stages="off")
+    code, _, err = run(ami.AmiBuild, dry_run=True, stages="off")
     assert f"build {dead.id} was killed" in err
     assert len(left(ec2, home, dead)) == 5
-    code, out, _ = run(ami.build, stages="off")
+    code, out, _ = run(ami.AmiBuild, stages="off")
     assert code == 0
     assert "nothing to bake" in out
     assert left(ec2, home, dead) == []

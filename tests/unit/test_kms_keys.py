@@ -9,8 +9,6 @@ from cryptography.hazmat.primitives.hashes import SHA256, SHA384
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_der_public_key
 
 from gpukiln.attest import signing
-from gpukiln.commands import ami_attest
-from gpukiln.commands import release as commands
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images import keys
 from gpukiln.images.channels import load_channels
@@ -146,20 +144,20 @@ def test_a_release_is_signed_by_kms_and_trusted_wherever_it_is_used(named, typed
     trusting(monkeypatch, arn)
     sign(AMI, key, tmp_path, judged=JUDGED, build=typed.build)
     options = {"channel": "stable", "regions": ",".join(REGIONS)}
-    code, _, err = typed(commands, "release", "last", **options)
+    code, _, err = typed("release", "last", **options)
     assert code == 6
     assert f"channel stable trusts {arn} alone, and nobody signs" in err
-    code, _, err = typed(commands, "release", "last", **options, sign_key=str(key_pair(tmp_path, "other")))
+    code, _, err = typed("release", "last", **options, sign_key=str(key_pair(tmp_path, "other")))
     assert code == 6
     assert "--sign-key is another one" in err
-    code, _, err = typed(commands, "release", "last", **options, sign_key=key)
+    code, _, err = typed("release", "last", **options, sign_key=key)
     assert code == 0, err
     assert set(pointed("stable")) == set(REGIONS)
-    code, out, _ = typed(commands, "channels", json=True)
+    code, out, _ = typed("channels", json=True)
     assert code == 0
     assert all(row["trust"].startswith("signed") for row in json.loads(out)["channels"])
     trusting(monkeypatch, kms_key())
-    code, _, err = typed(commands, "channels")
+    code, _, err = typed("channels")
     assert code == 1
     assert "verdict g4dn.xlarge: signed by the key" in err
 
@@ -168,14 +166,14 @@ def test_provenance_is_signed_and_verified_by_kms(typed):
     key = kms_key()
     digest = {"gpukiln:digest": typed.build.read().plan.digest}
     Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list(digest))
-    assert typed(ami_attest, "attest", "last", sign_key=by_alias(key))[0] == 0
-    code, _, err = typed(ami_attest, "attest", "last", verify=True, key=key)
+    assert typed("attest", "last", sign_key=by_alias(key))[0] == 0
+    code, _, err = typed("attest", "last", verify=True, key=key)
     assert code == 0, err
-    code, _, err = typed(ami_attest, "attest", "last", verify=True, key=kms_key())
+    code, _, err = typed("attest", "last", verify=True, key=kms_key())
     assert code == 1
     assert "provenance.signature: signed by the key" in err
-    assert typed(ami_attest, "attest", "last", sign_key="awskms:alias/none")[0] == 4
-    assert typed(ami_attest, "attest", "last", sign_key="awskms:none")[0] == 2
+    assert typed("attest", "last", sign_key="awskms:alias/none")[0] == 4
+    assert typed("attest", "last", sign_key="awskms:none")[0] == 2
 
 
 def test_a_channel_trusts_the_arn_of_a_key_and_no_alias(tmp_path):

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from socketserver import BaseRequestHandler, TCPServer
 
 import pytest
-from invoke.context import Context
 from moto.core.models import DEFAULT_ACCOUNT_ID
 from moto.ec2.models import ec2_backends
 from moto.ec2.models.instances import StateReason
@@ -24,6 +23,7 @@ from gpukiln.instances.access import machine_from_image
 from gpukiln.instances.launch import Try, walk
 from gpukiln.instances.leftovers import builds_with_leftovers
 from tests.support.endpoint import serve
+from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
 
 TYPES = ("g4dn.xlarge", "g5.xlarge")
@@ -172,11 +172,7 @@ def verify(planned, ec2, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(select, "make_cloud", lambda *_, **__: ec2)
 
     def run(**options):
-        code = 0
-        try:
-            ami_verify.verify(Context(), build="last", **options)
-        except SystemExit as error:
-            code = error.code
+        code = code_of(ami_verify.AmiVerify, build="last", **options)
         return code, capsys.readouterr().err
 
     return run

@@ -4,11 +4,11 @@ import json
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.commands import cloud as commands
 from gpukiln.instances.leftovers import find_leftovers
 from gpukiln.instances.tags import build_tags, tag_list, tag_specifications
+from tests.support.exit_codes import code_of
 
 NOW = datetime.now(UTC)
 OLD = (NOW - timedelta(days=2)).strftime("%Y%m%d-%H%M%S")
@@ -56,11 +56,7 @@ def sweep(ec2, monkeypatch, capsys):
     monkeypatch.setattr("gpukiln.clouds.select.make_cloud", lambda *_args, **_options: ec2)
 
     def run(**options):
-        code = 0
-        try:
-            commands.sweep(Context(), json=True, **options)
-        except SystemExit as error:
-            code = error.code
+        code = code_of(commands.CloudSweep, json=True, **options)
         out, err = capsys.readouterr()
         return code, json.loads(out) if out else None, err
 

@@ -7,12 +7,12 @@ import sys
 import time
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.commands import node
 from gpukiln.nodes import runs as kept
 from gpukiln.nodes.runs import NodeRuns
+from tests.support.exit_codes import code_of
 
 DAY_S = 86400
 
@@ -23,11 +23,7 @@ def typed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
 
     def run(**options):
-        try:
-            node.runs(Context(), **options)
-            code = 0
-        except SystemExit as error:
-            code = error.code
+        code = code_of(node.NodeRuns, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 

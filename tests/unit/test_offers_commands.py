@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from gpukiln.commands.program import Program
-from tasks import namespace
+from tests.support.exit_codes import invoke
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +27,7 @@ def offer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 
     def typed(*words: str, code: int = 0) -> Said:
         with pytest.raises(SystemExit) as ended:
-            Program(namespace).run(["invoke", f"offer.{words[0]}", *words[1:]])
+            invoke([f"offer.{words[0]}", *words[1:]])
         shown = Said(*capsys.readouterr())
         assert (ended.value.code or 0) == code, shown
         return shown

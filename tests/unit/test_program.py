@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln import __version__
 from gpukiln.catalog.load import ROOT
-from gpukiln.commands.program import COMMAND, Program
-from tasks import namespace
+from gpukiln.commands.completion import SCRIPTS, complete
+from gpukiln.commands.main import GPUKILN, NOUNS, command, main, names
+from gpukiln.options import options_of
+from tests.support.exit_codes import invoke
 
 
 @pytest.fixture
@@ -20,7 +23,7 @@ def typed(tmp_path, monkeypatch, capsys):
 
     def run(line=""):
         with pytest.raises(SystemExit) as ended:
-            Program(namespace).run(["invoke", *line.split()])
+            invoke([*line.split()])
         shown = capsys.readouterr()
         return ended.value.code, shown.out, shown.err
 
@@ -31,37 +34,30 @@ def typed(tmp_path, monkeypatch, capsys):
 def test_without_a_command_the_commands_are_listed(typed, line):
     code, out, err = typed(line)
     assert (code, err) == (0, "")
-    for name, task in namespace.task_names.items():
-        assert task == []
+    for name in names():
         [said] = [text for text in out.splitlines() if text.split()[:1] == [name]]
-        assert namespace[name].__doc__.splitlines()[0] in said
+        assert command(name).__doc__.splitlines()[0] in said
 
 
 def test_the_commands_of_one_noun_bear_their_names(typed):
     _, out, _ = typed("--list docker")
-    names = [line.split()[0] for line in out.splitlines() if line]
-    assert names == sorted(name for name in namespace.task_names if name.startswith("docker."))
+    assert [line.split()[0] for line in out.splitlines() if line] == names("docker")
 
 
 def test_every_command_that_takes_words_behind_two_dashes_takes_all_of_them():
-    takes = {}
-    for name in namespace.task_names:
-        for argument in namespace[name].get_arguments():
-            if argument.name == COMMAND:
-                takes[name] = argument.kind
-    assert set(takes) == {"gpu.run", "k8s.job", "workspace.ssh"}
-    assert set(takes.values()) == {list}
+    takes = {name for name in names() if any(one.rest for one in options_of(command(name)))}
+    assert takes == {"gpu.run", "k8s.job", "workspace.ssh"}
 
 
 WITH_A_LETTER = ("gpu.env", "gpu.lease", "gpu.run")  # -n, how many GPUs
 
 
-@pytest.mark.parametrize("name", sorted(namespace.task_names))
+@pytest.mark.parametrize("name", names())
 def test_h_is_help_and_no_other_option_has_a_letter(typed, name):
     code, shown, err = typed(f"{name} -h")
     assert (code, err) == (0, "")
     assert shown.startswith(f"Usage: invoke {name}")
-    options = [line.split()[0] for line in shown.splitlines() if line.startswith("  -")]
+    options = [line.split()[0].rstrip(",") for line in shown.splitlines() if line.startswith("  -")]
     assert [one for one in options if one[:2] != "--"] == ["-n"] * (name in WITH_A_LETTER)
     for line in (f"-h {name}", f"--help {name}", f"{name} --help"):
         assert typed(line) == (0, shown, "")
@@ -127,5 +123,92 @@ def test_every_way_to_start_is_the_same_program(tmp_path, program):
         "error: unknown command 'ami.lst'\nnext: did you mean ami.list?\n",
     )
     assert json.loads(run("ami.bases", "--json").stdout)["schema"] == "ami.bases/1"
-    completed = run("--complete", "--", "invoke ami.plan --")
+    completed = run("--complete", "--", "ami.plan", "--")
     assert "--region" in completed.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ([""], "ami cloud docker gpu k8s node offer workspace completion"),
+        (["wor"], "workspace"),
+        (["offer", ""], "check list refresh show size"),
+        (["ami", "rele"], "release"),
+        (["ami", "timings", "--"], "--help --last --json"),
+        (["offer", "show", "--region"], "--regions --region"),
+        (["gpu", "run", "--", ""], ""),
+        (["x", "y", ""], "ami cloud docker gpu k8s node offer workspace completion"),
+    ],
+)
+def test_what_may_follow_is_completed(words, found):
+    assert complete(words, GPUKILN) == found.split()
+
+
+def test_bash_completes_by_asking_the_program(tmp_path):
+    program = tmp_path / "gpukiln"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpukiln.commands.main "$@"\n')
+    program.chmod(0o755)
+    script = f"""{SCRIPTS["bash"].replace("PROGRAM", "gpukiln")}
+        COMP_WORDS=(gpukiln offer s) COMP_CWORD=2; _gpukiln; echo "${{COMPREPLY[@]}}" """
+    done = subprocess.run(
+        ["bash", "-c", script],
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.stdout, done.stderr) == ("show size\n", "")
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "told"),
+    [
+        ("offer lsit", 2, "error: unknown command 'offer lsit'\nnext: did you mean offer list?\n"),
+        ("offer", 2, "`gpukiln --list offer` says what each does"),
+        ("ami plan --regoin x", 2, "unknown option of ami plan '--regoin'"),
+        ("ami plan --region a --regions b", 2, "--regions is given twice"),
+        ("ami show", 2, "ami show lacks BUILD"),
+        ("completion csh", 2, "completion is for bash, zsh, fish, and csh is named"),
+        ("offer show", 2, "next: gpukiln offer show g6.xlarge, for example"),
+        ("offer.list --gpu T4:1 --regions nowhere", 2, "nowhere"),
+    ],
+)
+def test_the_installed_program_says_how_its_commands_are_typed(capsys, line, code, told):
+    assert main(line.split()) == code
+    assert told in capsys.readouterr().err
+
+
+def test_help_is_of_the_program_a_noun_or_a_command(capsys):
+    shown = {}
+    for line in ("--help", "offer --help", "offer list --help", "--version", "completion fish"):
+        assert main(line.split()) == 0
+        shown[line] = capsys.readouterr().out
+    assert [line.split()[0] for line in shown["--help"].splitlines()[2:10]] == [*NOUNS]
+    assert "  offer list      List every machine" in shown["offer --help"]
+    assert shown["offer list --help"].startswith("Usage: gpukiln offer list [--OPTION...]\n")
+    assert (
+        "--hours NUMBER                hours a month that it runs (default: 730)"
+        in shown["offer list --help"]
+    )
+    assert shown["--version"] == f"gpukiln {__version__}\n"
+    assert shown["completion fish"].startswith("complete -c gpukiln ")
+
+
+def test_region_and_regions_are_one_option():
+    for name in names():
+        flags = {flag for one in options_of(command(name)) for flag in one.flags}
+        assert ("--region" in flags) == ("--regions" in flags), name
+
+
+def test_help_of_the_program_imports_no_command():
+    code = (
+        "import sys; from gpukiln.commands.main import main; main(['--help']);"
+        "print(sorted(one for one in sys.modules if one.startswith('gpukiln.') and one.count('.') == 1))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == str(
+        [
+            "gpukiln.commands",
+            *(f"gpukiln.{one}" for one in ("errors", "files", "options", "programs", "units")),
+        ]
+    )

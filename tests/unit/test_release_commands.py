@@ -5,11 +5,10 @@ import json
 from dataclasses import replace
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.clouds import select
-from gpukiln.commands import release as commands
+from gpukiln.commands.main import command
 from gpukiln.errors import BusyError, UsageError
 from gpukiln.release.log import ReleaseLog
 from gpukiln.release.options import key_by_region, region_names, sharing_with
@@ -35,7 +34,7 @@ def typed(proven, monkeypatch, capsys, tmp_path):
             build.write(replace(build.read(), verdicts=(judged,)))
             about = {"region": HOME, "image_id": AMI, "name": "gpu-image"}
             tell("image", {"tags": tags(build.id, judged), **about})
-        code = code_of(getattr(commands, name), Context(), *arguments, **options)
+        code = code_of(command(f"ami.{name}"), *arguments, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 
@@ -147,11 +146,11 @@ def test_an_image_of_another_machine_is_known_by_its_tags(typed, tmp_path):
     for record in tmp_path.glob("builds/*/record.json"):
         record.unlink()
     assert typed("release", AMI, channel="candidate")[0] == 2  # nobody said where it is
-    assert typed("release", AMI, channel="candidate", region=HOME)[0] == 0
-    code, _, err = typed("release", AMI, channel="stable", region=HOME)
+    assert typed("release", AMI, channel="candidate", image_region=HOME)[0] == 0
+    code, _, err = typed("release", AMI, channel="stable", image_region=HOME)
     assert code == 6
     assert "g4dn.xlarge: 1 checks of gpu were not run, and its tags don't say why" in err
-    assert typed("release", "ami-00000000", channel="stable", region=HOME)[0] == 2
+    assert typed("release", "ami-00000000", channel="stable", image_region=HOME)[0] == 2
 
 
 def test_nothing_becomes_public_without_its_name(typed, monkeypatch):

@@ -5,7 +5,6 @@ import zipfile
 from dataclasses import replace
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.commands import ami_diff
 from gpukiln.errors import UsageError
@@ -18,6 +17,7 @@ from gpukiln.release.notes import make_notes, predecessor
 from gpukiln.release.osv import Affected, OsvEvent, Range, is_affected, load_osv
 from gpukiln.release.versions import direction
 from gpukiln.verify.verdict import CheckResult, Verdict
+from tests.support.exit_codes import code_of
 
 PACKAGES = {"bash": "5.2.15-2+b1", "libc6": "2.36-9", "gone": "1", "zlib1g": "1:1.2.13-1", "same": "1"}
 NEWER = {"bash": "5.2.15-2+b13", "libc6": "2.36-9~rc1", "fresh": "2", "zlib1g": "1:1.2.13-1", "same": "1"}
@@ -289,30 +289,22 @@ def test_a_missing_and_a_damaged_file_are_refused(tmp_path):
         load_osv([path])
 
 
-def run(task, *args, **options):
-    try:
-        task(Context(), *args, **options)
-    except SystemExit as error:
-        return error.code
-    return 0
-
-
 def test_the_command_shows_it_as_text_markdown_and_json(two, builds, capsys):
     old, new = two[0].record.build_id, str(builds.find("last").folder)
-    assert run(ami_diff.diff, old, new) == 0
+    assert code_of(ami_diff.AmiDiff, old, new) == 0
     text = capsys.readouterr().out
     for said in ("535.309.01", "535.288.01", "downgraded", "CVE-2025-23266", "a.worse", "+60 s"):
         assert said in text
-    assert run(ami_diff.diff, old, new, format="markdown") == 0
+    assert code_of(ami_diff.AmiDiff, old, new, format="markdown") == 0
     rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert "| a.worse | passed | failed | found \\| wanted | worse |" in rows
-    assert run(ami_diff.diff, old, new, json=True) == 0
+    assert code_of(ami_diff.AmiDiff, old, new, json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["old"], document["new"]) == ("ami-01", "ami-02")
     assert document["packages"][0]["direction"] == "upgraded"
-    assert run(ami_diff.diff, old, new, format="html") == 2
-    assert run(ami_diff.diff, old, "nonsense") == 2
-    assert run(ami_diff.diff, old, new, vulnerabilities=",") == 2
+    assert code_of(ami_diff.AmiDiff, old, new, format="html") == 2
+    assert code_of(ami_diff.AmiDiff, old, "nonsense") == 2
+    assert code_of(ami_diff.AmiDiff, old, new, vulnerabilities=",") == 2
 
 
 def test_of_the_changed_inputs_files_are_counted_and_the_rest_is_told(two):
@@ -362,10 +354,10 @@ def test_the_notes_tell_what_is_new_and_what_to_mind(two, make, builds):
 def test_what_was_not_verified_or_not_baked_has_no_notes(two, builds, capsys):
     build = builds.find("last")
     build.write(replace(two[1].record, verdicts=()))
-    assert run(ami_diff.notes, "last") == 2
+    assert code_of(ami_diff.AmiNotes, "last") == 2
     assert "was not verified" in capsys.readouterr().err
     build.write(replace(two[1].record, bake=None, state="failed"))
-    assert run(ami_diff.notes, "last", since=two[0].record.build_id) == 2
+    assert code_of(ami_diff.AmiNotes, "last", since=two[0].record.build_id) == 2
     assert "has no image: it is failed" in capsys.readouterr().err
 
 

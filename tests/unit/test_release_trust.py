@@ -8,13 +8,12 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.attest import newest
 from gpukiln.attest.statements import RELEASE_TYPE, VERDICT_TYPE
 from gpukiln.attest.trust import UNSIGNED, is_copy
 from gpukiln.clouds import select
-from gpukiln.commands import release as commands
+from gpukiln.commands.main import command
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer, Version, write
@@ -61,7 +60,7 @@ def typed(proven, monkeypatch, capsys, tmp_path):
     tell("image", {"region": HOME, "image_id": AMI, "name": "gpu-image", "tags": tags(build.id, JUDGED)})
 
     def run(name, *arguments, **options):
-        code = code_of(getattr(commands, name), Context(), *arguments, **options)
+        code = code_of(command(f"ami.{name}"), *arguments, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 
@@ -108,7 +107,7 @@ def released(typed, key, **more):
 
 def test_without_keys_copied_tags_are_refused_by_the_record_of_the_build(typed, build):
     plain = imitation(build.id)
-    code, _, err = typed("release", plain, channel="stable", region=HOME)
+    code, _, err = typed("release", plain, channel="stable", image_region=HOME)
     assert code == 6
     assert f"the tags of {plain} in {HOME} name build {build.id}, whose record names {AMI}" in err
     assert f"invoke ami.show {build.id}" in err
@@ -119,7 +118,7 @@ def test_without_keys_a_record_that_names_another_image_is_refused(typed, build)
     """As after an edit: the image that was proven is not the record's any more."""
     record = build.read()
     build.write(replace(record, bake=replace(BAKE, image_id=imitation("another"))))
-    code, _, err = typed("release", AMI, channel="stable", region=HOME)
+    code, _, err = typed("release", AMI, channel="stable", image_region=HOME)
     assert code == 6
     assert f"the tags of {AMI}" in err
 
@@ -135,7 +134,7 @@ def test_without_keys_every_command_says_what_it_trusts(typed):
     assert choose(image, Cloud(), "g4dn.xlarge", None, TODAY).trust == UNSIGNED
     assert require_trusted(STABLE.path, None) == UNSIGNED
     second = make_image("b2", judged=JUDGED)
-    assert typed("release", second, channel="stable", region=HOME)[0] == 0
+    assert typed("release", second, channel="stable", image_region=HOME)[0] == 0
     code, out, err = typed("rollback", channel="stable", json=True)
     assert (code, json.loads(out)["trust"]) == (0, UNSIGNED)
     assert f"note: {UNSIGNED}" in err
@@ -274,7 +273,7 @@ def test_what_is_signed_has_the_form_of_in_toto_and_names_what_it_is_about(typed
 
 
 def refused(typed, image_id, key, *words):
-    code, _, err = typed("release", image_id, channel="stable", region=HOME, sign_key=str(key))
+    code, _, err = typed("release", image_id, channel="stable", image_region=HOME, sign_key=str(key))
     assert code == 6, err
     for word in words:
         assert word in err
@@ -417,7 +416,7 @@ def test_a_copy_whose_snapshots_are_others_is_refused(typed, key, build, tmp_pat
 def test_a_rollback_to_what_nobody_signed_is_refused(typed, key, build, tmp_path, monkeypatch):
     first = make_image("b0", judged=JUDGED)
     trusting(monkeypatch)
-    assert typed("release", first, channel="stable", region=HOME)[0] == 0
+    assert typed("release", first, channel="stable", image_region=HOME)[0] == 0
     trusting(monkeypatch, key)
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
     released(typed, key)
@@ -441,7 +440,7 @@ def test_a_rollback_is_signed_as_a_release_is(typed, key, two, tmp_path):
     assert typed("channels")[0] == 0
     released(typed, key)  # it is what the channel points at
     assert number(AMI) == 3
-    assert typed("release", two, channel="stable", region=HOME, sign_key=str(key))[0] == 0
+    assert typed("release", two, channel="stable", image_region=HOME, sign_key=str(key))[0] == 0
     assert number(two) == 4
 
 
@@ -472,7 +471,7 @@ def two(typed, key, build, tmp_path):
     released(typed, key)
     second = make_image("b2", judged=JUDGED)
     sign(second, key, tmp_path, judged=JUDGED)
-    assert typed("release", second, channel="stable", region=HOME, sign_key=str(key))[0] == 0
+    assert typed("release", second, channel="stable", image_region=HOME, sign_key=str(key))[0] == 0
     assert (number(AMI), number(second)) == (1, 2)
     assert typed("channels")[0] == 0
     return second
@@ -516,7 +515,7 @@ def test_a_pointer_that_was_put_back_with_its_statement_is_refused(typed, key, t
     assert typed("channels")[0] == 0
     put(AMI, "release/stable", early)  # of the same image, which the channel points at
     put_back(typed, "it has the number 1", f"verified number 3, {AMI}")
-    assert typed("release", two, channel="stable", region=HOME, sign_key=str(key))[0] == 0
+    assert typed("release", two, channel="stable", image_region=HOME, sign_key=str(key))[0] == 0
     assert number(two) == 4
     point_by_hand(AMI)
     put_back(typed, "it has the number 1", f"verified number 4, {two}")
@@ -562,7 +561,7 @@ def test_a_release_that_did_not_move_the_pointer_does_not_count_as_seen(typed, k
     third = make_image("b3", judged=JUDGED)
     sign(third, key, tmp_path, judged=JUDGED)
     tell("faults", [fault("PutParameter", "denied", HOME, skip=1)])
-    assert typed("release", third, channel="stable", region=HOME, sign_key=str(key))[0] == 4
+    assert typed("release", third, channel="stable", image_region=HOME, sign_key=str(key))[0] == 4
     tell("faults", [])
     assert (number(third), pointed("stable")[HOME]) == (3, two)
     assert typed("channels")[0] == 0
@@ -575,7 +574,7 @@ def test_numbers_are_of_a_channel_and_a_region(typed, key, two):
     released(typed, key, regions=EVERYWHERE)
     there = REGIONS[1]
     assert (number(AMI), number(pointed("stable")[there], there)) == (3, 1)
-    assert typed("release", two, channel="candidate", region=HOME, sign_key=str(key))[0] == 0
+    assert typed("release", two, channel="candidate", image_region=HOME, sign_key=str(key))[0] == 0
     assert number(two, channel="candidate") == 1
     put(two, "release/stable", statements(two)["release/candidate"])  # of another channel
     assert typed("channels")[0] == 0
@@ -586,11 +585,11 @@ def test_what_a_key_signed_that_is_trusted_no_more_says_nothing(typed, key, two,
     newer = key_pair(tmp_path, "newer")
     trusting(monkeypatch, newer)
     sign(two, newer, tmp_path, judged=JUDGED)
-    assert typed("release", two, channel="stable", region=HOME, sign_key=str(newer))[0] == 0
+    assert typed("release", two, channel="stable", image_region=HOME, sign_key=str(newer))[0] == 0
     assert number(two) == 1
     assert typed("channels")[0] == 0
     trusting(monkeypatch, newer, key)
-    assert typed("release", two, channel="stable", region=HOME, sign_key=str(newer))[0] == 0
+    assert typed("release", two, channel="stable", image_region=HOME, sign_key=str(newer))[0] == 0
     assert number(two) == 2  # of the old key there is number 1 of another image
     assert typed("channels")[0] == 0
 

@@ -11,12 +11,13 @@ from jsonschema import Draft202012Validator
 
 from gpukiln.commands import schemas
 from gpukiln.commands.forms import Form, Forms
-from gpukiln.commands.program import Program
+from gpukiln.commands.main import command, names
 from gpukiln.findings import Examined, Finding
 from gpukiln.kubernetes.check import registry
-from tasks import namespace
+from gpukiln.options import options_of
 from tests.support import documents
 from tests.support.api_server import ApiServer, node
+from tests.support.exit_codes import invoke
 
 ROOT = Path(__file__).parents[2]
 PUBLISHED = ROOT / "docs/schemas"
@@ -25,10 +26,7 @@ NAMES = {noun: list(schemas.forms_of(noun)[0]) for noun in schemas.NOUNS}
 
 
 def with_json() -> list[str]:
-    tasks = {name: namespace[name] for name in namespace.task_names}
-    return sorted(
-        name for name, task in tasks.items() if "json" in {one.name for one in task.get_arguments()}
-    )
+    return [name for name in names() if "json" in {one.name for one in options_of(command(name))}]
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +52,7 @@ def test_a_command_with_json_has_a_document(name):
 
 def test_a_document_is_of_a_command_with_json():
     commands = set(with_json())
-    for name in (name for names in NAMES.values() for name in names):
+    for name in (name for of_noun in NAMES.values() for name in of_noun):
         assert commands.intersection(documents.commands_of(name)), name
 
 
@@ -110,7 +108,7 @@ def test_documents_have_it(words, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     rest = ("--", "python3", "train.py") if words[0] == "k8s.job" else ()
     with contextlib.suppress(SystemExit):  # a job's command follows `--`, files their command
-        Program(namespace).run(["invoke", *words, "--json", *rest])
+        invoke([*words, "--json", *rest])
     server.close()
     document = documents.read(capsys.readouterr().out)
     assert words[0] in documents.commands_of(document["schema"])

@@ -26,12 +26,17 @@ FULL = "error: standard output can't be written: No space left on device\n"
 )
 def test_what_can_not_be_written_is_told(tmp_path: Path, redirected: str, code: int, told: str) -> None:
     # says something to both, and prints more than a pipe holds
-    (tmp_path / "tasks.py").write_text(
-        "from gpukiln.commands.cli import command, print_json, say\n"
-        "@command()\ndef work(_):\n"
-        "    say('working')\n    print_json(['x' * 100] * 10_000)\n    say('worked')\n"
+    (tmp_path / "program.py").write_text(
+        "import sys\n"
+        "from gpukiln.commands import main\n"
+        "from gpukiln.commands.cli import Command, print_json, say\n"
+        "class Work(Command):\n"
+        "    def run(self):\n"
+        "        say('working')\n        print_json(['x' * 100] * 10_000)\n        say('worked')\n"
+        "main.command = lambda _: Work\n"
+        "sys.exit(main.main(['ami', 'list']))\n"
     )
-    script = f"set -o pipefail; {sys.executable} -m invoke work {redirected}"
+    script = f"set -o pipefail; {sys.executable} program.py {redirected}"
     done = subprocess.run(
         ["bash", "-c", script],
         cwd=tmp_path,

@@ -1,6 +1,5 @@
 """What people type after `invoke workspace.`, against a cloud without machines: answer, error, exit code."""
 
-import inspect
 import io
 import json
 import os
@@ -16,14 +15,14 @@ import pytest
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.commands import workspace as commands
 from gpukiln.commands import workspace_look, workspace_place
-from gpukiln.commands.program import Program
 from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list
+from gpukiln.options import options_of
 from gpukiln.verify.verdict import CheckResult, Verdict
 from gpukiln.workspaces import provision, reach
 from gpukiln.workspaces.lifecycle import find
-from tasks import namespace
 from tests.support import documents
+from tests.support.exit_codes import invoke
 from tests.support.release_cloud import Cloud, changes, fault, make_image, running, server, tell, verdict
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +62,7 @@ def typed(
 
     def run(*words: str, code: int = 0) -> Said:
         with pytest.raises(SystemExit) as ended:
-            Program(namespace).run(["invoke", f"workspace.{words[0]}", *words[1:]])
+            invoke([f"workspace.{words[0]}", *words[1:]])
         shown = Said(*capsys.readouterr())
         assert (ended.value.code or 0) == code, shown
         return shown
@@ -350,7 +349,7 @@ def test_a_machine_that_differs_is_not_taken_for_what_is_asked_for(typed: Typed)
 
 
 def test_options_of_up_are_all_compared() -> None:
-    fields = set(inspect.signature(commands.up.body).parameters) - {"_"}
+    fields = {one.name for one in options_of(commands.WorkspaceUp)}
     typed_ = {word[2:].replace("-", "_") for more, _ in DIFFERENT for word in more if word.startswith("--")}
     how = {"yes", "dry_run", "json", "keep", "no_wait", "replace_unhealthy"}  # how it is done
     where = {"name", "owner", "region", "cloud", "profile"}  # which workspace it is

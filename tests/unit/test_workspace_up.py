@@ -8,7 +8,6 @@ from dataclasses import asdict, replace
 from datetime import date
 
 import pytest
-from invoke.context import Context
 
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.commands import workspace as commands
@@ -341,7 +340,7 @@ def put_away(monkeypatch):
     monkeypatch.setattr(reach, "busy", lambda *_: None)
 
     def run(wanted, **options):
-        assert code_of(commands.down, Context(), wanted.workspace_name, yes=True, **options) == 0
+        assert code_of(commands.WorkspaceDown, wanted.workspace_name, yes=True, **options) == 0
 
     return run
 

@@ -23,7 +23,8 @@ from gpukiln.gpus.engines import (
     way,
 )
 from gpukiln.gpus.leases import visible
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
+from gpukiln.options import Option
 from gpukiln.units import Memory
 
 

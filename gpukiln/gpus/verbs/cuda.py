@@ -11,8 +11,9 @@ from gpukiln.gpus.collect import collect
 from gpukiln.gpus.cuda import COMPAT, NO, CudaInstallation, compilers, not_data_center, not_looked_at, search
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import table
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
 from gpukiln.gpus.verbs.devices import head
+from gpukiln.options import Option
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import gib, short_uuid, shown, table
 from gpukiln.gpus.topology import GpuGroup, best_group
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
+from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]

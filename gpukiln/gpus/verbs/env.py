@@ -24,8 +24,9 @@ from gpukiln.gpus.environments import (
     start_wheels,
 )
 from gpukiln.gpus.leases import whoami
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
 from gpukiln.gpus.verbs.lease import FOR, WANTED, LeaseReport, request_of, told
+from gpukiln.options import Option
 from gpukiln.probe.cuda import cuda
 from gpukiln.units import Duration
 

@@ -20,7 +20,8 @@ from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.model import Device, Snapshot, plain
 from gpukiln.gpus.store import folder
 from gpukiln.gpus.text import short_uuid, table
-from gpukiln.gpus.verb import Option, Options, Verb, document
+from gpukiln.gpus.verb import Options, Verb, document
+from gpukiln.options import Option
 from gpukiln.parsing import parse_json
 from gpukiln.probe import gather
 from gpukiln.probe.base import NotReachedError, NotReportedError, ask, known, run, section, watch

@@ -17,7 +17,8 @@ from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, DeviceRequest, cuda_wanted
 from gpukiln.gpus.store import Lease, boot_clock, number_of
 from gpukiln.gpus.text import printable, table
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
+from gpukiln.options import Option
 from gpukiln.units import Duration, Memory
 
 Print = Callable[[str], None]

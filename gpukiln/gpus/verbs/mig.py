@@ -13,8 +13,9 @@ from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.reset import Blocker
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
 from gpukiln.gpus.verbs.reset import CHECK_FAILED, REFUSED, show_blockers
+from gpukiln.options import Option
 from gpukiln.probe.base import NotReachedError, ask
 
 ACTIONS = ("assert", "export", "apply")

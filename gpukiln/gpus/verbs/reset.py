@@ -12,8 +12,9 @@ from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.reset import Blocker
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
 from gpukiln.gpus.verbs.devices import chosen
+from gpukiln.options import Option
 from gpukiln.probe.base import bus_gpus
 from gpukiln.probe.gpus import on_the_bus
 

@@ -14,7 +14,8 @@ from gpukiln.gpus.client import leases_kept
 from gpukiln.gpus.config import load, machine_price
 from gpukiln.gpus.store import Lease, boot_clock, folder
 from gpukiln.gpus.text import short_uuid, table
-from gpukiln.gpus.verb import Option, Options, Verb
+from gpukiln.gpus.verb import Options, Verb
+from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]

@@ -23,8 +23,9 @@ from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot, plain
 from gpukiln.gpus.sampling import Sample, Tick, WatchEvent, WatchRecord
 from gpukiln.gpus.text import gib, short_uuid, shown, table
-from gpukiln.gpus.verb import Option, Options, Verb, document
+from gpukiln.gpus.verb import Options, Verb, document
 from gpukiln.gpus.verbs.devices import GPU, chosen, who
+from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from gpukiln import recipes
 from gpukiln.commands import streams
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.files import FULL
@@ -32,8 +33,17 @@ _OS_HINTS = {
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
+EXTRAS = {
+    "image": (
+        *("_pytest", "ansible-core", "ansible_runner", "cryptography", "cyclonedx", "jinja2", "packageurl"),
+        *("packaging", "pytest", "securesystemslib", "testinfra", "tomlkit", "univers"),
+    ),
+    "embedded": ("flask", "moto", "werkzeug"),
+    "k8s": ("kubernetes",),
+    "proxmox": ("proxmoxer", "requests", "requests_toolbelt"),
+}
+"""What a package brings that is installed with an extra; what several have, the first."""
 SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the identity of this CI job"
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -166,16 +176,29 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
     except BrokenPipeError:  # `| head`: who reads has enough
         streams.forget_output()
         return 0
+    except ModuleNotFoundError as error:
+        print_error(_missing(error))
+        return UnavailableError.exit_code
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print_error(UnavailableError(what, hint=_os_hint(error)))
         return UnavailableError.exit_code
 
 
+def _missing(error: ModuleNotFoundError) -> UnavailableError:
+    """What to install for a module that is not there; an error of the program where nothing installs it."""
+    module = str(error.name).partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), "")
+    if not extra:
+        raise error
+    how = "scripts/run installs it" if recipes.is_checkout() else f"pip install 'gpukiln[{extra}]'"
+    return UnavailableError(f"this command needs {module}, which is not installed", hint=how)
+
+
 def _os_hint(error: OSError) -> str:
     file = Path(str(error.filename or "."))
-    if error.errno == errno.ENOENT and file.is_relative_to(CHECKOUT):
-        return f"`git checkout -- {file.relative_to(CHECKOUT)}` brings a file of the repository back"
+    if error.errno == errno.ENOENT and recipes.is_checkout() and file.is_relative_to(recipes.root()):
+        return f"`git checkout -- {file.relative_to(recipes.root())}` brings a file of the repository back"
     return _OS_HINTS.get(error.errno or 0, "")
 
 

@@ -3,11 +3,12 @@
 import re
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
 
-from roles.plan import ROOT
+import gpukiln
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Fit:
 @cache
 def catalogue() -> dict[str, Any]:
     """Branches, GPUs and architectures, as the plan of an image knows them."""
-    text = (ROOT / "gpukiln/catalog/data/nvidia_matrix.yaml").read_text(encoding="utf-8")
+    text = (Path(gpukiln.__file__).parent / "catalog/data/nvidia_matrix.yaml").read_text(encoding="utf-8")
     found: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
     return found
 

@@ -25,12 +25,14 @@ CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something 
 class Planned(Place, Machines):
     """What an image is made of."""
 
-    image: str = option("a folder of ami/", "eks-gpu")
+    image: str = option("a folder of ami/", "eks-gpu", setting="image")
     base: str = option("base image, see ami.bases; default: the cloud's")
     instance_types: str = option(
         "GPU machines the image must run on, separated by commas; default: the image's own"
     )
-    set: str = option("change a component for this build, NAME.FIELD=VALUE, separated by commas")
+    set: str = option(
+        "change a component for this build, NAME.FIELD=VALUE, separated by commas", setting="components"
+    )
     also: str = option(
         "optional components that the image gets too, separated by commas: dcgm, dcgm_exporter, kasmvnc"
     )

@@ -87,15 +87,15 @@ class Removal(Command):
 class Profile(Command):
     """What may ask AWS."""
 
-    profile: str = option("AWS profile (aws only)")
+    profile: str = option("AWS profile (aws only)", setting="profile")
 
 
 @dataclass(frozen=True)
 class Place(Profile, Json):
     """What is asked of one cloud."""
 
-    cloud: str = option("embedded (this machine) or aws (your account)", "embedded")
-    region: str = option("AWS region, for example us-west-2", also="regions")
+    cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
+    region: str = option("AWS region, for example us-west-2", also="regions", setting="region")
 
     def where(self) -> Cloud:
         """The cloud, in this region."""
@@ -143,10 +143,11 @@ class Kubernetes(Json):
 class Machines(Command):
     """Machines of AWS that bake and verify."""
 
-    subnet_id: str = option("subnet of the machines that bake and verify (aws only)")
+    subnet_id: str = option("subnet of the machines that bake and verify (aws only)", setting="subnet_id")
     ssh_cidr: str = option(
         "who may reach SSH of those machines, for example 203.0.113.7/32; default: this machine's public "
-        "address (aws only)"
+        "address (aws only)",
+        setting="ssh_cidr",
     )
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpukiln.commands import settings
 from gpukiln.commands.cli import Hosts, Json, Removal, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
@@ -28,7 +29,7 @@ class Converged(Json):
     inventory: str = option("Ansible inventory: a file or a folder")
     limit: str = option("only these hosts, an Ansible pattern")
     forks: int = option("hosts that are worked on at the same time", 20)
-    set: str = option("change a component, NAME.FIELD=VALUE, separated by commas")
+    set: str = option("change a component, NAME.FIELD=VALUE, separated by commas", setting="components")
     leave_out: str = option(
         "components not to install, separated by commas, for example nvidia_container_toolkit"
     )
@@ -99,7 +100,8 @@ class NodeApply(Converged):
                 raise UsageError("--resume names its hosts itself, --limit can't be given with it")
             inventory, limit = _resumed(self.resume, self.inventory)
             return replace(self, inventory=inventory, limit=limit, resume="").run()
-        if self.pve and (self.leave_out or self.also or self.set or self.reboot):
+        changed = self.set if self.set != settings.components() else ""
+        if self.pve and (self.leave_out or self.also or changed or self.reboot):
             raise UsageError(
                 "--pve has one role, and --set, --leave-out, --also and --reboot are about others",
                 hint="pve_host_reboot in the inventory has it reboot",

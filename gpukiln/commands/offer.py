@@ -27,7 +27,9 @@ HERE = "us-west-2"
 class Where(Profile, Json):
     """Where machines are looked for."""
 
-    regions: str = option("AWS regions to look in, separated by commas", HERE, also="region")
+    regions: str = option(
+        "AWS regions to look in, separated by commas", HERE, also="region", setting="region"
+    )
     cloud: str = option(
         "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "
         "(this machine); without it, what was refreshed or ships counts",
@@ -229,7 +231,7 @@ class OfferCheck(Software, Where):
 class OfferRefresh(Where):
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
 
-    cloud: str = option("aws (your account) or embedded (this machine)", "embedded")
+    cloud: str = option("aws (your account) or embedded (this machine)", "embedded", setting="cloud")
     diff: bool = option(
         "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any",
         False,

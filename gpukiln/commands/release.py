@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from gpukiln.release.log import Release, ReleaseLog
 
 DRY_RUN = option("only look, and say what would be done", False)
-CHANNEL = option("a channel of ami/channels.yaml, for example stable", first=True, required=True)
+CHANNEL = option(
+    "a channel of ami/channels.yaml, for example stable", first=True, required=True, setting="channel"
+)
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Regions(Profile, Json):
         "machine has released, or built",
         also="region",
     )
-    cloud: str = option("embedded (this machine) or aws (your account)", "embedded")
+    cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
 
     def sites(self, records: ReleaseLog) -> tuple[Cloud, list[str]]:
         """The cloud, and the regions to look at: typed ones, or those of this machine's records."""
@@ -138,7 +140,7 @@ class AmiRollback(Regions):
     """Point a channel at the release before, in every region."""
 
     channel: str = CHANNEL
-    image: str = option("a folder of ami/", "eks-gpu")
+    image: str = option("a folder of ami/", "eks-gpu", setting="image")
     kubernetes: str = option(
         "Kubernetes version, or none; default: the only one there, or that of components.yaml",
     )

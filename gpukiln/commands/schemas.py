@@ -19,13 +19,6 @@ from gpukiln.files import write_whole
 
 WIDTH = 160  # of a line: what fits into one is in one
 Documents = Mapping[str, Form]
-# A document is of the command that its name begins with; these are printed by others, too.
-ALSO = {
-    "k8s.rules/1": ("k8s.check",),
-    "offer.list/1": ("offer.size",),
-    "workspace.plan/1": ("workspace.up",),
-    "workspace.show/1": ("workspace.up", "workspace.start", "workspace.stop"),
-}
 
 
 def _ami() -> Documents:
@@ -270,6 +263,12 @@ def _offer() -> Documents:
     return {LIST: Form(Listing), SHOW: Form(Shown), CHECK: Form(Checked), REFRESH: Form(Document)}
 
 
+def _project() -> Documents:
+    from gpukiln.commands.settings import Value
+
+    return {"project.config/1": Form(None, "Each setting of a project.", settings=[Value])}
+
+
 def _workspace() -> Documents:
     from gpukiln.workspaces.preview import PLAN, Preview
     from gpukiln.workspaces.usage import USAGE, Usage
@@ -297,17 +296,9 @@ NOUNS: dict[str, Callable[[], Documents]] = {
     "k8s": _k8s,
     "node": _node,
     "offer": _offer,
+    "project": _project,
     "workspace": _workspace,
 }
-
-
-def commands_of(document: str) -> tuple[str, ...]:
-    """The commands that print a document: that which its name begins with, and others.
-
-    Args:
-        document: What its `schema` says, for example ami.build.plan/1.
-    """
-    return (".".join(document.partition("/")[0].split(".")[:2]), *ALSO.get(document, ()))
 
 
 @cache
@@ -320,12 +311,6 @@ def forms_of(noun: str) -> tuple[dict[str, dict[str, Any]], Forms]:
         form["properties"] = said | form["properties"] | said
         form["required"] = list(dict.fromkeys(["schema", *form["required"]]))
     return found, forms
-
-
-def document_schema(name: str) -> dict[str, Any]:
-    """The schema of one document, by what its `schema` says."""
-    found, forms = forms_of(name.partition(".")[0])
-    return {"$schema": DIALECT, **found[name], "$defs": forms.used_by([found[name]])}
 
 
 def schema_of(noun: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ class Asked(Command):
     region: str = option(
         "regions to try, separated by commas, the best first; a home that is there pins its own",
         also="regions",
+        setting="region",
     )
     image: str = option("an AMI, a build (id or `last`); default: as `offer.list --image auto` chooses")
     instance_types: str = option("only these of what satisfies the request, separated by commas")
@@ -92,7 +93,7 @@ class WorkspaceUp(Asked, Profile, Json):
     )
     yes: bool = option("start it without a question; needed where there is no terminal", False)
     dry_run: bool = option("only show which machines and which image it would be, and what they cost", False)
-    cloud: str = option("embedded (this machine) or aws (your account)", "embedded")
+    cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
 
     def run(self) -> None:
         from datetime import UTC, datetime
@@ -280,7 +281,7 @@ class WorkspaceRender(Asked):
 
     to: str = option("what is written: compose, userdata, tfvars, terraform")
     out: str = option("a file; for terraform a folder. Without it standard output")
-    region: str = option("where it is to be", also="regions")
+    region: str = option("where it is to be", also="regions", setting="region")
     image: str = option("the AMI, which tfvars and terraform need")
 
     def run(self) -> None:

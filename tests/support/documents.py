@@ -8,12 +8,28 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import best_match
 
 from gpukiln.commands import schemas
+from gpukiln.commands.forms import DIALECT
+
+# A document is of the command that its name begins with; these are printed by others, too.
+ALSO = {
+    "k8s.rules/1": ("k8s.check",),
+    "offer.list/1": ("offer.size",),
+    "workspace.plan/1": ("workspace.up",),
+    "workspace.show/1": ("workspace.up", "workspace.start", "workspace.stop"),
+}
 
 
 @cache
 def validator(name: str) -> Draft202012Validator:
     """Of the document whose `schema` says the name."""
-    return Draft202012Validator(schemas.document_schema(name))
+    found, forms = schemas.forms_of(name.partition(".")[0])
+    schema = {"$schema": DIALECT, **found[name], "$defs": forms.used_by([found[name]])}
+    return Draft202012Validator(schema)
+
+
+def commands_of(document: str) -> tuple[str, ...]:
+    """The commands that print a document, by its `schema`: that of its name, and others."""
+    return (".".join(document.partition("/")[0].split(".")[:2]), *ALSO.get(document, ()))
 
 
 def check(document: Any) -> None:

@@ -85,7 +85,13 @@ def installed(wheel, tmp_path_factory):
 def test_the_wheel_holds_every_recipe_and_nothing_that_is_not_kept(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     assert {f"gpukiln/_recipes/{name}" for name in RECIPES} <= set(names)
-    kept = subprocess.run(["git", "ls-files"], cwd=ROOT, check=True, capture_output=True, text=True)
+    kept = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
     checkout = set(kept.stdout.splitlines())
     found = {name.removeprefix("gpukiln/_recipes/") for name in names if ".dist-info/" not in name}
     assert found <= checkout | {"gpukiln/recipes.py"}

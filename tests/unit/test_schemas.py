@@ -47,13 +47,13 @@ def test_each_is_a_schema(files):
 @pytest.mark.parametrize("name", with_json())
 def test_a_command_with_json_has_a_document(name):
     noun = name.partition(".")[0]
-    assert [one for one in NAMES[noun] if name in schemas.commands_of(one)]
+    assert [one for one in NAMES[noun] if name in documents.commands_of(one)]
 
 
 def test_a_document_is_of_a_command_with_json():
     commands = set(with_json())
     for name in (name for of_noun in NAMES.values() for name in of_noun):
-        assert commands.intersection(schemas.commands_of(name)), name
+        assert commands.intersection(documents.commands_of(name)), name
 
 
 def test_commands_print_documents_alone():
@@ -111,7 +111,7 @@ def test_documents_have_it(words, tmp_path, monkeypatch, capsys):
         invoke([*words, "--json", *rest])
     server.close()
     document = documents.read(capsys.readouterr().out)
-    assert words[0] in schemas.commands_of(document["schema"])
+    assert words[0] in documents.commands_of(document["schema"])
 
 
 def test_two_types_of_one_name_have_two_definitions():

@@ -39,9 +39,8 @@ def _redactor() -> Any:
     """The project's one redactor, by its path: nothing else of the checkout need be importable here."""
     recipes = Path(__file__).resolve().parents[3]
     checkout = recipes / "gpukiln"
-    path = (
-        checkout if checkout.is_dir() else recipes.parent
-    ) / "redact.py"  # in a wheel, recipes are inside it
+    package = checkout if checkout.is_dir() else recipes.parent  # of a wheel, which has the recipes in it
+    path = package / "redact.py"
     spec = importlib.util.spec_from_file_location("gpukiln_redact", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} can't be loaded")

@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any
@@ -19,6 +19,7 @@ from gpukiln.errors import UsageError
 from gpukiln.units import whole
 
 NARROW = 30  # columns: a text that would have fewer stands below its name
+Complete = Callable[[Sequence["Option"], Mapping[str, Any]], "dict[str, Any]"]
 MUCH_LESS = 0.1  # of likeness than the nearest name's: no suggestion beside it
 
 
@@ -36,6 +37,7 @@ class Option:
         rest: Whether it is the command that follows `--`, and nothing else.
         value: What stands for its value in the help.
         also: Another spelling, without dashes.
+        setting: Of a project, which is its value where it is not typed (gpukiln/commands/settings.py).
     """
 
     name: str
@@ -48,6 +50,7 @@ class Option:
     rest: bool = False
     value: str = ""
     also: str = ""
+    setting: str = ""
 
     @property
     def flag(self) -> str:
@@ -150,11 +153,14 @@ class _Once(argparse.Action):
         setattr(namespace, self.dest, values)
 
 
-def read(command: str, options: Sequence[Option], words: Sequence[str]) -> dict[str, Any]:
+def read(
+    command: str, options: Sequence[Option], words: Sequence[str], complete: Complete | None = None
+) -> dict[str, Any]:
     """What was typed behind a command.
 
     Args:
         command: With its program, for example "gpukiln ami build".
+        complete: Adds what is not typed, before what is required is looked for.
 
     Returns:
         Values by the option's name; an option that was not typed is not in it.
@@ -187,6 +193,8 @@ def read(command: str, options: Sequence[Option], words: Sequence[str]) -> dict[
             f"{name} takes no argument {others[0]!r}",
             hint=f"{see}; a command stands behind --" if rest else see,
         )
+    if complete:
+        typed = complete(options, typed)
     lacking = [one for one in options if one.required and one.name not in typed]
     if lacking:
         raise UsageError(
@@ -195,7 +203,7 @@ def read(command: str, options: Sequence[Option], words: Sequence[str]) -> dict[
             hint=see,
         )
     for one in options:
-        if one.name in typed and type(one.default) is int:
+        if isinstance(typed.get(one.name), str) and type(one.default) is int:
             typed[one.name] = whole(typed[one.name], one.flag)
         elif one.name in typed and isinstance(one.default, tuple):
             typed[one.name] = tuple(typed[one.name])

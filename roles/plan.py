@@ -246,7 +246,9 @@ def shared(name: str) -> str:
     Args:
         name: Its path in the checkout; the collection has it at the same path (`SHARED` of its build).
     """
-    return (ROOT / name).read_text(encoding="utf-8")
+    # An installed package has the roles in gpukiln/_recipes, and its own files where it has them.
+    path = ROOT / name if (ROOT / name).exists() else ROOT.parents[1] / name
+    return path.read_text(encoding="utf-8")
 
 
 def upstream(version: str) -> str:

@@ -6,12 +6,13 @@ from typing import Any
 
 import yaml
 
+from gpukiln import recipes
 from gpukiln.errors import UsageError
 from gpukiln.parsing import LimitError, check_yaml, read_text
 from gpukiln.typed import short
 
-ROOT = Path(__file__).resolve().parents[2]
-"""The checkout: where components.yaml and ami/ are."""
+ROOT = recipes.root()
+"""Where components.yaml and ami/ are."""
 
 MAX_DEPTH = 50  # levels of a document
 LARGEST = 16 << 20  # bytes; the largest data file of the catalogue has less than one MiB

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import SIGNERS, Json, Machines, Place, print_document, results, say, words
+from gpukiln.commands.cli import SIGNERS, AwsMachines, Json, Place, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -22,15 +22,17 @@ CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something 
 
 
 @dataclass(frozen=True)
-class Planned(Place, Machines):
+class PlannedImage(Place, AwsMachines):
     """What an image is made of."""
 
-    image: str = option("a folder of ami/", "eks-gpu")
+    image: str = option("a folder of ami/", "eks-gpu", setting="image")
     base: str = option("base image, see ami.bases; default: the cloud's")
     instance_types: str = option(
         "GPU machines the image must run on, separated by commas; default: the image's own"
     )
-    set: str = option("change a component for this build, NAME.FIELD=VALUE, separated by commas")
+    set: str = option(
+        "change a component for this build, NAME.FIELD=VALUE, separated by commas", setting="components"
+    )
     also: str = option(
         "optional components that the image gets too, separated by commas: dcgm, dcgm_exporter, kasmvnc"
     )
@@ -53,7 +55,7 @@ class Planned(Place, Machines):
 
 
 @dataclass(frozen=True)
-class AmiPlan(Planned):
+class AmiPlan(PlannedImage):
     """Show what a build would do, or why it can't work; starts nothing."""
 
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
@@ -97,7 +99,7 @@ class AmiPlan(Planned):
 
 
 @dataclass(frozen=True)
-class AmiBuild(Planned):
+class AmiBuild(PlannedImage):
     """Plan, bake, boot the image in a new machine, judge it, and keep a record of all of it."""
 
     force: bool = option("build even when a proven image has this digest", False)
@@ -317,7 +319,7 @@ class AmiShow(Json):
         )
 
 
-def _plan(wanted: Planned, where: Cloud, signing: SigningPair | None) -> ImagePlan:
+def _plan(wanted: PlannedImage, where: Cloud, signing: SigningPair | None) -> ImagePlan:
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
     from gpukiln.sources.available import Probes

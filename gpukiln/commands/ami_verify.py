@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpukiln.commands.cli import SIGNERS, Machines, MadeImage, print_document, results, say, words
+from gpukiln.commands.cli import SIGNERS, AwsMachines, MadeImage, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
 
 @dataclass(frozen=True)
-class AmiVerify(MadeImage, Machines):
+class AmiVerify(MadeImage, AwsMachines):
     """Boot a new machine from an image, judge it, and add the verdict to its record and its tags."""
 
     build: str = option(

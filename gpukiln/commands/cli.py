@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
+from gpukiln import recipes
 from gpukiln.commands import streams
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.files import FULL
@@ -32,8 +33,17 @@ _OS_HINTS = {
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }
+EXTRAS = {
+    "image": (
+        *("_pytest", "ansible-core", "ansible_runner", "cryptography", "cyclonedx", "jinja2", "packageurl"),
+        *("packaging", "pytest", "securesystemslib", "testinfra", "tomlkit", "univers"),
+    ),
+    "embedded": ("flask", "moto", "werkzeug"),
+    "k8s": ("kubernetes",),
+    "proxmox": ("proxmoxer", "requests", "requests_toolbelt"),
+}
+"""What a package brings that is installed with an extra; what several have, the first."""
 SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the identity of this CI job"
-CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -74,18 +84,18 @@ class Removal(Command):
 
 
 @dataclass(frozen=True)
-class Profile(Command):
+class AwsProfile(Command):
     """What may ask AWS."""
 
-    profile: str = option("AWS profile (aws only)")
+    profile: str = option("AWS profile (aws only)", setting="profile")
 
 
 @dataclass(frozen=True)
-class Place(Profile, Json):
+class Place(AwsProfile, Json):
     """What is asked of one cloud."""
 
-    cloud: str = option("embedded (this machine) or aws (your account)", "embedded")
-    region: str = option("AWS region, for example us-west-2", also="regions")
+    cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
+    region: str = option("AWS region, for example us-west-2", also="regions", setting="region")
 
     def where(self) -> Cloud:
         """The cloud, in this region."""
@@ -96,7 +106,7 @@ class Place(Profile, Json):
 
 @dataclass(frozen=True)
 class Hosts(Json):
-    """Machines that are named."""
+    """AwsMachines that are named."""
 
     hosts: str = option("ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN, separated by commas")
     inventory: str = option("Ansible inventory: a file or a folder")
@@ -130,18 +140,19 @@ class Kubernetes(Json):
 
 
 @dataclass(frozen=True)
-class Machines(Command):
-    """Machines of AWS that bake and verify."""
+class AwsMachines(Command):
+    """AwsMachines of AWS that bake and verify."""
 
-    subnet_id: str = option("subnet of the machines that bake and verify (aws only)")
+    subnet_id: str = option("subnet of the machines that bake and verify (aws only)", setting="subnet_id")
     ssh_cidr: str = option(
         "who may reach SSH of those machines, for example 203.0.113.7/32; default: this machine's public "
-        "address (aws only)"
+        "address (aws only)",
+        setting="ssh_cidr",
     )
 
 
 @dataclass(frozen=True)
-class MadeImage(Profile, Json):
+class MadeImage(AwsProfile, Json):
     """An image that is there."""
 
     region: str = option("where the image is, when this machine has no record of it", also="regions")
@@ -166,16 +177,29 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
     except BrokenPipeError:  # `| head`: who reads has enough
         streams.forget_output()
         return 0
+    except ModuleNotFoundError as error:
+        print_error(_missing(error))
+        return UnavailableError.exit_code
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print_error(UnavailableError(what, hint=_os_hint(error)))
         return UnavailableError.exit_code
 
 
+def _missing(error: ModuleNotFoundError) -> UnavailableError:
+    """What to install for a module that is not there; an error of the program where nothing installs it."""
+    module = str(error.name).partition(".")[0]
+    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), "")
+    if not extra:
+        raise error
+    how = "scripts/run installs it" if recipes.is_checkout() else f"pip install 'gpukiln[{extra}]'"
+    return UnavailableError(f"this command needs {module}, which is not installed", hint=how)
+
+
 def _os_hint(error: OSError) -> str:
     file = Path(str(error.filename or "."))
-    if error.errno == errno.ENOENT and file.is_relative_to(CHECKOUT):
-        return f"`git checkout -- {file.relative_to(CHECKOUT)}` brings a file of the repository back"
+    if error.errno == errno.ENOENT and recipes.is_checkout() and file.is_relative_to(recipes.root()):
+        return f"`git checkout -- {file.relative_to(recipes.root())}` brings a file of the repository back"
     return _OS_HINTS.get(error.errno or 0, "")
 
 

@@ -70,7 +70,9 @@ class CloudStatus(Json):
 class CloudEnv(Command):
     """Start the server and print the settings that the AWS CLI needs: eval "$(invoke cloud.env)"."""
 
-    region: str = option("region that the printed settings name", "us-west-2", also="regions")
+    region: str = option(
+        "region that the printed settings name", "us-west-2", also="regions", setting="region"
+    )
 
     def run(self) -> None:
         import shlex
@@ -153,7 +155,7 @@ class CloudClean(Removal):
 class CloudSweep(Removal, Place):
     """Find what ended builds left in one region: of this machine at once, of others past their deadline."""
 
-    region: str = option("AWS region to look at", "us-west-2", also="regions")
+    region: str = option("AWS region to look at", "us-west-2", also="regions", setting="region")
 
     def run(self) -> None:
         import sys

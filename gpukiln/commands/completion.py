@@ -62,7 +62,7 @@ def complete(words: list[str], program: str) -> list[str]:
         options = options_of(commands(noun)[verb])
         valid = ["--help", *(flag for one in options if not one.rest for flag in one.flags)]
     elif program == GPUKILN:
-        valid = list(commands(noun)) if noun in NOUNS else [*NOUNS, "completion"]
+        valid = list(commands(noun)) if noun in NOUNS else [*NOUNS, "init", "config", "completion"]
     else:
         valid = names()
     return [one for one in valid if one.startswith(begun)]

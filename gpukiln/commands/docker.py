@@ -19,7 +19,7 @@ CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something 
 
 
 @dataclass(frozen=True)
-class Planned(Json):
+class PlannedContainer(Json):
     """What a container image is made of."""
 
     image: str = option("a folder of docker/", first=True, required=True)
@@ -35,7 +35,7 @@ class Planned(Json):
 
 
 @dataclass(frozen=True)
-class DockerPlan(Planned):
+class DockerPlan(PlannedContainer):
     """Show what a build would do, or why it can't work; starts nothing."""
 
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
@@ -63,7 +63,7 @@ class DockerPlan(Planned):
 
 
 @dataclass(frozen=True)
-class DockerBuild(Planned):
+class DockerBuild(PlannedContainer):
     """Plan, build and judge a container image, and keep a record of all of it."""
 
     force: bool = option("build even when there is an image of this digest", False)
@@ -214,7 +214,7 @@ def _judge(name: str, progress: Progress, *, json: bool) -> tuple[ContainerRecor
     return record, verdict
 
 
-def _plan(wanted: Planned) -> ContainerPlan:
+def _plan(wanted: PlannedContainer) -> ContainerPlan:
     from gpukiln.docker.plan import ContainerProbes, make_container_plan
     from gpukiln.state import state_home
 

@@ -27,7 +27,7 @@ class DockerCheck(Place):
     build: str = option("an AMI's build: build id or `last`")
     gpu: str = option("GPUs of the node, for example a10g,t4; default: those the AMI was built for")
     instance_types: str = option("the node's EC2 instance types, instead of --gpu")
-    region: str = option("AWS region of --ami", "us-west-2", also="regions")
+    region: str = option("AWS region of --ami", "us-west-2", also="regions", setting="region")
 
     def run(self) -> None:
         from dataclasses import replace

@@ -27,7 +27,7 @@ class K8sAddons(Json):
         (),
     )
     cluster: str = option("its name, as metrics tell it")
-    region: str = option("of AWS, whose prices count", also="regions")
+    region: str = option("of AWS, whose prices count", also="regions", setting="region")
     kubernetes: str = option("minor version of the cluster, for example 1.35")
     provider: str = option("of the nodes: karpenter, managed or asg")
     namespace: str = option("of the device plugin, the exporter and the nodes' health")

@@ -33,7 +33,7 @@ class K8sTest(Kubernetes):
 
         from gpukiln.kubernetes import prove
         from gpukiln.kubernetes.manifest import dump as as_yaml
-        from gpukiln.nodes.runs import NodeRuns
+        from gpukiln.nodes.runs import RunStore
         from gpukiln.progress import Progress
         from gpukiln.state import state_home
         from gpukiln.verify import report
@@ -53,7 +53,7 @@ class K8sTest(Kubernetes):
             results().tell(as_yaml(*prove.pods_of(options, self.namespace or "default")).rstrip())
             return 0
         cluster = self.api()
-        run, progress = NodeRuns(state_home()).create("cluster"), Progress()
+        run, progress = RunStore(state_home()).create("cluster"), Progress()
         with progress.step(f"ask {cluster.context}"):
             facts = prove.prove(cluster, options, run.folder, say=progress.say)
         live = report.Live(progress)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.commands.cli import Json, Profile, print_document, results, say, words
+from gpukiln.commands.cli import AwsProfile, Json, print_document, results, say, words
 from gpukiln.options import option
 
 
 @dataclass(frozen=True)
-class K8sNodes(Profile, Json):
+class K8sNodes(AwsProfile, Json):
     """Render node pools on the image that a channel points at, for Karpenter, EKS or Auto Scaling."""
 
     provider: str = option(
@@ -19,8 +19,8 @@ class K8sNodes(Profile, Json):
     )
     cluster: str = option("name of the EKS cluster")
     name: str = option("of the pool or group", "gpu")
-    image: str = option("the image that was released: a folder of ami/", "eks-gpu")
-    channel: str = option("that the image was released to, for example stable", "stable")
+    image: str = option("the image that was released: a folder of ami/", "eks-gpu", setting="image")
+    channel: str = option("that the image was released to, for example stable", "stable", setting="channel")
     kubernetes: str = option("minor version of the image; default: the one that is built")
     ami: str = option("one image instead of a channel's")
     cloud: str = option(
@@ -39,6 +39,7 @@ class K8sNodes(Profile, Json):
         "with --gpu: of AWS, whose prices order the machines; with --cloud: where the image is",
         "us-west-2",
         also="regions",
+        setting="region",
     )
     instance_type: str = option("these types instead, separated by commas, the first choice first")
     capacity: str = option(

@@ -11,7 +11,7 @@ from functools import cache
 from types import FrameType
 
 from gpukiln import __version__
-from gpukiln.commands import completion, streams
+from gpukiln.commands import completion, settings, streams
 from gpukiln.commands.cli import Command, end
 from gpukiln.errors import UsageError
 from gpukiln.options import columns, near, options_of, read, usage
@@ -34,6 +34,7 @@ NOUNS = {
         "machines on which people work, from an offer to a session",
         ("workspace", "workspace_look"),
     ),
+    "project": ("a folder with the defaults of its commands: init, config", ("project",)),
 }
 """What each noun is about, and the modules that have its commands; a module is imported when it is asked."""
 
@@ -88,6 +89,8 @@ def _work(words: list[str], program: str) -> int | None:
     at = words.index("--") if "--" in words else len(words)
     asked = [word for word in words[:at] if word not in HELP]
     wants_help = len(asked) < at
+    if program == GPUKILN and asked[:1] in (["init"], ["config"]):
+        asked.insert(0, "project")
     first = asked[0] if asked else ""
     if program == GPUKILN and first in NOUNS and (wants_help or len(asked) > 1):
         if len(asked) == 1:
@@ -109,7 +112,7 @@ def _work(words: list[str], program: str) -> int | None:
         kind, typed = _find(first, program), typed_as(first, program)
         options = options_of(kind)
         if not wants_help:
-            return kind(**read(typed, options, asked[1:] + words[at:])).run()
+            return kind(**read(typed, options, asked[1:] + words[at:], settings.complete)).run()
         _say(f"Usage: {usage(typed, options)}\n", f"{(kind.__doc__ or '').strip()}\n")
         _say(columns([(one.shown, one.described) for one in options if not one.rest]))
     return None

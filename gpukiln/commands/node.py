@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from gpukiln.commands import settings
 from gpukiln.commands.cli import Hosts, Json, Removal, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
     from gpukiln.nodes.playbook import PlaybookRequest
     from gpukiln.nodes.results import RunResult
-    from gpukiln.nodes.runs import NodeRun
+    from gpukiln.nodes.runs import NodeRun, RunStore
     from gpukiln.verify.verdict import Verdict
 
 OPTIONAL_ROLES = ("docker_compose", "dcgm", "ci_runner", "kasmvnc")
@@ -28,7 +29,7 @@ class Converged(Json):
     inventory: str = option("Ansible inventory: a file or a folder")
     limit: str = option("only these hosts, an Ansible pattern")
     forks: int = option("hosts that are worked on at the same time", 20)
-    set: str = option("change a component, NAME.FIELD=VALUE, separated by commas")
+    set: str = option("change a component, NAME.FIELD=VALUE, separated by commas", setting="components")
     leave_out: str = option(
         "components not to install, separated by commas, for example nvidia_container_toolkit"
     )
@@ -99,7 +100,8 @@ class NodeApply(Converged):
                 raise UsageError("--resume names its hosts itself, --limit can't be given with it")
             inventory, limit = _resumed(self.resume, self.inventory)
             return replace(self, inventory=inventory, limit=limit, resume="").run()
-        if self.pve and (self.leave_out or self.also or self.set or self.reboot):
+        changed = self.set if self.set != settings.components() else ""
+        if self.pve and (self.leave_out or self.also or changed or self.reboot):
             raise UsageError(
                 "--pve has one role, and --set, --leave-out, --also and --reboot are about others",
                 hint="pve_host_reboot in the inventory has it reboot",
@@ -130,7 +132,7 @@ LEAST_SECONDS = 10  # a suite needs some to start, and a machine to answer
 
 
 @dataclass(frozen=True)
-class Examined(Hosts):
+class ExaminedHosts(Hosts):
     """What is examined by the host suite."""
 
     profile: str = option(
@@ -198,7 +200,7 @@ class Examined(Hosts):
 
 
 @dataclass(frozen=True)
-class NodeVerify(Examined):
+class NodeVerify(ExaminedHosts):
     """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
 
     layer: str = option("only these layers of docs/checks.md, separated by commas")
@@ -209,7 +211,7 @@ class NodeVerify(Examined):
 
 
 @dataclass(frozen=True)
-class NodeDoctor(Examined):
+class NodeDoctor(ExaminedHosts):
     """Find all that is wrong with a sick node, what keeps its GPUs from working first. Changes nothing."""
 
     max_seconds: int = option(
@@ -382,11 +384,11 @@ def _exit_code(result: RunResult) -> int:
     return CheckFailedError.exit_code if reached else UnavailableError.exit_code
 
 
-def _runs() -> Any:
-    from gpukiln.nodes import runs
+def _runs() -> RunStore:
+    from gpukiln.nodes.runs import RunStore
     from gpukiln.state import state_home
 
-    return runs.NodeRuns(state_home())
+    return RunStore(state_home())
 
 
 def _absolute(path: str) -> Path:

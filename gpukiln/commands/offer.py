@@ -1,11 +1,11 @@
-"""Machines with GPUs: which satisfy a request, where they can be had, for how much, and what runs on them."""
+"""AwsMachines with GPUs: which satisfy a request, where they can be had, for how much, and what runs on them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import Command, Json, Profile, print_document, results, say, words
+from gpukiln.commands.cli import AwsProfile, Command, Json, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -25,10 +25,12 @@ HERE = "us-west-2"
 
 
 @dataclass(frozen=True)
-class Where(Profile, Json):
+class Where(AwsProfile, Json):
     """Where machines are looked for."""
 
-    regions: str = option("AWS regions to look in, separated by commas", HERE, also="region")
+    regions: str = option(
+        "AWS regions to look in, separated by commas", HERE, also="region", setting="region"
+    )
     cloud: str = option(
         "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "
         "(this machine); without it, what was refreshed or ships counts",
@@ -230,7 +232,7 @@ class OfferCheck(Software, Where):
 class OfferRefresh(Where):
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
 
-    cloud: str = option("aws (your account) or embedded (this machine)", "embedded")
+    cloud: str = option("aws (your account) or embedded (this machine)", "embedded", setting="cloud")
     diff: bool = option(
         "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any",
         False,

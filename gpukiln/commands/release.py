@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import SIGNERS, Json, Profile, Removal, print_document, results, say
+from gpukiln.commands.cli import SIGNERS, AwsProfile, Json, Removal, print_document, results, say
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from gpukiln.release.log import Release, ReleaseLog
 
 DRY_RUN = option("only look, and say what would be done", False)
-CHANNEL = option("a channel of ami/channels.yaml, for example stable", first=True, required=True)
+CHANNEL = option(
+    "a channel of ami/channels.yaml, for example stable", first=True, required=True, setting="channel"
+)
 
 
 @dataclass(frozen=True)
-class Regions(Profile, Json):
+class Regions(AwsProfile, Json):
     """Where channels are looked at."""
 
     regions: str = option(
@@ -27,7 +29,7 @@ class Regions(Profile, Json):
         "machine has released, or built",
         also="region",
     )
-    cloud: str = option("embedded (this machine) or aws (your account)", "embedded")
+    cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
 
     def sites(self, records: ReleaseLog) -> tuple[Cloud, list[str]]:
         """The cloud, and the regions to look at: typed ones, or those of this machine's records."""
@@ -55,7 +57,7 @@ class Regions(Profile, Json):
 
 
 @dataclass(frozen=True)
-class AmiRelease(Profile, Json):
+class AmiRelease(AwsProfile, Json):
     """Copy a proven image, share it, and point a channel at it in every region."""
 
     build: str = option(
@@ -138,7 +140,7 @@ class AmiRollback(Regions):
     """Point a channel at the release before, in every region."""
 
     channel: str = CHANNEL
-    image: str = option("a folder of ami/", "eks-gpu")
+    image: str = option("a folder of ami/", "eks-gpu", setting="image")
     kubernetes: str = option(
         "Kubernetes version, or none; default: the only one there, or that of components.yaml",
     )

@@ -272,8 +272,14 @@ def _offer() -> Documents:
     }
 
 
+def _project() -> Documents:
+    from gpukiln.commands.settings import Value
+
+    return {"project.config/1": Form(None, "Each setting of a project.", settings=[Value])}
+
+
 def _workspace() -> Documents:
-    from gpukiln.workspaces.usage import USAGE, WorkspaceUsage
+    from gpukiln.workspaces.usage import USAGE, OwnersUsage
     from gpukiln.workspaces.view import (
         LIST,
         PLAN,
@@ -295,7 +301,7 @@ def _workspace() -> Documents:
         PLAN: Form(Preview),
         SHOW: Form(WorkspaceDetails),
         STATUS: Form(Status),
-        USAGE: Form(WorkspaceUsage),
+        USAGE: Form(OwnersUsage),
     }
 
 
@@ -307,6 +313,7 @@ NOUNS: dict[str, Callable[[], Documents]] = {
     "k8s": _k8s,
     "node": _node,
     "offer": _offer,
+    "project": _project,
     "workspace": _workspace,
 }
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import Command, Json, Profile, print_document, results, say, words
+from gpukiln.commands.cli import AwsProfile, Command, Json, print_document, results, say, words
 from gpukiln.commands.workspace_place import HERE, Named, cloud_of, show_parts, tell
 from gpukiln.options import option
 from gpukiln.typed import dump
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked(Command):
+class WorkspaceOptions(Command):
     """What a workspace is to be."""
 
     name: str = option("of the workspace: small letters, digits and `-`")
@@ -32,6 +32,7 @@ class Asked(Command):
     region: str = option(
         "regions to try, separated by commas, the best first; a home that is there pins its own",
         also="regions",
+        setting="region",
     )
     image: str = option("an AMI, a build (id or `last`); default: as `offer.list --image auto` chooses")
     instance_types: str = option("only these of what satisfies the request, separated by commas")
@@ -78,7 +79,7 @@ class Asked(Command):
 
 
 @dataclass(frozen=True)
-class WorkspaceUp(Asked, Profile, Json):
+class WorkspaceUp(WorkspaceOptions, AwsProfile, Json):
     """Start a workspace on the best machine that can be had, with its home; again: complete or show it."""
 
     simulated: bool = option("simulated GPUs (embedded cloud): a rehearsal", False)
@@ -97,7 +98,7 @@ class WorkspaceUp(Asked, Profile, Json):
     )
     yes: bool = option("start it without a question; needed where there is no terminal", False)
     dry_run: bool = option("only show which machines and which image it would be, and what they cost", False)
-    cloud: str = option("embedded (this machine) or aws (your account)", "embedded")
+    cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
 
     def run(self) -> None:
         from gpukiln.commands.consent import require_consent
@@ -282,12 +283,12 @@ RENDERED = ("compose", "userdata", "tfvars", "terraform")
 
 
 @dataclass(frozen=True)
-class WorkspaceRender(Asked):
+class WorkspaceRender(WorkspaceOptions):
     """Write what a workspace is made of, without a cloud: Compose file, user data, Terraform."""
 
     to: str = option("what is written: compose, userdata, tfvars, terraform")
     out: str = option("a file; for terraform a folder. Without it standard output")
-    region: str = option("where it is to be", also="regions")
+    region: str = option("where it is to be", also="regions", setting="region")
     image: str = option("the AMI, which tfvars and terraform need")
 
     def run(self) -> None:

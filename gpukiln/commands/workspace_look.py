@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Json, Profile, print_document, results, words
+from gpukiln.commands.cli import AwsProfile, Json, print_document, results, words
 from gpukiln.commands.workspace_place import HERE, Named, cloud_of, show_parts, tell
 from gpukiln.options import option
 from gpukiln.typed import dump
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WorkspaceList(Profile, Json):
+class WorkspaceList(AwsProfile, Json):
     """List workspaces as this computer remembers them, or as the clouds' tags say: --refresh."""
 
     refresh: bool = option("ask the regions what they have, and remember that", False)
@@ -167,7 +167,7 @@ class WorkspaceEnv(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceUsage(Profile, Json):
+class WorkspaceUsage(AwsProfile, Json):
     """Say how many hours workspaces ran, and what that cost, by owner."""
 
     since: str = option("the first day that counts, for example 2026-11-01; default: all that is known")

@@ -178,7 +178,7 @@ def remove_run(run: OldRun) -> OldRun:
     return replace(run, action="removed")
 
 
-class NodeRuns:
+class RunStore:
     """Every run that was made from this machine.
 
     Args:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gpukiln import programs
 from gpukiln.catalog.load import ROOT, read_yaml
+from gpukiln.errors import UnavailableError
 from gpukiln.files import open_private
 from gpukiln.findings import Decided
 from gpukiln.redact import Lines
@@ -73,6 +74,10 @@ class ScenarioResult:
 def load_scenarios(folder: Path = FOLDER) -> dict[str, Scenario]:
     """Every scenario, those that need nothing pulled first."""
     found = [_scenario(file) for file in sorted(folder.glob("*/molecule.yml"))]
+    if not found:
+        raise UnavailableError(
+            f"there is no scenario in {folder}", hint="node.test is for a checkout of gpukiln"
+        )
     return {scenario.name: scenario for scenario in sorted(found, key=lambda one: bool(one.image))}
 
 

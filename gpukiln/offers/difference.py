@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from gpukiln.catalog.gpu_names import keys_of
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_types, left_out
-from gpukiln.catalog.load import DATA, ROOT
+from gpukiln.catalog.load import DATA
 from gpukiln.catalog.offerings import zone_ids
 from gpukiln.offers.cache import Described, Types
 
@@ -200,7 +200,7 @@ def _wrapped(row: str) -> str:
 
 
 def _patch(before: str, after: str) -> str:
-    name = FILE.relative_to(ROOT)
+    name = f"gpukiln/catalog/data/{FILE.name}"
     lines = difflib.unified_diff(
         before.splitlines(keepends=True), after.splitlines(keepends=True), f"a/{name}", f"b/{name}"
     )

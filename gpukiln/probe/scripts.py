@@ -1,6 +1,6 @@
 """Files of this repository that a judged machine runs or reads; `gpukiln.probe.packing` sends their text."""
 
-from pathlib import Path
+from gpukiln import recipes
 
 FILES = {
     "SIGNATURE": "scripts/bootstrap/nvidia-module-signature.sh",
@@ -9,11 +9,10 @@ FILES = {
     "SETTINGS": "roles/image_hygiene/files/settings-files.txt",
 }
 """By the constant that holds the text."""
-ROOT = Path(__file__).parents[2]
 
 
 def _text(constant: str) -> str:
-    return (ROOT / FILES[constant]).read_text(encoding="utf-8")
+    return recipes.file(FILES[constant]).read_text(encoding="utf-8")
 
 
 def _patterns(constant: str) -> tuple[str, ...]:

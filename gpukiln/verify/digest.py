@@ -9,52 +9,56 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from gpukiln import recipes
 from gpukiln.probe.scripts import FILES
 
-ROOT = Path(__file__).resolve().parents[2]
 SHOWS_ONLY = tuple(f"gpukiln/verify/{name}.py" for name in ("html", "junit", "verification"))
 """What the plugin imports only to show a verdict: another page is no other judgement."""
 
 
 @cache
-def suite_digest(root: Path = ROOT) -> str:
+def suite_digest(root: Path | None = None) -> str:
     """Digest of the suite: another one may come to another verdict on the same machine.
 
     Args:
-        root: A checkout.
+        root: A checkout; None: what runs.
 
     Returns:
         64 hexadecimal digits.
     """
     found = hashlib.sha256()
-    for path in suite_files(root):
-        found.update(f"{path.relative_to(root)}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+    for name, path in suite_files(root).items():
+        found.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
     bindings = importlib.util.find_spec("pynvml")  # packing.py sends them along
     if bindings and bindings.origin:
         found.update(hashlib.sha256(Path(bindings.origin).read_bytes()).digest())
     return found.hexdigest()
 
 
-def suite_files(root: Path) -> list[Path]:
-    """The files that the suite is made of, by what they import.
+def suite_files(root: Path | None) -> dict[str, Path]:
+    """The files that the suite is made of, by their names in a checkout: by what they import.
 
     Args:
-        root: A checkout.
+        root: A checkout; None: what runs.
     """
-    ours, found = root / "gpukiln", set[Path]()
-    todo = [root / name for name in FILES.values()]  # sent along too
-    todo += [*root.glob("tests/host/*.py"), ours / "probe" / "gather.py", ours / "verify" / "plugin.py"]
+    folder = root or recipes.root()
+    found: dict[str, Path] = {}
+    todo = [*FILES.values()]  # sent along too
+    todo += [f"tests/host/{path.name}" for path in folder.glob("tests/host/*.py")]
+    todo += ["gpukiln/probe/gather.py", "gpukiln/verify/plugin.py"]
     while todo:
-        path = todo.pop()
-        if path in found or str(path.relative_to(root)) in SHOWS_ONLY:
+        name = todo.pop()
+        if name in found or name in SHOWS_ONLY:
             continue
-        found.add(path)
+        path = recipes.file(name, folder)
+        found[name] = path
         if path.suffix == ".py":
-            todo += _needed(root, ast.parse(path.read_text(encoding="utf-8")))
-    return sorted(found)
+            needed = _needed(ast.parse(path.read_text(encoding="utf-8")))
+            todo += [one for one in needed if recipes.file(one, folder).exists()]
+    return dict(sorted(found.items()))
 
 
-def _needed(root: Path, code: ast.Module) -> Iterator[Path]:
+def _needed(code: ast.Module) -> Iterator[str]:
     """Modules of ours that a module imports, and files of the catalogue that it reads with `data(NAME)`."""
     names: list[str] = []
     for node in ast.walk(code):
@@ -64,8 +68,5 @@ def _needed(root: Path, code: ast.Module) -> Iterator[Path]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "data":
             texts = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
-            yield from (root / "gpukiln/catalog/data" / f"{name}.yaml" for name in texts)
-    for name in names:
-        path = root / f"{name.replace('.', '/')}.py"
-        if name.startswith("gpukiln.") and path.exists():
-            yield path
+            yield from (f"gpukiln/catalog/data/{name}.yaml" for name in texts)
+    yield from (f"{name.replace('.', '/')}.py" for name in names if name.startswith("gpukiln."))

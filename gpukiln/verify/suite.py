@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from gpukiln import recipes
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.files import open_private
 from gpukiln.parsing import parse_json
@@ -23,7 +24,7 @@ from gpukiln.verify.checks import LAYERS, PROFILES
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = recipes.root()
 SUITE = ROOT / "tests" / "host"
 JUDGED = (0, 1)  # pytest: all passed, some failed
 POLL_S = 0.1
@@ -75,9 +76,7 @@ def run_suite(
     _known("profile", [profile], list(PROFILES))
     _known("layer", [*layers, *require], list(LAYERS))
     if not SUITE.is_dir():
-        raise UnavailableError(
-            f"the host suite is missing: {SUITE}", hint="run from a checkout of the repository"
-        )
+        raise UnavailableError(f"the host suite is missing: {SUITE}", hint="install gpukiln again")
     reserve_s = min(REPORT_S, max_seconds / 2)
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ class UsageSum:
 
 
 @dataclass(frozen=True)
-class WorkspaceUsage:
+class OwnersUsage:
     """What workspace.usage prints with --json.
 
     Args:
@@ -52,7 +52,7 @@ class WorkspaceUsage:
     owners: tuple[UsageSum, ...]
 
 
-def usage(spans: Iterable[RunInterval], *, since: str = "", owner: str = "") -> WorkspaceUsage:
+def usage(spans: Iterable[RunInterval], *, since: str = "", owner: str = "") -> OwnersUsage:
     """Sum up times that machines ran.
 
     Args:
@@ -66,7 +66,7 @@ def usage(spans: Iterable[RunInterval], *, since: str = "", owner: str = "") -> 
     kept = [one for one in spans if owner in ("", one.owner) and (first is None or _end(one) > first)]
     by_name = {(one.owner, one.name) for one in kept}
     by_owner = {one.owner for one in kept}
-    return WorkspaceUsage(
+    return OwnersUsage(
         USAGE,
         first.isoformat() if first else "",
         tuple(
@@ -77,7 +77,7 @@ def usage(spans: Iterable[RunInterval], *, since: str = "", owner: str = "") -> 
     )
 
 
-def usage_parts(answer: WorkspaceUsage) -> Iterator[RenderableType]:
+def usage_parts(answer: OwnersUsage) -> Iterator[RenderableType]:
     """Hours and money, by workspace and by owner."""
     table = Rows("owner", "workspace", "hours", "USD", "", first=3, right=("hours", "USD"))
     for one in answer.workspaces:

@@ -19,21 +19,17 @@ ALSO = {
 }
 
 
-def commands_of(document: str) -> tuple[str, ...]:
-    """The commands that print a document: that which its name begins with, and others.
-
-    Args:
-        document: What its `schema` says, for example ami.build.plan/1.
-    """
-    return (".".join(document.partition("/")[0].split(".")[:2]), *ALSO.get(document, ()))
-
-
 @cache
 def validator(name: str) -> Draft202012Validator:
     """Of the document whose `schema` says the name."""
-    documents, forms = schemas.forms_of(name.partition(".")[0])
-    form = documents[name]
-    return Draft202012Validator({"$schema": DIALECT, **form, "$defs": forms.used_by([form])})
+    found, forms = schemas.forms_of(name.partition(".")[0])
+    schema = {"$schema": DIALECT, **found[name], "$defs": forms.used_by([found[name]])}
+    return Draft202012Validator(schema)
+
+
+def commands_of(document: str) -> tuple[str, ...]:
+    """The commands that print a document, by its `schema`: that of its name, and others."""
+    return (".".join(document.partition("/")[0].split(".")[:2]), *ALSO.get(document, ()))
 
 
 def check(document: Any) -> None:

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from gpukiln.catalog.load import ROOT
+from gpukiln.commands.main import command
+from gpukiln.options import options_of
 
 K8S, AMI = (
     yaml.safe_load((ROOT / f"actions/{name}/action.yml").read_text()) for name in ("k8s-check", "ami-build")
@@ -23,14 +25,13 @@ GPUKILN = """\
 #!{python}
 import json, os, sys
 sys.path.insert(0, {root!r})
-noun, verb, *rest = sys.argv[1:]
 if "TEST_RESULT" in os.environ:
     with open(os.environ["TEST_ASKED"], "w") as asked:
         json.dump(sys.argv[1:], asked)
     print(os.environ["TEST_RESULT"])
     sys.exit(os.environ.get("TEST_ERROR"))
-from tasks import program
-program.run(["invoke", f"{{noun}}.{{verb}}", *rest])
+from gpukiln.commands.main import main
+sys.exit(main())
 """
 GOOD = """\
 apiVersion: v1
@@ -140,16 +141,11 @@ def test_a_build_says_which_image_it_made(runner: dict[str, str], tmp_path: Path
 
 
 def test_options_of_the_actions_are_options_of_the_commands() -> None:
-    from invoke.parser import Parser  # noqa: PLC0415 - slow to import
-
-    from tasks import namespace  # noqa: PLC0415 - slow to import
-
-    commands = Parser(contexts=namespace.to_contexts()).contexts
     for action, name in ((K8S, "k8s.check"), (AMI, "ami.build")):
         script = "".join(one["run"] for one in action["runs"]["steps"] if "run" in one)
         options = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", script))
         assert options
-        assert options <= set(commands[name].flags), name
+        assert options <= {flag for one in options_of(command(name)) for flag in one.flags}, name
 
 
 def test_what_an_action_returns_comes_of_a_step() -> None:

@@ -11,7 +11,7 @@ import pytest
 from gpukiln.catalog.load import ROOT
 from gpukiln.commands import node
 from gpukiln.nodes import runs as kept
-from gpukiln.nodes.runs import NodeRuns
+from gpukiln.nodes.runs import RunStore
 from tests.support.exit_codes import code_of
 
 DAY_S = 86400
@@ -85,8 +85,8 @@ def test_twenty_of_each_kind_and_thirty_days_stay_where_nothing_is_typed(typed, 
 def test_nothing_goes_while_a_process_works_in_it(typed, tmp_path, make):
     make("nodes/20260101-000000-apply-0000", 60)
     script = (
-        "import sys, pathlib; from gpukiln.nodes.runs import NodeRuns\n"
-        "run = NodeRuns(pathlib.Path(sys.argv[1])).create('apply'); print(run.folder, flush=True)\n"
+        "import sys, pathlib; from gpukiln.nodes.runs import RunStore\n"
+        "run = RunStore(pathlib.Path(sys.argv[1])).create('apply'); print(run.folder, flush=True)\n"
         "sys.stdin.read()"
     )
     with subprocess.Popen(
@@ -102,7 +102,7 @@ def test_nothing_goes_while_a_process_works_in_it(typed, tmp_path, make):
         assert (code, left) == (0, {folder: "a process works in it"})
         other.stdin.close()
     typed(keep=0, older_than=0, yes=True)
-    assert NodeRuns(tmp_path).folders() == []
+    assert RunStore(tmp_path).folders() == []
 
 
 def test_what_can_not_be_removed_is_told(typed, make, monkeypatch):

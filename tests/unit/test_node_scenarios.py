@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from gpukiln.errors import UsageError
-from gpukiln.nodes.runs import NodeRuns
+from gpukiln.nodes.runs import RunStore
 from gpukiln.nodes.scenarios import Scenario, ScenarioResult, choose, load_scenarios, run_scenario
 from gpukiln.nodes.view import render_outcomes, render_scenarios
 from tests.support import documents
@@ -127,10 +127,10 @@ def test_the_tables(project):
 
 
 def test_durations_of_the_last_test_are_those_that_passed(tmp_path):
-    run = NodeRuns(tmp_path).create("test")
+    run = RunStore(tmp_path).create("test")
     rows = [{"scenario": "a", "state": "passed", "seconds": 3.0}, {"scenario": "b", "state": "failed"}]
     run.write_document({"scenarios": rows})
-    assert NodeRuns(tmp_path).last_test_durations() == {"a": 3.0}
+    assert RunStore(tmp_path).last_test_durations() == {"a": 3.0}
 
 
 def test_the_command_lists_every_scenario():

@@ -20,7 +20,7 @@ from gpukiln.nodes.playbook import (
     without_group,
 )
 from gpukiln.nodes.results import Collector, HostResult, RunResult
-from gpukiln.nodes.runs import NodeRun, NodeRuns
+from gpukiln.nodes.runs import NodeRun, RunStore
 from gpukiln.nodes.view import render, summary
 from gpukiln.typed import dump
 
@@ -104,7 +104,7 @@ def test_every_host_has_its_own_outcome_and_a_failed_batch_is_the_last(request_o
     assert "/does-not-exist" in (tmp_path / "run/hosts/bad.log").read_text()
     assert summary(result) == "4 hosts: 1 changed, 1 failed, 1 unreachable, 1 not reached"
 
-    runs = NodeRuns(tmp_path)
+    runs = RunStore(tmp_path)
     kept = runs.create("apply")
     kept.write(request, result)
     assert runs.find("last").read()["unfinished"] == ["bad", "gone", "later"]
@@ -121,7 +121,7 @@ def test_no_secret_is_in_a_log_or_a_record_and_nobody_else_may_read_them(tmp_pat
     key = f"{'-' * 5}BEGIN RSA PRIVATE KEY{'-' * 5}\\nMIIhunter2\\n"
     playbook = tmp_path / "site.yml"
     playbook.write_text(SECRETS_PLAYBOOK.replace("KEY", key) % (tmp_path / "secret"))
-    folder = NodeRuns(tmp_path / "home").create("apply").folder
+    folder = RunStore(tmp_path / "home").create("apply").folder
     before = os.umask(0)
     try:
         request = PlaybookRequest(playbook=str(playbook), inventory=tmp_path / "inventory.yml", limit="good")

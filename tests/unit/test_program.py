@@ -130,14 +130,14 @@ def test_every_way_to_start_is_the_same_program(tmp_path, program):
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        ([""], "ami cloud docker gpu k8s node offer workspace completion"),
+        ([""], "ami cloud docker gpu k8s node offer workspace project init config completion"),
         (["wor"], "workspace"),
         (["offer", ""], "check list refresh show size"),
         (["ami", "rele"], "release"),
         (["ami", "timings", "--"], "--help --last --json"),
         (["offer", "show", "--region"], "--regions --region"),
         (["gpu", "run", "--", ""], ""),
-        (["x", "y", ""], "ami cloud docker gpu k8s node offer workspace completion"),
+        (["x", "y", ""], "ami cloud docker gpu k8s node offer workspace project init config completion"),
     ],
 )
 def test_what_may_follow_is_completed(words, found):
@@ -183,7 +183,7 @@ def test_help_is_of_the_program_a_noun_or_a_command(capsys):
     for line in ("--help", "offer --help", "offer list --help", "--version", "completion fish"):
         assert main(line.split()) == 0
         shown[line] = capsys.readouterr().out
-    assert [line.split()[0] for line in shown["--help"].splitlines()[2:10]] == [*NOUNS]
+    assert [line.split()[0] for line in shown["--help"].splitlines()[2 : 2 + len(NOUNS)]] == [*NOUNS]
     assert "  offer list      List every machine" in shown["offer --help"]
     assert shown["offer list --help"].startswith("Usage: gpukiln offer list [--OPTION...]\n")
     assert (
@@ -209,6 +209,6 @@ def test_help_of_the_program_imports_no_command():
     assert done.stdout.splitlines()[-1] == str(
         [
             "gpukiln.commands",
-            *(f"gpukiln.{one}" for one in ("errors", "files", "options", "programs", "units")),
+            *(f"gpukiln.{one}" for one in ("errors", "files", "options", "programs", "recipes", "units")),
         ]
     )

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from gpukiln.catalog.load import ROOT
 from gpukiln.probe.packing import sources
 from gpukiln.probe.scripts import FILES
-from gpukiln.verify.digest import ROOT, suite_digest, suite_files
+from gpukiln.verify.digest import suite_digest, suite_files
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,5 @@ def test_what_only_shows_or_has_no_part_in_it_changes_nothing(checkout: Path, be
 
 def test_everything_that_is_sent_to_the_machine_counts() -> None:
     files = suite_files(ROOT)
-    sent = {
-        ROOT / f"{name.replace('.', '/')}.py" for name in sources() if name not in ("gpukiln.probe", "pynvml")
-    }
+    sent = {f"{name.replace('.', '/')}.py" for name in sources() if name not in ("gpukiln.probe", "pynvml")}
     assert sent <= set(files)

@@ -37,7 +37,10 @@ CENSORED = "the output is hidden because the task handles secrets (no_log)"
 
 def _redactor() -> Any:
     """The project's one redactor, by its path: nothing else of the checkout need be importable here."""
-    path = Path(__file__).resolve().parents[3] / "gpukiln" / "redact.py"
+    recipes = Path(__file__).resolve().parents[3]
+    checkout = recipes / "gpukiln"
+    package = checkout if checkout.is_dir() else recipes.parent  # of a wheel, which has the recipes in it
+    path = package / "redact.py"
     spec = importlib.util.spec_from_file_location("gpukiln_redact", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} can't be loaded")

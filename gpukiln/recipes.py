@@ -1,0 +1,34 @@
+"""Where the recipes are: roles, playbooks, image recipes, components.yaml, services and the suite of checks.
+
+In a checkout they stand at its top. A wheel has them below the package, with the same names (force-include in
+pyproject.toml).
+"""
+
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parent
+_CHECKOUT = PACKAGE.parent
+_INSTALLED = PACKAGE / "_recipes"
+
+
+def is_checkout() -> bool:
+    """Whether this is a checkout, not an installed package."""
+    return not _INSTALLED.is_dir()
+
+
+def root() -> Path:
+    """The folder that has components.yaml, roles/, ami/ and the others."""
+    return _CHECKOUT if is_checkout() else _INSTALLED
+
+
+def file(name: str, folder: Path | None = None) -> Path:
+    """A file of this repository, where it is.
+
+    Args:
+        name: As in a checkout: `roles/...`, or `gpukiln/...` for one of the package.
+        folder: A checkout; None: this one, or what was installed.
+    """
+    folder = folder or root()
+    return (
+        folder.parent.parent / name if name.startswith("gpukiln/") and folder == _INSTALLED else folder / name
+    )

@@ -1,0 +1,164 @@
+"""The wheel: built without a network, installed into an empty folder, run from another; extras left out."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+from gpukiln import __version__, recipes
+from gpukiln.catalog.load import ROOT
+from gpukiln.commands.cli import EXTRAS
+from gpukiln.verify.digest import suite_digest
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RECIPES = [
+    "ami/eks-gpu/eks-gpu.pkr.hcl",
+    "ansible.cfg",
+    "ansible/plugins/action/decide.py",
+    "components.yaml",
+    "docker/runner-gpu/Dockerfile",
+    "examples/coder/main.tf",
+    "roles/nvidia_driver/tasks/main.yml",
+    "scripts/bootstrap/eks-gpu-bootstrap.sh",
+    "scripts/hooks/gpu-job-started.sh",
+    "services/jupyter.yaml",
+    "tests/host/test_gpu.py",
+]
+LEFT_OUT = sorted({one for modules in EXTRAS.values() for one in modules} - {"packaging"})  # the core has it
+# Python refuses modules that only extras bring, as where they are not installed.
+WITHOUT_EXTRAS = f"""
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {LEFT_OUT}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Missing())
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    [built] = folder.iterdir()
+    return built
+
+
+@pytest.fixture(scope="module")
+def installed(wheel, tmp_path_factory):
+    """Runs `gpukiln` as it is installed, from an empty folder."""
+    folder = tmp_path_factory.mktemp("installed")
+    command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", str(folder)]
+    subprocess.run([*command, str(wheel)], check=True, capture_output=True)
+    (folder / "usercustomize.py").write_text(WITHOUT_EXTRAS)
+    empty = tmp_path_factory.mktemp("empty")
+    environment = {**os.environ, "PYTHONPATH": str(folder), "GPUKILN_HOME": str(empty / "home")}
+
+    def run(*words, program=(str(folder / "bin" / "gpukiln"),)):
+        return subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import usercustomize, runpy, sys; del sys.argv[0]; "
+                "runpy.run_path(sys.argv[0], run_name='__main__')",
+                *program,
+                *words,
+            ],
+            cwd=empty,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    run.folder = folder
+    return run
+
+
+def test_the_wheel_holds_every_recipe_and_nothing_that_is_not_kept(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"gpukiln/_recipes/{name}" for name in RECIPES} <= set(names)
+    kept = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    checkout = set(kept.stdout.splitlines())
+    found = {name.removeprefix("gpukiln/_recipes/") for name in names if ".dist-info/" not in name}
+    assert found <= checkout | {"gpukiln/recipes.py"}
+
+
+def test_what_is_installed_answers_from_an_empty_folder(installed, tmp_path):
+    assert installed("--version").stdout == f"gpukiln {__version__}\n"
+    assert installed("--help").stdout.startswith("Usage: gpukiln NOUN VERB")
+    offers = installed("offer", "list", "--gpu", "T4:1", "--json")
+    assert json.loads(offers.stdout)["schema"] == "offer.list/1", offers.stderr
+    manifest = tmp_path / "pod.yaml"
+    manifest.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\n"
+        "spec: {containers: [{name: a, image: 'a/b:1', resources: {limits: {nvidia.com/gpu: 1}}}]}\n"
+    )
+    checked = installed("k8s", "check", str(manifest), "--json")
+    assert json.loads(checked.stdout)["schema"] == "k8s.check/1", checked.stderr
+    assert json.loads(installed("gpu", "list", "--json").stdout)["schema"] == "gpu.list/1"
+    assert json.loads(installed("ami", "bases", "--json").stdout)["schema"] == "ami.bases/1"
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        (("ami", "attest", "last"), "image"),
+        (("k8s", "doctor"), "k8s"),
+        (("gpu", "list", "--hosts", "local://"), "image"),
+    ],
+)
+def test_a_command_whose_extra_is_not_installed_says_which(installed, words, extra):
+    done = installed(*words)
+    assert done.returncode == 4, done.stderr
+    assert f"next: pip install 'gpukiln[{extra}]'\n" in done.stderr
+
+
+def test_a_hint_names_commands_as_they_are_typed(installed):
+    assert "`gpukiln ami build --region us-west-2` makes the first" in installed("ami", "list").stderr
+
+
+def test_what_is_installed_has_the_suite_of_the_checkout(installed, tmp_path):
+    asked = tmp_path / "asked.py"
+    asked.write_text("from gpukiln.verify.digest import suite_digest\nprint(suite_digest())\n")
+    assert installed(program=(str(asked),)).stdout == f"{suite_digest()}\n"
+
+
+def test_a_file_is_found_in_a_checkout_and_in_what_is_installed(installed, monkeypatch):
+    assert recipes.file("roles/plan.py") == ROOT / "roles/plan.py"
+    package = installed.folder / "gpukiln"
+    monkeypatch.setattr(recipes, "_INSTALLED", package / "_recipes")
+    assert recipes.root() == package / "_recipes"
+    assert recipes.file("gpukiln/errors.py").read_text() == (ROOT / "gpukiln/errors.py").read_text()
+
+
+def test_each_module_of_an_extra_is_of_a_package_that_the_extra_has():
+    """By what is installed here; those of packages that others bring are named with them."""
+    brought = {"cryptography": "securesystemslib", "werkzeug": "moto", "flask": "moto"}
+    packages = packages_distributions()
+    for extra, modules in EXTRAS.items():
+        wanted = " ".join(PROJECT["optional-dependencies"][extra]).lower()
+        for module in modules:
+            names = [brought[module]] if module in brought else packages.get(module, [module])
+            assert any(name.lower().replace("_", "-") in wanted for name in names), (extra, module)
+
+
+def test_settings_of_the_wheel_name_what_is_there():
+    hatch = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
+    for name, place in hatch["force-include"].items():
+        assert (ROOT / name).exists(), name
+        assert place == f"gpukiln/_recipes/{name}"
+        assert not (Path(ROOT) / place).exists()

@@ -1,0 +1,150 @@
+"""Defaults of a user and of a project: which one wins, where they count, what is wrong with a file."""
+
+import json
+
+import pytest
+
+from gpukiln.commands import settings
+from gpukiln.commands.main import command, main
+from gpukiln.options import options_of, read
+
+PROJECT = """\
+cloud = "aws"
+region = "eu-central-1"
+profile = "team"
+image = "mine"
+channel = "candidate"
+subnet_id = "subnet-1"
+
+[components.nvidia_driver]
+branch = 580
+"""
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A folder below one with gpukiln.toml; no variable is set."""
+    for name in (*(f"GPUKILN_{one.upper()}" for one in settings.SETTINGS), "AWS_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "gpukiln.toml").write_text(PROJECT)
+    below = tmp_path / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    return tmp_path / "gpukiln.toml"
+
+
+def typed(name, *words):
+    return read(f"gpukiln {name}", options_of(command(name)), words, settings.complete)
+
+
+@pytest.mark.usefixtures("project")
+def test_an_option_wins_over_a_variable_and_that_over_the_project(monkeypatch):
+    assert typed("ami.plan")["region"] == "eu-central-1"
+    monkeypatch.setenv("GPUKILN_REGION", "us-east-1")
+    assert typed("ami.plan")["region"] == "us-east-1"
+    assert typed("ami.plan", "--region", "us-west-2")["region"] == "us-west-2"
+
+
+@pytest.mark.usefixtures("project")
+def test_a_command_gets_the_settings_of_its_options():
+    assert typed("ami.build", "--force") == {
+        "force": True,
+        "cloud": "aws",
+        "region": "eu-central-1",
+        "profile": "team",
+        "image": "mine",
+        "subnet_id": "subnet-1",
+        "set": "nvidia_driver.branch=580",
+    }
+    assert typed("ami.release", "last") == {"build": "last", "channel": "candidate"}
+    assert typed("offer.list") == {"regions": "eu-central-1"}
+    assert typed("gpu.list") == typed("workspace.show") == {}
+
+
+@pytest.mark.usefixtures("project")
+def test_what_is_for_aws_is_left_out_elsewhere():
+    assert typed("ami.plan", "--cloud", "embedded") == {
+        "cloud": "embedded",
+        "region": "eu-central-1",
+        "image": "mine",
+        "set": "nvidia_driver.branch=580",
+    }
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(
+    ("given", "changed"),
+    [
+        ("cuda.version=12.4", "nvidia_driver.branch=580,cuda.version=12.4"),
+        ("nvidia_driver.branch=535", "nvidia_driver.branch=535"),
+    ],
+)
+def test_a_component_that_is_typed_wins_over_the_projects(given, changed):
+    assert typed("ami.plan", "--set", given)["set"] == changed
+
+
+def test_aws_names_the_region_where_nobody_else_does(project, monkeypatch, tmp_path):
+    project.write_text('cloud = "aws"\n')
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    assert typed("ami.plan")["region"] == ""
+    (tmp_path / "config").write_text("[profile team]\nregion = sa-east-1\n")
+    assert typed("ami.plan", "--profile", "team")["region"] == "sa-east-1"
+    monkeypatch.setenv("AWS_REGION", "us-east-2")
+    assert typed("ami.plan", "--profile", "team")["region"] == "us-east-2"
+    assert "region" not in typed("ami.plan", "--cloud", "embedded")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("regoin = 'x'", "unknown setting of {file}: 'regoin'"),
+        ("region = [1]", "region in gpukiln.toml is [1]"),
+        ("region = ", "{file}: Invalid value"),
+        ("[components]\nbranch = 1", "unknown setting of {file}: 'components.branch'"),
+    ],
+)
+def test_a_mistake_in_the_file_is_named(project, capsys, text, told):
+    project.write_text(text)
+    assert main(["ami", "plan"]) == 2
+    assert told.format(file=project) in capsys.readouterr().err
+
+
+def test_config_says_where_each_setting_comes_from(project, monkeypatch, capsys):
+    monkeypatch.setenv("GPUKILN_IMAGE", "other")
+    assert main(["config", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)["settings"]
+    found = {one["name"]: (one["value"], one["source"]) for one in printed}
+    assert found == {
+        "cloud": ("aws", str(project)),
+        "region": ("eu-central-1", str(project)),
+        "profile": ("team", str(project)),
+        "image": ("other", "$GPUKILN_IMAGE"),
+        "channel": ("candidate", str(project)),
+        "subnet_id": ("subnet-1", str(project)),
+        "ssh_cidr": ("", "default"),
+        "components.nvidia_driver.branch": ("580", str(project)),
+    }
+    assert main(["config"]) == 0
+    assert "image                            other         $GPUKILN_IMAGE" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("project")
+def test_init_makes_a_project_that_changes_nothing(tmp_path, monkeypatch, capsys):
+    assert main(["init", str(tmp_path / "new")]) == 0
+    monkeypatch.chdir(tmp_path / "new")
+    assert {one.source for one in settings.values()} == {"default"}
+    file = tmp_path / "new" / "gpukiln.toml"
+    file.write_text(file.read_text().replace('# region = ""', 'region = "us-east-1"'))
+    assert typed("ami.plan") == {"region": "us-east-1"}
+    capsys.readouterr()
+    assert main(["init", str(tmp_path / "new")]) == 6
+    assert "next: `gpukiln project config` shows it" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_components_of_a_project_are_no_set_of_a_hypervisor(tmp_path, capsys):
+    inventory = tmp_path / "hosts.yml"
+    assert main(["node", "apply", "--pve", "--inventory", str(inventory)]) == 2
+    assert f"there is no inventory {inventory}" in capsys.readouterr().err
+    assert main(["node", "apply", "--pve", "--set", "cuda.version=1"]) == 2
+    assert "--pve has one role" in capsys.readouterr().err

@@ -96,6 +96,25 @@ class Ssh:
             lines += ["Include ~/.ssh/config", "Include /etc/ssh/ssh_config"]
         return "\n".join(lines) + "\n"
 
+    def entry(self, name: str) -> str:
+        """A host of an OpenSSH client configuration, which reaches this machine by a name.
+
+        >>> print(Ssh("192.0.2.1", 2222, "ann").entry("vision"), end="")
+        Host vision
+          HostName 192.0.2.1
+          User ann
+          Port 2222
+          ServerAliveInterval 15
+        """
+        place = {"HostName": self.host, "User": self.user, "Port": str(self.port or "")}
+        chosen = {key: value for key, value in place.items() if value} | self.options()
+        return "\n".join([f"Host {name}", *(f"  {key} {value}" for key, value in chosen.items())]) + "\n"
+
+    def resolve_command(self) -> list[str]:
+        """The command line that prints what OpenSSH makes of this machine's name, and connects to nothing."""
+        program, *rest = self.command(batch=False)
+        return [program, "-G", *rest]
+
     def url(self) -> str:
         """What testinfra's `--hosts` takes; no shared connection, nothing of it outlives the run."""
         user, port = f"{self.user}@" if self.user else "", f":{self.port}" if self.port else ""

@@ -106,7 +106,7 @@ class Place(AwsProfile, Json):
 
 @dataclass(frozen=True)
 class Hosts(Json):
-    """AwsMachines that are named."""
+    """Machines that are named."""
 
     hosts: str = option("ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN, separated by commas")
     inventory: str = option("Ansible inventory: a file or a folder")
@@ -141,7 +141,7 @@ class Kubernetes(Json):
 
 @dataclass(frozen=True)
 class AwsMachines(Command):
-    """AwsMachines of AWS that bake and verify."""
+    """Machines of AWS that bake and verify."""
 
     subnet_id: str = option("subnet of the machines that bake and verify (aws only)", setting="subnet_id")
     ssh_cidr: str = option(

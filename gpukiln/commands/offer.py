@@ -1,4 +1,4 @@
-"""AwsMachines with GPUs: which satisfy a request, where they can be had, for how much, and what runs on them."""
+"""Machines with GPUs: which satisfy a request, where they can be had, for how much, and what runs on them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands.cli import AwsProfile, Command, Json, print_document, results, say, words
-from gpukiln.commands.workspace_place import HERE, Named, cloud_of, show_parts, tell
+from gpukiln.commands.workspace_place import HERE, Named, cloud_of, reach_by_name, show_parts, tell
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -96,6 +96,7 @@ class WorkspaceUp(WorkspaceOptions, AwsProfile, Json):
     budget: str = option(
         "USD a month that machine, home and address cost at most; exit 6 where all cost more",
     )
+    no_ssh_config: bool = option("no entry by which ssh, rsync and editors reach it by its name", False)
     yes: bool = option("start it without a question; needed where there is no terminal", False)
     dry_run: bool = option("only show which machines and which image it would be, and what they cost", False)
     cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
@@ -143,6 +144,8 @@ class WorkspaceUp(WorkspaceOptions, AwsProfile, Json):
             replace_unhealthy=self.replace_unhealthy,
         )
         tell(where, found, json=self.json)
+        if not self.no_ssh_config:
+            reach_by_name(where, found)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,7 @@ class WorkspaceStart(Named, Json):
 
     def run(self) -> None:
         from gpukiln.errors import CheckFailedError
-        from gpukiln.workspaces import lifecycle, reach
+        from gpukiln.workspaces import lifecycle, reach, ssh_config
         from gpukiln.workspaces.network import key_file
         from gpukiln.workspaces.provision import alone, note_what_runs, wait_until_done
 
@@ -186,7 +189,10 @@ class WorkspaceStart(Named, Json):
             except KeyboardInterrupt as interrupt:
                 note_what_runs(where, _again(where, found), interrupt)
                 raise
-        tell(where, _again(where, found), json=self.json)
+        found = _again(where, found)
+        tell(where, found, json=self.json)
+        if ssh_config.has_entry(found.name):  # it has another address now
+            reach_by_name(where, found)
         if looked and not looked.good:
             raise CheckFailedError(
                 f"{found.name} is {looked.words}", hint=f"the report is in {looked.folder}"
@@ -211,13 +217,14 @@ class WorkspaceDown(Named):
 
         from gpukiln.commands.consent import require_consent
         from gpukiln.errors import RefusedError
-        from gpukiln.workspaces import lifecycle, local_state, reach, view
+        from gpukiln.workspaces import lifecycle, local_state, reach, ssh_config, view
         from gpukiln.workspaces.network import owner_file, started_here
         from gpukiln.workspaces.provision import alone
 
         where, found = self.find_or_gone()
         if found is None:  # a `down` that was killed had removed all of it
             owner_file(where, self.name).unlink(missing_ok=True)
+            ssh_config.remove_entry(self.name)
             say(f"{self.name} is removed")
             return
         removes = found.machines or (found.homes and not self.keep_home)
@@ -244,6 +251,7 @@ class WorkspaceDown(Named):
             local_state.refresh(where)
             wanted = replace(_named(found), owner=self.owner or found.owner)
             work = None if self.force else reach.busy(where, found)
+            ssh_config.remove_entry(found.name)
             lifecycle.down(where, wanted, found, keep_home=self.keep_home, force=self.force, busy=work)
             if not self.keep_home:
                 owner_file(where, found.name).unlink(missing_ok=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import AwsProfile, print_document, results
+from gpukiln.commands.cli import AwsProfile, print_document, results, say
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -89,6 +91,32 @@ def tell(where: Cloud, found: ExistingWorkspace, *, json: bool) -> None:
         print_document(answer.schema, dump(answer))
     else:
         show_parts(view.shown_parts(answer))
+
+
+def reach_by_name(where: Cloud, found: ExistingWorkspace) -> None:
+    """Have `ssh NAME` reach a workspace; on a terminal the line in ~/.ssh/config is asked for once."""
+    from gpukiln.commands.consent import require_consent
+    from gpukiln.errors import GpukilnError, RefusedError
+    from gpukiln.workspaces import ssh_config
+    from gpukiln.workspaces.reach import reached
+
+    home = Path.home()
+    try:
+        file = ssh_config.write_entry(home, found.name, reached(where, found))
+    except GpukilnError as error:
+        say(f"note: `ssh {found.name}` does not reach it: {error.message}")
+        return
+    line = ssh_config.include_line()
+    if not ssh_config.is_included(home) and not ssh_config.is_declined() and sys.stdin and sys.stdin.isatty():
+        try:
+            require_consent("adding a line at the top of ~/.ssh/config", (line,), yes=False)
+            ssh_config.include(home)
+        except RefusedError:
+            ssh_config.decline()
+    if ssh_config.is_included(home):
+        say(f"`ssh {found.name}` reaches it")
+    else:
+        say(f"`ssh -F '{file}' {found.name}` reaches it; ~/.ssh/config could begin with: {line}")
 
 
 def cloud_of(name: str, region: str, profile: str) -> Cloud:

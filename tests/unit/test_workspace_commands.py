@@ -4,6 +4,8 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -19,7 +21,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.instances.tags import tag_list
 from gpukiln.options import options_of
 from gpukiln.verify.verdict import CheckResult, Verdict
-from gpukiln.workspaces import provision, reach
+from gpukiln.workspaces import provision, reach, ssh_config
 from gpukiln.workspaces.lifecycle import find
 from tests.support import documents
 from tests.support.exit_codes import invoke
@@ -55,6 +57,8 @@ def typed(
     """Run a command line of the noun, which must end with a code; the agent is done at once."""
     assert image
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    (tmp_path / "user").mkdir()
     for module in (commands, workspace_look, workspace_place):
         monkeypatch.setattr(module, "cloud_of", lambda _, region, __: Cloud(region))
     monkeypatch.setattr(provision, "POLL_S", 0.01)
@@ -116,6 +120,47 @@ def test_a_workspace_is_listed_shown_and_put_away(typed: Typed) -> None:
     used = json.loads(typed("usage", "--json").stdout)
     assert [(one["owner"], one["running"]) for one in used["owners"]] == [("ann", False)]
     assert "ann" in typed("usage").stdout
+
+
+def test_ssh_reaches_a_workspace_by_its_name_until_it_is_removed(typed: Typed, tmp_path: Path) -> None:
+    entry, config = tmp_path / "ssh_config.d/vision.conf", tmp_path / "user/.ssh/config"
+    typed("up", *VISION, *T4, "--yes", "--no-wait", "--no-ssh-config")
+    assert not entry.exists()
+    said = typed("up", *VISION, *T4, "--yes", "--no-wait").stderr
+    assert f"`ssh -F '{entry}' vision` reaches it" in said
+    assert not config.exists()  # there was no terminal to ask on
+    [machine] = running()
+    asked = subprocess.run(["ssh", "-G", "-F", entry, "vision"], capture_output=True, text=True, check=True)
+    assert f"hostkeyalias {machine}" in asked.stdout
+    ssh_config.include(tmp_path / "user")
+    assert "`ssh vision` reaches it" in typed("up", *VISION, *T4, "--yes", "--no-wait").stderr
+    typed("down", "vision", "--yes")
+    assert not entry.exists()
+    assert ssh_config.is_included(tmp_path / "user")
+
+
+@pytest.mark.parametrize("answer", [b"yes\n", b"no\n"])
+def test_the_line_in_the_users_configuration_is_asked_for_once(
+    typed: Typed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes
+) -> None:
+    config = tmp_path / "user/.ssh/config"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(terminal := io.BytesIO(answer)))
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    question = "adding a line at the top of ~/.ssh/config: type yes to go on:"
+    assert question in typed("up", *VISION, *T4, "--yes", "--no-wait").stderr
+    assert config.exists() == (answer == b"yes\n")
+    assert question not in typed("up", *VISION, *T4, "--yes", "--no-wait").stderr
+
+
+def test_a_host_that_the_user_has_is_not_hidden(typed: Typed, tmp_path: Path) -> None:
+    config = tmp_path / "user/.ssh/config"
+    config.parent.mkdir()
+    config.write_text("Host vision\n  HostName 198.51.100.9\n")
+    said = typed("up", *VISION, *T4, "--yes", "--no-wait").stderr
+    assert (
+        "note: `ssh vision` does not reach it: ~/.ssh/config has a host vision already (198.51.100.9)" in said
+    )
+    assert not (tmp_path / "ssh_config.d").exists()
 
 
 def test_a_command_on_a_workspace_is_given_to_ssh_word_by_word(

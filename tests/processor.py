@@ -20,6 +20,7 @@ ACCOUNTED = "GPUKILN_TESTS_ACCOUNTED"  # a run below this one must not end its a
 OTHERS_ACCOUNT = (Path("/var/log/account/pacct"), Path("/var/account/pacct"))  # Debian's acct, RHEL's psacct
 # linux/acct.h, acct_v3: flag, version, ..., pid, ppid, ..., user and system time (comp_t), ..., command
 RECORD = struct.Struct("=BBHIIIIIIfHHHHHHHH16s")
+_open, _read, _close = os.open, os.read, os.close
 TICKS = 100  # AHZ: of a second, whatever the kernel's HZ is
 KINDS = {
     "QEMU": r"qemu-.*",
@@ -63,12 +64,18 @@ def leave(made: Path) -> None:
 
 
 def used(made: Path | None) -> float:
-    """Seconds of a processor that a group has used; without one this process's and its ended children's."""
-    with contextlib.suppress(OSError):
-        if made is not None and (made / "cpuacct.usage").exists():
-            return int((made / "cpuacct.usage").read_text()) / 1e9
-        if made is not None:
-            [usage] = re.findall(r"^usage_usec (\d+)$", (made / "cpu.stat").read_text(), re.M)
+    """Seconds of a processor that a group has used; without one this process's and its ended children's.
+
+    It is asked in the middle of tests, which may have replaced `Path.read_text` or `open`.
+    """
+    for name in ("cpuacct.usage", "cpu.stat") if made is not None else ():
+        with contextlib.suppress(OSError):
+            file = _open(f"{made}/{name}", os.O_RDONLY)
+            text = _read(file, 4096)
+            _close(file)
+            if name == "cpuacct.usage":
+                return int(text) / 1e9
+            [usage] = re.findall(rb"^usage_usec (\d+)$", text, re.M)
             return int(usage) / 1e6
     return sum(os.times()[:4])
 

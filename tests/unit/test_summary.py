@@ -96,6 +96,14 @@ def test_what_the_kernel_notes_of_processes_is_read() -> None:
     assert processor.kinds(noted, {99}) == {}
 
 
+def test_a_test_that_replaces_how_files_are_read_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    group = processor.group()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_text", lambda *_, **__: "Character devices:")
+        patch.setattr(Path, "exists", lambda _: True)
+        assert processor.used(group) > 0
+
+
 def test_the_budget_is_of_a_whole_run(tmp_path: Path) -> None:
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests/test_a.py").write_text("def test_a(): sum(range(10**6))")

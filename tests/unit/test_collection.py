@@ -164,7 +164,7 @@ def test_a_playbook_elsewhere_converges_a_machine(installed: Path, tmp_path: Pat
     assert "changed=0" in second, second
     assert '[limits]\n"hours" = 48\n' in written
     assert "\nWAIT_S=180\n" in written
-    assert "usage: gpukiln-gpu" in written
+    assert "Usage: gpukiln-gpu" in written
     assert written.endswith("/usr/local/share/man/man1/gpukiln-gpu.1\n")
     assert not Path("/etc/gpukiln/gpus.toml").exists()
 

@@ -108,7 +108,7 @@ class AmiBuild(Planned):
     module_cache: str = option("keeps compiled kernel modules: a folder, s3://BUCKET/PREFIX or none")
     stages: str = option(
         "on: go on from the last stage that is unchanged, and keep new ones; off: every role runs; "
-        "default: on where snapshots cost nothing, off on aws",
+        "default: on where snapshots cost nothing, off on aws"
     )
 
     def run(self) -> int:

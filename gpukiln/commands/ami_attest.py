@@ -20,11 +20,11 @@ class AmiAttest(Profile, Json):
     sign_key: str = option(f"signs the provenance: {SIGNERS}")
     verify: bool = option("check what was written instead of writing it", False)
     key: str = option(
-        "public key that must have signed it (with --verify): a PEM file, or awskms:KEY of AWS KMS",
+        "public key that must have signed it (with --verify): a PEM file, or awskms:KEY of AWS KMS"
     )
     identity: str = option("instead of --key, with --issuer: the identity of OIDC that must have signed it")
     issuer: str = option(
-        "who vouches for --identity, for example https://token.actions.githubusercontent.com",
+        "who vouches for --identity, for example https://token.actions.githubusercontent.com"
     )
     dry_run: bool = option("say what would be written", False)
 

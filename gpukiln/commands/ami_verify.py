@@ -20,13 +20,12 @@ class AmiVerify(MadeImage, Machines):
     )
     instance_types: str = option(
         "GPU machines to try, separated by commas, the best first; default: the first that the image was "
-        "built for",
+        "built for"
     )
     for_: str = option("a channel: judge it on what this one still asks for; nothing when nothing is missing")
     spot: bool = option("take a spot instance: cheaper, and EC2 may take it away", False)
     simulated: bool = option(
-        "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing",
-        False,
+        "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing", False
     )
     sign_key: str = option(f"signs the verdict: {SIGNERS}")
 

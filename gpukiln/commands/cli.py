@@ -231,7 +231,11 @@ def results(*, json: bool = False) -> PlainConsole:
     """
     from gpukiln.progress import PlainConsole
 
-    return PlainConsole(stderr=json)
+    console = PlainConsole(stderr=json)
+    if not json:
+        output: Any = streams.Results(sys.stdout)
+        console.file = output
+    return console
 
 
 def words(text: str) -> list[str]:

@@ -116,8 +116,7 @@ class CloudClean(Removal):
     images: bool = option("also every image, snapshot and container image that was made here", False)
     base: bool = option("also the base images; the next build makes a new one from the mirror", False)
     released: bool = option(
-        "also images that a channel or another parameter names, with the parameters",
-        False,
+        "also images that a channel or another parameter names, with the parameters", False
     )
     volumes: bool = option("also volumes, with what was written on them", False)
     force: bool = FORCE
@@ -204,9 +203,7 @@ class CloudSsh(Command):
 
     instance: str = option("instance id, or `last`", first=True, required=True)
     key: str = option(
-        "private key of the key pair that the machine was launched with",
-        first=True,
-        required=True,
+        "private key of the key pair that the machine was launched with", first=True, required=True
     )
     user: str = option("who logs in", "admin")
 

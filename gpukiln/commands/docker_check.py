@@ -18,8 +18,7 @@ class DockerCheck(Place):
     """Say whether an image's CUDA runs on a node's driver and compiles for its GPUs, and by which rule."""
 
     image: str = option(
-        "a folder of docker/, with the CUDA version of components.yaml; with --cuda any name",
-        "runner-gpu",
+        "a folder of docker/, with the CUDA version of components.yaml; with --cuda any name", "runner-gpu"
     )
     cuda: str = option("CUDA version, when it is another one than components.yaml's")
     driver: str = option("the node's driver, for example 535.309.01")

@@ -18,8 +18,7 @@ class DockerPush(Place):
     build: str = option("its build id; default: its newest build")
     region: str = option("AWS region of the repository, when its URI names none", also="regions")
     create: bool = option(
-        "create a missing ECR repository: immutable tags, scan on push, untagged images expire",
-        False,
+        "create a missing ECR repository: immutable tags, scan on push, untagged images expire", False
     )
     unverified: bool = option("push although no verification has passed", False)
     dry_run: bool = option("only say what would be created and pushed", False)

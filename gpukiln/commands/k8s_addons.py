@@ -18,13 +18,10 @@ NAMES = "plugin, health, monitoring, queue, runners"
 class K8sAddons(Json):
     """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and their script."""
 
-    only: str = option(
-        f"these alone, separated by commas: {NAMES}; default: what something is said about",
-    )
+    only: str = option(f"these alone, separated by commas: {NAMES}; default: what something is said about")
     output: str = option("a folder for the files and install.sh; without it they go to standard output")
     values: tuple[str, ...] = option(
-        "a file of settings (docs/k8s-addons.md); several may be given, options go before them",
-        (),
+        "a file of settings (docs/k8s-addons.md); several may be given, options go before them", ()
     )
     cluster: str = option("its name, as metrics tell it")
     region: str = option("of AWS, whose prices count", also="regions", setting="region")

@@ -18,8 +18,7 @@ class K8sTest(Kubernetes):
 
     image: str = option("with bash and python3, by digest; without it the runner image that was pushed last")
     node_selector: str = option(
-        "label=value of the nodes, several with commas",
-        "nvidia.com/gpu.present=true",
+        "label=value of the nodes, several with commas", "nvidia.com/gpu.present=true"
     )
     resource: str = option("what a GPU is called there, for example nvidia.com/mig-1g.5gb", "nvidia.com/gpu")
     runtime_class: str = option("of the pods, where nvidia is not the default runtime")

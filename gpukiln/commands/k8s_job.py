@@ -28,14 +28,13 @@ class K8sJob(Kubernetes):
     gpus: int = option("GPUs of a pod, or instances of a MIG profile", 1)
     gpu_model: str = option("GPUs that will do, separated by commas: T4, L4, A100-80GB; default: any")
     product: str = option(
-        "the value of the nodes' label nvidia.com/gpu.product, where the catalogue has it not",
+        "the value of the nodes' label nvidia.com/gpu.product, where the catalogue has it not"
     )
     prefer: tuple[str, ...] = option(
-        "MODEL=WEIGHT (1 to 100): rather this one; may be given several times",
-        (),
+        "MODEL=WEIGHT (1 to 100): rather this one; may be given several times", ()
     )
     select_by: str = option(
-        "product (feature discovery), instance-type, karpenter or auto-mode (nodes that are not there yet)",
+        "product (feature discovery), instance-type, karpenter or auto-mode (nodes that are not there yet)"
     )
     instance_type: str = option("these types alone, separated by commas")
     mig: str = option("a profile such as 1g.10gb instead of whole GPUs (strategy mixed)")
@@ -53,15 +52,13 @@ class K8sJob(Kubernetes):
     queue: str = option("a LocalQueue of Kueue")
     spot: bool = option("on spot nodes; wants --provider", False)
     provider: str = option(
-        "of the nodes: karpenter, auto-mode, managed, asg, aks or gke; on demand without --spot",
+        "of the nodes: karpenter, auto-mode, managed, asg, aks or gke; on demand without --spot"
     )
     cache: tuple[str, ...] = option(
-        "CLAIM:/PATH (a PersistentVolumeClaim) or /FOLDER-OF-THE-NODE:/PATH; several times",
-        (),
+        "CLAIM:/PATH (a PersistentVolumeClaim) or /FOLDER-OF-THE-NODE:/PATH; several times", ()
     )
     scratch: tuple[str, ...] = option(
-        "SIZE:/PATH on the node's disk, empty and gone with the pod; several times",
-        (),
+        "SIZE:/PATH on the node's disk, empty and gone with the pod; several times", ()
     )
     env: tuple[str, ...] = option("NAME=value; several times", ())
     env_secret: tuple[str, ...] = option("a Secret whose keys become variables; several times", ())
@@ -70,19 +67,17 @@ class K8sJob(Kubernetes):
     runtime_class: str = option("where nvidia is not the nodes' default runtime: nvidia")
     priority_class: str = option("of the pod")
     tolerate: tuple[str, ...] = option(
-        "KEY or KEY=VALUE of a taint; nvidia.com/gpu is tolerated anyhow; several times",
-        (),
+        "KEY or KEY=VALUE of a taint; nvidia.com/gpu is tolerated anyhow; several times", ()
     )
     node_label: tuple[str, ...] = option("KEY=VALUE that a node must have; several times", ())
     label: tuple[str, ...] = option("KEY=VALUE of Job and pods; several times", ())
     resource: tuple[str, ...] = option(
-        "NAME=AMOUNT more of the node, for example vpc.amazonaws.com/efa=4; several times",
-        (),
+        "NAME=AMOUNT more of the node, for example vpc.amazonaws.com/efa=4; several times", ()
     )
     arguments: bool = option("give the command to the image's entrypoint instead of replacing it", False)
     security: str = option(
         "restricted: pods that Pod Security of that level admits; with --apply also where the namespace "
-        "enforces it",
+        "enforces it"
     )
     run_as: str = option("UID or UID:GID instead of the image's user")
     allow_latest: bool = option("take an image without a tag, or with the tag latest", False)

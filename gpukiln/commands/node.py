@@ -74,17 +74,14 @@ class NodeApply(Converged):
 
     check: bool = option("change nothing, show what would change", False)
     batch: str = option(
-        "hosts a batch, as a number, a percentage or a list of them (1,10%,50%); a failure ends it",
-        "100%",
+        "hosts a batch, as a number, a percentage or a list of them (1,10%,50%); a failure ends it", "100%"
     )
     reboot: bool = option(
-        "reboot a node where another driver, or nouveau, is loaded; without, that is an error",
-        False,
+        "reboot a node where another driver, or nouveau, is loaded; without, that is an error", False
     )
     resume: str = option("only the hosts that an earlier run did not finish: its id, or `last`")
     pve: bool = option(
-        "prepare Proxmox VE hosts to give their GPUs to VMs (the role pve_host), nothing else",
-        False,
+        "prepare Proxmox VE hosts to give their GPUs to VMs (the role pve_host), nothing else", False
     )
 
     def run(self) -> int:

@@ -32,7 +32,7 @@ class Where(Profile, Json):
     )
     cloud: str = option(
         "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "
-        "(this machine); without it, what was refreshed or ships counts",
+        "(this machine); without it, what was refreshed or ships counts"
     )
 
     def where(self) -> Cloud | None:
@@ -73,7 +73,7 @@ class Software(Command):
     needs: str = option("what is to run on it, for example ollama, vllm, pytorch-cu128 or cuda-12.4")
     image: str = option(
         "what it is started from: an AMI, a build (id or `last`), or a folder of docker/ for its CUDA; "
-        "`auto`: what a deploy would take, which --cloud is asked for",
+        "`auto`: what a deploy would take, which --cloud is asked for"
     )
 
 
@@ -233,8 +233,7 @@ class OfferRefresh(Where):
 
     cloud: str = option("aws (your account) or embedded (this machine)", "embedded", setting="cloud")
     diff: bool = option(
-        "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any",
-        False,
+        "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any", False
     )
 
     def run(self) -> int:

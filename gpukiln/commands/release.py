@@ -142,7 +142,7 @@ class AmiRollback(Regions):
     channel: str = CHANNEL
     image: str = option("a folder of ami/", "eks-gpu", setting="image")
     kubernetes: str = option(
-        "Kubernetes version, or none; default: the only one there, or that of components.yaml",
+        "Kubernetes version, or none; default: the only one there, or that of components.yaml"
     )
     to: str = option("build or AMI id to go back to; default: the release before the current one")
     sign_key: str = option(f"signs the rollback, where the channel names keys: {SIGNERS}")
@@ -198,7 +198,7 @@ class AmiPrune(Removal, Regions):
     keep: int = option("earlier releases of every channel that stay; default: as ami/channels.yaml says", -1)
     limit: int = option("images that one run removes in a region, the oldest first", 20)
     in_use: str = option(
-        "files with ids of images in use, separated by commas: what Karpenter runs, for example",
+        "files with ids of images in use, separated by commas: what Karpenter runs, for example"
     )
     without_channels: bool = option("go on where no channel points at anything", False)
 

@@ -80,16 +80,14 @@ class WorkspaceUp(Asked, Profile, Json):
     simulated: bool = option("simulated GPUs (embedded cloud): a rehearsal", False)
     no_wait: bool = option("do not wait until its stages are done", False)
     keep: bool = option(
-        "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed",
-        False,
+        "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed", False
     )
     replace_unhealthy: bool = option(
-        "look deep when it is up, and try the next machine where this one is unhealthy",
-        False,
+        "look deep when it is up, and try the next machine where this one is unhealthy", False
     )
     max_price: str = option("USD an hour that the machine costs at most")
     budget: str = option(
-        "USD a month that machine, home and address cost at most; exit 6 where all cost more",
+        "USD a month that machine, home and address cost at most; exit 6 where all cost more"
     )
     yes: bool = option("start it without a question; needed where there is no terminal", False)
     dry_run: bool = option("only show which machines and which image it would be, and what they cost", False)
@@ -194,8 +192,7 @@ class WorkspaceDown(Named):
     owner: str = option("whose it is, where this computer did not start it")
     force: bool = option("although somebody works there", False)
     yes: bool = option(
-        "remove what is in the home without a question; needed where there is no terminal",
-        False,
+        "remove what is in the home without a question; needed where there is no terminal", False
     )
     dry_run: bool = option("only show what would be removed", False)
 

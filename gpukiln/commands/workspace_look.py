@@ -120,8 +120,7 @@ class WorkspaceStatus(Named, Json):
     """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
 
     deep: bool = option(
-        "judge the machine and its services with the verification suite, and keep what it says",
-        False,
+        "judge the machine and its services with the verification suite, and keep what it says", False
     )
 
     def run(self) -> int:

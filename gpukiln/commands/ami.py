@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import SIGNERS, Json, Machines, Place, print_document, results, say, words
+from gpukiln.commands.cli import (
+    SIGNERS,
+    JsonOptions,
+    MachineOptions,
+    PlaceOptions,
+    print_document,
+    results,
+    say,
+    words,
+)
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -22,7 +31,7 @@ CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something 
 
 
 @dataclass(frozen=True)
-class Planned(Place, Machines):
+class BuildOptions(PlaceOptions, MachineOptions):
     """What an image is made of."""
 
     image: str = option("a folder of ami/", "eks-gpu", setting="image")
@@ -55,7 +64,7 @@ class Planned(Place, Machines):
 
 
 @dataclass(frozen=True)
-class AmiPlan(Planned):
+class AmiPlan(BuildOptions):
     """Show what a build would do, or why it can't work; starts nothing."""
 
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
@@ -99,7 +108,7 @@ class AmiPlan(Planned):
 
 
 @dataclass(frozen=True)
-class AmiBuild(Planned):
+class AmiBuild(BuildOptions):
     """Plan, bake, boot the image in a new machine, judge it, and keep a record of all of it."""
 
     force: bool = option("build even when a proven image has this digest", False)
@@ -213,7 +222,7 @@ def _proven(
 
 
 @dataclass(frozen=True)
-class AmiList(Json):
+class AmiList(JsonOptions):
     """List the builds of this machine, newest first."""
 
     def run(self) -> None:
@@ -248,7 +257,7 @@ class AmiList(Json):
 
 
 @dataclass(frozen=True)
-class AmiTimings(Json):
+class AmiTimings(JsonOptions):
     """Compare how long each step of the last builds took, newest first."""
 
     last: int = option("how many builds are compared", 4)
@@ -268,7 +277,7 @@ class AmiTimings(Json):
 
 
 @dataclass(frozen=True)
-class AmiShow(Json):
+class AmiShow(JsonOptions):
     """Show the record of a build: plan, image, verdict, durations."""
 
     build: str = option("build id, AMI id or `last`", first=True, required=True)
@@ -318,7 +327,7 @@ class AmiShow(Json):
         )
 
 
-def _plan(wanted: Planned, where: Cloud, signing: SigningPair | None) -> Plan:
+def _plan(wanted: BuildOptions, where: Cloud, signing: SigningPair | None) -> Plan:
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
     from gpukiln.sources.available import Probes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.commands.cli import SIGNERS, Json, Profile, print_document, results, say
+from gpukiln.commands.cli import SIGNERS, JsonOptions, ProfileOptions, print_document, results, say
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -13,7 +13,7 @@ STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 
 
 @dataclass(frozen=True)
-class AmiAttest(Profile, Json):
+class AmiAttest(ProfileOptions, JsonOptions):
     """Write an image's SBOM and provenance beside its record and their digests on the AMI, or verify them."""
 
     build: str = option("build id, AMI id or `last`", first=True, required=True)

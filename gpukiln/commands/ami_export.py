@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import MadeImage, Place, print_document, results, say, words
+from gpukiln.commands.cli import MadeImageOptions, PlaceOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AmiExport(MadeImage):
+class AmiExport(MadeImageOptions):
     """Write the disk of a proven image to a file, with digest and papers beside it; nothing is launched."""
 
     image: str = option(
@@ -111,7 +111,7 @@ def _missing(missing: dict[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class AmiImport(Place):
+class AmiImport(PlaceOptions):
     """Make an AMI of a disk; nobody says that it was proven before ami.verify does."""
 
     file: str = option("a raw or qcow2 disk", first=True, required=True)

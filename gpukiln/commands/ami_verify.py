@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpukiln.commands.cli import SIGNERS, Machines, MadeImage, print_document, results, say, words
+from gpukiln.commands.cli import (
+    SIGNERS,
+    MachineOptions,
+    MadeImageOptions,
+    print_document,
+    results,
+    say,
+    words,
+)
 from gpukiln.options import option
 from gpukiln.typed import dump
 
 
 @dataclass(frozen=True)
-class AmiVerify(MadeImage, Machines):
+class AmiVerify(MadeImageOptions, MachineOptions):
     """Boot a new machine from an image, judge it, and add the verdict to its record and its tags."""
 
     build: str = option(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.parsing import parse_json
 
@@ -18,7 +18,7 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class CloudGpus(Json):
+class CloudGpus(JsonOptions):
     """Simulate GPUs on the embedded cloud's machines: give, show, break; script scarcity and interruption."""
 
     machine: str = option("instance id, `last`, or `all` that have simulated GPUs", first=True, required=True)

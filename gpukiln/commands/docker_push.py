@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpukiln.commands.cli import Place, print_document
+from gpukiln.commands.cli import PlaceOptions, print_document
 from gpukiln.options import option
 from gpukiln.typed import dump
 
 
 @dataclass(frozen=True)
-class DockerPush(Place):
+class DockerPush(PlaceOptions):
     """Push a built image under tags that never move, and write its digest into the record of the build."""
 
     repository: str = option("name of a repository of ECR, or host:port/name of any registry")

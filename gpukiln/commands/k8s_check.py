@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
 from gpukiln.errors import UsageError
 from gpukiln.options import option
 from gpukiln.typed import dump
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class K8sCheck(Json):
+class K8sCheck(JsonOptions):
     """Judge manifests, Helm values, scripts and documents; nothing is changed. Exit 1: there are errors."""
 
     files: str = option(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Kubernetes, print_document, say
+from gpukiln.commands.cli import KubernetesOptions, print_document, say
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.jobs.options import JobOptions
 from gpukiln.options import flag, option
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class K8sJob(JobOptions, Kubernetes):
+class K8sJob(JobOptions, KubernetesOptions):
     """Render a GPU Job that is right, checked by the catalogue; with --apply run it and exit as it does."""
 
     output: str = option("a folder that NAME.yaml is written to")

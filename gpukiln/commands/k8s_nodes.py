@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.commands.cli import Json, Profile, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, ProfileOptions, print_document, results, say, words
 from gpukiln.options import option
 
 
 @dataclass(frozen=True)
-class K8sNodes(Profile, Json):
+class K8sNodes(ProfileOptions, JsonOptions):
     """Render node pools on the image that a channel points at, for Karpenter, EKS or Auto Scaling."""
 
     provider: str = option(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands import settings
-from gpukiln.commands.cli import Hosts, Json, Removal, print_document, results, say, words
+from gpukiln.commands.cli import HostOptions, JsonOptions, RemovalOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -23,7 +23,7 @@ OPTIONAL_ROLES = ("docker_compose", "dcgm", "ci_runner", "kasmvnc")
 
 
 @dataclass(frozen=True)
-class Converged(Json):
+class ConvergeOptions(JsonOptions):
     """What nodes are to be."""
 
     inventory: str = option("Ansible inventory: a file or a folder")
@@ -69,7 +69,7 @@ class Converged(Json):
 
 
 @dataclass(frozen=True)
-class NodeApply(Converged):
+class NodeApply(ConvergeOptions):
     """Converge live GPU nodes: driver, persistence, container runtime and toolkit, nvtop, bootstrap."""
 
     check: bool = option("change nothing, show what would change", False)
@@ -113,7 +113,7 @@ class NodeApply(Converged):
 
 
 @dataclass(frozen=True)
-class NodeDrift(Converged):
+class NodeDrift(ConvergeOptions):
     """Compare live nodes with what they should be; nothing is changed. Exit 1: something differs."""
 
     def run(self) -> int:
@@ -129,7 +129,7 @@ LEAST_SECONDS = 10  # a suite needs some to start, and a machine to answer
 
 
 @dataclass(frozen=True)
-class Examined(Hosts):
+class VerifyOptions(HostOptions):
     """What is examined by the host suite."""
 
     profile: str = option(
@@ -185,7 +185,7 @@ class Examined(Hosts):
 
 
 @dataclass(frozen=True)
-class NodeVerify(Examined):
+class NodeVerify(VerifyOptions):
     """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
 
     layer: str = option("only these layers of docs/checks.md, separated by commas")
@@ -196,7 +196,7 @@ class NodeVerify(Examined):
 
 
 @dataclass(frozen=True)
-class NodeDoctor(Examined):
+class NodeDoctor(VerifyOptions):
     """Find all that is wrong with a sick node, what keeps its GPUs from working first. Changes nothing."""
 
     max_seconds: int = option(
@@ -208,7 +208,7 @@ class NodeDoctor(Examined):
 
 
 @dataclass(frozen=True)
-class NodeTest(Json):
+class NodeTest(JsonOptions):
     """Test the roles with Molecule: real machines, converged twice and judged. Exit 1: one failed."""
 
     scenario: str = option("names separated by commas; without it all that need no image pulled")
@@ -250,7 +250,7 @@ class NodeTest(Json):
 
 
 @dataclass(frozen=True)
-class NodeRuns(Removal, Json):
+class NodeRunsCommand(RemovalOptions, JsonOptions):
     """Show the folders of earlier runs, and of verdicts on images made elsewhere; --yes removes old ones."""
 
     keep: int = option("runs of each kind that stay, the newest", 20)

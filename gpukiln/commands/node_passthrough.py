@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Json, print_document, results
+from gpukiln.commands.cli import JsonOptions, print_document, results
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NodePassthrough(Json):
+class NodePassthrough(JsonOptions):
     """Give a GPU of a Proxmox VE host to a VM; or make the VM of an exported image. Exit 6: refused."""
 
     pve: str = option(

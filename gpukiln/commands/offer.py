@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import Command, Json, Profile, print_document, results, say, words
+from gpukiln.commands.cli import Command, JsonOptions, ProfileOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -24,7 +24,7 @@ HERE = "us-west-2"
 
 
 @dataclass(frozen=True)
-class Where(Profile, Json):
+class WhereOptions(ProfileOptions, JsonOptions):
     """Where machines are looked for."""
 
     regions: str = option(
@@ -48,7 +48,7 @@ class Where(Profile, Json):
 
 
 @dataclass(frozen=True)
-class Paid(Command):
+class PaidOptions(Command):
     """What is paid for beside the machine."""
 
     volume: str = option("a volume of gp3 that is paid for, too, for example 100GB")
@@ -67,7 +67,7 @@ class Paid(Command):
 
 
 @dataclass(frozen=True)
-class Software(Command):
+class SoftwareOptions(Command):
     """What is to run on a machine."""
 
     needs: str = option("what is to run on it, for example ollama, vllm, pytorch-cu128 or cuda-12.4")
@@ -78,7 +78,7 @@ class Software(Command):
 
 
 @dataclass(frozen=True)
-class Wanted(Paid, Software, Where):
+class WantedOptions(PaidOptions, SoftwareOptions, WhereOptions):
     """What a machine must have, whatever its GPUs are."""
 
     cpu: int = option("vCPUs, at least", 0)
@@ -109,7 +109,7 @@ class Wanted(Paid, Software, Where):
 
 
 @dataclass(frozen=True)
-class OfferList(Wanted):
+class OfferList(WantedOptions):
     """List every machine that satisfies all of a request, in order of price, and those that came near."""
 
     gpu: str = option("names, memory and count with `:` between them: T4:1, 24GiB..:2, A10G,L4:1..4, H100:8")
@@ -126,7 +126,7 @@ class OfferList(Wanted):
 
 
 @dataclass(frozen=True)
-class OfferSize(Wanted):
+class OfferSize(WantedOptions):
     """Say how much GPU memory a model needs, term by term, and list the machines that have it."""
 
     params: str = option("weights of the model, for example 7e9 or 7B")
@@ -168,7 +168,7 @@ class OfferSize(Wanted):
 
 
 @dataclass(frozen=True)
-class OfferShow(Paid, Where):
+class OfferShow(PaidOptions, WhereOptions):
     """Show one machine: what it has, what it costs, and where it can be had."""
 
     type: str = option("an EC2 instance type", first=True)
@@ -187,7 +187,7 @@ class OfferShow(Paid, Where):
 
 
 @dataclass(frozen=True)
-class OfferCheck(Software, Where):
+class OfferCheck(SoftwareOptions, WhereOptions):
     """Say whether an image and what is to run on it fit machines, and by which rule; exit 3 where not."""
 
     what: str = option("an AMI or a build (id or `last`), and instance types", first=True, several=True)
@@ -228,7 +228,7 @@ class OfferCheck(Software, Where):
 
 
 @dataclass(frozen=True)
-class OfferRefresh(Where):
+class OfferRefresh(WhereOptions):
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
 
     cloud: str = option("aws (your account) or embedded (this machine)", "embedded", setting="cloud")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpukiln import recipes
 from gpukiln.commands import settings
-from gpukiln.commands.cli import Command, Json, print_document, results, say
+from gpukiln.commands.cli import Command, JsonOptions, print_document, results, say
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.options import option
 
@@ -44,7 +44,7 @@ class ProjectInit(Command):
 
 
 @dataclass(frozen=True)
-class ProjectConfig(Json):
+class ProjectConfig(JsonOptions):
     """Show each setting that commands have here, and where it comes from."""
 
     def run(self) -> None:

@@ -6,7 +6,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import SIGNERS, Json, Profile, Removal, print_document, results, say
+from gpukiln.commands.cli import (
+    SIGNERS,
+    JsonOptions,
+    ProfileOptions,
+    RemovalOptions,
+    print_document,
+    results,
+    say,
+)
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -21,7 +29,7 @@ CHANNEL = option(
 
 
 @dataclass(frozen=True)
-class Regions(Profile, Json):
+class RegionOptions(ProfileOptions, JsonOptions):
     """Where channels are looked at."""
 
     regions: str = option(
@@ -57,7 +65,7 @@ class Regions(Profile, Json):
 
 
 @dataclass(frozen=True)
-class AmiRelease(Profile, Json):
+class AmiRelease(ProfileOptions, JsonOptions):
     """Copy a proven image, share it, and point a channel at it in every region."""
 
     build: str = option(
@@ -136,7 +144,7 @@ class AmiRelease(Profile, Json):
 
 
 @dataclass(frozen=True)
-class AmiRollback(Regions):
+class AmiRollback(RegionOptions):
     """Point a channel at the release before, in every region."""
 
     channel: str = CHANNEL
@@ -167,7 +175,7 @@ class AmiRollback(Regions):
 
 
 @dataclass(frozen=True)
-class AmiChannels(Regions):
+class AmiChannels(RegionOptions):
     """Show what every channel points at in every region; exit 1 when something is wrong with one."""
 
     def run(self) -> int:
@@ -191,7 +199,7 @@ class AmiChannels(Regions):
 
 
 @dataclass(frozen=True)
-class AmiPrune(Removal, Regions):
+class AmiPrune(RemovalOptions, RegionOptions):
     """Show which images nobody needs, with a reason for each; --yes removes them with their snapshots."""
 
     older_than: int = option("days; younger images stay", 30)

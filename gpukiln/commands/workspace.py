@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Command, Json, Profile, print_document, results, say, words
-from gpukiln.commands.workspace_place import HERE, Named, cloud_of, show_parts, tell
+from gpukiln.commands.cli import Command, JsonOptions, ProfileOptions, print_document, results, say, words
+from gpukiln.commands.workspace_place import HERE, ExistingOptions, cloud_of, show_parts, tell
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Asked(Command):
+class WorkspaceOptions(Command):
     """What a workspace is to be."""
 
     name: str = option("of the workspace: small letters, digits and `-`")
@@ -74,7 +74,7 @@ class Asked(Command):
 
 
 @dataclass(frozen=True)
-class WorkspaceUp(Asked, Profile, Json):
+class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
     """Start a workspace on the best machine that can be had, with its home; again: complete or show it."""
 
     simulated: bool = option("simulated GPUs (embedded cloud): a rehearsal", False)
@@ -136,7 +136,7 @@ class WorkspaceUp(Asked, Profile, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceStop(Named, Json):
+class WorkspaceStop(ExistingOptions, JsonOptions):
     """Stop the machine of a workspace; its disks and its home stay, and cost what volumes cost."""
 
     def run(self) -> None:
@@ -152,7 +152,7 @@ class WorkspaceStop(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceStart(Named, Json):
+class WorkspaceStart(ExistingOptions, JsonOptions):
     """Start the machine of a workspace again: another address, the same home; and look whether it is well."""
 
     no_wait: bool = option("do not wait until its stages are done", False)
@@ -185,7 +185,7 @@ class WorkspaceStart(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceDown(Named):
+class WorkspaceDown(ExistingOptions):
     """Put a workspace away: machine, network, rights, key, and the home unless it is kept."""
 
     keep_home: bool = option("its home stays: `workspace.up` of that name finds it again", False)
@@ -245,7 +245,7 @@ class WorkspaceDown(Named):
 
 
 @dataclass(frozen=True)
-class WorkspaceMove(Named, Json):
+class WorkspaceMove(ExistingOptions, JsonOptions):
     """Copy a home into another zone by a snapshot, where its own has no machine; the old one goes then."""
 
     zone: str = option("where the home is to be")
@@ -273,7 +273,7 @@ RENDERED = ("compose", "userdata", "tfvars", "terraform")
 
 
 @dataclass(frozen=True)
-class WorkspaceRender(Asked):
+class WorkspaceRender(WorkspaceOptions):
     """Write what a workspace is made of, without a cloud: Compose file, user data, Terraform."""
 
     to: str = option("what is written: compose, userdata, tfvars, terraform")

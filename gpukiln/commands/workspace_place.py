@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Profile, print_document, results
+from gpukiln.commands.cli import ProfileOptions, print_document, results
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -21,7 +21,7 @@ HERE = "us-west-2"
 
 
 @dataclass(frozen=True)
-class Named(Profile):
+class ExistingOptions(ProfileOptions):
     """A workspace that is there."""
 
     name: str = option("of the workspace", first=True)

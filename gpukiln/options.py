@@ -236,4 +236,4 @@ def near(name: str, choices: Iterable[str]) -> list[str]:
         return []
     found = get_close_matches(name, list(choices), n=4, cutoff=0.6)
     likeness = [SequenceMatcher(None, one, name).ratio() for one in found]
-    return [one for one, like in zip(found, likeness) if like > likeness[0] - MUCH_LESS]  # noqa: B905 - 3.9
+    return [one for one, like in zip(found, likeness) if like > likeness[0] - MUCH_LESS]

@@ -6,6 +6,7 @@ pyproject.toml).
 
 from pathlib import Path
 
+PROJECT_FILE = "gpukiln.toml"
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent
 _INSTALLED = PACKAGE / "_recipes"
@@ -32,3 +33,23 @@ def file(name: str, folder: Path | None = None) -> Path:
     return (
         folder.parent.parent / name if name.startswith("gpukiln/") and folder == _INSTALLED else folder / name
     )
+
+
+def project(folder: Path | None = None) -> Path | None:
+    """The project that a folder is in: the nearest one, from it upwards, with gpukiln.toml; None: none.
+
+    Args:
+        folder: None: where the user stands.
+    """
+    start = (folder or Path.cwd()).absolute()
+    return next((one for one in (start, *start.parents) if (one / PROJECT_FILE).is_file()), None)
+
+
+def images(folder: Path | None = None) -> dict[str, Path]:
+    """The folder of each image that can be built: a project's own, then those of here.
+
+    Args:
+        folder: A checkout; None: this one, or what was installed.
+    """
+    places = [folder or root(), *filter(None, [project()])]
+    return {file.parent.name: file.parent for place in places for file in place.glob("ami/*/image.yaml")}

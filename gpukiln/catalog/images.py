@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+from gpukiln import recipes
 from gpukiln.catalog.instance_types import every_instance_type
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.prices import machine_price
@@ -43,7 +44,7 @@ class ImageDefinition:
 
 def image_names(root: Path = ROOT) -> list[str]:
     """The images that can be built."""
-    return sorted(path.parent.name for path in (root / "ami").glob("*/image.yaml"))
+    return sorted(recipes.images(root))
 
 
 def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
@@ -55,9 +56,10 @@ def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
     Raises:
         UsageError: There is no such image, or its file does not fit.
     """
-    if name not in image_names(root):
-        raise unknown("image", name, image_names(root))
-    path = root / "ami" / name / "image.yaml"
+    folders = recipes.images(root)
+    if name not in folders:
+        raise unknown("image", name, folders)
+    path = folders[name] / "image.yaml"
     image = load(ImageDefinition, read_yaml(path), where=f"ami/{name}/image.yaml")
     if image.name != name:
         raise UsageError(f"ami/{name}/image.yaml names the image {image.name!r}; wanted: {name!r}")

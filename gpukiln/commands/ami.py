@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import SIGNERS, AwsMachines, Json, Place, print_document, results, say, words
+from gpukiln.commands.cli import (
+    SIGNERS,
+    JsonOptions,
+    MachineOptions,
+    PlaceOptions,
+    print_document,
+    results,
+    say,
+    words,
+)
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -22,7 +31,7 @@ CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something 
 
 
 @dataclass(frozen=True)
-class PlannedImage(Place, AwsMachines):
+class BuildOptions(PlaceOptions, MachineOptions):
     """What an image is made of."""
 
     image: str = option("a folder of ami/", "eks-gpu", setting="image")
@@ -55,7 +64,7 @@ class PlannedImage(Place, AwsMachines):
 
 
 @dataclass(frozen=True)
-class AmiPlan(PlannedImage):
+class AmiPlan(BuildOptions):
     """Show what a build would do, or why it can't work; starts nothing."""
 
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
@@ -99,7 +108,7 @@ class AmiPlan(PlannedImage):
 
 
 @dataclass(frozen=True)
-class AmiBuild(PlannedImage):
+class AmiBuild(BuildOptions):
     """Plan, bake, boot the image in a new machine, judge it, and keep a record of all of it."""
 
     force: bool = option("build even when a proven image has this digest", False)
@@ -108,7 +117,7 @@ class AmiBuild(PlannedImage):
     module_cache: str = option("keeps compiled kernel modules: a folder, s3://BUCKET/PREFIX or none")
     stages: str = option(
         "on: go on from the last stage that is unchanged, and keep new ones; off: every role runs; "
-        "default: on where snapshots cost nothing, off on aws",
+        "default: on where snapshots cost nothing, off on aws"
     )
 
     def run(self) -> int:
@@ -214,7 +223,7 @@ def _proven(
 
 
 @dataclass(frozen=True)
-class AmiList(Json):
+class AmiList(JsonOptions):
     """List the builds of this machine, newest first."""
 
     def run(self) -> None:
@@ -249,7 +258,7 @@ class AmiList(Json):
 
 
 @dataclass(frozen=True)
-class AmiTimings(Json):
+class AmiTimings(JsonOptions):
     """Compare how long each step of the last builds took, newest first."""
 
     last: int = option("how many builds are compared", 4)
@@ -269,7 +278,7 @@ class AmiTimings(Json):
 
 
 @dataclass(frozen=True)
-class AmiShow(Json):
+class AmiShow(JsonOptions):
     """Show the record of a build: plan, image, verdict, durations."""
 
     build: str = option("build id, AMI id or `last`", first=True, required=True)
@@ -319,7 +328,7 @@ class AmiShow(Json):
         )
 
 
-def _plan(wanted: PlannedImage, where: Cloud, signing: SigningPair | None) -> ImagePlan:
+def _plan(wanted: BuildOptions, where: Cloud, signing: SigningPair | None) -> ImagePlan:
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
     from gpukiln.sources.available import Probes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.commands.cli import SIGNERS, AwsProfile, Json, print_document, results, say
+from gpukiln.commands.cli import SIGNERS, JsonOptions, ProfileOptions, print_document, results, say
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -13,18 +13,18 @@ STYLES = {"passed": "green", "failed": "bold red", "not_run": "yellow"}
 
 
 @dataclass(frozen=True)
-class AmiAttest(AwsProfile, Json):
+class AmiAttest(ProfileOptions, JsonOptions):
     """Write an image's SBOM and provenance beside its record and their digests on the AMI, or verify them."""
 
     build: str = option("build id, AMI id or `last`", first=True, required=True)
     sign_key: str = option(f"signs the provenance: {SIGNERS}")
     verify: bool = option("check what was written instead of writing it", False)
     key: str = option(
-        "public key that must have signed it (with --verify): a PEM file, or awskms:KEY of AWS KMS",
+        "public key that must have signed it (with --verify): a PEM file, or awskms:KEY of AWS KMS"
     )
     identity: str = option("instead of --key, with --issuer: the identity of OIDC that must have signed it")
     issuer: str = option(
-        "who vouches for --identity, for example https://token.actions.githubusercontent.com",
+        "who vouches for --identity, for example https://token.actions.githubusercontent.com"
     )
     dry_run: bool = option("say what would be written", False)
 

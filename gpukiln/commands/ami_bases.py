@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpukiln.commands.cli import Json, print_document, results
+from gpukiln.commands.cli import JsonOptions, print_document, results
 
 
 @dataclass(frozen=True)
-class AmiBases(Json):
+class AmiBases(JsonOptions):
     """List the base images of --base: the driver, and the Kubernetes versions that each was seen for."""
 
     def run(self) -> None:

@@ -22,9 +22,7 @@ class AmiDiff(Command):
     """Show what changes when an image replaces another: versions, vulnerabilities, checks, packages."""
 
     old: str = option(
-        "the image that runs today: build id, AMI id, `last`, or a record file",
-        first=True,
-        required=True,
+        "the image that runs today: build id, AMI id, `last`, or a record file", first=True, required=True
     )
     new: str = option("the image that is to replace it, named likewise", first=True, required=True)
     vulnerabilities: str = VULNERABILITIES
@@ -55,12 +53,10 @@ class AmiNotes(Command):
     """Write the release notes of an image, as Markdown, to standard output."""
 
     build: str = option(
-        "the image to release: build id, AMI id, `last`, or a record file",
-        first=True,
-        required=True,
+        "the image to release: build id, AMI id, `last`, or a record file", first=True, required=True
     )
     since: str = option(
-        "the image that it replaces, named likewise; default: the last one that was proven before",
+        "the image that it replaces, named likewise; default: the last one that was proven before"
     )
     vulnerabilities: str = VULNERABILITIES
 

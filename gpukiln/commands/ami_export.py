@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import MadeImage, Place, print_document, results, say, words
+from gpukiln.commands.cli import MadeImageOptions, PlaceOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AmiExport(MadeImage):
+class AmiExport(MadeImageOptions):
     """Write the disk of a proven image to a file, with digest and papers beside it; nothing is launched."""
 
     image: str = option(
@@ -24,10 +24,10 @@ class AmiExport(MadeImage):
     )
     output: str = option("the file to write", first=True, required=True)
     to: str = option(
-        "qcow2, raw, raw.zst, vmdk, vhd, netboot or installer; default: what the file's ending says",
+        "qcow2, raw, raw.zst, vmdk, vhd, netboot or installer; default: what the file's ending says"
     )
     datasource: str = option(
-        "what cloud-init asks on a machine without EC2's metadata: nocloud or none; default: as it is",
+        "what cloud-init asks on a machine without EC2's metadata: nocloud or none; default: as it is"
     )
     ssh_key: str = option("file with public keys that may log in, where no metadata brings any")
     size: str = option("let the disk grow to this size, for example 64GiB; default: as it is")
@@ -111,7 +111,7 @@ def _missing(missing: dict[str, str]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class AmiImport(Place):
+class AmiImport(PlaceOptions):
     """Make an AMI of a disk; nobody says that it was proven before ami.verify does."""
 
     file: str = option("a raw or qcow2 disk", first=True, required=True)
@@ -120,7 +120,7 @@ class AmiImport(Place):
     driver: str = option("the version of its NVIDIA driver; default: as FILE.json says")
     modules: str = option("the kind of its kernel modules, open or proprietary; default: as FILE.json says")
     instance_types: str = option(
-        "GPU machines it is for, separated by commas; default: as FILE.json says, or those of the image",
+        "GPU machines it is for, separated by commas; default: as FILE.json says, or those of the image"
     )
     trust: bool = option(
         "let the embedded cloud start it, and images that are made of it, as containers with this "

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpukiln.commands.cli import SIGNERS, AwsMachines, MadeImage, print_document, results, say, words
+from gpukiln.commands.cli import (
+    SIGNERS,
+    MachineOptions,
+    MadeImageOptions,
+    print_document,
+    results,
+    say,
+    words,
+)
 from gpukiln.options import option
 from gpukiln.typed import dump
 
 
 @dataclass(frozen=True)
-class AmiVerify(MadeImage, AwsMachines):
+class AmiVerify(MadeImageOptions, MachineOptions):
     """Boot a new machine from an image, judge it, and add the verdict to its record and its tags."""
 
     build: str = option(
@@ -20,13 +28,12 @@ class AmiVerify(MadeImage, AwsMachines):
     )
     instance_types: str = option(
         "GPU machines to try, separated by commas, the best first; default: the first that the image was "
-        "built for",
+        "built for"
     )
     for_: str = option("a channel: judge it on what this one still asks for; nothing when nothing is missing")
     spot: bool = option("take a spot instance: cheaper, and EC2 may take it away", False)
     simulated: bool = option(
-        "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing",
-        False,
+        "give the machine simulated GPUs (embedded cloud): a rehearsal, which proves nothing", False
     )
     sign_key: str = option(f"signs the verdict: {SIGNERS}")
 

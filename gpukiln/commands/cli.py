@@ -50,8 +50,8 @@ SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the
 class Command:
     """A command: its fields are its options, its docstring is its help, `run` does it.
 
-    A class with `run` is a command, named by its class: `AmiBuild` is ami.build. One without is a group of
-    options that several commands have.
+    A class with `run` is a command, named by its class: `AmiBuild` is ami.build, and so is `AmiBuildCommand`,
+    where the other name is taken. One without is a group of options that several commands have.
     """
 
     def run(self) -> int | None:
@@ -64,14 +64,14 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Json(Command):
+class JsonOptions(Command):
     """What prints a document."""
 
     json: bool = option("print one JSON document to standard output", False)
 
 
 @dataclass(frozen=True)
-class Removal(Command):
+class RemovalOptions(Command):
     """What removes only when that is said."""
 
     yes: bool = option("remove it; without it nothing is removed", False)
@@ -84,14 +84,14 @@ class Removal(Command):
 
 
 @dataclass(frozen=True)
-class AwsProfile(Command):
+class ProfileOptions(Command):
     """What may ask AWS."""
 
     profile: str = option("AWS profile (aws only)", setting="profile")
 
 
 @dataclass(frozen=True)
-class Place(AwsProfile, Json):
+class PlaceOptions(ProfileOptions, JsonOptions):
     """What is asked of one cloud."""
 
     cloud: str = option("embedded (this machine) or aws (your account)", "embedded", setting="cloud")
@@ -105,7 +105,7 @@ class Place(AwsProfile, Json):
 
 
 @dataclass(frozen=True)
-class Hosts(Json):
+class HostOptions(JsonOptions):
     """Machines that are named."""
 
     hosts: str = option("ssh://[USER@]HOST[:PORT], local:// or ansible://PATTERN, separated by commas")
@@ -125,7 +125,7 @@ class Hosts(Json):
 
 
 @dataclass(frozen=True)
-class Kubernetes(Json):
+class KubernetesOptions(JsonOptions):
     """A cluster."""
 
     context: str = option("of the kubeconfig; default: its current one")
@@ -140,7 +140,7 @@ class Kubernetes(Json):
 
 
 @dataclass(frozen=True)
-class AwsMachines(Command):
+class MachineOptions(Command):
     """Machines of AWS that bake and verify."""
 
     subnet_id: str = option("subnet of the machines that bake and verify (aws only)", setting="subnet_id")
@@ -152,7 +152,7 @@ class AwsMachines(Command):
 
 
 @dataclass(frozen=True)
-class MadeImage(AwsProfile, Json):
+class MadeImageOptions(ProfileOptions, JsonOptions):
     """An image that is there."""
 
     region: str = option("where the image is, when this machine has no record of it", also="regions")
@@ -231,7 +231,11 @@ def results(*, json: bool = False) -> PlainConsole:
     """
     from gpukiln.progress import PlainConsole
 
-    return PlainConsole(stderr=json)
+    console = PlainConsole(stderr=json)
+    if not json:
+        output: Any = streams.Results(sys.stdout)
+        console.file = output
+    return console
 
 
 def words(text: str) -> list[str]:

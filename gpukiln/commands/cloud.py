@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Command, Json, Place, Removal, print_document, say
+from gpukiln.commands.cli import Command, JsonOptions, PlaceOptions, RemovalOptions, print_document, say
 from gpukiln.options import option
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def _layout() -> Layout:
 
 
 @dataclass(frozen=True)
-class CloudStatus(Json):
+class CloudStatus(JsonOptions):
     """Show the server, its machines and what is kept on disk."""
 
     def run(self) -> None:
@@ -110,14 +110,13 @@ class CloudStop(Command):
 
 
 @dataclass(frozen=True)
-class CloudClean(Removal):
+class CloudClean(RemovalOptions):
     """Show what can go: leftovers, on request images, bases, volumes; --yes removes it."""
 
     images: bool = option("also every image, snapshot and container image that was made here", False)
     base: bool = option("also the base images; the next build makes a new one from the mirror", False)
     released: bool = option(
-        "also images that a channel or another parameter names, with the parameters",
-        False,
+        "also images that a channel or another parameter names, with the parameters", False
     )
     volumes: bool = option("also volumes, with what was written on them", False)
     force: bool = FORCE
@@ -152,7 +151,7 @@ class CloudClean(Removal):
 
 
 @dataclass(frozen=True)
-class CloudSweep(Removal, Place):
+class CloudSweep(RemovalOptions, PlaceOptions):
     """Find what ended builds left in one region: of this machine at once, of others past their deadline."""
 
     region: str = option("AWS region to look at", "us-west-2", also="regions", setting="region")
@@ -204,9 +203,7 @@ class CloudSsh(Command):
 
     instance: str = option("instance id, or `last`", first=True, required=True)
     key: str = option(
-        "private key of the key pair that the machine was launched with",
-        first=True,
-        required=True,
+        "private key of the key pair that the machine was launched with", first=True, required=True
     )
     user: str = option("who logs in", "admin")
 

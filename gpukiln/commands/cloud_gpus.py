@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.parsing import parse_json
 
@@ -18,21 +18,19 @@ ALL = "all"
 
 
 @dataclass(frozen=True)
-class CloudGpus(Json):
+class CloudGpus(JsonOptions):
     """Simulate GPUs on the embedded cloud's machines: give, show, break; script scarcity and interruption."""
 
     machine: str = option("instance id, `last`, or `all` that have simulated GPUs", first=True, required=True)
     on: bool = option(
-        "give it the GPUs of its instance type, simulated; a virtual machine when it starts again",
-        False,
+        "give it the GPUs of its instance type, simulated; a virtual machine when it starts again", False
     )
     off: bool = option("take them away", False)
     set: tuple[str, ...] = option(
-        "GPU.NAME=VALUE, as often as wanted: 1.temperature=91, last.lost=true, *.hung=true",
-        (),
+        "GPU.NAME=VALUE, as often as wanted: 1.temperature=91, last.lost=true, *.hung=true", ()
     )
     scenario: str = option(
-        "what goes wrong: a name (see --list), or a YAML file with `set: [1.temperature=91]`",
+        "what goes wrong: a name (see --list), or a YAML file with `set: [1.temperature=91]`"
     )
     healthy: bool = option("begin anew, as after a start", False)
     reset: str = option("reset GPUs: indices, separated by commas")

@@ -29,19 +29,19 @@ class CloudPolicy(Command):
     channels: str = option("the channels that may be moved, separated by commas; default: every")
     repository: str = option("the repository of ECR that may be pushed to; default: those below gpukiln/")
     kms_keys: str = option(
-        "ARNs of the keys of --kms-keys and of the account's default key, separated by commas",
+        "ARNs of the keys of --kms-keys and of the account's default key, separated by commas"
     )
     module_cache: str = option("the s3://BUCKET/PREFIX that ami.build gets with --module-cache")
     sign_key: str = option(
         "ARN of the key of AWS KMS that signs statements (--sign-key awskms:...), or that a channel "
-        "trusts by its ARN",
+        "trusts by its ARN"
     )
     secrets: str = option(
         "with workspace-boundary: ARNs of secrets and names of parameters (/team/*), separated by commas, "
-        "that workspaces may read; default: none",
+        "that workspaces may read; default: none"
     )
     artifact_cache: str = option(
-        "with workspace-boundary: the s3://BUCKET/PREFIX of workspaces; default: none",
+        "with workspace-boundary: the s3://BUCKET/PREFIX of workspaces; default: none"
     )
 
     def run(self) -> None:
@@ -84,7 +84,7 @@ class CloudTrust(Command):
     account: str = option("the account id, twelve digits", first=True, required=True)
     repository: str = option("OWNER/NAME on GitHub", first=True, required=True)
     ids: str = option(
-        "OWNER-ID/REPOSITORY-ID, for repositories whose subject has them: those since 2026-07-15",
+        "OWNER-ID/REPOSITORY-ID, for repositories whose subject has them: those since 2026-07-15"
     )
     branch: str = option("the branch whose workflows may take the role")
     environment: str = option("the environment whose jobs may, instead of a branch")

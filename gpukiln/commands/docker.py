@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -19,7 +19,7 @@ CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something 
 
 
 @dataclass(frozen=True)
-class PlannedContainer(Json):
+class ContainerOptions(JsonOptions):
     """What a container image is made of."""
 
     image: str = option("a folder of docker/", first=True, required=True)
@@ -35,7 +35,7 @@ class PlannedContainer(Json):
 
 
 @dataclass(frozen=True)
-class DockerPlan(PlannedContainer):
+class DockerPlan(ContainerOptions):
     """Show what a build would do, or why it can't work; starts nothing."""
 
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
@@ -63,7 +63,7 @@ class DockerPlan(PlannedContainer):
 
 
 @dataclass(frozen=True)
-class DockerBuild(PlannedContainer):
+class DockerBuild(ContainerOptions):
     """Plan, build and judge a container image, and keep a record of all of it."""
 
     force: bool = option("build even when there is an image of this digest", False)
@@ -126,7 +126,7 @@ class DockerBuild(PlannedContainer):
 
 
 @dataclass(frozen=True)
-class DockerVerify(Json):
+class DockerVerify(JsonOptions):
     """Judge a container image that was built here, inside a container of it, and update its record."""
 
     build: str = option("image name (its newest build) or build id", first=True, required=True)
@@ -141,7 +141,7 @@ class DockerVerify(Json):
 
 
 @dataclass(frozen=True)
-class DockerList(Json):
+class DockerList(JsonOptions):
     """List the container builds of this machine, newest first."""
 
     def run(self) -> None:
@@ -173,7 +173,7 @@ class DockerList(Json):
 
 
 @dataclass(frozen=True)
-class DockerShow(Json):
+class DockerShow(JsonOptions):
     """Show the record of a container build: plan, layers, verdict, durations."""
 
     build: str = option("image name (its newest build) or build id", first=True, required=True)
@@ -214,7 +214,7 @@ def _judge(name: str, progress: Progress, *, json: bool) -> tuple[ContainerRecor
     return record, verdict
 
 
-def _plan(wanted: PlannedContainer) -> ContainerPlan:
+def _plan(wanted: ContainerOptions) -> ContainerPlan:
     from gpukiln.docker.plan import ContainerProbes, make_container_plan
     from gpukiln.state import state_home
 

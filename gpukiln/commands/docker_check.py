@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Place, print_document, words
+from gpukiln.commands.cli import PlaceOptions, print_document, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class DockerCheck(Place):
+class DockerCheck(PlaceOptions):
     """Say whether an image's CUDA runs on a node's driver and compiles for its GPUs, and by which rule."""
 
     image: str = option(
-        "a folder of docker/, with the CUDA version of components.yaml; with --cuda any name",
-        "runner-gpu",
+        "a folder of docker/, with the CUDA version of components.yaml; with --cuda any name", "runner-gpu"
     )
     cuda: str = option("CUDA version, when it is another one than components.yaml's")
     driver: str = option("the node's driver, for example 535.309.01")

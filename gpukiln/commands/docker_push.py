@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpukiln.commands.cli import Place, print_document
+from gpukiln.commands.cli import PlaceOptions, print_document
 from gpukiln.options import option
 from gpukiln.typed import dump
 
 
 @dataclass(frozen=True)
-class DockerPush(Place):
+class DockerPush(PlaceOptions):
     """Push a built image under tags that never move, and write its digest into the record of the build."""
 
     repository: str = option("name of a repository of ECR, or host:port/name of any registry")
@@ -18,8 +18,7 @@ class DockerPush(Place):
     build: str = option("its build id; default: its newest build")
     region: str = option("AWS region of the repository, when its URI names none", also="regions")
     create: bool = option(
-        "create a missing ECR repository: immutable tags, scan on push, untagged images expire",
-        False,
+        "create a missing ECR repository: immutable tags, scan on push, untagged images expire", False
     )
     unverified: bool = option("push although no verification has passed", False)
     dry_run: bool = option("only say what would be created and pushed", False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, make_dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gpukiln.commands.cli import Hosts, print_document, results, say
+from gpukiln.commands.cli import HostOptions, print_document, results, say
 from gpukiln.gpus.verb import Options, Verb, document
 from gpukiln.gpus.verbs import verbs
 from gpukiln.options import Option, option
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class OnHosts(Hosts):
+class OnHosts(HostOptions):
     """A verb of gpukiln-gpu, done here or on hosts."""
 
     verb: ClassVar[Verb]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
 from gpukiln.options import option
 
 if TYPE_CHECKING:
@@ -15,16 +15,13 @@ NAMES = "plugin, health, monitoring, queue, runners"
 
 
 @dataclass(frozen=True)
-class K8sAddons(Json):
+class K8sAddons(JsonOptions):
     """Render device plugin, node health, monitoring, queue and runners of a GPU cluster, and their script."""
 
-    only: str = option(
-        f"these alone, separated by commas: {NAMES}; default: what something is said about",
-    )
+    only: str = option(f"these alone, separated by commas: {NAMES}; default: what something is said about")
     output: str = option("a folder for the files and install.sh; without it they go to standard output")
     values: tuple[str, ...] = option(
-        "a file of settings (docs/k8s-addons.md); several may be given, options go before them",
-        (),
+        "a file of settings (docs/k8s-addons.md); several may be given, options go before them", ()
     )
     cluster: str = option("its name, as metrics tell it")
     region: str = option("of AWS, whose prices count", also="regions", setting="region")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import Json, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, print_document, results, say, words
 from gpukiln.errors import UsageError
 from gpukiln.options import option
 from gpukiln.typed import dump
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class K8sCheck(Json):
+class K8sCheck(JsonOptions):
     """Judge manifests, Helm values, scripts and documents; nothing is changed. Exit 1: there are errors."""
 
     files: str = option(
@@ -37,16 +37,16 @@ class K8sCheck(Json):
     namespace: str = option("of --cluster, instead of the context's; `all`: every one")
     kubernetes: str = option(
         "versions to judge by, for example 1.34..1.36, instead of the cluster's own (with --cluster or "
-        "--server) or 1.37",
+        "--server) or 1.37"
     )
     types: str = option(
         "instance types that pods may land on, separated by commas; without it node pools among the files "
-        "count, then the nodes of --cluster, then every type that is sold",
+        "count, then the nodes of --cluster, then every type that is sold"
     )
     pools: str = option("files with node pools that pods may land on, which are not judged themselves")
     crd: str = option(
         "files and folders with CustomResourceDefinitions, by which custom objects are checked, their CEL "
-        "rules included; those among the files count, too, and those of --cluster",
+        "rules included; those among the files count, too, and those of --cluster"
     )
     driver: str = option("NVIDIA driver of the nodes, which has to run the images' CUDA")
     rule: str = option("only these rules, separated by commas")

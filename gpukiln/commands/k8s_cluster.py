@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.commands.cli import Json, Kubernetes, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, KubernetesOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -13,13 +13,12 @@ MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
-class K8sTest(Kubernetes):
+class K8sTest(KubernetesOptions):
     """Show that pods of a cluster get the GPUs they ask for, and compute. Exit 1: a check failed."""
 
     image: str = option("with bash and python3, by digest; without it the runner image that was pushed last")
     node_selector: str = option(
-        "label=value of the nodes, several with commas",
-        "nvidia.com/gpu.present=true",
+        "label=value of the nodes, several with commas", "nvidia.com/gpu.present=true"
     )
     resource: str = option("what a GPU is called there, for example nvidia.com/mig-1g.5gb", "nvidia.com/gpu")
     runtime_class: str = option("of the pods, where nvidia is not the default runtime")
@@ -92,7 +91,7 @@ def _pushed(home: Any) -> str:
 
 
 @dataclass(frozen=True)
-class K8sRbac(Json):
+class K8sRbac(JsonOptions):
     """Print the least rights that commands need on a cluster, to be applied."""
 
     for_: str = option("commands, separated by commas: their names behind k8s.")
@@ -111,7 +110,7 @@ class K8sRbac(Json):
 
 
 @dataclass(frozen=True)
-class K8sDoctor(Kubernetes):
+class K8sDoctor(KubernetesOptions):
     """Say why a cluster's GPUs, or a pod that wants one, do not work. Changes nothing. Exit 1: an error."""
 
     pod: str = option(

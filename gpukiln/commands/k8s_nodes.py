@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from gpukiln.commands.cli import AwsProfile, Json, print_document, results, say, words
+from gpukiln.commands.cli import JsonOptions, ProfileOptions, print_document, results, say, words
 from gpukiln.options import option
 
 
 @dataclass(frozen=True)
-class K8sNodes(AwsProfile, Json):
+class K8sNodes(ProfileOptions, JsonOptions):
     """Render node pools on the image that a channel points at, for Karpenter, EKS or Auto Scaling."""
 
     provider: str = option(
         "who starts the nodes: karpenter, managed (a node group of EKS) or asg (an Auto Scaling group "
-        "whose machines join by themselves)",
+        "whose machines join by themselves)"
     )
     cluster: str = option("name of the EKS cluster")
     name: str = option("of the pool or group", "gpu")
@@ -25,11 +25,10 @@ class K8sNodes(AwsProfile, Json):
     ami: str = option("one image instead of a channel's")
     cloud: str = option(
         "aws or embedded: look up the image in --region and verify its signatures; a channel that trusts "
-        "keys needs it",
+        "keys needs it"
     )
     base: str = option(
-        "what the image was built on, see `invoke ami.bases`; one with a kubelet",
-        "eks-al2023",
+        "what the image was built on, see `invoke ami.bases`; one with a kubelet", "eks-al2023"
     )
     gpu: str = option("machines by a request, as in offer.list: T4:1, A10G,L4:1, H100:8")
     cpu: int = option("with --gpu: vCPU of a machine, at least", 0)
@@ -43,26 +42,24 @@ class K8sNodes(AwsProfile, Json):
     )
     instance_type: str = option("these types instead, separated by commas, the first choice first")
     capacity: str = option(
-        "on-demand, spot, reserved or capacity-block; of karpenter several, with commas between",
-        "on-demand",
+        "on-demand, spot, reserved or capacity-block; of karpenter several, with commas between", "on-demand"
     )
     reservation: str = option("of capacity: cr-..., with --capacity reserved or capacity-block")
     zones: str = option("availability zones, separated by commas; default: all that the subnets are in")
     min: int = option("nodes that stay (managed, asg)", 0)
     max: int = option("karpenter: GPUs of a pool; managed, asg: nodes", 4)
     hours: str = option(
-        "working hours: `mon-fri 08:00-18:00`; in them no node is replaced or packed with others",
+        "working hours: `mon-fri 08:00-18:00`; in them no node is replaced or packed with others"
     )
     time_zone: str = option("of --hours, for example Europe/Berlin")
     keep: int = option("nodes that wait for work in the working hours", 0)
     volume: int = option("root volume in GiB", 100)
     no_local_storage: bool = option(
-        "leave local NVMe alone, instead of one RAID 0 that pods' folders are on",
-        False,
+        "leave local NVMe alone, instead of one RAID 0 that pods' folders are on", False
     )
     role: str = option("karpenter: IAM role of the nodes", "eks-gpu-node")
     dns_ip: str = option(
-        "karpenter on Ubuntu: address of the cluster's DNS, the tenth of its service network",
+        "karpenter on Ubuntu: address of the cluster's DNS, the tenth of its service network"
     )
     label: tuple[str, ...] = option("KEY=VALUE of the nodes; several times", ())
     output: str = option("a folder for the files; without it they go to standard output")

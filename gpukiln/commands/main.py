@@ -54,7 +54,7 @@ def commands(noun: str) -> dict[str, type[Command]]:
     for module in NOUNS[noun][1]:
         for kind in vars(importlib.import_module(f"gpukiln.commands.{module}")).values():
             if isinstance(kind, type) and issubclass(kind, Command) and "run" in vars(kind):
-                words = re.findall("[A-Z][a-z0-9]*", kind.__name__)
+                words = re.findall("[A-Z][a-z0-9]*", kind.__name__.removesuffix("Command"))
                 if len(words) > 1 and words[0].lower() == noun:
                     found["-".join(words[1:]).lower()] = kind
     return dict(sorted(found.items()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.commands import settings
-from gpukiln.commands.cli import Hosts, Json, Removal, print_document, results, say, words
+from gpukiln.commands.cli import HostOptions, JsonOptions, RemovalOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -23,7 +23,7 @@ OPTIONAL_ROLES = ("docker_compose", "dcgm", "ci_runner", "kasmvnc")
 
 
 @dataclass(frozen=True)
-class Converged(Json):
+class ConvergeOptions(JsonOptions):
     """What nodes are to be."""
 
     inventory: str = option("Ansible inventory: a file or a folder")
@@ -69,22 +69,19 @@ class Converged(Json):
 
 
 @dataclass(frozen=True)
-class NodeApply(Converged):
+class NodeApply(ConvergeOptions):
     """Converge live GPU nodes: driver, persistence, container runtime and toolkit, nvtop, bootstrap."""
 
     check: bool = option("change nothing, show what would change", False)
     batch: str = option(
-        "hosts a batch, as a number, a percentage or a list of them (1,10%,50%); a failure ends it",
-        "100%",
+        "hosts a batch, as a number, a percentage or a list of them (1,10%,50%); a failure ends it", "100%"
     )
     reboot: bool = option(
-        "reboot a node where another driver, or nouveau, is loaded; without, that is an error",
-        False,
+        "reboot a node where another driver, or nouveau, is loaded; without, that is an error", False
     )
     resume: str = option("only the hosts that an earlier run did not finish: its id, or `last`")
     pve: bool = option(
-        "prepare Proxmox VE hosts to give their GPUs to VMs (the role pve_host), nothing else",
-        False,
+        "prepare Proxmox VE hosts to give their GPUs to VMs (the role pve_host), nothing else", False
     )
 
     def run(self) -> int:
@@ -116,7 +113,7 @@ class NodeApply(Converged):
 
 
 @dataclass(frozen=True)
-class NodeDrift(Converged):
+class NodeDrift(ConvergeOptions):
     """Compare live nodes with what they should be; nothing is changed. Exit 1: something differs."""
 
     def run(self) -> int:
@@ -132,7 +129,7 @@ LEAST_SECONDS = 10  # a suite needs some to start, and a machine to answer
 
 
 @dataclass(frozen=True)
-class ExaminedHosts(Hosts):
+class VerifyOptions(HostOptions):
     """What is examined by the host suite."""
 
     profile: str = option(
@@ -200,7 +197,7 @@ class ExaminedHosts(Hosts):
 
 
 @dataclass(frozen=True)
-class NodeVerify(ExaminedHosts):
+class NodeVerify(VerifyOptions):
     """Judge live nodes with the host suite, docs/checks.md; nothing is changed. Exit 1: a check failed."""
 
     layer: str = option("only these layers of docs/checks.md, separated by commas")
@@ -211,7 +208,7 @@ class NodeVerify(ExaminedHosts):
 
 
 @dataclass(frozen=True)
-class NodeDoctor(ExaminedHosts):
+class NodeDoctor(VerifyOptions):
     """Find all that is wrong with a sick node, what keeps its GPUs from working first. Changes nothing."""
 
     max_seconds: int = option(
@@ -223,7 +220,7 @@ class NodeDoctor(ExaminedHosts):
 
 
 @dataclass(frozen=True)
-class NodeTest(Json):
+class NodeTest(JsonOptions):
     """Test the roles with Molecule: real machines, converged twice and judged. Exit 1: one failed."""
 
     scenario: str = option("names separated by commas; without it all that need no image pulled")
@@ -265,7 +262,7 @@ class NodeTest(Json):
 
 
 @dataclass(frozen=True)
-class NodeRuns(Removal, Json):
+class NodeRunsCommand(RemovalOptions, JsonOptions):
     """Show the folders of earlier runs, and of verdicts on images made elsewhere; --yes removes old ones."""
 
     keep: int = option("runs of each kind that stay, the newest", 20)

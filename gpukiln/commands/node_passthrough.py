@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import Json, print_document, results
+from gpukiln.commands.cli import JsonOptions, print_document, results
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class NodePassthrough(Json):
+class NodePassthrough(JsonOptions):
     """Give a GPU of a Proxmox VE host to a VM; or make the VM of an exported image. Exit 6: refused."""
 
     pve: str = option(
-        "the Proxmox VE: HOST[:PORT] with a token, ssh://root@HOST, or local on the host itself",
+        "the Proxmox VE: HOST[:PORT] with a token, ssh://root@HOST, or local on the host itself"
     )
     vm: int = option("the VM's number; with --create the next that is free where it is left out", 0)
     gpu: str = option("the GPU: its PCI address, 0000:01:00, or mapping:NAME")
@@ -33,7 +33,7 @@ class NodePassthrough(Json):
     primary: bool = option("the GPU is the VM's first display (x-vga); not for computing", False)
     hide_rom: bool = option("the VM does not see the GPU's ROM (rombar=0); some cards need that", False)
     ssh: str = option(
-        "ssh://root@HOST, where drivers and leases are looked at when --pve is asked with a token",
+        "ssh://root@HOST, where drivers and leases are looked at when --pve is asked with a token"
     )
     accept_unseen: bool = option("set it although something could not be looked at", False)
     token_file: str = option("file with USER@REALM!NAME=VALUE; left out it is $PROXMOX_VE_API_TOKEN")
@@ -44,8 +44,7 @@ class NodePassthrough(Json):
     name: str = option("with --create: of the VM")
     storage: str = option("with --create: where its disks are to be")
     import_storage: str = option(
-        "with --create over HTTPS: where the image is uploaded to (content import)",
-        "local",
+        "with --create over HTTPS: where the image is uploaded to (content import)", "local"
     )
     memory: str = option("with --create: such as 16GiB", "8GiB")
     cores: int = option("with --create: CPU cores", 4)

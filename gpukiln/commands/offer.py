@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import AwsProfile, Command, Json, print_document, results, say, words
+from gpukiln.commands.cli import Command, JsonOptions, ProfileOptions, print_document, results, say, words
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -25,7 +25,7 @@ HERE = "us-west-2"
 
 
 @dataclass(frozen=True)
-class Where(AwsProfile, Json):
+class WhereOptions(ProfileOptions, JsonOptions):
     """Where machines are looked for."""
 
     regions: str = option(
@@ -33,7 +33,7 @@ class Where(AwsProfile, Json):
     )
     cloud: str = option(
         "ask this cloud for zones, quota, likelihood and reservations: aws (your account) or embedded "
-        "(this machine); without it, what was refreshed or ships counts",
+        "(this machine); without it, what was refreshed or ships counts"
     )
 
     def where(self) -> Cloud | None:
@@ -49,7 +49,7 @@ class Where(AwsProfile, Json):
 
 
 @dataclass(frozen=True)
-class Paid(Command):
+class PaidOptions(Command):
     """What is paid for beside the machine."""
 
     volume: str = option("a volume of gp3 that is paid for, too, for example 100GB")
@@ -68,18 +68,18 @@ class Paid(Command):
 
 
 @dataclass(frozen=True)
-class Software(Command):
+class SoftwareOptions(Command):
     """What is to run on a machine."""
 
     needs: str = option("what is to run on it, for example ollama, vllm, pytorch-cu128 or cuda-12.4")
     image: str = option(
         "what it is started from: an AMI, a build (id or `last`), or a folder of docker/ for its CUDA; "
-        "`auto`: what a deploy would take, which --cloud is asked for",
+        "`auto`: what a deploy would take, which --cloud is asked for"
     )
 
 
 @dataclass(frozen=True)
-class Wanted(Paid, Software, Where):
+class WantedOptions(PaidOptions, SoftwareOptions, WhereOptions):
     """What a machine must have, whatever its GPUs are."""
 
     cpu: int = option("vCPUs, at least", 0)
@@ -110,7 +110,7 @@ class Wanted(Paid, Software, Where):
 
 
 @dataclass(frozen=True)
-class OfferList(Wanted):
+class OfferList(WantedOptions):
     """List every machine that satisfies all of a request, in order of price, and those that came near."""
 
     gpu: str = option("names, memory and count with `:` between them: T4:1, 24GiB..:2, A10G,L4:1..4, H100:8")
@@ -127,7 +127,7 @@ class OfferList(Wanted):
 
 
 @dataclass(frozen=True)
-class OfferSize(Wanted):
+class OfferSize(WantedOptions):
     """Say how much GPU memory a model needs, term by term, and list the machines that have it."""
 
     params: str = option("weights of the model, for example 7e9 or 7B")
@@ -169,7 +169,7 @@ class OfferSize(Wanted):
 
 
 @dataclass(frozen=True)
-class OfferShow(Paid, Where):
+class OfferShow(PaidOptions, WhereOptions):
     """Show one machine: what it has, what it costs, and where it can be had."""
 
     type: str = option("an EC2 instance type", first=True)
@@ -188,7 +188,7 @@ class OfferShow(Paid, Where):
 
 
 @dataclass(frozen=True)
-class OfferCheck(Software, Where):
+class OfferCheck(SoftwareOptions, WhereOptions):
     """Say whether an image and what is to run on it fit machines, and by which rule; exit 3 where not."""
 
     what: str = option("an AMI or a build (id or `last`), and instance types", first=True, several=True)
@@ -229,13 +229,12 @@ class OfferCheck(Software, Where):
 
 
 @dataclass(frozen=True)
-class OfferRefresh(Where):
+class OfferRefresh(WhereOptions):
     """Ask a region for types, zones, prices and quotas, and keep the answers with their day."""
 
     cloud: str = option("aws (your account) or embedded (this machine)", "embedded", setting="cloud")
     diff: bool = option(
-        "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any",
-        False,
+        "say what it has that the shipped catalogue has not, as a patch; exit 10 where there is any", False
     )
 
     def run(self) -> int:

@@ -6,7 +6,15 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import SIGNERS, AwsProfile, Json, Removal, print_document, results, say
+from gpukiln.commands.cli import (
+    SIGNERS,
+    JsonOptions,
+    ProfileOptions,
+    RemovalOptions,
+    print_document,
+    results,
+    say,
+)
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -21,7 +29,7 @@ CHANNEL = option(
 
 
 @dataclass(frozen=True)
-class Regions(AwsProfile, Json):
+class RegionOptions(ProfileOptions, JsonOptions):
     """Where channels are looked at."""
 
     regions: str = option(
@@ -57,7 +65,7 @@ class Regions(AwsProfile, Json):
 
 
 @dataclass(frozen=True)
-class AmiRelease(AwsProfile, Json):
+class AmiRelease(ProfileOptions, JsonOptions):
     """Copy a proven image, share it, and point a channel at it in every region."""
 
     build: str = option(
@@ -136,13 +144,13 @@ class AmiRelease(AwsProfile, Json):
 
 
 @dataclass(frozen=True)
-class AmiRollback(Regions):
+class AmiRollback(RegionOptions):
     """Point a channel at the release before, in every region."""
 
     channel: str = CHANNEL
     image: str = option("a folder of ami/", "eks-gpu", setting="image")
     kubernetes: str = option(
-        "Kubernetes version, or none; default: the only one there, or that of components.yaml",
+        "Kubernetes version, or none; default: the only one there, or that of components.yaml"
     )
     to: str = option("build or AMI id to go back to; default: the release before the current one")
     sign_key: str = option(f"signs the rollback, where the channel names keys: {SIGNERS}")
@@ -167,7 +175,7 @@ class AmiRollback(Regions):
 
 
 @dataclass(frozen=True)
-class AmiChannels(Regions):
+class AmiChannels(RegionOptions):
     """Show what every channel points at in every region; exit 1 when something is wrong with one."""
 
     def run(self) -> int:
@@ -191,14 +199,14 @@ class AmiChannels(Regions):
 
 
 @dataclass(frozen=True)
-class AmiPrune(Removal, Regions):
+class AmiPrune(RemovalOptions, RegionOptions):
     """Show which images nobody needs, with a reason for each; --yes removes them with their snapshots."""
 
     older_than: int = option("days; younger images stay", 30)
     keep: int = option("earlier releases of every channel that stay; default: as ami/channels.yaml says", -1)
     limit: int = option("images that one run removes in a region, the oldest first", 20)
     in_use: str = option(
-        "files with ids of images in use, separated by commas: what Karpenter runs, for example",
+        "files with ids of images in use, separated by commas: what Karpenter runs, for example"
     )
     without_channels: bool = option("go on where no channel points at anything", False)
 

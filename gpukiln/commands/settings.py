@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpukiln import recipes
 from gpukiln.errors import UsageError
 from gpukiln.options import Option
 
-FILE = "gpukiln.toml"
 SETTINGS = {
     "cloud": ("aws or embedded", "embedded"),
     "region": ("the AWS region, or several with commas where a command takes them", ""),
@@ -43,12 +43,6 @@ class Value:
     name: str
     value: str
     source: str
-
-
-def project_file(folder: Path | None = None) -> Path | None:
-    """The nearest gpukiln.toml, in a folder or above it; None: there is none."""
-    start = (folder or Path.cwd()).absolute()
-    return next((one / FILE for one in (start, *start.parents) if (one / FILE).is_file()), None)
 
 
 def read_project(file: Path) -> dict[str, str]:
@@ -79,12 +73,15 @@ def _flat(table: Mapping[str, Any], prefix: str) -> Iterable[tuple[str, str]]:
         elif isinstance(value, str | int) and not isinstance(value, bool):
             yield prefix + key, str(value)
         else:
-            raise UsageError(f"{prefix}{key} in {FILE} is {value!r}", hint="wanted: a text or a number")
+            raise UsageError(
+                f"{prefix}{key} in {recipes.PROJECT_FILE} is {value!r}", hint="wanted: a text or a number"
+            )
 
 
 def values() -> list[Value]:
     """Every setting, and the fields of components that the project changes."""
-    file = project_file()
+    folder = recipes.project()
+    file = folder / recipes.PROJECT_FILE if folder else None
     project = read_project(file) if file else {}
     found = []
     for name, (_, default) in SETTINGS.items():

@@ -52,6 +52,13 @@ class _Errors(_Output):
             _forget(self._file)
 
 
+class Results(_Output):
+    """Standard output for people: commands are named as they are typed."""
+
+    def write(self, text: str) -> int:
+        return super().write(as_typed(text))
+
+
 _programs = ["invoke"]
 
 
@@ -69,8 +76,11 @@ def as_typed(text: str) -> str:
     """A text in which commands are named as in a checkout, with their names as they are typed here."""
     if _programs[-1] == "invoke":
         return text
-    named = re.sub(r"\binvoke ([a-z0-9]+)\.([a-z][a-z-]*)", rf"{_programs[-1]} \1 \2", text)
-    return named.replace("invoke --list", f"{_programs[-1]} --list")
+    return re.sub(r"\binvoke (?:([a-z0-9]+)\.(?=[a-z])|(?=--list))", _named_here, text)
+
+
+def _named_here(found: re.Match[str]) -> str:
+    return f"{_programs[-1]} {found[1]} " if found[1] else f"{_programs[-1]} "
 
 
 @contextlib.contextmanager

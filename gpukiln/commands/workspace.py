@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.commands.cli import AwsProfile, Command, Json, print_document, results, say, words
-from gpukiln.commands.workspace_place import HERE, Named, cloud_of, reach_by_name, show_parts, tell
+from gpukiln.commands.cli import Command, JsonOptions, ProfileOptions, print_document, results, say, words
+from gpukiln.commands.workspace_place import HERE, ExistingOptions, cloud_of, reach_by_name, show_parts, tell
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -79,22 +79,20 @@ class WorkspaceOptions(Command):
 
 
 @dataclass(frozen=True)
-class WorkspaceUp(WorkspaceOptions, AwsProfile, Json):
+class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
     """Start a workspace on the best machine that can be had, with its home; again: complete or show it."""
 
     simulated: bool = option("simulated GPUs (embedded cloud): a rehearsal", False)
     no_wait: bool = option("do not wait until its stages are done", False)
     keep: bool = option(
-        "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed",
-        False,
+        "Ctrl-C keeps a machine that is not usable yet, too; without it, that is removed", False
     )
     replace_unhealthy: bool = option(
-        "look deep when it is up, and try the next machine where this one is unhealthy",
-        False,
+        "look deep when it is up, and try the next machine where this one is unhealthy", False
     )
     max_price: str = option("USD an hour that the machine costs at most")
     budget: str = option(
-        "USD a month that machine, home and address cost at most; exit 6 where all cost more",
+        "USD a month that machine, home and address cost at most; exit 6 where all cost more"
     )
     no_ssh_config: bool = option("no entry by which ssh, rsync and editors reach it by its name", False)
     yes: bool = option("start it without a question; needed where there is no terminal", False)
@@ -149,7 +147,7 @@ class WorkspaceUp(WorkspaceOptions, AwsProfile, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceStop(Named, Json):
+class WorkspaceStop(ExistingOptions, JsonOptions):
     """Stop the machine of a workspace; its disks and its home stay, and cost what volumes cost."""
 
     def run(self) -> None:
@@ -165,7 +163,7 @@ class WorkspaceStop(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceStart(Named, Json):
+class WorkspaceStart(ExistingOptions, JsonOptions):
     """Start the machine of a workspace again: another address, the same home; and look whether it is well."""
 
     no_wait: bool = option("do not wait until its stages are done", False)
@@ -200,15 +198,14 @@ class WorkspaceStart(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceDown(Named):
+class WorkspaceDown(ExistingOptions):
     """Put a workspace away: machine, network, rights, key, and the home unless it is kept."""
 
     keep_home: bool = option("its home stays: `workspace.up` of that name finds it again", False)
     owner: str = option("whose it is, where this computer did not start it")
     force: bool = option("although somebody works there", False)
     yes: bool = option(
-        "remove what is in the home without a question; needed where there is no terminal",
-        False,
+        "remove what is in the home without a question; needed where there is no terminal", False
     )
     dry_run: bool = option("only show what would be removed", False)
 
@@ -263,7 +260,7 @@ class WorkspaceDown(Named):
 
 
 @dataclass(frozen=True)
-class WorkspaceMove(Named, Json):
+class WorkspaceMove(ExistingOptions, JsonOptions):
     """Copy a home into another zone by a snapshot, where its own has no machine; the old one goes then."""
 
     zone: str = option("where the home is to be")

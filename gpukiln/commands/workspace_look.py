@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import AwsProfile, Json, print_document, results, words
-from gpukiln.commands.workspace_place import HERE, Named, cloud_of, show_parts, tell
+from gpukiln.commands.cli import JsonOptions, ProfileOptions, print_document, results, words
+from gpukiln.commands.workspace_place import HERE, ExistingOptions, cloud_of, show_parts, tell
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class WorkspaceList(AwsProfile, Json):
+class WorkspaceList(ProfileOptions, JsonOptions):
     """List workspaces as this computer remembers them, or as the clouds' tags say: --refresh."""
 
     refresh: bool = option("ask the regions what they have, and remember that", False)
@@ -84,7 +84,7 @@ def _require_all(failed: list[str]) -> None:
 
 
 @dataclass(frozen=True)
-class WorkspaceShow(Named, Json):
+class WorkspaceShow(ExistingOptions, JsonOptions):
     """Show a workspace as its tags say: what it answers, its machine, its home."""
 
     def run(self) -> None:
@@ -93,7 +93,7 @@ class WorkspaceShow(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceSsh(Named):
+class WorkspaceSsh(ExistingOptions):
     """Open a session on a workspace, or run something there; ends with its exit code."""
 
     command: tuple[str, ...] = option("what is run there; without it a session opens", (), rest=True)
@@ -116,12 +116,11 @@ class WorkspaceSsh(Named):
 
 
 @dataclass(frozen=True)
-class WorkspaceStatus(Named, Json):
+class WorkspaceStatus(ExistingOptions, JsonOptions):
     """Say how a workspace is: as its tags say, or --deep as it is. Exit 1: unhealthy."""
 
     deep: bool = option(
-        "judge the machine and its services with the verification suite, and keep what it says",
-        False,
+        "judge the machine and its services with the verification suite, and keep what it says", False
     )
 
     def run(self) -> int:
@@ -150,7 +149,7 @@ class WorkspaceStatus(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceEnv(Named, Json):
+class WorkspaceEnv(ExistingOptions, JsonOptions):
     """Print the variables by which programs find a workspace: eval "$(invoke workspace.env NAME)"."""
 
     def run(self) -> None:
@@ -167,7 +166,7 @@ class WorkspaceEnv(Named, Json):
 
 
 @dataclass(frozen=True)
-class WorkspaceUsage(AwsProfile, Json):
+class WorkspaceUsageCommand(ProfileOptions, JsonOptions):
     """Say how many hours workspaces ran, and what that cost, by owner."""
 
     since: str = option("the first day that counts, for example 2026-11-01; default: all that is known")

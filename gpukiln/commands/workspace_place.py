@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpukiln.commands.cli import AwsProfile, print_document, results, say
+from gpukiln.commands.cli import ProfileOptions, print_document, results, say
 from gpukiln.options import option
 from gpukiln.typed import dump
 
@@ -23,7 +23,7 @@ HERE = "us-west-2"
 
 
 @dataclass(frozen=True)
-class Named(AwsProfile):
+class ExistingOptions(ProfileOptions):
     """A workspace that is there."""
 
     name: str = option("of the workspace", first=True)

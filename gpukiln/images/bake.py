@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.text import Text
 
+from gpukiln import recipes
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
@@ -106,7 +107,7 @@ def bake(
         if cache:
             cache.offer(lambda line: progress.show(Text(line)))
         packer_folder = build.folder / "packer"
-        prepare_template(ROOT / "ami" / plan.image, packer_folder)
+        prepare_template(recipes.images()[plan.image], packer_folder)
         extra_vars = build.folder / "extra-vars.json"
         keeper = None
         if saved.stages:

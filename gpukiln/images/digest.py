@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from yaml.constructor import SafeConstructor
 
+from gpukiln import recipes
 from gpukiln.catalog.components import Components, as_plain
 from gpukiln.catalog.images import ImageDefinition
 from gpukiln.catalog.load import SafeLoader
@@ -81,20 +82,22 @@ def image_inputs(
             inputs[f"recipe {decision.name}"] = canonical(recipe)
     inputs |= {f"tool {name}": version for name, version in tools.items()}
     inputs[PROGRAM] = zipapp.digest()
-    inputs |= {f"file {path.relative_to(root)}": hash_file(path) for path in _files(root, image.name)}
+    inputs |= {f"file {name}": hash_file(path) for name, path in _files(root, image.name)}
     return inputs
 
 
-def _files(root: Path, image: str) -> Iterator[Path]:
-    yield root / "ansible.cfg"
-    for top in (f"ami/{image}", "ansible", "roles", "scripts/bootstrap", "scripts/hooks"):
-        for folder, folders, names in os.walk(root / top):
+def _files(root: Path, image: str) -> Iterator[tuple[str, Path]]:
+    """The files that a build reads, each with its name in a checkout."""
+    yield "ansible.cfg", root / "ansible.cfg"
+    tops = {top: root / top for top in ("ansible", "roles", "scripts/bootstrap", "scripts/hooks")}
+    for top, place in {f"ami/{image}": recipes.images(root)[image], **tops}.items():
+        for folder, folders, names in os.walk(place):
             folders[:] = sorted(name for name in folders if name not in IGNORED_FOLDERS and name[0] != ".")
             for name in sorted(names):
                 path = Path(folder, name)
                 ignored = name[0] == "." or name in IGNORED_FILES or name.endswith((".md", ".pyc", "~"))
                 if path.is_file() and not ignored:
-                    yield path
+                    yield f"{top}/{path.relative_to(place)}", path
 
 
 def hash_file(path: Path) -> str:

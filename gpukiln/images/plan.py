@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpukiln import programs
+from gpukiln import programs, recipes
 from gpukiln.catalog import compat
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.bases import base as find_base
@@ -285,7 +285,7 @@ def check_components(
 
 
 def git_commit(root: Path) -> str | None:
-    """The commit of a checkout.
+    """The commit of a checkout; what is installed has none, whatever repository it is in.
 
     Returns:
         The commit, with -dirty when files differ from it; None where there is none.
@@ -298,5 +298,7 @@ def git_commit(root: Path) -> str | None:
             return None
         return done.stdout.decode(errors="replace").strip() if done.returncode == 0 else None
 
+    if not recipes.is_checkout():
+        return None
     commit = git("rev-parse", "--verify", "-q", "HEAD")
     return f"{commit}-dirty" if commit and git("status", "--porcelain") else commit

@@ -13,7 +13,6 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 
-from gpukiln.commands import k8s_job
 from gpukiln.errors import (
     BusyError,
     GpukilnError,
@@ -32,7 +31,6 @@ from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.jobs.admission import admitted
 from gpukiln.kubernetes.manifest import dump, load
 from gpukiln.kubernetes.rbac import RIGHTS
-from gpukiln.options import options_of
 from tests.support.api_server import ApiServer, Fault, Outcome, node
 from tests.support.exit_codes import invoke
 from tests.support.killed import files_in, killed_everywhere, masked
@@ -238,7 +236,7 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"gpus": 0}, UsageError, "--gpus 0", ""),
         ({"nodes": 0}, UsageError, "--nodes 0", ""),
         ({"retries": -1}, UsageError, "--retries -1", ""),
-        ({"give_up": [256]}, UsageError, "--give-up 256", "1 to 255"),
+        ({"give_up": [256]}, UsageError, "--give-up '256'", "1 to 255"),
         ({"cpu": "3.5x"}, UsageError, "--cpu '3.5x' is no quantity", "3500m"),
         ({"cpu": "0.0001"}, UsageError, "least part", "500m"),
         ({"cpu": "4Gi"}, UsageError, "unit of memory", "3500m"),
@@ -1110,8 +1108,3 @@ def test_what_is_typed_wrong_is_told(typed, words, said):
 def test_without_a_cluster_the_error_is_one(typed, monkeypatch, tmp_path):
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     assert "no kubeconfig" in typed(*WORDS, "--apply", code=4).err
-
-
-def test_every_option_of_the_library_is_one_of_the_command():
-    library = set(gpu_job.__kwdefaults__) | {"image"}
-    assert library <= {one.name for one in options_of(k8s_job.K8sJob)}

@@ -23,7 +23,7 @@ def typed(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
 
     def run(**options):
-        code = code_of(node.NodeRuns, **options)
+        code = code_of(node.NodeRunsCommand, **options)
         shown = capsys.readouterr()
         return code, shown.out, shown.err
 

@@ -10,8 +10,10 @@ import pytest
 
 from gpukiln import __version__
 from gpukiln.catalog.load import ROOT
+from gpukiln.commands.cli import results
 from gpukiln.commands.completion import SCRIPTS, complete
-from gpukiln.commands.main import GPUKILN, NOUNS, command, main, names
+from gpukiln.commands.main import GPUKILN, INVOKE, NOUNS, command, main, names
+from gpukiln.commands.offer import OfferList
 from gpukiln.options import options_of
 from tests.support.exit_codes import invoke
 
@@ -176,6 +178,16 @@ def test_bash_completes_by_asking_the_program(tmp_path):
 def test_the_installed_program_says_how_its_commands_are_typed(capsys, line, code, told):
     assert main(line.split()) == code
     assert told in capsys.readouterr().err
+
+
+def test_results_name_commands_as_they_are_typed(capsys, monkeypatch):
+    monkeypatch.setattr(
+        OfferList, "run", lambda _: results().tell("`invoke ami.build --x` bakes; invoke --list")
+    )
+    assert main(["offer", "list"]) == 0
+    assert capsys.readouterr().out == "`gpukiln ami build --x` bakes; gpukiln --list\n"
+    assert main(["offer.list"], INVOKE) == 0
+    assert capsys.readouterr().out == "`invoke ami.build --x` bakes; invoke --list\n"
 
 
 def test_help_is_of_the_program_a_noun_or_a_command(capsys):

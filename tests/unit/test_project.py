@@ -1,11 +1,17 @@
 """Defaults of a user and of a project: which one wins, where they count, what is wrong with a file."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from gpukiln import recipes
+from gpukiln.catalog.images import image_names, load_image
+from gpukiln.catalog.load import ROOT
 from gpukiln.commands import settings
 from gpukiln.commands.main import command, main
+from gpukiln.images import digest
+from gpukiln.images.plan import git_commit
 from gpukiln.options import options_of, read
 
 PROJECT = """\
@@ -148,3 +154,24 @@ def test_components_of_a_project_are_no_set_of_a_hypervisor(tmp_path, capsys):
     assert f"there is no inventory {inventory}" in capsys.readouterr().err
     assert main(["node", "apply", "--pve", "--set", "cuda.version=1"]) == 2
     assert "--pve has one role" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("project")
+def test_an_image_of_a_project_is_known_there_and_counts_in_a_builds_digest(tmp_path, monkeypatch, capsys):
+    assert main(["init", str(tmp_path / "new"), "--image", "team-gpu"]) == 0
+    assert "`gpukiln ami plan --image team-gpu`" in capsys.readouterr().err
+    assert main(["init", str(tmp_path / "new"), "--image", "team-gpu"]) == 6
+    assert main(["init", str(tmp_path / "new"), "--image", "../x"]) == 2
+    assert "team-gpu" not in image_names()
+    folder = tmp_path / "new" / "ami" / "team-gpu"
+    monkeypatch.chdir(folder)
+    assert image_names() == ["eks-gpu", "team-gpu"]
+    assert load_image("team-gpu") == replace(load_image("eks-gpu"), name="team-gpu")
+    names = {name for name, path in digest._files(ROOT, "team-gpu") if path.is_relative_to(folder)}
+    assert names == {f"ami/team-gpu/{name}" for name in ("eks-gpu.pkr.hcl", "plugins/plugins.pkr.hcl")}
+
+
+def test_what_is_installed_has_no_commit_of_the_repository_that_it_is_in(tmp_path, monkeypatch):
+    assert git_commit(ROOT)
+    monkeypatch.setattr(recipes, "_INSTALLED", tmp_path)
+    assert git_commit(ROOT) is None

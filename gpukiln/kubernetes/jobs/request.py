@@ -21,6 +21,7 @@ from gpukiln.kubernetes.check.formats import (
 )
 from gpukiln.kubernetes.jobs import choice
 from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
+from gpukiln.kubernetes.jobs.options import JobOptions
 from gpukiln.kubernetes.jobs.render import manifests
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import amount, quantity
@@ -137,7 +138,7 @@ class GpuJob:
         return list(_notes(self))
 
 
-def _check_counts(gpus: int, nodes: int, retries: int, give_up: Sequence[int]) -> None:
+def _check_counts(gpus: int, nodes: int, retries: int) -> None:
     for one, option in ((gpus, "--gpus"), (nodes, "--nodes")):
         if one < 1:
             raise UsageError(f"{option} {one}, wanted 1 or more")
@@ -145,142 +146,113 @@ def _check_counts(gpus: int, nodes: int, retries: int, give_up: Sequence[int]) -
         raise UsageError(f"--nodes {nodes}: an Indexed Job has at most {MOST_PODS} pods")
     if not 0 <= retries * nodes <= MOST_INT32:
         raise UsageError(f"--retries {retries}, wanted 0 or more, with --nodes at most {MOST_INT32} in all")
-    for code in give_up:
-        if not 1 <= code <= 255:
-            raise UsageError(f"--give-up {code} is no exit code of a failure", hint="wanted 1 to 255")
 
 
-def gpu_job(
-    image: str,
-    *,
-    command: Sequence[str] = (),
-    name: str = "",
-    namespace: str = "",
-    gpus: int = 1,
-    gpu_model: str | Sequence[str] = (),
-    product: str | Sequence[str] = (),
-    prefer: Mapping[str, int] | Sequence[str] = (),
-    select_by: str = "",
-    instance_type: str | Sequence[str] = (),
-    mig: str = "",
-    shared: bool = False,
-    arch: str = "",
-    cpu: str = "",
-    memory: str = "",
-    shm: str = "2Gi",
-    timeout: str = "24h",
-    ttl: str = "24h",
-    grace: str = "",
-    retries: int = 0,
-    give_up: Sequence[int] = (),
-    nodes: int = 1,
-    queue: str = "",
-    spot: bool = False,
-    provider: str = "",
-    cache: str | Sequence[str] = (),
-    scratch: str | Sequence[str] = (),
-    env: Mapping[str, str] | Sequence[str] = (),
-    env_secret: str | Sequence[str] = (),
-    service_account: str = "",
-    pull_secret: str | Sequence[str] = (),
-    runtime_class: str = "",
-    priority_class: str = "",
-    tolerate: str | Sequence[str] = (),
-    node_label: Mapping[str, str] | Sequence[str] = (),
-    label: Mapping[str, str] | Sequence[str] = (),
-    resource: Mapping[str, str] | Sequence[str] = (),
-    arguments: bool = False,
-    security: str = "",
-    run_as: str = "",
-    allow_latest: bool = False,
-) -> GpuJob:
+def _codes(given: str | Sequence[int]) -> tuple[int, ...]:
+    codes = _texts(given) if isinstance(given, str) else [str(one) for one in given]
+    for code in codes:
+        if not is_whole(code) or not 1 <= int(code) <= 255:
+            raise UsageError(f"--give-up {code!r} is no exit code of a failure", hint="wanted 1 to 255")
+    return tuple(sorted({int(code) for code in codes}))
+
+
+def gpu_job(image: str, **options: Any) -> GpuJob:
     """Read and check a GPU job; `manifests()` of what is returned is what the API server takes.
 
     What holds several values is a list, or a mapping where each is KEY=VALUE. docs/k8s-jobs.md says what each
     means.
+
+    Args:
+        options: Those of `JobOptions`.
 
     Raises:
         UsageError: Something is not understood.
         IncompatibleError: No machine could run it.
         RefusedError: It would run, and not as it is meant.
     """
-    _check_image(image, allow_latest=allow_latest)
-    chosen_name = name or _name_of(image)
-    _check_names(chosen_name, namespace, nodes)
-    _check_counts(gpus, nodes, retries, give_up)
-    models = choice.models_of(_texts(gpu_model), "--gpu-model")
-    products, named = _texts(product), _texts(instance_type)
-    by = select_by or ("instance-type" if named else "product")
+    return job_of(JobOptions(image=image, **options))
+
+
+def job_of(options: JobOptions) -> GpuJob:
+    """As `gpu_job`."""
+    arch = options.arch
+    _check_image(options.image, allow_latest=options.allow_latest)
+    chosen_name = options.name or _name_of(options.image)
+    _check_names(chosen_name, options.namespace, options.nodes)
+    _check_counts(options.gpus, options.nodes, options.retries)
+    models = choice.models_of(_texts(options.gpu_model), "--gpu-model")
+    products, named = _texts(options.product), _texts(options.instance_type)
+    by = options.select_by or ("instance-type" if named else "product")
     choice.check_choice("--select-by", by, SelectBy)
-    _check_choices(by, models, products, named, mig, shared=shared)
-    weights = _weights(prefer, models, products)
+    _check_choices(by, models, products, named, options.mig, shared=options.shared)
+    weights = _weights(options.prefer, models, products)
     if arch and arch not in machines.ARCHES:
         raise UsageError(f"--arch {arch!r}", hint=f"wanted: {' or '.join(machines.ARCHES)}")
-    if mig:
-        choice.check_mig(mig, models)
-    cpu = _cpu(cpu, gpus)
-    whole, shared_memory = _memory(memory, shm, gpus)
+    if options.mig:
+        choice.check_mig(options.mig, models)
+    cpu = _cpu(options.cpu, options.gpus)
+    whole, shared_memory = _memory(options.memory, options.shm, options.gpus)
     wanted = amount(cpu, "--cpu", ""), Decimal(whole)
     types: tuple[str, ...] = ()
     if products:  # somebody's own nodes
         arch = arch or "x86_64"
     else:
-        arch, types = _machines(named, models, gpus, mig, arch, wanted)
-    _check_preferred(weights, types, gpus)
+        arch, types = _machines(named, models, options.gpus, options.mig, arch, wanted)
+    _check_preferred(weights, types, options.gpus)
 
-    if provider:
-        choice.check_choice("--provider", provider, Provider)
-    elif spot:
+    if options.provider:
+        choice.check_choice("--provider", options.provider, Provider)
+    elif options.spot:
         raise UsageError(
             "--spot needs --provider: every one has a label of its own for spot nodes",
             hint=f"one of {', '.join(choice.SPOT)}",
         )
-    if security:
-        choice.check_choice("--security", security, Security)
+    if options.security:
+        choice.check_choice("--security", options.security, Security)
     made = GpuJob(
         name=chosen_name,
-        image=image,
-        command=tuple(command),
-        namespace=namespace,
-        gpus=gpus,
+        image=options.image,
+        command=tuple(options.command),
+        namespace=options.namespace,
+        gpus=options.gpus,
         models=models,
         products=products,
         prefer=weights,
         select_by=by,  # type: ignore[arg-type]  # check_choice
         types=types,
-        mig=mig,
-        shared=shared,
+        mig=options.mig,
+        shared=options.shared,
         arch=arch,
         cpu=cpu,
         memory=whole.quantity,
         shm=shared_memory.quantity if shared_memory else "",
-        timeout_s=int(Duration.parse(timeout, "--timeout", least=1, most=MOST_INT32)),
-        ttl_s=int(Duration.parse(ttl, "--ttl", least=1, most=MOST_INT32)),
-        grace_s=int(Duration.parse(grace, "--grace", least=1, most=MOST_INT32))
-        if grace
-        else (SPOT_GRACE_S if spot else GRACE_S),
-        retries=retries,
-        give_up=tuple(sorted(set(give_up))),
-        nodes=nodes,
-        queue=_queue(queue),
-        provider=provider or None,  # type: ignore[arg-type]  # check_choice
-        spot=spot,
-        mounts=_mounts(_texts(cache), _texts(scratch)),
-        env=_env(env, several=nodes > 1),
-        env_secrets=tuple(_named(one, "--env-secret") for one in _texts(env_secret)),
-        service_account=_named(service_account, "--service-account"),
-        pull_secrets=tuple(_named(one, "--pull-secret") for one in _texts(pull_secret)),
-        runtime_class=_named(runtime_class, "--runtime-class"),
-        priority_class=_named(priority_class, "--priority-class"),
-        tolerate=_tolerated(_texts(tolerate)),
-        node_labels=_labels(node_label, "--node-label"),
-        labels=_labels(label, "--label"),
-        resources=_resources(resource, scratch=bool(_texts(scratch))),
-        arguments=arguments,
+        timeout_s=int(Duration.parse(options.timeout, "--timeout", least=1, most=MOST_INT32)),
+        ttl_s=int(Duration.parse(options.ttl, "--ttl", least=1, most=MOST_INT32)),
+        grace_s=int(Duration.parse(options.grace, "--grace", least=1, most=MOST_INT32))
+        if options.grace
+        else (SPOT_GRACE_S if options.spot else GRACE_S),
+        retries=options.retries,
+        give_up=_codes(options.give_up),
+        nodes=options.nodes,
+        queue=_queue(options.queue),
+        provider=options.provider or None,  # type: ignore[arg-type]  # check_choice
+        spot=options.spot,
+        mounts=_mounts(_texts(options.cache), _texts(options.scratch)),
+        env=_env(options.env, several=options.nodes > 1),
+        env_secrets=tuple(_named(one, "--env-secret") for one in _texts(options.env_secret)),
+        service_account=_named(options.service_account, "--service-account"),
+        pull_secrets=tuple(_named(one, "--pull-secret") for one in _texts(options.pull_secret)),
+        runtime_class=_named(options.runtime_class, "--runtime-class"),
+        priority_class=_named(options.priority_class, "--priority-class"),
+        tolerate=_tolerated(_texts(options.tolerate)),
+        node_labels=_labels(options.node_label, "--node-label"),
+        labels=_labels(options.label, "--label"),
+        resources=_resources(options.resource, scratch=bool(_texts(options.scratch))),
+        arguments=options.arguments,
         security="",
-        run_as=_user(run_as),
+        run_as=_user(options.run_as),
     )
-    return restricted(made) if security else made
+    return restricted(made) if options.security else made
 
 
 def restricted(job: GpuJob) -> GpuJob:

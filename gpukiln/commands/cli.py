@@ -39,10 +39,10 @@ EXTRAS = {
         *("packaging", "pytest", "securesystemslib", "testinfra", "tomlkit", "univers"),
     ),
     "embedded": ("flask", "moto", "werkzeug"),
-    "k8s": ("kubernetes",),
+    "k8s": ("cryptography", "cyclonedx", "jinja2", "packageurl", "securesystemslib"),
     "proxmox": ("proxmoxer", "requests", "requests_toolbelt"),
 }
-"""What a package brings that is installed with an extra; what several have, the first."""
+"""The modules that an extra brings."""
 SIGNERS = "a private key as PEM file, awskms:KEY of AWS KMS, or sigstore: as the identity of this CI job"
 
 
@@ -177,21 +177,23 @@ def end(work: Callable[P, int | None], *args: P.args, **kwargs: P.kwargs) -> int
     except BrokenPipeError:  # `| head`: who reads has enough
         streams.forget_output()
         return 0
-    except ModuleNotFoundError as error:
-        print_error(_missing(error))
-        return UnavailableError.exit_code
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         print_error(UnavailableError(what, hint=_os_hint(error)))
         return UnavailableError.exit_code
 
 
-def _missing(error: ModuleNotFoundError) -> UnavailableError:
-    """What to install for a module that is not there; an error of the program where nothing installs it."""
+def missing(error: ModuleNotFoundError, noun: str) -> Exception:
+    """What to install for a module that is not there; the error itself where nothing installs it.
+
+    Args:
+        noun: Of the command; the extra of this name is named where several bring the module.
+    """
     module = str(error.name).partition(".")[0]
-    extra = next((extra for extra, modules in EXTRAS.items() if module in modules), "")
-    if not extra:
-        raise error
+    extras = [extra for extra, modules in EXTRAS.items() if module in modules]
+    if not extras:
+        return error
+    extra = noun if noun in extras else extras[0]
     how = "scripts/run installs it" if recipes.is_checkout() else f"pip install 'gpukiln[{extra}]'"
     return UnavailableError(f"this command needs {module}, which is not installed", hint=how)
 

@@ -12,7 +12,7 @@ from types import FrameType
 
 from gpukiln import __version__
 from gpukiln.commands import completion, settings, streams
-from gpukiln.commands.cli import Command, end
+from gpukiln.commands.cli import Command, end, missing
 from gpukiln.errors import UsageError
 from gpukiln.options import columns, near, options_of, read, usage
 
@@ -112,10 +112,18 @@ def _work(words: list[str], program: str) -> int | None:
         kind, typed = _find(first, program), typed_as(first, program)
         options = options_of(kind)
         if not wants_help:
-            return kind(**read(typed, options, asked[1:] + words[at:], settings.complete)).run()
+            values = read(typed, options, asked[1:] + words[at:], settings.complete)
+            return _run(kind(**values), first)
         _say(f"Usage: {usage(typed, options)}\n", f"{(kind.__doc__ or '').strip()}\n")
         _say(columns([(one.shown, one.described) for one in options if not one.rest]))
     return None
+
+
+def _run(made: Command, name: str) -> int | None:
+    try:
+        return made.run()
+    except ModuleNotFoundError as error:
+        raise missing(error, name.partition(".")[0]) from error
 
 
 def _say(*lines: str) -> None:

@@ -146,5 +146,5 @@ def test_the_collection_converges_a_node_without_a_checkout(here, inventory, nod
     assert "changed=0" in recaps[1], done.stdout
     settings = here.ssh(node, key, "cat /etc/gpukiln/bootstrap.env; gpukiln-gpu --help | head -n 1").stdout
     assert "\nWAIT_S=181\n" in settings
-    assert "usage: gpukiln-gpu" in settings
+    assert "Usage: gpukiln-gpu" in settings
     assert "\nactive\nactive\n" in here.ssh(node, key, "echo; systemctl is-active docker containerd").stdout

@@ -1,8 +1,10 @@
 """Where the recipes are: roles, playbooks, image recipes, components.yaml, services and the suite of checks.
 
 In a checkout they stand at its top. A wheel has them below the package, with the same names (force-include in
-pyproject.toml).
+pyproject.toml). scripts/first-contact imports it on machines: Python 3.9.
 """
+
+from __future__ import annotations
 
 from pathlib import Path
 

@@ -208,7 +208,7 @@ def test_a_release_is_signed_by_a_job_and_trusted_wherever_it_is_used(
         code, _, err = typed("channels")
         assert code == 1
         assert "release stable: it is no DSSE envelope" in err
-    only = {"channel": "candidate", "region": HOME, "sign_key": job.option}
+    only = {"channel": "candidate", "image_region": HOME, "sign_key": job.option}
     assert typed("release", second, **only)[0] == 0
 
 
@@ -243,7 +243,7 @@ def test_keys_and_identities_are_trusted_together(typed, job, monkeypatch, tmp_p
     assert typed("release", "last", channel="stable", sign_key=job.option)[0] == 0
     second = make_image("b2", judged=JUDGED)
     sign(second, job.option, tmp_path, judged=JUDGED)
-    options = {"channel": "stable", "region": HOME}
+    options = {"channel": "stable", "image_region": HOME}
     assert typed("release", second, **options, sign_key=str(key))[0] == 0
     seen = newest._read(newest._file(Cloud()))[STABLE]
     assert (seen.number, seen.image_id) == (2, second)

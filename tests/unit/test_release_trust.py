@@ -533,7 +533,7 @@ def test_two_releases_of_the_same_number_are_noticed(typed, key, two, tmp_path, 
     remove(two)
     third = make_image("b3", judged=JUDGED)
     sign(third, key, tmp_path, judged=JUDGED)
-    options = {"channel": "stable", "region": HOME, "sign_key": str(key)}
+    options = {"channel": "stable", "image_region": HOME, "sign_key": str(key)}
     with monkeypatch.context() as elsewhere:
         elsewhere.setenv("GPUKILN_HOME", str(tmp_path / "other"))
         assert typed("release", third, **options)[0] == 0

@@ -11,7 +11,7 @@ from gpukiln.catalog.prices import DatedPrice
 from gpukiln.clouds.aws import AwsCloud
 from gpukiln.kubernetes.nodes.group import types_of
 from gpukiln.offers import cache
-from gpukiln.offers.cost import Use
+from gpukiln.offers.cost import MachineUsage
 from gpukiln.offers.estimate import estimate
 from gpukiln.offers.model import ImageChoice
 from gpukiln.offers.request import parse
@@ -130,7 +130,7 @@ def test_a_preview_marks_estimates_and_explains_the_mark_once():
     choice = ImageChoice("ami-1", "given", "ami-1", ("it was named",), "", ())
     shown = io.StringIO()
     for part in preview_parts(
-        preview(AwsCloud(WEST), WorkspacePlan(wanted, offers, choice, None, {}, 1, Use()), TODAY)
+        preview(AwsCloud(WEST), WorkspacePlan(wanted, offers, choice, None, {}, 1, MachineUsage()), TODAY)
     ):
         Console(file=shown, width=200).print(part)
     assert "~3.36312" in shown.getvalue()

@@ -396,7 +396,7 @@ def test_a_machine_that_differs_is_not_taken_for_what_is_asked_for(typed: Typed)
 def test_options_of_up_are_all_compared() -> None:
     fields = {one.name for one in options_of(commands.WorkspaceUp)}
     typed_ = {word[2:].replace("-", "_") for more, _ in DIFFERENT for word in more if word.startswith("--")}
-    how = {"yes", "dry_run", "json", "keep", "no_wait", "replace_unhealthy"}  # how it is done
+    how = {"yes", "dry_run", "json", "keep", "no_wait", "no_ssh_config", "replace_unhealthy"}
     where = {"name", "owner", "region", "cloud", "profile"}  # which workspace it is
     elsewhere = {"from_", "storage", "simulated"}  # a home grows; the last is in the test below
     assert fields - typed_ == how | where | elsewhere

@@ -67,8 +67,8 @@ class Cost:
         self.began = self._read = processor.used(self.group)
         self.roots = {os.getpid()}
         self.file: Path | None = None
-        if processor.may_account():
-            handle, name = tempfile.mkstemp(prefix="gpukiln-tests-", suffix=".acct")
+        if processor.may_account(Path(tempfile.gettempdir())):
+            handle, name = tempfile.mkstemp(prefix=f"gpukiln-tests-{os.getpid()}-", suffix=".acct")
             os.close(handle)
             if processor.account(Path(name)):
                 self.file = Path(name)

@@ -94,9 +94,16 @@ def account(file: Path | None) -> bool:
     return ctypes.CDLL(None, use_errno=True).acct(None if file is None else os.fsencode(file)) == 0
 
 
-def may_account() -> bool:
-    """Whether this run may use the one accounting there is: as root, in no other run, unused by others."""
-    return os.geteuid() == 0 and ACCOUNTED not in os.environ and not any(p.exists() for p in OTHERS_ACCOUNT)
+def may_account(folder: Path) -> bool:
+    """Whether this run may use the one accounting there is: as root, in no other run, unused by others.
+
+    Args:
+        folder: Where runs have their files, `gpukiln-tests-PID-*.acct`.
+    """
+    runs = [file.name.split("-")[2] for file in folder.glob("gpukiln-tests-*-*.acct")]
+    others = any(Path(f"/proc/{number}").exists() for number in runs)
+    unused = not others and not any(file.exists() for file in OTHERS_ACCOUNT)
+    return os.geteuid() == 0 and ACCOUNTED not in os.environ and unused
 
 
 def seconds(compressed: int) -> float:

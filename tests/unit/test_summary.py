@@ -1,5 +1,6 @@
 """What a run of the tests ends with: what was not run, and where the time went."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -94,6 +95,19 @@ def test_what_the_kernel_notes_of_processes_is_read() -> None:
     assert list(processor.records(noted + b"cut")) == [(71, 70, 4.07, "python3"), (70, 60, 0.01, "sh")]
     assert processor.kinds(noted, {60}) == {"Python": 4.07, "other": 0.01}
     assert processor.kinds(noted, {99}) == {}
+
+
+def test_the_accounting_of_another_run_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(processor.ACCOUNTED, raising=False)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(processor, "OTHERS_ACCOUNT", (tmp_path / "pacct",))
+    (tmp_path / f"gpukiln-tests-{2**30}-a.acct").touch()  # of a run that was killed
+    assert processor.may_account(tmp_path)
+    (other := tmp_path / f"gpukiln-tests-{os.getpid()}-a.acct").touch()
+    assert not processor.may_account(tmp_path)
+    other.unlink()
+    (tmp_path / "pacct").touch()
+    assert not processor.may_account(tmp_path)
 
 
 def test_a_test_that_replaces_how_files_are_read_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

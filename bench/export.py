@@ -72,14 +72,14 @@ def main() -> None:
             floor: list[float] = []
             ours: list[float] = []
             output = folder / f"disk.{form}"
-            wish = run.ExportOptions(output, to=form, unproven=True)
+            options = run.ExportOptions(output, to=form, unproven=True)
             quiet = Progress(console=Console(quiet=True))
             for _ in range(asked.rounds):  # in turn: what else runs here slows both
                 floor.append(seconds(lambda form=form: convert(disk, folder / "floor", form)))
                 ours.append(
                     seconds(
-                        lambda wish=wish, quiet=quiet: run.export(
-                            wish, found.cloud, found.image_id, found.build, quiet
+                        lambda options=options, quiet=quiet: run.export(
+                            options, found.cloud, found.image_id, found.build, quiet
                         )
                     )
                 )

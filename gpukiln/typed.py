@@ -1,4 +1,4 @@
-"""Plain data into typed values and back; what does not fit is told in our words, one line a mistake."""
+"""Plain data into typed values and back; what does not fit is reported in plain words, one line a mistake."""
 
 from __future__ import annotations
 

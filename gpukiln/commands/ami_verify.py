@@ -102,6 +102,6 @@ class AmiVerify(MadeImageOptions, MachineOptions):
             print_document("ami.verify/1", verdicts=[dump(verdict) for verdict in verdicts])
         for verdict in verdicts:
             pipeline.require_passed(verdict, self.build)
-        if rules:  # what no verification provides is told, too
+        if rules:  # also what no verification provides is reported
             require_proven(self.for_, rules, found.proof(rules), has_gpus=has_gpus)
         return 0

@@ -760,7 +760,7 @@ def lease(
     shared: bool = False,
     wait_s: float = 0.0,
     project: str = "",
-    **wanted: object,
+    **wanted: Any,
 ) -> Iterator[Granted]:
     """Have GPUs for a block of code, and for the programs it starts with `pass_fds=gpus.descriptors`.
 
@@ -781,8 +781,8 @@ def lease(
     from gpukiln.gpus.client import leases_here  # noqa: PLC0415 - it knows this module
 
     leases = leases_here()
-    mode = {"mode": SHARED} if shared else {}
-    request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **wanted)  # type: ignore[arg-type]
+    mode: dict[str, Any] = {"mode": SHARED} if shared else {}
+    request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **wanted)
     who = whoami(project)
     granted = leases.acquire(request, who, wait_s=wait_s, command=" ".join(sys.argv))
     try:

@@ -28,7 +28,7 @@ class Vulnerability:
         id: Its name in the data, for example CVE-2025-23266 or DEBIAN-CVE-2026-1234.
         package: The component or the source package.
         version: The version on the image.
-        fixed: The version that mends it; an empty string: none is known.
+        fixed: The version without it; an empty string: none is known.
         severity: As the data says it, or an empty string.
         source: Where that is known from.
         aliases: Other names of it.

@@ -180,4 +180,4 @@ def judge(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
     try:
         facts.note(rule(facts, *more))
     except NotReportedError as error:
-        pytest.skip(str(error))
+        pytest.skip(str(error))  # no GPU reports it: not run, with this reason

@@ -147,7 +147,7 @@ class Provenance:
     """Where the workspace is from.
 
     Args:
-        image_digest: Of the image's build; empty where it is none of ours.
+        image_digest: Of the image's build; empty where gpukiln did not build it.
         verdict: Of the image: its profile, suite and outcome in words; empty where nobody judged it.
         plan: The offer that was taken, in words.
         usd_hour: The price at launch; None: not known.

@@ -84,7 +84,7 @@ class WorkspacePlan:
 
     @property
     def digest(self) -> str:
-        """Of the image's build; empty where it is none of ours."""
+        """Of the image's build; empty where gpukiln did not build it."""
         return tags_of(self.image).get(DIGEST_TAG, "") if self.subject else ""
 
     @property

@@ -86,7 +86,7 @@ def tfvars(
         wanted: As it was asked for: the module refuses inputs that differ.
         offers: The best first.
         image_id: The image that was chosen.
-        image_digest: Of the image's build; empty where it is none of ours.
+        image_digest: Of the image's build; empty where gpukiln did not build it.
         image_verdict: Of the image, in words; empty where nobody judged it.
         more_tags: Of the machine.
 

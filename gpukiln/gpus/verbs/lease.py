@@ -51,7 +51,7 @@ LEASE = Option("lease", "its id, for example L-42", first=True)
 
 @dataclass(frozen=True)
 class LeaseReport:
-    """A lease as people and programs are told of it.
+    """A lease as it is shown and printed.
 
     Args:
         id: For example L-42.

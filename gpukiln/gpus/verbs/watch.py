@@ -42,7 +42,7 @@ class Stats:
 
     Args:
         p95: What 95 of 100 samples do not exceed (nearest rank).
-        samples: In which it was told.
+        samples: In which it was reported.
     """
 
     min: float

@@ -83,7 +83,7 @@ class Flavor:
 
     Args:
         labels: What the nodes bear, and what pods that get this flavor are sent to; Kueue takes eight.
-        resource: What its pods ask for; another one where MIG devices of several sizes are told apart
+        resource: What its pods ask for; another one where MIG devices of several sizes are distinguished
             (mig-mixed), nvidia.com/mig-1g.10gb for example.
     """
 
@@ -158,7 +158,7 @@ class Settings:
         monitoring_namespace: Of Prometheus and Grafana.
         monitoring_labels: What the cluster's Prometheus looks for on rules and monitors.
         idle_percent: Of a GPU's use, below which whoever holds it leaves it idle.
-        idle_minutes: After how many of them that is told.
+        idle_minutes: After how many of them that is reported.
         usd_per_hour: By instance type what you pay, where that is not the price on demand.
         taint: Of the GPU nodes.
         sharing: Of nodes that say nothing else.

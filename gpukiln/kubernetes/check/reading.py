@@ -419,7 +419,7 @@ def _run(command: CommandLine) -> Resource | None:
             spec = {}
     if "containers" not in spec:
         spec["containers"] = [{"name": "run", **({"image": options["image"]} if "image" in options else {})}]
-    return Resource(command.file, spec, "fragment", line_of=lambda _, line=command.line: line)  # type: ignore[misc]
+    return Resource(command.file, spec, "fragment", line_of=lambda _: command.line)
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:

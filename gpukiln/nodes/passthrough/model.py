@@ -183,7 +183,7 @@ class Created:
 
     Args:
         image: The file of its disk, with its SHA-256.
-        config: What Proxmox VE is told, without the keys of people.
+        config: The settings that Proxmox VE gets, without the keys of people.
         gpu: The GPU examined, null where none was asked for.
         done: looked: nothing was made; made; refused.
     """

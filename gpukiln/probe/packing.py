@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import importlib.util
+import io
 import json
 import lzma
+import tokenize
 from functools import cache
 from pathlib import Path
 
@@ -107,10 +109,27 @@ def _text(name: str) -> str:
     return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
+def without_comments(source: str) -> str:
+    r"""Python source without its comments; a line keeps its number, so that a traceback names the right one.
+
+    The space for one argument of a program is short, and no machine reads comments.
+
+    >>> without_comments("a = 1  # why\nb = '# text'\n")
+    "a = 1\nb = '# text'\n"
+    """
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column].rstrip()
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _program(sources: dict[str, str]) -> str:
     # A small dictionary: the machine has to find the memory for it.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
-    packed = lzma.compress(json.dumps(sources).encode(), filters=filters)
+    code = {name: without_comments(text) for name, text in sources.items()}
+    packed = lzma.compress(json.dumps(code).encode(), filters=filters)
     text = base64.b85encode(packed).decode().translate(str.maketrans(BASE85_UNSAFE, BASE85_SAFE))
     unsafe = ",".join(str(ord(c)) for c in BASE85_UNSAFE)
     return "\n".join(

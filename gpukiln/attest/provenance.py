@@ -128,7 +128,7 @@ def _dependencies(record: Record, baked: Bake, installed: Installed) -> list[Des
         "annotations": {"inputs": dict(plan.inputs)},
     }
     stage = _stage(plan.region, baked.stage)
-    return [base, *stage, *_checkout(plan.git_commit), inputs, *_sources(record, baked, installed)]
+    return [base, *stage, *checkout(plan.git_commit), inputs, *_sources(record, baked, installed)]
 
 
 def _stage(region: str, use: StageUse | None) -> list[Descriptor]:
@@ -139,7 +139,12 @@ def _stage(region: str, use: StageUse | None) -> list[Descriptor]:
     return [{**image_subject(region, use.image_id), "annotations": annotations}]
 
 
-def _checkout(commit: str | None) -> list[Descriptor]:
+def checkout(commit: str | None) -> list[Descriptor]:
+    """The commit of gpukiln's own sources as a dependency; empty where it is not known.
+
+    Args:
+        commit: With the suffix -dirty when files differ from it.
+    """
     if not commit:
         return []
     digest = {"gitCommit": commit.removesuffix(DIRTY)}

@@ -266,7 +266,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "gpu_tools": {
             "sha256": GPU_TOOL,
             "rc": 0,
-            "out": "gpukiln-gpu 0.1.0",
+            "out": "gpukiln-gpu 0.2.0",
             "state": {"user": "root", "group": "root", "mode": "0700"},
             "socket": {"user": "root", "group": "gpu", "mode": "0660"},
         },

@@ -44,6 +44,13 @@ PROCESSOR = "processor_s"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--no-e2e", action="store_true", help="leave out the tests that start real machines")
+    parser.addoption(
+        "--changed",
+        nargs="?",
+        const="",
+        metavar="REVISION",
+        help="first run what a change affects, the nearest first: of the working tree, or since a revision",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -150,6 +157,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.e2e)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+    if (revision := config.getoption("changed")) is not None:
+        nearest_first(revision, items)
+
+
+def nearest_first(revision: str, items: list[pytest.Item]) -> None:
+    """Moves what a change affects to the front: without machines first, since an answer is to come soon."""
+    from tests.affected import affected  # noqa: PLC0415 - reads all imports of the checkout
+
+    try:
+        near = affected(revision)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    far = max(near.values(), default=0) + 1
+
+    def place(item: pytest.Item) -> tuple[bool, bool, int]:
+        is_affected = item.path in near
+        needs_machines = item.get_closest_marker("e2e") is not None
+        return not is_affected, is_affected and needs_machines, near.get(item.path, far)
+
+    items.sort(key=place)  # stable: within a file the order stays
 
 
 @pytest.hookimpl(tryfirst=True)

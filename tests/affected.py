@@ -1,4 +1,4 @@
-"""Which tests a change affects, the nearest first: `scripts/run pytest --changed` runs them before the others.
+"""Which tests a change affects, the nearest first: `scripts/run pytest --changed` runs these first.
 
 A test file is as far from a change as the shortest chain of imports between them. grimp, on which
 import-linter is built, has the imports of the package; those of the tests are read here, because tests are no

@@ -10,7 +10,7 @@ import pytest
 from gpukiln.catalog.load import ROOT
 from tests import packages
 
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "bench").glob("*.md")]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").glob("*.md")]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]+)")
 ROW = re.compile(r"^([a-z_.]+\w)( +)([\w./-]+\w)$")  # of scripts/generate
 SAID = re.compile(r"python -m ([a-z_.]+\w) > ([\w./-]+\w)")

@@ -297,11 +297,18 @@ def test_actions_are_pinned_and_permissions_are_named(path):
     assert workflow["permissions"] in ({}, {"contents": "read"})
     for job in workflow["jobs"].values():
         granted = {name for name, access in job.get("permissions", {}).items() if access == "write"}
-        assert granted <= {"id-token", "issues"}
+        # Only the release writes into the repository, and only a tag starts it.
+        released = {"contents"} if path.name == "release.yml" else set()
+        assert granted <= {"id-token", "issues"} | released
         for step in job["steps"]:
             assert PINNED.fullmatch(step["uses"]) if "uses" in step else "run" in step
         texts = [step.get("run", "") for step in job["steps"]]
         assert not [text for text in texts if "${{" in text], "an expression in a script is code of others"
+
+
+def test_only_a_tag_starts_a_release():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())
+    assert workflow[True] == {"push": {"tags": ["v*"]}}
 
 
 SCHEDULED = [path for path in WORKFLOWS if "schedule" in (yaml.safe_load(path.read_text())[True] or {})]

@@ -30,7 +30,7 @@ variable "region" {
 
 variable "image_id" {
   type        = string
-  description = "The image that was proven and released: `invoke offer.list --image auto` says which."
+  description = "The image that was verified and released: `invoke offer.list --image auto` says which."
 }
 
 variable "subnet_ids" {

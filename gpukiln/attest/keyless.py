@@ -134,7 +134,7 @@ class KeylessSigner(Signer):
         return signature
 
 
-def signed_by(signature: Signature) -> str:
+def signer_name(signature: Signature) -> str:
     """Who signed, for a message, not verified: what a bundle's certificate names, else the key's id."""
     try:
         material = signature.unrecognized_fields[BUNDLE]["verificationMaterial"]

@@ -16,7 +16,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.spdx import fixup_id
 
 from gpukiln import __version__
-from gpukiln.attest.installed import Installed, package_url
+from gpukiln.attest.image_contents import ImageContents, package_url
 from gpukiln.catalog import drivers
 from gpukiln.images.builds import Bake, Record
 from gpukiln.parsing import parse_json
@@ -25,7 +25,7 @@ DRIVER = "nvidia_driver"
 PRESENT = ("installed", "preinstalled")
 
 
-def make_sbom(record: Record, baked: Bake, installed: Installed) -> str:
+def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
     """Write down what an image is made of: its system, its components and every package.
 
     Args:
@@ -77,7 +77,7 @@ def make_sbom(record: Record, baked: Bake, installed: Installed) -> str:
     return str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
 
 
-def what_differs(sbom: bytes, baked: Bake) -> str:
+def sbom_difference(sbom: bytes, baked: Bake) -> str:
     """Compare an SBOM with what was recorded of an image.
 
     Args:
@@ -99,14 +99,17 @@ def what_differs(sbom: bytes, baked: Bake) -> str:
         return "the record lists no package, so there is nothing to compare with"
     present = {name: found for name, found in baked.components.items() if found["status"] in PRESENT}
     wanted = {f"component:{name}": found["version"] for name, found in present.items()}
-    wrong = [*_differing(baked.packages, there), *_differing(wanted, {k: others.get(k) for k in wanted})]
+    wrong = [
+        *_version_differences(baked.packages, there),
+        *_version_differences(wanted, {k: others.get(k) for k in wanted}),
+    ]
     if not wrong:
         return ""
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f"{len(there)} packages, the record has {len(baked.packages)}; wrong: {', '.join(wrong[:3])}{more}"
 
 
-def _differing(wanted: Mapping[str, str], found: Mapping[str, str | None]) -> list[str]:
+def _version_differences(wanted: Mapping[str, str], found: Mapping[str, str | None]) -> list[str]:
     names = sorted(wanted.keys() | found.keys())
     return [
         f"{name} {found.get(name) or 'missing'} instead of {wanted.get(name, 'nothing')}"
@@ -123,7 +126,7 @@ def _tools(record: Record) -> Iterator[Component]:
             yield Component(type=ComponentType.APPLICATION, name=tool, version=version)
 
 
-def _package(record: Record, name: str, version: str, installed: Installed) -> Component:
+def _package(record: Record, name: str, version: str, installed: ImageContents) -> Component:
     known = installed.details.get(name)
     purl = package_url(record.plan.base, name, version, installed)
     return Component(

@@ -11,7 +11,7 @@ from typing import Any
 
 Answers = dict[str, dict[str, list[str]]]
 # Calls whose arguments are left out: machines differ in how many GPUs, links and processes they have.
-MANY = ("NvLink", "HandleByIndex", "Processes")
+VARIABLE_CALLS = ("NvLink", "HandleByIndex", "Processes")
 MISSING = "13"  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
@@ -29,7 +29,7 @@ def answers(nvml: Any, calls: list[dict[str, Any]], runs: list[Any], cuda: list[
     """
     found: dict[str, dict[str, set[str]]] = {"facts": {}, "nvml": {}, "cuda": {}, "beyond": {}}
     for call in calls:
-        given = [] if any(word in call["call"] for word in MANY) else call["args"]
+        given = [] if any(word in call["call"] for word in VARIABLE_CALLS) else call["args"]
         name = f"{call['call']}({', '.join(map(str, given))})"
         kinds = "" if call["code"] else " ".join(_kind(out) for out in call["out"])
         part = found["nvml" if call["suite"] else "beyond"]
@@ -69,7 +69,7 @@ def _kinds(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, "number"
 
 
-def merged(*several: Answers) -> Answers:
+def merge(*several: Answers) -> Answers:
     """All kinds of several."""
     found: Answers = {}
     for one in several:

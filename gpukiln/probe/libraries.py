@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-from gpukiln.probe.base import need, read
+from gpukiln.probe.base import check_output, read
 
 NAMES = ("libnvidia-ml.so", "libcuda.so")
 LINKER_FILES = ("/etc/ld.so.conf", "/etc/ld.so.conf.d/*.conf")
@@ -40,7 +40,7 @@ def libraries() -> dict[str, list[dict[str, Any]]]:
     stands_in: `stub`, `compat` or null. named_in: the files of the system that have the linker look in its
     folder; empty for a default folder.
     """
-    cache = need("ldconfig", "-p")
+    cache = check_output("ldconfig", "-p")
     by_linker, by_variable = _linker_folders(), _variable_folders()
     found: dict[str, list[dict[str, Any]]] = {}
     for name in NAMES:

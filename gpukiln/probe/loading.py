@@ -16,13 +16,13 @@ import re
 import subprocess
 from typing import Any, BinaryIO
 
-from gpukiln.probe.base import PATH, PCI, bus_gpus, in_container, need, read, run
+from gpukiln.probe.base import PATH, PCI, bus_gpus, check_output, in_container, read, run
 
 TREES = "/lib/modules"
-ASKED = {"nvidia": "nvidia", "nvidia_uvm": "nvidia-uvm", "nvidia_modeset": "nvidia-modeset"}
+MODULE_NAMES = {"nvidia": "nvidia", "nvidia_uvm": "nvidia-uvm", "nvidia_modeset": "nvidia-modeset"}
 # A Tesla T4, where no GPU is on the bus: NVIDIA's module takes every 3D controller of NVIDIA.
 MODALIAS = "pci:v000010DEd00001EB8sv000010DEsd000012A2bc03sc02i00"
-FOLLOWED = 4  # install commands that lead to the next one
+MAX_DEPTH = 4  # install commands that lead to the next one
 BOOT_FILES = (
     "/boot/grub/grub.cfg",
     "/boot/grub2/grub.cfg",
@@ -60,14 +60,14 @@ def loading() -> dict[str, Any]:
     - gsp_off: whether an option of the module keeps it from using GSP firmware.
     - nova: whether the kernel's nova_core is loaded.
     """
-    config = need("modprobe", "--showconfig")
+    config = check_output("modprobe", "--showconfig")
     modalias = _modalias()
     releases = sorted(os.path.basename(os.path.dirname(path)) for path in glob.glob(f"{TREES}/*/kernel"))
     return {
         "modalias": modalias,
         "kernels": {
             release: {
-                **{key: would_load(release, name) for key, name in ASKED.items()},
+                **{key: would_load(release, name) for key, name in MODULE_NAMES.items()},
                 "gpu": would_load(release, modalias, "-b"),
             }
             for release in releases
@@ -108,9 +108,9 @@ def would_load(release: str, name: str, *options: str, depth: int = 0) -> dict[s
         elif what == "install":
             calls = re.findall(r"modprobe((?:\s+-[-\w]+)*)\s+([\w-]+)", rest)
             loads = [(flags.split(), module) for flags, module in calls if "-r" not in flags.split()]
-            if not loads or depth == FOLLOWED:
+            if not loads or depth == MAX_DEPTH:
                 found["commands"].append(rest.strip())
-            for flags, module in loads if depth < FOLLOWED else ():
+            for flags, module in loads if depth < MAX_DEPTH else ():
                 ignore = ("-i",) if {"-i", "--ignore-install"} & set(flags) else ()
                 more = would_load(release, module, *ignore, depth=depth + 1)
                 found["files"] += more["files"]

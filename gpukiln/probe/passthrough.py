@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 
-def look(root: str = "/") -> dict[str, Any]:
+def read_host(root: str = "/") -> dict[str, Any]:
     """Read sysfs and procfs below a root; changes nothing.
 
     Returns:
@@ -95,4 +95,4 @@ def _users(root: str, minors: dict[str, str]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(look(*sys.argv[1:2])))
+    sys.stdout.write(json.dumps(read_host(*sys.argv[1:2])))

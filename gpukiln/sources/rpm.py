@@ -68,10 +68,10 @@ def read_metadata(url: str) -> RpmMetadata | None:
     wanted = {name: files[name] for name in ("primary", "modules") if name in files}
     if any(href.rpartition(".")[2] not in OPENERS for href, _, _ in wanted.values()):
         return None
-    texts = {name: _file(root, *of) for name, of in wanted.items()}
+    texts = {name: _fetch_verified(root, *of) for name, of in wanted.items()}
     return RpmMetadata(
-        versions=_versions(texts["primary"], root) if "primary" in texts else {},
-        streams=_streams(texts.get("modules", b""), root),
+        versions=_parse_versions(texts["primary"], root) if "primary" in texts else {},
+        streams=_parse_streams(texts.get("modules", b""), root),
     )
 
 
@@ -87,7 +87,7 @@ def _fetch(url: str) -> bytes:
     return content
 
 
-def _file(root: str, href: str, kind: str, wanted: str | None) -> bytes:
+def _fetch_verified(root: str, href: str, kind: str, wanted: str | None) -> bytes:
     packed = _fetch(f"{root}/{href}")
     found = hashlib.new("sha1" if kind == "sha" else kind, packed).hexdigest()
     if found != wanted:
@@ -105,7 +105,7 @@ def _parse(text: bytes, root: str) -> ET.Element:
         raise UnavailableError(f"{strip_credentials(root)} has a broken repomd.xml: {error}") from error
 
 
-def _versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
+def _parse_versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     try:
         for _, element in ET.iterparse(io.BytesIO(text)):  # noqa: S314 - expat limits what entities may grow to
@@ -119,7 +119,7 @@ def _versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
     return {name: frozenset(versions) for name, versions in found.items()}
 
 
-def _streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
+def _parse_streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     try:
         check_yaml(text)

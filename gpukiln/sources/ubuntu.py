@@ -124,7 +124,7 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
         IncompatibleError: The archive has no such package or version, or it leads to another branch.
     """
     for name in (package, *(f"{name}-{branch}-server" for name in COMPANIONS)):
-        newest = _of(index, name, version)[-1:]
+        newest = _versions_of(index, name, version)[-1:]
         if branch and newest and (other := newest[0].leads_to(branch)):
             raise IncompatibleError(
                 f"driver {branch} is wanted, and on {where} {name} {newest[0].version} leads to {other}",
@@ -132,7 +132,7 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
                 "--set nvidia_driver.branch=...",
             )
     there = index.get(package, ())
-    chosen = _of(index, package, version)[-1:]
+    chosen = _versions_of(index, package, version)[-1:]
     if not chosen or version not in (None, upstream_version(chosen[0].version)):
         has = f"has {package} {', '.join(one.version for one in there)}" if there else f"has no {package}"
         raise IncompatibleError(
@@ -142,7 +142,7 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
     return chosen[0].version
 
 
-def _of(index: Index, name: str, version: str | None) -> tuple[DebPackage, ...]:
+def _versions_of(index: Index, name: str, version: str | None) -> tuple[DebPackage, ...]:
     """What the archive has of a package: in the wanted version, or where it has none of that, all."""
     there = index.get(name, ())
     return tuple(one for one in there if version == upstream_version(one.version)) or there

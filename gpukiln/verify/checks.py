@@ -169,7 +169,7 @@ def declaration(function: object) -> Check | None:
     return found if isinstance(found, Check) else None
 
 
-def judge(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
+def evaluate(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
     """Judge by a rule that the nodes judge themselves by too (`gpukiln.gpus.rules`).
 
     Args:

@@ -12,7 +12,7 @@ from pathlib import Path
 from gpukiln import recipes
 from gpukiln.probe.scripts import FILES
 
-SHOWS_ONLY = tuple(f"gpukiln/verify/{name}.py" for name in ("html", "junit", "verification"))
+PRESENTATION_FILES = tuple(f"gpukiln/verify/{name}.py" for name in ("html", "junit", "verification"))
 """What the plugin imports only to show a verdict: another page is no other judgement."""
 
 
@@ -48,17 +48,17 @@ def suite_files(root: Path | None) -> dict[str, Path]:
     todo += ["gpukiln/probe/gather.py", "gpukiln/verify/plugin.py"]
     while todo:
         name = todo.pop()
-        if name in found or name in SHOWS_ONLY:
+        if name in found or name in PRESENTATION_FILES:
             continue
         path = recipes.file(name, folder)
         found[name] = path
         if path.suffix == ".py":
-            needed = _needed(ast.parse(path.read_text(encoding="utf-8")))
+            needed = _imported_files(ast.parse(path.read_text(encoding="utf-8")))
             todo += [one for one in needed if recipes.file(one, folder).exists()]
     return dict(sorted(found.items()))
 
 
-def _needed(code: ast.Module) -> Iterator[str]:
+def _imported_files(code: ast.Module) -> Iterator[str]:
     """Modules of ours that a module imports, and files of the catalogue that it reads with `data(NAME)`."""
     names: list[str] = []
     for node in ast.walk(code):

@@ -40,7 +40,7 @@ def _suite(verdict: Verdict, *, several: bool) -> Suite:
     prefix = f"gpukiln.{verdict.target}" if several else f"gpukiln.{verdict.profile}"
     return Suite(
         verdict.target,
-        [_of_check(check, prefix) for check in verdict.checks],
+        [_case(check, prefix) for check in verdict.checks],
         verdict.duration_s,
         {
             "timestamp": verdict.started_at,
@@ -50,7 +50,7 @@ def _suite(verdict: Verdict, *, several: bool) -> Suite:
     )
 
 
-def _of_check(check: CheckResult, prefix: str) -> Case:
+def _case(check: CheckResult, prefix: str) -> Case:
     result: Result = "passed"
     kind = message = ""
     text = check.reason

@@ -29,13 +29,13 @@ from gpukiln.findings import Outcome
 from gpukiln.probe.base import NotReachedError
 from gpukiln.reports.sanitize import sanitize, sanitize_values
 from gpukiln.typed import dump
-from gpukiln.verify.asking import gather
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.facts import Facts, environment
+from gpukiln.verify.gathering import gather
 from gpukiln.verify.html import write_html
 from gpukiln.verify.junit import write_junit
-from gpukiln.verify.needs import applies
+from gpukiln.verify.needs import applicability
 from gpukiln.verify.verdict import CheckResult, Verdict, counts_text
 from gpukiln.verify.verification import Verification
 
@@ -221,7 +221,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
-        run.facts[name].asked_simulated = request.config.getoption("--simulated")
+        run.facts[name].allow_simulated = request.config.getoption("--simulated")
         shown = sanitize_values(run.facts[name].to_dict())
         _write(run, "facts", name, shown, several=_several(request.session))
     return run.facts[name]
@@ -253,7 +253,7 @@ def _leave_out(item: pytest.Item, check: Check) -> None:
     run = item.config.stash[RUN_KEY]
     if broken := run.what_broke(host_of(item), check):
         pytest.skip(f"{NOT_REACHED}{broken}")
-    answer = applies(
+    answer = applicability(
         check.needs,
         run.facts[host_of(item)],
         PROFILES[item.config.getoption("--profile")],

@@ -131,7 +131,7 @@ class Verdict:
         return counts["failed"] == counts["not_reached"] == 0 and counts["passed"] > 0
 
     @property
-    def proves(self) -> bool:
+    def passed_without_simulation(self) -> bool:
         """Whether it passed on a machine on which something can be proven: its GPUs are not simulated."""
         return self.passed and not self.simulated
 

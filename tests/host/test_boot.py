@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
@@ -22,7 +22,7 @@ ENABLED = ("enabled", "enabled-runtime", "alias")
 OF_A_CLUSTER = {"nodeadm-config.service", "nodeadm-run.service", "kubelet.service"}
 
 
-def not_judged(facts: Facts) -> str:
+def not_verified(facts: Facts) -> str:
     """Why failed units say nothing of the image: they need a cluster. Empty where others failed."""
     failed, node = facts["boot"]["failed"], facts["nodeadm"]
     if not failed or not set(failed) <= OF_A_CLUSTER:
@@ -56,7 +56,7 @@ def expected_units(facts: Facts) -> list[str]:
 )
 def test_state(facts):
     found = facts["boot"]["state"]
-    if found == "degraded" and (reason := not_judged(facts)):
+    if found == "degraded" and (reason := not_verified(facts)):
         pytest.skip(reason)
     assert found == "running", f"`systemctl is-system-running` says {found!r}, wanted 'running'"
 
@@ -75,7 +75,7 @@ def test_state(facts):
 )
 def test_failed_units(facts):
     found = facts["boot"]["failed"]
-    if reason := not_judged(facts):
+    if reason := not_verified(facts):
         pytest.skip(reason)
     assert not found, f"failed: {', '.join(found)}; wanted no failed unit"
 
@@ -153,7 +153,7 @@ def test_persistenced(facts):
     fix="`journalctl -b -p err` on the machine shows the messages with their context.",
 )
 def test_journal(facts):
-    found = [f"{e['unit']}: {e['message']}" for e in known(facts["boot"]["journal"])]
+    found = [f"{e['unit']}: {e['message']}" for e in require_reached(facts["boot"]["journal"])]
     assert not found, f"{len(found)} errors: {'; '.join(found[:5])}"
 
 

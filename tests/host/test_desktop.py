@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 
 UNAUTHORIZED = 401
@@ -29,7 +29,7 @@ def test_kasmvnc(facts):
     assert installed, "kasmvncserver is not installed"
     has = installed.partition("-")[0]
     assert not wanted or has == wanted, f"found KasmVNC {has}, wanted {wanted}"
-    found = known(facts["desktop"])
+    found = require_reached(facts["desktop"])
     assert found["unit"], "found no unit kasmvnc@.service with a port, wanted the role's"
     if found["unit_of"] is None:
         pytest.skip("no person is on this machine whose desktop could be started")

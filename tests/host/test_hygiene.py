@@ -117,7 +117,7 @@ def test_cloud_init(facts):
     fix="Run `apt-get clean` (or `dnf clean all`) at the end of the build.",
 )
 def test_package_cache(facts):
-    found = facts["leftovers"]["package_cache"]
+    found = facts["build_files"]["package_cache"]
     assert not found, f"found {len(found)} files in the package cache, wanted none: {', '.join(found[:3])}"
 
 
@@ -154,7 +154,7 @@ def test_authorized_keys(facts):
     fix="Delete the history files at the end of the build.",
 )
 def test_history(facts):
-    found = facts["leftovers"]["history"]
+    found = facts["build_files"]["history"]
     assert not found, f"found {', '.join(found)}, wanted no shell history"
 
 
@@ -207,7 +207,7 @@ def test_dkms_trees(facts):
     fix="Delete /tmp/packer*, ~/.ansible and policy-rc.d at the end of the build (role image_hygiene).",
 )
 def test_build_tools(facts):
-    found = facts["leftovers"]["build_tools"]
+    found = facts["build_files"]["build_tools"]
     assert not found, f"found {', '.join(found)}, wanted nothing of the build"
 
 
@@ -230,7 +230,7 @@ def test_simulated(facts):
     double itself, which is mounted there.
     """
     found = facts["simulated"]
-    expected = found["machine"] and (facts.asked_simulated or facts.profile == "node")
+    expected = found["machine"] and (facts.allow_simulated or facts.profile == "node")
     left = [path for path in found["disk"] if not (expected and (path == NOTE or path.endswith(f"/{UNIT}")))]
     asked = "; this machine's GPUs are simulated, and nobody asked for it" if found["machine"] else ""
     assert not left, f"found {', '.join(left)}, wanted nothing of simulated GPUs{'' if expected else asked}"

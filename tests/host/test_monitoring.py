@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node", "workspace")
@@ -21,7 +21,7 @@ FINE = ("pass", "skip", "not run")
     fix="Install nvtop again; `ldd $(command -v nvtop)` names a missing library.",
 )
 def test_nvtop(facts):
-    found = known(facts["monitoring"]["nvtop"])
+    found = require_reached(facts["monitoring"]["nvtop"])
     assert found["rc"] == 0, f"`nvtop --version` exits {found['rc']}: {found['out']}; wanted 0"
     facts.note(found["out"])
 
@@ -40,7 +40,7 @@ def test_nvtop(facts):
     fix="`systemctl status nvidia-dcgm`; `dcgmi diag -r 1` tells each test's warning.",
 )
 def test_dcgm(facts):
-    found = known(facts["monitoring"]["dcgm"])
+    found = require_reached(facts["monitoring"]["dcgm"])
     assert found["ran"], "dcgmi is missing, wanted its diagnostic"
     # Where one GPU has MIG on, the diagnostic of all is refused, in words that name MIG (NVIDIA/DCGM,
     # nvvs/src/NvidiaValidationSuite.cpp, BuildCommonGpusList; issues 31 and 70).

@@ -18,7 +18,7 @@ from gpukiln.gpus.gpu_facts import (
 )
 from gpukiln.gpus.rules import judge_states, listed
 from gpukiln.probe.base import ERROR
-from gpukiln.verify.checks import check, judge
+from gpukiln.verify.checks import check, evaluate
 
 ALL = ("image", "node", "eks-node", "workspace")
 NEEDS = ("gpu", "several-gpus")
@@ -188,4 +188,4 @@ def test_nvlink(facts):
     fix=rules.FABRIC.fix,
 )
 def test_fabric(facts):
-    judge(facts, rules.FABRIC.judge)
+    evaluate(facts, rules.FABRIC.judge)

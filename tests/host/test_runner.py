@@ -40,7 +40,7 @@ def test_user(facts):
     fix="Remove them in the RUN that makes them: a later one does not make the image smaller.",
 )
 def test_leftovers(facts):
-    found = facts["runner"]["leftovers"]
+    found = facts["runner"]["build_files"]
     assert not found, f"found {', '.join(found[:5])}{' and more' if len(found) > 5 else ''}; wanted none"
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node", "workspace")
@@ -189,7 +189,7 @@ def test_cdi(facts):
 def test_gpu_tools(facts):
     found = facts["gpu_tools"]
     assert found["sha256"], "/usr/local/bin/gpukiln-gpu is missing, and the image's record names it"
-    code = known(found["rc"])
+    code = require_reached(found["rc"])
     assert code == 0, f"gpukiln-gpu --version exits {code}: {found['out'].strip()}"
     # A live node may have got a newer one from node.apply, and its record is that of the image.
     live = facts.profile in ("node", "eks-node")

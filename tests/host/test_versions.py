@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from gpukiln.probe.base import NOT_REACHED, known
+from gpukiln.probe.base import NOT_REACHED, require_reached
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
@@ -65,7 +65,7 @@ def driver_version(facts: Facts) -> str | None:
 
 
 def smi_version(facts: Facts) -> str | None:
-    version: str | None = known(facts["driver"]["nvidia_smi"])["version"]
+    version: str | None = require_reached(facts["driver"]["nvidia_smi"])["version"]
     return version
 
 
@@ -86,7 +86,7 @@ def smi_version(facts: Facts) -> str | None:
 def test_answers(facts):
     """What a tool that hangs would have told is not reached; that it hangs is a finding of its own."""
     found = facts["hung"]
-    said = [f"{one['tool']} hangs: `{one['command']}`: {one['told']}" for one in found["tools"]]
+    said = [f"{one['tool']} hangs: `{one['command']}`: {one['reason']}" for one in found["tools"]]
     kernel = f"; the kernel last said: {' | '.join(found['kernel'])}" if found["kernel"] else ""
     assert not said, f"{'; '.join(said)}{kernel}"
 
@@ -314,7 +314,7 @@ def _load_what_is_installed(facts: Facts, version: str) -> str:
     fix="Install nvidia-persistenced from the source that the driver comes from.",
 )
 def test_persistenced(facts):
-    found, driver = known(facts["driver"]["persistenced"]), driver_version(facts)
+    found, driver = require_reached(facts["driver"]["persistenced"]), driver_version(facts)
     assert found, "nvidia-persistenced is missing, wanted it installed"
     assert driver, "nothing of the driver names a version to compare with"
     # Debian packages 535.171.04 beside driver 535.309.01: the protocol is stable within a branch.

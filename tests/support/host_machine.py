@@ -261,7 +261,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                 }
             ],
         },
-        "leftovers": {"package_cache": [], "history": [], "build_tools": []},
+        "build_files": {"package_cache": [], "history": [], "build_tools": []},
         "simulated": {"machine": False, "disk": []},
         "gpu_tools": {
             "sha256": GPU_TOOL,

@@ -53,7 +53,7 @@ def container() -> Data:
         "runner": {
             "user": {"uid": 1001, "name": "runner", "home": "/home/runner", "root_without_password": False},
             "process_1": "/usr/bin/tini -- sleep infinity",
-            "leftovers": [],
+            "build_files": [],
             "credentials": [],
             "writable": [],
             "size": {"bytes": 3 << 30, "unseen": 2},
@@ -98,7 +98,7 @@ RUNNER_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (put("user/name", "ubuntu"), "wanted runner"),
         (put("user/root_without_password", True), "sudo"),
     ],
-    "hygiene.runner-leftovers": [(put("leftovers", ["/var/lib/apt/lists/a_Packages"]), "a_Packages")],
+    "hygiene.runner-leftovers": [(put("build_files", ["/var/lib/apt/lists/a_Packages"]), "a_Packages")],
     "hygiene.runner-credentials": [(put("credentials", ["/home/runner/.netrc"]), ".netrc")],
     "hygiene.runner-writable": [(put("writable", ["/opt/gpukiln/hooks"]), "/opt/gpukiln/hooks")],
     "hygiene.runner-size": [

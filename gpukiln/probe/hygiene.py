@@ -48,7 +48,7 @@ def identity() -> dict[str, Any]:
     path = "/etc/machine-id"
     return {
         "host_keys": {p: mtime(p) for p in sorted(glob.glob("/etc/ssh/ssh_host_*_key"))},
-        "owned": {p: mtime(p) for p in _owned()},
+        "owned": {p: mtime(p) for p in _identity_files()},
         "machine_id": {
             "length": len((read(path) or "").strip()),
             "mtime": mtime(path) if read(path) else 0,
@@ -64,13 +64,13 @@ def identity() -> dict[str, Any]:
     }
 
 
-def _owned() -> list[str]:
+def _identity_files() -> list[str]:
     """Files of `IDENTITIES` that are there, but for an iSCSI name that is still to be made."""
     found = (path for pattern in IDENTITIES for path in glob.glob(pattern))
-    return sorted(p for p in found if not re.search(r"(?m)^GenerateName=yes", _start_of(p)))
+    return sorted(p for p in found if not re.search(r"(?m)^GenerateName=yes", _head(p)))
 
 
-def _start_of(path: str) -> str:
+def _head(path: str) -> str:
     """The beginning of a file, in Latin-1; empty for a folder."""
     if not os.path.isfile(path):
         return ""
@@ -123,7 +123,7 @@ def keys() -> dict[str, Any]:
     return {"authorized": authorized, "injected": sorted(injected)}
 
 
-def leftovers() -> dict[str, list[str]]:
+def build_files() -> dict[str, list[str]]:
     """Paths that a build leaves behind: {package_cache, history, build_tools}.
 
     Temporary files are the build's when they are older than this boot: Ansible may be what asks now.

@@ -32,7 +32,9 @@ from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 log = logging.getLogger(__name__)
-SHORT = 16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
+DIGEST_CHARS = (
+    16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
+)
 
 
 @dataclass(frozen=True)
@@ -77,37 +79,37 @@ class VerdictSummary:
         return f"{VERDICT_TAG}:{self.instance_type}", value
 
 
-def judged_by(verdict: Verdict) -> VerdictSummary:
+def summarize_verdict(verdict: Verdict) -> VerdictSummary:
     """A verdict in short."""
     counts = Counter(check.layer for check in verdict.not_run)
     return VerdictSummary(
         instance_type=verdict.instance_type,
-        passed=verdict.proves,
+        passed=verdict.passed_without_simulation,
         profile=verdict.profile,
         at=verdict.started_at,
-        suite=verdict.suite_version[:SHORT],
-        digest=verdict.digest[:SHORT],
+        suite=verdict.suite_version[:DIGEST_CHARS],
+        digest=verdict.digest[:DIGEST_CHARS],
         saw_gpu=verdict.saw_gpu,
         not_run={layer: counts[layer] for layer in LAYERS if counts[layer]},
         checks=verdict.not_run,
     )
 
 
-def judged_by_claim(claim: VerdictClaim) -> VerdictSummary:
+def summarize_claim(claim: VerdictClaim) -> VerdictSummary:
     """A signed verdict in short; it has no reasons of checks that were not run."""
     return VerdictSummary(
         instance_type=claim.instance_type,
         passed=claim.outcome == "passed",
         profile=claim.profile,
         at=claim.verified_at,
-        suite=claim.suite[:SHORT],
-        digest=claim.verdict[:SHORT],
+        suite=claim.suite[:DIGEST_CHARS],
+        digest=claim.verdict[:DIGEST_CHARS],
         saw_gpu=claim.saw_gpu,
         not_run=claim.not_run,
     )
 
 
-def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, VerdictSummary]:
+def summaries_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, VerdictSummary]:
     """Who judged an image, by its tags.
 
     Args:
@@ -148,7 +150,7 @@ def _parse(name: str, value: str) -> VerdictSummary:
     )
 
 
-def proof_tags(recipe: str, judged: Iterable[VerdictSummary]) -> dict[str, str]:
+def verdict_tags(recipe: str, judged: Iterable[VerdictSummary]) -> dict[str, str]:
     """All tags by which an image says how it was judged; what is in it is in `bake.image_tags`.
 
     Args:
@@ -165,7 +167,7 @@ def proof_tags(recipe: str, judged: Iterable[VerdictSummary]) -> dict[str, str]:
     }
 
 
-def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
+def write_verdict_tags(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
     """Write a verdict on an image, beside those of other types that it has.
 
     One on simulated GPUs proves nothing, and leaves the tags as they are.
@@ -180,9 +182,11 @@ def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
             ec2 = cloud.client("ec2")
             images = calls.images(ec2, {"image-id": [subject.image_id]})
             there = tags_of(images[0]) if images else {}
-            judged = judged_from_tags(subject.image_id, {**there, **dict([judged_by(verdict).tag])})
+            judged = summaries_from_tags(
+                subject.image_id, {**there, **dict([summarize_verdict(verdict).tag])}
+            )
             ec2.create_tags(
-                Resources=[subject.image_id], Tags=tag_list(proof_tags(subject.recipe, judged.values()))
+                Resources=[subject.image_id], Tags=tag_list(verdict_tags(subject.recipe, judged.values()))
             )
     except UnavailableError as error:
         error.add_note(
@@ -192,7 +196,7 @@ def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
 
 
 @dataclass(frozen=True)
-class ProvenAmi:
+class VerifiedAmi:
     """An image that has a plan's digest and passed.
 
     Args:
@@ -224,10 +228,10 @@ class ProvenAmi:
         Args:
             suite: The suite's digest.
         """
-        return suite[:SHORT] in self.suites
+        return suite[:DIGEST_CHARS] in self.suites
 
 
-def find_proven(plan: ImagePlan, cloud: Cloud, suite: str) -> ProvenAmi | None:
+def find_verified(plan: ImagePlan, cloud: Cloud, suite: str) -> VerifiedAmi | None:
     """An image of this very plan that passed already: by this suite, or else by another one.
 
     Args:
@@ -252,6 +256,6 @@ def find_proven(plan: ImagePlan, cloud: Cloud, suite: str) -> ProvenAmi | None:
         except RefusedError as error:
             log.warning("warning: %s does not count as built: %s", image["ImageId"], error.message)
             continue
-        judged = judged_from_tags(image["ImageId"], tags_of(image)).values()
-        found.append(ProvenAmi(image, frozenset(one.suite for one in judged)))
+        judged = summaries_from_tags(image["ImageId"], tags_of(image)).values()
+        found.append(VerifiedAmi(image, frozenset(one.suite for one in judged)))
     return next((one for one in found if one.passed_suite(suite)), found[0] if found else None)

@@ -34,7 +34,7 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
     if isinstance(host.backend, FactsBackend):
         return Facts(host.backend.facts())
     mark = secrets.token_hex(16)
-    code, stdout, stderr = ask(host, gather_command(profile, mark, max_seconds))
+    code, stdout, stderr = run_command(host, gather_command(profile, mark, max_seconds))
     if code == NO_PYTHON or "The module interpreter" in stderr:
         said = " ".join(stderr.split())[-300:]
         raise RuntimeError(f"it has no python3 ({said}): install Python 3.9 or newer on it")
@@ -46,7 +46,7 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
         raise RuntimeError(f"the machine gave no facts ({error}): {stdout[:200]!r}") from error
 
 
-def ask(host: Any, command: str) -> tuple[int, str, str]:
+def run_command(host: Any, command: str) -> tuple[int, str, str]:
     """Exit status, output and errors of a command; 255 of ssh itself is an error of this function."""
     backend = host.backend
     if getattr(backend, "force_ansible", False):

@@ -102,7 +102,7 @@ def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | N
     return None
 
 
-def decide(
+def decide_sources(
     names: Iterable[str],
     components: Components,
     base: Base,
@@ -147,7 +147,7 @@ def decide(
     versions = probes.candidates(list(packages.values())) if look_up and packages else {}
     decisions = []
     for name, component in chosen.items():
-        if _comes_with_base(name, component, base):
+        if _is_in_base(name, component, base):
             decision = _from_base(name, component, base)
         elif component.downloads is not None:
             decision = _from_download(name, component, base, architecture, strict, probes)
@@ -202,7 +202,7 @@ def _decision(
 
 
 def _package(name: str, component: Component, base: Base, branch: int | None) -> str | None:
-    if component.from_base or _comes_with_base(name, component, base):
+    if component.from_base or _is_in_base(name, component, base):
         return None
     packages = (component.open_packages if component.modules == "open" else component.packages) or {}
     if base.distribution not in packages:
@@ -214,7 +214,7 @@ def _package(name: str, component: Component, base: Base, branch: int | None) ->
     return template.format(branch=branch) if template else None
 
 
-def _comes_with_base(name: str, component: Component, base: Base) -> bool:
+def _is_in_base(name: str, component: Component, base: Base) -> bool:
     if component.from_base:
         return True
     return base.driver_preinstalled is not None and ESSENTIAL in (name, component.part_of)
@@ -293,7 +293,7 @@ def _from_rpm(
             hint=f"--set {name}.branch=... to one of these, or another base",
         )
     versions = sorted(repository.versions.get(package, ()), key=_numbers)
-    fitting = [found for found in versions if _fits(component, found.rpartition("-")[0])]
+    fitting = [found for found in versions if _version_matches(component, found.rpartition("-")[0])]
     if not fitting:
         has = f"has {package} {', '.join(versions[-5:])}" if versions else f"has no package {package}"
         wanted = (
@@ -308,14 +308,14 @@ def _from_rpm(
     return replace(decision, version=fitting[-1].rpartition("-")[0], package_version=fitting[-1])
 
 
-def _fits(component: Component, version: str) -> bool:
+def _version_matches(component: Component, version: str) -> bool:
     """Whether a source's version is one that is wanted."""
     if component.newest:
         return version.partition(".")[0] == str(component.branch)
     return component.version in (None, version)
 
 
-def with_found_driver(components: Components, decisions: Iterable[Decision]) -> dict[str, Component]:
+def with_resolved_driver(components: Components, decisions: Iterable[Decision]) -> dict[str, Component]:
     """The components with the driver's version that was found, where any of its branch was wanted."""
     found = {decision.name: decision.version for decision in decisions}.get(ESSENTIAL)
     if not found:
@@ -334,7 +334,7 @@ def _from_mirror(name: str, component: Component, base: Base, package: str, foun
             raise UnavailableError(why, hint="the driver is in non-free; does the mirror carry it?")
         return _decision(name, component, "left_out", reason=why)
     has = upstream_version(found)
-    if not _fits(component, has):
+    if not _version_matches(component, has):
         branch = f"branch {component.branch} of " if component.newest else ""
         version = "" if component.newest else f" {component.version}"
         hint = f"--set {name}.version={has}, or another base"

@@ -145,7 +145,7 @@ def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | No
     tags = tags_of(image)
     sbom = (build.folder / SBOM).read_bytes()
     statement = (build.folder / STATEMENT).read_bytes()
-    found = [
+    steps = [
         _compare("sbom.tag", f"{SBOM}, by the AMI's tag", _sha256(sbom), tags.get(SBOM_TAG)),
         _compare(
             "provenance.tag", f"{STATEMENT}, by the AMI's tag", _sha256(statement), tags.get(STATEMENT_TAG)
@@ -153,13 +153,13 @@ def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | No
     ]
     differs = sbom_difference(sbom, baked)
     of_packages = f"every one of the record's {len(baked.packages)} packages, and its components"
-    found.append(_step("sbom.content", "failed" if differs else "passed", differs or of_packages))
+    steps.append(_step("sbom.content", "failed" if differs else "passed", differs or of_packages))
     try:
         document = parse_json(statement)
-        found += _compare_statement(document, build, baked, image, _sha256(sbom))
+        steps += _compare_statement(document, build, baked, image, _sha256(sbom))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        found.append(_step("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
-    return [*found, _signature(build, statement, key)]
+        steps.append(_step("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
+    return [*steps, _signature(build, statement, key)]
 
 
 def _documents(build: Build, record: Record, baked: Bake, image: dict[str, Any]) -> tuple[str, str]:
@@ -205,8 +205,8 @@ def _compare_statement(
     content = read_image_contents(build.folder).content
     if content is not None or IN_IMAGE in named:
         digest = _sha256(content) if content is not None else "absent"
-        wanted = named.get(IN_IMAGE, {}).get("sha256", "absent")
-        yield _compare("provenance.image-record", "image.json", digest, wanted)
+        recorded = named.get(IN_IMAGE, {}).get("sha256", "absent")
+        yield _compare("provenance.image-record", "image.json", digest, recorded)
 
 
 def _signature(build: Build, statement: bytes, key: Key | None) -> Examined:
@@ -231,10 +231,12 @@ def _step(name: str, outcome: Outcome, message: str) -> Examined:
     return Examined(name, "error" if outcome == "failed" else "info", message, outcome=outcome)
 
 
-def _compare(step: str, what: str, found: str, wanted: str | None) -> Examined:
-    if found == wanted:
-        return _step(step, "passed", f"{what}: {found}")
-    return _step(step, "failed", f"{what}: found {found}, wanted {wanted or 'a digest, and there is none'}")
+def _compare(step: str, what: str, actual: str, expected: str | None) -> Examined:
+    if actual == expected:
+        return _step(step, "passed", f"{what}: {actual}")
+    return _step(
+        step, "failed", f"{what}: found {actual}, wanted {expected or 'a digest, and there is none'}"
+    )
 
 
 def _names(identities: dict[str, Any]) -> str:
@@ -242,9 +244,9 @@ def _names(identities: dict[str, Any]) -> str:
 
 
 def _describe(cloud: Cloud, image_id: str) -> dict[str, Any]:
-    if (found := calls.image(cloud, image_id)) is None:
+    if (image := calls.image(cloud, image_id)) is None:
         raise UnavailableError(f"{cloud.region} has no image {image_id} any more")
-    return found
+    return image
 
 
 def _has_payload(envelope: Path, statement: str) -> bool:

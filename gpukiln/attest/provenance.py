@@ -148,7 +148,7 @@ def _checkout(commit: str | None) -> list[Descriptor]:
 
 
 def _sources(record: Record, baked: Bake, installed: ImageContents) -> list[Descriptor]:
-    found = []
+    descriptors = []
     for name, component in baked.components.items():
         package = component.get("package")
         if component["status"] not in PRESENT or not package:
@@ -160,8 +160,8 @@ def _sources(record: Record, baked: Bake, installed: ImageContents) -> list[Desc
             if used := (recipe.get("repository") or {}).get(kind):
                 annotations["keyFingerprint"] = used["key_fingerprint"]
         purl = package_url(record.plan.base, package["name"], package["version"], installed)
-        found.append({"name": name, "uri": purl.to_string(), "annotations": annotations})
-    return found
+        descriptors.append({"name": name, "uri": purl.to_string(), "annotations": annotations})
+    return descriptors
 
 
 def _timestamp(text: str) -> str:

@@ -259,7 +259,9 @@ def trusted_statements(
     verified: dict[str, AmiLocation] = {}
     places = [
         location,
-        *dict.fromkeys(one.claim.source for one in releases.values() if one.claim.source != location),
+        *dict.fromkeys(
+            release.claim.source for release in releases.values() if release.claim.source != location
+        ),
     ]
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == VERDICT):
         try:
@@ -313,13 +315,13 @@ def open_statement(
     payload, key = signing.trusted_payload(text, keys)
     try:
         document = json.loads(payload)
-        found = document["_type"], document["predicateType"]
-        wanted = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
-        if found != wanted:
-            raise CheckFailedError(f"it is a {' '.join(map(str, found))}, wanted {' '.join(wanted)}")
+        types = document["_type"], document["predicateType"]
+        expected = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
+        if types != expected:
+            raise CheckFailedError(f"it is a {' '.join(map(str, types))}, wanted {' '.join(expected)}")
         about = _location_in(document)
         if places is not None and about not in places:
-            names = ", ".join(str(one["uri"]) for one in document["subject"])
+            names = ", ".join(str(subject["uri"]) for subject in document["subject"])
             raise CheckFailedError(f"it is about {names}, wanted {' or '.join(map(str, places))}")
         claim: Claim = load(kind, document["predicate"], where="the statement")
     except (ValueError, LookupError, TypeError, AttributeError, UsageError) as error:

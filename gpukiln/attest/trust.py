@@ -52,8 +52,8 @@ def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) ->
         config = root / entry.trust_config if entry.trust_config else None
         return IdentityKey(entry.identity, entry.issuer, config)
 
-    found = {key.keyid: key for key in map(key_of, trust)}
-    return tuple(found.values())
+    by_id = {key.keyid: key for key in map(key_of, trust)}
+    return tuple(by_id.values())
 
 
 def all_trusted() -> tuple[str | Identity, ...]:
@@ -130,17 +130,17 @@ def require_released(
     if rules is None or not rules.trust:
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = channel_statements(cloud, image, rules.trust, ssm)
-    if wrong := list(_missing_for_release(found, pointer, rules)):
+        signed, keys = channel_statements(cloud, image, rules.trust, ssm)
+    if wrong := list(_missing_for_release(signed, pointer, rules)):
         raise RefusedError(
-            f"{pointer.path} points at {found.location}, and no trusted key vouches for that: {wrong[0]}",
-            details=(*wrong[1:], *found.refused, *_channel_signers(rules)),
+            f"{pointer.path} points at {signed.location}, and no trusted key vouches for that: {wrong[0]}",
+            details=(*wrong[1:], *signed.refused, *_channel_signers(rules)),
             hint=f"`invoke ami.release BUILD --channel {pointer.channel} --sign-key KEY` points it at "
             f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD --sign-key KEY` "
             "at an earlier one",
         )
     if pointed:
-        release = found.releases[pointer.channel]
+        release = signed.releases[pointer.channel]
         newest_release.require_newest(cloud, pointer, release, [key.keyid for key in keys])
     return _trust_text(keys)
 
@@ -164,15 +164,15 @@ def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
     if not (trust := all_trusted()):
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = channel_statements(cloud, image, trust)
-    failed = [name for name, claim in found.verdicts.items() if not _is_acceptable(claim)]
-    if failed or not found.verdicts:
+        signed, keys = channel_statements(cloud, image, trust)
+    failed = [name for name, claim in signed.verdicts.items() if not _is_acceptable(claim)]
+    if failed or not signed.verdicts:
         why = f"it failed on {', '.join(failed)}" if failed else "there is no signed verdict on it"
         raise RefusedError(
-            f"no trusted key vouches for {found.location}: {why}",
-            details=(*found.refused, *_expected_signers(trust)),
-            hint=f"`invoke ami.verify {found.location.image_id} --region {cloud.region} --cloud {cloud.name} "
-            "--sign-key KEY` boots it, verifies it and signs the verdict",
+            f"no trusted key vouches for {signed.location}: {why}",
+            details=(*signed.refused, *_expected_signers(trust)),
+            hint=f"`invoke ami.verify {signed.location.image_id} --region {cloud.region} "
+            f"--cloud {cloud.name} --sign-key KEY` boots it, verifies it and signs the verdict",
         )
     return _trust_text(keys)
 
@@ -181,9 +181,9 @@ def _is_acceptable(claim: VerdictClaim) -> bool:
     return claim.outcome == "passed" or claim.profile != claim.image.profile
 
 
-def _missing_for_release(found: TrustedStatements, pointer: Pointer, rules: Channel) -> Iterator[str]:
+def _missing_for_release(signed: TrustedStatements, pointer: Pointer, rules: Channel) -> Iterator[str]:
     """What is lacking of a release to a channel, a line each."""
-    release = found.releases.get(pointer.channel)
+    release = signed.releases.get(pointer.channel)
     if release is None:
         yield f"there is no signed release of it to {pointer.channel}"
         return
@@ -198,14 +198,14 @@ def _missing_for_release(found: TrustedStatements, pointer: Pointer, rules: Chan
     if not claim.instance_types:
         yield "its release names no machine that verified it"
     for name in claim.instance_types:
-        verdict = found.verdicts.get(name)
+        verdict = signed.verdicts.get(name)
         if verdict is None:
             yield f"there is no signed verdict of {name}"
         elif verdict.image != image:
             yield f"the verdict of {name} is about {verdict.image}, the release about {image}"
         elif rules.suite == "current" and not _of_suite(verdict, claim):
             yield f"{name}: verified by the suite {verdict.suite}, released by {claim.suite}"
-    for name, verdict in found.verdicts.items():
+    for name, verdict in signed.verdicts.items():
         if not _is_acceptable(verdict):
             yield f"it failed on {name}"
 
@@ -249,23 +249,24 @@ def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
         return
     record = build.read()
     where = f"{record.plan.cloud} in {record.plan.region}"
-    made = record.bake.image_id if record.bake else "no image"
-    if (made, record.plan.cloud, record.plan.region) == (image_id, cloud.name, cloud.region):
+    recorded_id = record.bake.image_id if record.bake else "no image"
+    if (recorded_id, record.plan.cloud, record.plan.region) == (image_id, cloud.name, cloud.region):
         return
     if record.plan.cloud == cloud.name and record.bake:
-        if is_copy(image, made, record.plan.region):
+        if is_copy(image, recorded_id, record.plan.region):
             return
         if image_id in _released_images(build.id, cloud):
             return
     raise RefusedError(
-        f"the tags of {image_id} in {cloud.region} name build {build.id}, whose record names {made} "
+        f"the tags of {image_id} in {cloud.region} name build {build.id}, whose record names {recorded_id} "
         f"({where})",
         details=(
             f"found: {BUILD_ID_TAG}={build.id}, source of {image_id} by EC2: {_ec2_source(image)}",
             f"wanted: the image of that build, or a copy of it that EC2 or a release of this computer names; "
             f"the record is {build.record_file}",
         ),
-        hint=f"look who made it, and remove it; what is proven is {made}: `invoke ami.show {build.id}`",
+        hint=f"find out who created it, and remove it; the verified image is {recorded_id}: `invoke ami.show "
+        f"{build.id}`",
     )
 
 
@@ -277,13 +278,13 @@ def is_copy(image: Mapping[str, Any], source_id: str, source_region: str) -> boo
     Args:
         image: As DescribeImages gives it.
     """
-    found = image.get("SourceImageId"), image.get("SourceImageRegion")
-    return found == (source_id, source_region) and not image.get("SourceInstanceId")
+    source = image.get("SourceImageId"), image.get("SourceImageRegion")
+    return source == (source_id, source_region) and not image.get("SourceInstanceId")
 
 
 def _ec2_source(image: Mapping[str, Any]) -> str:
-    found = [image.get(name) for name in ("SourceImageId", "SourceImageRegion", "SourceInstanceId")]
-    return " ".join(str(one) for one in found if one) or "none"
+    values = [image.get(name) for name in ("SourceImageId", "SourceImageRegion", "SourceInstanceId")]
+    return " ".join(str(value) for value in values if value) or "none"
 
 
 def require_copy(
@@ -291,7 +292,7 @@ def require_copy(
     image: Mapping[str, Any],
     source: statements.AmiLocation,
     build: str,
-    found: TrustedStatements | None,
+    signed: TrustedStatements | None,
     verified: Iterable[statements.AmiLocation] = (),
 ) -> None:
     """Refuse an image that only its tags say is a copy.
@@ -301,7 +302,7 @@ def require_copy(
         image: As DescribeImages gives it.
         source: What it must be a copy of.
         build: The build that is released.
-        found: What trusted keys signed of it; None: the channel trusts no key.
+        signed: What trusted keys signed of it; None: the channel trusts no key.
         verified: What was booted, where the source is a copy itself.
 
     Raises:
@@ -310,16 +311,16 @@ def require_copy(
     if is_copy(image, source.image_id, source.region):
         return
     image_id = str(image["ImageId"])
-    if found and any(one.claim.source in (source, *verified) for one in found.releases.values()):
+    if signed and any(release.claim.source in (source, *verified) for release in signed.releases.values()):
         return
-    if found is None and image_id in _released_images(build, cloud):
+    if signed is None and image_id in _released_images(build, cloud):
         return
     raise RefusedError(
         f"{image_id} in {cloud.region} is a copy of {source.image_id} by its tag {SOURCE_TAG} alone",
         details=(
             f"found: {statements.location_of(image, cloud.region)}, source by EC2: {_ec2_source(image)}",
             f"wanted: {source.image_id} {source.region}, or a release that names it",
-            *(found.refused if found else ()),
+            *(signed.refused if signed else ()),
         ),
         hint=f"look who made it, and deregister it or remove its tag {SOURCE_TAG}: then the same command "
         "makes a copy",
@@ -328,19 +329,21 @@ def require_copy(
 
 def _build(build_id: str) -> Build | None:
     """The build of this computer with an id; the id is somebody's text, and no path."""
-    return next((one for one in Builds(state_home()).folders() if one.id == build_id), None)
+    return next((build for build in Builds(state_home()).folders() if build.id == build_id), None)
 
 
 def _released_images(build_id: str, cloud: Cloud) -> set[str]:
     """The AMIs of a region that releases of this computer pointed a channel at, for a build."""
-    found: set[str] = set()
+    image_ids: set[str] = set()
     for file in (state_home() / "releases").glob("*.json"):
         try:
             document = json.loads(file.read_text())
             if (document["build"], document["cloud"]) != (build_id, cloud.name):
                 continue
             rows = document["regions"]
-            found |= {one["image_id"] for one in rows if one["region"] == cloud.region and one["published"]}
+            image_ids |= {
+                row["image_id"] for row in rows if row["region"] == cloud.region and row["published"]
+            }
         except (OSError, ValueError, KeyError, TypeError):  # ReleaseLog.regions warns of it
             continue
-    return found - {""}
+    return image_ids - {""}

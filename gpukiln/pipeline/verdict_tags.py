@@ -121,17 +121,17 @@ def summaries_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Ver
     Raises:
         UsageError: A tag has another form.
     """
-    found = {}
+    summaries = {}
     for name, value in tags.items():
         if name.startswith(f"{VERDICT_TAG}:"):
             try:
-                found[name.removeprefix(f"{VERDICT_TAG}:")] = _parse(name, value)
+                summaries[name.removeprefix(f"{VERDICT_TAG}:")] = _parse(name, value)
             except (ValueError, KeyError) as error:
                 raise UsageError(
                     f"the tag {name} of {image_id} can't be read: {error!r}",
                     hint="remove the tag, and judge the image there again: `invoke ami.verify`",
                 ) from error
-    return found
+    return summaries
 
 
 def _parse(name: str, value: str) -> VerdictSummary:
@@ -150,20 +150,20 @@ def _parse(name: str, value: str) -> VerdictSummary:
     )
 
 
-def verdict_tags(recipe: str, judged: Iterable[VerdictSummary]) -> dict[str, str]:
+def verdict_tags(recipe: str, summaries: Iterable[VerdictSummary]) -> dict[str, str]:
     """All tags by which an image says how it was judged; what is in it is in `bake.image_tags`.
 
     Args:
         recipe: Its folder of ami/.
-        judged: The newest verdict of each type; at least one.
+        summaries: The newest verdict of each type; at least one.
     """
-    every = list(judged)
-    passed = all(one.passed for one in every)
+    every = list(summaries)
+    passed = all(summary.passed for summary in every)
     return {
-        VERIFIED_TAG: max(one.at for one in every),
+        VERIFIED_TAG: max(summary.at for summary in every),
         VERDICT_TAG: PASSED if passed else "failed",
         IMAGE_TAG: recipe if passed else NOT_PROVEN,
-        **dict(one.tag for one in every),
+        **dict(summary.tag for summary in every),
     }
 
 
@@ -182,11 +182,11 @@ def write_verdict_tags(cloud: Cloud, subject: Subject, verdict: Verdict) -> None
             ec2 = cloud.client("ec2")
             images = calls.images(ec2, {"image-id": [subject.image_id]})
             there = tags_of(images[0]) if images else {}
-            judged = summaries_from_tags(
+            summaries = summaries_from_tags(
                 subject.image_id, {**there, **dict([summarize_verdict(verdict).tag])}
             )
             ec2.create_tags(
-                Resources=[subject.image_id], Tags=tag_list(verdict_tags(subject.recipe, judged.values()))
+                Resources=[subject.image_id], Tags=tag_list(verdict_tags(subject.recipe, summaries.values()))
             )
     except UnavailableError as error:
         error.add_note(
@@ -243,19 +243,19 @@ def find_verified(plan: ImagePlan, cloud: Cloud, suite: str) -> VerifiedAmi | No
         one that the record of its build contradicts; a warning names it.
     """
     with explain_aws_errors("look for an image with the plan's digest"):
-        wanted = {
+        filters = {
             f"tag:{DIGEST_TAG}": [plan.digest],
             f"tag:{VERDICT_TAG}": [PASSED],
             "state": ["available"],
         }
-        images = calls.images(cloud.client("ec2"), wanted, Owners=["self"])
-    found = []
+        images = calls.images(cloud.client("ec2"), filters, Owners=["self"])
+    verified = []
     for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
         try:
             trust.require_verified(cloud, image)
         except RefusedError as error:
             log.warning("warning: %s does not count as built: %s", image["ImageId"], error.message)
             continue
-        judged = summaries_from_tags(image["ImageId"], tags_of(image)).values()
-        found.append(VerifiedAmi(image, frozenset(one.suite for one in judged)))
-    return next((one for one in found if one.passed_suite(suite)), found[0] if found else None)
+        summaries = summaries_from_tags(image["ImageId"], tags_of(image)).values()
+        verified.append(VerifiedAmi(image, frozenset(summary.suite for summary in summaries)))
+    return next((ami for ami in verified if ami.passed_suite(suite)), verified[0] if verified else None)

@@ -104,7 +104,7 @@ def _new_folder(home: Path, subject: Subject) -> Path:
     reports = home / FOLDER / subject.image_id
     reports.mkdir(parents=True, exist_ok=True)
     reports.parent.chmod(0o700)
-    folder = reports / str(max((int(one.name) for one in reports.glob("[0-9]*")), default=0) + 1)
+    folder = reports / str(max((int(report.name) for report in reports.glob("[0-9]*")), default=0) + 1)
     folder.mkdir()
     return folder
 

@@ -147,15 +147,15 @@ def run_unrecorded(
         state = process_state(process.pid)
         out, ended = _kill_group(process)
         how = "and was killed" if ended else "and can't be killed"
-        told = f"no answer in {limit:.0f} s; {state}, {how}"
+        problem = f"no answer in {limit:.0f} s; {state}, {how}"
         if waits:
-            return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {told}"}
+            return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {problem}"}
         if limit < min(timeout, HUNG_S):
             raise NotReachedError(watch.time_up()) from None
         name = os.path.basename(tool or argv[0])
-        watch.hung[tool] = {"tool": name, "command": " ".join(argv)[:200], "reason": told}
+        watch.hung[tool] = {"tool": name, "command": " ".join(argv)[:200], "reason": problem}
         watch.alive(SECTION_S, group=0, hung=watch.hung)
-        raise HungError(f"{name} hangs: `{' '.join(argv)[:200]}`: {told}") from None
+        raise HungError(f"{name} hangs: `{' '.join(argv)[:200]}`: {problem}") from None
     watch.alive(SECTION_S, group=0)
     err = tail(redact(_text(said_err).strip()[-REDACT_CHARS:]), 2000)
     return {"rc": process.returncode, "out": _text(out), "err": err}
@@ -231,16 +231,16 @@ def _kill_group(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
 
 def process_state(group: int) -> str:
     """What a process group does now, for people: the one of its processes that waits deepest."""
-    found = []
+    processes = []
     for path in glob.glob("/proc/[0-9]*/stat"):
         text = read(path)  # None where it ended meanwhile
         name, _, rest = (text or "").partition("(")[2].rpartition(")")
         fields = rest.split()
         if len(fields) > 3 and group in (int(fields[2]), int(path.split("/")[2])):
-            found.append((fields[0] == "D", int(path.split("/")[2]), name, fields[0]))
-    if not found:
+            processes.append((fields[0] == "D", int(path.split("/")[2]), name, fields[0]))
+    if not processes:
         return "its process is gone, and its output is held open by another one"
-    _deep, pid, name, state = max(found)
+    _deep, pid, name, state = max(processes)
     try:
         where = (read(f"/proc/{pid}/wchan") or "").strip("0\n ")
     except OSError:
@@ -253,9 +253,9 @@ def process_state(group: int) -> str:
 
 def require_driver_answers() -> None:
     """Raise where the driver hangs: what goes through it would hang too."""
-    for found in watch.hung.values():
-        if found["tool"] in ("nvidia-smi", "NVML"):
-            raise HungError(f"{found['tool']} hangs, and so would this: it was not tried")
+    for tool in watch.hung.values():
+        if tool["tool"] in ("nvidia-smi", "NVML"):
+            raise HungError(f"{tool['tool']} hangs, and so would this: it was not tried")
 
 
 def kernel_errors() -> list[str]:
@@ -339,13 +339,13 @@ def amd_gpus() -> list[dict[str, str]]:
 
 
 def _pci_devices(vendor: str, *classes: str) -> list[dict[str, str]]:
-    found = []
+    gpus = []
     for path in sorted(glob.glob(f"{PCI}/*")):
         kind = read(f"{path}/class") or ""
         if (read(f"{path}/vendor") or "").strip() == vendor and kind.startswith(classes):
             device = (read(f"{path}/device") or "").strip()
-            found.append({"address": os.path.basename(path), "device": device})
-    return found
+            gpus.append({"address": os.path.basename(path), "device": device})
+    return gpus
 
 
 def in_container() -> bool:
@@ -366,13 +366,13 @@ def accessible_gpus() -> list[dict[str, str]]:
     (NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-procfs.c). access(2) asks the cgroup's rules for
     devices too (Linux, fs/namei.c, inode_permission), and opens nothing: no GPU wakes.
     """
-    found = []
+    gpus = []
     for gpu in bus_gpus():
         said = read(f"{DRIVER_GPUS}/{gpu['address']}/information") or ""
         minor = re.search(r"(?m)^Device Minor:\s*(\d+)", said)
         if minor and os.access(f"{DEVICES}/nvidia{minor[1]}", os.R_OK | os.W_OK):
-            found.append(gpu)
-    return found
+            gpus.append(gpu)
+    return gpus
 
 
 def pci_gpus() -> list[dict[str, str]]:

@@ -197,8 +197,8 @@ def _reap(pid: int, patience_s: float = 0.0) -> int | None:
     for patience in (patience_s, END_S):
         deadline = time.monotonic() + patience
         while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped:
                 return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             if time.monotonic() >= deadline:
                 break

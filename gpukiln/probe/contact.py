@@ -111,9 +111,9 @@ class Contact:
 
     def said(self, name: str, argv: Sequence[str]) -> str:
         """What a command says, and its status: it differs where a GPU doesn't have what is asked for."""
-        found = run_unrecorded(*argv, timeout=COMMAND_S)
-        self.folder.text(f"{name}.txt", f"{found['out']}\n# exit {found['rc']}\n# {found['err']}\n")
-        return str(found["err"]) if found["rc"] == NOT_FOUND else ""
+        done = run_unrecorded(*argv, timeout=COMMAND_S)
+        self.folder.text(f"{name}.txt", f"{done['out']}\n# exit {done['rc']}\n# {done['err']}\n")
+        return str(done["err"]) if done["rc"] == NOT_FOUND else ""
 
     def ask_nvml(self) -> str:
         """All that read_nvml answers, and each call of NVML with its code."""
@@ -135,10 +135,10 @@ class Contact:
 
     def compute(self, name: str) -> str:
         """The compute section, as the suite gathers it, and how long it took."""
-        found = _cuda()
-        self.runs.append({"run": name, **found})
+        result = _cuda()
+        self.runs.append({"run": name, **result})
         self.folder.data("compute.json", self.runs)
-        return _problem(found["found"])
+        return _problem(result["found"])
 
     def expect_wrong(self) -> str:
         """With one wrong element expected every GPU must be reported; whether it is."""
@@ -159,8 +159,8 @@ class Contact:
         if missed:
             self.odd.append(f"cuda: a wrong element was expected and not reported: {', '.join(missed)}")
             return self.odd[-1]
-        told = [str(gpu["error"]) for gpu in row["found"].get("gpus", []) if not gpu["busy"]]
-        right = told and all(f"first in element {WRONG_ELEMENT}:" in error for error in told)
+        errors = [str(gpu["error"]) for gpu in row["found"].get("gpus", []) if not gpu["busy"]]
+        right = errors and all(f"first in element {WRONG_ELEMENT}:" in error for error in errors)
         return "" if right else f"something else is wrong: {_problem(row['found'])}"
 
     def two_at_once(self) -> str:
@@ -178,13 +178,15 @@ class Contact:
             os.waitpid(second, 0)
 
         require_driver_answers()
-        found: list[dict[str, Any]] = []
-        ended = in_child(work, lambda message: found.append(message["found"]) if "found" in message else None)
+        results: list[dict[str, Any]] = []
+        ended = in_child(
+            work, lambda message: results.append(message["found"]) if "found" in message else None
+        )
         if path.exists():
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+            results.append(json.loads(path.read_text(encoding="utf-8")))
             path.unlink()
-        self.folder.data("compute-two.json", found)
-        return ended or "; ".join(filter(None, (_problem(one["found"]) for one in found)))
+        self.folder.data("compute-two.json", results)
+        return ended or "; ".join(filter(None, (_problem(result["found"]) for result in results)))
 
     def packed(self) -> str:
         """The command that verify sends, with the sections that only read and need no root."""
@@ -211,9 +213,9 @@ class Contact:
         """What the doubles never answer."""
         summed = self.sum_up()
         runs = [row["found"] for row in self.runs]
-        found = answers(self.nvml, self.calls, runs, summed)
-        self.folder.data("answers.json", found)
-        lines = self.odd + (contradictions(found, self.doubles) if self.doubles else [])
+        seen = answers(self.nvml, self.calls, runs, summed)
+        self.folder.data("answers.json", seen)
+        lines = self.odd + (contradictions(seen, self.doubles) if self.doubles else [])
         self.folder.text("contradictions.txt", "".join(f"{line}\n" for line in lines))
         sys.stdout.write(self.folder.shown("".join(f"{line}\n" for line in lines)))
         return "" if self.doubles else "tests/doubles/answers.json is not here"
@@ -243,11 +245,11 @@ def _cuda() -> dict[str, Any]:
     return {"found": row["found"], "seconds": row["seconds"]}
 
 
-def _problem(found: Any) -> str:
-    if not isinstance(found, dict) or "gpus" not in found:
-        return str(found)[:300]
-    wrong = [f"{gpu['bus_id']}: {gpu['error']}" for gpu in found["gpus"] if not gpu["ok"]]
-    return "; ".join(filter(None, [found["error"], *wrong]))
+def _problem(section: Any) -> str:
+    if not isinstance(section, dict) or "gpus" not in section:
+        return str(section)[:300]
+    wrong = [f"{gpu['bus_id']}: {gpu['error']}" for gpu in section["gpus"] if not gpu["ok"]]
+    return "; ".join(filter(None, [section["error"], *wrong]))
 
 
 def packed_data(root: Path) -> tuple[str, Any]:

@@ -129,7 +129,7 @@ def record_nvml_calls(pynvml: Any, send: Send) -> None:
                 elif isinstance(getattr(argument, "value", argument), int):
                     given.append(getattr(argument, "value", argument))
                 if isinstance(written, ctypes.Array) and hasattr(written[0], "fieldId"):
-                    given = [one.fieldId for one in written]  # in place of their number
+                    given = [field.fieldId for field in written]  # in place of their number
             if name == "nvmlSystemGetProcessName":
                 given = []  # it is somebody's process
             send(call={"call": name, "gpu": gpu, "args": given, "code": code, "out": out})
@@ -145,7 +145,7 @@ def _output_kind(value: Any) -> Any:
     if isinstance(value, ctypes.Array):
         if value._type_ is ctypes.c_char:
             return "text" if value.value else "empty text"
-        return [_output_kind(one) for one in value][:8]
+        return [_output_kind(item) for item in value][:8]
     if isinstance(value, ctypes.Structure):
         if hasattr(value, "nvmlReturn"):
             return {"field": value.fieldId, "code": value.nvmlReturn, "value": value.value.siVal}

@@ -69,7 +69,7 @@ NODES = (
 
 def describe_machine() -> dict[str, Any]:
     """Who runs this, on what machine, and what of NVIDIA is on it."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "root": os.geteuid() == 0,
         "python": platform.python_version(),
         "kernel": platform.release(),
@@ -94,10 +94,10 @@ def describe_machine() -> dict[str, Any]:
     ):
         try:
             said = run_unrecorded(*argv, timeout=5)
-            found[name] = {"rc": said["rc"], "out": said["out"][:20000], "err": said["err"][:300]}
+            facts[name] = {"rc": said["rc"], "out": said["out"][:20000], "err": said["err"][:300]}
         except NotReachedError as error:
-            found[name] = {"not_reached": str(error)}
-    return found
+            facts[name] = {"not_reached": str(error)}
+    return facts
 
 
 def _text(path: str) -> str:
@@ -112,8 +112,8 @@ def _pci_path(bus_id: str) -> list[dict[str, str]]:
     rows = []
     folder = os.path.realpath(os.path.join(PCI, bus_id))
     while re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", os.path.basename(folder)):
-        told = {name: _text(os.path.join(folder, name)).strip() for name in PCI_FILES}
-        rows.append({"address": os.path.basename(folder), **told})
+        values = {name: _text(os.path.join(folder, name)).strip() for name in PCI_FILES}
+        rows.append({"address": os.path.basename(folder), **values})
         folder = os.path.dirname(folder)
     return rows
 

@@ -68,7 +68,7 @@ def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
     """
     engines = {"docker": _docker, "containerd": _containerd, "podman": _podman}
     tools = {"containerd": "ctr"}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
         archive.write(_archive(paths))
         archive.flush()
@@ -76,10 +76,10 @@ def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
             if run("sh", "-c", f"command -v {tools.get(name, name)}")["rc"] == 0:
                 try:
                     done = start(archive.name, command)
-                    found[name] = {"rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
+                    results[name] = {"rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
                 except NotReachedError as error:
-                    found[name] = {NOT_REACHED: str(error)}
-    return found
+                    results[name] = {NOT_REACHED: str(error)}
+    return results
 
 
 def _docker(archive: str, command: list[str]) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def runtimes_after_join() -> dict[str, dict[str, Any]]:
     """
     if not os.path.exists(JOIN_SCRIPT):
         return {}
-    found = {}
+    results = {}
     lines = (read(CONTAINERD_DROP_IN) or "").splitlines()
     commands = [shlex.split(line.partition("=")[2]) for line in lines if line.startswith("ExecStartPre=")]
     for template in sorted(glob.glob(JOIN_TEMPLATES)):
@@ -139,13 +139,13 @@ def runtimes_after_join() -> dict[str, dict[str, Any]]:
             shutil.copy(template, copy)
             said = [run(*command, copy) for command in commands]
             said.append(run("containerd", "--config", copy, "config", "dump", timeout=120))
-        wrong = next((one for one in said if one["rc"] != 0), said[-1])
-        found[template] = {
+        wrong = next((answer for answer in said if answer["rc"] != 0), said[-1])
+        results[template] = {
             "rc": wrong["rc"],
             "error": tail(wrong["err"], 500),
             "runtimes": runtimes_in(said[-1]),
         }
-    return found
+    return results
 
 
 def _archive(paths: list[str]) -> bytes:

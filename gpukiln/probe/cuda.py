@@ -295,16 +295,16 @@ def _host_memory(cuda: CudaLibrary, size: ctypes.c_size_t) -> tuple[Any, bool]:
     return ctypes.create_string_buffer(size.value), False
 
 
-def _difference(found: bytes, wanted: bytes, what: str) -> str | None:
+def _difference(actual: bytes, expected: bytes, what: str) -> str | None:
     """Where two arrays of 32-bit elements differ, for people; None where they don't."""
-    if found == wanted:
+    if actual == expected:
         return None
     size = 4 * TILE
-    tiles = [o for o in range(0, len(wanted), size) if found[o : o + size] != wanted[o : o + size]]
-    at = next(o for o in range(tiles[0], tiles[0] + size, 4) if found[o : o + 4] != wanted[o : o + 4])
-    got, due = (int.from_bytes(x[at : at + 4], "little") for x in (found, wanted))
+    tiles = [o for o in range(0, len(expected), size) if actual[o : o + size] != expected[o : o + size]]
+    at = next(o for o in range(tiles[0], tiles[0] + size, 4) if actual[o : o + 4] != expected[o : o + 4])
+    got, due = (int.from_bytes(x[at : at + 4], "little") for x in (actual, expected))
     return (
-        f"{what} is wrong in {len(tiles)} of {len(wanted) // size} blocks of {TILE} elements, first in "
+        f"{what} is wrong in {len(tiles)} of {len(expected) // size} blocks of {TILE} elements, first in "
         f"element {at // 4}: {got:#010x}, wanted {due:#010x}"
     )
 

@@ -40,7 +40,7 @@ def desktop() -> dict[str, Any]:
     user = next((row for row in pwd.getpwall() if row.pw_uid == PERSON), None)
     if user is None:
         return {"unit": True, "unit_of": None}
-    made = [path for name in FILES if not (path := Path(user.pw_dir, name)).exists()]
+    created = [path for name in FILES if not (path := Path(user.pw_dir, name)).exists()]
     unit = UNIT.format(user.pw_name)
     try:
         run("systemctl", "start", unit)
@@ -48,7 +48,7 @@ def desktop() -> dict[str, Any]:
     finally:
         run("systemctl", "stop", unit)
         run("systemctl", "reset-failed", unit)
-        for path in made:
+        for path in created:
             if path.is_dir():
                 shutil.rmtree(path)
             else:

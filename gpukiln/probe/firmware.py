@@ -34,22 +34,22 @@ def firmware(release: str, names: list[str]) -> list[dict[str, Any]]:
     custom = (read(CUSTOM) or "").strip()
     folders = [custom] if custom else []
     folders += [folder.format(release) for folder in FOLDERS]
-    found = []
+    files = []
     for name in names:
         paths = (f"{folder}/{name}{suffix}" for suffix in SUFFIXES for folder in folders)
         path = next(filter(os.path.isfile, paths), None)
         base = os.path.basename(name)
-        beside = [one for folder in folders for one in glob.glob(f"{folder}/nvidia/[0-9]*/{base}*")]
-        found.append(
+        beside = [other for folder in folders for other in glob.glob(f"{folder}/nvidia/[0-9]*/{base}*")]
+        files.append(
             {
                 "name": name,
                 "path": path,
                 "size": os.path.getsize(path) if path else None,
                 "version": version_in(path) if path else None,
-                "others": sorted({os.path.basename(os.path.dirname(one)) for one in beside}),
+                "others": sorted({os.path.basename(os.path.dirname(other)) for other in beside}),
             }
         )
-    return found
+    return files
 
 
 def version_in(path: str) -> str | None:

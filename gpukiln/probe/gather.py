@@ -132,18 +132,18 @@ def kernel_image(release: str) -> str | None:
         *("/boot/vmlinu[xz]-{}", "/boot/Image-{}", "/lib/modules/{}/vmlinu[xz]"),
         *("/boot/*/{}/linux", "/efi/*/{}/linux", "/boot/efi/*/{}/linux"),
     )
-    found = [path for place in places for path in sorted(glob.glob(place.format(glob.escape(release))))]
-    return next(iter(found), None)
+    images = [path for place in places for path in sorted(glob.glob(place.format(glob.escape(release))))]
+    return next(iter(images), None)
 
 
 def packages() -> dict[str, Any]:
     """{installed: {name: version}, holds: [name]}."""
     if run("dpkg", "--version")["rc"] == 0:
         rows = check_output("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")
-        found = [r.split("\t") for r in rows.splitlines()]
+        cells = [r.split("\t") for r in rows.splitlines()]
         holds = check_output("apt-mark", "showhold").split()
         return {
-            "installed": {n: v for s, n, v in found if s == "installed"},
+            "installed": {n: v for s, n, v in cells if s == "installed"},
             "holds": sorted(h.partition(":")[0] for h in holds),
         }
     # Several versions of a kernel are installed at once, and keys count as packages too.
@@ -153,7 +153,7 @@ def packages() -> dict[str, Any]:
         versions.setdefault(name, set()).add(version)
     locks = run("dnf", "versionlock", "list")
     names = [re.sub(r"-[^-]*-[^-]*$", "", line.strip()) for line in locks["out"].splitlines()]
-    installed = {name: ", ".join(sorted(found)) for name, found in versions.items()}
+    installed = {name: ", ".join(sorted(several)) for name, several in versions.items()}
     return {"installed": installed, "holds": sorted(filter(None, names))}
 
 
@@ -173,7 +173,7 @@ def driver() -> dict[str, Any]:
     return {
         "nvidia_smi": smi,
         "libraries": {
-            name: sorted({one["version"] for one in copies if one["version"] and not one["stands_in"]})
+            name: sorted({copy["version"] for copy in copies if copy["version"] and not copy["stands_in"]})
             for name, copies in files.items()
         },
         "library_files": files,
@@ -183,8 +183,8 @@ def driver() -> dict[str, Any]:
 
 def driver_version(text: str) -> str | None:
     """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`."""
-    found = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
-    return found.group(1) if found else None
+    match = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
+    return match.group(1) if match else None
 
 
 def modules() -> dict[str, Any]:
@@ -193,16 +193,16 @@ def modules() -> dict[str, Any]:
     version is null where the module names none. firmware: the files that the module names, see
     `firmware.firmware`. Debian names the modules nvidia-current*, everybody else nvidia*.
     """
-    found: dict[str, Any] = {}
+    by_kernel: dict[str, Any] = {}
     for release in kernel()["installed"]:
-        found[release] = {}
+        by_kernel[release] = {}
         for key, names in (
             ("nvidia", ("nvidia-current", "nvidia")),
             ("nvidia_uvm", ("nvidia-current-uvm", "nvidia-uvm")),
             ("nvidia_modeset", ("nvidia-current-modeset", "nvidia-modeset")),
         ):
-            found[release][key] = next(filter(None, (_modinfo(release, n) for n in names)), None)
-    return found
+            by_kernel[release][key] = next(filter(None, (_modinfo(release, n) for n in names)), None)
+    return by_kernel
 
 
 def _modinfo(release: str, name: str) -> dict[str, Any] | None:
@@ -223,15 +223,15 @@ def signatures() -> dict[str, Any]:
 
     Only kernels that have the module; Debian names it nvidia-current.
     """
-    found = {}
+    answers = {}
     for release in kernel()["installed"]:
         for name in ("nvidia-current", "nvidia"):
             if _modinfo(release, name):
                 asked = ("env", f"GPUKILN_KERNEL={release}", "bash", "-s", name)
                 said = run(*asked, data=SIGNATURE.encode())
-                found[release] = {"rc": said["rc"], "out": tail((said["out"] or said["err"]).strip(), 500)}
+                answers[release] = {"rc": said["rc"], "out": tail((said["out"] or said["err"]).strip(), 500)}
                 break
-    return found
+    return answers
 
 
 def nouveau() -> dict[str, Any]:
@@ -287,9 +287,9 @@ def dkms() -> dict[str, Any]:
     status = run("dkms", "status")
     rows = []
     for line in status["out"].splitlines():
-        found = re.match(r"([^/,]+)[/,]\s*([^,:]+)(?:,\s*([^,]+),\s*([^:]+))?:\s*(.*)", line.strip())
-        if found:
-            module, version, release, _arch, state = found.groups()
+        match = re.match(r"([^/,]+)[/,]\s*([^,:]+)(?:,\s*([^,]+),\s*([^:]+))?:\s*(.*)", line.strip())
+        if match:
+            module, version, release, _arch, state = match.groups()
             rows.append({"module": module, "version": version, "kernel": release, "state": state})
     return {
         "installed": status["rc"] != 127,
@@ -310,11 +310,11 @@ def compilers() -> list[str]:
 
 def startup_s(text: str) -> float | None:
     """Seconds that `systemd-analyze time` names: the total, or the only part; None before the boot's end."""
-    found = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
-    if not found:
+    match = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
+    if not match:
         return None
     units = {"min": 60.0, "s": 1.0, "ms": 0.001}
-    return sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(min|ms|s)", found.group(1)))
+    return sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(min|ms|s)", match.group(1)))
 
 
 def boot() -> dict[str, Any]:
@@ -385,20 +385,20 @@ def gpu_tools() -> dict[str, Any]:
     except FileNotFoundError:
         return {"sha256": None, "rc": None, "out": "", "state": None, "socket": None}
     said = run_unless_hung(GPU_TOOL, "--version", timeout=60)
-    found = {"sha256": digest, "state": _ownership(GPU_STATE), "socket": _ownership(GPU_SOCKET)}
+    facts = {"sha256": digest, "state": _ownership(GPU_STATE), "socket": _ownership(GPU_SOCKET)}
     if NOT_REACHED in said:
-        return {**found, "rc": said, "out": ""}
-    return {**found, "rc": said["rc"], "out": tail(said["out"] + said["err"], 500)}
+        return {**facts, "rc": said, "out": ""}
+    return {**facts, "rc": said["rc"], "out": tail(said["out"] + said["err"], 500)}
 
 
 def _ownership(path: str) -> dict[str, str] | None:
     """Whose a file is and what they may; None where it is missing."""
     if not os.path.exists(path):
         return None
-    found = os.stat(path)
-    group = check_output("getent", "group", str(found.st_gid)).partition(":")[0]
-    user = check_output("getent", "passwd", str(found.st_uid)).partition(":")[0]
-    return {"user": user, "group": group, "mode": f"{found.st_mode & 0o7777:04o}"}
+    status = os.stat(path)
+    group = check_output("getent", "group", str(status.st_gid)).partition(":")[0]
+    user = check_output("getent", "passwd", str(status.st_uid)).partition(":")[0]
+    return {"user": user, "group": group, "mode": f"{status.st_mode & 0o7777:04o}"}
 
 
 def docker() -> dict[str, Any]:
@@ -533,7 +533,7 @@ def main() -> None:
     """
     profile, mark, seconds = sys.argv[1:]
     watch.start(None if seconds == "-" else float(seconds))
-    every = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
+    every = {"os" if function is os_release else function.__name__: function for function in SECTIONS}
     facts = gather(PROFILE_SECTIONS.get(profile, every), boot=profile not in PROFILE_SECTIONS)
     if "nvml" in facts:
         name_gpus(facts)

@@ -74,10 +74,10 @@ def pci_facts() -> dict[str, Any]:
     }
 
 
-def log_facts(found: dict[str, Any]) -> dict[str, Any]:
+def log_facts(bus: dict[str, Any]) -> dict[str, Any]:
     """Of `gpus` what the kernel's log says of what `bus` found: {xids, log_gap, log_lost}."""
     try:
-        return xids() if found["pci"] else dict(NO_LOG)
+        return xids() if bus["pci"] else dict(NO_LOG)
     except NotReachedError as error:
         return {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
 

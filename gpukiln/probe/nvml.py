@@ -100,14 +100,14 @@ def nvml_facts(there: bool) -> dict[str, Any]:
     """
     if not there:
         return dict(NOTHING)
-    found = ask_nvml(shown=False)
-    if found.why:
-        kind = RuntimeError if not isinstance(found.why, Hang) else HungError
-        raise NotReachedError(found.why) if isinstance(found.why, SlowCall) else kind(found.why)
-    for gpu in found.gpus:
+    answer = ask_nvml(shown=False)
+    if answer.why:
+        kind = RuntimeError if not isinstance(answer.why, Hang) else HungError
+        raise NotReachedError(answer.why) if isinstance(answer.why, SlowCall) else kind(answer.why)
+    for gpu in answer.gpus:
         if gpu["error"] and gpu["error"].get("name") in (HUNG, SLOW):
             raise HungError(gpu["error"]["_error"])
-    return {**found.head, "gpus": found.gpus}
+    return {**answer.head, "gpus": answer.gpus}
 
 
 def nvlink_facts(there: bool) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class Nvml:
                 that is nothing of the kind. Without it only bytes become text.
         """
         if self._calling is not None:
-            more = [one for one in args[1:] if isinstance(one, (int, list))] if len(args) > 1 else ""
+            more = [arg for arg in args[1:] if isinstance(arg, (int, list))] if len(args) > 1 else ""
             key = f"{self.index} {name} {more}"
             if self._skip and key in self._skip:
                 return {"_error": f"{name} gave no answer before", "code": None, "name": self._skip[key]}
@@ -176,8 +176,8 @@ class Nvml:
             function = getattr(self.pynvml, name, None)
             if function is None:  # bindings that are older than the function
                 return None
-            found = function(*args)
-            return (read or _decoded)(found)
+            returned = function(*args)
+            return (read or _decoded)(returned)
         except self.pynvml.NVMLError as error:
             if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
                 return None
@@ -195,19 +195,19 @@ class Nvml:
 
     def either(self, newer: tuple[Any, ...], older: tuple[Any, ...], read: Read | None = None) -> Any:
         """As `ask`; the older function where the newer one is not there."""
-        found = self.ask(*newer, read=read)
-        return self.ask(*older, read=read) if found is None else found
+        value = self.ask(*newer, read=read)
+        return self.ask(*older, read=read) if value is None else value
 
     def field(self, handle: Any, number: int, kind: str, scope: int = 0) -> Any:
         """A field of a GPU, read as `kind` of NVML's union of values; null where this driver has no such."""
 
-        def read(found: Any) -> Any:
-            status = whole_number(found[0].nvmlReturn)  # what is in the union means nothing unless it is 0
+        def read(values: Any) -> Any:
+            status = whole_number(values[0].nvmlReturn)  # what is in the union means nothing unless it is 0
             if status in (NOT_SUPPORTED, INVALID_ARGUMENT):
                 return None
             if status:
                 return {"_error": f"field {number}: {self.pynvml.NVMLError(status)}", "code": status}
-            return whole_number(getattr(found[0].value, kind))
+            return whole_number(getattr(values[0].value, kind))
 
         return self.ask("nvmlDeviceGetFieldValues", handle, [(number, scope)], read=read)
 
@@ -222,14 +222,14 @@ class Nvml:
         most = self.ask("nvmlDeviceGetCount", read=count)
         if not isinstance(most, int):
             return most or {"_error": "nvmlDeviceGetCount: Not Supported", "code": NOT_SUPPORTED}
-        found = {}
+        by_index = {}
         for index in range(most):
             if index not in skip:
                 if about is not None:
                     about(index)
                 self.index = index
-                found[index] = self.ask("nvmlDeviceGetHandleByIndex", index, read=lambda handle: handle)
-        return found
+                by_index[index] = self.ask("nvmlDeviceGetHandleByIndex", index, read=lambda handle: handle)
+        return by_index
 
     def processes(self, handle: Any) -> Any:
         """The processes of a GPU or a MIG device."""
@@ -241,17 +241,17 @@ def _code(error: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _decoded(found: Any) -> Any:
-    return text(found) if isinstance(found, bytes) else found
+def _decoded(returned: Any) -> Any:
+    return text(returned) if isinstance(returned, bytes) else returned
 
 
 def _several_values(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str, Any]:
     """A result of several values, each under its name; null or the error for each where there is none."""
 
-    def each(found: Any) -> dict[str, Any]:
-        if len(found) < len(reads):
-            raise TypeError(f"{len(found)} values, wanted {len(reads)}")
-        return {name: read(value) for (name, read), value in zip(reads.items(), found)}
+    def each(returned: Any) -> dict[str, Any]:
+        if len(returned) < len(reads):
+            raise TypeError(f"{len(returned)} values, wanted {len(reads)}")
+        return {name: read(value) for (name, read), value in zip(reads.items(), returned)}
 
     return spread_values(nvml.ask(function, handle, read=each), *reads)
 
@@ -284,7 +284,7 @@ def ask_nvml(
         silent: Called while NVML is silent, as that of `in_child`.
         ask: What runs in the child in place of `read_gpus`.
     """
-    found = NvmlAnswer()
+    answer = NvmlAnswer()
     done: dict[int, dict[str, Any]] = {}
     skip: dict[str, str] = {}
     hung: dict[int | None, int] = {}  # by GPU, how many calls did not return
@@ -294,7 +294,7 @@ def ask_nvml(
 
     def receive(message: dict[str, Any]) -> None:
         nonlocal at
-        found.head.update(message.get("head", {}))
+        answer.head.update(message.get("head", {}))
         at = message.get("index", at)
         if "gpu" in message:
             done[message["index"]] = message["gpu"]
@@ -320,12 +320,12 @@ def ask_nvml(
                 skip[call_made] = name
                 continue
         if at is None or at in done:
-            found.why = ended
+            answer.why = ended
             break
         # This one gives no answer at all, or kills who asks it: the others are asked again without it.
         done[at] = {"index": at, "error": {"_error": str(ended), "code": None, "name": name}}
-    found.gpus = [done[index] for index in sorted(done)]
-    return found
+    answer.gpus = [done[index] for index in sorted(done)]
+    return answer
 
 
 def _is_vital(call: str) -> bool:
@@ -379,7 +379,7 @@ def _read(
     nvml: Nvml,
     general: Callable[[dict[str, Any]], None],
     add: Callable[[int, dict[str, Any]], None],
-    one: Callable[[Nvml, int, Any], dict[str, Any]],
+    ask_gpu: Callable[[Nvml, int, Any], dict[str, Any]],
     skip: Collection[int] = (),
     about: Callable[[int], None] | None = None,
 ) -> None:
@@ -388,7 +388,7 @@ def _read(
     Args:
         general: Given what is not about one GPU.
         add: Given each GPU.
-        one: Asks for one.
+        ask_gpu: Asks for one.
     """
     head = {**NOTHING}
     del head["gpus"]
@@ -415,7 +415,7 @@ def _read(
             add(index, {"index": index, "error": handle or NO_HANDLE})
             continue
         nvml.index = index
-        gpu = one(nvml, index, handle)
+        gpu = ask_gpu(nvml, index, handle)
         peers = [_peer(nvml, i, handle, other) for i, other in good.items() if i != index]
         add(index, {**gpu, "peers": peers})
 
@@ -434,8 +434,8 @@ def _start(nvml: Nvml) -> dict[str, Any] | None:
     return dict(error)
 
 
-def _cuda_version(found: Any) -> str:
-    return f"{whole_number(found) // 1000}.{whole_number(found) % 1000 // 10}"
+def _cuda_version(returned: Any) -> str:
+    return f"{whole_number(returned) // 1000}.{whole_number(returned) % 1000 // 10}"
 
 
 def read_nvlinks() -> dict[str, Any]:
@@ -637,16 +637,16 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
     kind: compute, graphics, or compute+graphics for a process that NVML lists as both (C+G of nvidia-smi).
     """
 
-    def read(found: Any) -> dict[int, int | None]:
-        return {whole_number(row.pid): _used_mib(row.usedGpuMemory) for row in found}
+    def read(rows: Any) -> dict[int, int | None]:
+        return {whole_number(row.pid): _used_mib(row.usedGpuMemory) for row in rows}
 
     listed: dict[int, dict[str, Any]] = {}
     for kind in ("compute", "graphics"):
         name = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses"
-        found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
-        if is_error(found) or (found is None and kind == "compute"):
-            return found
-        for pid, mib in (found or {}).items():
+        by_pid = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
+        if is_error(by_pid) or (by_pid is None and kind == "compute"):
+            return by_pid
+        for pid, mib in (by_pid or {}).items():
             if pid in listed:
                 listed[pid].update(kind="compute+graphics", memory=listed[pid]["memory"] or mib)
                 continue

@@ -43,49 +43,49 @@ def is_error(value: Any) -> bool:
     return isinstance(value, dict) and "_error" in value
 
 
-def whole_number(found: Any) -> int:
+def whole_number(returned: Any) -> int:
     """A whole number that NVML returned.
 
     Raises:
         TypeError: It is none.
     """
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise TypeError(f"{type(found).__name__} {str(found)[:80]!r}, wanted a number")
-    return found
+    if isinstance(returned, bool) or not isinstance(returned, int):
+        raise TypeError(f"{type(returned).__name__} {str(returned)[:80]!r}, wanted a number")
+    return returned
 
 
-def count(found: Any) -> int:
+def count(returned: Any) -> int:
     """How many there are of something on one machine; a number that no machine has is none.
 
     Raises:
         TypeError: It is none.
     """
-    if not 0 <= whole_number(found) <= MAX_COUNT:
-        raise TypeError(f"{found}, wanted a number up to {MAX_COUNT}")
-    return whole_number(found)
+    if not 0 <= whole_number(returned) <= MAX_COUNT:
+        raise TypeError(f"{returned}, wanted a number up to {MAX_COUNT}")
+    return whole_number(returned)
 
 
-def thousandth(found: Any) -> float:
+def thousandth(returned: Any) -> float:
     """A number of thousandths, as NVML has power in mW and energy in mJ."""
-    return round(whole_number(found) / 1000, 3)
+    return round(whole_number(returned) / 1000, 3)
 
 
-def flag(found: Any) -> bool:
+def flag(returned: Any) -> bool:
     """A mode: 0 is off."""
-    return bool(whole_number(found))
+    return bool(whole_number(returned))
 
 
-def text(found: Any) -> str:
+def text(returned: Any) -> str:
     """Text that NVML returned; the bindings return bytes of nvmlDeviceGetGspFirmwareVersion.
 
     Raises:
         TypeError: It is neither.
     """
-    if isinstance(found, bytes):
-        found = found.partition(b"\0")[0].decode("utf-8", "replace")
-    if not isinstance(found, str):
-        raise TypeError(f"{type(found).__name__} {str(found)[:80]!r}, wanted text")
-    return found
+    if isinstance(returned, bytes):
+        returned = returned.partition(b"\0")[0].decode("utf-8", "replace")
+    if not isinstance(returned, str):
+        raise TypeError(f"{type(returned).__name__} {str(returned)[:80]!r}, wanted text")
+    return returned
 
 
 def display_facts(nvml: Any, handle: Any) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def display_facts(nvml: Any, handle: Any) -> dict[str, Any]:
         handle: NVML's, of a GPU.
     """
 
-    def sampled(found: Any) -> int:  # a utilization, and the microseconds that it was sampled for
-        return whole_number(found[0])
+    def sampled(returned: Any) -> int:  # a utilization, and the microseconds that it was sampled for
+        return whole_number(returned[0])
 
     get, now = partial(nvml.get, handle), usage(nvml, handle)
     action = nvml.field(handle, RECOVERY_ACTION, "uiVal")
@@ -128,16 +128,16 @@ def name_of_number(number: Any, names: dict[int, str]) -> Any:
     return names.get(number, f"number {number}") if isinstance(number, int) else number
 
 
-def spread_values(found: Any, *names: str) -> dict[str, Any]:
+def spread_values(returned: Any, *names: str) -> dict[str, Any]:
     """Values of one call by name; null or the error for each where there is none."""
-    return dict.fromkeys(names, found) if found is None or is_error(found) else dict(found)
+    return dict.fromkeys(names, returned) if returned is None or is_error(returned) else dict(returned)
 
 
 def usage(nvml: Any, handle: Any) -> dict[str, Any]:
     """{utilization: {gpu, memory} in percent, energy: in J since the driver's load}, which move too."""
 
-    def rates(found: Any) -> dict[str, int]:
-        return {"gpu": whole_number(found.gpu), "memory": whole_number(found.memory)}
+    def rates(returned: Any) -> dict[str, int]:
+        return {"gpu": whole_number(returned.gpu), "memory": whole_number(returned.memory)}
 
     get = partial(nvml.get, handle)
     return {
@@ -146,18 +146,18 @@ def usage(nvml: Any, handle: Any) -> dict[str, Any]:
     }
 
 
-def _nodes(found: Any) -> list[int]:
+def _nodes(words: Any) -> list[int]:
     """NUMA nodes of a set of 64 bits a word."""
     return [
-        64 * at + bit for at, word in enumerate(found) for bit in range(64) if whole_number(word) >> bit & 1
+        64 * at + bit for at, word in enumerate(words) for bit in range(64) if whole_number(word) >> bit & 1
     ]
 
 
 def capability(nvml: Any, handle: Any) -> Any:
     """The compute capability, such as 8.0."""
 
-    def read(found: Any) -> str:
-        return f"{whole_number(found[0])}.{whole_number(found[1])}"
+    def read(returned: Any) -> str:
+        return f"{whole_number(returned[0])}.{whole_number(returned[1])}"
 
     return nvml.ask("nvmlDeviceGetCudaComputeCapability", handle, read=read)
 
@@ -168,10 +168,10 @@ def memory(nvml: Any, handle: Any) -> dict[str, Any]:
     A driver before branch 510 does not tell them apart: reserved is null there, and part of used.
     """
 
-    def read(found: Any) -> dict[str, Any]:
+    def read(returned: Any) -> dict[str, Any]:
         names = ("total", "used", "free")
-        reserved = getattr(found, "reserved", None)  # the older layout has none
-        sizes = {name: whole_number(getattr(found, name)) >> 20 for name in names}
+        reserved = getattr(returned, "reserved", None)  # the older layout has none
+        sizes = {name: whole_number(getattr(returned, name)) >> 20 for name in names}
         return {**sizes, "reserved": None if reserved is None else whole_number(reserved) >> 20}
 
     layout = getattr(nvml.pynvml, "nvmlMemory_v2", None)
@@ -181,8 +181,8 @@ def memory(nvml: Any, handle: Any) -> dict[str, Any]:
     return spread_values(said, "total", "used", "reserved", "free")
 
 
-def _bar1(found: Any) -> dict[str, int]:
-    return {"total": whole_number(found.bar1Total) >> 20, "used": whole_number(found.bar1Used) >> 20}
+def _bar1(returned: Any) -> dict[str, int]:
+    return {"total": whole_number(returned.bar1Total) >> 20, "used": whole_number(returned.bar1Used) >> 20}
 
 
 def mig_devices(nvml: Any, handle: Any) -> Any:
@@ -190,21 +190,21 @@ def mig_devices(nvml: Any, handle: Any) -> Any:
 
     Empty where MIG is off; memory as of `memory`, processes as of a GPU.
     """
-    enabled = nvml.ask("nvmlDeviceGetMigMode", handle, read=lambda found: flag(found[0]))
+    enabled = nvml.ask("nvmlDeviceGetMigMode", handle, read=lambda returned: flag(returned[0]))
     if enabled is not True:
         return enabled or []
     most = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, read=count)
     if not isinstance(most, int):
         return most or []
-    found = []
+    devices = []
     for index in range(most):
-        device = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, read=lambda one: one)
+        device = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, read=lambda handle: handle)
         if device is None or (is_error(device) and device["code"] == nvml.NOT_FOUND):
             continue
-        found.append(
+        devices.append(
             {"index": index, **(_mig_device(nvml, device) if not is_error(device) else {"error": device})}
         )
-    return found
+    return devices
 
 
 def _mig_device(nvml: Any, device: Any) -> dict[str, Any]:
@@ -218,7 +218,9 @@ def _mig_device(nvml: Any, device: Any) -> dict[str, Any]:
         "gpu_instance": ask("nvmlDeviceGetGpuInstanceId", device, read=whole_number),
         "compute_instance": ask("nvmlDeviceGetComputeInstanceId", device, read=whole_number),
         "slices": ask(
-            "nvmlDeviceGetAttributes_v2", device, read=lambda found: whole_number(found.gpuInstanceSliceCount)
+            "nvmlDeviceGetAttributes_v2",
+            device,
+            read=lambda returned: whole_number(returned.gpuInstanceSliceCount),
         ),
         "memory": memory(nvml, device),
         "processes": nvml.processes(device),

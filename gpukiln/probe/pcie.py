@@ -52,8 +52,8 @@ def link(bus_id: str) -> dict[str, Any]:
 
 
 def _transfers(speed: str) -> float:
-    found = re.match(r"([\d.]+) GT/s", speed)
-    return float(found.group(1)) if found else 0.0
+    match = re.match(r"([\d.]+) GT/s", speed)
+    return float(match.group(1)) if match else 0.0
 
 
 def _rate_of(speed: str, width: str) -> float | None:

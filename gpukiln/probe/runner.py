@@ -184,12 +184,12 @@ def first_line(argv: tuple[str, ...]) -> dict[str, Any]:
 
 def credentials(home: str) -> list[str]:
     """What would go with the image though it is somebody's: paths, and names of variables."""
-    found = [path for name in CREDENTIAL_FILES for path in glob.glob(f"{home}/{name}")]
-    found += glob.glob("/etc/apt/auth.conf") + glob.glob("/etc/apt/auth.conf.d/*")
-    found += [f"${name}" for name, value in os.environ.items() if SECRET_NAME.search(name) and value]
+    secrets = [path for name in CREDENTIAL_FILES for path in glob.glob(f"{home}/{name}")]
+    secrets += glob.glob("/etc/apt/auth.conf") + glob.glob("/etc/apt/auth.conf.d/*")
+    secrets += [f"${name}" for name, value in os.environ.items() if SECRET_NAME.search(name) and value]
     for path in ("/etc/pip.conf", f"{home}/.config/pip/pip.conf", *glob.glob("/etc/apt/sources.list.d/*")):
         if re.search(r"://[^/\s:@]+:[^/\s@]+@", read(path) or ""):
-            found.append(path)
+            secrets.append(path)
     patterns = [re.compile(pattern) for pattern in SECRET_PATTERNS.values()]
     for directory, folders, names in os.walk(home):
         # the runner's own programs and Node.js, whose tests hold keys of nobody
@@ -199,20 +199,20 @@ def credentials(home: str) -> list[str]:
             if os.path.isfile(path) and not os.path.islink(path):
                 with open(path, "rb") as file:
                     data = file.read(SCAN_BYTES)
-                found += [path] * any(pattern.search(data) for pattern in patterns)
-    return sorted(set(found))
+                secrets += [path] * any(pattern.search(data) for pattern in patterns)
+    return sorted(set(secrets))
 
 
 def writable_paths() -> list[str]:
     """Files and folders that a job must not be able to change, and can: hooks, programs, the record."""
     watched = ["/etc/gpukiln", "/opt/gpukiln", "/usr/local/bin", "/usr/local/cuda/"]
     watched += [os.path.dirname(os.environ.get(name, "")) for name in HOOKS]
-    found = [path for path in {*filter(None, watched)} if os.path.exists(path) and os.access(path, os.W_OK)]
-    found += [path for folder in watched for path in glob.glob(f"{folder}/*") if os.access(path, os.W_OK)]
+    paths = [path for path in {*filter(None, watched)} if os.path.exists(path) and os.access(path, os.W_OK)]
+    paths += [path for folder in watched for path in glob.glob(f"{folder}/*") if os.access(path, os.W_OK)]
     cache = os.environ.get("CCACHE_DIR", "")
     if cache and os.path.isdir(cache) and os.stat(cache).st_mode & stat.S_IWOTH:
-        found.append(f"{cache} (by everybody)")
-    return sorted({os.path.normpath(path) for path in found})
+        paths.append(f"{cache} (by everybody)")
+    return sorted({os.path.normpath(path) for path in paths})
 
 
 def disk_use() -> dict[str, int]:
@@ -224,10 +224,10 @@ def disk_use() -> dict[str, int]:
     for directory, folders, names in os.walk("/", onerror=unseen.append):
         folders[:] = [f for f in folders if os.lstat(os.path.join(directory, f)).st_dev == root]
         for name in names:
-            found = os.lstat(os.path.join(directory, name))
-            if found.st_dev == root and (found.st_nlink == 1 or found.st_ino not in seen):
-                seen.add(found.st_ino)
-                total += found.st_blocks * 512
+            status = os.lstat(os.path.join(directory, name))
+            if status.st_dev == root and (status.st_nlink == 1 or status.st_ino not in seen):
+                seen.add(status.st_ino)
+                total += status.st_blocks * 512
     return {"bytes": total, "unseen": len(unseen)}
 
 
@@ -239,7 +239,7 @@ def python_packages() -> dict[str, Any]:
     installed = json.loads(listed["out"]) if listed["rc"] == 0 else []
     return {
         "check": {"rc": done["rc"], "out": (done["out"] + done["err"])[:1000]},
-        "installed": {one["name"].lower(): one["version"] for one in installed},
+        "installed": {package["name"].lower(): package["version"] for package in installed},
         "imports": json.loads(tried["out"]) if tried["rc"] == 0 else {"python3": tried["err"]},
     }
 
@@ -288,8 +288,8 @@ def cuda_libraries() -> dict[str, Any]:
     done = run_in_image("python3", "-c", LIBRARIES, KERNEL, f"--gpu-architecture=compute_{ARCHITECTURE}")
     if done["rc"] != 0:
         raise RuntimeError(f"CUDA's libraries end their process with {done['rc']}: {tail(done['err'], 500)}")
-    found = json.loads(done["out"])
-    nvrtc = found.pop("nvrtc")
+    libraries = json.loads(done["out"])
+    nvrtc = libraries.pop("nvrtc")
     with tempfile.TemporaryDirectory() as folder:
         source, assembled = f"{folder}/k.ptx", f"{folder}/k.cubin"
         with open(source, "w") as file:
@@ -306,7 +306,7 @@ def cuda_libraries() -> dict[str, Any]:
         )
         linked = os.path.exists(f"{folder}/k")
     return {
-        "libraries": found,
+        "libraries": libraries,
         "nvrtc": nvrtc,
         "ptxas": {
             "rc": ptxas["rc"],

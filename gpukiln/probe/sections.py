@@ -79,8 +79,8 @@ def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dic
         if group:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-    found = list(watch.hung.values())
-    facts["hung"] = {"tools": found, "kernel": kernel_errors() if found else []}
+    hung = list(watch.hung.values())
+    facts["hung"] = {"tools": hung, "kernel": kernel_errors() if hung else []}
     facts["seconds"], facts["evidence"] = seconds, shown
     return facts
 
@@ -91,13 +91,13 @@ def gather_section(name: str, section: Callable[[], Any]) -> dict[str, Any]:
     evidence.clear()
     try:
         watch.limit(0)
-        found = section()
+        value = section()
     except NotReachedError as error:
-        found = {NOT_REACHED: str(error)}
+        value = {NOT_REACHED: str(error)}
     except Exception as error:
-        found = {"_error": f"{type(error).__name__}: {error}"}
+        value = {"_error": f"{type(error).__name__}: {error}"}
     took = round(time.monotonic() - started, 2)
-    return {"section": name, "found": found, "seconds": took, "evidence": evidence[:]}
+    return {"section": name, "found": value, "seconds": took, "evidence": evidence[:]}
 
 
 def wait_for_boot() -> None:

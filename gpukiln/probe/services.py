@@ -34,22 +34,22 @@ def services() -> dict[str, Any]:
     said = re.match(r"x-gpukiln: (\{.*\})\n", read(COMPOSE) or "")
     if not said:
         return {}
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     boxes = containers()
-    for name, wanted in json.loads(said[1]).items():
+    for name, declared in json.loads(said[1]).items():
         box = boxes.get(name)
-        row = found[name] = {"wanted": wanted, "container": box}
-        row["http"] = http_request(wanted["port"], wanted["answers"])
+        row = rows[name] = {"wanted": declared, "container": box}
+        row["http"] = http_request(declared["port"], declared["answers"])
         if box and row["http"].get("status") == 200:
-            if wanted["computes"] == "ollama":
-                row["ollama"] = ollama(wanted["port"], wanted["model"])
+            if declared["computes"] == "ollama":
+                row["ollama"] = ollama(declared["port"], declared["model"])
                 row["log"] = log_of(box["id"])
-            elif wanted["computes"] == "vllm":
+            elif declared["computes"] == "vllm":
                 row["vllm"] = {
-                    "models": http_request(wanted["port"], "/v1/models"),
+                    "models": http_request(declared["port"], "/v1/models"),
                     "pids": pids_of(box["id"]),
                 }
-    return found
+    return rows
 
 
 def containers() -> dict[str, Any]:
@@ -57,10 +57,10 @@ def containers() -> dict[str, Any]:
     label = f"label=com.docker.compose.project={PROJECT}"
     ids = check_output("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", label).split()
     rows = json.loads(check_output("docker", "inspect", *ids)) if ids else []
-    found = {}
+    by_service = {}
     for row in rows:
         state = row["State"]
-        found[row["Config"]["Labels"]["com.docker.compose.service"]] = {
+        by_service[row["Config"]["Labels"]["com.docker.compose.service"]] = {
             "id": row["Id"],
             "state": state["Status"],
             "exit_code": state["ExitCode"],
@@ -68,7 +68,7 @@ def containers() -> dict[str, Any]:
             "health": (state.get("Health") or {}).get("Status"),
             "gpus": bool(row["HostConfig"].get("DeviceRequests")),
         }
-    return found
+    return by_service
 
 
 def pids_of(container: str) -> list[int]:
@@ -92,7 +92,7 @@ def ollama(port: int, model: str) -> dict[str, Any]:
     Running Models; `ollama ps` shows 100% GPU where they are equal).
     """
     tags = http_request(port, "/api/tags")
-    there = {str(one["name"]): int(one["size"]) for one in (tags.get("json") or {}).get("models") or ()}
+    there = {str(row["name"]): int(row["size"]) for row in (tags.get("json") or {}).get("models") or ()}
     if not there:
         pulled = http_request(port, "/api/pull", {"model": model, "stream": False}, PULL_S)
         if problem := problem_of(pulled):
@@ -110,9 +110,9 @@ def problem_of(answer: dict[str, Any]) -> str:
     if "error" in answer:
         return str(answer["error"])
     said = answer.get("json")
-    told = said.get("error") if isinstance(said, dict) else None
-    if answer["status"] != 200 or told:
-        return f"{answer['status']} {tail(str(told or answer['text']), 300)}".strip()
+    error = said.get("error") if isinstance(said, dict) else None
+    if answer["status"] != 200 or error:
+        return f"{answer['status']} {tail(str(error or answer['text']), 300)}".strip()
     return ""
 
 

@@ -102,11 +102,11 @@ def _disk_paths() -> set[str]:
 
     libraries = [path for folder in LIBRARIES for path in glob.glob(f"{folder}/{LIBRARY}*")]
     programs = [f"{folder}/{NVIDIA_SMI}" for folder in PROGRAMS]
-    found = {path for path in (NOTE, UNITS, *glob.glob(WANTS_LINKS)) if os.path.lexists(path)} - mounted
-    found |= {
+    left = {path for path in (NOTE, UNITS, *glob.glob(WANTS_LINKS)) if os.path.lexists(path)} - mounted
+    left |= {
         path for path in real([*libraries, *_cached_libraries()]) if not _in_memory(path) and is_double(path)
     }
-    return found | {path for path in real(programs) if not _in_memory(path) and _is_stand_in(path)}
+    return left | {path for path in real(programs) if not _in_memory(path) and _is_stand_in(path)}
 
 
 def _in_memory(path: str) -> bool:

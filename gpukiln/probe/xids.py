@@ -65,29 +65,29 @@ def xids() -> dict[str, Any]:
 
 def join_messages(lines: Iterable[str]) -> list[str]:
     """Lines of the kernel's log, with each message about a GPU that the driver can't start on one line."""
-    found: list[str] = []
+    messages: list[str] = []
     more = 0
     for line in lines:
         part = CONTINUATION.match(line) if more else None
         if part and not MESSAGE_START.search(line) and not XID.search(line):
-            found[-1] += f" {part['text'].strip()}"
-            more = 0 if OFF_THE_BUS.search(found[-1]) or UNSUPPORTED.search(found[-1]) else more - 1
+            messages[-1] += f" {part['text'].strip()}"
+            more = 0 if OFF_THE_BUS.search(messages[-1]) or UNSUPPORTED.search(messages[-1]) else more - 1
             continue
         complete = OFF_THE_BUS.search(line) or UNSUPPORTED.search(line)
         more = MAX_LINES if MESSAGE_START.search(line) and not complete else 0
-        found.append(line)
-    return found
+        messages.append(line)
+    return messages
 
 
 def _kind(line: str) -> tuple[str, str] | None:
     """What tells a fault's lines from those of other faults: what and where; None for no fault."""
-    if found := XID.search(line):
-        start = found[0][: found.start("text") - found.start()]
-        said = KIND.search(line, found.start("text"))
+    if match := XID.search(line):
+        start = match[0][: match.start("text") - match.start()]
+        said = KIND.search(line, match.start("text"))
         return start, said[0].lower() if said else ""
     for at, pattern in enumerate(LOGGED):
-        if found := pattern.search(line):
-            return f"{at} {found.groupdict().get('device')}", ""
+        if match := pattern.search(line):
+            return f"{at} {match.groupdict().get('device')}", ""
     return (line[line.index(RESET_NOTE) :], "") if RESET_NOTE in line else None
 
 
@@ -100,15 +100,15 @@ def fold_faults(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
     """
     had = {gpu["address"] for gpu in pci_gpus()}
     hidden = [gpu["address"].rpartition(".")[0] for gpu in bus_gpus() if gpu["address"] not in had]
-    found: dict[Any, tuple[int, str]] = {}
+    counts: dict[Any, tuple[int, str]] = {}
     for line in join_messages(lines):
         kind = _kind(line)
         if kind is None or any(address in line.lower() for address in hidden):
             continue
         owner = OWNER.search(line)
         key = (kind, bool(owner and int(owner[1]) in own))
-        found[key] = (found.pop(key, (0, ""))[0] + 1, line)
-    return [line[:LINE_CHARS] + (f" ({n} times)" if n > 1 else "") for n, line in found.values()]
+        counts[key] = (counts.pop(key, (0, ""))[0] + 1, line)
+    return [line[:LINE_CHARS] + (f" ({n} times)" if n > 1 else "") for n, line in counts.values()]
 
 
 def kernel_log() -> tuple[str, str | None, str | None]:

@@ -296,8 +296,8 @@ def parse_policy(text: str) -> dict[str, str]:
     Returns:
         Package name to candidate version, without the packages that have none.
     """
-    found = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", text, flags=re.MULTILINE)
-    return {name: version for name, version in found if version != "(none)"}
+    rows = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", text, flags=re.MULTILINE)
+    return {name: version for name, version in rows if version != "(none)"}
 
 
 def upstream_version(version: str) -> str:

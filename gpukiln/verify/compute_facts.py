@@ -18,8 +18,8 @@ _SLICE = re.compile(r"\bMIG \d+[cg]\.")
 
 def confidential_computing(facts: Facts) -> dict[str, Any]:
     """Confidential computing: {on, ready}, each None where NVML does not tell it, for whatever reason."""
-    found = (facts.to_dict().get("nvml") or {}).get("confidential") or {}
-    return {key: found.get(key) if isinstance(found.get(key), bool) else None for key in ("on", "ready")}
+    state = (facts.to_dict().get("nvml") or {}).get("confidential") or {}
+    return {key: state.get(key) if isinstance(state.get(key), bool) else None for key in ("on", "ready")}
 
 
 def not_ready_hint(facts: Facts, error: str) -> str:
@@ -29,10 +29,10 @@ def not_ready_hint(facts: Facts, error: str) -> str:
     """
     if f"error {NOT_READY}" not in error:
         return ""
-    found = confidential_computing(facts)
-    if not found["on"] or found["ready"]:
+    state = confidential_computing(facts)
+    if not state["on"] or state["ready"]:
         return ""
-    unset = "is unset" if found["ready"] is False else "may be unset, NVML does not tell it"
+    unset = "is unset" if state["ready"] is False else "may be unset, NVML does not tell it"
     return (
         f"; confidential computing is on and its ready state {unset}: `nvidia-smi conf-compute -grs`, and "
         "once the GPU is attested `-srs 1`"
@@ -72,9 +72,9 @@ def slow_copy_reason(facts: Facts, gpu: Gpu) -> str:
         return "CUDA gave no pinned memory, and other memory is copied slower"
     if _SLICE.search(str(gpu["name"])):
         return "a MIG device has some of its GPU's copy engines"
-    for told in facts["nvml"]["gpus"]:
-        width = told.get("pcie", {}).get("width")
-        same = isinstance(told.get("bus_id"), str) and address(told["bus_id"]) == gpu["bus_id"]
+    for nvml_gpu in facts["nvml"]["gpus"]:
+        width = nvml_gpu.get("pcie", {}).get("width")
+        same = isinstance(nvml_gpu.get("bus_id"), str) and address(nvml_gpu["bus_id"]) == gpu["bus_id"]
         if same and isinstance(width, int) and str(width) != gpu["link"]["width"]:
             # The kernel reads what a hypervisor shows, NVML asks the driver.
             return (

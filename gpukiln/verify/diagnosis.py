@@ -56,10 +56,10 @@ class _GpuFacts:
         self.smi_version: str | None = self.get("driver", "nvidia_smi", "version")
         self.smi_code: int | None = self.get("gpus", "smi", "rc")
         libraries = self.get("driver", "libraries") or {}
-        self.libraries = sorted({version for found in libraries.values() for version in found})
+        self.libraries = sorted({version for copies in libraries.values() for version in copies})
         self.running: str = self.get("kernel", "running") or "the running kernel"
         self.modules = {
-            kernel: (found or {}).get("nvidia") for kernel, found in (self.get("modules") or {}).items()
+            kernel: (by_name or {}).get("nvidia") for kernel, by_name in (self.get("modules") or {}).items()
         }
         versions = [
             self.smi_version,
@@ -112,8 +112,8 @@ def _simulated(look: _GpuFacts) -> str:
         return ""
     error = (look.get("nvml", "error") or {}).get("_error")
     names = [str(gpu.get("name")) for gpu in look.get("nvml", "gpus") or []]
-    told = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none is listed"
-    return f"The GPUs of this machine are simulated ({error or told}): nothing here is true of a real one."
+    listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none is listed"
+    return f"The GPUs of this machine are simulated ({error or listed}): nothing here is true of a real one."
 
 
 def _lost(look: _GpuFacts) -> str:

@@ -26,13 +26,13 @@ def suite_digest(root: Path | None = None) -> str:
     Returns:
         64 hexadecimal digits.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, path in suite_files(root).items():
-        found.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
     bindings = importlib.util.find_spec("pynvml")  # packing.py sends them along
     if bindings and bindings.origin:
-        found.update(hashlib.sha256(Path(bindings.origin).read_bytes()).digest())
-    return found.hexdigest()
+        digest.update(hashlib.sha256(Path(bindings.origin).read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def suite_files(root: Path | None) -> dict[str, Path]:
@@ -42,20 +42,20 @@ def suite_files(root: Path | None) -> dict[str, Path]:
         root: A checkout; None: what runs.
     """
     folder = root or recipes.root()
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     todo = [*FILES.values()]  # sent along too
     todo += [f"tests/host/{path.name}" for path in folder.glob("tests/host/*.py")]
     todo += ["gpukiln/probe/gather.py", "gpukiln/verify/plugin.py"]
     while todo:
         name = todo.pop()
-        if name in found or name in PRESENTATION_FILES:
+        if name in files or name in PRESENTATION_FILES:
             continue
         path = recipes.file(name, folder)
-        found[name] = path
+        files[name] = path
         if path.suffix == ".py":
             needed = _imported_files(ast.parse(path.read_text(encoding="utf-8")))
-            todo += [one for one in needed if recipes.file(one, folder).exists()]
-    return dict(sorted(found.items()))
+            todo += [needed_path for needed_path in needed if recipes.file(needed_path, folder).exists()]
+    return dict(sorted(files.items()))
 
 
 def _imported_files(code: ast.Module) -> Iterator[str]:

@@ -103,8 +103,8 @@ class Facts(Mapping[str, Any]):
 
     def component(self, name: str) -> dict[str, Any]:
         """What the record says of a component, or an empty dict."""
-        found = self.record.get("components", {}).get(name, {})
-        return found if isinstance(found, dict) else {}
+        entry = self.record.get("components", {}).get(name, {})
+        return entry if isinstance(entry, dict) else {}
 
     def has_package(self, *names: str) -> bool:
         """Whether one of these packages is installed."""

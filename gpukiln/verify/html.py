@@ -118,11 +118,11 @@ def sentence(verdict: Verdict) -> str:
 
 def _failures_by_check(machines: Sequence[Verification]) -> list[tuple[CheckResult, list[int]]]:
     """Which check failed on which machines (their places, from 1), what failed on most of them first."""
-    found: dict[str, tuple[CheckResult, list[int]]] = {}
+    failures: dict[str, tuple[CheckResult, list[int]]] = {}
     for place, machine in enumerate(machines, 1):
         for check in machine.verdict.failures if machine.verdict else ():
-            found.setdefault(check.id, (check, []))[1].append(place)
-    return sorted(found.values(), key=lambda row: -len(row[1]))
+            failures.setdefault(check.id, (check, []))[1].append(place)
+    return sorted(failures.values(), key=lambda row: -len(row[1]))
 
 
 def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]:
@@ -137,9 +137,9 @@ def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]
 def _section(facts: Mapping[str, Any], name: str) -> FactsSection:
     asked = _dig(facts, "evidence", name)
     rows = [_query_row(row) for row in asked if isinstance(row, dict)] if isinstance(asked, list) else []
-    found = facts[name]
-    error = str(found["_error"]) if isinstance(found, dict) and "_error" in found else ""
-    text = "" if rows or error else json.dumps(sanitize_values(found), indent=1, ensure_ascii=False)
+    value = facts[name]
+    error = str(value["_error"]) if isinstance(value, dict) and "_error" in value else ""
+    text = "" if rows or error else json.dumps(sanitize_values(value), indent=1, ensure_ascii=False)
     more = len(text) - FOUND_CHARS
     seconds = _dig(facts, "seconds", name)
     return FactsSection(
@@ -196,13 +196,13 @@ def versions(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         name: ", ".join(filter(None, (_texts(_dig(said, k)) for k in ("version", "status", "reason"))))
         for name, said in _dict(_dig(facts, "record", "data", "components")).items()
     }
-    found: dict[str, dict[str, Any]] = {
+    groups: dict[str, dict[str, Any]] = {
         "Driver": driver,
         "Kernel": kernel,
         "Components in the image's record": components,
         "Packages": {name: packages[name] for name in sorted(packages) if PACKAGES.match(name)},
     }
-    shown = {title: {k: _texts(v) for k, v in rows.items() if v} for title, rows in found.items()}
+    shown = {title: {k: _texts(v) for k, v in rows.items() if v} for title, rows in groups.items()}
     return {title: rows for title, rows in shown.items() if rows}
 
 

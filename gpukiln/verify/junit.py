@@ -24,7 +24,10 @@ def write_junit(machines: Sequence[Verification], path: Path) -> None:
         OSError: It can't be written.
     """
     several = len(machines) > 1
-    suites = [_suite(one.verdict, several=several) if one.verdict else _unreachable(one) for one in machines]
+    suites = [
+        _suite(machine.verdict, several=several) if machine.verdict else _unreachable(machine)
+        for machine in machines
+    ]
     write_suites("gpukiln", suites, path)
 
 

@@ -65,7 +65,7 @@ def _record(machine: ExpectedMachine) -> Applicability:
 
 
 def _gpu(machine: ExpectedMachine) -> Applicability:
-    facts, wanted = machine.facts, machine.wanted_gpus
+    facts, expected = machine.facts, machine.wanted_gpus
     if facts.has_simulated_gpus and not facts.allow_simulated:
         return _not_run(SIMULATED)
     if facts.allow_simulated and not facts.has_simulated_gpus:
@@ -75,9 +75,9 @@ def _gpu(machine: ExpectedMachine) -> Applicability:
             "Leave out `--simulated`, or give the machine simulated GPUs: docs/simulated-gpus.md.",
         )
     count, where = facts.gpu_count, "simulated" if facts.has_simulated_gpus else "on the PCI bus"
-    if count < wanted:
+    if count < expected:
         return Applicability(
-            "fail", f"{count} GPUs {where}, at least {wanted} expected on this machine", FEWER_GPUS
+            "fail", f"{count} GPUs {where}, at least {expected} expected on this machine", FEWER_GPUS
         )
     return RUN if count else _not_run("no GPU")
 
@@ -142,8 +142,12 @@ def _vllm(machine: ExpectedMachine) -> Applicability:
 
 
 def _service_on_gpu(machine: ExpectedMachine, how: str) -> Applicability:
-    found = machine.facts["services"].values()
-    return RUN if any(one["wanted"]["computes"] == how for one in found) else _not_run(f"no {how} with a GPU")
+    services = machine.facts["services"].values()
+    return (
+        RUN
+        if any(service["wanted"]["computes"] == how for service in services)
+        else _not_run(f"no {how} with a GPU")
+    )
 
 
 def _component(machine: ExpectedMachine, name: str) -> Applicability:
@@ -202,11 +206,11 @@ def applicability(
         The first answer that is not `run`. Hardware or a record that the profile expects and that is missing
         is `fail`.
     """
-    wanted = profile.min_gpus if expect_gpus is None else expect_gpus
-    machine = ExpectedMachine(facts, wanted, profile.needs_record)
+    expected_gpus = profile.min_gpus if expect_gpus is None else expect_gpus
+    machine = ExpectedMachine(facts, expected_gpus, profile.needs_record)
     for name in needs:
         component = COMPONENT.fullmatch(name)
-        found = _component(machine, component["name"]) if component else NEEDS[name].applies(machine)
-        if found.answer != "run":
-            return found
+        result = _component(machine, component["name"]) if component else NEEDS[name].applies(machine)
+        if result.answer != "run":
+            return result
     return RUN

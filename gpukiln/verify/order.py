@@ -55,10 +55,10 @@ def most_urgent_first(checks: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
     Args:
         checks: All results, in the order of the layers, which those of equal weight keep.
     """
-    found = tuple(checks)
-    not_loaded = any(check.id == "gpu.driver-loaded" and check.outcome == "failed" for check in found)
+    results = tuple(checks)
+    not_loaded = any(check.id == "gpu.driver-loaded" and check.outcome == "failed" for check in results)
     weight = _weight(not_loaded=not_loaded)
-    return tuple(sorted((check for check in found if check.outcome == "failed"), key=weight))
+    return tuple(sorted((check for check in results if check.outcome == "failed"), key=weight))
 
 
 def _weight(*, not_loaded: bool) -> Callable[[CheckResult], tuple[int, int]]:

@@ -31,9 +31,11 @@ BEFORE = ("gpu.driver-loaded", "gpu.nvml")
 def test_driver_loaded(facts):
     loaded = facts["gpus"]["module"]
     assert loaded, "/sys/module/nvidia/version is missing: the module is not loaded"
-    wanted = require_reached(facts["driver"]["nvidia_smi"])["version"]
+    installed = require_reached(facts["driver"]["nvidia_smi"])["version"]
     # Without nvidia-smi there is nothing to compare with, and versions.driver-complete says so.
-    assert wanted in (loaded, None), f"module {loaded} is loaded, wanted {wanted}, the user space's version"
+    assert installed in (loaded, None), (
+        f"module {loaded} is loaded, wanted {installed}, the user space's version"
+    )
 
 
 @check(
@@ -218,12 +220,12 @@ def test_mig(facts):
     fix="Disable the service that starts the process named: an image's GPUs are the user's.",
 )
 def test_idle(facts):
-    found = {label(gpu): read(gpu, "processes") for gpu in nvml_gpus(facts)}
-    if all(processes is None for processes in found.values()):
+    by_gpu = {label(gpu): read(gpu, "processes") for gpu in nvml_gpus(facts)}
+    if all(processes is None for processes in by_gpu.values()):
         pytest.skip("not reported by any GPU which processes use it")
     busy = [
         f"{gpu}: {p['name'] or 'a process'} ({p['pid']}, {p['kind']})"
-        for gpu, processes in found.items()
+        for gpu, processes in by_gpu.items()
         for p in processes or []
     ]
     assert not busy, f"found {', '.join(busy)}; wanted no process"

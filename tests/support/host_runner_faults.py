@@ -83,11 +83,11 @@ def put(path: str, value: Any) -> Fault:
     """A fault: set the value at a path below `runner`."""
 
     def inject(data: Data) -> None:
-        found = data["runner"]
+        value_at = data["runner"]
         *parents, last = path.split("/")
         for key in parents:
-            found = found[key]
-        found[last] = value
+            value_at = value_at[key]
+        value_at[last] = value
 
     return inject
 

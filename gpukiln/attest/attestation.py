@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.attest.installed import read_installed
+from gpukiln.attest.image_contents import read_image_contents
 from gpukiln.attest.provenance import (
     PREDICATE_TYPE,
     STATEMENT_TYPE,
@@ -17,7 +17,7 @@ from gpukiln.attest.provenance import (
     make_statement,
     snapshot_subject,
 )
-from gpukiln.attest.sbom import make_sbom, what_differs
+from gpukiln.attest.sbom import make_sbom, sbom_difference
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
@@ -101,7 +101,7 @@ def write_attestation(
     envelope = build.folder / ENVELOPE
     if signer:
         write_whole(envelope, signing.sign(statement.encode(), signer))
-    elif envelope.exists() and not _holds(envelope, statement):
+    elif envelope.exists() and not _has_payload(envelope, statement):
         envelope.unlink()
     tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), SIGNING_KEY_TAG: _key_of(envelope)}
     with explain_aws_errors("write the digests of SBOM and provenance on the image"):
@@ -145,25 +145,25 @@ def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | No
     tags = tags_of(image)
     sbom = (build.folder / SBOM).read_bytes()
     statement = (build.folder / STATEMENT).read_bytes()
-    found = [
+    steps = [
         _compare("sbom.tag", f"{SBOM}, by the AMI's tag", _sha256(sbom), tags.get(SBOM_TAG)),
         _compare(
             "provenance.tag", f"{STATEMENT}, by the AMI's tag", _sha256(statement), tags.get(STATEMENT_TAG)
         ),
     ]
-    differs = what_differs(sbom, baked)
+    differs = sbom_difference(sbom, baked)
     of_packages = f"every one of the record's {len(baked.packages)} packages, and its components"
-    found.append(_step("sbom.content", "failed" if differs else "passed", differs or of_packages))
+    steps.append(_step("sbom.content", "failed" if differs else "passed", differs or of_packages))
     try:
         document = parse_json(statement)
-        found += _compare_statement(document, build, baked, image, _sha256(sbom))
+        steps += _compare_statement(document, build, baked, image, _sha256(sbom))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        found.append(_step("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
-    return [*found, _signature(build, statement, key)]
+        steps.append(_step("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
+    return [*steps, _signature(build, statement, key)]
 
 
 def _documents(build: Build, record: Record, baked: Bake, image: dict[str, Any]) -> tuple[str, str]:
-    installed = read_installed(build.folder)
+    installed = read_image_contents(build.folder)
     sbom = make_sbom(record, baked, installed)
     subjects = list(_identities(baked, image))
     if installed.content is not None:
@@ -202,11 +202,11 @@ def _compare_statement(
     yield _compare("provenance.subject", "what it is about", _names(about), _names(real))
     by_name = {row["name"]: row["digest"] for row in document["predicate"]["runDetails"]["byproducts"]}
     yield _compare("provenance.sbom", SBOM, sbom_digest, by_name[SBOM]["sha256"])
-    content = read_installed(build.folder).content
+    content = read_image_contents(build.folder).content
     if content is not None or IN_IMAGE in named:
         digest = _sha256(content) if content is not None else "absent"
-        wanted = named.get(IN_IMAGE, {}).get("sha256", "absent")
-        yield _compare("provenance.image-record", "image.json", digest, wanted)
+        recorded = named.get(IN_IMAGE, {}).get("sha256", "absent")
+        yield _compare("provenance.image-record", "image.json", digest, recorded)
 
 
 def _signature(build: Build, statement: bytes, key: Key | None) -> Examined:
@@ -224,17 +224,19 @@ def _signature(build: Build, statement: bytes, key: Key | None) -> Examined:
             return _step(step, "failed", f"what was signed is not {STATEMENT}")
     except (CheckFailedError, UnicodeDecodeError) as error:
         return _step(step, "failed", str(error))
-    return _step(step, "passed", f"signed by {signing.name_of(key)}")
+    return _step(step, "passed", f"signed by {signing.key_name(key)}")
 
 
 def _step(name: str, outcome: Outcome, message: str) -> Examined:
     return Examined(name, "error" if outcome == "failed" else "info", message, outcome=outcome)
 
 
-def _compare(step: str, what: str, found: str, wanted: str | None) -> Examined:
-    if found == wanted:
-        return _step(step, "passed", f"{what}: {found}")
-    return _step(step, "failed", f"{what}: found {found}, wanted {wanted or 'a digest, and there is none'}")
+def _compare(step: str, what: str, actual: str, expected: str | None) -> Examined:
+    if actual == expected:
+        return _step(step, "passed", f"{what}: {actual}")
+    return _step(
+        step, "failed", f"{what}: found {actual}, wanted {expected or 'a digest, and there is none'}"
+    )
 
 
 def _names(identities: dict[str, Any]) -> str:
@@ -242,12 +244,12 @@ def _names(identities: dict[str, Any]) -> str:
 
 
 def _describe(cloud: Cloud, image_id: str) -> dict[str, Any]:
-    if (found := calls.image(cloud, image_id)) is None:
+    if (image := calls.image(cloud, image_id)) is None:
         raise UnavailableError(f"{cloud.region} has no image {image_id} any more")
-    return found
+    return image
 
 
-def _holds(envelope: Path, statement: str) -> bool:
+def _has_payload(envelope: Path, statement: str) -> bool:
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
     try:

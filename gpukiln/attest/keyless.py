@@ -63,11 +63,11 @@ class IdentityKey(SigstoreKey):
         from sigstore.verify.policy import Identity  # noqa: PLC0415 - optional
         from sigstore_models.common.v1 import HashAlgorithm  # noqa: PLC0415 - optional
 
-        wanted = Identity(identity=self.keyval["identity"], issuer=self.keyval["issuer"])
+        policy = Identity(identity=self.keyval["identity"], issuer=self.keyval["issuer"])
         try:
             digest = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=sha256)
             _verifier(_config(self.trust_config)).verify_artifact(
-                digest, Bundle.from_json(json.dumps(bundle)), wanted
+                digest, Bundle.from_json(json.dumps(bundle)), policy
             )
         except (Error, ValueError) as error:
             raise UnverifiedSignatureError(str(error)) from error
@@ -134,7 +134,7 @@ class KeylessSigner(Signer):
         return signature
 
 
-def signed_by(signature: Signature) -> str:
+def signer_name(signature: Signature) -> str:
     """Who signed, for a message, not verified: what a bundle's certificate names, else the key's id."""
     try:
         material = signature.unrecognized_fields[BUNDLE]["verificationMaterial"]

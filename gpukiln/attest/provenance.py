@@ -11,7 +11,7 @@ from typing import Any
 from botocore.session import Session
 
 from gpukiln import __version__
-from gpukiln.attest.installed import Installed, package_url
+from gpukiln.attest.image_contents import ImageContents, package_url
 from gpukiln.attest.sbom import PRESENT
 from gpukiln.images.builds import Bake, Record, StageUse
 from gpukiln.parsing import parse_json
@@ -28,7 +28,7 @@ Descriptor = dict[str, Any]
 def make_statement(
     record: Record,
     baked: Bake,
-    installed: Installed,
+    installed: ImageContents,
     *,
     created_at: str,
     subjects: list[Descriptor],
@@ -115,7 +115,7 @@ def _partition(region: str) -> str:
     return str(Session().get_partition_for_region(region))
 
 
-def _dependencies(record: Record, baked: Bake, installed: Installed) -> list[Descriptor]:
+def _dependencies(record: Record, baked: Bake, installed: ImageContents) -> list[Descriptor]:
     plan = record.plan
     base = {
         **image_subject(plan.region, plan.base.id),
@@ -152,8 +152,8 @@ def checkout(commit: str | None) -> list[Descriptor]:
     return [{"name": "checkout of gpukiln", "digest": digest, "annotations": {"modified": changed}}]
 
 
-def _sources(record: Record, baked: Bake, installed: Installed) -> list[Descriptor]:
-    found = []
+def _sources(record: Record, baked: Bake, installed: ImageContents) -> list[Descriptor]:
+    descriptors = []
     for name, component in baked.components.items():
         package = component.get("package")
         if component["status"] not in PRESENT or not package:
@@ -165,8 +165,8 @@ def _sources(record: Record, baked: Bake, installed: Installed) -> list[Descript
             if used := (recipe.get("repository") or {}).get(kind):
                 annotations["keyFingerprint"] = used["key_fingerprint"]
         purl = package_url(record.plan.base, package["name"], package["version"], installed)
-        found.append({"name": name, "uri": purl.to_string(), "annotations": annotations})
-    return found
+        descriptors.append({"name": name, "uri": purl.to_string(), "annotations": annotations})
+    return descriptors
 
 
 def _timestamp(text: str) -> str:

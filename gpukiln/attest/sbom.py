@@ -16,7 +16,7 @@ from cyclonedx.output.json import JsonV1Dot6
 from cyclonedx.spdx import fixup_id
 
 from gpukiln import __version__
-from gpukiln.attest.installed import Installed, package_url
+from gpukiln.attest.image_contents import ImageContents, package_url
 from gpukiln.catalog import drivers
 from gpukiln.images.builds import Bake, Record
 from gpukiln.parsing import parse_json
@@ -25,7 +25,7 @@ DRIVER = "nvidia_driver"
 PRESENT = ("installed", "preinstalled")
 
 
-def make_sbom(record: Record, baked: Bake, installed: Installed) -> str:
+def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
     """Write down what an image is made of: its system, its components and every package.
 
     Args:
@@ -77,7 +77,7 @@ def make_sbom(record: Record, baked: Bake, installed: Installed) -> str:
     return str(JsonV1Dot6(bom).output_as_string(indent=2)) + "\n"
 
 
-def what_differs(sbom: bytes, baked: Bake) -> str:
+def sbom_difference(sbom: bytes, baked: Bake) -> str:
     """Compare an SBOM with what was recorded of an image.
 
     Args:
@@ -97,21 +97,24 @@ def what_differs(sbom: bytes, baked: Bake) -> str:
         return f"it is of {of} and not of {baked.image_id}"
     if not baked.packages:
         return "the record lists no package, so there is nothing to compare with"
-    present = {name: found for name, found in baked.components.items() if found["status"] in PRESENT}
-    wanted = {f"component:{name}": found["version"] for name, found in present.items()}
-    wrong = [*_differing(baked.packages, there), *_differing(wanted, {k: others.get(k) for k in wanted})]
+    present = {name: entry for name, entry in baked.components.items() if entry["status"] in PRESENT}
+    expected = {f"component:{name}": entry["version"] for name, entry in present.items()}
+    wrong = [
+        *_version_differences(baked.packages, there),
+        *_version_differences(expected, {k: others.get(k) for k in expected}),
+    ]
     if not wrong:
         return ""
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f"{len(there)} packages, the record has {len(baked.packages)}; wrong: {', '.join(wrong[:3])}{more}"
 
 
-def _differing(wanted: Mapping[str, str], found: Mapping[str, str | None]) -> list[str]:
-    names = sorted(wanted.keys() | found.keys())
+def _version_differences(expected: Mapping[str, str], actual: Mapping[str, str | None]) -> list[str]:
+    names = sorted(expected.keys() | actual.keys())
     return [
-        f"{name} {found.get(name) or 'missing'} instead of {wanted.get(name, 'nothing')}"
+        f"{name} {actual.get(name) or 'missing'} instead of {expected.get(name, 'nothing')}"
         for name in names
-        if wanted.get(name) != found.get(name)
+        if expected.get(name) != actual.get(name)
     ]
 
 
@@ -123,7 +126,7 @@ def _tools(record: Record) -> Iterator[Component]:
             yield Component(type=ComponentType.APPLICATION, name=tool, version=version)
 
 
-def _package(record: Record, name: str, version: str, installed: Installed) -> Component:
+def _package(record: Record, name: str, version: str, installed: ImageContents) -> Component:
     known = installed.details.get(name)
     purl = package_url(record.plan.base, name, version, installed)
     return Component(
@@ -151,11 +154,11 @@ def _license(text: str) -> DisjunctiveLicense:
 
 
 def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
-    for name, found in baked.components.items():
-        if found["status"] not in PRESENT:
+    for name, entry in baked.components.items():
+        if entry["status"] not in PRESENT:
             continue
-        yield _component(name, found), found.get("package", {}).get("name", "")
-        known = drivers.branches().get(found.get("branch") or 0)
+        yield _component(name, entry), entry.get("package", {}).get("name", "")
+        known = drivers.branches().get(entry.get("branch") or 0)
         if name == DRIVER and known:
             yield (
                 Component(
@@ -166,27 +169,27 @@ def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
                     supplier=OrganizationalEntity(name="NVIDIA"),
                     description=f"the CUDA version that libcuda of driver branch {known.branch} brings",
                 ),
-                found.get("package", {}).get("name", ""),
+                entry.get("package", {}).get("name", ""),
             )
 
 
-def _component(name: str, found: dict[str, Any]) -> Component:
+def _component(name: str, entry: dict[str, Any]) -> Component:
     nvidia = name.startswith("nvidia_")
     return Component(
         type=ComponentType.DEVICE_DRIVER if name == DRIVER else ComponentType.APPLICATION,
         name=name,
-        version=found["version"],
+        version=entry["version"],
         bom_ref=f"component:{name}",
         supplier=OrganizationalEntity(name="NVIDIA") if nvidia else None,
         properties=[
-            Property(name=f"gpukiln:{key}", value=str(found[key]))
+            Property(name=f"gpukiln:{key}", value=str(entry[key]))
             for key in ("status", "source", "branch")
-            if found.get(key)
+            if entry.get(key)
         ],
     )
 
 
 def _left_out(baked: Bake) -> Iterator[Property]:
-    for name, found in baked.components.items():
-        if found["status"] == "left_out":
-            yield Property(name=f"gpukiln:left-out:{name}", value=found["reason"])
+    for name, entry in baked.components.items():
+        if entry["status"] == "left_out":
+            yield Property(name=f"gpukiln:left-out:{name}", value=entry["reason"])

@@ -17,7 +17,7 @@ from securesystemslib.exceptions import Error as SecuresystemslibError
 from securesystemslib.exceptions import UnverifiedSignatureError
 from securesystemslib.signer import AWSSigner, CryptoSigner, Key, Signature, Signer, SSlibKey
 
-from gpukiln.attest.keyless import IdentityKey, KeylessSigner, signed_by
+from gpukiln.attest.keyless import IdentityKey, KeylessSigner, signer_name
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import CheckFailedError, UsageError
 from gpukiln.images.keys import SIGSTORE, KmsKey, kms_key
@@ -25,7 +25,7 @@ from gpukiln.parsing import parse_json
 
 PAYLOAD_TYPE = "application/vnd.in-toto+json"  # in-toto attestation spec, v1/envelope.md
 PASSWORD = "GPUKILN_SIGN_KEY_PASSWORD"  # noqa: S105 - the name of a variable
-MAKE_ONE = "`openssl genpkey -algorithm ed25519 -out sign.pem` makes one"
+KEYGEN_HINT = "`openssl genpkey -algorithm ed25519 -out sign.pem` makes one"
 
 
 def load_signer(path: Path) -> CryptoSigner:
@@ -46,11 +46,11 @@ def load_signer(path: Path) -> CryptoSigner:
         key = load_pem_private_key(path.read_bytes(), password.encode() if password else None)
         return CryptoSigner(key)
     except OSError as error:
-        raise UsageError(f"can't read the key {path}: {error.strerror}", hint=MAKE_ONE) from error
+        raise UsageError(f"can't read the key {path}: {error.strerror}", hint=KEYGEN_HINT) from error
     except (TypeError, ValueError, SecuresystemslibError) as error:
         raise UsageError(
             f"{path} is no private key that can be used: {error}",
-            hint=f"wanted: Ed25519, ECDSA or RSA as PEM ({MAKE_ONE}); only an encrypted one has ${PASSWORD}",
+            hint=f"wanted: Ed25519, ECDSA or RSA as PEM ({KEYGEN_HINT}); ${PASSWORD} is for an encrypted one",
         ) from error
 
 
@@ -98,7 +98,7 @@ def signer_of(reference: str, cloud: Cloud) -> Signer | None:
         config = reference.removeprefix(SIGSTORE)
         return KeylessSigner(Path(config) if config else None)
     if key := kms_key(reference):
-        return KmsSigner(key.name, _public_key_of(key, cloud), _kms(key, cloud))
+        return KmsSigner(key.name, _public_key_of(key, cloud), _kms_client(key, cloud))
     return load_signer(Path(reference))
 
 
@@ -118,14 +118,14 @@ def public_key_of(reference: str, cloud: Cloud, folder: Path = Path()) -> SSlibK
     return _public_key_of(key, cloud) if key else load_public_key(folder / reference)
 
 
-def _kms(key: KmsKey, cloud: Cloud) -> Any:
+def _kms_client(key: KmsKey, cloud: Cloud) -> Any:
     there = cloud.in_region(key.region) if key.region not in ("", cloud.region) else cloud
     return there.client("kms")
 
 
 def _public_key_of(key: KmsKey, cloud: Cloud) -> SSlibKey:
     with explain_aws_errors(f"get the public key of {key.name}"):
-        answer = _kms(key, cloud).get_public_key(KeyId=key.name)
+        answer = _kms_client(key, cloud).get_public_key(KeyId=key.name)
     algorithms = answer.get("SigningAlgorithms", [])
     try:
         public = SSlibKey.from_crypto(load_der_public_key(answer["PublicKey"]))
@@ -181,7 +181,7 @@ def payload_of(envelope: str) -> bytes:
     Raises:
         CheckFailedError: It is no envelope.
     """
-    return _read(envelope).payload
+    return _parse_envelope(envelope).payload
 
 
 def check_signature(envelope: str, key: Key) -> None:
@@ -194,27 +194,27 @@ def check_signature(envelope: str, key: Key) -> None:
     Raises:
         CheckFailedError: It is no envelope of an in-toto statement, or that key did not sign what it holds.
     """
-    read = _read(envelope)
+    read = _parse_envelope(envelope)
     if read.payload_type != PAYLOAD_TYPE:
         raise CheckFailedError(f"the envelope holds {read.payload_type}, wanted {PAYLOAD_TYPE}")
     if key.keyid not in read.signatures:
-        raise CheckFailedError(f"signed by {_signers(read)}, wanted {name_of(key)}")
+        raise CheckFailedError(f"signed by {_signers(read)}, wanted {key_name(key)}")
     try:
         key.verify_signature(read.signatures[key.keyid], read.pae())
     except UnverifiedSignatureError as error:
         why = f": {error}" if isinstance(key, IdentityKey) else ""
-        raise CheckFailedError(f"the signature of {name_of(key)} is wrong{why}") from error
+        raise CheckFailedError(f"the signature of {key_name(key)} is wrong{why}") from error
     except SecuresystemslibError as error:
-        raise CheckFailedError(f"the signature of {name_of(key)} can't be verified: {error}") from error
+        raise CheckFailedError(f"the signature of {key_name(key)} can't be verified: {error}") from error
 
 
-def name_of(key: Key) -> str:
+def key_name(key: Key) -> str:
     """A key or an identity, for a message."""
     return str(key) if isinstance(key, IdentityKey) else f"the key {key.keyid}"
 
 
 def _signers(envelope: Envelope) -> str:
-    return ", ".join(map(signed_by, envelope.signatures.values())) or "nobody"
+    return ", ".join(map(signer_name, envelope.signatures.values())) or "nobody"
 
 
 def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
@@ -227,15 +227,15 @@ def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
     Raises:
         CheckFailedError: It is no envelope of an in-toto statement, or none of the keys signed what it holds.
     """
-    read = _read(envelope)
+    read = _parse_envelope(envelope)
     signers = [key for key in keys if key.keyid in read.signatures]
     if not signers:
-        raise CheckFailedError(f"signed by {_signers(read)}, trusted: {', '.join(map(name_of, keys))}")
+        raise CheckFailedError(f"signed by {_signers(read)}, trusted: {', '.join(map(key_name, keys))}")
     check_signature(envelope, signers[0])
     return read.payload, signers[0]
 
 
-def _read(envelope: str) -> Envelope:
+def _parse_envelope(envelope: str) -> Envelope:
     try:
         return Envelope.from_dict(parse_json(envelope))
     except (ValueError, KeyError, TypeError, SecuresystemslibError) as error:

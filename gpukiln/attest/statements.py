@@ -29,7 +29,7 @@ VERDICT_TYPE, RELEASE_TYPE = "urn:gpukiln:verdict:v1", "urn:gpukiln:release:v1"
 ROOT = "/gpukiln-attestations"
 """Outside of /gpukiln, which is listed whole to find the channels."""
 VERDICT, RELEASE = "verdict", "release"
-LARGEST = 8192
+MAX_PARAMETER_CHARS = 8192
 """Characters of a parameter of the advanced tier (Systems Manager, PutParameter, Tier). An envelope with the
 certificate and the proof of an identity is longer, and kept in parts."""
 
@@ -47,7 +47,7 @@ class AmiLocation:
 
 
 @strict
-class About:
+class ImagePurpose:
     """What an image is for: what a channel's rules are applied to.
 
     Args:
@@ -78,7 +78,7 @@ class VerdictClaim:
         gpukiln: The version that verified.
     """
 
-    image: About
+    image: ImagePurpose
     instance_type: str
     profile: str
     outcome: Decided
@@ -108,7 +108,7 @@ class ReleaseClaim:
         gpukiln: The version that released.
     """
 
-    image: About
+    image: ImagePurpose
     channel: str
     number: int
     source: AmiLocation
@@ -122,28 +122,28 @@ Claim = TypeVar("Claim", VerdictClaim, ReleaseClaim)
 
 
 @dataclass(frozen=True)
-class Signed(Generic[Claim]):
+class SignedStatement(Generic[Claim]):
     """A statement that a trusted key signed.
 
     Args:
-        place: The image that it is about.
+        location: The image that it is about.
         key: The id of that key.
     """
 
     claim: Claim
-    place: AmiLocation
+    location: AmiLocation
     key: str
 
 
-SignedRelease = Signed[ReleaseClaim]
+SignedRelease = SignedStatement[ReleaseClaim]
 
 
 @dataclass(frozen=True)
-class Vouched:
+class TrustedStatements:
     """What trusted keys signed of an AMI.
 
     Args:
-        place: The AMI as EC2 shows it now.
+        location: The AMI as EC2 shows it now.
         verdicts: By instance type; of the AMI, or of the one that a release statement says it is a copy of.
         releases: By channel.
         envelopes: The envelopes of the verdicts, by instance type.
@@ -151,7 +151,7 @@ class Vouched:
         refused: A line for each statement that does not count, with what is wrong with it.
     """
 
-    place: AmiLocation
+    location: AmiLocation
     verdicts: Mapping[str, VerdictClaim]
     releases: Mapping[str, SignedRelease]
     envelopes: Mapping[str, str]
@@ -159,7 +159,7 @@ class Vouched:
     refused: tuple[str, ...]
 
 
-def place_of(image: Mapping[str, Any], region: str) -> AmiLocation:
+def location_of(image: Mapping[str, Any], region: str) -> AmiLocation:
     """Where an image is, and what it is made of.
 
     Args:
@@ -168,18 +168,18 @@ def place_of(image: Mapping[str, Any], region: str) -> AmiLocation:
     return AmiLocation(str(image["ImageId"]), region, tuple(snapshots_of(image)))
 
 
-def signed(place: AmiLocation, claim: VerdictClaim | ReleaseClaim, signer: Signer) -> str:
+def sign_statement(location: AmiLocation, claim: VerdictClaim | ReleaseClaim, signer: Signer) -> str:
     """A statement in its envelope, on one line: SSM takes 4096 characters without charge.
 
     Args:
-        place: The AMI that it is about.
+        location: The AMI that it is about.
     """
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
     kind = VERDICT_TYPE if isinstance(claim, VerdictClaim) else RELEASE_TYPE
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": _subjects(place),
+        "subject": _subjects(location),
         "predicateType": kind,
         "predicate": dump(claim),
     }
@@ -187,7 +187,7 @@ def signed(place: AmiLocation, claim: VerdictClaim | ReleaseClaim, signer: Signe
     return json.dumps(json.loads(signing.sign(text.encode(), signer)), separators=(",", ":"))
 
 
-def keep(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
+def store_statement(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
     """Keep a statement where the image is.
 
     Args:
@@ -196,7 +196,10 @@ def keep(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
         name: The instance type, or the channel: a newer one takes the place of the one before.
     """
     path = f"{ROOT}/{image_id}/{kind}/{name}"
-    texts = [envelope[start : start + LARGEST - 8] for start in range(0, len(envelope), LARGEST - 8)]
+    texts = [
+        envelope[start : start + MAX_PARAMETER_CHARS - 8]
+        for start in range(0, len(envelope), MAX_PARAMETER_CHARS - 8)
+    ]
     if len(texts) > 1:
         texts[0] = f"{len(texts)}:{texts[0]}"
     # the first one last: until it is there, it belongs to no whole envelope
@@ -210,12 +213,14 @@ def keep(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
         )
 
 
-def kept(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
+def stored_statements(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
     """Every statement on an AMI, by kind and name; nothing of them is checked."""
-    return {(kind, name): text for (_, kind, name), text in _below(ssm, f"{ROOT}/{image_id}").items()}
+    return {
+        (kind, name): text for (_, kind, name), text in _statements_below(ssm, f"{ROOT}/{image_id}").items()
+    }
 
 
-def _below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
+def _statements_below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
     """The statements below a path, by AMI, kind and name, put together of their parts."""
     values: dict[str, str] = {}
     for parameter in calls.pages(ssm, "get_parameters_by_path", "Parameters", Path=path, Recursive=True):
@@ -231,7 +236,9 @@ def _below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
     return whole
 
 
-def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]) -> Vouched:
+def trusted_statements(
+    ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]
+) -> TrustedStatements:
     """What trusted keys signed of an AMI; statements of others, and on other images, don't count.
 
     Args:
@@ -239,32 +246,34 @@ def look(ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]) -
         image: As DescribeImages gives it.
         keys: Those that are trusted.
     """
-    place, texts = place_of(image, region), kept(ssm, str(image["ImageId"]))
+    location, texts = location_of(image, region), stored_statements(ssm, str(image["ImageId"]))
     releases: dict[str, SignedRelease] = {}
     verdicts: dict[str, VerdictClaim] = {}
     refused: list[str] = []
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == RELEASE):
         try:
-            release = opened(ReleaseClaim, text, keys, [place])
+            release = open_statement(ReleaseClaim, text, keys, [location])
             releases[release.claim.channel] = release
         except CheckFailedError as error:
             refused.append(f"{RELEASE} {name}: {error.message}")
     verified: dict[str, AmiLocation] = {}
     places = [
-        place,
-        *dict.fromkeys(one.claim.source for one in releases.values() if one.claim.source != place),
+        location,
+        *dict.fromkeys(
+            release.claim.source for release in releases.values() if release.claim.source != location
+        ),
     ]
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == VERDICT):
         try:
-            statement = opened(VerdictClaim, text, keys, places)
+            statement = open_statement(VerdictClaim, text, keys, places)
             verdict = statement.claim
             if verdict.simulated:
                 raise CheckFailedError("verified on simulated GPUs, which proves nothing")
-            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, statement.place
+            verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, statement.location
         except CheckFailedError as error:
             refused.append(f"{VERDICT} {name}: {error.message}")
     envelopes = {name: texts[VERDICT, name] for name in verdicts if (VERDICT, name) in texts}
-    return Vouched(place, verdicts, releases, envelopes, verified, tuple(refused))
+    return TrustedStatements(location, verdicts, releases, envelopes, verified, tuple(refused))
 
 
 def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedRelease]:
@@ -275,11 +284,11 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
         keys: Those that are trusted.
     """
     releases = []
-    for (_, kind, name), text in _below(ssm, ROOT).items():
+    for (_, kind, name), text in _statements_below(ssm, ROOT).items():
         if (kind, name) != (RELEASE, pointer.channel):
             continue
         try:
-            release = opened(ReleaseClaim, text, keys)
+            release = open_statement(ReleaseClaim, text, keys)
         except CheckFailedError:
             continue
         image = release.claim.image
@@ -288,9 +297,9 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
     return releases
 
 
-def opened(
+def open_statement(
     kind: type[Claim], text: str, keys: Sequence[Key], places: Sequence[AmiLocation] | None = None
-) -> Signed[Claim]:
+) -> SignedStatement[Claim]:
     """What a statement says, where a trusted key signed it.
 
     Args:
@@ -306,21 +315,21 @@ def opened(
     payload, key = signing.trusted_payload(text, keys)
     try:
         document = json.loads(payload)
-        found = document["_type"], document["predicateType"]
-        wanted = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
-        if found != wanted:
-            raise CheckFailedError(f"it is a {' '.join(map(str, found))}, wanted {' '.join(wanted)}")
-        about = _place_in(document)
+        types = document["_type"], document["predicateType"]
+        expected = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
+        if types != expected:
+            raise CheckFailedError(f"it is a {' '.join(map(str, types))}, wanted {' '.join(expected)}")
+        about = _location_in(document)
         if places is not None and about not in places:
-            names = ", ".join(str(one["uri"]) for one in document["subject"])
+            names = ", ".join(str(subject["uri"]) for subject in document["subject"])
             raise CheckFailedError(f"it is about {names}, wanted {' or '.join(map(str, places))}")
         claim: Claim = load(kind, document["predicate"], where="the statement")
     except (ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
         raise CheckFailedError(f"it is no such statement: {error}") from error
-    return Signed(claim, about, key.keyid)
+    return SignedStatement(claim, about, key.keyid)
 
 
-def _place_in(document: Mapping[str, Any]) -> AmiLocation:
+def _location_in(document: Mapping[str, Any]) -> AmiLocation:
     """The image that a statement is about.
 
     Raises:
@@ -328,17 +337,17 @@ def _place_in(document: Mapping[str, Any]) -> AmiLocation:
     """
     image, *snapshots = document["subject"]
     names = tuple(snapshot["name"] for snapshot in snapshots)
-    place = AmiLocation(image["name"], image["uri"].split(":")[3], names)
-    if document["subject"] != _subjects(place):
+    location = AmiLocation(image["name"], image["uri"].split(":")[3], names)
+    if document["subject"] != _subjects(location):
         raise ValueError(f"its subject is no image with its snapshots: {document['subject']}")
-    return place
+    return location
 
 
-def _subjects(place: AmiLocation) -> list[dict[str, Any]]:
-    snapshots = [snapshot_subject(place.region, snapshot) for snapshot in place.snapshots]
-    return [image_subject(place.region, place.image_id), *snapshots]
+def _subjects(location: AmiLocation) -> list[dict[str, Any]]:
+    snapshots = [snapshot_subject(location.region, snapshot) for snapshot in location.snapshots]
+    return [image_subject(location.region, location.image_id), *snapshots]
 
 
-def now() -> str:
+def utc_now() -> str:
     """The time, UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

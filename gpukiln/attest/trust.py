@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.attest import newest, statements
-from gpukiln.attest.statements import ReleaseClaim, VerdictClaim, Vouched
+from gpukiln.attest import newest_release, statements
+from gpukiln.attest.statements import ReleaseClaim, TrustedStatements, VerdictClaim
 from gpukiln.catalog.bases import NO_KUBERNETES
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.base import Cloud, explain_aws_errors
@@ -52,11 +52,11 @@ def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) ->
         config = root / entry.trust_config if entry.trust_config else None
         return IdentityKey(entry.identity, entry.issuer, config)
 
-    found = {key.keyid: key for key in map(key_of, trust)}
-    return tuple(found.values())
+    by_id = {key.keyid: key for key in map(key_of, trust)}
+    return tuple(by_id.values())
 
 
-def every_trust() -> tuple[str | Identity, ...]:
+def all_trusted() -> tuple[str | Identity, ...]:
     """The keys of all channels: those that count for an image that no channel points at."""
     return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
 
@@ -79,20 +79,20 @@ def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cl
         raise RefusedError(
             f"{where}, and nobody signs", hint="--sign-key KEY, the private key of one of them"
         )
-    from gpukiln.attest.signing import name_of  # noqa: PLC0415 - slow to import
+    from gpukiln.attest.signing import key_name  # noqa: PLC0415 - slow to import
 
     keys = keys_of(channel.trust, cloud)
     if signer.public_key.keyid not in [key.keyid for key in keys]:
         raise RefusedError(
             f"{where}, and --sign-key is another one",
-            details=(f"found: {name_of(signer.public_key)}", f"wanted: {' or '.join(map(name_of, keys))}"),
+            details=(f"found: {key_name(signer.public_key)}", f"wanted: {' or '.join(map(key_name, keys))}"),
             hint="the private key of one of them; or add its public key to trust in ami/channels.yaml",
         )
 
 
-def vouched(
+def channel_statements(
     cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str | Identity], ssm: Any = None
-) -> tuple[Vouched, Sequence[Key]]:
+) -> tuple[TrustedStatements, Sequence[Key]]:
     """What a channel's keys signed of an AMI, and the keys.
 
     Args:
@@ -102,7 +102,7 @@ def vouched(
         ssm: A client of that region, where there is one already.
     """
     keys = keys_of(trust, cloud)
-    return statements.look(ssm or cloud.client("ssm"), image, cloud.region, keys), keys
+    return statements.trusted_statements(ssm or cloud.client("ssm"), image, cloud.region, keys), keys
 
 
 def require_released(
@@ -130,19 +130,19 @@ def require_released(
     if rules is None or not rules.trust:
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = vouched(cloud, image, rules.trust, ssm)
-    if wrong := list(_unreleased(found, pointer, rules)):
+        signed, keys = channel_statements(cloud, image, rules.trust, ssm)
+    if wrong := list(_missing_for_release(signed, pointer, rules)):
         raise RefusedError(
-            f"{pointer.path} points at {found.place}, and no trusted key vouches for that: {wrong[0]}",
-            details=(*wrong[1:], *found.refused, *_wanted(rules)),
+            f"{pointer.path} points at {signed.location}, and no trusted key vouches for that: {wrong[0]}",
+            details=(*wrong[1:], *signed.refused, *_channel_signers(rules)),
             hint=f"`invoke ami.release BUILD --channel {pointer.channel} --sign-key KEY` points it at "
             f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD --sign-key KEY` "
             "at an earlier one",
         )
     if pointed:
-        release = found.releases[pointer.channel]
-        newest.require_newest(cloud, pointer, release, [key.keyid for key in keys])
-    return _signed_by(keys)
+        release = signed.releases[pointer.channel]
+        newest_release.require_newest(cloud, pointer, release, [key.keyid for key in keys])
+    return _trust_text(keys)
 
 
 def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
@@ -161,29 +161,29 @@ def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
         UsageError: A key or a record can't be read.
     """
     require_own_record(cloud, image)
-    if not (trust := every_trust()):
+    if not (trust := all_trusted()):
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
-        found, keys = vouched(cloud, image, trust)
-    failed = [name for name, claim in found.verdicts.items() if not _is_good(claim)]
-    if failed or not found.verdicts:
+        signed, keys = channel_statements(cloud, image, trust)
+    failed = [name for name, claim in signed.verdicts.items() if not _is_acceptable(claim)]
+    if failed or not signed.verdicts:
         why = f"it failed on {', '.join(failed)}" if failed else "there is no signed verdict on it"
         raise RefusedError(
-            f"no trusted key vouches for {found.place}: {why}",
-            details=(*found.refused, *_wanted_keys(trust)),
-            hint=f"`invoke ami.verify {found.place.image_id} --region {cloud.region} --cloud {cloud.name} "
-            "--sign-key KEY` boots it, verifies it and signs the verdict",
+            f"no trusted key vouches for {signed.location}: {why}",
+            details=(*signed.refused, *_expected_signers(trust)),
+            hint=f"`invoke ami.verify {signed.location.image_id} --region {cloud.region} "
+            f"--cloud {cloud.name} --sign-key KEY` boots it, verifies it and signs the verdict",
         )
-    return _signed_by(keys)
+    return _trust_text(keys)
 
 
-def _is_good(claim: VerdictClaim) -> bool:
+def _is_acceptable(claim: VerdictClaim) -> bool:
     return claim.outcome == "passed" or claim.profile != claim.image.profile
 
 
-def _unreleased(found: Vouched, pointer: Pointer, rules: Channel) -> Iterator[str]:
+def _missing_for_release(signed: TrustedStatements, pointer: Pointer, rules: Channel) -> Iterator[str]:
     """What is lacking of a release to a channel, a line each."""
-    release = found.releases.get(pointer.channel)
+    release = signed.releases.get(pointer.channel)
     if release is None:
         yield f"there is no signed release of it to {pointer.channel}"
         return
@@ -198,15 +198,15 @@ def _unreleased(found: Vouched, pointer: Pointer, rules: Channel) -> Iterator[st
     if not claim.instance_types:
         yield "its release names no machine that verified it"
     for name in claim.instance_types:
-        verdict = found.verdicts.get(name)
+        verdict = signed.verdicts.get(name)
         if verdict is None:
             yield f"there is no signed verdict of {name}"
         elif verdict.image != image:
             yield f"the verdict of {name} is about {verdict.image}, the release about {image}"
         elif rules.suite == "current" and not _of_suite(verdict, claim):
             yield f"{name}: verified by the suite {verdict.suite}, released by {claim.suite}"
-    for name, verdict in found.verdicts.items():
-        if not _is_good(verdict):
+    for name, verdict in signed.verdicts.items():
+        if not _is_acceptable(verdict):
             yield f"it failed on {name}"
 
 
@@ -215,15 +215,15 @@ def _of_suite(verdict: VerdictClaim, release: ReleaseClaim) -> bool:
     return verdict.suite == release.suite or verdict.verified_at > release.released_at
 
 
-def _wanted(rules: Channel) -> tuple[str, ...]:
-    return _wanted_keys(rules.trust)
+def _channel_signers(rules: Channel) -> tuple[str, ...]:
+    return _expected_signers(rules.trust)
 
 
-def _wanted_keys(trust: Iterable[str | Identity]) -> tuple[str, ...]:
+def _expected_signers(trust: Iterable[str | Identity]) -> tuple[str, ...]:
     return (f"wanted: statements signed by {in_words(trust)} (trust, ami/channels.yaml)",)
 
 
-def _signed_by(keys: Sequence[Key]) -> str:
+def _trust_text(keys: Sequence[Key]) -> str:
     from gpukiln.attest.keyless import IdentityKey  # noqa: PLC0415 - slow to import
 
     names = (str(key) if isinstance(key, IdentityKey) else f"the key {key.keyid[:16]}" for key in keys)
@@ -249,23 +249,24 @@ def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
         return
     record = build.read()
     where = f"{record.plan.cloud} in {record.plan.region}"
-    made = record.bake.image_id if record.bake else "no image"
-    if (made, record.plan.cloud, record.plan.region) == (image_id, cloud.name, cloud.region):
+    recorded_id = record.bake.image_id if record.bake else "no image"
+    if (recorded_id, record.plan.cloud, record.plan.region) == (image_id, cloud.name, cloud.region):
         return
     if record.plan.cloud == cloud.name and record.bake:
-        if is_copy(image, made, record.plan.region):
+        if is_copy(image, recorded_id, record.plan.region):
             return
-        if image_id in _released(build.id, cloud):
+        if image_id in _released_images(build.id, cloud):
             return
     raise RefusedError(
-        f"the tags of {image_id} in {cloud.region} name build {build.id}, whose record names {made} "
+        f"the tags of {image_id} in {cloud.region} name build {build.id}, whose record names {recorded_id} "
         f"({where})",
         details=(
-            f"found: {BUILD_ID_TAG}={build.id}, source of {image_id} by EC2: {_source(image)}",
+            f"found: {BUILD_ID_TAG}={build.id}, source of {image_id} by EC2: {_ec2_source(image)}",
             f"wanted: the image of that build, or a copy of it that EC2 or a release of this computer names; "
             f"the record is {build.record_file}",
         ),
-        hint=f"look who made it, and remove it; what is proven is {made}: `invoke ami.show {build.id}`",
+        hint=f"find out who created it, and remove it; the verified image is {recorded_id}: `invoke ami.show "
+        f"{build.id}`",
     )
 
 
@@ -277,13 +278,13 @@ def is_copy(image: Mapping[str, Any], source_id: str, source_region: str) -> boo
     Args:
         image: As DescribeImages gives it.
     """
-    found = image.get("SourceImageId"), image.get("SourceImageRegion")
-    return found == (source_id, source_region) and not image.get("SourceInstanceId")
+    source = image.get("SourceImageId"), image.get("SourceImageRegion")
+    return source == (source_id, source_region) and not image.get("SourceInstanceId")
 
 
-def _source(image: Mapping[str, Any]) -> str:
-    found = [image.get(name) for name in ("SourceImageId", "SourceImageRegion", "SourceInstanceId")]
-    return " ".join(str(one) for one in found if one) or "none"
+def _ec2_source(image: Mapping[str, Any]) -> str:
+    values = [image.get(name) for name in ("SourceImageId", "SourceImageRegion", "SourceInstanceId")]
+    return " ".join(str(value) for value in values if value) or "none"
 
 
 def require_copy(
@@ -291,7 +292,7 @@ def require_copy(
     image: Mapping[str, Any],
     source: statements.AmiLocation,
     build: str,
-    found: Vouched | None,
+    signed: TrustedStatements | None,
     verified: Iterable[statements.AmiLocation] = (),
 ) -> None:
     """Refuse an image that only its tags say is a copy.
@@ -301,7 +302,7 @@ def require_copy(
         image: As DescribeImages gives it.
         source: What it must be a copy of.
         build: The build that is released.
-        found: What trusted keys signed of it; None: the channel trusts no key.
+        signed: What trusted keys signed of it; None: the channel trusts no key.
         verified: What was booted, where the source is a copy itself.
 
     Raises:
@@ -310,16 +311,16 @@ def require_copy(
     if is_copy(image, source.image_id, source.region):
         return
     image_id = str(image["ImageId"])
-    if found and any(one.claim.source in (source, *verified) for one in found.releases.values()):
+    if signed and any(release.claim.source in (source, *verified) for release in signed.releases.values()):
         return
-    if found is None and image_id in _released(build, cloud):
+    if signed is None and image_id in _released_images(build, cloud):
         return
     raise RefusedError(
         f"{image_id} in {cloud.region} is a copy of {source.image_id} by its tag {SOURCE_TAG} alone",
         details=(
-            f"found: {statements.place_of(image, cloud.region)}, source by EC2: {_source(image)}",
+            f"found: {statements.location_of(image, cloud.region)}, source by EC2: {_ec2_source(image)}",
             f"wanted: {source.image_id} {source.region}, or a release that names it",
-            *(found.refused if found else ()),
+            *(signed.refused if signed else ()),
         ),
         hint=f"look who made it, and deregister it or remove its tag {SOURCE_TAG}: then the same command "
         "makes a copy",
@@ -328,19 +329,21 @@ def require_copy(
 
 def _build(build_id: str) -> Build | None:
     """The build of this computer with an id; the id is somebody's text, and no path."""
-    return next((one for one in Builds(state_home()).folders() if one.id == build_id), None)
+    return next((build for build in Builds(state_home()).folders() if build.id == build_id), None)
 
 
-def _released(build_id: str, cloud: Cloud) -> set[str]:
+def _released_images(build_id: str, cloud: Cloud) -> set[str]:
     """The AMIs of a region that releases of this computer pointed a channel at, for a build."""
-    found: set[str] = set()
+    image_ids: set[str] = set()
     for file in (state_home() / "releases").glob("*.json"):
         try:
             document = json.loads(file.read_text())
             if (document["build"], document["cloud"]) != (build_id, cloud.name):
                 continue
             rows = document["regions"]
-            found |= {one["image_id"] for one in rows if one["region"] == cloud.region and one["published"]}
+            image_ids |= {
+                row["image_id"] for row in rows if row["region"] == cloud.region and row["published"]
+            }
         except (OSError, ValueError, KeyError, TypeError):  # ReleaseLog.regions warns of it
             continue
-    return found - {""}
+    return image_ids - {""}

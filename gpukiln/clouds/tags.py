@@ -16,7 +16,7 @@ GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # it gets a double of GPUs
 # on AMIs, and most of them on their snapshots
 RECIPE_TAG = "gpukiln:recipe"
 """On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they
-are found and may be removed. What may be launched carries `gpukiln:image`, see `gpukiln.proof.tags`."""
+are found and may be removed. What may be launched carries `gpukiln:image`, see pipeline/verdict_tags.py."""
 BUILD_ID_TAG = "gpukiln:build-id"  # on what a build is for, its image and the snapshot; it outlives the build
 DIGEST_TAG = "gpukiln:digest"  # of the plan
 IMAGE_TAG, NOT_PROVEN = "gpukiln:image", "not-proven"

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpukiln.images.builds import Builds
     from gpukiln.images.modules import SigningPair
     from gpukiln.images.plan import ImagePlan
-    from gpukiln.proof.tags import ProvenAmi
+    from gpukiln.pipeline.verdict_tags import VerifiedAmi
 
 CHANGES_PENDING = 10  # exit code of `plan --exit-code` when there is something to build
 
@@ -73,18 +73,18 @@ class AmiPlan(BuildOptions):
         from gpukiln.images.cost import cost_lines, estimate
         from gpukiln.images.killed import tell_killed
         from gpukiln.images.plan_view import plan_table
-        from gpukiln.proof import pipeline
-        from gpukiln.proof.tags import find_proven
+        from gpukiln.pipeline import steps
+        from gpukiln.pipeline.verdict_tags import find_verified
         from gpukiln.verify.digest import suite_digest
 
         where = self.where()
         tell_killed(_builds(), say)
         planned, _ = self.plan(where)
-        proven = find_proven(planned, where, suite_digest())
+        proven = find_verified(planned, where, suite_digest())
         is_current = proven is not None and proven.passed_suite(suite_digest())
         cost = estimate(planned, _builds().last_durations(planned))
         if self.json:
-            why = [] if proven else pipeline.why_build(planned, _builds())
+            why = [] if proven else steps.why_build(planned, _builds())
             print_document(
                 "ami.plan/1",
                 dump(planned),
@@ -102,7 +102,7 @@ class AmiPlan(BuildOptions):
                 shown.tell(_nothing_to_bake(proven, again="`invoke ami.build` would judge it again"))
             else:
                 shown.tell("`invoke ami.build` would bake it:")
-                for line in pipeline.why_build(planned, _builds()):
+                for line in steps.why_build(planned, _builds()):
                     shown.tell(f"  {line}")
         return CHANGES_PENDING if self.exit_code and not is_current else 0
 
@@ -127,9 +127,9 @@ class AmiBuild(BuildOptions):
         from gpukiln.images.module_store import open_store
         from gpukiln.images.plan_view import plan_table
         from gpukiln.images.stages import stages_of, wants_stages
+        from gpukiln.pipeline import steps
+        from gpukiln.pipeline.verdict_tags import find_verified
         from gpukiln.progress import Progress
-        from gpukiln.proof import pipeline
-        from gpukiln.proof.tags import find_proven
         from gpukiln.state import state_home
         from gpukiln.units import Duration
         from gpukiln.verify import report
@@ -148,11 +148,11 @@ class AmiBuild(BuildOptions):
             kept = stages_of(planned, where) if wanted else None
         shown = results(json=self.json)
         shown.print(plan_table(planned))
-        if not self.force and (proven := find_proven(planned, where, suite_digest())):
+        if not self.force and (proven := find_verified(planned, where, suite_digest())):
             shown.tell(f"{_nothing_to_bake(proven, again='it is judged again')} (--force builds anyway)")
             return _proven(proven, planned, where, dry_run=self.dry_run, signer=signer, json=self.json)
         if not self.force:
-            for line in pipeline.why_build(planned, _builds()):
+            for line in steps.why_build(planned, _builds()):
                 shown.tell(f"  {line}")
         if self.dry_run:
             say("dry run: nothing was started")
@@ -160,7 +160,7 @@ class AmiBuild(BuildOptions):
                 print_document("ami.build.plan/1", dump(planned), built=False)
             return 0
         saved = Saved(open_store(self.module_cache, state_home(), where), kept, signing)
-        folder, record = pipeline.build_image(planned, where, _builds(), progress, saved, signer)
+        folder, record = steps.build_image(planned, where, _builds(), progress, saved, signer)
         if record.verdict and record.bake:
             shown.print(report.ending(record.verdict))
             shown.tell(
@@ -173,20 +173,20 @@ class AmiBuild(BuildOptions):
             image_id = record.bake.image_id if record.bake else None
             print_document("ami.build/1", dump(record), image_id=image_id, built=True)
         if record.verdict:
-            pipeline.require_passed(record.verdict, folder.id)
+            steps.require_passed(record.verdict, folder.id)
         return 0
 
 
 def _proven(
-    proven: ProvenAmi, planned: ImagePlan, where: Cloud, *, dry_run: bool, signer: Signer | None, json: bool
+    proven: VerifiedAmi, planned: ImagePlan, where: Cloud, *, dry_run: bool, signer: Signer | None, json: bool
 ) -> int:
     """End a build whose image is there: at once, or with a verdict of this suite."""
     from gpukiln.errors import UsageError
     from gpukiln.images.subject import subject_from_tags
     from gpukiln.instances.access import access_line
     from gpukiln.instances.tags import tags_of
-    from gpukiln.proof import pipeline
-    from gpukiln.proof.verify import verify_again
+    from gpukiln.pipeline import steps
+    from gpukiln.pipeline.verify import verify_again
     from gpukiln.state import state_home
     from gpukiln.verify import report
     from gpukiln.verify.digest import suite_digest
@@ -218,7 +218,7 @@ def _proven(
     if json:
         print_document("ami.build.found/1", document, verdict=dump(verdict) if verdict else None)
     if verdict:
-        pipeline.require_passed(verdict, proven.build_id)
+        steps.require_passed(verdict, proven.build_id)
     return 0
 
 
@@ -331,7 +331,7 @@ class AmiShow(JsonOptions):
 def _plan(wanted: BuildOptions, where: Cloud, signing: SigningPair | None) -> ImagePlan:
     from gpukiln.images.bake import tool_versions
     from gpukiln.images.plan import make_plan
-    from gpukiln.sources.available import Probes
+    from gpukiln.sources.decisions import Probes
     from gpukiln.state import state_home
 
     return make_plan(
@@ -354,7 +354,7 @@ def _builds() -> Builds:
     return Builds(state_home())
 
 
-def _nothing_to_bake(proven: ProvenAmi, *, again: str) -> str:
+def _nothing_to_bake(proven: VerifiedAmi, *, again: str) -> str:
     from gpukiln.verify.digest import suite_digest
 
     when = proven.verified_at

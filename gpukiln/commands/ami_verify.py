@@ -46,8 +46,8 @@ class AmiVerify(MadeImageOptions, MachineOptions):
         from gpukiln.images.killed import clean_up_after_killed
         from gpukiln.images.subject import check_machines
         from gpukiln.instances.access import access_line
-        from gpukiln.proof import pipeline
-        from gpukiln.proof.verify import verify_again
+        from gpukiln.pipeline import steps
+        from gpukiln.pipeline.verify import verify_again
         from gpukiln.release.find import find
         from gpukiln.release.needs import machines_to_try, require_proven
         from gpukiln.state import state_home
@@ -101,7 +101,7 @@ class AmiVerify(MadeImageOptions, MachineOptions):
         if self.json:
             print_document("ami.verify/1", verdicts=[dump(verdict) for verdict in verdicts])
         for verdict in verdicts:
-            pipeline.require_passed(verdict, self.build)
+            steps.require_passed(verdict, self.build)
         if rules:  # also what no verification provides is reported
             require_proven(self.for_, rules, found.proof(rules), has_gpus=has_gpus)
         return 0

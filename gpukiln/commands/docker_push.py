@@ -44,7 +44,7 @@ class DockerPush(PlaceOptions):
         folder = ContainerBuilds(state_home()).find(self.build or self.image)
         with nullcontext() if self.dry_run else folder.locked():
             record = folder.read()
-            if not self.unverified and not (record.verdict and record.verdict.proves):
+            if not self.unverified and not (record.verdict and record.verdict.passed_without_simulation):
                 simulated = record.verdict is not None and record.verdict.simulated
                 state = f"is {record.state}, wanted a passed verification"
                 if simulated:

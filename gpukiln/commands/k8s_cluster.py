@@ -55,7 +55,7 @@ class K8sTest(KubernetesOptions):
         run, progress = RunStore(state_home()).create("cluster"), Progress()
         with progress.step(f"ask {cluster.context}"):
             facts = prove.prove(cluster, options, run.folder, say=progress.say)
-        live = report.Live(progress)
+        live = report.LiveReport(progress)
         with progress.step("judge"):
             verdict = run_suite(
                 Target(cluster.context, f"facts://{quote(str(facts), safe='')}"),

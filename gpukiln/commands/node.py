@@ -155,7 +155,7 @@ class VerifyOptions(HostOptions):
         from gpukiln.nodes.view import render_verified
         from gpukiln.progress import Progress
         from gpukiln.verify.html import write_html
-        from gpukiln.verify.report import Live
+        from gpukiln.verify.report import LiveReport
 
         if self.forks < 1:
             raise UsageError(f"--forks is {self.forks}, wanted 1 or more")
@@ -173,7 +173,7 @@ class VerifyOptions(HostOptions):
                 expect_gpus=None if self.expect_gpus < 0 else self.expect_gpus,
                 max_seconds=until - monotonic(),
                 on_host=lambda host, words: progress.say(f"{host}: {words}"),
-                live=Live(progress) if len(targets) == 1 and purpose == "verify" else None,
+                live=LiveReport(progress) if len(targets) == 1 and purpose == "verify" else None,
             )
             if not all(one.verdict and one.verdict.passed for one in verified):
                 progress.fail()
@@ -272,7 +272,7 @@ class NodeRunsCommand(RemovalOptions, JsonOptions):
         from gpukiln.errors import PartialError
         from gpukiln.nodes.runs import old_runs, remove_run
         from gpukiln.nodes.view import render_runs
-        from gpukiln.proof.verify import report_folders
+        from gpukiln.pipeline.verify import report_folders
         from gpukiln.state import state_home
 
         images = [("image", folder) for folder in report_folders(state_home())]

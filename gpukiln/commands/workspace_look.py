@@ -125,7 +125,7 @@ class WorkspaceStatus(ExistingOptions, JsonOptions):
 
     def run(self) -> int:
         from gpukiln.progress import Progress
-        from gpukiln.verify.report import Live, ending
+        from gpukiln.verify.report import LiveReport, ending
         from gpukiln.workspaces import lifecycle, reach, view
 
         where, found = self.find()
@@ -133,7 +133,7 @@ class WorkspaceStatus(ExistingOptions, JsonOptions):
         if self.deep:
             progress = Progress()
             with progress.step(f"look at {found.name}"):
-                looked = reach.look(where, found, live=Live(progress))
+                looked = reach.look(where, found, live=LiveReport(progress))
                 if not looked.good:
                     progress.fail()
             verdict, folder, words_ = looked.verdict, str(looked.folder), looked.words

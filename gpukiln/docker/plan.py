@@ -17,7 +17,7 @@ from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.digest import WORDS, canonical, digest, hash_file
 from gpukiln.images.plan import git_commit
 from gpukiln.sources.apt import candidate_versions, upstream_version
-from gpukiln.sources.available import http_unreachable
+from gpukiln.sources.decisions import http_unreachable
 from gpukiln.sources.mirror import mirror_options, mirror_sources
 from gpukiln.typed import unknown
 

@@ -9,7 +9,7 @@ from gpukiln.docker.engine import VERIFYING, has_gpu
 from gpukiln.docker.engines import find_engine
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.progress import Progress
-from gpukiln.verify.report import Live
+from gpukiln.verify.report import LiveReport
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import Verdict
@@ -40,7 +40,7 @@ def _verify(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord,
             hint=f"`invoke docker.build {record.plan.image}` builds it; each user of buildah and podman has"
             " images of its own",
         )
-    live, before = Live(progress), dict(progress.durations)
+    live, before = LiveReport(progress), dict(progress.durations)
     gpus = has_gpu() and engine.name != "buildah"
     name = f"{VERIFYING}{build.id}"
     with progress.step("verify"), engine.container(record.reference, name=name, gpus=gpus) as hostspec:

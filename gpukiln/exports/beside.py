@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.attest.attestation import ENVELOPE, SBOM, STATEMENT
-from gpukiln.attest.installed import IMAGE_RECORD
+from gpukiln.attest.image_contents import IMAGE_RECORD
 from gpukiln.clouds.tags import BUILD_ID_TAG, SBOM_TAG, STATEMENT_TAG
 from gpukiln.exports.source import Source
 from gpukiln.files import write_whole

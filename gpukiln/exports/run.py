@@ -26,8 +26,8 @@ from gpukiln.files import FULL, remove, remove_partial_of
 from gpukiln.images.builds import Build
 from gpukiln.locks import locked
 from gpukiln.parsing import refuse_credentials
+from gpukiln.pipeline.verdict_tags import summaries_from_tags
 from gpukiln.progress import Meter, Progress
-from gpukiln.proof.tags import judged_from_tags
 from gpukiln.state import state_home
 from gpukiln.typed import dump
 
@@ -244,10 +244,12 @@ def _checked(
 
 def _why_unproven(source: Source, build: Build | None) -> str:
     """Why nobody may rely on an image, by its tags and by the record of its build; empty: it was proven."""
-    judged = judged_from_tags(source.image_id, source.tags)
+    judged = summaries_from_tags(source.image_id, source.tags)
     known = build.read().judged if build else {}
     failed = [name for name, one in judged.items() if not one.passed]
-    failed += [name for name, one in known.items() if not one.proves and name not in failed]
+    failed += [
+        name for name, one in known.items() if not one.passed_without_simulation and name not in failed
+    ]
     if failed:
         return f"it failed on {', '.join(failed)}"
     if not judged:
@@ -344,7 +346,7 @@ def _about(
     build: Build | None,
 ) -> dict[str, Any]:
     """The document of FILE.json, which `ami.import` reads too."""
-    judged = judged_from_tags(source.image_id, source.tags)
+    judged = summaries_from_tags(source.image_id, source.tags)
     return {
         "schema": SCHEMA,
         "file": options.output.name,

@@ -26,7 +26,7 @@ from gpukiln.gpus import health, processes
 from gpukiln.gpus.model import Device, Driver, Snapshot, unread
 from gpukiln.parsing import check_depth
 from gpukiln.probe import base
-from gpukiln.probe.base import HungError, NotReachedError, ask, read
+from gpukiln.probe.base import HungError, NotReachedError, read, run_unrecorded
 
 LIMIT_S = 30.0  # for one question to all GPUs
 TOOL, ELSEWHERE = "amd-smi", "/opt/rocm/bin"
@@ -229,7 +229,7 @@ def _rows(tool: str, question: str) -> list[dict[str, Any]]:
         NotReachedError: There was no answer.
         ValueError: It is none.
     """
-    done = ask(tool, question, "--json", timeout=LIMIT_S)
+    done = run_unrecorded(tool, question, "--json", timeout=LIMIT_S)
     # Warnings may stand before it.
     begin = re.search(r"(?m)^\s*[\[{]", done["out"])
     said = f"{done['err']} {done['out'][:300]}".strip()

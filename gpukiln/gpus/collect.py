@@ -15,9 +15,9 @@ from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state, nvlinks_between
 from gpukiln.gpus.model import Device, Driver, Peer, Snapshot, unread
-from gpukiln.probe.base import DRIVER_GPUS, amd_gpus, bus_gpus, given_gpus, in_container, read
-from gpukiln.probe.child import Slow
-from gpukiln.probe.gpus import on_the_bus
+from gpukiln.probe.base import DRIVER_GPUS, accessible_gpus, amd_gpus, bus_gpus, in_container, read
+from gpukiln.probe.child import SlowCall
+from gpukiln.probe.gpus import pci_state
 from gpukiln.probe.nvml import HUNG, SLOW, SLOW_S, address, ask_nvml
 from gpukiln.probe.simulated import is_simulated
 from gpukiln.units import is_whole
@@ -74,7 +74,7 @@ GIVEN_AWAY = ("vfio-pci", "pci-stub", "xen-pciback")  # drivers that keep a GPU 
 def collect() -> Snapshot:
     """The GPUs of this machine now; `gpukiln.gpus.lease_overlay.snapshot` has the leases too."""
     pci, contained = bus_gpus(), in_container()
-    given = given_gpus() if contained else pci
+    given = accessible_gpus() if contained else pci
     simulated = is_simulated()
     head: dict[str, Any] = {}
     gpus: list[dict[str, Any]] = []
@@ -145,7 +145,7 @@ def _state(
         return _no_answer(error, there, contained)
     if gpus:
         return "ok", "", ""
-    if isinstance(why, Slow):
+    if isinstance(why, SlowCall):
         fix = (
             "look again in some minutes; without persistence mode the driver starts every GPU for each "
             "program: enable nvidia-persistenced"
@@ -190,7 +190,7 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
     for place in sorted(one["address"] for one in given if one["address"].lower() not in listed):
         if re.search(r"(?m)^GPU Excluded:\s*Yes", read(f"{DRIVER_GPUS}/{place}/information") or ""):
             continue  # by the module's parameter NVreg_ExcludedGpus
-        driver = on_the_bus(place)
+        driver = pci_state(place)
         if driver["driver"] in GIVEN_AWAY:
             continue
         why = "it does not answer on the bus" if driver["lost"] else f"driver {driver['driver'] or 'none'}"
@@ -475,7 +475,7 @@ def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | N
 def _problems(head: dict[str, Any], gpus: list[dict[str, Any]], why: str) -> list[Finding]:
     found = []
     if why:
-        slow = isinstance(why, Slow)
+        slow = isinstance(why, SlowCall)
         found.append(unread(SLOW if slow else HUNG, why, severity="warning" if slow else "error"))
     if head.get("error"):
         error = head["error"]

@@ -20,7 +20,7 @@ from gpukiln.gpus.faults import FAULTS, HARDWARE, THERMAL, lanes_missing, therma
 from gpukiln.gpus.model import Device, Driver, Snapshot
 from gpukiln.gpus.nvlinks import Card, alike, wrong
 from gpukiln.gpus.sampling import Sample, Tick, lasted
-from gpukiln.probe.base import PCI, NotReachedError, ask, read
+from gpukiln.probe.base import PCI, NotReachedError, read, run_unrecorded
 
 SAMPLED = tuple(one.name for one in dataclasses.fields(Sample))
 NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
@@ -160,7 +160,7 @@ def surroundings(proc: str = "/proc", pci: str = PCI) -> Around:
     )
     switches = sum(1 for kind in kinds if kind == NVSWITCH)
     try:
-        virtual = ask("systemd-detect-virt", "--vm")["out"].strip() or "none"
+        virtual = run_unrecorded("systemd-detect-virt", "--vm")["out"].strip() or "none"
     except NotReachedError:
         virtual = "none"
     return Around(switches, frozenset(name.strip() for name in names if name), virtual)

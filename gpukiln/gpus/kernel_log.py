@@ -14,7 +14,7 @@ from typing import Any
 
 from gpukiln.findings import Finding, Severity
 from gpukiln.gpus.faults import LOGGED
-from gpukiln.probe.xids import XID, joined
+from gpukiln.probe.xids import XID, join_messages
 
 OFF_THE_BUS, RECOVERY_ACTION = 79, 154
 # An SXid is followed by lines of the same number that say more of it (NVIDIA Fabric Manager user guide, SXid
@@ -132,7 +132,7 @@ def events(lines: Iterable[str], table: Table) -> list[KernelEvent]:
         lines: Any lines, in their order; or those that `gpukiln.probe.xids.folded` made of them.
     """
     found: dict[tuple[str, str, int], KernelEvent] = {}
-    for line in (line.strip() for line in joined(lines)):
+    for line in (line.strip() for line in join_messages(lines)):
         if done := RESET.search(line):
             _end(found, _address(done["device"]), table)
             continue

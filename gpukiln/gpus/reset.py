@@ -18,7 +18,7 @@ from gpukiln.gpus.kernel_log import RESET_NOTE
 from gpukiln.gpus.leases import Granted, Leases, whoami
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.selection import DeviceRequest
-from gpukiln.probe.base import PCI, NotReachedError, ask, read
+from gpukiln.probe.base import PCI, NotReachedError, read, run_unrecorded
 
 LIMIT_S = 300.0
 KERNEL_LOG = "/dev/kmsg"
@@ -202,7 +202,7 @@ def do(gpus: Sequence[Device]) -> str:
     """
     uuids = ",".join(one.uuid or "" for one in gpus)
     try:
-        done = ask("nvidia-smi", "--gpu-reset", "-i", uuids, timeout=LIMIT_S)
+        done = run_unrecorded("nvidia-smi", "--gpu-reset", "-i", uuids, timeout=LIMIT_S)
     except NotReachedError as error:
         raise UnavailableError(
             f"nvidia-smi --gpu-reset: {error}", hint="dmesg; reboot the machine"

@@ -30,7 +30,7 @@ from gpukiln.gpus.gpu_facts import (
     value,
 )
 from gpukiln.gpus.nvlinks import Card, alike, wrong
-from gpukiln.probe.base import NotReachedError, NotReportedError, known
+from gpukiln.probe.base import NotReachedError, NotReportedError, require_reached
 from gpukiln.probe.nvml import address
 
 MOST = 3  # findings that a failure names
@@ -97,7 +97,7 @@ def _nvml(facts: Facts, simulated: bool) -> str:
 
 
 def _all_listed(facts: Facts, simulated: bool) -> str:
-    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"].get("smi"))
+    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], require_reached(facts["gpus"].get("smi"))
     if not found["available"] and found["error"]:
         exits = f"; nvidia-smi exits {smi['rc']}" if smi else ""
         raise AssertionError(f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML")
@@ -143,7 +143,7 @@ def logged(
 
 
 def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
-    serious, others = logged(known(facts["gpus"]["xids"]), table, live=live)
+    serious, others = logged(require_reached(facts["gpus"]["xids"]), table, live=live)
     if serious:
         said = [event.explained(table) for event in serious]
         text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"

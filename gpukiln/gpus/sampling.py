@@ -14,9 +14,9 @@ from typing import Any
 
 from gpukiln.gpus import gpu_facts
 from gpukiln.gpus.collect import LOST, lost, now, reason, values_of
-from gpukiln.probe.child import Hang, Slow, Tell, in_child
-from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml, moving
-from gpukiln.probe.nvml_more import bad, usage
+from gpukiln.probe.child import Hang, Send, SlowCall, in_child
+from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml, current_values
+from gpukiln.probe.nvml_values import is_error, usage
 
 START_S = 120.0  # for NVML to start, see gpukiln.probe.nvml
 STUCK_S, GPU_S = 10.0, 30.0  # for one GPU, without progress and with; then the others are sampled on
@@ -170,7 +170,7 @@ def watch(
         if each is not None:
             each(tick)
 
-    def work(tell: Tell) -> None:
+    def work(tell: Send) -> None:
         asked = [one for one in gpus if one not in hung]
         _sample_all(tell, asked, began, record.interval_s, number, count)
 
@@ -183,7 +183,9 @@ def watch(
                 break
             passed = round(time.monotonic() - record.began, 3)
             if at and at not in hung:  # the others are sampled on without it
-                hung[at] = SLOW if isinstance(ended, Slow) else HUNG if isinstance(ended, Hang) else CRASHED
+                hung[at] = (
+                    SLOW if isinstance(ended, SlowCall) else HUNG if isinstance(ended, Hang) else CRASHED
+                )
                 record.events.append(WatchEvent(passed, at, hung[at].lower(), str(ended)))
             else:
                 record.events.append(WatchEvent(passed, None, "failed", str(ended)))
@@ -225,7 +227,7 @@ def _sample(row: dict[str, Any], index: int) -> Sample:
 
 
 def _sample_all(
-    tell: Tell, uuids: Sequence[str], began: float | None, interval_s: float, number: int, count: int
+    tell: Send, uuids: Sequence[str], began: float | None, interval_s: float, number: int, count: int
 ) -> None:
     """Sample until the last tick; runs in the child process.
 
@@ -267,7 +269,7 @@ def _row(nvml: Nvml, uuid: str, handles: dict[str, Any]) -> dict[str, Any]:
     handle = handles.get(uuid)
     if handle is None:
         handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
-        if handle is None or bad(handle):
+        if handle is None or is_error(handle):
             return {"uuid": uuid, "error": reason(handle) if handle else "NOT_SUPPORTED", "gpu": {}}
         handles[uuid] = handle
-    return {"uuid": uuid, "error": None, "gpu": {**moving(nvml, handle), "more": usage(nvml, handle)}}
+    return {"uuid": uuid, "error": None, "gpu": {**current_values(nvml, handle), "more": usage(nvml, handle)}}

@@ -37,7 +37,7 @@ from gpukiln.instances.access import machine_to_bake, ssh_access
 from gpukiln.instances.tags import tag_specifications
 from gpukiln.parsing import parse_json
 from gpukiln.progress import Progress
-from gpukiln.sources.available import Decision
+from gpukiln.sources.decisions import Decision
 from gpukiln.verify.target import SshTarget
 
 POLL_S = 2
@@ -273,7 +273,7 @@ def image_name(plan: ImagePlan, build: Build) -> str:
 
 
 def image_tags(plan: ImagePlan, build: Build) -> dict[str, str]:
-    """Tags by which an image is found and explained; a verdict adds those of `gpukiln.proof.tags`."""
+    """Tags by which an image is found and explained; a verdict adds those of pipeline/verdict_tags.py."""
     decided = {decision.name: decision for decision in plan.components}
     toolkit = decided.get("nvidia_container_toolkit")
     desktop = decided.get("kasmvnc")

@@ -17,7 +17,7 @@ from gpukiln.catalog.load import SafeLoader
 from gpukiln.gpus import zipapp
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.parsing import check_yaml
-from gpukiln.sources.available import Decision
+from gpukiln.sources.decisions import Decision
 
 WORDS = {"source", "reason", "review"}  # of a component; they change no image
 PROGRAM = f"program {zipapp.PROGRAM}"  # which the role gpu_tools makes of this checkout

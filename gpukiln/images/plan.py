@@ -28,7 +28,7 @@ from gpukiln.findings import Finding
 from gpukiln.images.bases import ResolvedBase, resolve_base
 from gpukiln.images.digest import digest, image_inputs
 from gpukiln.images.fit import check_types, refuse
-from gpukiln.sources.available import Decision, Probes, decide, with_found_driver
+from gpukiln.sources.decisions import Decision, Probes, decide_sources, with_resolved_driver
 from gpukiln.typed import unknown
 from gpukiln.verify.checks import LAYERS, PROFILES
 
@@ -173,7 +173,7 @@ def make_plan(
     found = resolve_base(
         base_name, base_facts, cloud, kubernetes=kubernetes, architecture=definition.architecture
     )
-    decisions = decide(
+    decisions = decide_sources(
         definition.components,
         components,
         base_facts,
@@ -181,7 +181,7 @@ def make_plan(
         strict=cloud.strict_sources,
         probes=probes,
     )
-    components = with_found_driver(components, decisions)
+    components = with_resolved_driver(components, decisions)
     inputs = image_inputs(root, definition, found, decisions, components, tools or {})
     gpus, switched = gpus_of(types)  # the driver's role is told
     inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")

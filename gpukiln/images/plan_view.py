@@ -7,7 +7,7 @@ from rich.text import Text
 from gpukiln.images.plan import ImagePlan
 from gpukiln.reports.tables import Rows
 from gpukiln.sources.apt import strip_credentials
-from gpukiln.sources.available import Decision
+from gpukiln.sources.decisions import Decision
 
 STYLES = {"install": "green", "preinstalled": "cyan", "left_out": "yellow"}
 

@@ -21,7 +21,7 @@ from gpukiln.instances.leftovers import sweep
 from gpukiln.instances.rehearsal import node_config
 from gpukiln.instances.tags import GONE, PRIVILEGED, build_tags, tag_specifications
 from gpukiln.state import state_home
-from gpukiln.verify.target import SshTarget, new_machine
+from gpukiln.verify.target import SshTarget, new_machine_target
 
 POLL_S = 1.0
 PAUSES_S = (2.0, 10.0)  # a group that EC2 still takes for used can be removed soon after
@@ -303,7 +303,7 @@ def _wait_until_reachable(
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
         if state == "running" and _speaks_ssh(cloud.address(instance), cloud.ssh_port):
-            return new_machine(
+            return new_machine_target(
                 instance_id, cloud.address(instance), port=cloud.ssh_port, user=user, private_key=key
             )
         return None

@@ -15,7 +15,7 @@ from gpukiln.gpus.cli import failure
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.verb import Verb
 from gpukiln.parsing import parse_json
-from gpukiln.verify.asking import ask
+from gpukiln.verify.gathering import run_command
 from gpukiln.verify.target import InventoryTarget, SshTarget, Target
 
 PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
@@ -72,7 +72,7 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
         import testinfra  # noqa: PLC0415 - slow, and only for inventories
 
         try:
-            code, out, err = ask(testinfra.get_host(target.hostspec), _command(words, sudo))
+            code, out, err = run_command(testinfra.get_host(target.hostspec), _command(words, sudo))
         except RuntimeError as error:
             raise UnavailableError(f"{target.name} can't be reached: {error}") from error
     else:

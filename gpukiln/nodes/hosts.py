@@ -7,7 +7,7 @@ from pathlib import Path
 from gpukiln.errors import UsageError
 from gpukiln.nodes.playbook import PlaybookRequest, list_hosts
 from gpukiln.ssh import FORM, is_ssh, parse_ssh
-from gpukiln.verify.target import Target, of_inventory, over_ssh
+from gpukiln.verify.target import Target, inventory_target, ssh_target
 
 LOCAL = "local://"
 
@@ -43,7 +43,7 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
         elif kind == "local" and not rest:
             found = [Target("localhost", LOCAL)]
         elif is_ssh(url):
-            found = [over_ssh(rest.partition("?")[0], parse_ssh(url))]
+            found = [ssh_target(rest.partition("?")[0], parse_ssh(url))]
         else:
             raise UsageError(
                 f"--hosts has {url!r}, wanted {FORM}, local:// or ansible://PATTERN",
@@ -61,4 +61,4 @@ def _of_inventory(pattern: str, inventory: Path | None, limit: str) -> list[Targ
     if pattern not in ("", "all"):
         limit = f"{pattern}:&{limit}" if limit else pattern
     names = list_hosts(PlaybookRequest("", inventory, limit=limit))
-    return [of_inventory(name, inventory) for name in names]
+    return [inventory_target(name, inventory) for name in names]

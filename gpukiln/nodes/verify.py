@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.parsing import parse_json
-from gpukiln.verify.report import Live, state
+from gpukiln.verify.report import LiveReport, state
 from gpukiln.verify.suite import MAX_SECONDS, run_suite
 from gpukiln.verify.target import Target
 from gpukiln.verify.verification import Verification
@@ -28,7 +28,7 @@ def verify_hosts(
     forks: int = 1,
     max_seconds: float = MAX_SECONDS,
     on_host: Callable[[str, str], None],
-    live: Live | None = None,
+    live: LiveReport | None = None,
 ) -> list[Verification]:
     """Verify every host.
 

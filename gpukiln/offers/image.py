@@ -132,7 +132,7 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
     with explain_aws_errors("ask whose account this is"):
         account = cloud.client("sts").get_caller_identity()["Account"]
     file = state_home() / "offers" / f"images-{cloud.name}-{account}-{cloud.region}.json"
-    keys = tuple(map(str, trust.every_trust()))
+    keys = tuple(map(str, trust.all_trusted()))
     if not fresh and (found := _kept(file)) is not None and found.trust == keys:
         return found
     notes: list[str] = []

@@ -39,7 +39,7 @@ STATES = {
     "T": "stopped",
     "Z": "ended",
 }
-KERNEL_TROUBLE = re.compile(
+KERNEL_PROBLEM = re.compile(
     r"NVRM|Xid|nvidia-nvswitch|blocked for more than|nouveau .*(?:fail|error|timeout)"
 )
 EVIDENCE_CHARS = 4000  # of each output, from its beginning
@@ -61,7 +61,7 @@ class NotReportedError(RuntimeError):
     """No GPU reports what is to be examined: it has none of it, or it is a virtual one."""
 
 
-def known(value: Any) -> Any:
+def require_reached(value: Any) -> Any:
     """A value of the facts.
 
     Raises:
@@ -72,20 +72,20 @@ def known(value: Any) -> Any:
     return value
 
 
-def section(data: Mapping[str, Any], name: str) -> Any:
+def read_section(data: Mapping[str, Any], name: str) -> Any:
     """A section of the facts.
 
     Raises:
         NotReachedError: Nothing is known of it.
         AssertionError: It could not be gathered.
     """
-    value = known(data[name])
+    value = require_reached(data[name])
     if isinstance(value, dict) and ERROR in value:
         raise AssertionError(f"the facts about {name} could not be gathered: {value[ERROR]}")
     return value
 
 
-def end_of(text: str, limit: int) -> str:
+def tail(text: str, limit: int) -> str:
     """The last characters of what a command or service said, where its reason stands; `...` marks the cut."""
     return text if len(text) <= limit else f"...{text[-limit:]}"
 
@@ -102,7 +102,7 @@ def run(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool 
     row: dict[str, Any] = {"command": " ".join(argv), "rc": TIMED_OUT, "out": "", "err": ""}
     evidence.append(row)
     try:
-        said = ask(*argv, timeout=timeout, data=data, waits=waits)
+        said = run_unrecorded(*argv, timeout=timeout, data=data, waits=waits)
     except NotReachedError as error:
         row["err"] = str(error)
         raise
@@ -110,7 +110,9 @@ def run(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool 
     return said
 
 
-def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool = False) -> dict[str, Any]:
+def run_unrecorded(
+    *argv: str, timeout: float = 60, data: bytes | None = None, waits: bool = False
+) -> dict[str, Any]:
     """Run a command; rc 127 when it is missing.
 
     One that gives no answer within `timeout` seconds is ended with all that it started, and its tool is not
@@ -143,23 +145,23 @@ def ask(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool 
         out, said_err = process.communicate(data, timeout=limit)
     except subprocess.TimeoutExpired:
         state = process_state(process.pid)
-        out, ended = _end(process)
+        out, ended = _kill_group(process)
         how = "and was killed" if ended else "and can't be killed"
-        told = f"no answer in {limit:.0f} s; {state}, {how}"
+        problem = f"no answer in {limit:.0f} s; {state}, {how}"
         if waits:
-            return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {told}"}
+            return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {problem}"}
         if limit < min(timeout, HUNG_S):
             raise NotReachedError(watch.time_up()) from None
         name = os.path.basename(tool or argv[0])
-        watch.hung[tool] = {"tool": name, "command": " ".join(argv)[:200], "told": told}
+        watch.hung[tool] = {"tool": name, "command": " ".join(argv)[:200], "reason": problem}
         watch.alive(SECTION_S, group=0, hung=watch.hung)
-        raise HungError(f"{name} hangs: `{' '.join(argv)[:200]}`: {told}") from None
+        raise HungError(f"{name} hangs: `{' '.join(argv)[:200]}`: {problem}") from None
     watch.alive(SECTION_S, group=0)
-    err = end_of(redact(_text(said_err).strip()[-REDACT_CHARS:]), 2000)
+    err = tail(redact(_text(said_err).strip()[-REDACT_CHARS:]), 2000)
     return {"rc": process.returncode, "out": _text(out), "err": err}
 
 
-def unless_hung(*argv: str, timeout: float = 60) -> dict[str, Any]:
+def run_unless_hung(*argv: str, timeout: float = 60) -> dict[str, Any]:
     """As `run`; `{"_not_reached": why}` where the tool gives no answer."""
     try:
         return run(*argv, timeout=timeout)
@@ -174,7 +176,7 @@ class Watch:
         self.hung: dict[str, dict[str, str]] = {}  # by a tool's real path
         self.seconds = 0.0
         self.until: float | None = None  # on the monotonic clock
-        self.tell: Callable[..., None] | None = None  # the process that watches this one
+        self.send: Callable[..., None] | None = None  # the process that watches this one
 
     def start(self, seconds: float | None) -> None:
         """Have everything end after some seconds; None for no limit."""
@@ -198,8 +200,8 @@ class Watch:
 
     def alive(self, limit: float, **more: Any) -> None:
         """Say that this process goes on, and is silent for `limit` seconds at most."""
-        if self.tell is not None:
-            self.tell(limit=limit, **more)
+        if self.send is not None:
+            self.send(limit=limit, **more)
 
 
 watch = Watch()
@@ -211,7 +213,7 @@ def _tool(argv: Sequence[str]) -> str:
     return os.path.realpath(shutil.which(words[0], path=PATH) or words[0])
 
 
-def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
+def _kill_group(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
     """Kill a command with all that it started: what it said, and whether it is gone.
 
     What waits in the kernel can't be killed: it is left to itself.
@@ -229,16 +231,16 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
 
 def process_state(group: int) -> str:
     """What a process group does now, for people: the one of its processes that waits deepest."""
-    found = []
+    processes = []
     for path in glob.glob("/proc/[0-9]*/stat"):
         text = read(path)  # None where it ended meanwhile
         name, _, rest = (text or "").partition("(")[2].rpartition(")")
         fields = rest.split()
         if len(fields) > 3 and group in (int(fields[2]), int(path.split("/")[2])):
-            found.append((fields[0] == "D", int(path.split("/")[2]), name, fields[0]))
-    if not found:
+            processes.append((fields[0] == "D", int(path.split("/")[2]), name, fields[0]))
+    if not processes:
         return "its process is gone, and its output is held open by another one"
-    _deep, pid, name, state = max(found)
+    _deep, pid, name, state = max(processes)
     try:
         where = (read(f"/proc/{pid}/wchan") or "").strip("0\n ")
     except OSError:
@@ -249,14 +251,14 @@ def process_state(group: int) -> str:
     )
 
 
-def driver_answers() -> None:
+def require_driver_answers() -> None:
     """Raise where the driver hangs: what goes through it would hang too."""
-    for found in watch.hung.values():
-        if found["tool"] in ("nvidia-smi", "NVML"):
-            raise HungError(f"{found['tool']} hangs, and so would this: it was not tried")
+    for tool in watch.hung.values():
+        if tool["tool"] in ("nvidia-smi", "NVML"):
+            raise HungError(f"{tool['tool']} hangs, and so would this: it was not tried")
 
 
-def kernel_says() -> list[str]:
+def kernel_errors() -> list[str]:
     """The last lines of the kernel log about the driver or a task that hangs; empty where it can't be read.
 
     Read without journalctl, which may be what hangs; each read of /dev/kmsg is one record
@@ -278,14 +280,14 @@ def kernel_says() -> list[str]:
         pass
     finally:
         os.close(device)
-    return [redact(line)[:300] for line in lines if KERNEL_TROUBLE.search(line)][-3:]
+    return [redact(line)[:300] for line in lines if KERNEL_PROBLEM.search(line)][-3:]
 
 
-def need(*argv: str, timeout: float = 60) -> str:
+def check_output(*argv: str, timeout: float = 60) -> str:
     """Output of a command that must succeed."""
     done = run(*argv, timeout=timeout)
     if done["rc"] != 0:
-        raise RuntimeError(f"{' '.join(argv)}: exit {done['rc']}: {end_of(done['err'] or done['out'], 500)}")
+        raise RuntimeError(f"{' '.join(argv)}: exit {done['rc']}: {tail(done['err'] or done['out'], 500)}")
     return str(done["out"])
 
 
@@ -293,7 +295,7 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def show(path: str) -> str | None:
+def read_evidence(path: str) -> str | None:
     """Text of a file, kept as evidence; see `read`."""
     text = read(path)
     evidence.append({"file": path, "out": "(missing)" if text is None else _shorten(text)})
@@ -328,22 +330,22 @@ def bus_gpus() -> list[dict[str, str]]:
 
     PCI class 0x03 is a display controller: 0x0300 VGA, 0x0302 3D.
     """
-    return _on_the_bus("0x10de", "0x03")
+    return _pci_devices("0x10de", "0x03")
 
 
 def amd_gpus() -> list[dict[str, str]]:
     """AMD's GPUs on the PCI bus, as `bus_gpus`; those of Instinct are processing accelerators, 0x1200."""
-    return _on_the_bus("0x1002", "0x03", "0x1200")
+    return _pci_devices("0x1002", "0x03", "0x1200")
 
 
-def _on_the_bus(vendor: str, *classes: str) -> list[dict[str, str]]:
-    found = []
+def _pci_devices(vendor: str, *classes: str) -> list[dict[str, str]]:
+    gpus = []
     for path in sorted(glob.glob(f"{PCI}/*")):
         kind = read(f"{path}/class") or ""
         if (read(f"{path}/vendor") or "").strip() == vendor and kind.startswith(classes):
             device = (read(f"{path}/device") or "").strip()
-            found.append({"address": os.path.basename(path), "device": device})
-    return found
+            gpus.append({"address": os.path.basename(path), "device": device})
+    return gpus
 
 
 def in_container() -> bool:
@@ -356,7 +358,7 @@ def in_container() -> bool:
     return [fields[2] for fields in mounts if fields[1] == DEVICES][-1:] != ["devtmpfs"]
 
 
-def given_gpus() -> list[dict[str, str]]:
+def accessible_gpus() -> list[dict[str, str]]:
     """The GPUs of the PCI bus whose device node this system was given; see `bus_gpus`.
 
     The bus shows a container every GPU of the host, and so does the driver below /proc, which CDI does not
@@ -364,15 +366,15 @@ def given_gpus() -> list[dict[str, str]]:
     (NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-procfs.c). access(2) asks the cgroup's rules for
     devices too (Linux, fs/namei.c, inode_permission), and opens nothing: no GPU wakes.
     """
-    found = []
+    gpus = []
     for gpu in bus_gpus():
         said = read(f"{DRIVER_GPUS}/{gpu['address']}/information") or ""
         minor = re.search(r"(?m)^Device Minor:\s*(\d+)", said)
         if minor and os.access(f"{DEVICES}/nvidia{minor[1]}", os.R_OK | os.W_OK):
-            found.append(gpu)
-    return found
+            gpus.append(gpu)
+    return gpus
 
 
 def pci_gpus() -> list[dict[str, str]]:
     """The GPUs that this system has: all of the PCI bus, in a container those that it was given."""
-    return given_gpus() if in_container() else bus_gpus()
+    return accessible_gpus() if in_container() else bus_gpus()

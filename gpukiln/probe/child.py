@@ -23,7 +23,7 @@ END_S = 2.0  # for a child to go once it is done, or killed
 LOOK_S = 1.0  # between looks at a child that is silent
 PR_SET_PDEATHSIG = 1  # prctl(2)
 pids: list[int] = []  # of every child that was started
-Tell = Callable[..., None]
+Send = Callable[..., None]
 
 
 class Hang(str):
@@ -32,15 +32,15 @@ class Hang(str):
     __slots__ = ()
 
 
-class Slow(Hang):
+class SlowCall(Hang):
     """As `Hang`, of a process that was still at work: nothing says that it would never have ended."""
 
     __slots__ = ()
 
 
 def in_child(
-    work: Callable[[Tell], None],
-    hear: Callable[[dict[str, Any]], None],
+    work: Callable[[Send], None],
+    receive: Callable[[dict[str, Any]], None],
     grace_s: float = 0.0,
     *,
     stuck_s: float | None = None,
@@ -49,9 +49,9 @@ def in_child(
     """Run something in a child process, and wait no longer than it said it may take.
 
     Args:
-        work: What to run; given a function that tells keyword arguments to `hear`. `limit`: seconds from now
-            on; `at`: what is being called.
-        hear: Given each message.
+        work: What to run. Its argument is a function that sends keyword arguments to `receive`. `limit`: how
+            many seconds the child may take from now on; `at`: the call that it is about to make.
+        receive: Called with each message.
         grace_s: For how long it may go on when the time of `watch` is up.
         stuck_s: Ends a child before its limit that has been in state D for so many seconds, and used no
             processor meanwhile. A limit that is reached without that is a `Slow`.
@@ -68,20 +68,20 @@ def in_child(
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
-        _be_child(work, writer)
+        _run_child(work, writer)
     os.close(writer)
     pids.append(pid)
     limit, at, broken, rest = START_S, "the start", "", b""
     deadline = time.monotonic() + limit
     observed = stuck_s is not None or silent is not None
-    heard, stuck = time.monotonic(), _Stuck(pid)
+    received, stuck = time.monotonic(), _StuckTimer(pid)
     watch.alive(limit + 2 * END_S + 1)
     try:
         while True:
             left = min(deadline - time.monotonic(), watch.left() + grace_s)
             wait = min(left, LOOK_S) if observed else left
             if left <= 0 or not select.select([reader], [], [], max(wait, 0))[0]:
-                silence = time.monotonic() - heard
+                silence = time.monotonic() - received
                 still = stuck.seconds() if observed else 0.0
                 hung = stuck_s is not None and still >= stuck_s
                 if left > wait and not hung:
@@ -89,13 +89,13 @@ def in_child(
                         silent(silence, at, process_state(pid))
                     continue
                 state = process_state(pid)
-                gone = _end(pid) is not None
+                gone = _reap(pid) is not None
                 killed = "killed" if gone else "and can't be killed"
                 if not hung and deadline - time.monotonic() > 0:
                     raise NotReachedError(watch.time_up())
-                kind = Slow if stuck_s is not None and not hung else Hang
+                kind = SlowCall if stuck_s is not None and not hung else Hang
                 return kind(f"{at} does not return in {silence if hung else limit:.0f} s, {killed}: {state}")
-            heard, stuck = time.monotonic(), _Stuck(pid)
+            received, stuck = time.monotonic(), _StuckTimer(pid)
             data = os.read(reader, 1 << 16)
             if not data:
                 break
@@ -107,14 +107,14 @@ def in_child(
                     limit = message["limit"]
                     deadline = time.monotonic() + limit
                     watch.alive(limit + 2 * END_S + 1)
-                hear(message)
+                receive(message)
     finally:
         os.close(reader)
-    status = _end(pid, END_S)
+    status = _reap(pid, END_S)
     return broken or (f"{at}: the process ended with status {status}" if status else "")
 
 
-class _Stuck:
+class _StuckTimer:
     """For how long a process has been in state D, and used no processor meanwhile.
 
     State D alone says little: a driver that starts sleeps in it too, from one step of its work to the next.
@@ -155,21 +155,21 @@ def call(function: Callable[[], dict[str, Any]], limit_s: float) -> dict[str, An
         HungError: It did not end in time.
         RuntimeError: It ended without an answer, or raised something.
     """
-    heard: dict[str, Any] = {}
+    received: dict[str, Any] = {}
 
-    def work(tell: Tell) -> None:
-        tell(limit=limit_s, at=function.__name__)
-        tell(answer=function())
+    def work(send: Send) -> None:
+        send(limit=limit_s, at=function.__name__)
+        send(answer=function())
 
-    problem = in_child(work, heard.update)
+    problem = in_child(work, received.update)
     if isinstance(problem, Hang):
         raise HungError(problem)
-    if problem or "answer" not in heard:
+    if problem or "answer" not in received:
         raise RuntimeError(problem or f"{function.__name__} gave no answer")
-    return dict(heard["answer"])
+    return dict(received["answer"])
 
 
-def _be_child(work: Callable[[Tell], None], writer: int) -> None:
+def _run_child(work: Callable[[Send], None], writer: int) -> None:
     """Be the child process: it keeps nobody waiting who reads the parent's output."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
@@ -177,18 +177,18 @@ def _be_child(work: Callable[[Tell], None], writer: int) -> None:
             os.dup2(null, number)
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
-        def tell(**message: Any) -> None:
+        def send(**message: Any) -> None:
             os.write(writer, json.dumps(message).encode() + b"\n")
 
         try:
-            work(tell)
+            work(send)
         except Exception as error:
-            tell(broken=str(error) or type(error).__name__)
+            send(broken=str(error) or type(error).__name__)
     finally:
         os._exit(0)
 
 
-def _end(pid: int, patience_s: float = 0.0) -> int | None:
+def _reap(pid: int, patience_s: float = 0.0) -> int | None:
     """Wait for a child, then kill it; one that the kernel doesn't let go is left to itself.
 
     Returns:
@@ -197,8 +197,8 @@ def _end(pid: int, patience_s: float = 0.0) -> int | None:
     for patience in (patience_s, END_S):
         deadline = time.monotonic() + patience
         while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped:
                 return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
             if time.monotonic() >= deadline:
                 break

@@ -26,12 +26,19 @@ from typing import Any
 
 from gpukiln import __version__
 from gpukiln.probe import contact_calls, cuda, packing, recording
-from gpukiln.probe.base import NOT_REACHED, NotReachedError, ask, driver_answers, pci_gpus, watch
-from gpukiln.probe.child import Tell, call, in_child
+from gpukiln.probe.base import (
+    NOT_REACHED,
+    NotReachedError,
+    pci_gpus,
+    require_driver_answers,
+    run_unrecorded,
+    watch,
+)
+from gpukiln.probe.child import Send, call, in_child
 from gpukiln.probe.contact_doubles import answers, contradictions
 from gpukiln.probe.contact_folder import Folder, default_folder
-from gpukiln.probe.contact_here import COMMANDS, here, sampling
-from gpukiln.probe.ptx import hashed
+from gpukiln.probe.contact_machine import COMMANDS, describe_machine, sampling
+from gpukiln.probe.ptx import expected_result
 from gpukiln.probe.sections import gather_section
 from gpukiln.probe.simulated import is_simulated
 
@@ -41,9 +48,9 @@ DONE, FAILED, USAGE, NO_GPU, IN_PART, INTERRUPTED = 0, 1, 2, 4, 5, 130
 SCHEMA = 1
 NOT_FOUND = 127  # of a command that is not there
 CALLS, SECOND = "cuda.part", "second.part"  # while it runs
-GIVEN = "gpukiln.probe.contact_given"  # in a packed file: what a checkout and its environment have
+PACKED_DATA = "gpukiln.probe.contact_given"  # in a packed file: what a checkout and its environment have
 MARK = "5f1d-facts-of-a-first-contact"  # stands around the facts that the packed command prints
-WRONG = 12345  # the element of which a wrong value is expected
+WRONG_ELEMENT = 12345  # the element of which a wrong value is expected
 
 
 class Contact:
@@ -89,7 +96,7 @@ class Contact:
 
     def all(self) -> None:
         """Every step, the most telling ones first."""
-        self.step("here", lambda: self.folder.data("here.json", here()))
+        self.step("here", lambda: self.folder.data("here.json", describe_machine()))
         for name, argv in COMMANDS.items():
             self.step(name, functools.partial(self.said, name, argv))
         self.step("nvml", self.ask_nvml)
@@ -104,9 +111,9 @@ class Contact:
 
     def said(self, name: str, argv: Sequence[str]) -> str:
         """What a command says, and its status: it differs where a GPU doesn't have what is asked for."""
-        found = ask(*argv, timeout=COMMAND_S)
-        self.folder.text(f"{name}.txt", f"{found['out']}\n# exit {found['rc']}\n# {found['err']}\n")
-        return str(found["err"]) if found["rc"] == NOT_FOUND else ""
+        done = run_unrecorded(*argv, timeout=COMMAND_S)
+        self.folder.text(f"{name}.txt", f"{done['out']}\n# exit {done['rc']}\n# {done['err']}\n")
+        return str(done["err"]) if done["rc"] == NOT_FOUND else ""
 
     def ask_nvml(self) -> str:
         """All that read_nvml answers, and each call of NVML with its code."""
@@ -114,11 +121,11 @@ class Contact:
             return "no pynvml here: make a packed file where scripts/run works (--pack FILE), and run that"
         watch.limit(0)
 
-        def hear(message: dict[str, Any]) -> None:
+        def receive(message: dict[str, Any]) -> None:
             self.nvml = message.get("nvml", self.nvml)
             self.calls += [message["call"]] if "call" in message else []
 
-        ended = contact_calls.ask_nvml(hear)
+        ended = contact_calls.ask_nvml(receive)
         self.folder.data("nvml-calls.json", self.calls)
         if self.nvml:
             form = {"schema": recording.SCHEMA, "gpukiln": __version__, "pci": pci_gpus()}
@@ -128,63 +135,65 @@ class Contact:
 
     def compute(self, name: str) -> str:
         """The compute section, as the suite gathers it, and how long it took."""
-        found = _cuda()
-        self.runs.append({"run": name, **found})
+        result = _cuda()
+        self.runs.append({"run": name, **result})
         self.folder.data("compute.json", self.runs)
-        return _trouble(found["found"])
+        return _problem(result["found"])
 
     def expect_wrong(self) -> str:
         """With one wrong element expected every GPU must be reported; whether it is."""
 
         def work() -> dict[str, Any]:
             def wrong(tiles: int) -> bytes:
-                expected = bytearray(hashed(tiles))
-                expected[4 * WRONG] ^= 1
+                expected = bytearray(expected_result(tiles))
+                expected[4 * WRONG_ELEMENT] ^= 1
                 return bytes(expected)
 
-            vars(cuda)["hashed"] = wrong  # in this child only
+            vars(cuda)["expected_result"] = wrong  # in this child only
             return _cuda()
 
-        driver_answers()
+        require_driver_answers()
         row = {"run": "wrong expectation", **call(work, COMPUTE_S)}
         self.folder.data("compute-wrong.json", row)
         missed = [str(gpu["bus_id"]) for gpu in row["found"].get("gpus", []) if gpu["ok"]]
         if missed:
             self.odd.append(f"cuda: a wrong element was expected and not reported: {', '.join(missed)}")
             return self.odd[-1]
-        told = [str(gpu["error"]) for gpu in row["found"].get("gpus", []) if not gpu["busy"]]
-        right = told and all(f"first in element {WRONG}:" in error for error in told)
-        return "" if right else f"something else is wrong: {_trouble(row['found'])}"
+        errors = [str(gpu["error"]) for gpu in row["found"].get("gpus", []) if not gpu["busy"]]
+        right = errors and all(f"first in element {WRONG_ELEMENT}:" in error for error in errors)
+        return "" if right else f"something else is wrong: {_problem(row['found'])}"
 
     def two_at_once(self) -> str:
         """Two compute sections beside each other; what they make of it."""
         path = self.folder.path / SECOND
 
-        def work(tell: Tell) -> None:
-            tell(limit=2 * COMPUTE_S, at="two at once")
+        def work(send: Send) -> None:
+            send(limit=2 * COMPUTE_S, at="two at once")
             second = os.fork()
             if second == 0:
                 with contextlib.suppress(BaseException):
                     path.write_text(json.dumps(_cuda()), encoding="utf-8")
                 os._exit(0)
-            tell(found=_cuda())
+            send(found=_cuda())
             os.waitpid(second, 0)
 
-        driver_answers()
-        found: list[dict[str, Any]] = []
-        ended = in_child(work, lambda message: found.append(message["found"]) if "found" in message else None)
+        require_driver_answers()
+        results: list[dict[str, Any]] = []
+        ended = in_child(
+            work, lambda message: results.append(message["found"]) if "found" in message else None
+        )
         if path.exists():
-            found.append(json.loads(path.read_text(encoding="utf-8")))
+            results.append(json.loads(path.read_text(encoding="utf-8")))
             path.unlink()
-        self.folder.data("compute-two.json", found)
-        return ended or "; ".join(filter(None, (_trouble(one["found"]) for one in found)))
+        self.folder.data("compute-two.json", results)
+        return ended or "; ".join(filter(None, (_problem(result["found"]) for result in results)))
 
     def packed(self) -> str:
         """The command that verify sends, with the sections that only read and need no root."""
         if not self.command:
             return "it can't be made without pynvml: make a packed file (--pack FILE), and run that"
         began = time.monotonic()
-        done = ask("sh", "-c", self.command, timeout=PACKED_S + 5)
+        done = run_unrecorded("sh", "-c", self.command, timeout=PACKED_S + 5)
         row: dict[str, Any] = {
             "rc": done["rc"],
             "err": done["err"],
@@ -204,16 +213,16 @@ class Contact:
         """What the doubles never answer."""
         summed = self.sum_up()
         runs = [row["found"] for row in self.runs]
-        found = answers(self.nvml, self.calls, runs, summed)
-        self.folder.data("answers.json", found)
-        lines = self.odd + (contradictions(found, self.doubles) if self.doubles else [])
+        seen = answers(self.nvml, self.calls, runs, summed)
+        self.folder.data("answers.json", seen)
+        lines = self.odd + (contradictions(seen, self.doubles) if self.doubles else [])
         self.folder.text("contradictions.txt", "".join(f"{line}\n" for line in lines))
         sys.stdout.write(self.folder.shown("".join(f"{line}\n" for line in lines)))
         return "" if self.doubles else "tests/doubles/answers.json is not here"
 
     def sum_up(self) -> list[dict[str, Any]]:
         """The calls of CUDA until now."""
-        summed = contact_calls.sum_up_cuda(str(self.folder.path / CALLS))
+        summed = contact_calls.summarize_cuda_calls(str(self.folder.path / CALLS))
         self.folder.data("cuda-calls.json", summed)
         return summed
 
@@ -236,17 +245,17 @@ def _cuda() -> dict[str, Any]:
     return {"found": row["found"], "seconds": row["seconds"]}
 
 
-def _trouble(found: Any) -> str:
-    if not isinstance(found, dict) or "gpus" not in found:
-        return str(found)[:300]
-    wrong = [f"{gpu['bus_id']}: {gpu['error']}" for gpu in found["gpus"] if not gpu["ok"]]
-    return "; ".join(filter(None, [found["error"], *wrong]))
+def _problem(section: Any) -> str:
+    if not isinstance(section, dict) or "gpus" not in section:
+        return str(section)[:300]
+    wrong = [f"{gpu['bus_id']}: {gpu['error']}" for gpu in section["gpus"] if not gpu["ok"]]
+    return "; ".join(filter(None, [section["error"], *wrong]))
 
 
-def given(root: Path) -> tuple[str, Any]:
+def packed_data(root: Path) -> tuple[str, Any]:
     """The command that verify sends, and what the doubles answer; each empty where it is not here."""
-    if importlib.util.find_spec(GIVEN):
-        module = importlib.import_module(GIVEN)
+    if importlib.util.find_spec(PACKED_DATA):
+        module = importlib.import_module(PACKED_DATA)
         return str(module.COMMAND), module.ANSWERS
     path = root / "tests" / "doubles" / "answers.json"
     doubles = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
@@ -287,11 +296,11 @@ def contact(path: Path, root: Path) -> int:
         nonlocal group
         group = message.get("group", group)
 
-    watch.tell = alive
+    watch.send = alive
     signal.signal(signal.SIGTERM, _stop)
     folder = Folder(path, os.uname().nodename)
-    contact_calls.note_cuda(str(path.resolve() / CALLS))
-    steps = Contact(folder, *given(root))
+    contact_calls.record_cuda_calls(str(path.resolve() / CALLS))
+    steps = Contact(folder, *packed_data(root))
     try:
         steps.all()
     except KeyboardInterrupt:
@@ -328,9 +337,9 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path()) -> int:
     if importlib.util.find_spec("pynvml") is None:
         sys.stderr.write("no pynvml here, which goes into the file; run this with scripts/run\n")
         return NO_GPU
-    command, doubles = given(root)
+    command, doubles = packed_data(root)
     data = f"COMMAND = {command!r}\nANSWERS = {doubles!r}\n"
-    options.pack.write_text(packing.contact_program({GIVEN: data}), encoding="utf-8")
+    options.pack.write_text(packing.contact_program({PACKED_DATA: data}), encoding="utf-8")
     sys.stderr.write(
         f"wrote {options.pack}; on the machine with the GPU: python3 {options.pack.name} FOLDER\n"
     )

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.probe import cuda
-from gpukiln.probe.child import Tell, in_child
+from gpukiln.probe.child import Send, in_child
 from gpukiln.probe.nvml import TLIMIT, read_nvml
 
 CALL_S = 40.0  # for one call: a GPU whose firmware hangs costs tens of seconds
 LINKS = 36  # more than NVML knows: what is said of one that is not there
 # What is asked of every GPU beside what the suite asks: calls and their further arguments.
-OF_A_GPU: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
+GPU_CALLS: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
     ("TemperatureThreshold", tuple((kind,) for kind in range(8))),
     ("FieldValues", tuple(([field],) for field in TLIMIT.values())),
     ("MarginTemperature", ((),)),
@@ -53,48 +53,48 @@ OF_A_GPU: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
         )
     ),
 )
-OF_THE_SYSTEM = ("ConfComputeState", "ConfComputeGpusReadyState", "ConfComputeCapabilities")
+SYSTEM_CALLS = ("ConfComputeState", "ConfComputeGpusReadyState", "ConfComputeCapabilities")
 
 
-def ask_nvml(hear: Callable[[dict[str, Any]], None]) -> str:
+def ask_nvml(receive: Callable[[dict[str, Any]], None]) -> str:
     """Ask NVML what the suite asks, then more, in a child process.
 
     Args:
-        hear: Given {nvml: the section of the facts} once, and {call: {call, suite: whether the suite
+        receive: Given {nvml: the section of the facts} once, and {call: {call, suite: whether the suite
             asks it too, gpu, args, code, out}} of each.
 
     Returns:
         How it ended, for people; empty where it ended well.
     """
-    return str(in_child(_ask_nvml, hear))
+    return str(in_child(_ask_nvml, receive))
 
 
-def _ask_nvml(tell: Tell) -> None:
+def _ask_nvml(send: Send) -> None:
     import pynvml  # noqa: PLC0415 - only where there is a GPU
 
-    tell(at="NVML", limit=CALL_S)
+    send(at="NVML", limit=CALL_S)
     suite = {"asks": True}
-    note_calls(pynvml, lambda **message: tell(**_marked(message, suite["asks"])))
-    tell(nvml=read_nvml())
+    record_nvml_calls(pynvml, lambda **message: send(**_mark_suite(message, suite["asks"])))
+    send(nvml=read_nvml())
     suite["asks"] = False
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return  # the section has its error
-    for name in OF_THE_SYSTEM:
-        _try(pynvml, f"nvmlSystemGet{name}")
-    for index in range(_try(pynvml, "nvmlDeviceGetCount") or 0):
-        handle = _try(pynvml, "nvmlDeviceGetHandleByIndex", index)
-        for name, questions in OF_A_GPU if handle is not None else ():
+    for name in SYSTEM_CALLS:
+        _call_if_possible(pynvml, f"nvmlSystemGet{name}")
+    for index in range(_call_if_possible(pynvml, "nvmlDeviceGetCount") or 0):
+        handle = _call_if_possible(pynvml, "nvmlDeviceGetHandleByIndex", index)
+        for name, questions in GPU_CALLS if handle is not None else ():
             for arguments in questions:
-                _try(pynvml, f"nvmlDeviceGet{name}", handle, *arguments)
+                _call_if_possible(pynvml, f"nvmlDeviceGet{name}", handle, *arguments)
 
 
-def _marked(message: dict[str, Any], asks: bool) -> dict[str, Any]:
+def _mark_suite(message: dict[str, Any], asks: bool) -> dict[str, Any]:
     return {**message, "call": {**message["call"], "suite": asks}} if "call" in message else message
 
 
-def _try(pynvml: Any, name: str, *arguments: Any) -> Any:
+def _call_if_possible(pynvml: Any, name: str, *arguments: Any) -> Any:
     """Call a function whose answer is noted whatever it is; None where it fails."""
     try:
         return getattr(pynvml, name)(*arguments)
@@ -102,7 +102,7 @@ def _try(pynvml: Any, name: str, *arguments: Any) -> Any:
         return None
 
 
-def note_calls(pynvml: Any, tell: Tell) -> None:
+def record_nvml_calls(pynvml: Any, send: Send) -> None:
     """Have every call of the library told with its own code, and what it wrote."""
     pointer = pynvml._nvmlGetFunctionPointer
     gpus: dict[Any, int] = {}
@@ -111,13 +111,13 @@ def note_calls(pynvml: Any, tell: Tell) -> None:
         try:
             function = pointer(name)
         except pynvml.NVMLError as error:
-            tell(call={"call": name, "gpu": None, "args": [], "code": int(error.value), "out": []})
+            send(call={"call": name, "gpu": None, "args": [], "code": int(error.value), "out": []})
             raise
         if name == "nvmlErrorString":
             return function
 
         def call(*arguments: Any) -> int:
-            tell(at=name, limit=CALL_S)
+            send(at=name, limit=CALL_S)
             code = int(function(*arguments))
             gpu, given, out = None, [], []
             for argument in arguments:
@@ -125,14 +125,14 @@ def note_calls(pynvml: Any, tell: Tell) -> None:
                 if isinstance(argument, ctypes._Pointer):
                     gpu = gpus.setdefault(ctypes.cast(argument, ctypes.c_void_p).value, len(gpus))
                 elif written is not argument or isinstance(argument, ctypes.Array):
-                    out.append(_written(written) if code == 0 else None)
+                    out.append(_output_kind(written) if code == 0 else None)
                 elif isinstance(getattr(argument, "value", argument), int):
                     given.append(getattr(argument, "value", argument))
                 if isinstance(written, ctypes.Array) and hasattr(written[0], "fieldId"):
-                    given = [one.fieldId for one in written]  # in place of their number
+                    given = [field.fieldId for field in written]  # in place of their number
             if name == "nvmlSystemGetProcessName":
                 given = []  # it is somebody's process
-            tell(call={"call": name, "gpu": gpu, "args": given, "code": code, "out": out})
+            send(call={"call": name, "gpu": gpu, "args": given, "code": code, "out": out})
             return code
 
         return call
@@ -140,12 +140,12 @@ def note_calls(pynvml: Any, tell: Tell) -> None:
     pynvml._nvmlGetFunctionPointer = noted
 
 
-def _written(value: Any) -> Any:
+def _output_kind(value: Any) -> Any:
     """What a call wrote: a number, or of what kind it is. Texts are names and numbers of somebody's GPU."""
     if isinstance(value, ctypes.Array):
         if value._type_ is ctypes.c_char:
             return "text" if value.value else "empty text"
-        return [_written(one) for one in value][:8]
+        return [_output_kind(item) for item in value][:8]
     if isinstance(value, ctypes.Structure):
         if hasattr(value, "nvmlReturn"):
             return {"field": value.fieldId, "code": value.nvmlReturn, "value": value.value.siVal}
@@ -156,7 +156,7 @@ def _written(value: Any) -> Any:
     return number if isinstance(number, (int, float)) else type(value).__name__
 
 
-def note_cuda(path: str) -> None:
+def record_cuda_calls(path: str) -> None:
     """Have this process and its children append every call of CUDA to a file: [name, code, ms] a line."""
 
     class Noted(cuda.CudaLibrary):
@@ -176,7 +176,7 @@ def note_cuda(path: str) -> None:
     vars(cuda)["CudaLibrary"] = Noted
 
 
-def sum_up_cuda(path: str) -> list[dict[str, Any]]:
+def summarize_cuda_calls(path: str) -> list[dict[str, Any]]:
     """The calls of CUDA by name and code: [{call, code, times, ms, longest_ms}]; the file is removed."""
     rows: dict[tuple[str, int], list[float]] = {}
     file = Path(path)

@@ -11,7 +11,7 @@ from typing import Any
 
 Answers = dict[str, dict[str, list[str]]]
 # Calls whose arguments are left out: machines differ in how many GPUs, links and processes they have.
-MANY = ("NvLink", "HandleByIndex", "Processes")
+VARIABLE_CALLS = ("NvLink", "HandleByIndex", "Processes")
 MISSING = "13"  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
@@ -27,21 +27,22 @@ def answers(nvml: Any, calls: list[dict[str, Any]], runs: list[Any], cuda: list[
         runs: Sections `cuda` of the facts.
         cuda: Calls, as `contact_calls.sum_up_cuda` makes them.
     """
-    found: dict[str, dict[str, set[str]]] = {"facts": {}, "nvml": {}, "cuda": {}, "beyond": {}}
+    kinds_by_part: dict[str, dict[str, set[str]]] = {"facts": {}, "nvml": {}, "cuda": {}, "beyond": {}}
     for call in calls:
-        given = [] if any(word in call["call"] for word in MANY) else call["args"]
+        given = [] if any(word in call["call"] for word in VARIABLE_CALLS) else call["args"]
         name = f"{call['call']}({', '.join(map(str, given))})"
         kinds = "" if call["code"] else " ".join(_kind(out) for out in call["out"])
-        part = found["nvml" if call["suite"] else "beyond"]
+        part = kinds_by_part["nvml" if call["suite"] else "beyond"]
         part.setdefault(name, set()).add(f"{call['code']} {kinds}".strip())
     for call in cuda:
-        found["cuda"].setdefault(call["call"], set()).add(str(call["code"]))
+        kinds_by_part["cuda"].setdefault(call["call"], set()).add(str(call["code"]))
     for section, documents in (("nvml", [nvml] if nvml else []), ("cuda", runs)):
         for document in documents:
             for path, kind in _kinds(section, document):
-                found["facts"].setdefault(path, set()).add(kind)
+                kinds_by_part["facts"].setdefault(path, set()).add(kind)
     return {
-        part: {name: sorted(kinds) for name, kinds in sorted(rows.items())} for part, rows in found.items()
+        part: {name: sorted(kinds) for name, kinds in sorted(rows.items())}
+        for part, rows in kinds_by_part.items()
     }
 
 
@@ -49,7 +50,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, dict):
         return f"field {value['code']}" if "field" in value else "struct"
     if isinstance(value, list):
-        return " ".join(sorted({_kind(one) for one in value}))
+        return " ".join(sorted({_kind(item) for item in value}))
     return value.replace(" ", "-") if isinstance(value, str) else "number"
 
 
@@ -69,25 +70,25 @@ def _kinds(path: str, value: Any) -> Iterator[tuple[str, str]]:
         yield path, "number"
 
 
-def merged(*several: Answers) -> Answers:
+def merge(*several: Answers) -> Answers:
     """All kinds of several."""
-    found: Answers = {}
-    for one in several:
-        for part, rows in one.items():
-            place = found.setdefault(part, {})
+    merged: Answers = {}
+    for document in several:
+        for part, rows in document.items():
+            place = merged.setdefault(part, {})
             for name, kinds in rows.items():
                 place[name] = sorted({*place.get(name, []), *kinds})
-    return {part: dict(sorted(rows.items())) for part, rows in found.items()}
+    return {part: dict(sorted(rows.items())) for part, rows in merged.items()}
 
 
-def contradictions(found: Answers, doubles: Answers) -> list[str]:
+def contradictions(seen: Answers, doubles: Answers) -> list[str]:
     """What is in the one and not in the other, for people.
 
     Args:
-        found: On this machine.
+        seen: On this machine.
     """
     lines = []
-    for part, rows in found.items():
+    for part, rows in seen.items():
         known = doubles.get(part, {})
         for name, kinds in rows.items():
             whole = name.partition("(")[0]

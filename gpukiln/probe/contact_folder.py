@@ -50,8 +50,8 @@ class Folder:
         text = _HOME.sub(rf"\1{HIDDEN}", _UUID.sub(self._uuid, text))
         return self.host.sub("host", text)
 
-    def _uuid(self, found: re.Match[str]) -> str:
-        kind, number = found.groups()
+    def _uuid(self, match: re.Match[str]) -> str:
+        kind, number = match.groups()
         if not number.startswith("00000000-0000-0000-0000-"):  # a recording has other ones already
             number = self.uuids.setdefault(number.lower(), f"00000000-0000-0000-0000-{len(self.uuids):012d}")
         return f"{kind}-{number}" if kind else number

@@ -24,23 +24,23 @@ from typing import Any
 from gpukiln.probe.base import (
     NOT_REACHED,
     NotReachedError,
-    driver_answers,
-    end_of,
-    need,
+    check_output,
     pci_gpus,
     read,
+    require_driver_answers,
     run,
+    tail,
 )
 
 NAME = "gpukiln-verify:probe"
 # containerd and podman give short names a registry's; this one is never asked.
 FULL_NAME = f"docker.io/library/{NAME}"
 NAMESPACE = "gpukiln-verify"  # of containerd: nobody else's images are touched
-SECONDS = 180
+TIMEOUT_S = 180
 # Ubuntu's EKS images: what joins them to a cluster, and what it puts in the place of containerd's file.
 JOIN_SCRIPT = "/etc/eks/bootstrap.sh"
 JOIN_TEMPLATES = "/usr/local/share/eks/*config*.toml"
-BEFORE_CONTAINERD = "/etc/systemd/system/containerd.service.d/gpukiln.conf"
+CONTAINERD_DROP_IN = "/etc/systemd/system/containerd.service.d/gpukiln.conf"
 LIBRARIES = r"(/\S*(?:ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.)\S*)"
 
 
@@ -49,7 +49,7 @@ def container() -> dict[str, Any]:
 
     Empty without a GPU or the container toolkit; an engine that is not installed is not in it.
     """
-    driver_answers()
+    require_driver_answers()
     if not pci_gpus() or run("sh", "-c", "command -v nvidia-ctk")["rc"] != 0:
         return {}
     program = os.path.realpath("/usr/bin/nvidia-smi")
@@ -58,7 +58,7 @@ def container() -> dict[str, Any]:
 
 def libraries_of(program: str) -> list[str]:
     """Paths of the C library's parts that a program is linked with."""
-    return sorted(set(re.findall(LIBRARIES, need("ldd", program))))
+    return sorted(set(re.findall(LIBRARIES, check_output("ldd", program))))
 
 
 def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
     """
     engines = {"docker": _docker, "containerd": _containerd, "podman": _podman}
     tools = {"containerd": "ctr"}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     with tempfile.NamedTemporaryFile(suffix=".tar") as archive:
         archive.write(_archive(paths))
         archive.flush()
@@ -76,42 +76,42 @@ def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
             if run("sh", "-c", f"command -v {tools.get(name, name)}")["rc"] == 0:
                 try:
                     done = start(archive.name, command)
-                    found[name] = {"rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
+                    results[name] = {"rc": done["rc"], "out": (done["out"] + done["err"])[:2000]}
                 except NotReachedError as error:
-                    found[name] = {NOT_REACHED: str(error)}
-    return found
+                    results[name] = {NOT_REACHED: str(error)}
+    return results
 
 
 def _docker(archive: str, command: list[str]) -> dict[str, Any]:
-    loaded = run("docker", "load", "--quiet", "--input", archive, timeout=SECONDS)
+    loaded = run("docker", "load", "--quiet", "--input", archive, timeout=TIMEOUT_S)
     if loaded["rc"] != 0:
         return loaded
     try:
         options = ("--rm", "--network", "none", "--gpus", "all")
-        return run("docker", "run", *options, NAME, *command, timeout=SECONDS)
+        return run("docker", "run", *options, NAME, *command, timeout=TIMEOUT_S)
     finally:
         run("docker", "image", "rm", "--force", NAME)
 
 
 def _podman(archive: str, command: list[str]) -> dict[str, Any]:
-    loaded = run("podman", "load", "--quiet", "--input", archive, timeout=SECONDS)
+    loaded = run("podman", "load", "--quiet", "--input", archive, timeout=TIMEOUT_S)
     if loaded["rc"] != 0:
         return loaded
     try:
         options = ("--rm", "--network", "none", "--device", "nvidia.com/gpu=all", "--pull", "never")
-        return run("podman", "run", *options, FULL_NAME, *command, timeout=SECONDS)
+        return run("podman", "run", *options, FULL_NAME, *command, timeout=TIMEOUT_S)
     finally:
         run("podman", "image", "rm", "--force", FULL_NAME)
 
 
 def _containerd(archive: str, command: list[str]) -> dict[str, Any]:
     ctr = ("ctr", "--namespace", NAMESPACE)
-    loaded = run(*ctr, "images", "import", archive, timeout=SECONDS)
+    loaded = run(*ctr, "images", "import", archive, timeout=TIMEOUT_S)
     if loaded["rc"] != 0:
         return loaded
     try:
         options = ("--rm", "--runc-binary", "nvidia-container-runtime", "--env", "NVIDIA_VISIBLE_DEVICES=all")
-        return run(*ctr, "run", *options, FULL_NAME, "gpukiln-probe", *command, timeout=SECONDS)
+        return run(*ctr, "run", *options, FULL_NAME, "gpukiln-probe", *command, timeout=TIMEOUT_S)
     finally:
         run(*ctr, "images", "remove", "--sync", FULL_NAME)
         run("ctr", "namespaces", "remove", NAMESPACE)
@@ -130,8 +130,8 @@ def runtimes_after_join() -> dict[str, dict[str, Any]]:
     """
     if not os.path.exists(JOIN_SCRIPT):
         return {}
-    found = {}
-    lines = (read(BEFORE_CONTAINERD) or "").splitlines()
+    results = {}
+    lines = (read(CONTAINERD_DROP_IN) or "").splitlines()
     commands = [shlex.split(line.partition("=")[2]) for line in lines if line.startswith("ExecStartPre=")]
     for template in sorted(glob.glob(JOIN_TEMPLATES)):
         with tempfile.TemporaryDirectory() as folder:
@@ -139,13 +139,13 @@ def runtimes_after_join() -> dict[str, dict[str, Any]]:
             shutil.copy(template, copy)
             said = [run(*command, copy) for command in commands]
             said.append(run("containerd", "--config", copy, "config", "dump", timeout=120))
-        wrong = next((one for one in said if one["rc"] != 0), said[-1])
-        found[template] = {
+        wrong = next((answer for answer in said if answer["rc"] != 0), said[-1])
+        results[template] = {
             "rc": wrong["rc"],
-            "error": end_of(wrong["err"], 500),
+            "error": tail(wrong["err"], 500),
             "runtimes": runtimes_in(said[-1]),
         }
-    return found
+    return results
 
 
 def _archive(paths: list[str]) -> bytes:

@@ -26,14 +26,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from gpukiln.probe.base import driver_answers, pci_gpus
-from gpukiln.probe.child import Tell, in_child
-from gpukiln.probe.pcie import come_near, link
-from gpukiln.probe.ptx import PTX, ROUNDS, TILE, hashed
-from gpukiln.probe.xids import kernel_buffer, meanwhile
+from gpukiln.probe.base import pci_gpus, require_driver_answers
+from gpukiln.probe.child import Send, in_child
+from gpukiln.probe.pcie import link, pin_to_local_cpus
+from gpukiln.probe.ptx import PTX, ROUNDS, TILE, expected_result
+from gpukiln.probe.xids import faults_since, kernel_buffer
 
 ELEMENTS = 1 << 24  # of 32 bits each: 64 MiB
-SHARED = 1 << 20  # elements of 32 bits that each GPU brings to the all-reduce
+REDUCE_ELEMENTS = 1 << 20  # elements of 32 bits that each GPU brings to the all-reduce
 BLOCK = 256  # threads
 # Copies in one direction go on at least so often and so long: a link that slept needs time to speed up.
 REPEATS, COPYING_S = 2, 0.4
@@ -41,7 +41,7 @@ REPEATS, COPYING_S = 2, 0.4
 # A step of the all-reduce is one context, one mapping of a peer or one copy: a context takes more than a
 # second, and with every GPU there is another peer for each (rapidsai/dask-cuda, issue 198).
 INIT_S, GPU_S, STEP_S = 60.0, 30.0, 15.0
-MEMORY, UNAVAILABLE, PEER_ON, NO_PEER, UNSUPPORTED = 2, 46, 704, (217, 711), 801  # CUresult
+OUT_OF_MEMORY, UNAVAILABLE, PEER_ON, NO_PEER, UNSUPPORTED = 2, 46, 704, (217, 711), 801  # CUresult
 COMPUTE_MODE, MAJOR, MINOR, EXCLUSIVE = 20, 75, 76, 3  # CUdevice_attribute, CUcomputemode
 MIG = "/proc/driver/nvidia/capabilities/gpu*/mig/gi[0-9]*"  # one for each instance
 UNKNOWN = (
@@ -76,7 +76,7 @@ class CudaLibrary:
     """The driver's library; an instance is called with a function's name and its arguments.
 
     Args:
-        tell: Told the name of each function before it is called.
+        send: Told the name of each function before it is called.
 
     Raises:
         OSError: There is no libcuda.so.1.
@@ -84,18 +84,18 @@ class CudaLibrary:
 
     visible = ""  # GPUs by UUID; empty: every one, whatever the environment says
 
-    def __init__(self, tell: Tell) -> None:
+    def __init__(self, send: Send) -> None:
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if self.visible:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
         # No compiled kernel is left in root's home.
         os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
-        self.tell = tell
+        self.send = send
         self.library = ctypes.CDLL("libcuda.so.1")
 
     def __call__(self, name: str, *args: Any) -> None:
         """Call a function; CudaError where it fails."""
-        self.tell(at=name)
+        self.send(at=name)
         code = getattr(self.library, name)(*args)
         if code:
             raise CudaError(name, code, self._text(code))
@@ -169,16 +169,16 @@ def cuda(visible: str = "") -> dict[str, Any]:
         "mig": bool(glob.glob(MIG)),
         "all_reduce": {"tried": False, "reason": "no GPU"},
     }
-    driver_answers()
+    require_driver_answers()
     CudaLibrary.visible = visible
     if not pci_gpus():
         result["error"] = "no NVIDIA GPU on the PCI bus"
         return result
     log = kernel_buffer()
-    expected = hashed(ELEMENTS // TILE)
+    expected = expected_result(ELEMENTS // TILE)
     gpus: dict[int, dict[str, Any]] = {}
 
-    def hear(message: dict[str, Any]) -> None:
+    def receive(message: dict[str, Any]) -> None:
         if "gpu" in message:
             gpus[message["gpu"]["index"]] = message["gpu"]
         result.update({k: message[k] for k in ("count", "driver_version") if k in message})
@@ -186,7 +186,7 @@ def cuda(visible: str = "") -> dict[str, Any]:
     # What a fault leaves behind in a process may break the next GPU's test: that one begins in a new one.
     while True:
         tested = len(gpus)
-        ended = in_child(functools.partial(_test_gpus, expected, tested), hear)
+        ended = in_child(functools.partial(_test_gpus, expected, tested), receive)
         if len(gpus) > tested:
             last = gpus[len(gpus) - 1]
             if not (last["ok"] or last["error"]):
@@ -196,25 +196,25 @@ def cuda(visible: str = "") -> dict[str, Any]:
         if len(gpus) == tested or len(gpus) >= result["count"]:
             break
     result["gpus"] = [gpus[i] for i in sorted(gpus)]
-    result["all_reduce"] = _all_reduce_or_why_not(result)
-    return {**result, **meanwhile(log)}
+    result["all_reduce"] = _run_all_reduce(result)
+    return {**result, **faults_since(log)}
 
 
-def _test_gpus(expected: bytes, first: int, tell: Tell) -> None:
+def _test_gpus(expected: bytes, first: int, send: Send) -> None:
     """Test the GPUs from an index on, up to one that fails."""
-    cuda = CudaLibrary(tell)
-    tell(limit=INIT_S)
+    cuda = CudaLibrary(send)
+    send(limit=INIT_S)
     cuda("cuInit", 0)
     version, count = cuda.number("cuDriverGetVersion"), cuda.number("cuDeviceGetCount")
-    tell(count=count, driver_version=f"{version // 1000}.{version % 1000 // 10}")
+    send(count=count, driver_version=f"{version // 1000}.{version % 1000 // 10}")
     for index in range(first, count):
         report = {"index": index, **dict.fromkeys(UNKNOWN), "ok": False, "busy": False, "elements": 0}
-        tell(limit=GPU_S, gpu=report)
+        send(limit=GPU_S, gpu=report)
         try:
             _test_gpu(cuda, report, expected)
         except CudaError as error:
             report["error"], report["busy"] = str(error), _is_busy(cuda, index, error)
-        tell(gpu=report)
+        send(gpu=report)
         if not report["ok"]:
             return
 
@@ -224,12 +224,12 @@ def _is_busy(cuda: CudaLibrary, index: int, error: CudaError) -> bool:
     with contextlib.suppress(CudaError):
         if error.code == UNAVAILABLE:
             return cuda.number("cuDeviceGetAttribute", COMPUTE_MODE, index) == EXCLUSIVE
-        if error.code == MEMORY and error.call != "cuMemAllocHost_v2":
+        if error.code == OUT_OF_MEMORY and error.call != "cuMemAllocHost_v2":
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             cuda("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
             return free.value < 16 * ELEMENTS  # with four times as much free, it is no lack of memory
     # Without a context there is no telling how much is free: a context itself takes hundreds of MiB.
-    return error.code == MEMORY and error.call == "cuDevicePrimaryCtxRetain"
+    return error.code == OUT_OF_MEMORY and error.call == "cuDevicePrimaryCtxRetain"
 
 
 def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> None:
@@ -238,8 +238,8 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
     report["name"] = cuda.text("cuDeviceGetName", device)
     major, minor = (cuda.number("cuDeviceGetAttribute", a, device) for a in (MAJOR, MINOR))
     report["compute_capability"] = f"{major}.{minor}"
-    cuda.tell(gpu=report)
-    come_near(report["bus_id"])
+    cuda.send(gpu=report)
+    pin_to_local_cpus(report["bus_id"])
     cuda("cuCtxSetCurrent", cuda.handle("cuDevicePrimaryCtxRetain", device))
     module, size = cuda.module(), ctypes.c_size_t(4 * ELEMENTS)
     kernel = cuda.handle("cuModuleGetFunction", module, b"gpukiln_hash")
@@ -295,16 +295,16 @@ def _host_memory(cuda: CudaLibrary, size: ctypes.c_size_t) -> tuple[Any, bool]:
     return ctypes.create_string_buffer(size.value), False
 
 
-def _difference(found: bytes, wanted: bytes, what: str) -> str | None:
+def _difference(actual: bytes, expected: bytes, what: str) -> str | None:
     """Where two arrays of 32-bit elements differ, for people; None where they don't."""
-    if found == wanted:
+    if actual == expected:
         return None
     size = 4 * TILE
-    tiles = [o for o in range(0, len(wanted), size) if found[o : o + size] != wanted[o : o + size]]
-    at = next(o for o in range(tiles[0], tiles[0] + size, 4) if found[o : o + 4] != wanted[o : o + 4])
-    got, due = (int.from_bytes(x[at : at + 4], "little") for x in (found, wanted))
+    tiles = [o for o in range(0, len(expected), size) if actual[o : o + size] != expected[o : o + size]]
+    at = next(o for o in range(tiles[0], tiles[0] + size, 4) if actual[o : o + 4] != expected[o : o + 4])
+    got, due = (int.from_bytes(x[at : at + 4], "little") for x in (actual, expected))
     return (
-        f"{what} is wrong in {len(tiles)} of {len(wanted) // size} blocks of {TILE} elements, first in "
+        f"{what} is wrong in {len(tiles)} of {len(expected) // size} blocks of {TILE} elements, first in "
         f"element {at // 4}: {got:#010x}, wanted {due:#010x}"
     )
 
@@ -319,7 +319,7 @@ def _rate(copy: Callable[[], None]) -> float:
     return round(4 * ELEMENTS / min(took) / 1e9, 2)
 
 
-def _all_reduce_or_why_not(result: dict[str, Any]) -> dict[str, Any]:
+def _run_all_reduce(result: dict[str, Any]) -> dict[str, Any]:
     why = "one GPU" if result["count"] == 1 else result["error"] or ""
     if not why:
         why = "; ".join(f"{g['bus_id'] or g['index']}: {g['error']}" for g in result["gpus"] if not g["ok"])
@@ -330,7 +330,7 @@ def _all_reduce_or_why_not(result: dict[str, Any]) -> dict[str, Any]:
         "reason": "",
         "ok": False,
         "error": None,
-        "elements": SHARED,
+        "elements": REDUCE_ELEMENTS,
         "ms": None,
         "direct": 0,
         "through_host": [],
@@ -342,39 +342,42 @@ def _all_reduce_or_why_not(result: dict[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _all_reduce(tell: Tell) -> None:
+def _all_reduce(send: Send) -> None:
     """Every GPU takes the numbers of every other one and adds them to its own; all must have the sum."""
-    tell(limit=INIT_S)
-    cuda, size = CudaLibrary(tell), ctypes.c_size_t(4 * SHARED)
+    send(limit=INIT_S)
+    cuda, size = CudaLibrary(send), ctypes.c_size_t(4 * REDUCE_ELEMENTS)
     cuda("cuInit", 0)
     devices = [cuda.number("cuDeviceGet", i) for i in range(cuda.number("cuDeviceGetCount"))]
-    tell(limit=STEP_S * len(devices))  # for this process to make their numbers
+    send(limit=STEP_S * len(devices))  # for this process to make their numbers
     # No secrets (S311): every run has the same numbers.
     # 26 bits: 64 GPUs' numbers add up without a carry into the next element.
-    bits = int.from_bytes(b"\xff\xff\xff\3" * SHARED, "little")
-    numbers = [int.from_bytes(random.Random(i).randbytes(4 * SHARED), "little") & bits for i in devices]  # noqa: S311
-    expected = sum(numbers).to_bytes(4 * SHARED, "little")
+    bits = int.from_bytes(b"\xff\xff\xff\3" * REDUCE_ELEMENTS, "little")
+    numbers = [
+        int.from_bytes(random.Random(i).randbytes(4 * REDUCE_ELEMENTS), "little") & bits  # noqa: S311
+        for i in devices
+    ]
+    expected = sum(numbers).to_bytes(4 * REDUCE_ELEMENTS, "little")
     contexts: list[ctypes.c_void_p] = []
     kernels: list[ctypes.c_void_p] = []
     own: list[ctypes.c_void_p] = []
     sums: list[ctypes.c_void_p] = []
     others: list[ctypes.c_void_p] = []
     for device, number in zip(devices, numbers):
-        tell(limit=STEP_S)
+        send(limit=STEP_S)
         contexts.append(cuda.handle("cuDevicePrimaryCtxRetain", device))
         cuda("cuCtxSetCurrent", contexts[-1])
         kernels.append(cuda.handle("cuModuleGetFunction", cuda.module(), b"gpukiln_add"))
         for place in (own, sums, others):
             place.append(cuda.handle("cuMemAlloc_v2", size))
-        data = number.to_bytes(4 * SHARED, "little")
+        data = number.to_bytes(4 * REDUCE_ELEMENTS, "little")
         cuda("cuMemcpyHtoD_v2", own[-1], data, size)
         cuda("cuMemcpyHtoD_v2", sums[-1], data, size)
     pairs = [((i + step) % len(devices), i) for step in range(1, len(devices)) for i in range(len(devices))]
-    direct = {pair for pair in pairs if _peers(cuda, contexts, devices, *pair)}
-    staged = ctypes.create_string_buffer(4 * SHARED)
+    direct = {pair for pair in pairs if _enable_peer_access(cuda, contexts, devices, *pair)}
+    staged = ctypes.create_string_buffer(4 * REDUCE_ELEMENTS)
     began = time.perf_counter()
     for source, target in pairs:
-        tell(limit=STEP_S)
+        send(limit=STEP_S)
         if (source, target) in direct:
             cuda("cuMemcpyPeer", others[target], contexts[target], own[source], contexts[source], size)
         else:
@@ -386,23 +389,23 @@ def _all_reduce(tell: Tell) -> None:
         cuda("cuCtxSynchronize")
         cuda.launch(
             kernels[target],
-            SHARED,
+            REDUCE_ELEMENTS,
             ctypes.c_uint64(sums[target].value or 0),
             ctypes.c_uint64(others[target].value or 0),
-            ctypes.c_uint32(SHARED),
+            ctypes.c_uint32(REDUCE_ELEMENTS),
         )
         cuda("cuCtxSynchronize")
     took = time.perf_counter() - began
     names = [cuda.text("cuDeviceGetPCIBusId", d).lower() for d in devices]
     wrong = []
     for index, context in enumerate(contexts):
-        tell(limit=STEP_S)
+        send(limit=STEP_S)
         cuda("cuCtxSetCurrent", context)
         cuda("cuMemcpyDtoH_v2", staged, sums[index], size)
         problem = _difference(staged.raw, expected, "the sum")
         wrong += [f"{names[index]}: {problem}"] if problem else []
     shown = [[names[source], names[target]] for source, target in pairs if (source, target) not in direct]
-    tell(
+    send(
         all_reduce={
             "ok": not wrong,
             "wrong": wrong,
@@ -413,11 +416,11 @@ def _all_reduce(tell: Tell) -> None:
     )
 
 
-def _peers(
+def _enable_peer_access(
     cuda: CudaLibrary, contexts: list[ctypes.c_void_p], devices: list[int], source: int, target: int
 ) -> bool:
     """Let one GPU read another one's memory; whether it can."""
-    cuda.tell(limit=STEP_S)
+    cuda.send(limit=STEP_S)
     if not cuda.number("cuDeviceCanAccessPeer", devices[target], devices[source]):
         return False
     cuda("cuCtxSetCurrent", contexts[target])

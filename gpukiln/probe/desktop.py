@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gpukiln.probe.base import end_of, run
-from gpukiln.probe.services import ask
+from gpukiln.probe.base import run, tail
+from gpukiln.probe.services import http_request
 
 UNIT = "kasmvnc@{}.service"
 PORT = re.compile(r"-websocketPort (\d+)")
@@ -36,28 +36,28 @@ def desktop() -> dict[str, Any]:
         "out"
     ]
     if running.split():
-        return _asked(running.split()[0], int(port[1]))
+        return _query_desktop(running.split()[0], int(port[1]))
     user = next((row for row in pwd.getpwall() if row.pw_uid == PERSON), None)
     if user is None:
         return {"unit": True, "unit_of": None}
-    made = [path for name in FILES if not (path := Path(user.pw_dir, name)).exists()]
+    created = [path for name in FILES if not (path := Path(user.pw_dir, name)).exists()]
     unit = UNIT.format(user.pw_name)
     try:
         run("systemctl", "start", unit)
-        return _asked(unit, int(port[1]))
+        return _query_desktop(unit, int(port[1]))
     finally:
         run("systemctl", "stop", unit)
         run("systemctl", "reset-failed", unit)
-        for path in made:
+        for path in created:
             if path.is_dir():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
 
 
-def _asked(unit: str, port: int) -> dict[str, Any]:
+def _query_desktop(unit: str, port: int) -> dict[str, Any]:
     until = time.monotonic() + START_S
-    while not (listens := _listens(port)) and time.monotonic() < until:
+    while not (listens := _listening_addresses(port)) and time.monotonic() < until:
         time.sleep(0.5)
     log = (
         "" if listens else run("journalctl", "--no-pager", "--lines=5", "--output=cat", "--unit", unit)["out"]
@@ -67,11 +67,11 @@ def _asked(unit: str, port: int) -> dict[str, Any]:
         "unit_of": unit,
         "port": port,
         "listens": listens,
-        "http": ask(port, "/") if listens else None,
-        "log": end_of(log.strip(), 500),
+        "http": http_request(port, "/") if listens else None,
+        "log": tail(log.strip(), 500),
     }
 
 
-def _listens(port: int) -> list[str]:
+def _listening_addresses(port: int) -> list[str]:
     lines = run("ss", "-Hltn", f"sport = :{port}")["out"].splitlines()
     return sorted({line.split()[3].rpartition(":")[0].strip("[]") for line in lines})

@@ -22,7 +22,7 @@ SUFFIXES = ("", ".zst", ".xz")
 # The driver compares it with its own version: src/nvidia/src/kernel/gpu/gsp/kernel_gsp.c of
 # NVIDIA/open-gpu-kernel-modules, GSP_VERSION_SECTION_NAME.
 VERSION_SECTION = b".fwversion"
-MOST, MOST_NAMES = 64, 4096  # characters of a version, and of the names of all sections
+MAX_VERSION, MAX_NAMES = 64, 4096  # characters of a version, and of the names of all sections
 
 
 def firmware(release: str, names: list[str]) -> list[dict[str, Any]]:
@@ -34,34 +34,34 @@ def firmware(release: str, names: list[str]) -> list[dict[str, Any]]:
     custom = (read(CUSTOM) or "").strip()
     folders = [custom] if custom else []
     folders += [folder.format(release) for folder in FOLDERS]
-    found = []
+    files = []
     for name in names:
         paths = (f"{folder}/{name}{suffix}" for suffix in SUFFIXES for folder in folders)
         path = next(filter(os.path.isfile, paths), None)
         base = os.path.basename(name)
-        beside = [one for folder in folders for one in glob.glob(f"{folder}/nvidia/[0-9]*/{base}*")]
-        found.append(
+        beside = [other for folder in folders for other in glob.glob(f"{folder}/nvidia/[0-9]*/{base}*")]
+        files.append(
             {
                 "name": name,
                 "path": path,
                 "size": os.path.getsize(path) if path else None,
                 "version": version_in(path) if path else None,
-                "others": sorted({os.path.basename(os.path.dirname(one)) for one in beside}),
+                "others": sorted({os.path.basename(os.path.dirname(other)) for other in beside}),
             }
         )
-    return found
+    return files
 
 
 def version_in(path: str) -> str | None:
     """The text of a file's section .fwversion, by elf(5) for 64 bits; None where it has none."""
     with open(path, "rb") as file:
         try:
-            return _section(file)
+            return _read_version_section(file)
         except (ValueError, OverflowError, struct.error):  # no ELF file, or a damaged one
             return None
 
 
-def _section(file: BinaryIO) -> str | None:
+def _read_version_section(file: BinaryIO) -> str | None:
     head = file.read(64)
     if len(head) < 64 or head[:5] != b"\x7fELF\x02":
         return None
@@ -73,9 +73,9 @@ def _section(file: BinaryIO) -> str | None:
     if names_at >= count:
         return None
     file.seek(sections[names_at][4])
-    names = file.read(min(sections[names_at][5], MOST_NAMES))
+    names = file.read(min(sections[names_at][5], MAX_NAMES))
     for name, _kind, _flags, _address, offset, length in sections:
         if names[name:].partition(b"\0")[0] == VERSION_SECTION:
             file.seek(offset)
-            return file.read(min(length, MOST)).rstrip(b"\0").decode("ascii", "replace") or None
+            return file.read(min(length, MAX_VERSION)).rstrip(b"\0").decode("ascii", "replace") or None
     return None

@@ -28,15 +28,15 @@ from gpukiln.probe.base import (
     NOT_REACHED,
     TIMED_OUT,
     HungError,
-    driver_answers,
-    end_of,
+    check_output,
     init_started,
     mtime,
-    need,
     read,
+    read_evidence,
+    require_driver_answers,
     run,
-    show,
-    unless_hung,
+    run_unless_hung,
+    tail,
     watch,
 )
 from gpukiln.probe.container import container, runtimes_after_join, runtimes_in
@@ -44,7 +44,7 @@ from gpukiln.probe.cuda import cuda
 from gpukiln.probe.desktop import desktop
 from gpukiln.probe.firmware import firmware
 from gpukiln.probe.gpus import gpus
-from gpukiln.probe.leftovers import identity, keys, leftovers, secrets
+from gpukiln.probe.hygiene import build_files, identity, keys, secrets
 from gpukiln.probe.libraries import libraries
 from gpukiln.probe.loading import DRIVER_MODULE, loading, modules_in
 from gpukiln.probe.monitoring import monitoring
@@ -73,7 +73,7 @@ FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
 
 def record() -> dict[str, Any]:
     """The image's record: {data, error}; exactly one of them is null."""
-    text = show("/etc/gpukiln/image.json")
+    text = read_evidence("/etc/gpukiln/image.json")
     if text is None:
         return {"data": None, "error": "/etc/gpukiln/image.json is missing"}
     try:
@@ -90,7 +90,7 @@ def expected() -> dict[str, Any]:
 
     The role gpu_bootstrap writes it.
     """
-    text = show("/etc/gpukiln/expected.json")
+    text = read_evidence("/etc/gpukiln/expected.json")
     said = json.loads(text or "{}")
     return {key: said.get(key) for key in ("mig", "bandwidth_share")}
 
@@ -132,28 +132,28 @@ def kernel_image(release: str) -> str | None:
         *("/boot/vmlinu[xz]-{}", "/boot/Image-{}", "/lib/modules/{}/vmlinu[xz]"),
         *("/boot/*/{}/linux", "/efi/*/{}/linux", "/boot/efi/*/{}/linux"),
     )
-    found = [path for place in places for path in sorted(glob.glob(place.format(glob.escape(release))))]
-    return next(iter(found), None)
+    images = [path for place in places for path in sorted(glob.glob(place.format(glob.escape(release))))]
+    return next(iter(images), None)
 
 
 def packages() -> dict[str, Any]:
     """{installed: {name: version}, holds: [name]}."""
     if run("dpkg", "--version")["rc"] == 0:
-        rows = need("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")
-        found = [r.split("\t") for r in rows.splitlines()]
-        holds = need("apt-mark", "showhold").split()
+        rows = check_output("dpkg-query", "-W", "-f", "${db:Status-Status}\t${Package}\t${Version}\n")
+        cells = [r.split("\t") for r in rows.splitlines()]
+        holds = check_output("apt-mark", "showhold").split()
         return {
-            "installed": {n: v for s, n, v in found if s == "installed"},
+            "installed": {n: v for s, n, v in cells if s == "installed"},
             "holds": sorted(h.partition(":")[0] for h in holds),
         }
     # Several versions of a kernel are installed at once, and keys count as packages too.
     versions: dict[str, set[str]] = {}
-    for row in need("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n").splitlines():
+    for row in check_output("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n").splitlines():
         name, version = row.split("\t")
         versions.setdefault(name, set()).add(version)
     locks = run("dnf", "versionlock", "list")
     names = [re.sub(r"-[^-]*-[^-]*$", "", line.strip()) for line in locks["out"].splitlines()]
-    installed = {name: ", ".join(sorted(found)) for name, found in versions.items()}
+    installed = {name: ", ".join(sorted(several)) for name, several in versions.items()}
     return {"installed": installed, "holds": sorted(filter(None, names))}
 
 
@@ -164,16 +164,16 @@ def driver() -> dict[str, Any]:
     `libraries.libraries`. `nvidia-smi -h` works with neither module nor GPU; its first line ends in the
     version. What a tool that hangs would have told is {_not_reached: why}.
     """
-    smi = unless_hung("nvidia-smi", "-h", timeout=20)
+    smi = run_unless_hung("nvidia-smi", "-h", timeout=20)
     if NOT_REACHED not in smi:
         first = smi["out"].splitlines()[0] if smi["out"].strip() else ""
         smi = {"rc": smi["rc"], "first_line": first or smi["err"], "version": driver_version(first)}
     files = libraries()
-    daemon = unless_hung("nvidia-persistenced", "--version", timeout=20)
+    daemon = run_unless_hung("nvidia-persistenced", "--version", timeout=20)
     return {
         "nvidia_smi": smi,
         "libraries": {
-            name: sorted({one["version"] for one in copies if one["version"] and not one["stands_in"]})
+            name: sorted({copy["version"] for copy in copies if copy["version"] and not copy["stands_in"]})
             for name, copies in files.items()
         },
         "library_files": files,
@@ -183,8 +183,8 @@ def driver() -> dict[str, Any]:
 
 def driver_version(text: str) -> str | None:
     """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`."""
-    found = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
-    return found.group(1) if found else None
+    match = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
+    return match.group(1) if match else None
 
 
 def modules() -> dict[str, Any]:
@@ -193,16 +193,16 @@ def modules() -> dict[str, Any]:
     version is null where the module names none. firmware: the files that the module names, see
     `firmware.firmware`. Debian names the modules nvidia-current*, everybody else nvidia*.
     """
-    found: dict[str, Any] = {}
+    by_kernel: dict[str, Any] = {}
     for release in kernel()["installed"]:
-        found[release] = {}
+        by_kernel[release] = {}
         for key, names in (
             ("nvidia", ("nvidia-current", "nvidia")),
             ("nvidia_uvm", ("nvidia-current-uvm", "nvidia-uvm")),
             ("nvidia_modeset", ("nvidia-current-modeset", "nvidia-modeset")),
         ):
-            found[release][key] = next(filter(None, (_modinfo(release, n) for n in names)), None)
-    return found
+            by_kernel[release][key] = next(filter(None, (_modinfo(release, n) for n in names)), None)
+    return by_kernel
 
 
 def _modinfo(release: str, name: str) -> dict[str, Any] | None:
@@ -223,15 +223,15 @@ def signatures() -> dict[str, Any]:
 
     Only kernels that have the module; Debian names it nvidia-current.
     """
-    found = {}
+    answers = {}
     for release in kernel()["installed"]:
         for name in ("nvidia-current", "nvidia"):
             if _modinfo(release, name):
                 asked = ("env", f"GPUKILN_KERNEL={release}", "bash", "-s", name)
                 said = run(*asked, data=SIGNATURE.encode())
-                found[release] = {"rc": said["rc"], "out": end_of((said["out"] or said["err"]).strip(), 500)}
+                answers[release] = {"rc": said["rc"], "out": tail((said["out"] or said["err"]).strip(), 500)}
                 break
-    return found
+    return answers
 
 
 def nouveau() -> dict[str, Any]:
@@ -239,7 +239,7 @@ def nouveau() -> dict[str, Any]:
 
     Of an initramfs driver is {file: version} of NVIDIA's modules in it.
     """
-    config = need("modprobe", "--showconfig")
+    config = check_output("modprobe", "--showconfig")
     files = []
     for path in sorted(glob.glob("/etc/modprobe.d/*.conf") + glob.glob("/lib/modprobe.d/*.conf")):
         if re.search(r"(?m)^\s*blacklist\s+nouveau\b", read(path) or ""):
@@ -257,7 +257,7 @@ def nouveau() -> dict[str, Any]:
         images[release] = {
             "path": path,
             "rc": listing["rc"],
-            "error": end_of(listing["err"], 300),
+            "error": tail(listing["err"], 300),
             "mtime": mtime(path),
             "files": [f for f in files if os.path.basename(f) in names],
             "module": any(n.startswith("nouveau.ko") for n in names),
@@ -287,9 +287,9 @@ def dkms() -> dict[str, Any]:
     status = run("dkms", "status")
     rows = []
     for line in status["out"].splitlines():
-        found = re.match(r"([^/,]+)[/,]\s*([^,:]+)(?:,\s*([^,]+),\s*([^:]+))?:\s*(.*)", line.strip())
-        if found:
-            module, version, release, _arch, state = found.groups()
+        match = re.match(r"([^/,]+)[/,]\s*([^,:]+)(?:,\s*([^,]+),\s*([^:]+))?:\s*(.*)", line.strip())
+        if match:
+            module, version, release, _arch, state = match.groups()
             rows.append({"module": module, "version": version, "kernel": release, "state": state})
     return {
         "installed": status["rc"] != 127,
@@ -310,11 +310,11 @@ def compilers() -> list[str]:
 
 def startup_s(text: str) -> float | None:
     """Seconds that `systemd-analyze time` names: the total, or the only part; None before the boot's end."""
-    found = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
-    if not found:
+    match = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
+    if not match:
         return None
     units = {"min": 60.0, "s": 1.0, "ms": 0.001}
-    return sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(min|ms|s)", found.group(1)))
+    return sum(float(n) * units[u] for n, u in re.findall(r"([\d.]+)(min|ms|s)", match.group(1)))
 
 
 def boot() -> dict[str, Any]:
@@ -329,10 +329,14 @@ def boot() -> dict[str, Any]:
     for unit in UNITS:
         keys = "LoadState,UnitFileState,ActiveState,SubState,Result,ConditionResult"
         keys += ",ActiveEnterTimestampMonotonic"
-        shown = dict(r.partition("=")[::2] for r in need("systemctl", "show", "-p", keys, unit).splitlines())
+        shown = dict(
+            r.partition("=")[::2] for r in check_output("systemctl", "show", "-p", keys, unit).splitlines()
+        )
         units[unit] = {k: shown.get(k, "") for k in keys.split(",")}
     analyze = run("systemd-analyze", "time")
-    failed = need("systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full").splitlines()
+    failed = check_output(
+        "systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full"
+    ).splitlines()
     selected = [a for u in UNITS for a in ("-u", u)]
     journal = errors_of(selected)
     with open("/proc/uptime") as file:
@@ -358,12 +362,12 @@ def errors_of(selected: list[str]) -> Any:
     if said["rc"] == TIMED_OUT:
         return {NOT_REACHED: f"the journal gave no answer in {JOURNAL_S:.0f} s"}
     if said["rc"] != 0:
-        raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {end_of(said['err'] or said['out'], 500)}")
+        raise RuntimeError(f"{' '.join(asked)}: exit {said['rc']}: {tail(said['err'] or said['out'], 500)}")
     entries = [json.loads(line) for line in said["out"].splitlines() if line.startswith("{")]
     return [
         {
             "unit": str(e.get("UNIT") or e.get("_SYSTEMD_UNIT") or ""),
-            "message": end_of(str(e.get("MESSAGE", "")), 300),
+            "message": tail(str(e.get("MESSAGE", "")), 300),
         }
         for e in entries
     ]
@@ -380,21 +384,21 @@ def gpu_tools() -> dict[str, Any]:
             digest = hashlib.sha256(file.read()).hexdigest()
     except FileNotFoundError:
         return {"sha256": None, "rc": None, "out": "", "state": None, "socket": None}
-    said = unless_hung(GPU_TOOL, "--version", timeout=60)
-    found = {"sha256": digest, "state": _rights(GPU_STATE), "socket": _rights(GPU_SOCKET)}
+    said = run_unless_hung(GPU_TOOL, "--version", timeout=60)
+    facts = {"sha256": digest, "state": _ownership(GPU_STATE), "socket": _ownership(GPU_SOCKET)}
     if NOT_REACHED in said:
-        return {**found, "rc": said, "out": ""}
-    return {**found, "rc": said["rc"], "out": end_of(said["out"] + said["err"], 500)}
+        return {**facts, "rc": said, "out": ""}
+    return {**facts, "rc": said["rc"], "out": tail(said["out"] + said["err"], 500)}
 
 
-def _rights(path: str) -> dict[str, str] | None:
+def _ownership(path: str) -> dict[str, str] | None:
     """Whose a file is and what they may; None where it is missing."""
     if not os.path.exists(path):
         return None
-    found = os.stat(path)
-    group = need("getent", "group", str(found.st_gid)).partition(":")[0]
-    user = need("getent", "passwd", str(found.st_uid)).partition(":")[0]
-    return {"user": user, "group": group, "mode": f"{found.st_mode & 0o7777:04o}"}
+    status = os.stat(path)
+    group = check_output("getent", "group", str(status.st_gid)).partition(":")[0]
+    user = check_output("getent", "passwd", str(status.st_uid)).partition(":")[0]
+    return {"user": user, "group": group, "mode": f"{status.st_mode & 0o7777:04o}"}
 
 
 def docker() -> dict[str, Any]:
@@ -407,7 +411,7 @@ def docker() -> dict[str, Any]:
     except ValueError:
         said = {}
     path = "/etc/docker/daemon.json"
-    text = show(path)
+    text = read_evidence(path)
     problem = None
     try:
         if text is not None and not isinstance(json.loads(text), dict):
@@ -422,7 +426,7 @@ def docker() -> dict[str, Any]:
         "installed": True,
         "info": {
             "rc": info["rc"],
-            "error": end_of(info["err"], 500),
+            "error": tail(info["err"], 500),
             "version": said.get("ServerVersion"),
             "errors": said.get("ServerErrors") or [],
             "default_runtime": said.get("DefaultRuntime"),
@@ -433,7 +437,7 @@ def docker() -> dict[str, Any]:
             "problem": problem,
             "age_s": time.time() - mtime(path) if text is not None else None,
         },
-        "validate": check and {"rc": check["rc"], "error": end_of(check["err"] or check["out"], 500)},
+        "validate": check and {"rc": check["rc"], "error": tail(check["err"] or check["out"], 500)},
     }
 
 
@@ -443,7 +447,7 @@ def containerd() -> dict[str, Any]:
     return {
         "installed": dump["rc"] != 127,
         "rc": dump["rc"],
-        "error": end_of(dump["err"], 500),
+        "error": tail(dump["err"], 500),
         "runtimes": runtimes_in(dump),
         "joined": runtimes_after_join(),
     }
@@ -451,7 +455,7 @@ def containerd() -> dict[str, Any]:
 
 def nvml() -> dict[str, Any]:
     """What NVML says of the GPUs, and when, in seconds; see gather_nvml.py."""
-    return _asked_of_nvml(nvml_facts)
+    return _query_nvml(nvml_facts)
 
 
 def nvlinks() -> dict[str, Any]:
@@ -459,15 +463,15 @@ def nvlinks() -> dict[str, Any]:
 
     How far counters grew says more than what they have come to.
     """
-    return _asked_of_nvml(nvlink_facts)
+    return _query_nvml(nvlink_facts)
 
 
-def _asked_of_nvml(facts: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
-    driver_answers()
+def _query_nvml(facts: Callable[[bool], dict[str, Any]]) -> dict[str, Any]:
+    require_driver_answers()
     try:
         return {**facts(gpus_to_ask()), "at": round(time.monotonic(), 1)}
     except HungError as error:
-        watch.hung["NVML"] = {"tool": "NVML", "command": "every call about the GPUs", "told": str(error)}
+        watch.hung["NVML"] = {"tool": "NVML", "command": "every call about the GPUs", "reason": str(error)}
         raise
 
 
@@ -485,7 +489,7 @@ SECTIONS = (
     dkms,
     identity,
     keys,
-    leftovers,
+    build_files,
     secrets,
     simulated,
     gpu_tools,
@@ -518,7 +522,7 @@ RUNNER_SECTIONS = {
 POD_SECTIONS = {name: section for name, section in RUNNER_SECTIONS.items() if name != "runner"}
 # What only reads, and needs no root; for scripts/first-contact.
 CONTACT_SECTIONS = {"simulated": simulated, "gpus": gpus, "nvml": nvml, "cuda": cuda}
-CHOSEN = {"runner": RUNNER_SECTIONS, "pod": POD_SECTIONS, "contact": CONTACT_SECTIONS}
+PROFILE_SECTIONS = {"runner": RUNNER_SECTIONS, "pod": POD_SECTIONS, "contact": CONTACT_SECTIONS}
 
 
 def main() -> None:
@@ -529,8 +533,8 @@ def main() -> None:
     """
     profile, mark, seconds = sys.argv[1:]
     watch.start(None if seconds == "-" else float(seconds))
-    every = {"os" if one is os_release else one.__name__: one for one in SECTIONS}
-    facts = gather(CHOSEN.get(profile, every), boot=profile not in CHOSEN)
+    every = {"os" if function is os_release else function.__name__: function for function in SECTIONS}
+    facts = gather(PROFILE_SECTIONS.get(profile, every), boot=profile not in PROFILE_SECTIONS)
     if "nvml" in facts:
         name_gpus(facts)
     sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")

@@ -20,8 +20,8 @@ from gpukiln.probe.base import (
     in_container,
     pci_gpus,
     read,
-    show,
-    unless_hung,
+    read_evidence,
+    run_unless_hung,
 )
 from gpukiln.probe.simulated import is_simulated
 from gpukiln.probe.xids import xids
@@ -39,12 +39,12 @@ def gpus() -> dict[str, Any]:
     xids, log_gap, log_lost: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it
     prints its errors on stdout. A check judges nvidia-smi by its rows.
     """  # noqa: D205
-    result = bus()
+    result = pci_facts()
     double = not result["pci"] and is_simulated()
     if not (result["pci"] or double):
         return result
     query = "--query-gpu=pci.bus_id,name,uuid,driver_version,persistence_mode"
-    smi = unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
+    smi = run_unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
     rows: Any = smi
     if NOT_REACHED not in smi:
         cells = [[c.strip() for c in line.split(",")] for line in smi["out"].splitlines()]
@@ -53,36 +53,36 @@ def gpus() -> dict[str, Any]:
         smi = {"rc": smi["rc"], "out": (smi["out"] + smi["err"])[:2000]}
     cdi = {}
     for path in glob.glob("/etc/cdi/*.yaml") + glob.glob("/var/run/cdi/*.yaml"):
-        text = show(path) or ""
+        text = read_evidence(path) or ""
         if CDI_GPUS.search(text):
             cdi[path] = {
                 "drivers": sorted(set(re.findall(r"libcuda\.so\.(\d+\.\d[\d.]*\d)", text))),
                 "nodes": sorted(set(re.findall(r"(?m)^\s*-? *path: *[\"']?(/dev/[\w/-]+)", text))),
             }
-    result.update(smi=smi, rows=rows, cdi=cdi, **log(result))
+    result.update(smi=smi, rows=rows, cdi=cdi, **log_facts(result))
     return result
 
 
-def bus() -> dict[str, Any]:
+def pci_facts() -> dict[str, Any]:
     """Of `gpus` what the bus and the kernel say: {pci, container, module, nouveau}."""
     loaded = read("/sys/module/nvidia/version")
     return {
-        "pci": [{**gpu, **on_the_bus(gpu["address"])} for gpu in pci_gpus()],
+        "pci": [{**gpu, **pci_state(gpu["address"])} for gpu in pci_gpus()],
         "container": in_container(),
         "module": (loaded or "").strip() or None,
         "nouveau": os.path.exists("/sys/module/nouveau"),
     }
 
 
-def log(found: dict[str, Any]) -> dict[str, Any]:
+def log_facts(bus: dict[str, Any]) -> dict[str, Any]:
     """Of `gpus` what the kernel's log says of what `bus` found: {xids, log_gap, log_lost}."""
     try:
-        return xids() if found["pci"] else dict(NO_LOG)
+        return xids() if bus["pci"] else dict(NO_LOG)
     except NotReachedError as error:
         return {"xids": {NOT_REACHED: str(error)}, "log_gap": None, "log_lost": None}
 
 
-def on_the_bus(address: str) -> dict[str, Any]:
+def pci_state(address: str) -> dict[str, Any]:
     """{driver, lost} of a PCI device; one that is gone reads as ones everywhere, its folder stays."""
     folder = os.path.join(PCI, address)
     try:

@@ -13,7 +13,7 @@ import os
 import re
 from typing import Any
 
-from gpukiln.probe.base import need, read
+from gpukiln.probe.base import check_output, read
 
 NAMES = ("libnvidia-ml.so", "libcuda.so")
 LINKER_FILES = ("/etc/ld.so.conf", "/etc/ld.so.conf.d/*.conf")
@@ -40,14 +40,14 @@ def libraries() -> dict[str, list[dict[str, Any]]]:
     stands_in: `stub`, `compat` or null. named_in: the files of the system that have the linker look in its
     folder; empty for a default folder.
     """
-    cache = need("ldconfig", "-p")
+    cache = check_output("ldconfig", "-p")
     by_linker, by_variable = _linker_folders(), _variable_folders()
-    found: dict[str, list[dict[str, Any]]] = {}
+    copies: dict[str, list[dict[str, Any]]] = {}
     for name in NAMES:
         paths = [f"{folder}/{name}.1" for folder in by_variable if os.path.exists(f"{folder}/{name}.1")]
         paths += re.findall(rf"^\s*{re.escape(name)}\.1 .*=> (\S+)$", cache, re.M)
-        found[name] = [_copy(name, path, by_linker, by_variable) for path in dict.fromkeys(paths)]
-    return found
+        copies[name] = [_copy(name, path, by_linker, by_variable) for path in dict.fromkeys(paths)]
+    return copies
 
 
 def _copy(name: str, path: str, *named: dict[str, list[str]]) -> dict[str, Any]:
@@ -65,25 +65,25 @@ def _copy(name: str, path: str, *named: dict[str, list[str]]) -> dict[str, Any]:
 
 def _linker_folders() -> dict[str, list[str]]:
     """The folders that ld.so.conf(5) adds, and which files name each."""
-    found: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = {}
     for path in _files(LINKER_FILES):
         for line in (read(path) or "").splitlines():
             folder = line.partition("#")[0].strip()
             if folder.startswith("/"):
-                found.setdefault(os.path.realpath(folder), []).append(path)
-    return found
+                folders.setdefault(os.path.realpath(folder), []).append(path)
+    return folders
 
 
 def _variable_folders() -> dict[str, list[str]]:
     """The folders of LD_LIBRARY_PATH as the system's files set it: they come first (ld.so(8))."""
-    found: dict[str, list[str]] = {}
+    folders: dict[str, list[str]] = {}
     for path in _files(ENVIRONMENT_FILES):
         for line in (read(path) or "").splitlines():
             value = re.search(r"^[^#]*\bLD_LIBRARY_PATH\b(?:=|\s+DEFAULT=)(.*)", line)
             for folder in re.split(r"[:\s\"';$]+", value.group(1)) if value else ():
                 if folder.startswith("/"):
-                    found.setdefault(os.path.realpath(folder), []).append(path)
-    return found
+                    folders.setdefault(os.path.realpath(folder), []).append(path)
+    return folders
 
 
 def _files(patterns: tuple[str, ...]) -> list[str]:

@@ -16,13 +16,13 @@ import re
 import subprocess
 from typing import Any, BinaryIO
 
-from gpukiln.probe.base import PATH, PCI, bus_gpus, in_container, need, read, run
+from gpukiln.probe.base import PATH, PCI, bus_gpus, check_output, in_container, read, run
 
 TREES = "/lib/modules"
-ASKED = {"nvidia": "nvidia", "nvidia_uvm": "nvidia-uvm", "nvidia_modeset": "nvidia-modeset"}
+MODULE_NAMES = {"nvidia": "nvidia", "nvidia_uvm": "nvidia-uvm", "nvidia_modeset": "nvidia-modeset"}
 # A Tesla T4, where no GPU is on the bus: NVIDIA's module takes every 3D controller of NVIDIA.
 MODALIAS = "pci:v000010DEd00001EB8sv000010DEsd000012A2bc03sc02i00"
-FOLLOWED = 4  # install commands that lead to the next one
+MAX_DEPTH = 4  # install commands that lead to the next one
 BOOT_FILES = (
     "/boot/grub/grub.cfg",
     "/boot/grub2/grub.cfg",
@@ -60,14 +60,14 @@ def loading() -> dict[str, Any]:
     - gsp_off: whether an option of the module keeps it from using GSP firmware.
     - nova: whether the kernel's nova_core is loaded.
     """
-    config = need("modprobe", "--showconfig")
+    config = check_output("modprobe", "--showconfig")
     modalias = _modalias()
     releases = sorted(os.path.basename(os.path.dirname(path)) for path in glob.glob(f"{TREES}/*/kernel"))
     return {
         "modalias": modalias,
         "kernels": {
             release: {
-                **{key: would_load(release, name) for key, name in ASKED.items()},
+                **{key: would_load(release, name) for key, name in MODULE_NAMES.items()},
                 "gpu": would_load(release, modalias, "-b"),
             }
             for release in releases
@@ -100,23 +100,23 @@ def would_load(release: str, name: str, *options: str, depth: int = 0) -> dict[s
     said = run("modprobe", "-S", release, "--show-depends", *options, name)
     if said["rc"] != 0:
         return {"files": [], "commands": [], "error": said["err"][:300] or f"exit {said['rc']}"}
-    found: dict[str, Any] = {"files": [], "commands": [], "error": None}
+    answer: dict[str, Any] = {"files": [], "commands": [], "error": None}
     for line in said["out"].splitlines():
         what, _, rest = line.strip().partition(" ")
         if what in ("insmod", "builtin"):
-            found["files"].append(rest.split(" ")[0])
+            answer["files"].append(rest.split(" ")[0])
         elif what == "install":
             calls = re.findall(r"modprobe((?:\s+-[-\w]+)*)\s+([\w-]+)", rest)
             loads = [(flags.split(), module) for flags, module in calls if "-r" not in flags.split()]
-            if not loads or depth == FOLLOWED:
-                found["commands"].append(rest.strip())
-            for flags, module in loads if depth < FOLLOWED else ():
+            if not loads or depth == MAX_DEPTH:
+                answer["commands"].append(rest.strip())
+            for flags, module in loads if depth < MAX_DEPTH else ():
                 ignore = ("-i",) if {"-i", "--ignore-install"} & set(flags) else ()
                 more = would_load(release, module, *ignore, depth=depth + 1)
-                found["files"] += more["files"]
-                found["commands"] += more["commands"]
-                found["error"] = found["error"] or more["error"]
-    return found
+                answer["files"] += more["files"]
+                answer["commands"] += more["commands"]
+                answer["error"] = answer["error"] or more["error"]
+    return answer
 
 
 def copies(release: str) -> dict[str, list[dict[str, Any]]]:
@@ -145,12 +145,12 @@ def boot_options() -> dict[str, dict[str, list[str]]]:
     """{file: {option: [value]}}: options of kernels that keep modules from loading, or give GPUs away."""
     sources = [] if in_container() else ["/proc/cmdline"]  # a container has its host's
     sources += [path for pattern in BOOT_FILES for path in sorted(glob.glob(pattern))]
-    found: dict[str, dict[str, list[str]]] = {}
+    by_file: dict[str, dict[str, list[str]]] = {}
     for source in sources:
         for option, values in BOOT_OPTION.findall(read(source) or ""):
-            known = found.setdefault(source, {}).setdefault(option, [])
+            known = by_file.setdefault(source, {}).setdefault(option, [])
             known += [value for value in values.split(",") if value not in known]
-    return found
+    return by_file
 
 
 def modules_in(image: str) -> dict[str, str | None]:
@@ -159,14 +159,14 @@ def modules_in(image: str) -> dict[str, str | None]:
     The format is in buffer-format.rst of the kernel's documentation: archives of cpio one after the other, of
     which the last may be compressed.
     """
-    found: dict[str, str | None] = {}
+    modules: dict[str, str | None] = {}
     with open(image, "rb") as file:
-        while _read_archive(file, found):
+        while _read_archive(file, modules):
             pass
         start = file.peek(6)[:6]
         tool = next((tool for magic, tool in COMPRESSED if start.startswith(magic)), None)
         if tool is None:
-            return found
+            return modules
         os.lseek(file.fileno(), file.tell(), os.SEEK_SET)
         with subprocess.Popen(
             (tool, "-dc"),
@@ -176,13 +176,13 @@ def modules_in(image: str) -> dict[str, str | None]:
             env={"PATH": PATH},
         ) as process:
             assert process.stdout is not None  # noqa: S101 - it was asked for
-            while _read_archive(process.stdout, found):
+            while _read_archive(process.stdout, modules):
                 pass
             process.kill()
-    return found
+    return modules
 
 
-def _read_archive(stream: Any, found: dict[str, str | None]) -> bool:
+def _read_archive(stream: Any, modules: dict[str, str | None]) -> bool:
     """Add the driver's modules of the archive that begins here; False where none does."""
     while stream.peek(1)[:1] == b"\0":
         stream.read(1)
@@ -197,9 +197,9 @@ def _read_archive(stream: Any, found: dict[str, str | None]) -> bool:
         stream.read(-(110 + length) % 4)
         if name == "TRAILER!!!":
             return True
-        wanted = DRIVER_MODULE.fullmatch(os.path.basename(name))
-        if wanted and size:
-            found[name] = _version_of(stream.read(size), wanted.group(3))
+        driver_module = DRIVER_MODULE.fullmatch(os.path.basename(name))
+        if driver_module and size:
+            modules[name] = _version_of(stream.read(size), driver_module.group(3))
         else:
             _skip(stream, size)
         stream.read(-size % 4)

@@ -11,10 +11,10 @@ from typing import Any
 from gpukiln.probe.base import (
     NOT_REACHED,
     NotReachedError,
-    driver_answers,
     pci_gpus,
+    require_driver_answers,
     run,
-    unless_hung,
+    run_unless_hung,
 )
 
 DIAG_TIMEOUT_S = 240  # of level 1, seconds on a healthy machine
@@ -22,7 +22,7 @@ DIAG_TIMEOUT_S = 240  # of level 1, seconds on a healthy machine
 
 def monitoring() -> dict[str, Any]:
     """{nvtop: {rc, out}, dcgm: {ran, rc, out, problem, tests}}; DCGM is asked only where there is a GPU."""
-    nvtop = unless_hung("nvtop", "--version", timeout=20)
+    nvtop = run_unless_hung("nvtop", "--version", timeout=20)
     if NOT_REACHED not in nvtop:
         nvtop = {"rc": nvtop["rc"], "out": (nvtop["out"] + nvtop["err"]).strip()[:300]}
     try:
@@ -34,7 +34,7 @@ def monitoring() -> dict[str, Any]:
 
 def _dcgm() -> dict[str, Any]:
     """The short diagnostic: its exit status, and every test's outcome."""
-    driver_answers()
+    require_driver_answers()
     if run("dcgmi", "--version")["rc"] == 127:
         return {"ran": False}
     done = run("dcgmi", "diag", "-r", "1", "-j", timeout=DIAG_TIMEOUT_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gpukiln.probe.base import end_of, need, read, run
+from gpukiln.probe.base import check_output, read, run, tail
 
 UNIT = "nodeadm-config.service"  # it writes containerd's configuration, and starts nothing
 
@@ -24,7 +24,7 @@ def nodeadm() -> dict[str, Any]:
         return {"installed": False}
     said = read("/var/lib/cloud/instance/user-data.txt") or ""
     given = "rehearsed" if "name: gpukiln-rehearsal" in said else "given"
-    show = need("systemctl", "show", "-p", "Result,ExecMainExitTimestampMonotonic", UNIT)
+    show = check_output("systemctl", "show", "-p", "Result,ExecMainExitTimestampMonotonic", UNIT)
     unit = dict(row.partition("=")[::2] for row in show.splitlines())
     configured = unit["Result"] == "success" and unit["ExecMainExitTimestampMonotonic"] not in ("", "0")
     log = run("journalctl", "-b", "-u", UNIT, "-t", "nodeadm", "-o", "cat", "--no-pager", "-n", "1")
@@ -32,5 +32,5 @@ def nodeadm() -> dict[str, Any]:
         "installed": True,
         "config": given if "node.eks.aws" in said else "none",
         "configured": configured,
-        "error": "" if configured else end_of(log["out"].strip(), 300),
+        "error": "" if configured else tail(log["out"].strip(), 300),
     }

@@ -21,8 +21,18 @@ from functools import partial
 from typing import Any
 
 from gpukiln.probe.base import HungError, NotReachedError
-from gpukiln.probe.child import Hang, Slow, Tell, call, in_child
-from gpukiln.probe.nvml_more import bad, count, flag, memory, more, spread, text, thousandth, whole
+from gpukiln.probe.child import Hang, Send, SlowCall, call, in_child
+from gpukiln.probe.nvml_values import (
+    count,
+    display_facts,
+    flag,
+    is_error,
+    memory,
+    spread_values,
+    text,
+    thousandth,
+    whole_number,
+)
 
 TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
 # Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
@@ -30,7 +40,7 @@ TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
 START_S = 120.0  # for NVML to start, while it makes progress
 GPU_S = 60.0  # for one GPU, likewise
 STUCK_S = 30.0  # in state D without progress: firmware that does not answer, a lost device
-SLOW_S = 5.0  # of silence, from which on people hear what is waited for
+SLOW_S = 5.0  # of silence, from which on people receive what is waited for
 HUNG_CALLS = 2  # of one GPU, from which on it is not asked again
 HUNG, SLOW, CRASHED, UNEXPECTED = "HUNG", "SLOW", "FAILED", "UNEXPECTED"
 LIBRARY, LIBRARY_NOT_FOUND = "libnvidia-ml.so.1", 12
@@ -90,14 +100,14 @@ def nvml_facts(there: bool) -> dict[str, Any]:
     """
     if not there:
         return dict(NOTHING)
-    found = ask_nvml(shown=False)
-    if found.why:
-        kind = RuntimeError if not isinstance(found.why, Hang) else HungError
-        raise NotReachedError(found.why) if isinstance(found.why, Slow) else kind(found.why)
-    for gpu in found.gpus:
+    answer = ask_nvml(shown=False)
+    if answer.why:
+        kind = RuntimeError if not isinstance(answer.why, Hang) else HungError
+        raise NotReachedError(answer.why) if isinstance(answer.why, SlowCall) else kind(answer.why)
+    for gpu in answer.gpus:
         if gpu["error"] and gpu["error"].get("name") in (HUNG, SLOW):
             raise HungError(gpu["error"]["_error"])
-    return {**found.head, "gpus": found.gpus}
+    return {**answer.head, "gpus": answer.gpus}
 
 
 def nvlink_facts(there: bool) -> dict[str, Any]:
@@ -109,7 +119,7 @@ def nvlink_facts(there: bool) -> dict[str, Any]:
     return call(read_nvlinks, TIMEOUT_S) if there else {"error": None, "gpus": []}
 
 
-class Calling:
+class CurrentCall:
     """Which call a child process is making: memory that both share, for a call may never return."""
 
     SIZE = 512
@@ -141,7 +151,7 @@ class Nvml:
 
     NOT_FOUND, VERSION_MISMATCH = NOT_FOUND, VERSION_MISMATCH
 
-    def __init__(self, calling: Calling | None = None, skip: Mapping[str, str] | None = None) -> None:
+    def __init__(self, calling: CurrentCall | None = None, skip: Mapping[str, str] | None = None) -> None:
         import pynvml  # noqa: PLC0415 - only where there is a GPU
 
         self.pynvml = pynvml
@@ -157,7 +167,7 @@ class Nvml:
                 that is nothing of the kind. Without it only bytes become text.
         """
         if self._calling is not None:
-            more = [one for one in args[1:] if isinstance(one, (int, list))] if len(args) > 1 else ""
+            more = [arg for arg in args[1:] if isinstance(arg, (int, list))] if len(args) > 1 else ""
             key = f"{self.index} {name} {more}"
             if self._skip and key in self._skip:
                 return {"_error": f"{name} gave no answer before", "code": None, "name": self._skip[key]}
@@ -166,8 +176,8 @@ class Nvml:
             function = getattr(self.pynvml, name, None)
             if function is None:  # bindings that are older than the function
                 return None
-            found = function(*args)
-            return (read or _decoded)(found)
+            returned = function(*args)
+            return (read or _decoded)(returned)
         except self.pynvml.NVMLError as error:
             if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
                 return None
@@ -179,25 +189,25 @@ class Nvml:
             if self._calling is not None:
                 self._calling.clear()
 
-    def get(self, handle: Any, name: str, *args: Any, read: Read = whole) -> Any:
+    def get(self, handle: Any, name: str, *args: Any, read: Read = whole_number) -> Any:
         """As `ask`, of nvmlDeviceGet and a name; most return a whole number."""
         return self.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
     def either(self, newer: tuple[Any, ...], older: tuple[Any, ...], read: Read | None = None) -> Any:
         """As `ask`; the older function where the newer one is not there."""
-        found = self.ask(*newer, read=read)
-        return self.ask(*older, read=read) if found is None else found
+        value = self.ask(*newer, read=read)
+        return self.ask(*older, read=read) if value is None else value
 
     def field(self, handle: Any, number: int, kind: str, scope: int = 0) -> Any:
         """A field of a GPU, read as `kind` of NVML's union of values; null where this driver has no such."""
 
-        def read(found: Any) -> Any:
-            status = whole(found[0].nvmlReturn)  # what is in the union means nothing unless it is 0
+        def read(values: Any) -> Any:
+            status = whole_number(values[0].nvmlReturn)  # what is in the union means nothing unless it is 0
             if status in (NOT_SUPPORTED, INVALID_ARGUMENT):
                 return None
             if status:
                 return {"_error": f"field {number}: {self.pynvml.NVMLError(status)}", "code": status}
-            return whole(getattr(found[0].value, kind))
+            return whole_number(getattr(values[0].value, kind))
 
         return self.ask("nvmlDeviceGetFieldValues", handle, [(number, scope)], read=read)
 
@@ -212,14 +222,14 @@ class Nvml:
         most = self.ask("nvmlDeviceGetCount", read=count)
         if not isinstance(most, int):
             return most or {"_error": "nvmlDeviceGetCount: Not Supported", "code": NOT_SUPPORTED}
-        found = {}
+        by_index = {}
         for index in range(most):
             if index not in skip:
                 if about is not None:
                     about(index)
                 self.index = index
-                found[index] = self.ask("nvmlDeviceGetHandleByIndex", index, read=lambda handle: handle)
-        return found
+                by_index[index] = self.ask("nvmlDeviceGetHandleByIndex", index, read=lambda handle: handle)
+        return by_index
 
     def processes(self, handle: Any) -> Any:
         """The processes of a GPU or a MIG device."""
@@ -231,19 +241,19 @@ def _code(error: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _decoded(found: Any) -> Any:
-    return text(found) if isinstance(found, bytes) else found
+def _decoded(returned: Any) -> Any:
+    return text(returned) if isinstance(returned, bytes) else returned
 
 
-def _several(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str, Any]:
+def _several_values(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str, Any]:
     """A result of several values, each under its name; null or the error for each where there is none."""
 
-    def each(found: Any) -> dict[str, Any]:
-        if len(found) < len(reads):
-            raise TypeError(f"{len(found)} values, wanted {len(reads)}")
-        return {name: read(value) for (name, read), value in zip(reads.items(), found)}
+    def each(returned: Any) -> dict[str, Any]:
+        if len(returned) < len(reads):
+            raise TypeError(f"{len(returned)} values, wanted {len(reads)}")
+        return {name: read(value) for (name, read), value in zip(reads.items(), returned)}
 
-    return spread(nvml.ask(function, handle, read=each), *reads)
+    return spread_values(nvml.ask(function, handle, read=each), *reads)
 
 
 @dataclass
@@ -274,48 +284,48 @@ def ask_nvml(
         silent: Called while NVML is silent, as that of `in_child`.
         ask: What runs in the child in place of `read_gpus`.
     """
-    found = NvmlAnswer()
+    answer = NvmlAnswer()
     done: dict[int, dict[str, Any]] = {}
     skip: dict[str, str] = {}
     hung: dict[int | None, int] = {}  # by GPU, how many calls did not return
-    calling = Calling()
+    calling = CurrentCall()
     waited = False
     at: int | None = None
 
-    def hear(message: dict[str, Any]) -> None:
+    def receive(message: dict[str, Any]) -> None:
         nonlocal at
-        found.head.update(message.get("head", {}))
+        answer.head.update(message.get("head", {}))
         at = message.get("index", at)
         if "gpu" in message:
             done[message["index"]] = message["gpu"]
 
-    def work(tell: Tell) -> None:
-        (ask or read_gpus)(tell, tuple(done), calling, skip, shown)
+    def work(send: Send) -> None:
+        (ask or read_gpus)(send, tuple(done), calling, skip, shown)
 
     while True:
         at = None
         calling.clear()
         stuck_s = STUCK_S / 3 if waited else STUCK_S  # who holds the driver's lock had its time
-        ended = in_child(work, hear, stuck_s=stuck_s, silent=silent)
+        ended = in_child(work, receive, stuck_s=stuck_s, silent=silent)
         waited = waited or isinstance(ended, Hang)
         call_made = calling.get()
         if not ended:
             break
         name = CRASHED
         if isinstance(ended, Hang):
-            name = SLOW if isinstance(ended, Slow) else HUNG
+            name = SLOW if isinstance(ended, SlowCall) else HUNG
         if call_made and not _is_vital(call_made):
             hung[at] = hung.get(at, 0) + 1
             if at is None or hung[at] < HUNG_CALLS:
                 skip[call_made] = name
                 continue
         if at is None or at in done:
-            found.why = ended
+            answer.why = ended
             break
         # This one gives no answer at all, or kills who asks it: the others are asked again without it.
         done[at] = {"index": at, "error": {"_error": str(ended), "code": None, "name": name}}
-    found.gpus = [done[index] for index in sorted(done)]
-    return found
+    answer.gpus = [done[index] for index in sorted(done)]
+    return answer
 
 
 def _is_vital(call: str) -> bool:
@@ -324,12 +334,12 @@ def _is_vital(call: str) -> bool:
 
 
 def read_gpus(
-    tell: Tell, skip: Collection[int], calling: Calling, calls: Mapping[str, str], shown: bool
+    send: Send, skip: Collection[int], calling: CurrentCall, calls: Mapping[str, str], shown: bool
 ) -> None:
     """Ask NVML for everything that is judged and shown; runs in the child process of `ask_nvml`.
 
     Args:
-        tell: Given `head`, all that `read_nvml` returns but the GPUs, and each `gpu` with its `index`.
+        send: Given `head`, all that `read_nvml` returns but the GPUs, and each `gpu` with its `index`.
         skip: Indices of GPUs that are not asked.
         calling: Where each call is noted while it is made.
         calls: Calls that are not made.
@@ -337,20 +347,20 @@ def read_gpus(
     """
 
     def about(index: int) -> None:
-        tell(at=f"GPU {index}", limit=GPU_S, index=index)
+        send(at=f"GPU {index}", limit=GPU_S, index=index)
 
     def one(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         about(index)
         gpu = gpu_facts(nvml, index, handle)
-        return {**gpu, "more": more(nvml, handle)} if shown else gpu
+        return {**gpu, "more": display_facts(nvml, handle)} if shown else gpu
 
-    tell(at="NVML's start", limit=START_S)
+    send(at="NVML's start", limit=START_S)
     nvml = Nvml(calling, calls)
     nvml.brief = shown
     _read(
         nvml,
-        lambda head: tell(head=head),
-        lambda index, gpu: tell(gpu=gpu, index=index),
+        lambda head: send(head=head),
+        lambda index, gpu: send(gpu=gpu, index=index),
         one,
         skip=skip,
         about=about,
@@ -369,7 +379,7 @@ def _read(
     nvml: Nvml,
     general: Callable[[dict[str, Any]], None],
     add: Callable[[int, dict[str, Any]], None],
-    one: Callable[[Nvml, int, Any], dict[str, Any]],
+    ask_gpu: Callable[[Nvml, int, Any], dict[str, Any]],
     skip: Collection[int] = (),
     about: Callable[[int], None] | None = None,
 ) -> None:
@@ -378,11 +388,11 @@ def _read(
     Args:
         general: Given what is not about one GPU.
         add: Given each GPU.
-        one: Asks for one.
+        ask_gpu: Asks for one.
     """
     head = {**NOTHING}
     del head["gpus"]
-    if error := _started(nvml):
+    if error := _start(nvml):
         general({**head, "error": error})
         return
     general(
@@ -396,24 +406,24 @@ def _read(
         }
     )
     handles = nvml.handles(skip, about)
-    if bad(handles):
+    if is_error(handles):
         general({"available": False, "error": handles})
         return
-    good = {i: h for i, h in handles.items() if h is not None and not bad(h)}
+    good = {i: h for i, h in handles.items() if h is not None and not is_error(h)}
     for index, handle in handles.items():
         if index not in good:
             add(index, {"index": index, "error": handle or NO_HANDLE})
             continue
         nvml.index = index
-        gpu = one(nvml, index, handle)
+        gpu = ask_gpu(nvml, index, handle)
         peers = [_peer(nvml, i, handle, other) for i, other in good.items() if i != index]
         add(index, {**gpu, "peers": peers})
 
 
-def _started(nvml: Nvml) -> dict[str, Any] | None:
+def _start(nvml: Nvml) -> dict[str, Any] | None:
     """Start NVML; why it does not start."""
     error = nvml.ask("nvmlInit")
-    if not bad(error):
+    if not is_error(error):
         return None
     error["_error"] = error["_error"].replace("nvmlInit: ", "")
     if error["code"] == LIBRARY_NOT_FOUND:  # of whatever reason; the bindings keep it to themselves
@@ -424,20 +434,20 @@ def _started(nvml: Nvml) -> dict[str, Any] | None:
     return dict(error)
 
 
-def _cuda_version(found: Any) -> str:
-    return f"{whole(found) // 1000}.{whole(found) % 1000 // 10}"
+def _cuda_version(returned: Any) -> str:
+    return f"{whole_number(returned) // 1000}.{whole_number(returned) % 1000 // 10}"
 
 
 def read_nvlinks() -> dict[str, Any]:
     """Ask NVML for the NVLinks alone; each GPU's are an error where it can't be asked."""
     nvml = Nvml()
-    if error := _started(nvml):
+    if error := _start(nvml):
         return {"error": error, "gpus": []}
     handles = nvml.handles()
-    if bad(handles):
+    if is_error(handles):
         return {"error": handles, "gpus": []}
     gpus = [
-        {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or bad(h) else _links(nvml, h)}
+        {"index": i, "nvlinks": (h or NO_HANDLE) if h is None or is_error(h) else _links(nvml, h)}
         for i, h in handles.items()
     ]
     return {"error": None, "gpus": gpus}
@@ -456,9 +466,9 @@ def _confidential(nvml: Nvml) -> dict[str, Any]:
 
 
 def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
-    """One GPU: its values of the moment as `moving` reads them, and those that last."""
+    """One GPU: its values of the moment as `current_values` reads them, and those that last."""
     get = partial(nvml.get, handle)
-    now = moving(nvml, handle)
+    now = current_values(nvml, handle)
     return {
         "index": index,
         "error": None,
@@ -468,18 +478,18 @@ def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
         "serial": get("Serial", read=text),
         "persistence": get("PersistenceMode", read=flag),
         "ecc": {
-            **_several(nvml, handle, "nvmlDeviceGetEccMode", current=flag, pending=flag),
+            **_several_values(nvml, handle, "nvmlDeviceGetEccMode", current=flag, pending=flag),
             "volatile_uncorrected": get("TotalEccErrors", 1, 0),
             "volatile_corrected": get("TotalEccErrors", 0, 0),
             "aggregate_uncorrected": get("TotalEccErrors", 1, 1),
             "aggregate_corrected": get("TotalEccErrors", 0, 1),
         },
-        "remapped_rows": _several(
+        "remapped_rows": _several_values(
             nvml,
             handle,
             "nvmlDeviceGetRemappedRows",
-            correctable=whole,
-            uncorrectable=whole,
+            correctable=whole_number,
+            uncorrectable=whole_number,
             pending=flag,
             failed=flag,
         ),
@@ -503,7 +513,7 @@ def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
             "max_gen": get("MaxPcieLinkGeneration"),
             "max_width": get("MaxPcieLinkWidth"),
         },
-        "mig": _several(nvml, handle, "nvmlDeviceGetMigMode", current=flag, pending=flag),
+        "mig": _several_values(nvml, handle, "nvmlDeviceGetMigMode", current=flag, pending=flag),
         "memory": now["memory"],
         "nvlinks": _links(nvml, handle),
         "fabric": _fabric(nvml, handle),
@@ -511,7 +521,7 @@ def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
     }
 
 
-def moving(nvml: Nvml, handle: Any) -> dict[str, Any]:
+def current_values(nvml: Nvml, handle: Any) -> dict[str, Any]:
     """What changes from moment to moment, of which a watch reads nothing else.
 
     Clocks in MHz, memory in MiB (`memory`), power in W, temperature in degrees Celsius; margin: how far it is
@@ -521,14 +531,16 @@ def moving(nvml: Nvml, handle: Any) -> dict[str, Any]:
     mask = nvml.either(
         ("nvmlDeviceGetCurrentClocksEventReasons", handle),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
-        read=whole,
+        read=whole_number,
     )
     return {
         "clocks": {"sm": get("ClockInfo", 1), "mem": get("ClockInfo", 2)},
         "throttle": {"mask": mask},
         "temperature": {
             "gpu": nvml.either(
-                ("nvmlDeviceGetTemperatureV", handle, 0), ("nvmlDeviceGetTemperature", handle, 0), read=whole
+                ("nvmlDeviceGetTemperatureV", handle, 0),
+                ("nvmlDeviceGetTemperature", handle, 0),
+                read=whole_number,
             ),
             "margin": get("MarginTemperature"),
         },
@@ -549,7 +561,7 @@ def _links(nvml: Nvml, handle: Any) -> Any:
     for link in range(min(listed, most) if isinstance(listed, int) else most):
         state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link, read=flag)
         # Not every driver has the field of their number; links that are not there are no valid argument.
-        if state is None or (bad(state) and state["code"] == INVALID_ARGUMENT):
+        if state is None or (is_error(state) and state["code"] == INVALID_ARGUMENT):
             continue
         row: dict[str, Any] = {
             "link": link,
@@ -562,15 +574,15 @@ def _links(nvml: Nvml, handle: Any) -> Any:
             row["remote_bus_id"] = nvml.ask("nvmlDeviceGetNvLinkRemotePciInfo", handle, link, read=_remote)
         if row["state"] is True and not nvml.brief:
             row.update(
-                version=nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link, read=whole),
+                version=nvml.ask("nvmlDeviceGetNvLinkVersion", handle, link, read=whole_number),
                 errors={
-                    n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number, read=whole)
+                    n: nvml.ask("nvmlDeviceGetNvLinkErrorCounter", handle, link, number, read=whole_number)
                     for n, number in LINK_ERRORS.items()
                 },
             )
             row["errors"]["recovery"] = _recoveries(nvml, handle, link, row["errors"]["recovery"])
         links.append(row)
-    if links and all(bad(row["state"]) for row in links):
+    if links and all(is_error(row["state"]) for row in links):
         return links[0]["state"]
     return links or None
 
@@ -606,9 +618,9 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
         return nvml.ask(name, handle, ctypes.byref(info), read=lambda _: {})
 
     answer = ask("nvmlDeviceGetGpuFabricInfoV", "c_nvmlGpuFabricInfoV_t")
-    if answer is None or (bad(answer) and answer["code"] == VERSION_MISMATCH):
+    if answer is None or (is_error(answer) and answer["code"] == VERSION_MISMATCH):
         answer = ask("nvmlDeviceGetGpuFabricInfo", "c_nvmlGpuFabricInfo_t")
-    if answer is None or bad(answer):
+    if answer is None or is_error(answer):
         return dict.fromkeys(("state", "status", "cluster", "clique", "health"), answer)
     return {
         "state": int(info.state),
@@ -625,16 +637,16 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
     kind: compute, graphics, or compute+graphics for a process that NVML lists as both (C+G of nvidia-smi).
     """
 
-    def read(found: Any) -> dict[int, int | None]:
-        return {whole(row.pid): _used(row.usedGpuMemory) for row in found}
+    def read(rows: Any) -> dict[int, int | None]:
+        return {whole_number(row.pid): _used_mib(row.usedGpuMemory) for row in rows}
 
     listed: dict[int, dict[str, Any]] = {}
     for kind in ("compute", "graphics"):
         name = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses"
-        found = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
-        if bad(found) or (found is None and kind == "compute"):
-            return found
-        for pid, mib in (found or {}).items():
+        by_pid = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
+        if is_error(by_pid) or (by_pid is None and kind == "compute"):
+            return by_pid
+        for pid, mib in (by_pid or {}).items():
             if pid in listed:
                 listed[pid].update(kind="compute+graphics", memory=listed[pid]["memory"] or mib)
                 continue
@@ -644,9 +656,9 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
     return list(listed.values())
 
 
-def _used(memory: Any) -> int | None:
+def _used_mib(memory: Any) -> int | None:
     """MiB of bytes; all ones are NVML_VALUE_NOT_AVAILABLE (nvml.h)."""
-    return None if memory is None or whole(memory) >= (1 << 63) else whole(memory) >> 20
+    return None if memory is None or whole_number(memory) >= (1 << 63) else whole_number(memory) >> 20
 
 
 def _peer(nvml: Nvml, index: int, handle: Any, other: Any) -> dict[str, Any]:
@@ -654,9 +666,9 @@ def _peer(nvml: Nvml, index: int, handle: Any, other: Any) -> dict[str, Any]:
     kinds = {"read": P2P["read"]} if nvml.brief else P2P
     return {
         "index": index,
-        "ancestor": nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handle, other, read=whole),
+        "ancestor": nvml.ask("nvmlDeviceGetTopologyCommonAncestor", handle, other, read=whole_number),
         "p2p": {
-            name: nvml.ask("nvmlDeviceGetP2PStatus", handle, other, n, read=whole)
+            name: nvml.ask("nvmlDeviceGetP2PStatus", handle, other, n, read=whole_number)
             for name, n in kinds.items()
         },
     }

@@ -14,7 +14,7 @@ from pathlib import Path
 from gpukiln.probe import scripts
 
 NO_PYTHON = 127
-BY_THEMSELVES = ("gather", "passthrough")  # a program's main module, and one that is sent alone
+STANDALONE = ("gather", "passthrough")  # a program's main module, and one that is sent alone
 UNPRIVILEGED = ("runner", "pod", "contact")  # profiles
 # Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
@@ -62,8 +62,12 @@ def contact_program(more: dict[str, str]) -> str:
     ours = ("__init__", "errors", "files")
     modules = {
         **{f"gpukiln.{name}".removesuffix(".__init__"): _text(f"{name}.py") for name in ours},
-        **sources(),
-        **{f"gpukiln.probe.{name}": _text(f"probe/{name}.py") for name in _probe() if _of_contact(name)},
+        **module_sources(),
+        **{
+            f"gpukiln.probe.{name}": _text(f"probe/{name}.py")
+            for name in _probe_modules()
+            if _is_contact_only(name)
+        },
         **more,
         "__main__": "import sys\nfrom gpukiln.probe.contact import main\nsys.exit(main())\n",
     }
@@ -77,15 +81,15 @@ def _code() -> str:
     Linux takes at most 128 KiB for one argument of a program, and all of this is one: the sources, with
     NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
     """
-    return _program({"gpukiln": "", **sources(), "__main__": _text("probe/gather.py")})
+    return _program({"gpukiln": "", **module_sources(), "__main__": _text("probe/gather.py")})
 
 
-def sources() -> dict[str, str]:
+def module_sources() -> dict[str, str]:
     """The text of each module that gathers the facts, and of what they import, by its name."""
     bindings = importlib.util.find_spec("pynvml")
     if bindings is None or bindings.origin is None:
         raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
-    modules = (name for name in _probe() if not _of_contact(name) and name not in BY_THEMSELVES)
+    modules = (name for name in _probe_modules() if not _is_contact_only(name) and name not in STANDALONE)
     return {
         "gpukiln.probe": "",
         "gpukiln.redact": _text("redact.py"),
@@ -95,11 +99,11 @@ def sources() -> dict[str, str]:
     }
 
 
-def _probe() -> list[str]:
+def _probe_modules() -> list[str]:
     return [path.stem for path in Path(__file__).parent.glob("*.py") if path.stem != "__init__"]
 
 
-def _of_contact(name: str) -> bool:
+def _is_contact_only(name: str) -> bool:
     """Whether only scripts/first-contact needs a module of this package."""
     return name.startswith("contact") or name in ("recording", "packing")
 

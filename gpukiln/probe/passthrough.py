@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 
-def look(root: str = "/") -> dict[str, Any]:
+def read_host(root: str = "/") -> dict[str, Any]:
     """Read sysfs and procfs below a root; changes nothing.
 
     Returns:
@@ -75,10 +75,10 @@ def _nvidia(root: str) -> tuple[dict[str, str], dict[str, str]]:
     for path in glob.glob(os.path.join(root, "proc/driver/nvidia/gpus/*/information")):
         address = os.path.basename(os.path.dirname(path)).lower()
         text = _read(path)
-        for found in re.findall(r"GPU UUID:\s*(GPU-\S+)", text):
-            gpus[found] = address
-        for found in re.findall(r"Device Minor:\s*(\d+)", text):
-            minors[f"/dev/nvidia{found}"] = address
+        for uuid in re.findall(r"GPU UUID:\s*(GPU-\S+)", text):
+            gpus[uuid] = address
+        for minor in re.findall(r"Device Minor:\s*(\d+)", text):
+            minors[f"/dev/nvidia{minor}"] = address
     return gpus, minors
 
 
@@ -95,4 +95,4 @@ def _users(root: str, minors: dict[str, str]) -> dict[str, list[str]]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(look(*sys.argv[1:2])))
+    sys.stdout.write(json.dumps(read_host(*sys.argv[1:2])))

@@ -18,7 +18,7 @@ from gpukiln.probe.base import PCI, read
 LANES = (1, 2, 4, 8, 12, 16, 32)  # of a PCIe link
 
 
-def come_near(bus_id: str) -> None:
+def pin_to_local_cpus(bus_id: str) -> None:
     """Have this process, and so the memory it takes, on the GPU's own side of a machine with several."""
     listed = re.findall(r"(\d+)(?:-(\d+))?", read(os.path.join(PCI, bus_id, "local_cpulist")) or "")
     near = {number for low, high in listed for number in range(int(low), int(high or low) + 1)}
@@ -52,8 +52,8 @@ def link(bus_id: str) -> dict[str, Any]:
 
 
 def _transfers(speed: str) -> float:
-    found = re.match(r"([\d.]+) GT/s", speed)
-    return float(found.group(1)) if found else 0.0
+    match = re.match(r"([\d.]+) GT/s", speed)
+    return float(match.group(1)) if match else 0.0
 
 
 def _rate_of(speed: str, width: str) -> float | None:

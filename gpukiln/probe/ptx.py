@@ -102,7 +102,7 @@ add_end:
 """
 
 
-def hash_of(start: int, rounds: int = ROUNDS) -> int:
+def hash_word(start: int, rounds: int = ROUNDS) -> int:
     """The hash that the kernel computes: integer multiply-add, shifts, and a fused multiply-add of floats.
 
     Both floats lie in [1, 2), so a * b + a has at most 49 significant bits: exact as Python's float, and
@@ -125,7 +125,7 @@ def hash_of(start: int, rounds: int = ROUNDS) -> int:
     return word
 
 
-def hashed(tiles: int, rounds: int = ROUNDS) -> bytes:
+def expected_result(tiles: int, rounds: int = ROUNDS) -> bytes:
     """What gpukiln_hash must leave in memory, every element of it; takes about 0.3 s for any number.
 
     Args:
@@ -135,6 +135,6 @@ def hashed(tiles: int, rounds: int = ROUNDS) -> bytes:
     Returns:
         The elements, little-endian: the hash of the index modulo `TILE`, xor the tile's number.
     """
-    first = int.from_bytes(struct.pack(f"<{TILE}I", *(hash_of(i, rounds) for i in range(TILE))), "little")
+    first = int.from_bytes(struct.pack(f"<{TILE}I", *(hash_word(i, rounds) for i in range(TILE))), "little")
     ones = int.from_bytes(b"\1\0\0\0" * TILE, "little")
     return b"".join((first ^ ones * tile).to_bytes(4 * TILE, "little") for tile in range(tiles))

@@ -18,8 +18,8 @@ import stat
 import tempfile
 from typing import Any
 
-from gpukiln.probe.base import end_of, given_gpus, read, run
-from gpukiln.probe.leftovers import SECRET_PATTERNS
+from gpukiln.probe.base import accessible_gpus, read, run, tail
+from gpukiln.probe.hygiene import SECRET_PATTERNS
 
 HOOKS = ("ACTIONS_RUNNER_HOOK_JOB_STARTED", "ACTIONS_RUNNER_HOOK_JOB_COMPLETED")
 TOOLS = {
@@ -137,7 +137,7 @@ print(json.dumps(found))
 """
 
 
-def own(*argv: str, timeout: float = 120, **variables: str) -> dict[str, Any]:
+def run_in_image(*argv: str, timeout: float = 120, **variables: str) -> dict[str, Any]:
     """Run a command as a job of the image does, with the image's own PATH."""
     extra = [f"{name}={value}" for name, value in variables.items()]
     return run("env", f"PATH={os.environ.get('PATH', '')}", *extra, *argv, timeout=timeout)
@@ -151,14 +151,14 @@ def runner() -> dict[str, Any]:
             "uid": os.getuid(),
             "name": pwd.getpwuid(os.getuid()).pw_name,
             "home": home,
-            "root_without_password": own("sudo", "-n", "true")["rc"] == 0,
+            "root_without_password": run_in_image("sudo", "-n", "true")["rc"] == 0,
         },
         "process_1": (read("/proc/1/cmdline") or "").replace("\0", " ").strip(),
         # before anything is compiled
-        "leftovers": sorted(p for pattern in CACHES for p in glob.glob(pattern.format(home=home))),
+        "build_files": sorted(p for pattern in CACHES for p in glob.glob(pattern.format(home=home))),
         "credentials": credentials(home),
-        "writable": writable(),
-        "size": size(),
+        "writable": writable_paths(),
+        "size": disk_use(),
         "tools": {name: first_line(argv) for name, argv in TOOLS.items()},
         "packages": python_packages(),
         "ccache": ccache(),
@@ -171,12 +171,12 @@ def runner() -> dict[str, Any]:
 def visible_gpus() -> dict[str, Any]:
     """{pci: the GPUs that this container was given, container, module: loaded version}."""
     loaded = read("/sys/module/nvidia/version")
-    return {"pci": given_gpus(), "container": True, "module": loaded.strip() if loaded else None}
+    return {"pci": accessible_gpus(), "container": True, "module": loaded.strip() if loaded else None}
 
 
 def first_line(argv: tuple[str, ...]) -> dict[str, Any]:
     """{rc, out}: what a tool says of its version; nvcc and ptxas say it in their last line but one."""
-    done = own(*argv)
+    done = run_in_image(*argv)
     lines = [line for line in (done["out"] or done["err"]).splitlines() if line.strip()]
     release = [line for line in lines if "release" in line]
     return {"rc": done["rc"], "out": (release or lines or [""])[0][:200]}
@@ -184,12 +184,12 @@ def first_line(argv: tuple[str, ...]) -> dict[str, Any]:
 
 def credentials(home: str) -> list[str]:
     """What would go with the image though it is somebody's: paths, and names of variables."""
-    found = [path for name in CREDENTIAL_FILES for path in glob.glob(f"{home}/{name}")]
-    found += glob.glob("/etc/apt/auth.conf") + glob.glob("/etc/apt/auth.conf.d/*")
-    found += [f"${name}" for name, value in os.environ.items() if SECRET_NAME.search(name) and value]
+    secrets = [path for name in CREDENTIAL_FILES for path in glob.glob(f"{home}/{name}")]
+    secrets += glob.glob("/etc/apt/auth.conf") + glob.glob("/etc/apt/auth.conf.d/*")
+    secrets += [f"${name}" for name, value in os.environ.items() if SECRET_NAME.search(name) and value]
     for path in ("/etc/pip.conf", f"{home}/.config/pip/pip.conf", *glob.glob("/etc/apt/sources.list.d/*")):
         if re.search(r"://[^/\s:@]+:[^/\s@]+@", read(path) or ""):
-            found.append(path)
+            secrets.append(path)
     patterns = [re.compile(pattern) for pattern in SECRET_PATTERNS.values()]
     for directory, folders, names in os.walk(home):
         # the runner's own programs and Node.js, whose tests hold keys of nobody
@@ -199,23 +199,23 @@ def credentials(home: str) -> list[str]:
             if os.path.isfile(path) and not os.path.islink(path):
                 with open(path, "rb") as file:
                     data = file.read(SCAN_BYTES)
-                found += [path] * any(pattern.search(data) for pattern in patterns)
-    return sorted(set(found))
+                secrets += [path] * any(pattern.search(data) for pattern in patterns)
+    return sorted(set(secrets))
 
 
-def writable() -> list[str]:
+def writable_paths() -> list[str]:
     """Files and folders that a job must not be able to change, and can: hooks, programs, the record."""
     watched = ["/etc/gpukiln", "/opt/gpukiln", "/usr/local/bin", "/usr/local/cuda/"]
     watched += [os.path.dirname(os.environ.get(name, "")) for name in HOOKS]
-    found = [path for path in {*filter(None, watched)} if os.path.exists(path) and os.access(path, os.W_OK)]
-    found += [path for folder in watched for path in glob.glob(f"{folder}/*") if os.access(path, os.W_OK)]
+    paths = [path for path in {*filter(None, watched)} if os.path.exists(path) and os.access(path, os.W_OK)]
+    paths += [path for folder in watched for path in glob.glob(f"{folder}/*") if os.access(path, os.W_OK)]
     cache = os.environ.get("CCACHE_DIR", "")
     if cache and os.path.isdir(cache) and os.stat(cache).st_mode & stat.S_IWOTH:
-        found.append(f"{cache} (by everybody)")
-    return sorted({os.path.normpath(path) for path in found})
+        paths.append(f"{cache} (by everybody)")
+    return sorted({os.path.normpath(path) for path in paths})
 
 
-def size() -> dict[str, int]:
+def disk_use() -> dict[str, int]:
     """{bytes} of all files of the container, {unseen}: folders that its user may not read."""
     total = 0
     unseen: list[OSError] = []
@@ -224,22 +224,22 @@ def size() -> dict[str, int]:
     for directory, folders, names in os.walk("/", onerror=unseen.append):
         folders[:] = [f for f in folders if os.lstat(os.path.join(directory, f)).st_dev == root]
         for name in names:
-            found = os.lstat(os.path.join(directory, name))
-            if found.st_dev == root and (found.st_nlink == 1 or found.st_ino not in seen):
-                seen.add(found.st_ino)
-                total += found.st_blocks * 512
+            status = os.lstat(os.path.join(directory, name))
+            if status.st_dev == root and (status.st_nlink == 1 or status.st_ino not in seen):
+                seen.add(status.st_ino)
+                total += status.st_blocks * 512
     return {"bytes": total, "unseen": len(unseen)}
 
 
 def python_packages() -> dict[str, Any]:
     """{check: what pip finds wrong, installed: {name: version}, imports: {module: error or null}}."""
-    done = own("python3", "-m", "pip", "--disable-pip-version-check", "check")
-    tried = own("python3", "-c", IMPORTING, *IMPORTS)
-    listed = own("python3", "-m", "pip", "--disable-pip-version-check", "list", "--format=json")
+    done = run_in_image("python3", "-m", "pip", "--disable-pip-version-check", "check")
+    tried = run_in_image("python3", "-c", IMPORTING, *IMPORTS)
+    listed = run_in_image("python3", "-m", "pip", "--disable-pip-version-check", "list", "--format=json")
     installed = json.loads(listed["out"]) if listed["rc"] == 0 else []
     return {
         "check": {"rc": done["rc"], "out": (done["out"] + done["err"])[:1000]},
-        "installed": {one["name"].lower(): one["version"] for one in installed},
+        "installed": {package["name"].lower(): package["version"] for package in installed},
         "imports": json.loads(tried["out"]) if tried["rc"] == 0 else {"python3": tried["err"]},
     }
 
@@ -250,9 +250,9 @@ def ccache() -> dict[str, Any]:
         source = os.path.join(folder, "a.c")
         with open(source, "w") as file:
             file.write(f"/* {os.getpid()} */\n{PROGRAM}")
-        zero = own("ccache", "--zero-stats")
-        codes = [own("ccache", "gcc", "-c", source, "-o", f"{folder}/{n}.o")["rc"] for n in (1, 2)]
-        stats = dict(re.findall(r"(?m)^(\w+)\t(\d+)$", own("ccache", "--print-stats")["out"]))
+        zero = run_in_image("ccache", "--zero-stats")
+        codes = [run_in_image("ccache", "gcc", "-c", source, "-o", f"{folder}/{n}.o")["rc"] for n in (1, 2)]
+        stats = dict(re.findall(r"(?m)^(\w+)\t(\d+)$", run_in_image("ccache", "--print-stats")["out"]))
     hits = int(stats.get("direct_cache_hit", 0)) + int(stats.get("preprocessed_cache_hit", 0))
     return {
         "rc": [zero["rc"], *codes],
@@ -268,15 +268,15 @@ def hooks() -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         for name in HOOKS:
             path = os.environ.get(name, "")
-            done = own("bash", "-e", path, RUNNER_TEMP=folder)
-            result[name] = {"path": path, "rc": done["rc"], "out": end_of(done["out"] + done["err"], 500)}
+            done = run_in_image("bash", "-e", path, RUNNER_TEMP=folder)
+            result[name] = {"path": path, "rc": done["rc"], "out": tail(done["out"] + done["err"], 500)}
     return result
 
 
 def actions_runner(home: str) -> dict[str, Any]:
     """{present: whether run.sh is where the ARC chart starts it, version}."""
     present = os.access(f"{home}/run.sh", os.X_OK)
-    done = own(f"{home}/bin/Runner.Listener", "--version")
+    done = run_in_image(f"{home}/bin/Runner.Listener", "--version")
     return {"present": present, "rc": done["rc"], "version": done["out"].strip()}
 
 
@@ -285,28 +285,28 @@ def cuda_libraries() -> dict[str, Any]:
 
     {libraries: {name: {version, error}}, nvrtc: the same, ptxas: {rc, out, cubin}, nvcc: {rc, out, program}}.
     """
-    done = own("python3", "-c", LIBRARIES, KERNEL, f"--gpu-architecture=compute_{ARCHITECTURE}")
+    done = run_in_image("python3", "-c", LIBRARIES, KERNEL, f"--gpu-architecture=compute_{ARCHITECTURE}")
     if done["rc"] != 0:
-        raise RuntimeError(
-            f"CUDA's libraries end their process with {done['rc']}: {end_of(done['err'], 500)}"
-        )
-    found = json.loads(done["out"])
-    nvrtc = found.pop("nvrtc")
+        raise RuntimeError(f"CUDA's libraries end their process with {done['rc']}: {tail(done['err'], 500)}")
+    libraries = json.loads(done["out"])
+    nvrtc = libraries.pop("nvrtc")
     with tempfile.TemporaryDirectory() as folder:
         source, assembled = f"{folder}/k.ptx", f"{folder}/k.cubin"
         with open(source, "w") as file:
             file.write(nvrtc.pop("ptx"))
-        ptxas = own("ptxas", f"-arch=sm_{ARCHITECTURE}", source, "-o", assembled)
+        ptxas = run_in_image("ptxas", f"-arch=sm_{ARCHITECTURE}", source, "-o", assembled)
         cubin = b""
         if os.path.exists(assembled):
             with open(assembled, "rb") as binary:
                 cubin = binary.read()
         with open(f"{folder}/k.cu", "w") as file:
             file.write(KERNEL + "int main() { gpukiln<<<1, 1>>>(nullptr); return 0; }\n")
-        nvcc = own("nvcc", f"-arch=sm_{ARCHITECTURE}", f"{folder}/k.cu", "-o", f"{folder}/k", timeout=300)
+        nvcc = run_in_image(
+            "nvcc", f"-arch=sm_{ARCHITECTURE}", f"{folder}/k.cu", "-o", f"{folder}/k", timeout=300
+        )
         linked = os.path.exists(f"{folder}/k")
     return {
-        "libraries": found,
+        "libraries": libraries,
         "nvrtc": nvrtc,
         "ptxas": {
             "rc": ptxas["rc"],

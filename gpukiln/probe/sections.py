@@ -19,11 +19,11 @@ from gpukiln.probe.base import (
     SECTION_S,
     NotReachedError,
     evidence,
-    kernel_says,
+    kernel_errors,
     run,
     watch,
 )
-from gpukiln.probe.child import Hang, Tell, in_child
+from gpukiln.probe.child import Hang, Send, in_child
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
 GRACE_S = 3  # for a section to say that the time is up
@@ -45,7 +45,7 @@ def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dic
     todo = list(sections)
     group = 0
 
-    def hear(message: dict[str, Any]) -> None:
+    def receive(message: dict[str, Any]) -> None:
         nonlocal group
         group = message.get("group", group)
         watch.hung.update(message.get("hung", {}))
@@ -54,17 +54,17 @@ def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dic
             seconds[name], shown[name] = message["seconds"], message["evidence"]
             todo.remove(name)
 
-    def work(tell: Tell) -> None:
-        watch.tell = tell
+    def work(send: Send) -> None:
+        watch.send = send
         if boot:
             wait_for_boot()
         for name in list(todo):
-            tell(limit=SECTION_S, at=f"gathering {name}")
-            tell(**gather_section(name, sections[name]), hung=watch.hung)
+            send(limit=SECTION_S, at=f"gathering {name}")
+            send(**gather_section(name, sections[name]), hung=watch.hung)
 
     while todo:
         try:
-            ended = in_child(work, hear, grace_s=GRACE_S)
+            ended = in_child(work, receive, grace_s=GRACE_S)
         except NotReachedError as error:
             facts.update({name: {NOT_REACHED: str(error)} for name in todo})
             break
@@ -72,15 +72,15 @@ def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dic
             break
         boot, stuck = False, todo.pop(0)
         if isinstance(ended, Hang):
-            watch.hung[stuck] = {"tool": stuck, "command": f"gathering {stuck}", "told": str(ended)}
+            watch.hung[stuck] = {"tool": stuck, "command": f"gathering {stuck}", "reason": str(ended)}
             facts[stuck] = {NOT_REACHED: str(ended)}
         else:
             facts[stuck] = {"_error": ended or "the process that gathers facts ended"}
         if group:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-    found = list(watch.hung.values())
-    facts["hung"] = {"tools": found, "kernel": kernel_says() if found else []}
+    hung = list(watch.hung.values())
+    facts["hung"] = {"tools": hung, "kernel": kernel_errors() if hung else []}
     facts["seconds"], facts["evidence"] = seconds, shown
     return facts
 
@@ -91,13 +91,13 @@ def gather_section(name: str, section: Callable[[], Any]) -> dict[str, Any]:
     evidence.clear()
     try:
         watch.limit(0)
-        found = section()
+        value = section()
     except NotReachedError as error:
-        found = {NOT_REACHED: str(error)}
+        value = {NOT_REACHED: str(error)}
     except Exception as error:
-        found = {"_error": f"{type(error).__name__}: {error}"}
+        value = {"_error": f"{type(error).__name__}: {error}"}
     took = round(time.monotonic() - started, 2)
-    return {"section": name, "found": found, "seconds": took, "evidence": evidence[:]}
+    return {"section": name, "found": value, "seconds": took, "evidence": evidence[:]}
 
 
 def wait_for_boot() -> None:

@@ -13,7 +13,7 @@ import re
 import time
 from typing import Any
 
-from gpukiln.probe.base import REDACT_CHARS, end_of, evidence, need, read, run, watch
+from gpukiln.probe.base import REDACT_CHARS, check_output, evidence, read, run, tail, watch
 from gpukiln.redact import redact
 
 COMPOSE = "/etc/gpukiln/compose.yaml"
@@ -21,7 +21,7 @@ PROJECT = "gpukiln"  # of Compose, by which their containers are found
 HOST = "127.0.0.1"
 ANSWER_S, PULL_S, GENERATE_S = 10.0, 300.0, 180.0  # a model of some GB is read from the disk first
 PIECE = 1 << 16
-MOST = 4 << 20  # bytes of an answer
+MAX_ANSWER_BYTES = 4 << 20  # bytes of an answer
 # What Ollama's log says of GPUs (ollama/ollama, discover/ and llm/).
 ABOUT_GPUS = re.compile(r"(?i)no compatible gpus|inference compute|cuda|vram|offload|driver|nvml")
 
@@ -34,30 +34,33 @@ def services() -> dict[str, Any]:
     said = re.match(r"x-gpukiln: (\{.*\})\n", read(COMPOSE) or "")
     if not said:
         return {}
-    found: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
     boxes = containers()
-    for name, wanted in json.loads(said[1]).items():
+    for name, declared in json.loads(said[1]).items():
         box = boxes.get(name)
-        row = found[name] = {"wanted": wanted, "container": box}
-        row["http"] = ask(wanted["port"], wanted["answers"])
+        row = rows[name] = {"wanted": declared, "container": box}
+        row["http"] = http_request(declared["port"], declared["answers"])
         if box and row["http"].get("status") == 200:
-            if wanted["computes"] == "ollama":
-                row["ollama"] = ollama(wanted["port"], wanted["model"])
+            if declared["computes"] == "ollama":
+                row["ollama"] = ollama(declared["port"], declared["model"])
                 row["log"] = log_of(box["id"])
-            elif wanted["computes"] == "vllm":
-                row["vllm"] = {"models": ask(wanted["port"], "/v1/models"), "pids": pids_of(box["id"])}
-    return found
+            elif declared["computes"] == "vllm":
+                row["vllm"] = {
+                    "models": http_request(declared["port"], "/v1/models"),
+                    "pids": pids_of(box["id"]),
+                }
+    return rows
 
 
 def containers() -> dict[str, Any]:
     """{service: {id, state, exit_code, error, health, gpus}} of ours; gpus: whether it was given any."""
     label = f"label=com.docker.compose.project={PROJECT}"
-    ids = need("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", label).split()
-    rows = json.loads(need("docker", "inspect", *ids)) if ids else []
-    found = {}
+    ids = check_output("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", label).split()
+    rows = json.loads(check_output("docker", "inspect", *ids)) if ids else []
+    by_service = {}
     for row in rows:
         state = row["State"]
-        found[row["Config"]["Labels"]["com.docker.compose.service"]] = {
+        by_service[row["Config"]["Labels"]["com.docker.compose.service"]] = {
             "id": row["Id"],
             "state": state["Status"],
             "exit_code": state["ExitCode"],
@@ -65,19 +68,21 @@ def containers() -> dict[str, Any]:
             "health": (state.get("Health") or {}).get("Status"),
             "gpus": bool(row["HostConfig"].get("DeviceRequests")),
         }
-    return found
+    return by_service
 
 
 def pids_of(container: str) -> list[int]:
     """Numbers of a container's processes, as the host counts them."""
-    return [int(word) for word in need("docker", "top", container, "-eo", "pid").split() if word.isdigit()]
+    return [
+        int(word) for word in check_output("docker", "top", container, "-eo", "pid").split() if word.isdigit()
+    ]
 
 
 def log_of(container: str) -> list[str]:
     """The last lines of a container's log that are about GPUs."""
     said = run("docker", "logs", "--tail", "400", container)
     lines = [line for line in (said["out"] + said["err"]).splitlines() if ABOUT_GPUS.search(line)]
-    return [end_of(redact(line), 300) for line in lines[-3:]]
+    return [tail(redact(line), 300) for line in lines[-3:]]
 
 
 def ollama(port: int, model: str) -> dict[str, Any]:
@@ -86,18 +91,18 @@ def ollama(port: int, model: str) -> dict[str, Any]:
     `size_vram` of /api/ps is the part of `size` that is in GPU memory (ollama/ollama, docs/api.md, List
     Running Models; `ollama ps` shows 100% GPU where they are equal).
     """
-    tags = ask(port, "/api/tags")
-    there = {str(one["name"]): int(one["size"]) for one in (tags.get("json") or {}).get("models") or ()}
+    tags = http_request(port, "/api/tags")
+    there = {str(row["name"]): int(row["size"]) for row in (tags.get("json") or {}).get("models") or ()}
     if not there:
-        pulled = ask(port, "/api/pull", {"model": model, "stream": False}, PULL_S)
+        pulled = http_request(port, "/api/pull", {"model": model, "stream": False}, PULL_S)
         if problem := problem_of(pulled):
             return {"not_run": f"it has no model, and {model} can't be fetched: {problem}"}
     elif model not in there:
         model = min(there, key=lambda name: there[name])
     options = {"num_predict": 4}
     asked = {"model": model, "prompt": "1 + 1 =", "stream": False, "options": options}
-    generate = ask(port, "/api/generate", asked, GENERATE_S)
-    return {"model": model, "generate": generate, "ps": ask(port, "/api/ps")}
+    generate = http_request(port, "/api/generate", asked, GENERATE_S)
+    return {"model": model, "generate": generate, "ps": http_request(port, "/api/ps")}
 
 
 def problem_of(answer: dict[str, Any]) -> str:
@@ -105,13 +110,13 @@ def problem_of(answer: dict[str, Any]) -> str:
     if "error" in answer:
         return str(answer["error"])
     said = answer.get("json")
-    told = said.get("error") if isinstance(said, dict) else None
-    if answer["status"] != 200 or told:
-        return f"{answer['status']} {end_of(str(told or answer['text']), 300)}".strip()
+    error = said.get("error") if isinstance(said, dict) else None
+    if answer["status"] != 200 or error:
+        return f"{answer['status']} {tail(str(error or answer['text']), 300)}".strip()
     return ""
 
 
-def ask(port: int, path: str, body: Any = None, seconds: float = 0.0) -> dict[str, Any]:
+def http_request(port: int, path: str, body: Any = None, seconds: float = 0.0) -> dict[str, Any]:
     """{status, json or null, text}, or {error: why}; within the seconds, however slowly it speaks.
 
     seconds: 0 for ANSWER_S.
@@ -131,8 +136,8 @@ def ask(port: int, path: str, body: Any = None, seconds: float = 0.0) -> dict[st
             raw += piece
             if time.monotonic() > until:
                 raise TimeoutError
-            if len(raw) > MOST:
-                row["out"] = f"more than {MOST} bytes"
+            if len(raw) > MAX_ANSWER_BYTES:
+                row["out"] = f"more than {MAX_ANSWER_BYTES} bytes"
                 return {"error": row["out"]}
     except TimeoutError:
         row["out"] = f"no answer in {limit:.0f} s"
@@ -148,4 +153,4 @@ def ask(port: int, path: str, body: Any = None, seconds: float = 0.0) -> dict[st
         said = json.loads(text)
     except ValueError:
         said = None
-    return {"status": answer.status, "json": said, "text": end_of(redact(text[-REDACT_CHARS:]), 300)}
+    return {"status": answer.status, "json": said, "text": tail(redact(text[-REDACT_CHARS:]), 300)}

@@ -23,7 +23,7 @@ FOLDER = "/run/gpukiln-simulated"
 NOTE = "/etc/gpukiln/simulated-gpus"
 UNIT = "gpukiln-simulated-gpus.service"
 UNITS = f"/etc/systemd/system/{UNIT}"
-WANTED = f"/etc/systemd/system/*.wants/{UNIT}"
+WANTS_LINKS = f"/etc/systemd/system/*.wants/{UNIT}"
 MOUNTINFO = "/proc/self/mountinfo"
 LIBRARY, NVIDIA_SMI = "libnvidia-ml.so", "nvidia-smi"
 # The state at the end of the double's file begins with this, so far before the file's end.
@@ -46,12 +46,12 @@ PROGRAMS = (
 
 def simulated() -> dict[str, Any]:
     """{machine: whether its GPUs are simulated, disk: paths of what that left on the disk}."""
-    return {"machine": is_simulated(), "disk": sorted(_on_disk())}
+    return {"machine": is_simulated(), "disk": sorted(_disk_paths())}
 
 
 def is_simulated() -> bool:
     """Whether what programs take for this machine's GPUs is a double."""
-    return os.path.isdir(FOLDER) or any(is_double(path) for path in _loaded())
+    return os.path.isdir(FOLDER) or any(is_double(path) for path in _library_paths())
 
 
 def gpus_to_ask() -> bool:
@@ -80,20 +80,20 @@ def _is_stand_in(path: str) -> bool:
         return SMI_MARK in file.read(SMI_BYTES)
 
 
-def _cached() -> list[str]:
+def _cached_libraries() -> list[str]:
     """The paths of the library that the loader's cache names."""
     said = run("ldconfig", "-p")["out"]
     return re.findall(rf"(?m)^\s*{re.escape(LIBRARY)}\S* .*=> (\S+)$", said)
 
 
-def _loaded() -> Iterator[str]:
+def _library_paths() -> Iterator[str]:
     """Where a program finds the library."""
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         yield os.path.join(folder, f"{LIBRARY}.1")
-    yield from _cached()
+    yield from _cached_libraries()
 
 
-def _on_disk() -> set[str]:
+def _disk_paths() -> set[str]:
     """What the double left on the disk; what is mounted over a file is not, the file below it is."""
     mounted = _mount_points()
 
@@ -102,9 +102,11 @@ def _on_disk() -> set[str]:
 
     libraries = [path for folder in LIBRARIES for path in glob.glob(f"{folder}/{LIBRARY}*")]
     programs = [f"{folder}/{NVIDIA_SMI}" for folder in PROGRAMS]
-    found = {path for path in (NOTE, UNITS, *glob.glob(WANTED)) if os.path.lexists(path)} - mounted
-    found |= {path for path in real([*libraries, *_cached()]) if not _in_memory(path) and is_double(path)}
-    return found | {path for path in real(programs) if not _in_memory(path) and _is_stand_in(path)}
+    left = {path for path in (NOTE, UNITS, *glob.glob(WANTS_LINKS)) if os.path.lexists(path)} - mounted
+    left |= {
+        path for path in real([*libraries, *_cached_libraries()]) if not _in_memory(path) and is_double(path)
+    }
+    return left | {path for path in real(programs) if not _in_memory(path) and _is_stand_in(path)}
 
 
 def _in_memory(path: str) -> bool:

@@ -30,7 +30,7 @@ def storage() -> dict[str, Any]:
     what is left to all users (f_bavail). inodes is 0 where a file system has no fixed number of them (btrfs,
     FAT). Read-only ones are left out: they are always full. For root see `root_file_system`.
     """
-    found: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, Any]] = {}
     for folder in folders():
         real = os.path.realpath(folder)
         if not os.path.isdir(real):
@@ -39,7 +39,7 @@ def storage() -> dict[str, Any]:
         if size.f_flag & os.ST_RDONLY or not size.f_blocks:
             continue
         path = mount_point(real)
-        row = found.setdefault(
+        row = rows.setdefault(
             path,
             {
                 "path": path,
@@ -52,7 +52,7 @@ def storage() -> dict[str, Any]:
         )
         if real != path:
             row["holds"].append(folder)
-    return {"file_systems": list(found.values()), "root": root_file_system()}
+    return {"file_systems": list(rows.values()), "root": root_file_system()}
 
 
 def folders() -> list[str]:

@@ -17,10 +17,10 @@ from gpukiln.probe.base import (
     TIMED_OUT,
     HungError,
     NotReachedError,
-    ask,
     bus_gpus,
     pci_gpus,
     run,
+    run_unrecorded,
 )
 from gpukiln.probe.child import pids
 
@@ -40,10 +40,10 @@ RESET_REQUIRED = re.compile(r"NVRM: .*\[NV_ERR_RESET_REQUIRED\]")
 HEARTBEAT = re.compile(r"NVRM: .*GSP RM heartbeat timed out")
 LOGGED = (OFF_THE_BUS, UNSUPPORTED, INIT_FAILED, RESET_REQUIRED, HEARTBEAT)
 # The driver's message about a GPU that it can't start has several lines, and the GPU's address in the first.
-BEGUN = re.compile(rf"NVRM: The NVIDIA GPU {DEVICE}")
-GOES_ON = re.compile(r"^(?:\[[^\]]*\])?\s*NVRM: (?P<text>.*)$")
-MOST_LINES = 8
-NOTED = "gpukiln: GPU "  # what `gpukiln-gpu reset` writes there
+MESSAGE_START = re.compile(rf"NVRM: The NVIDIA GPU {DEVICE}")
+CONTINUATION = re.compile(r"^(?:\[[^\]]*\])?\s*NVRM: (?P<text>.*)$")
+MAX_LINES = 8
+RESET_NOTE = "gpukiln: GPU "  # what `gpukiln-gpu reset` writes there
 # What tells two lines of one number apart: whether it was fatal, and what more is said of an SXid.
 KIND = re.compile(r"(?i)\b(?:non-?)?fatal\b|, *(?:severity|data)\b")
 # `pid=1234, name=python3`, or `pid='<unknown>'` (NVIDIA, "XID Errors"; seen with number and quotes too).
@@ -51,7 +51,7 @@ OWNER = re.compile(r"\bpid='?(\d+)")
 JOURNAL = ("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
 JOURNAL_S = 60.0
 # With the first a boot's log begins (Linux, init/main.c), with the second the driver, and no fault before it.
-BEGINS = ("Linux version ", "NVRM: loading ")
+BOOT_STARTS = ("Linux version ", "NVRM: loading ")
 NO_ENTRIES = "-- No entries --"  # as journalctl says it
 LINE_CHARS = 300
 INITIAL_PIDS = 0xEFFFFFFC  # inode of the first namespace (Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO)
@@ -60,38 +60,38 @@ INITIAL_PIDS = 0xEFFFFFFC  # inode of the first namespace (Linux, include/linux/
 def xids() -> dict[str, Any]:
     """{xids: this boot's lines about faults, see `folded`, log_gap, log_lost: see `kernel_log`}."""
     log, gap, lost = kernel_log()
-    return {"xids": folded(log.splitlines()), "log_gap": gap, "log_lost": lost}
+    return {"xids": fold_faults(log.splitlines()), "log_gap": gap, "log_lost": lost}
 
 
-def joined(lines: Iterable[str]) -> list[str]:
+def join_messages(lines: Iterable[str]) -> list[str]:
     """Lines of the kernel's log, with each message about a GPU that the driver can't start on one line."""
-    found: list[str] = []
+    messages: list[str] = []
     more = 0
     for line in lines:
-        part = GOES_ON.match(line) if more else None
-        if part and not BEGUN.search(line) and not XID.search(line):
-            found[-1] += f" {part['text'].strip()}"
-            more = 0 if OFF_THE_BUS.search(found[-1]) or UNSUPPORTED.search(found[-1]) else more - 1
+        part = CONTINUATION.match(line) if more else None
+        if part and not MESSAGE_START.search(line) and not XID.search(line):
+            messages[-1] += f" {part['text'].strip()}"
+            more = 0 if OFF_THE_BUS.search(messages[-1]) or UNSUPPORTED.search(messages[-1]) else more - 1
             continue
         complete = OFF_THE_BUS.search(line) or UNSUPPORTED.search(line)
-        more = MOST_LINES if BEGUN.search(line) and not complete else 0
-        found.append(line)
-    return found
+        more = MAX_LINES if MESSAGE_START.search(line) and not complete else 0
+        messages.append(line)
+    return messages
 
 
 def _kind(line: str) -> tuple[str, str] | None:
     """What tells a fault's lines from those of other faults: what and where; None for no fault."""
-    if found := XID.search(line):
-        start = found[0][: found.start("text") - found.start()]
-        said = KIND.search(line, found.start("text"))
+    if match := XID.search(line):
+        start = match[0][: match.start("text") - match.start()]
+        said = KIND.search(line, match.start("text"))
         return start, said[0].lower() if said else ""
     for at, pattern in enumerate(LOGGED):
-        if found := pattern.search(line):
-            return f"{at} {found.groupdict().get('device')}", ""
-    return (line[line.index(NOTED) :], "") if NOTED in line else None
+        if match := pattern.search(line):
+            return f"{at} {match.groupdict().get('device')}", ""
+    return (line[line.index(RESET_NOTE) :], "") if RESET_NOTE in line else None
 
 
-def folded(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
+def fold_faults(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
     """Of each device and fault the last line, with its count: none hides behind others, however many.
 
     Args:
@@ -100,15 +100,15 @@ def folded(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
     """
     had = {gpu["address"] for gpu in pci_gpus()}
     hidden = [gpu["address"].rpartition(".")[0] for gpu in bus_gpus() if gpu["address"] not in had]
-    found: dict[Any, tuple[int, str]] = {}
-    for line in joined(lines):
+    counts: dict[Any, tuple[int, str]] = {}
+    for line in join_messages(lines):
         kind = _kind(line)
         if kind is None or any(address in line.lower() for address in hidden):
             continue
         owner = OWNER.search(line)
         key = (kind, bool(owner and int(owner[1]) in own))
-        found[key] = (found.pop(key, (0, ""))[0] + 1, line)
-    return [line[:LINE_CHARS] + (f" ({n} times)" if n > 1 else "") for n, line in found.values()]
+        counts[key] = (counts.pop(key, (0, ""))[0] + 1, line)
+    return [line[:LINE_CHARS] + (f" ({n} times)" if n > 1 else "") for n, line in counts.values()]
 
 
 def kernel_log() -> tuple[str, str | None, str | None]:
@@ -126,7 +126,7 @@ def kernel_log() -> tuple[str, str | None, str | None]:
         late = late or said["rc"] == TIMED_OUT
         if said["rc"] != 0:
             why.append(said["err"] or f"{command[0]} exits {said['rc']}")
-        elif any(words in said["out"] for words in BEGINS):
+        elif any(words in said["out"] for words in BOOT_STARTS):
             return said["out"], None, None
         elif said["out"].strip() in ("", NO_ENTRIES):
             why.append(f"{command[0]} has nothing of this boot")
@@ -140,13 +140,13 @@ def kernel_log() -> tuple[str, str | None, str | None]:
 def kernel_buffer() -> tuple[list[str], str | None]:
     """The lines that the kernel's own buffer has now, and why they can't be read; null where they can."""
     try:
-        said = ask("dmesg", timeout=JOURNAL_S, waits=True)
+        said = run_unrecorded("dmesg", timeout=JOURNAL_S, waits=True)
     except NotReachedError as error:
         return [], str(error)
     return said["out"].splitlines(), None if said["rc"] == 0 else said["err"] or f"dmesg exits {said['rc']}"
 
 
-def meanwhile(before: tuple[list[str], str | None]) -> dict[str, Any]:
+def faults_since(before: tuple[list[str], str | None]) -> dict[str, Any]:
     """What came since `kernel_buffer` was read: {xids, log_gap, pids}.
 
     Returns:
@@ -155,10 +155,14 @@ def meanwhile(before: tuple[list[str], str | None]) -> dict[str, Any]:
     """
     lines, gap = kernel_buffer()
     own = pids if os.stat("/proc/self/ns/pid").st_ino == INITIAL_PIDS else []
-    return {"xids": folded(newer(before[0], lines), own), "log_gap": before[1] or gap, "pids": list(own)}
+    return {
+        "xids": fold_faults(new_lines(before[0], lines), own),
+        "log_gap": before[1] or gap,
+        "pids": list(own),
+    }
 
 
-def newer(before: list[str], after: list[str]) -> list[str]:
+def new_lines(before: list[str], after: list[str]) -> list[str]:
     """The lines that a buffer has got, which drops its oldest ones."""
     for start, line in enumerate(before):
         kept = len(before) - start

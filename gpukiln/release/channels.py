@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from gpukiln.attest.statements import About, Vouched
+from gpukiln.attest.statements import ImagePurpose, TrustedStatements
 from gpukiln.catalog.images import load_image
 from gpukiln.clouds.tags import ATTESTED_TAGS, KUBERNETES_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.builds import Record
 from gpukiln.images.subject import subject_from_tags
-from gpukiln.proof.tags import VerdictSummary, judged_by, judged_by_claim, judged_from_tags
+from gpukiln.pipeline.verdict_tags import (
+    VerdictSummary,
+    summaries_from_tags,
+    summarize_claim,
+    summarize_verdict,
+)
 from gpukiln.verify.checks import LAYERS
 
 
@@ -48,12 +53,12 @@ class Proof:
     findings: tuple[str, ...] | None = None
     simulated: tuple[str, ...] = ()
     named: str = ""
-    vouched: Vouched | None = None
+    vouched: TrustedStatements | None = None
 
     @property
-    def about(self) -> About:
+    def about(self) -> ImagePurpose:
         """What it is for, as signed statements say it."""
-        return About(self.image, self.kubernetes, self.build, self.profile, self.instance_types)
+        return ImagePurpose(self.image, self.kubernetes, self.build, self.profile, self.instance_types)
 
     @property
     def not_run(self) -> str:
@@ -87,7 +92,7 @@ def proof_from_record(found: Record) -> Proof:
         instance_types=plan.instance_types,
         profile=plan.profile,
         required_layers=plan.required_layers,
-        judged={name: judged_by(verdict) for name, verdict in found.judged.items()},
+        judged={name: summarize_verdict(verdict) for name, verdict in found.judged.items()},
         simulated=found.simulated,
         named=found.build_id,
     )
@@ -117,7 +122,7 @@ def proof_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> Proo
         instance_types=subject.instance_types,
         profile=subject.profile,
         required_layers=load_image(subject.recipe).required_layers,
-        judged=judged_from_tags(image_id, tags),
+        judged=summaries_from_tags(image_id, tags),
         attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
 
@@ -135,12 +140,12 @@ def joined(proof: Proof, tags: Mapping[str, str]) -> Proof:
     require_same_verdict(proof, tags)
     return replace(
         proof,
-        judged={**judged_from_tags(proof.image_id, tags), **proof.judged},
+        judged={**summaries_from_tags(proof.image_id, tags), **proof.judged},
         attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
 
 
-def signed(proof: Proof, vouched: Vouched, record: Record | None) -> Proof:
+def signed(proof: Proof, vouched: TrustedStatements, record: Record | None) -> Proof:
     """The same image with the verdicts that trusted keys signed; tags and record count against it only.
 
     Args:
@@ -159,9 +164,9 @@ def signed(proof: Proof, vouched: Vouched, record: Record | None) -> Proof:
                 hint="look who changed the tags of the image or the record; "
                 f"`invoke ami.verify {proof.named or proof.image_id} --sign-key KEY` signs what is there now",
             )
-    known = {verdict.digest: judged_by(verdict) for verdict in record.verdicts} if record else {}
+    known = {verdict.digest: summarize_verdict(verdict) for verdict in record.verdicts} if record else {}
     trusted = {
-        name: known.get(claim.verdict, judged_by_claim(claim)) for name, claim in vouched.verdicts.items()
+        name: known.get(claim.verdict, summarize_claim(claim)) for name, claim in vouched.verdicts.items()
     }
     failed = {name: one for name, one in proof.judged.items() if not one.passed}
     return replace(proof, judged={**failed, **trusted}, vouched=vouched)

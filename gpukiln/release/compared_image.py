@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpukiln.attest.attestation import baked_image
-from gpukiln.attest.installed import Installed, read_installed
+from gpukiln.attest.image_contents import ImageContents, read_image_contents
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Bake, Build, Builds, Record
 from gpukiln.parsing import parse_json
@@ -22,7 +22,7 @@ class ComparedImage:
 
     record: Record
     baked: Bake
-    installed: Installed
+    installed: ImageContents
     boot_s: float | None
 
     @property
@@ -78,7 +78,7 @@ def read_compared_image(path: Path) -> ComparedImage:
     """
     record = Build.read_file(path)
     newest = Build(path.parent).report_folder(len(record.verdicts))
-    return ComparedImage(record, baked_image(record), read_installed(path.parent), _boot_s(newest))
+    return ComparedImage(record, baked_image(record), read_image_contents(path.parent), _boot_s(newest))
 
 
 def _boot_s(report: Path) -> float | None:

@@ -11,7 +11,7 @@ from gpukiln.images.builds import Build, Builds
 from gpukiln.images.channels import Channel
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
-from gpukiln.proof.verify import subject_of_build
+from gpukiln.pipeline.verify import subject_of_build
 from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags, signed
 from gpukiln.release.images import find_images
 from gpukiln.release.regions import each, make_sites
@@ -52,7 +52,7 @@ class LocatedImage:
         if rules is None or not rules.trust:
             return proof
         with explain_aws_errors("read the signed statements"):
-            found, _ = trust.vouched(self.cloud, image, rules.trust)
+            found, _ = trust.channel_statements(self.cloud, image, rules.trust)
         return signed(proof, found, self.build.read() if self.build else None)
 
 

@@ -13,7 +13,7 @@ from gpukiln.errors import RefusedError, UsageError
 from gpukiln.findings import Finding
 from gpukiln.images.channels import DECLARED, Channel
 from gpukiln.images.keys import in_words
-from gpukiln.proof.tags import SHORT, VerdictSummary
+from gpukiln.pipeline.verdict_tags import DIGEST_CHARS, VerdictSummary
 from gpukiln.release.channels import Proof
 from gpukiln.verify.digest import suite_digest
 
@@ -107,7 +107,7 @@ def _lacks(
 ) -> Iterator[Finding]:
     """What one verdict lacks for a need."""
     where = one.instance_type
-    if channel.suite == "current" and one.suite != (today := suite_digest()[:SHORT]):
+    if channel.suite == "current" and one.suite != (today := suite_digest()[:DIGEST_CHARS]):
         yield _not_shown(need, f"{where}: judged by the suite {one.suite}, today's is {today}", again=True)
     if need.gpus and not one.saw_gpu:
         yield _not_shown(need, f"{where}: no check of a GPU ran", again=True)

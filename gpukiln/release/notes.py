@@ -23,7 +23,7 @@ def predecessor(builds: Builds, image: ComparedImage) -> ComparedImage | None:
         record = build.read()
         same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
         older = record.plan.created_at < plan.created_at
-        if same and older and record.bake and record.verdict and record.verdict.proves:
+        if same and older and record.bake and record.verdict and record.verdict.passed_without_simulation:
             return read_compared_image(build.record_file)
     return None
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from gpukiln.attest import statements, trust
-from gpukiln.attest.statements import ReleaseClaim, Vouched
+from gpukiln.attest.statements import ReleaseClaim, TrustedStatements
 from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.tags import NOT_RUN_TAG
 from gpukiln.errors import RefusedError, UnavailableError
@@ -273,13 +273,13 @@ def _require_copy(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], imag
     """Refuse an image that says it is the copy, where only its tags do."""
     found = None
     if spec.channel.trust:
-        found, _ = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
-    place = statements.place_of(source, spec.proof.region)
+        found, _ = trust.channel_statements(site.cloud, image, spec.channel.trust, site.ssm)
+    place = statements.location_of(source, spec.proof.region)
     verified = spec.proof.vouched.verified.values() if spec.proof.vouched else ()
     trust.require_copy(site.cloud, image, place, spec.proof.build, found, verified)
 
 
-def _counted(spec: ReleaseSpec, vouched: Vouched) -> tuple[str, ...]:
+def _counted(spec: ReleaseSpec, vouched: TrustedStatements) -> tuple[str, ...]:
     """The instance types whose signed verdicts count for the channel."""
     wanted = suite_digest() if spec.channel.suite == "current" else ""
     return tuple(
@@ -295,7 +295,7 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     if vouched is None or signer is None:
         raise RefusedError(f"nothing signed is known of {spec.proof.image_id}")
     counted = _counted(spec, vouched)
-    verified = vouched.verified[counted[0]] if counted else vouched.place
+    verified = vouched.verified[counted[0]] if counted else vouched.location
     claim = ReleaseClaim(
         image=spec.proof.about,
         channel=spec.channel_name,
@@ -303,12 +303,12 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
         source=verified,
         suite=suite_digest() if spec.channel.suite == "current" else "",
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
-        released_at=statements.now(),
+        released_at=statements.utc_now(),
     )
-    there, keys = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
+    there, keys = trust.channel_statements(site.cloud, image, spec.channel.trust, site.ssm)
     sign_release(site, spec.pointer, claim, there, keys, signer)
     for name, envelope in vouched.envelopes.items():
         if there.envelopes.get(name) != envelope:
             site.go_on()
-            statements.keep(site.ssm, there.place.image_id, statements.VERDICT, name, envelope)
+            statements.store_statement(site.ssm, there.location.image_id, statements.VERDICT, name, envelope)
     trust.require_released(site.cloud, image, spec.pointer, site.ssm, pointed=False)

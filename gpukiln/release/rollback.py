@@ -99,7 +99,7 @@ def rollback(
             image = find_images(site, [image_id])[image_id]
             make_live(site, image)
             if channel.trust and signer:
-                there, keys = trust.vouched(site.cloud, image, channel.trust, site.ssm)
+                there, keys = trust.channel_statements(site.cloud, image, channel.trust, site.ssm)
                 claim = there.releases[pointer.channel].claim
                 sign_release(site, pointer, claim, there, keys, signer)
             return image_id

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from gpukiln.attest import newest, statements, trust
-from gpukiln.attest.statements import ReleaseClaim, Vouched
+from gpukiln.attest import newest_release, statements, trust
+from gpukiln.attest.statements import ReleaseClaim, TrustedStatements
 from gpukiln.images.channels import Channel
 from gpukiln.images.pointer import Pointer
 from gpukiln.release.images import find_images
@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def sign_release(
-    site: Site, pointer: Pointer, claim: ReleaseClaim, there: Vouched, keys: Sequence[Key], signer: Signer
+    site: Site,
+    pointer: Pointer,
+    claim: ReleaseClaim,
+    there: TrustedStatements,
+    keys: Sequence[Key],
+    signer: Signer,
 ) -> None:
     """Sign that an image is released to a channel, unless its statement says the same and is the newest.
 
@@ -30,12 +35,12 @@ def sign_release(
     before = there.releases.get(pointer.channel)
     if before and replace(before.claim, released_at=claim.released_at, number=claim.number) != claim:
         before = None
-    image_id = there.place.image_id
-    number = newest.number_for(site.cloud, site.ssm, pointer, image_id, before, keys)
+    image_id = there.location.image_id
+    number = newest_release.release_number(site.cloud, site.ssm, pointer, image_id, before, keys)
     if before is None or before.claim.number != number:
         site.go_on()
-        envelope = statements.signed(there.place, replace(claim, number=number), signer)
-        statements.keep(site.ssm, image_id, statements.RELEASE, pointer.channel, envelope)
+        envelope = statements.sign_statement(there.location, replace(claim, number=number), signer)
+        statements.store_statement(site.ssm, image_id, statements.RELEASE, pointer.channel, envelope)
 
 
 def require_pointed(site: Site, pointer: Pointer, channel: Channel, image_id: str) -> None:

@@ -51,7 +51,9 @@ def environment(folder: Path) -> Environment:
         script=Markup(SCRIPT),  # noqa: S704 - the constant above
         script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
     )
-    pages.filters.update(took=_took, when=_when, ticks=_ticks, words=lambda name: name.replace("_", " "))
+    pages.filters.update(
+        took=_duration_text, when=_time_text, ticks=_ticks, words=lambda name: name.replace("_", " ")
+    )
     return pages
 
 
@@ -65,9 +67,9 @@ def _ticks(text: str) -> Markup:
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(sanitize(text)))))  # noqa: S704 - escaped
 
 
-def _took(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     return Duration(seconds).shown if seconds >= 0.1 else "< 0.1s"
 
 
-def _when(time: str) -> str:
+def _time_text(time: str) -> str:
     return re.sub(r"T(\d\d:\d\d:\d\d)(\+00:00|Z)$", r" \1 UTC", time)

@@ -68,16 +68,16 @@ def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 
         OSError: It can't be written.
     """
     root = ET.Element("testsuites", name=name)
-    for one in suites:
-        suite = ET.SubElement(root, "testsuite", _plain(name=one.name, **_counts(one), **one.about))
-        if one.seconds is not None:
-            suite.set("time", f"{one.seconds:.3f}")
-        _properties(suite, one.properties)
-        for case in one.cases:
+    for item in suites:
+        suite = ET.SubElement(root, "testsuite", _plain(name=item.name, **_counts(item), **item.about))
+        if item.seconds is not None:
+            suite.set("time", f"{item.seconds:.3f}")
+        _properties(suite, item.properties)
+        for case in item.cases:
             _case(suite, case)
     for count in ("tests", "failures", "errors", "skipped"):
         root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
-    if measured := [one.seconds for one in suites if one.seconds is not None]:
+    if measured := [item.seconds for item in suites if item.seconds is not None]:
         root.set("time", f"{sum(measured):.3f}")
     ET.indent(root)
     text = ET.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
@@ -85,7 +85,7 @@ def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 
 
 
 def _counts(suite: Suite) -> dict[str, int]:
-    results = [one.result for one in suite.cases]
+    results = [case.result for case in suite.cases]
     return {
         "tests": len(results),
         "failures": results.count("failure"),
@@ -94,19 +94,19 @@ def _counts(suite: Suite) -> dict[str, int]:
     }
 
 
-def _case(suite: ET.Element, one: Case) -> None:
-    case = ET.SubElement(suite, "testcase", _plain(classname=one.group, name=one.name))
-    if one.seconds is not None:
-        case.set("time", f"{one.seconds:.3f}")
-    _properties(case, one.properties)
-    if one.result != "passed":
-        about = {"type": one.kind, "message": one.message}
+def _case(suite: ET.Element, data: Case) -> None:
+    case = ET.SubElement(suite, "testcase", _plain(classname=data.group, name=data.name))
+    if data.seconds is not None:
+        case.set("time", f"{data.seconds:.3f}")
+    _properties(case, data.properties)
+    if data.result != "passed":
+        about = {"type": data.kind, "message": data.message}
         said = ET.SubElement(
-            case, one.result, _plain(**{key: value for key, value in about.items() if value})
+            case, data.result, _plain(**{key: value for key, value in about.items() if value})
         )
-        said.text = sanitize(one.text) or None
-    elif one.text:
-        ET.SubElement(case, "system-out").text = sanitize(one.text)
+        said.text = sanitize(data.text) or None
+    elif data.text:
+        ET.SubElement(case, "system-out").text = sanitize(data.text)
 
 
 def _properties(parent: ET.Element, values: Mapping[str, str]) -> None:

@@ -40,8 +40,8 @@ def sarif(
         findings: Their evidence has file, line, path and reason.
         not_checked: File, line and reason.
     """
-    first = {one.id: one for one in reversed(findings)}
-    used = [one for one in rules if one in first]
+    first = {finding.id: finding for finding in reversed(findings)}
+    used = [rule for rule in rules if rule in first]
     run = {
         "tool": {
             "driver": {
@@ -76,14 +76,16 @@ def sarif(
         ],
         "results": [
             {
-                "ruleId": one.id,
-                "ruleIndex": used.index(one.id),
-                "level": LEVELS[one.severity],
-                "message": {"text": _message(one)},
-                "locations": [_location(one.evidence["file"], one.evidence["line"], one.evidence["path"])],
-                "partialFingerprints": {"gpukiln/v1": _fingerprint(one)},
+                "ruleId": finding.id,
+                "ruleIndex": used.index(finding.id),
+                "level": LEVELS[finding.severity],
+                "message": {"text": _message(finding)},
+                "locations": [
+                    _location(finding.evidence["file"], finding.evidence["line"], finding.evidence["path"])
+                ],
+                "partialFingerprints": {"gpukiln/v1": _fingerprint(finding)},
             }
-            for one in findings
+            for finding in findings
         ],
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}

@@ -39,13 +39,13 @@ class Rows:
         ]
         beside = options.max_width - sum(widths) - 2 * len(widths)
         if beside >= last or (self._folds and beside >= NARROW):
-            made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+            table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
             for title, width in zip(self._titles, (*widths, min(last, beside)), strict=True):
                 justify: JustifyMethod = "right" if title in self._right else "left"
-                made.add_column(Text(title), justify=justify, width=width, overflow="fold")
+                table.add_column(Text(title), justify=justify, width=width, overflow="fold")
             for cells, style in self._rows:
-                made.add_row(*cells, style=style)
-            yield made
+                table.add_row(*cells, style=style)
+            yield table
             return
         for cells, style in self._rows:
             begin = Text("  ", style).join(cell for cell in cells[: self._first] if cell)

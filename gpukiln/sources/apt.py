@@ -82,13 +82,13 @@ def _machine_entries(etc: Path) -> Iterator[_Entry]:
     for path in (etc / "sources.list", *sorted(folder.glob("*.list"))):
         if path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
-                yield from _one_line(line)
+                yield from _parse_line(line)
     for path in sorted(folder.glob("*.sources")):
         for stanza in re.split(r"\n[ \t]*\n", path.read_text(encoding="utf-8")):
-            yield from _stanza(stanza)
+            yield from _parse_stanza(stanza)
 
 
-def _one_line(line: str) -> Iterator[_Entry]:
+def _parse_line(line: str) -> Iterator[_Entry]:
     """Read `deb [signed-by=...] URI SUITE COMPONENT...` (man sources.list)."""
     match = re.match(r"deb\s+(?:\[([^]]*)\]\s+)?(\S+)\s+(\S+)\s+\S", line.partition("#")[0].strip())
     if match:
@@ -98,7 +98,7 @@ def _one_line(line: str) -> Iterator[_Entry]:
         yield _Entry(match[2], match[3], kept)
 
 
-def _stanza(text: str) -> Iterator[_Entry]:
+def _parse_stanza(text: str) -> Iterator[_Entry]:
     """Read one stanza of a deb822 sources file (man sources.list)."""
     fields: dict[str, str] = {}
     key = ""
@@ -155,7 +155,7 @@ def candidate_versions(
     with locked(cache / "lock"):
         config = _write_config(cache, text)
         _fetch_lists(cache, config, text, needs_mib=LISTS_MIB if sources is None else 1, refresh=refresh)
-        return parse_policy(_apt(config, "apt-cache", "policy", *packages))
+        return parse_policy(_run_apt(config, "apt-cache", "policy", *packages))
 
 
 def download_packages(
@@ -178,7 +178,7 @@ def download_packages(
         config = _write_config(cache, sources)
         _fetch_lists(cache, config, sources, needs_mib=LISTS_MIB, refresh=False)
         options = {"Dir::State::status": status, "Dir::Cache::archives": into, "APT::Sandbox::User": "root"}
-        _apt(
+        _run_apt(
             config,
             *("apt-get", "-qq", "--yes", "--no-install-recommends", "--download-only"),
             *(f"--option={key}={value}" for key, value in options.items()),
@@ -197,7 +197,7 @@ def _fetch_lists(cache: Path, config: Path, text: str, *, needs_mib: int, refres
     stamp.unlink(missing_ok=True)
     there = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
     needs = max(1, needs_mib - there // MIB)
-    _apt(config, "apt-get", "-qq", "update", "--error-on=any", needs_mib=needs)
+    _run_apt(config, "apt-get", "-qq", "update", "--error-on=any", needs_mib=needs)
     stamp.write_text(digest, encoding="utf-8")
 
 
@@ -265,7 +265,7 @@ def _write_private(path: Path, text: str) -> None:
         file.write(text)
 
 
-def _apt(config: Path, *command: str, needs_mib: int = 0) -> str:
+def _run_apt(config: Path, *command: str, needs_mib: int = 0) -> str:
     """Run apt; with `needs_mib` it writes beside its configuration, where it waits forever on a full disk."""
     done = programs.run(
         command,
@@ -296,8 +296,8 @@ def parse_policy(text: str) -> dict[str, str]:
     Returns:
         Package name to candidate version, without the packages that have none.
     """
-    found = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", text, flags=re.MULTILINE)
-    return {name: version for name, version in found if version != "(none)"}
+    rows = re.findall(r"^(\S+):\n  Installed: .*\n  Candidate: (.*)$", text, flags=re.MULTILINE)
+    return {name: version for name, version in rows if version != "(none)"}
 
 
 def upstream_version(version: str) -> str:

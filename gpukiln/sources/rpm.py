@@ -65,13 +65,13 @@ def read_metadata(url: str) -> RpmMetadata | None:
         location, checksum = data.find(f"{REPOMD}location"), data.find(f"{REPOMD}checksum")
         if location is not None and checksum is not None:
             files[data.get("type")] = (location.get("href", ""), checksum.get("type", ""), checksum.text)
-    wanted = {name: files[name] for name in ("primary", "modules") if name in files}
-    if any(href.rpartition(".")[2] not in OPENERS for href, _, _ in wanted.values()):
+    listed = {name: files[name] for name in ("primary", "modules") if name in files}
+    if any(href.rpartition(".")[2] not in OPENERS for href, _, _ in listed.values()):
         return None
-    texts = {name: _file(root, *of) for name, of in wanted.items()}
+    texts = {name: _fetch_verified(root, *of) for name, of in listed.items()}
     return RpmMetadata(
-        versions=_versions(texts["primary"], root) if "primary" in texts else {},
-        streams=_streams(texts.get("modules", b""), root),
+        versions=_parse_versions(texts["primary"], root) if "primary" in texts else {},
+        streams=_parse_streams(texts.get("modules", b""), root),
     )
 
 
@@ -87,12 +87,12 @@ def _fetch(url: str) -> bytes:
     return content
 
 
-def _file(root: str, href: str, kind: str, wanted: str | None) -> bytes:
+def _fetch_verified(root: str, href: str, kind: str, expected: str | None) -> bytes:
     packed = _fetch(f"{root}/{href}")
-    found = hashlib.new("sha1" if kind == "sha" else kind, packed).hexdigest()
-    if found != wanted:
+    digest = hashlib.new("sha1" if kind == "sha" else kind, packed).hexdigest()
+    if digest != expected:
         raise UnavailableError(
-            f"{strip_credentials(root)}/{href} has the {kind} {found}, wanted {wanted}",
+            f"{strip_credentials(root)}/{href} has the {kind} {digest}, wanted {expected}",
             hint="the repository is being changed, or its mirror is broken; try again later",
         )
     return OPENERS[href.rpartition(".")[2]](packed)
@@ -105,28 +105,28 @@ def _parse(text: bytes, root: str) -> ET.Element:
         raise UnavailableError(f"{strip_credentials(root)} has a broken repomd.xml: {error}") from error
 
 
-def _versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
+def _parse_versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
+    by_package: dict[str, set[str]] = {}
     try:
         for _, element in ET.iterparse(io.BytesIO(text)):  # noqa: S314 - expat limits what entities may grow to
             version = element.find(f"{PRIMARY}version") if element.tag == f"{PRIMARY}package" else None
             if version is not None:
                 name = element.findtext(f"{PRIMARY}name", "")
-                found.setdefault(name, set()).add(f"{version.get('ver')}-{version.get('rel')}")
+                by_package.setdefault(name, set()).add(f"{version.get('ver')}-{version.get('rel')}")
                 element.clear()
     except ET.ParseError as error:
         raise UnavailableError(f"{strip_credentials(root)} has a broken list of packages: {error}") from error
-    return {name: frozenset(versions) for name, versions in found.items()}
+    return {name: frozenset(versions) for name, versions in by_package.items()}
 
 
-def _streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
-    found: dict[str, set[str]] = {}
+def _parse_streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
+    by_module: dict[str, set[str]] = {}
     try:
         check_yaml(text)
         for document in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(document, dict) and document.get("document") == "modulemd":
                 data = document["data"]
-                found.setdefault(str(data["name"]), set()).add(str(data["stream"]))
+                by_module.setdefault(str(data["name"]), set()).add(str(data["stream"]))
     except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
         raise UnavailableError(f"{strip_credentials(root)} has a broken list of modules: {error}") from error
-    return {name: frozenset(streams) for name, streams in found.items()}
+    return {name: frozenset(streams) for name, streams in by_module.items()}

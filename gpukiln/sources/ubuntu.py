@@ -55,7 +55,7 @@ class DebPackage:
         Returns:
             In words; empty where it is the driver of that branch.
         """
-        others = {found for found in BRANCH.findall(self.depends) if found != str(branch)}
+        others = {other for other in BRANCH.findall(self.depends) if other != str(branch)}
         if others:
             return f"branch {', '.join(sorted(others))}, by its dependencies"
         if (head := upstream_version(self.version).partition(".")[0]) != str(branch):
@@ -84,7 +84,7 @@ def read_archive(release: str, architecture: str) -> Index | None:
     if release not in CODE_NAMES:
         return None
     root, arch = ARCHIVES[architecture], ARCHITECTURES[architecture].debian
-    found: dict[str, tuple[DebPackage, ...]] = {}
+    index: dict[str, tuple[DebPackage, ...]] = {}
     for pocket in POCKETS:
         url = f"{root}/dists/{CODE_NAMES[release]}{pocket}/{COMPONENT}/binary-{arch}/Packages.gz"
         try:
@@ -96,19 +96,19 @@ def read_archive(release: str, architecture: str) -> Index | None:
                 hint="the plan looks there whether the driver's branch can be had; check the network",
             ) from error
         for package in parse_index(text):
-            found[package.name] = (*found.get(package.name, ()), package)
-    return found
+            index[package.name] = (*index.get(package.name, ()), package)
+    return index
 
 
 def parse_index(text: str) -> list[DebPackage]:
     """Read a Packages file."""
-    found = []
+    packages = []
     for stanza in text.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Depends|Description): (.*)$", stanza, re.MULTILINE))
         if "Package" in fields and "Version" in fields:
             of = fields.get("Depends", ""), fields.get("Description", "")
-            found.append(DebPackage(fields["Package"], fields["Version"], *of))
-    return found
+            packages.append(DebPackage(fields["Package"], fields["Version"], *of))
+    return packages
 
 
 def driver_package(index: Index, package: str, version: str | None, branch: int | None, where: str) -> str:
@@ -124,7 +124,7 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
         IncompatibleError: The archive has no such package or version, or it leads to another branch.
     """
     for name in (package, *(f"{name}-{branch}-server" for name in COMPANIONS)):
-        newest = _of(index, name, version)[-1:]
+        newest = _versions_of(index, name, version)[-1:]
         if branch and newest and (other := newest[0].leads_to(branch)):
             raise IncompatibleError(
                 f"driver {branch} is wanted, and on {where} {name} {newest[0].version} leads to {other}",
@@ -132,9 +132,13 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
                 "--set nvidia_driver.branch=...",
             )
     there = index.get(package, ())
-    chosen = _of(index, package, version)[-1:]
+    chosen = _versions_of(index, package, version)[-1:]
     if not chosen or version not in (None, upstream_version(chosen[0].version)):
-        has = f"has {package} {', '.join(one.version for one in there)}" if there else f"has no {package}"
+        has = (
+            f"has {package} {', '.join(available.version for available in there)}"
+            if there
+            else f"has no {package}"
+        )
         raise IncompatibleError(
             f"driver {version or branch} is wanted, and Ubuntu's archive for {where} {has}",
             hint="--set nvidia_driver.version=... to one of these, or another base",
@@ -142,7 +146,7 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
     return chosen[0].version
 
 
-def _of(index: Index, name: str, version: str | None) -> tuple[DebPackage, ...]:
+def _versions_of(index: Index, name: str, version: str | None) -> tuple[DebPackage, ...]:
     """What the archive has of a package: in the wanted version, or where it has none of that, all."""
     there = index.get(name, ())
-    return tuple(one for one in there if version == upstream_version(one.version)) or there
+    return tuple(candidate for candidate in there if version == upstream_version(candidate.version)) or there

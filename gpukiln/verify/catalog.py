@@ -25,7 +25,7 @@ def load_checks(folder: Path = SUITE) -> dict[str, tuple[Check, Callable[..., An
     Raises:
         ValueError: A test has no declaration, or two have the same id.
     """
-    found: dict[str, tuple[Check, Callable[..., Any]]] = {}
+    checks: dict[str, tuple[Check, Callable[..., Any]]] = {}
     for path in sorted(folder.glob("test_*.py")):
         spec = importlib.util.spec_from_file_location(f"gpukiln_host_{path.stem}", path)
         if spec is None or spec.loader is None:
@@ -38,11 +38,11 @@ def load_checks(folder: Path = SUITE) -> dict[str, tuple[Check, Callable[..., An
             check = declaration(function)
             if check is None:
                 raise ValueError(f"{path.name}: {name} is no declared check")
-            if check.id in found:
+            if check.id in checks:
                 raise ValueError(f"{path.name}: check id {check.id} is taken")
-            found[check.id] = (check, function)
+            checks[check.id] = (check, function)
     order = list(LAYERS)
-    return dict(sorted(found.items(), key=lambda row: order.index(row[1][0].layer)))
+    return dict(sorted(checks.items(), key=lambda row: order.index(row[1][0].layer)))
 
 
 def markdown() -> str:

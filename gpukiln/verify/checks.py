@@ -165,11 +165,11 @@ def check(
 
 def declaration(function: object) -> Check | None:
     """Return the declaration attached to a function by `check`, or None."""
-    found = getattr(function, ATTRIBUTE, None)
-    return found if isinstance(found, Check) else None
+    declared = getattr(function, ATTRIBUTE, None)
+    return declared if isinstance(declared, Check) else None
 
 
-def judge(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
+def evaluate(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
     """Judge by a rule that the nodes judge themselves by too (`gpukiln.gpus.rules`).
 
     Args:

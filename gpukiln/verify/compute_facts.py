@@ -16,30 +16,30 @@ NOT_READY = 802  # CUresult
 _SLICE = re.compile(r"\bMIG \d+[cg]\.")
 
 
-def confidential(facts: Facts) -> dict[str, Any]:
+def confidential_computing(facts: Facts) -> dict[str, Any]:
     """Confidential computing: {on, ready}, each None where NVML does not tell it, for whatever reason."""
-    found = (facts.to_dict().get("nvml") or {}).get("confidential") or {}
-    return {key: found.get(key) if isinstance(found.get(key), bool) else None for key in ("on", "ready")}
+    state = (facts.to_dict().get("nvml") or {}).get("confidential") or {}
+    return {key: state.get(key) if isinstance(state.get(key), bool) else None for key in ("on", "ready")}
 
 
-def why_not_ready(facts: Facts, error: str) -> str:
+def not_ready_hint(facts: Facts, error: str) -> str:
     """What to add to an error of CUDA's: a GPU takes no work before its ready state is set.
 
     NVML, nvmlSystemSetConfComputeGpusReadyState: NVML_CC_ACCEPTING_CLIENT_REQUESTS_FALSE.
     """
     if f"error {NOT_READY}" not in error:
         return ""
-    found = confidential(facts)
-    if not found["on"] or found["ready"]:
+    state = confidential_computing(facts)
+    if not state["on"] or state["ready"]:
         return ""
-    unset = "is unset" if found["ready"] is False else "may be unset, NVML does not tell it"
+    unset = "is unset" if state["ready"] is False else "may be unset, NVML does not tell it"
     return (
         f"; confidential computing is on and its ready state {unset}: `nvidia-smi conf-compute -grs`, and "
         "once the GPU is attested `-srs 1`"
     )
 
 
-def others_at_work(facts: Facts) -> list[str]:
+def other_processes(facts: Facts) -> list[str]:
     """Other people's processes on any GPU of this machine, as NVML saw them before the copies."""
     return [
         f"{process['name'] or 'a process'} ({process['pid']}) on {address(gpu['bus_id'])}"
@@ -49,7 +49,7 @@ def others_at_work(facts: Facts) -> list[str]:
     ]
 
 
-def shown_link(gpu: Gpu) -> str:
+def link_text(gpu: Gpu) -> str:
     """The link that the kernel shows for a GPU, for people; copies that are faster refute it."""
     link = gpu["link"]
     shown = f"{link['speed'] or 'speed?'} x{link['width'] or '?'}"
@@ -59,27 +59,27 @@ def shown_link(gpu: Gpu) -> str:
     return f"link {link['gb_s']} ({shown}{', which copies refute' if refuted else ''})"
 
 
-def excuse(facts: Facts, gpu: Gpu) -> str:
+def slow_copy_reason(facts: Facts, gpu: Gpu) -> str:
     """Why slow copies of this GPU are no fault of its link, or nothing.
 
     Confidential computing stages every copy, encrypted, in a bounce buffer (NVIDIA Confidential Computing,
     release notes of R580 TRD1, "Feature Summary"). A part of a GPU has some of its copy engines (NVML,
     nvmlGpuInstanceProfileInfo_t, copyEngineCount).
     """
-    if confidential(facts)["on"]:
+    if confidential_computing(facts)["on"]:
         return "confidential computing is on, and copies go through a bounce buffer"
     if gpu.get("pinned") is False:
         return "CUDA gave no pinned memory, and other memory is copied slower"
     if _SLICE.search(str(gpu["name"])):
         return "a MIG device has some of its GPU's copy engines"
-    for told in facts["nvml"]["gpus"]:
-        width = told.get("pcie", {}).get("width")
-        same = isinstance(told.get("bus_id"), str) and address(told["bus_id"]) == gpu["bus_id"]
+    for nvml_gpu in facts["nvml"]["gpus"]:
+        width = nvml_gpu.get("pcie", {}).get("width")
+        same = isinstance(nvml_gpu.get("bus_id"), str) and address(nvml_gpu["bus_id"]) == gpu["bus_id"]
         if same and isinstance(width, int) and str(width) != gpu["link"]["width"]:
             # The kernel reads what a hypervisor shows, NVML asks the driver.
             return (
                 f"NVML says that the link has {width} lanes, and the kernel {gpu['link']['width'] or 'none'}"
             )
-    if others := others_at_work(facts):
+    if others := other_processes(facts):
         return f"the machine is busy: {', '.join(others[:3])}"
     return ""

@@ -22,7 +22,7 @@ def diagnosis(facts: Mapping[str, Any]) -> str:
     Returns:
         A sentence; of two troubles the one to repair first.
     """
-    look = _Look(facts)
+    look = _GpuFacts(facts)
     for trouble in (
         _hangs,
         _simulated,
@@ -41,7 +41,7 @@ def diagnosis(facts: Mapping[str, Any]) -> str:
     return f"{look.gpus}, and driver {look.loaded} is loaded, in the version of its libraries."
 
 
-class _Look:
+class _GpuFacts:
     """What the sentence depends on.
 
     Args:
@@ -56,10 +56,10 @@ class _Look:
         self.smi_version: str | None = self.get("driver", "nvidia_smi", "version")
         self.smi_code: int | None = self.get("gpus", "smi", "rc")
         libraries = self.get("driver", "libraries") or {}
-        self.libraries = sorted({version for found in libraries.values() for version in found})
+        self.libraries = sorted({version for copies in libraries.values() for version in copies})
         self.running: str = self.get("kernel", "running") or "the running kernel"
         self.modules = {
-            kernel: (found or {}).get("nvidia") for kernel, found in (self.get("modules") or {}).items()
+            kernel: (by_name or {}).get("nvidia") for kernel, by_name in (self.get("modules") or {}).items()
         }
         versions = [
             self.smi_version,
@@ -92,7 +92,7 @@ def _listed(words: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(words))
 
 
-def _hangs(look: _Look) -> str:
+def _hangs(look: _GpuFacts) -> str:
     tools = look.get("hung", "tools") or []
     kernel = look.get("hung", "kernel") or []
     said = f"; the kernel last said: {kernel[-1]}" if kernel else ""
@@ -100,23 +100,23 @@ def _hangs(look: _Look) -> str:
     if driver:
         loaded = f"driver {look.loaded} is loaded" if look.loaded else "no driver is loaded"
         where = look.gpus if look.pci else "no NVIDIA GPU on the PCI bus"
-        return f"{driver[0]['tool']} hangs ({driver[0]['told']}): {where}, {loaded}{said}."
+        return f"{driver[0]['tool']} hangs ({driver[0]['reason']}): {where}, {loaded}{said}."
     if tools:
         names = _listed(t["tool"] for t in tools)
-        return f"{names} hang{'s' if len(tools) == 1 else ''}: {tools[0]['told']}{said}."
+        return f"{names} hang{'s' if len(tools) == 1 else ''}: {tools[0]['reason']}{said}."
     return ""
 
 
-def _simulated(look: _Look) -> str:
+def _simulated(look: _GpuFacts) -> str:
     if not look.get("simulated", "machine"):
         return ""
     error = (look.get("nvml", "error") or {}).get("_error")
     names = [str(gpu.get("name")) for gpu in look.get("nvml", "gpus") or []]
-    told = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none is listed"
-    return f"The GPUs of this machine are simulated ({error or told}): nothing here is true of a real one."
+    listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none is listed"
+    return f"The GPUs of this machine are simulated ({error or listed}): nothing here is true of a real one."
 
 
-def _lost(look: _Look) -> str:
+def _lost(look: _GpuFacts) -> str:
     lost = [str(gpu.get("address")) for gpu in look.pci if gpu.get("lost")]
     xids = [line for line in look.get("gpus", "xids") or [] if FALLEN.search(line)]
     if lost:
@@ -126,7 +126,7 @@ def _lost(look: _Look) -> str:
     return ""
 
 
-def _nothing(look: _Look) -> str:
+def _nothing(look: _GpuFacts) -> str:
     if look.pci or look.loaded or look.installed:
         return ""
     if look.get("gpus") is None:
@@ -134,14 +134,14 @@ def _nothing(look: _Look) -> str:
     return "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed: this is no GPU machine (yet)."
 
 
-def _no_gpu(look: _Look) -> str:
+def _no_gpu(look: _GpuFacts) -> str:
     if look.pci:
         return ""
     state = f"driver {look.loaded} is loaded" if look.loaded else f"driver {look.installed} is installed"
     return f"No NVIDIA GPU is on the PCI bus, though {state}."
 
 
-def _taken(look: _Look) -> str:
+def _taken(look: _GpuFacts) -> str:
     drivers = {gpu["driver"] for gpu in look.pci if gpu.get("driver") not in (None, "nvidia")}
     if "nouveau" in drivers or (look.nouveau and not look.loaded):
         return f"nouveau, the kernel's own driver, has the GPU ({look.gpus}): NVIDIA's can't take it."
@@ -150,7 +150,7 @@ def _taken(look: _Look) -> str:
     return ""
 
 
-def _not_installed(look: _Look) -> str:
+def _not_installed(look: _GpuFacts) -> str:
     if look.loaded or look.installed:
         return ""
     if look.get("driver") is None:
@@ -158,7 +158,7 @@ def _not_installed(look: _Look) -> str:
     return f"{look.gpus}, and no NVIDIA driver is installed."
 
 
-def _not_loaded(look: _Look) -> str:
+def _not_loaded(look: _GpuFacts) -> str:
     if look.loaded:
         return ""
     if look.modules and not look.modules.get(look.running):
@@ -172,7 +172,7 @@ def _not_loaded(look: _Look) -> str:
     return f"{look.gpus}; driver {look.installed} is installed and not loaded."
 
 
-def _mismatch(look: _Look) -> str:
+def _mismatch(look: _GpuFacts) -> str:
     others = [v for v in (look.smi_version, *look.libraries) if v and v != look.loaded]
     if others:
         return (

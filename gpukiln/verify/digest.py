@@ -12,7 +12,7 @@ from pathlib import Path
 from gpukiln import recipes
 from gpukiln.probe.scripts import FILES
 
-SHOWS_ONLY = tuple(f"gpukiln/verify/{name}.py" for name in ("html", "junit", "verification"))
+PRESENTATION_FILES = tuple(f"gpukiln/verify/{name}.py" for name in ("html", "junit", "verification"))
 """What the plugin imports only to show a verdict: another page is no other judgement."""
 
 
@@ -26,13 +26,13 @@ def suite_digest(root: Path | None = None) -> str:
     Returns:
         64 hexadecimal digits.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, path in suite_files(root).items():
-        found.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+        digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
     bindings = importlib.util.find_spec("pynvml")  # packing.py sends them along
     if bindings and bindings.origin:
-        found.update(hashlib.sha256(Path(bindings.origin).read_bytes()).digest())
-    return found.hexdigest()
+        digest.update(hashlib.sha256(Path(bindings.origin).read_bytes()).digest())
+    return digest.hexdigest()
 
 
 def suite_files(root: Path | None) -> dict[str, Path]:
@@ -42,23 +42,23 @@ def suite_files(root: Path | None) -> dict[str, Path]:
         root: A checkout; None: what runs.
     """
     folder = root or recipes.root()
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     todo = [*FILES.values()]  # sent along too
     todo += [f"tests/host/{path.name}" for path in folder.glob("tests/host/*.py")]
     todo += ["gpukiln/probe/gather.py", "gpukiln/verify/plugin.py"]
     while todo:
         name = todo.pop()
-        if name in found or name in SHOWS_ONLY:
+        if name in files or name in PRESENTATION_FILES:
             continue
         path = recipes.file(name, folder)
-        found[name] = path
+        files[name] = path
         if path.suffix == ".py":
-            needed = _needed(ast.parse(path.read_text(encoding="utf-8")))
-            todo += [one for one in needed if recipes.file(one, folder).exists()]
-    return dict(sorted(found.items()))
+            needed = _imported_files(ast.parse(path.read_text(encoding="utf-8")))
+            todo += [needed_path for needed_path in needed if recipes.file(needed_path, folder).exists()]
+    return dict(sorted(files.items()))
 
 
-def _needed(code: ast.Module) -> Iterator[str]:
+def _imported_files(code: ast.Module) -> Iterator[str]:
     """Modules of ours that a module imports, and files of the catalogue that it reads with `data(NAME)`."""
     names: list[str] = []
     for node in ast.walk(code):

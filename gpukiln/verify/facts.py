@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.probe.base import section
+from gpukiln.probe.base import read_section
 
 # Package by which a component is recognised on a machine that has no record.
 COMPONENT_PACKAGES = {
@@ -31,21 +31,21 @@ class Facts(Mapping[str, Any]):
         data: Section name to what was found; `{"_error": text}` where gathering failed,
             `{"_not_reached": text}` where it was not done.
         profile: Key of `PROFILES` that the machine is judged by; empty is the strictest.
-        asked_simulated: Whether simulated GPUs are to be judged.
+        allow_simulated: Whether simulated GPUs are to be judged.
 
     Example:
         `facts["kernel"]["running"]` is `uname -r`; see the docstrings of `gpukiln.probe.gather`.
     """
 
-    def __init__(self, data: Mapping[str, Any], profile: str = "", *, asked_simulated: bool = False) -> None:
-        self.profile, self.asked_simulated = profile, asked_simulated
+    def __init__(self, data: Mapping[str, Any], profile: str = "", *, allow_simulated: bool = False) -> None:
+        self.profile, self.allow_simulated = profile, allow_simulated
         self._data = data
         self._note = self._remedy = ""
         self._read: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
         self._read[name] = None
-        return section(self._data, name)
+        return read_section(self._data, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)
@@ -103,8 +103,8 @@ class Facts(Mapping[str, Any]):
 
     def component(self, name: str) -> dict[str, Any]:
         """What the record says of a component, or an empty dict."""
-        found = self.record.get("components", {}).get(name, {})
-        return found if isinstance(found, dict) else {}
+        entry = self.record.get("components", {}).get(name, {})
+        return entry if isinstance(entry, dict) else {}
 
     def has_package(self, *names: str) -> bool:
         """Whether one of these packages is installed."""

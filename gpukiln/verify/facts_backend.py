@@ -23,8 +23,8 @@ class FactsBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no 
         super().__init__(name, *args, **kwargs)
 
     def facts(self) -> dict[str, Any]:
-        found: dict[str, Any] = parse_json(self.file.read_text(encoding="utf-8"))
-        return found
+        document: dict[str, Any] = parse_json(self.file.read_text(encoding="utf-8"))
+        return document
 
     def run(self, command: str, *_: str, **__: Any) -> base.CommandResult:
         """See testinfra; nothing asks for it."""

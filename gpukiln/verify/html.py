@@ -79,7 +79,7 @@ def render(machines: Sequence[Verification]) -> str:
         machines=machines,
         state="passed" if all(m.state == "passed" for m in machines) else "failed",
         together=count(chain.from_iterable(m.verdict.checks for m in machines if m.verdict)),
-        wrong_on=_wrong_on(machines),
+        wrong_on=_failures_by_check(machines),
         outcomes=OUTCOMES,
     )
 
@@ -98,7 +98,7 @@ def _template() -> Template:
     return pages.get_template(TEMPLATE)
 
 
-def _checks(number: int) -> str:
+def _count_text(number: int) -> str:
     return f"{number} check" if number == 1 else f"{number} checks"
 
 
@@ -106,23 +106,23 @@ def sentence(verdict: Verdict) -> str:
     """Say the verdict in words, with what it does not say."""
     counts = verdict.counts
     if counts["failed"]:
-        said = f"{counts['failed']} of {_checks(len(verdict.checks))} failed."
+        said = f"{counts['failed']} of {_count_text(len(verdict.checks))} failed."
     elif not counts["passed"]:
         return "No check could be run, so nothing was proven: that is no pass."
     else:
         said = "Every check that could be run passed."
     if counts["not_run"]:
-        said += f" {_checks(counts['not_run'])} could not be run here and prove nothing."
+        said += f" {_count_text(counts['not_run'])} could not be run here and prove nothing."
     return said
 
 
-def _wrong_on(machines: Sequence[Verification]) -> list[tuple[CheckResult, list[int]]]:
+def _failures_by_check(machines: Sequence[Verification]) -> list[tuple[CheckResult, list[int]]]:
     """Which check failed on which machines (their places, from 1), what failed on most of them first."""
-    found: dict[str, tuple[CheckResult, list[int]]] = {}
+    failures: dict[str, tuple[CheckResult, list[int]]] = {}
     for place, machine in enumerate(machines, 1):
         for check in machine.verdict.failures if machine.verdict else ():
-            found.setdefault(check.id, (check, []))[1].append(place)
-    return sorted(found.values(), key=lambda row: -len(row[1]))
+            failures.setdefault(check.id, (check, []))[1].append(place)
+    return sorted(failures.values(), key=lambda row: -len(row[1]))
 
 
 def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]:
@@ -136,10 +136,10 @@ def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]
 
 def _section(facts: Mapping[str, Any], name: str) -> FactsSection:
     asked = _dig(facts, "evidence", name)
-    rows = [_asked(row) for row in asked if isinstance(row, dict)] if isinstance(asked, list) else []
-    found = facts[name]
-    error = str(found["_error"]) if isinstance(found, dict) and "_error" in found else ""
-    text = "" if rows or error else json.dumps(sanitize_values(found), indent=1, ensure_ascii=False)
+    rows = [_query_row(row) for row in asked if isinstance(row, dict)] if isinstance(asked, list) else []
+    value = facts[name]
+    error = str(value["_error"]) if isinstance(value, dict) and "_error" in value else ""
+    text = "" if rows or error else json.dumps(sanitize_values(value), indent=1, ensure_ascii=False)
     more = len(text) - FOUND_CHARS
     seconds = _dig(facts, "seconds", name)
     return FactsSection(
@@ -152,7 +152,7 @@ def _section(facts: Mapping[str, Any], name: str) -> FactsSection:
     )
 
 
-def _asked(row: Mapping[str, Any]) -> dict[str, Any]:
+def _query_row(row: Mapping[str, Any]) -> dict[str, Any]:
     command = "command" in row
     return {
         "what": f"$ {row['command']}" if command else str(row.get("file", "")),
@@ -196,13 +196,13 @@ def versions(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         name: ", ".join(filter(None, (_texts(_dig(said, k)) for k in ("version", "status", "reason"))))
         for name, said in _dict(_dig(facts, "record", "data", "components")).items()
     }
-    found: dict[str, dict[str, Any]] = {
+    groups: dict[str, dict[str, Any]] = {
         "Driver": driver,
         "Kernel": kernel,
         "Components in the image's record": components,
         "Packages": {name: packages[name] for name in sorted(packages) if PACKAGES.match(name)},
     }
-    shown = {title: {k: _texts(v) for k, v in rows.items() if v} for title, rows in found.items()}
+    shown = {title: {k: _texts(v) for k, v in rows.items() if v} for title, rows in groups.items()}
     return {title: rows for title, rows in shown.items() if rows}
 
 

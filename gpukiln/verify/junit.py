@@ -24,7 +24,10 @@ def write_junit(machines: Sequence[Verification], path: Path) -> None:
         OSError: It can't be written.
     """
     several = len(machines) > 1
-    suites = [_suite(one.verdict, several=several) if one.verdict else _unreachable(one) for one in machines]
+    suites = [
+        _suite(machine.verdict, several=several) if machine.verdict else _unreachable(machine)
+        for machine in machines
+    ]
     write_suites("gpukiln", suites, path)
 
 
@@ -40,7 +43,7 @@ def _suite(verdict: Verdict, *, several: bool) -> Suite:
     prefix = f"gpukiln.{verdict.target}" if several else f"gpukiln.{verdict.profile}"
     return Suite(
         verdict.target,
-        [_of_check(check, prefix) for check in verdict.checks],
+        [_case(check, prefix) for check in verdict.checks],
         verdict.duration_s,
         {
             "timestamp": verdict.started_at,
@@ -50,7 +53,7 @@ def _suite(verdict: Verdict, *, several: bool) -> Suite:
     )
 
 
-def _of_check(check: CheckResult, prefix: str) -> Case:
+def _case(check: CheckResult, prefix: str) -> Case:
     result: Result = "passed"
     kind = message = ""
     text = check.reason

@@ -27,7 +27,7 @@ COMPONENT = re.compile(r"component:(?P<name>[a-z0-9_]+)")
 
 
 @dataclass(frozen=True)
-class Applies:
+class Applicability:
     """Whether a check can be run.
 
     Args:
@@ -41,11 +41,11 @@ class Applies:
     remedy: str = ""
 
 
-RUN = Applies("run")
+RUN = Applicability("run")
 
 
-def _not_run(reason: str) -> Applies:
-    return Applies("not_run", reason)
+def _not_run(reason: str) -> Applicability:
+    return Applicability("not_run", reason)
 
 
 @dataclass(frozen=True)
@@ -57,71 +57,71 @@ class ExpectedMachine:
     needs_record: bool
 
 
-def _record(machine: ExpectedMachine) -> Applies:
+def _record(machine: ExpectedMachine) -> Applicability:
     if machine.facts.record:
         return RUN
     problem = machine.facts["record"]["error"] or f"{RECORD_PATH} is missing"
-    return Applies("fail", problem) if machine.needs_record else _not_run(f"no record: {problem}")
+    return Applicability("fail", problem) if machine.needs_record else _not_run(f"no record: {problem}")
 
 
-def _gpu(machine: ExpectedMachine) -> Applies:
-    facts, wanted = machine.facts, machine.wanted_gpus
-    if facts.has_simulated_gpus and not facts.asked_simulated:
+def _gpu(machine: ExpectedMachine) -> Applicability:
+    facts, expected = machine.facts, machine.wanted_gpus
+    if facts.has_simulated_gpus and not facts.allow_simulated:
         return _not_run(SIMULATED)
-    if facts.asked_simulated and not facts.has_simulated_gpus:
-        return Applies(
+    if facts.allow_simulated and not facts.has_simulated_gpus:
+        return Applicability(
             "fail",
             "found no simulated GPUs on this machine, which `--simulated` asks for",
             "Leave out `--simulated`, or give the machine simulated GPUs: docs/simulated-gpus.md.",
         )
     count, where = facts.gpu_count, "simulated" if facts.has_simulated_gpus else "on the PCI bus"
-    if count < wanted:
-        return Applies(
-            "fail", f"{count} GPUs {where}, at least {wanted} expected on this machine", FEWER_GPUS
+    if count < expected:
+        return Applicability(
+            "fail", f"{count} GPUs {where}, at least {expected} expected on this machine", FEWER_GPUS
         )
     return RUN if count else _not_run("no GPU")
 
 
-def _real_gpu(machine: ExpectedMachine) -> Applies:
+def _real_gpu(machine: ExpectedMachine) -> Applicability:
     return _not_run(SIMULATED) if machine.facts.has_simulated_gpus else RUN
 
 
-def _several_gpus(machine: ExpectedMachine) -> Applies:
+def _several_gpus(machine: ExpectedMachine) -> Applicability:
     count = machine.facts.gpu_count
     return RUN if count > 1 else _not_run("one GPU" if count else "no GPU")
 
 
-def _systemd(machine: ExpectedMachine) -> Applies:
+def _systemd(machine: ExpectedMachine) -> Applicability:
     booted = machine.facts["boot"]["booted"]
     return RUN if booted else _not_run("systemd does not run here: a container, which nothing has booted")
 
 
-def _own_kernel(machine: ExpectedMachine) -> Applies:
+def _own_kernel(machine: ExpectedMachine) -> Applicability:
     kind = machine.facts["boot"]["virtualization"]
     return _not_run(f"its kernel is the host's: a container of {kind}") if kind in CONTAINERS else RUN
 
 
-def _dkms(machine: ExpectedMachine) -> Applies:
+def _dkms(machine: ExpectedMachine) -> Applicability:
     return RUN if machine.facts["dkms"]["installed"] else _not_run("DKMS is not installed here")
 
 
-def _build_tools(machine: ExpectedMachine) -> Applies:
+def _build_tools(machine: ExpectedMachine) -> Applicability:
     said = "keep_build_tools" in machine.facts.component("nvidia_driver")
     return RUN if said else _not_run("the record does not say whether build tools stay")
 
 
-def _apt(machine: ExpectedMachine) -> Applies:
+def _apt(machine: ExpectedMachine) -> Applicability:
     family = machine.facts["os"]["family"]
     return RUN if family == "debian" else _not_run(f"no apt on {family or 'this machine'}")
 
 
-def _entrypoint(machine: ExpectedMachine) -> Applies:
+def _entrypoint(machine: ExpectedMachine) -> Applicability:
     """Buildah's containers are root file systems: process 1 is the host's."""
     started = machine.facts["runner"]["process_1"].endswith("sleep infinity")
     return RUN if started else _not_run("no process was started by the entrypoint: a container of Buildah")
 
 
-def _gpu_tools(machine: ExpectedMachine) -> Applies:
+def _gpu_tools(machine: ExpectedMachine) -> Applicability:
     facts = machine.facts
     if facts.record:
         return RUN if "gpu_tools" in facts.record else _not_run("gpukiln-gpu is not in the image's record")
@@ -129,24 +129,28 @@ def _gpu_tools(machine: ExpectedMachine) -> Applies:
     return RUN if installed else _not_run("gpukiln-gpu is not installed, and no record asks for it")
 
 
-def _services(machine: ExpectedMachine) -> Applies:
+def _services(machine: ExpectedMachine) -> Applicability:
     return RUN if machine.facts["services"] else _not_run("no service")
 
 
-def _ollama(machine: ExpectedMachine) -> Applies:
-    return _computing(machine, "ollama")
+def _ollama(machine: ExpectedMachine) -> Applicability:
+    return _service_on_gpu(machine, "ollama")
 
 
-def _vllm(machine: ExpectedMachine) -> Applies:
-    return _computing(machine, "vllm")
+def _vllm(machine: ExpectedMachine) -> Applicability:
+    return _service_on_gpu(machine, "vllm")
 
 
-def _computing(machine: ExpectedMachine, how: str) -> Applies:
-    found = machine.facts["services"].values()
-    return RUN if any(one["wanted"]["computes"] == how for one in found) else _not_run(f"no {how} with a GPU")
+def _service_on_gpu(machine: ExpectedMachine, how: str) -> Applicability:
+    services = machine.facts["services"].values()
+    return (
+        RUN
+        if any(service["wanted"]["computes"] == how for service in services)
+        else _not_run(f"no {how} with a GPU")
+    )
 
 
-def _component(machine: ExpectedMachine, name: str) -> Applies:
+def _component(machine: ExpectedMachine, name: str) -> Applicability:
     facts = machine.facts
     said = facts.component(name)
     if facts.record and not said:
@@ -162,7 +166,7 @@ class Need(NamedTuple):
     """In words, and what decides whether it is there."""
 
     text: str
-    applies: Callable[[ExpectedMachine], Applies]
+    applies: Callable[[ExpectedMachine], Applicability]
 
 
 # `component:<name>` (a key of the record's components) comes on top.
@@ -188,9 +192,9 @@ def is_need(name: str) -> bool:
     return name in NEEDS or COMPONENT.fullmatch(name) is not None
 
 
-def applies(
+def applicability(
     needs: Iterable[str], facts: Facts, profile: Profile, *, expect_gpus: int | None = None
-) -> Applies:
+) -> Applicability:
     """Decide whether a check can be run on a machine.
 
     Args:
@@ -202,11 +206,11 @@ def applies(
         The first answer that is not `run`. Hardware or a record that the profile expects and that is missing
         is `fail`.
     """
-    wanted = profile.min_gpus if expect_gpus is None else expect_gpus
-    machine = ExpectedMachine(facts, wanted, profile.needs_record)
+    expected_gpus = profile.min_gpus if expect_gpus is None else expect_gpus
+    machine = ExpectedMachine(facts, expected_gpus, profile.needs_record)
     for name in needs:
         component = COMPONENT.fullmatch(name)
-        found = _component(machine, component["name"]) if component else NEEDS[name].applies(machine)
-        if found.answer != "run":
-            return found
+        result = _component(machine, component["name"]) if component else NEEDS[name].applies(machine)
+        if result.answer != "run":
+            return result
     return RUN

@@ -36,9 +36,17 @@ BLOCKING = (
     "multi-gpu.fabric",
     "compute.kernel",
 )
-SICK = ("gpu", "multi-gpu", "compute")  # layers: a GPU works, and reports damage or less than it could do
-USED_BY = ("boot", "runtime", "cluster", "container", "services")  # layers: what hands GPUs to jobs
-LATER = ("versions.companions", "versions.holds", *LOADING)  # breaks at the next boot, start or upgrade
+DEGRADED_LAYERS = (
+    "gpu",
+    "multi-gpu",
+    "compute",
+)  # layers: a GPU works, and reports damage or less than it could do
+CONSUMER_LAYERS = ("boot", "runtime", "cluster", "container", "services")  # layers: what hands GPUs to jobs
+BREAKS_LATER = (
+    "versions.companions",
+    "versions.holds",
+    *LOADING,
+)  # breaks at the next boot, start or upgrade
 
 
 def most_urgent_first(checks: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
@@ -47,20 +55,20 @@ def most_urgent_first(checks: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
     Args:
         checks: All results, in the order of the layers, which those of equal weight keep.
     """
-    found = tuple(checks)
-    not_loaded = any(check.id == "gpu.driver-loaded" and check.outcome == "failed" for check in found)
+    results = tuple(checks)
+    not_loaded = any(check.id == "gpu.driver-loaded" and check.outcome == "failed" for check in results)
     weight = _weight(not_loaded=not_loaded)
-    return tuple(sorted((check for check in found if check.outcome == "failed"), key=weight))
+    return tuple(sorted((check for check in results if check.outcome == "failed"), key=weight))
 
 
 def _weight(*, not_loaded: bool) -> Callable[[CheckResult], tuple[int, int]]:
     def weight(check: CheckResult) -> tuple[int, int]:
         if check.id in BLOCKING and (not_loaded or check.id not in LOADING):
             return 0, BLOCKING.index(check.id)
-        if check.layer in SICK:
+        if check.layer in DEGRADED_LAYERS:
             return 1, 0
-        if check.layer in USED_BY:
+        if check.layer in CONSUMER_LAYERS:
             return 2, 0
-        return (3 if check.layer == "modules" or check.id in LATER else 4), 0
+        return (3 if check.layer == "modules" or check.id in BREAKS_LATER else 4), 0
 
     return weight

@@ -29,13 +29,13 @@ from gpukiln.findings import Outcome
 from gpukiln.probe.base import NotReachedError
 from gpukiln.reports.sanitize import sanitize, sanitize_values
 from gpukiln.typed import dump
-from gpukiln.verify.asking import gather
 from gpukiln.verify.checks import LAYERS, PROFILES, Check, declaration
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.facts import Facts, environment
+from gpukiln.verify.gathering import gather
 from gpukiln.verify.html import write_html
 from gpukiln.verify.junit import write_junit
-from gpukiln.verify.needs import applies
+from gpukiln.verify.needs import applicability
 from gpukiln.verify.verdict import CheckResult, Verdict, counts_text
 from gpukiln.verify.verification import Verification
 
@@ -176,8 +176,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     dropped: list[pytest.Item] = []
     for item in ours:
         check = check_of(item)
-        wanted = check is not None and profile in check.profiles and (not layers or check.layer in layers)
-        (selected if wanted else dropped).append(item)
+        applies = check is not None and profile in check.profiles and (not layers or check.layer in layers)
+        (selected if applies else dropped).append(item)
     order = list(LAYERS)
     selected.sort(key=lambda i: (host_of(i), order.index(c.layer) if (c := check_of(i)) else 0))
     others = [i for i in items if i not in ours]
@@ -221,7 +221,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             run.emit("unreachable", host=name, message=message)
             pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
-        run.facts[name].asked_simulated = request.config.getoption("--simulated")
+        run.facts[name].allow_simulated = request.config.getoption("--simulated")
         shown = sanitize_values(run.facts[name].to_dict())
         _write(run, "facts", name, shown, several=_several(request.session))
     return run.facts[name]
@@ -231,10 +231,10 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
 def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
     """Have the facts at hand for every check, before it is decided whether it applies."""
     if declaration(request.function) is not None:
-        found = request.getfixturevalue("facts")
-        found.take_note()
-        found.take_remedy()
-        found.take_read()
+        host_facts = request.getfixturevalue("facts")
+        host_facts.take_note()
+        host_facts.take_remedy()
+        host_facts.take_read()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -253,7 +253,7 @@ def _leave_out(item: pytest.Item, check: Check) -> None:
     run = item.config.stash[RUN_KEY]
     if broken := run.what_broke(host_of(item), check):
         pytest.skip(f"{NOT_REACHED}{broken}")
-    answer = applies(
+    answer = applicability(
         check.needs,
         run.facts[host_of(item)],
         PROFILES[item.config.getoption("--profile")],
@@ -300,12 +300,12 @@ def pytest_runtest_makereport(
         outcome: Outcome = "passed" if report.passed else "failed" if report.failed else "not_run"
         if not_reached:
             outcome = "not_reached"
-        found = run.facts.get(host_of(item))
-        note = found.take_note() if found is not None else ""
+        host_facts = run.facts.get(host_of(item))
+        note = host_facts.take_note() if host_facts is not None else ""
         reason = note if report.passed else _reason(call).removeprefix(NOT_RUN).removeprefix(NOT_REACHED)
         # What a check needs is missing: its own causes are of something else (see `_leave_out`).
         unmet = isinstance(call.excinfo and call.excinfo.value, pytest.fail.Exception)
-        remedy = sanitize((found.take_remedy() if found is not None else "") or check.fix)
+        remedy = sanitize((host_facts.take_remedy() if host_facts is not None else "") or check.fix)
         result = CheckResult(
             id=check.id,
             title=check.title,
@@ -314,7 +314,7 @@ def pytest_runtest_makereport(
             reason=reason,
             remedy="" if report.passed else remedy,
             causes=check.causes if report.failed and not unmet else (),
-            evidence=found.take_read() if found is not None else (),
+            evidence=host_facts.take_read() if host_facts is not None else (),
             duration_s=round(call.duration, 3),
         )
         if report.failed and isinstance(
@@ -351,18 +351,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the verdicts and the reports."""
     run = session.config.stash[RUN_KEY]
     name = session.config.getoption("--gpukiln-target")
-    wanted: dict[str, set[str]] = {}
+    expected_ids: dict[str, set[str]] = {}
     for item in session.items:
         if check := check_of(item):
-            wanted.setdefault(host_of(item), set()).add(check.id)
+            expected_ids.setdefault(host_of(item), set()).add(check.id)
     machines = []
-    for host, ids in wanted.items():
+    for host, ids in expected_ids.items():
         results = run.results.get(host, [])
         if missing := len(ids - {result.id for result in results}):
             ended = run.unreachable.get(host, f"the run ended before {missing} of {len(ids)} checks")
             machines.append(Verification(name or host, reason=ended))
             continue
-        found = run.facts.get(host, Facts({}))
+        host_facts = run.facts.get(host, Facts({}))
         verdict = Verdict(
             target=name or host,
             profile=session.config.getoption("--profile"),
@@ -370,12 +370,12 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
             duration_s=round(time.time() - run.started, 3),
             checks=tuple(results),
             suite_version=suite_digest(),
-            environment=sanitize_values(environment(found)) if host in run.facts else {},
+            environment=sanitize_values(environment(host_facts)) if host in run.facts else {},
             instance_type=session.config.getoption("--gpukiln-instance-type"),
-            simulated=found.has_simulated_gpus or session.config.getoption("--simulated"),
+            simulated=host_facts.has_simulated_gpus or session.config.getoption("--simulated"),
         )
         _write(run, "results", host, dump(verdict), several=_several(session))
-        machines.append(Verification(verdict.target, verdict, found.to_dict()))
+        machines.append(Verification(verdict.target, verdict, host_facts.to_dict()))
     if run.report_dir is not None and machines:
         write_html(machines, run.report_dir / "report.html")
         write_junit(machines, run.report_dir / "junit.xml")

@@ -56,7 +56,7 @@ def table(verdict: Verdict) -> Rows:
         shown.add(Text(layer, style="bold"), "", "", Text(f"{title} ({some})", style="dim"))
         for check in checks:
             seconds = f"{check.duration_s:.1f}"
-            shown.add(f"  {check.id}", Text(*MARKS[check.outcome]), seconds, _says(check))
+            shown.add(f"  {check.id}", Text(*MARKS[check.outcome]), seconds, _result_text(check))
     return shown
 
 
@@ -75,7 +75,7 @@ def fixes(verdict: Verdict) -> Text:
     return shown
 
 
-class Live:
+class LiveReport:
     """Shows each check as it comes, headed by its layer: `run_suite` calls the methods.
 
     Args:
@@ -108,7 +108,7 @@ class Live:
             title = LAYERS.get(result.layer, "")
             self.progress.show(Text.assemble("  ", (result.layer, "bold"), ("  " + title, "dim")))
         word, style = MARKS[result.outcome]
-        says = _says(result)
+        says = _result_text(result)
         if len(says) > LIVE_CHARS:
             says = says[: LIVE_CHARS - 3] + "..."
         self.progress.show(
@@ -120,7 +120,7 @@ class Live:
         )
 
 
-def _says(check: CheckResult) -> str:
+def _result_text(check: CheckResult) -> str:
     if check.outcome != "passed":
         return check.reason
     return f"{check.title}: {check.reason}" if check.reason else check.title

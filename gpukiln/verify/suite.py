@@ -26,7 +26,7 @@ from gpukiln.verify.verdict import CheckResult, Verdict
 
 ROOT = recipes.root()
 SUITE = ROOT / "tests" / "host"
-JUDGED = (0, 1)  # pytest: all passed, some failed
+COMPLETED = (0, 1)  # pytest: all passed, some failed
 POLL_S = 0.1
 MAX_SECONDS = 1800.0
 # Of the time that judging may take: for checks and reports after the facts; for stopping it all.
@@ -73,8 +73,8 @@ def run_suite(
         UsageError: The profile or a layer is unknown.
         UnavailableError: The machine can't be reached, or the suite itself broke or took too long.
     """
-    _known("profile", [profile], list(PROFILES))
-    _known("layer", [*layers, *require], list(LAYERS))
+    _require_known("profile", [profile], list(PROFILES))
+    _require_known("layer", [*layers, *require], list(LAYERS))
     if not SUITE.is_dir():
         raise UnavailableError(f"the host suite is missing: {SUITE}", hint="install gpukiln again")
     reserve_s = min(REPORT_S, max_seconds / 2)
@@ -113,7 +113,7 @@ def run_suite(
             *(["--simulated"] if simulated else []),
             f"--gpukiln-until={time.time() + max_seconds - reserve_s:.3f}",
         ]
-        status, last = _run(command, log, _Follow(events, on_check, on_start), max_seconds - STOP_S)
+        status, last = _run(command, log, _EventReader(events, on_check, on_start), max_seconds - STOP_S)
     if last.get("event") == "unreachable":
         raise UnavailableError(
             f"{target.name} can't be judged: {last['message']}",
@@ -125,7 +125,7 @@ def run_suite(
             f"last: {last.get('id', last.get('event', 'nothing'))}",
             hint=f"see {log}",
         )
-    if status not in JUDGED:
+    if status not in COMPLETED:
         raise UnavailableError(
             f"the host suite itself broke: pytest exits {status}, wanted 0 or 1",
             hint=f"see {log}",
@@ -138,13 +138,13 @@ def run_suite(
         raise UnavailableError(f"the host suite left no verdict: {error}", hint=f"see {log}") from error
 
 
-def _known(what: str, given: list[str], choices: list[str]) -> None:
+def _require_known(what: str, given: list[str], choices: list[str]) -> None:
     for value in given:
         if value not in choices:
             raise UsageError(f"{what} {value!r} is unknown, wanted one of {', '.join(choices)}")
 
 
-class _Follow:
+class _EventReader:
     """Reads the events as they are written and hands them on."""
 
     def __init__(
@@ -184,7 +184,7 @@ class _Follow:
 
 
 def _run(
-    command: list[str], log: Path, follow: _Follow, timeout_s: float
+    command: list[str], log: Path, follow: _EventReader, timeout_s: float
 ) -> tuple[int | None, dict[str, Any]]:
     """Run the command in a process group of its own, which never outlives this call.
 

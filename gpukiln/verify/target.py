@@ -47,14 +47,14 @@ class SshTarget(Target):
         return self.ssh.config_text()
 
 
-def new_machine(name: str, host: str, *, port: int, user: str, private_key: Path) -> SshTarget:
+def new_machine_target(name: str, host: str, *, port: int, user: str, private_key: Path) -> SshTarget:
     """A machine that booted a moment ago, with a key that was made for it."""
-    return over_ssh(
+    return ssh_target(
         name, Ssh(host, port=port, user=user, private_key=private_key, host_keys=HostKeys.NEW_MACHINE)
     )
 
 
-def over_ssh(name: str, ssh: Ssh) -> SshTarget:
+def ssh_target(name: str, ssh: Ssh) -> SshTarget:
     """A machine that SSH reaches."""
     return SshTarget(name, ssh.url(), ssh)
 
@@ -75,7 +75,7 @@ class InventoryTarget(Target):
         return f"{self.name} of {self.inventory}"
 
 
-def of_inventory(name: str, inventory: Path) -> InventoryTarget:
+def inventory_target(name: str, inventory: Path) -> InventoryTarget:
     """A host of an inventory."""
     hostspec = f"ansible://{name}?ansible_inventory={quote(str(inventory))}&force_ansible=true"
     return InventoryTarget(name, hostspec, inventory)

@@ -64,8 +64,8 @@ def count(checks: Iterable[CheckResult]) -> dict[Outcome, int]:
     Returns:
         How many came out how, for every outcome.
     """
-    found = list(checks)
-    return {o: sum(c.outcome == o for c in found) for o in OUTCOMES}
+    results = list(checks)
+    return {o: sum(c.outcome == o for c in results) for o in OUTCOMES}
 
 
 def counts_text(checks: Iterable[CheckResult]) -> str:
@@ -82,10 +82,10 @@ def counts_text(checks: Iterable[CheckResult]) -> str:
 def _grouped(
     checks: Iterable[CheckResult], key: Callable[[CheckResult], str]
 ) -> dict[str, list[CheckResult]]:
-    found: dict[str, list[CheckResult]] = {}
+    groups: dict[str, list[CheckResult]] = {}
     for check in checks:
-        found.setdefault(key(check), []).append(check)
-    return found
+        groups.setdefault(key(check), []).append(check)
+    return groups
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class Verdict:
         return counts["failed"] == counts["not_reached"] == 0 and counts["passed"] > 0
 
     @property
-    def proves(self) -> bool:
+    def passed_without_simulation(self) -> bool:
         """Whether it passed on a machine on which something can be proven: its GPUs are not simulated."""
         return self.passed and not self.simulated
 
@@ -146,9 +146,12 @@ class Verdict:
 
     def layers(self) -> list[tuple[str, str, dict[Outcome, int], list[CheckResult]]]:
         """For each layer with a check: its name, what it is about, its counts, its checks."""
-        found = _grouped(self.checks, lambda check: check.layer)
-        names = [*(name for name in LAYERS if name in found), *(name for name in found if name not in LAYERS)]
-        return [(name, LAYERS.get(name, ""), count(found[name]), found[name]) for name in names]
+        by_layer = _grouped(self.checks, lambda check: check.layer)
+        names = [
+            *(name for name in LAYERS if name in by_layer),
+            *(name for name in by_layer if name not in LAYERS),
+        ]
+        return [(name, LAYERS.get(name, ""), count(by_layer[name]), by_layer[name]) for name in names]
 
     @property
     def not_run(self) -> tuple[CheckResult, ...]:

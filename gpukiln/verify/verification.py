@@ -28,8 +28,8 @@ class Verification:
 
     @property
     def state(self) -> str:
-        """`passed`, `failed` or `not_judged`."""
-        return "not_judged" if self.verdict is None else "passed" if self.verdict.passed else "failed"
+        """`passed`, `failed` or `not_verified`."""
+        return "not_verified" if self.verdict is None else "passed" if self.verdict.passed else "failed"
 
     @property
     def diagnosis(self) -> str:

@@ -14,9 +14,9 @@ from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
 from gpukiln.instances.tags import tag_list
 from gpukiln.ssh import HostKeys, Ssh
 from gpukiln.state import state_home
-from gpukiln.verify.report import Live
+from gpukiln.verify.report import LiveReport
 from gpukiln.verify.suite import run_suite
-from gpukiln.verify.target import over_ssh
+from gpukiln.verify.target import ssh_target
 from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
 from gpukiln.workspaces.network import key_file
@@ -106,7 +106,7 @@ def reports(cloud: Cloud, name: str) -> Path:
     return state_home() / "workspaces" / "reports" / f"{cloud.name}-{cloud.region}-{name}"
 
 
-def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) -> HealthReport:
+def look(cloud: Cloud, found: ExistingWorkspace, *, live: LiveReport | None = None) -> HealthReport:
     """Judge the machine of a workspace, and tag it with what came of it.
 
     A machine that can't be reached is unhealthy.
@@ -116,7 +116,7 @@ def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) ->
         UnavailableError: It does not run, or the cloud refused.
     """
     machine = only(found)
-    target = over_ssh(found.name, reached(cloud, found, user=machine.ssh_user))
+    target = ssh_target(found.name, reached(cloud, found, user=machine.ssh_user))
     folder = reports(cloud, found.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     type_ = instance_types().get(machine.instance_type)

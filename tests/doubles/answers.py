@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.clouds.embedded.gpus import library as nvml
-from gpukiln.probe.contact_doubles import Answers, merged
+from gpukiln.probe.contact_doubles import Answers, merge
 from tests.doubles.nvml_machine import LOST, UNKNOWN, made_up_machine
 from tests.support import nvml_double
 from tests.support.gpu_profiles import PROFILES
@@ -116,7 +116,7 @@ def doubles_answer(folder: Path) -> Answers:
             timeout=120,
         )
         found.append(json.loads((place / "answers.json").read_text(encoding="utf-8")))
-    return merged(*found)
+    return merge(*found)
 
 
 if __name__ == "__main__":

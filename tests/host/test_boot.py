@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
@@ -22,7 +22,7 @@ ENABLED = ("enabled", "enabled-runtime", "alias")
 OF_A_CLUSTER = {"nodeadm-config.service", "nodeadm-run.service", "kubelet.service"}
 
 
-def not_judged(facts: Facts) -> str:
+def not_verified(facts: Facts) -> str:
     """Why failed units say nothing of the image: they need a cluster. Empty where others failed."""
     failed, node = facts["boot"]["failed"], facts["nodeadm"]
     if not failed or not set(failed) <= OF_A_CLUSTER:
@@ -55,10 +55,10 @@ def expected_units(facts: Facts) -> list[str]:
     fix="`systemctl --failed` and `systemctl list-jobs` on the machine name what failed or still starts.",
 )
 def test_state(facts):
-    found = facts["boot"]["state"]
-    if found == "degraded" and (reason := not_judged(facts)):
+    state = facts["boot"]["state"]
+    if state == "degraded" and (reason := not_verified(facts)):
         pytest.skip(reason)
-    assert found == "running", f"`systemctl is-system-running` says {found!r}, wanted 'running'"
+    assert state == "running", f"`systemctl is-system-running` says {state!r}, wanted 'running'"
 
 
 @check(
@@ -74,10 +74,10 @@ def test_state(facts):
     fix="`systemctl status UNIT` and `journalctl -b -u UNIT` on the machine show why.",
 )
 def test_failed_units(facts):
-    found = facts["boot"]["failed"]
-    if reason := not_judged(facts):
+    units = facts["boot"]["failed"]
+    if reason := not_verified(facts):
         pytest.skip(reason)
-    assert not found, f"failed: {', '.join(found)}; wanted no failed unit"
+    assert not units, f"failed: {', '.join(units)}; wanted no failed unit"
 
 
 @check(
@@ -153,8 +153,8 @@ def test_persistenced(facts):
     fix="`journalctl -b -p err` on the machine shows the messages with their context.",
 )
 def test_journal(facts):
-    found = [f"{e['unit']}: {e['message']}" for e in known(facts["boot"]["journal"])]
-    assert not found, f"{len(found)} errors: {'; '.join(found[:5])}"
+    errors = [f"{e['unit']}: {e['message']}" for e in require_reached(facts["boot"]["journal"])]
+    assert not errors, f"{len(errors)} errors: {'; '.join(errors[:5])}"
 
 
 @check(
@@ -167,23 +167,23 @@ def test_journal(facts):
     fix="`systemctl list-jobs` names what still starts; `systemd-analyze critical-chain` what took long.",
 )
 def test_time(facts):
-    found = facts["boot"]
-    assert found["startup_s"] is not None, f"systemd-analyze says: {found['startup']}"
-    facts.note(f"booted in {found['startup_s']:.1f} s")
+    boot = facts["boot"]
+    assert boot["startup_s"] is not None, f"systemd-analyze says: {boot['startup']}"
+    facts.note(f"booted in {boot['startup_s']:.1f} s")
 
 
 def too_full(row: dict[str, Any]) -> list[str]:
     """What a file system lacks: bytes, inodes, or nothing."""
-    lacks = []
-    wanted = min(LITTLE, int(row["size"] * LITTLE_SHARE))
-    if row["free"] < wanted:
-        lacks.append(
-            f"{row['free'] // MIB} of {row['size'] // MIB} MiB free, wanted {max(wanted // MIB, 1)} or more"
+    missing = []
+    least = min(LITTLE, int(row["size"] * LITTLE_SHARE))
+    if row["free"] < least:
+        missing.append(
+            f"{row['free'] // MIB} of {row['size'] // MIB} MiB free, wanted {max(least // MIB, 1)} or more"
         )
-    wanted = min(FEW, int(row["inodes"] * FEW_SHARE))
-    if row["inodes_free"] < wanted:
-        lacks.append(f"{row['inodes_free']} of {row['inodes']} inodes free, wanted {wanted} or more")
-    return lacks
+    least = min(FEW, int(row["inodes"] * FEW_SHARE))
+    if row["inodes_free"] < least:
+        missing.append(f"{row['inodes_free']} of {row['inodes']} inodes free, wanted {least} or more")
+    return missing
 
 
 @check(
@@ -204,14 +204,14 @@ def too_full(row: dict[str, Any]) -> list[str]:
     "needs, or make the disk larger.",
 )
 def test_disk_space(facts):
-    found = facts["storage"]["file_systems"]
+    rows = facts["storage"]["file_systems"]
     full = []
-    for row in found:
+    for row in rows:
         holds = f" (with {', '.join(row['holds'])})" if row["holds"] else ""
         full += [f"{row['path']}{holds} has {lack}" for lack in too_full(row)]
-    assert found, "no file system was looked at, wanted at least that of /"
+    assert rows, "no file system was looked at, wanted at least that of /"
     assert not full, "; ".join(full)
-    facts.note(", ".join(f"{row['path']} {row['free'] // MIB} MiB free" for row in found))
+    facts.note(", ".join(f"{row['path']} {row['free'] // MIB} MiB free" for row in rows))
 
 
 @check(
@@ -230,18 +230,18 @@ def test_disk_space(facts):
 )
 def test_root_grown(facts):
     """Bare metal is partitioned as its owner wants: there the root partition alone is compared."""
-    found = facts["storage"]["root"]
-    if found is None:
+    root = facts["storage"]["root"]
+    if root is None:
         pytest.skip("the root file system lies on no partition of a disk")
-    lost = found["partition"] - found["size"]
-    assert lost < max(GROWN, found["partition"] * GROWN_SHARE), (
-        f"the root file system has {found['size'] / GIB:.1f} GiB of its partition's "
-        f"{found['partition'] / GIB:.1f} GiB, wanted all"
+    lost = root["partition"] - root["size"]
+    assert lost < max(GROWN, root["partition"] * GROWN_SHARE), (
+        f"the root file system has {root['size'] / GIB:.1f} GiB of its partition's "
+        f"{root['partition'] / GIB:.1f} GiB, wanted all"
     )
-    unused, whole = found["after"], found["after"] + found["partition"]
+    unused, whole = root["after"], root["after"] + root["partition"]
     assert facts.profile == "node" or unused < max(GROWN, whole * GROWN_SHARE), (
         f"{unused / GIB:.1f} GiB of the disk after the root partition are unused, wanted none: the "
         f"partition did "
         "not grow"
     )
-    facts.note(f"{found['size'] / GIB:.1f} GiB")
+    facts.note(f"{root['size'] / GIB:.1f} GiB")

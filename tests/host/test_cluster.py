@@ -35,18 +35,18 @@ def ran(facts: Facts, name: str) -> dict:
 )
 def test_allocatable(facts):
     """Feature discovery's nvidia.com/gpu.count is what the node has; capacity what the plugin registered."""
-    found = facts["cluster"]
-    assert found["nodes"], f"no node has {found['selector']}"
+    cluster = facts["cluster"]
+    assert cluster["nodes"], f"no node has {cluster['selector']}"
     wrong = []
-    for node in found["nodes"]:
+    for node in cluster["nodes"]:
         has = max(node["capacity"], node["labelled"] or 0)
         if node["problems"]:
             wrong.append(f"{node['name']}: {'; '.join(node['problems'])}")
         elif not node["allocatable"] or node["allocatable"] < has:
-            wrong.append(f"{node['name']} offers {node['allocatable']} of {has} {found['resource']}")
+            wrong.append(f"{node['name']} offers {node['allocatable']} of {has} {cluster['resource']}")
     assert not wrong, "; ".join(wrong)
-    total = sum(node["allocatable"] for node in found["nodes"])
-    facts.note(f"{total} {found['resource']} on {len(found['nodes'])} nodes, {found['free']} free")
+    total = sum(node["allocatable"] for node in cluster["nodes"])
+    facts.note(f"{total} {cluster['resource']} on {len(cluster['nodes'])} nodes, {cluster['free']} free")
 
 
 @check(
@@ -110,7 +110,7 @@ def test_view_is_grant(facts):
         assert len(seen) == asked, (
             f"a pod with {asked} GPUs in its limits sees {len(seen)}: {', '.join(seen)}"
         )
-        named = [one for one in pod["named"] if one.startswith(("GPU-", "MIG-"))]
+        named = [uuid for uuid in pod["named"] if uuid.startswith(("GPU-", "MIG-"))]
         assert not named or sorted(named) == sorted(seen), (
             f"granted {', '.join(named)}, seen {', '.join(seen)}"
         )
@@ -127,11 +127,11 @@ def test_view_is_grant(facts):
     fix="See the fix of cluster.view-is-grant. With time slicing or MPS pods share a GPU on purpose.",
 )
 def test_two_pods(facts):
-    found = facts["cluster"]
-    if found["sharing"]:
-        pytest.skip(f"GPUs are shared on purpose: {found['sharing']}")
-    if found["pods"]["other"] is None:
-        pytest.skip(f"two free GPUs are needed, found {found['free']}")
+    cluster = facts["cluster"]
+    if cluster["sharing"]:
+        pytest.skip(f"GPUs are shared on purpose: {cluster['sharing']}")
+    if cluster["pods"]["other"] is None:
+        pytest.skip(f"two free GPUs are needed, found {cluster['free']}")
     first, second = ran(facts, "granted"), ran(facts, "other")
     both = set(first["gpus"]) & set(second["gpus"])
     assert not both, f"both pods have {', '.join(sorted(both))}"

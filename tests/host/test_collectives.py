@@ -21,16 +21,16 @@ from gpukiln.verify.checks import check
     "(or the IOMMU to passthrough); with NVSwitch start nvidia-fabricmanager in the driver's version.",
 )
 def test_all_reduce(facts):
-    found = facts["cuda"]["all_reduce"]
+    result = facts["cuda"]["all_reduce"]
     busy = [g for g in facts["cuda"]["gpus"] if g["busy"]]
-    if busy and not found["tried"]:
-        pytest.skip(f"a GPU is in use: {found['reason']}")
-    if facts["cuda"]["mig"] and not found["tried"]:
-        pytest.skip(f"MIG is on, which shows a process one GPU: {found['reason']}")
-    assert found["tried"], f"it was not tried: {found['reason']}"
-    assert not found["error"], f"it ended early: {found['error']}"
-    assert found["ok"], f"{len(found['wrong'])} GPUs have a wrong sum: {'; '.join(found['wrong'])}"
-    staged = [" to ".join(pair) for pair in found["through_host"]]
-    way = f"{found['direct']} of {found['direct'] + len(staged)} copies directly from GPU to GPU"
+    if busy and not result["tried"]:
+        pytest.skip(f"a GPU is in use: {result['reason']}")
+    if facts["cuda"]["mig"] and not result["tried"]:
+        pytest.skip(f"MIG is on, which shows a process one GPU: {result['reason']}")
+    assert result["tried"], f"it was not tried: {result['reason']}"
+    assert not result["error"], f"it ended early: {result['error']}"
+    assert result["ok"], f"{len(result['wrong'])} GPUs have a wrong sum: {'; '.join(result['wrong'])}"
+    staged = [" to ".join(pair) for pair in result["through_host"]]
+    way = f"{result['direct']} of {result['direct'] + len(staged)} copies directly from GPU to GPU"
     more = f", through the host {', '.join(staged[:4])}{', ...' if len(staged) > 4 else ''}" if staged else ""
-    facts.note(f"{found['elements']} elements in {found['ms']} ms; {way}{more}")
+    facts.note(f"{result['elements']} elements in {result['ms']} ms; {way}{more}")

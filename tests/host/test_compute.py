@@ -4,7 +4,7 @@ import pytest
 
 from gpukiln.catalog import xid
 from gpukiln.gpus import kernel_log
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.probe.xids import OWNER
 from gpukiln.verify import compute_facts
 from gpukiln.verify.checks import check
@@ -40,10 +40,10 @@ def log_report(facts: Facts) -> tuple[list[str], list[str]]:
     An application's Xid names its process, where the driver knows it: from ours it is the machine's fault,
     from another one that job's. A machine booted from an image runs no other.
     """
-    found, table = facts["cuda"], xid.judged()
+    section, table = facts["cuda"], xid.judged()
     serious, others = [], []
     for ours in (True, False):
-        lines = [line for line in known(found["xids"]) if is_ours(line, found["pids"]) is ours]
+        lines = [line for line in require_reached(section["xids"]) if is_ours(line, section["pids"]) is ours]
         for event in kernel_log.events(lines, table):
             number = table.get(event.number) if event.kind == "Xid" else None
             caused = ours and number is not None and number["kind"] != "info"
@@ -78,26 +78,26 @@ def is_ours(line: str, pids: list[int]) -> bool:
     "result, ECC error or hang comes back, drain the node and have the GPU replaced.",
 )
 def test_kernel(facts):
-    found, pci = facts["cuda"], facts["gpus"]["pci"]
-    error = found["error"] or ""
-    assert not error, f"CUDA can't be used: {error}{compute_facts.why_not_ready(facts, error)}"
-    wrong = "; ".join(f"{title(g)}: {g['error']}" for g in found["gpus"] if not g["ok"] and not g["busy"])
-    assert not wrong, wrong + compute_facts.why_not_ready(facts, wrong)
+    section, pci = facts["cuda"], facts["gpus"]["pci"]
+    error = section["error"] or ""
+    assert not error, f"CUDA can't be used: {error}{compute_facts.not_ready_hint(facts, error)}"
+    wrong = "; ".join(f"{title(g)}: {g['error']}" for g in section["gpus"] if not g["ok"] and not g["busy"])
+    assert not wrong, wrong + compute_facts.not_ready_hint(facts, wrong)
     serious, others = log_report(facts)
     assert not serious, f"while the GPUs computed came {'; '.join(serious[:3])}"
-    seen = {g["bus_id"] for g in found["gpus"]}
-    lost = [p["address"] for p in pci if p["address"] not in seen and len(found["gpus"]) < len(pci)]
-    if lost and found["mig"] and found["gpus"]:
+    seen = {g["bus_id"] for g in section["gpus"]}
+    lost = [p["address"] for p in pci if p["address"] not in seen and len(section["gpus"]) < len(pci)]
+    if lost and section["mig"] and section["gpus"]:
         pytest.skip(f"MIG is on: CUDA shows a process one instance, and not {', '.join(lost)}")
     assert not lost, f"CUDA does not see {', '.join(lost)}; wanted {len(pci)} GPUs"
     leave_out_busy(facts)
-    compared = [g["elements"] for g in found["gpus"]]
+    compared = [g["elements"] for g in section["gpus"]]
     assert all(compared), f"compared {compared} elements, wanted some of every GPU"
     facts.note(
         f"{min(compared)} elements compared; "
-        + ", ".join(f"{title(g)} {g['name']} in {g['kernel_ms']} ms" for g in found["gpus"])
+        + ", ".join(f"{title(g)} {g['name']} in {g['kernel_ms']} ms" for g in section["gpus"])
         + (f"; meanwhile came, and is no fault of the machine: {' | '.join(others[:3])}" if others else "")
-        + (f"; the kernel's log was not read: {found['log_gap']}" if found.get("log_gap") else "")
+        + (f"; the kernel's log was not read: {section['log_gap']}" if section.get("log_gap") else "")
     )
 
 
@@ -130,13 +130,13 @@ def test_bandwidth(facts):
     for gpu in gpus:
         lowest, rate = min(gpu["h2d_gb_s"], gpu["d2h_gb_s"]), gpu["link"]["gb_s"]
         most = gpu["link"].get("max_gb_s")
-        link = compute_facts.shown_link(gpu)
+        link = compute_facts.link_text(gpu)
         said = f"{title(gpu)} {gpu['h2d_gb_s']} GB/s to the GPU, {gpu['d2h_gb_s']} from it, {link}"
         if lowest >= share * (rate or most or float("inf")):
             shown.append(said)
         elif rate is None:
             unjudged.append(f"{said}: the kernel does not tell the link's rate")
-        elif excuse := compute_facts.excuse(facts, gpu):
+        elif excuse := compute_facts.slow_copy_reason(facts, gpu):
             unjudged.append(f"{said}: {excuse}")
         else:
             slow.append(said)

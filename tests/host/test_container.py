@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node", "workspace")
@@ -16,10 +16,12 @@ CAUSES = (
 
 def sees_all(facts, engine):
     """Every GPU of the machine is listed in the container."""
-    found = known(facts["container"][engine])
-    assert found["rc"] == 0, f"nvidia-smi in the container exits {found['rc']}: {found['out'].strip()[:300]}"
-    listed, wanted = found["out"].count("UUID: GPU-"), len(facts["gpus"]["pci"])
-    assert listed == wanted, f"the container sees {listed} GPUs, the machine has {wanted}"
+    answer = require_reached(facts["container"][engine])
+    assert answer["rc"] == 0, (
+        f"nvidia-smi in the container exits {answer['rc']}: {answer['out'].strip()[:300]}"
+    )
+    listed, expected = answer["out"].count("UUID: GPU-"), len(facts["gpus"]["pci"])
+    assert listed == expected, f"the container sees {listed} GPUs, the machine has {expected}"
 
 
 @check(

@@ -4,7 +4,7 @@ import ipaddress
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 
 UNAUTHORIZED = 401
@@ -25,23 +25,23 @@ UNAUTHORIZED = 401
 )
 def test_kasmvnc(facts):
     installed = facts["packages"]["installed"].get("kasmvncserver")
-    wanted = facts.component("kasmvnc").get("version")
+    recorded = facts.component("kasmvnc").get("version")
     assert installed, "kasmvncserver is not installed"
     has = installed.partition("-")[0]
-    assert not wanted or has == wanted, f"found KasmVNC {has}, wanted {wanted}"
-    found = known(facts["desktop"])
-    assert found["unit"], "found no unit kasmvnc@.service with a port, wanted the role's"
-    if found["unit_of"] is None:
+    assert not recorded or has == recorded, f"found KasmVNC {has}, wanted {recorded}"
+    desktop = require_reached(facts["desktop"])
+    assert desktop["unit"], "found no unit kasmvnc@.service with a port, wanted the role's"
+    if desktop["unit_of"] is None:
         pytest.skip("no person is on this machine whose desktop could be started")
-    told = f": {found['log']}" if found["log"] else ""
-    assert found["listens"], f"{found['unit_of']} does not listen on port {found['port']}{told}"
-    open_to = [one for one in found["listens"] if not _loopback(one)]
-    assert not open_to, f"port {found['port']} is open on {', '.join(open_to)}, wanted loopback alone"
-    http = found["http"]
+    log = f": {desktop['log']}" if desktop["log"] else ""
+    assert desktop["listens"], f"{desktop['unit_of']} does not listen on port {desktop['port']}{log}"
+    open_to = [listener for listener in desktop["listens"] if not _loopback(listener)]
+    assert not open_to, f"port {desktop['port']} is open on {', '.join(open_to)}, wanted loopback alone"
+    http = desktop["http"]
     assert http.get("status") == UNAUTHORIZED, (
-        f"without a password {found['unit_of']} answers {http.get('status') or http}, wanted {UNAUTHORIZED}"
+        f"without a password {desktop['unit_of']} answers {http.get('status') or http}, wanted {UNAUTHORIZED}"
     )
-    facts.note(f"{has}, 127.0.0.1:{found['port']}")
+    facts.note(f"{has}, 127.0.0.1:{desktop['port']}")
 
 
 def _loopback(address: str) -> bool:

@@ -5,8 +5,8 @@ import pytest
 from gpukiln.catalog import xid
 from gpukiln.gpus import rules
 from gpukiln.gpus.gpu_facts import label, nvml_gpus, read
-from gpukiln.probe.base import known
-from gpukiln.verify.checks import check, judge
+from gpukiln.probe.base import require_reached
+from gpukiln.verify.checks import check, evaluate
 
 ALL = ("image", "node", "eks-node", "workspace")
 LIVE = ("node", "eks-node")  # profiles of machines that run somebody's work
@@ -31,9 +31,11 @@ BEFORE = ("gpu.driver-loaded", "gpu.nvml")
 def test_driver_loaded(facts):
     loaded = facts["gpus"]["module"]
     assert loaded, "/sys/module/nvidia/version is missing: the module is not loaded"
-    wanted = known(facts["driver"]["nvidia_smi"])["version"]
+    installed = require_reached(facts["driver"]["nvidia_smi"])["version"]
     # Without nvidia-smi there is nothing to compare with, and versions.driver-complete says so.
-    assert wanted in (loaded, None), f"module {loaded} is loaded, wanted {wanted}, the user space's version"
+    assert installed in (loaded, None), (
+        f"module {loaded} is loaded, wanted {installed}, the user space's version"
+    )
 
 
 @check(
@@ -48,7 +50,7 @@ def test_driver_loaded(facts):
     "18: module and libraries differ, see versions.driver-agrees.",
 )
 def test_nvidia_smi(facts):
-    smi, rows = known(facts["gpus"]["smi"]), known(facts["gpus"]["rows"])
+    smi, rows = require_reached(facts["gpus"]["smi"]), require_reached(facts["gpus"]["rows"])
     assert smi["rc"] == 0, f"nvidia-smi exits {smi['rc']}: {smi['out'].strip()[:300]}"
     where = "NVML" if facts.has_simulated_gpus else "the PCI bus"
     assert len(rows) == facts.gpu_count, f"nvidia-smi lists {len(rows)} GPUs, {where} has {facts.gpu_count}"
@@ -76,7 +78,7 @@ def test_nvidia_smi(facts):
     fix=rules.NVML.fix,
 )
 def test_nvml(facts):
-    judge(facts, rules.NVML.judge, facts.has_simulated_gpus)
+    evaluate(facts, rules.NVML.judge, facts.has_simulated_gpus)
 
 
 @check(
@@ -93,7 +95,7 @@ def test_nvml(facts):
     fix=rules.PERSISTENCE.fix,
 )
 def test_persistence(facts):
-    judge(facts, rules.PERSISTENCE.judge)
+    evaluate(facts, rules.PERSISTENCE.judge)
 
 
 @check(
@@ -110,7 +112,7 @@ def test_persistence(facts):
     fix=rules.XID.fix,
 )
 def test_xid(facts):
-    judge(facts, rules.XID.judge, xid.judged(), facts.profile in LIVE)
+    evaluate(facts, rules.XID.judge, xid.judged(), facts.profile in LIVE)
 
 
 @check(
@@ -127,7 +129,7 @@ def test_xid(facts):
     fix=rules.ECC.fix,
 )
 def test_ecc(facts):
-    judge(facts, rules.ECC.judge)
+    evaluate(facts, rules.ECC.judge)
 
 
 @check(
@@ -141,7 +143,7 @@ def test_ecc(facts):
     fix=rules.MEMORY_REPAIR.fix,
 )
 def test_memory_repair(facts):
-    judge(facts, rules.MEMORY_REPAIR.judge)
+    evaluate(facts, rules.MEMORY_REPAIR.judge)
 
 
 @check(
@@ -158,7 +160,7 @@ def test_memory_repair(facts):
     fix=rules.THROTTLE.fix,
 )
 def test_throttle(facts):
-    judge(facts, rules.THROTTLE.judge)
+    evaluate(facts, rules.THROTTLE.judge)
 
 
 @check(
@@ -172,7 +174,7 @@ def test_throttle(facts):
     fix=rules.CLOCKS.fix,
 )
 def test_clocks(facts):
-    judge(facts, rules.CLOCKS.judge)
+    evaluate(facts, rules.CLOCKS.judge)
 
 
 @check(
@@ -186,7 +188,7 @@ def test_clocks(facts):
     fix=rules.PCIE_LINK.fix,
 )
 def test_pcie_link(facts):
-    judge(facts, rules.PCIE_LINK.judge, facts.to_dict().get("cuda") or {})
+    evaluate(facts, rules.PCIE_LINK.judge, facts.to_dict().get("cuda") or {})
 
 
 @check(
@@ -204,7 +206,7 @@ def test_pcie_link(facts):
     fix=rules.MIG.fix,
 )
 def test_mig(facts):
-    judge(facts, rules.MIG.judge)
+    evaluate(facts, rules.MIG.judge)
 
 
 @check(
@@ -218,12 +220,12 @@ def test_mig(facts):
     fix="Disable the service that starts the process named: an image's GPUs are the user's.",
 )
 def test_idle(facts):
-    found = {label(gpu): read(gpu, "processes") for gpu in nvml_gpus(facts)}
-    if all(processes is None for processes in found.values()):
+    by_gpu = {label(gpu): read(gpu, "processes") for gpu in nvml_gpus(facts)}
+    if all(processes is None for processes in by_gpu.values()):
         pytest.skip("not reported by any GPU which processes use it")
     busy = [
         f"{gpu}: {p['name'] or 'a process'} ({p['pid']}, {p['kind']})"
-        for gpu, processes in found.items()
+        for gpu, processes in by_gpu.items()
         for p in processes or []
     ]
     assert not busy, f"found {', '.join(busy)}; wanted no process"

@@ -20,12 +20,12 @@ from gpukiln.verify.checks import check
 def test_confidential(facts):
     """CUDA answers 802 until then, as it does without a fabric manager (NVIDIA/nvtrust#87)."""
     nvml_gpus(facts)
-    found = facts["nvml"]["confidential"]
-    for key, value in found.items():
+    state = facts["nvml"]["confidential"]
+    for key, value in state.items():
         assert not isinstance(value, dict), f"confidential computing, {key}: {value[ERROR]}"
-    assert not found["on"] or found["ready"] is not False, (
+    assert not state["on"] or state["ready"] is not False, (
         "confidential computing is on, and the GPUs' ready state is off, wanted set: CUDA answers 802"
     )
-    if found["on"] and found["ready"] is None:
+    if state["on"] and state["ready"] is None:
         pytest.skip("confidential computing is on, and NVML does not tell the ready state")
-    facts.note({True: "on, and ready", False: "off", None: "no GPU can do it"}[found["on"]])
+    facts.note({True: "on, and ready", False: "off", None: "no GPU can do it"}[state["on"]])

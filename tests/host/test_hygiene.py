@@ -77,14 +77,16 @@ def test_identities(facts):
     "/var/lib/dbus/machine-id a link to it: systemd fills it at the first boot.",
 )
 def test_machine_id(facts):
-    found = facts["identity"]["machine_id"]
+    machine_id = facts["identity"]["machine_id"]
     earliest, what = first_boot(facts)
-    assert found["length"] == 32, f"/etc/machine-id has {found['length']} characters, wanted 32"
-    assert found["mtime"] >= earliest, (
-        f"/etc/machine-id was written {when(found['mtime'])}, "
+    assert machine_id["length"] == 32, f"/etc/machine-id has {machine_id['length']} characters, wanted 32"
+    assert machine_id["mtime"] >= earliest, (
+        f"/etc/machine-id was written {when(machine_id['mtime'])}, "
         f"before {what} ({when(earliest)}): it was baked in"
     )
-    assert found["dbus_agrees"], "/var/lib/dbus/machine-id differs from /etc/machine-id, wanted a link to it"
+    assert machine_id["dbus_agrees"], (
+        "/var/lib/dbus/machine-id differs from /etc/machine-id, wanted a link to it"
+    )
 
 
 @check(
@@ -100,12 +102,14 @@ def test_machine_id(facts):
     fix="Read /var/log/cloud-init-output.log on the machine; `cloud-init status --long` names the module.",
 )
 def test_cloud_init(facts):
-    found = facts["identity"]["cloud_init"]
-    assert found["installed"], "cloud-init is not installed, wanted it to have configured this machine"
-    assert found["status"] == "done", (
-        f"cloud-init says {found['status']!r} ({found['detail']}), wanted 'done'"
+    cloud_init = facts["identity"]["cloud_init"]
+    assert cloud_init["installed"], "cloud-init is not installed, wanted it to have configured this machine"
+    assert cloud_init["status"] == "done", (
+        f"cloud-init says {cloud_init['status']!r} ({cloud_init['detail']}), wanted 'done'"
     )
-    assert not found["errors"], f"cloud-init is done with errors: {'; '.join(map(str, found['errors']))}"
+    assert not cloud_init["errors"], (
+        f"cloud-init is done with errors: {'; '.join(map(str, cloud_init['errors']))}"
+    )
 
 
 @check(
@@ -117,8 +121,8 @@ def test_cloud_init(facts):
     fix="Run `apt-get clean` (or `dnf clean all`) at the end of the build.",
 )
 def test_package_cache(facts):
-    found = facts["leftovers"]["package_cache"]
-    assert not found, f"found {len(found)} files in the package cache, wanted none: {', '.join(found[:3])}"
+    files = facts["build_files"]["package_cache"]
+    assert not files, f"found {len(files)} files in the package cache, wanted none: {', '.join(files[:3])}"
 
 
 @check(
@@ -133,15 +137,15 @@ def test_package_cache(facts):
     fix="Delete authorized_keys of every user at the end of the build: Packer's temporary key is in them.",
 )
 def test_authorized_keys(facts):
-    found = facts["keys"]
+    keys = facts["keys"]
     strange = [
         f"{k['fingerprint']} ({k['comment'] or 'no comment'}) in {k['path']}"
-        for k in found["authorized"]
-        if k["fingerprint"] not in found["injected"]
+        for k in keys["authorized"]
+        if k["fingerprint"] not in keys["injected"]
     ]
     assert not strange, (
         f"found keys that this launch did not inject: {', '.join(strange)}; "
-        f"injected: {', '.join(found['injected']) or 'none'}"
+        f"injected: {', '.join(keys['injected']) or 'none'}"
     )
 
 
@@ -154,8 +158,8 @@ def test_authorized_keys(facts):
     fix="Delete the history files at the end of the build.",
 )
 def test_history(facts):
-    found = facts["leftovers"]["history"]
-    assert not found, f"found {', '.join(found)}, wanted no shell history"
+    files = facts["build_files"]["history"]
+    assert not files, f"found {', '.join(files)}, wanted no shell history"
 
 
 @check(
@@ -172,14 +176,14 @@ def test_history(facts):
     "What role image_hygiene removes, and what is looked for, is in its files/credential-files.txt.",
 )
 def test_credentials(facts):
-    found = facts["secrets"]
-    hits = [f"{h['kind']} in {h['path']}:{h['line']}" for h in found["found"]]
+    scan = facts["secrets"]
+    hits = [f"{h['kind']} in {h['path']}:{h['line']}" for h in scan["found"]]
     assert not hits, f"found {', '.join(hits)}, wanted none"
-    assert found["complete"], (
-        f"the scan stopped at its limit after {found['files']} files, wanted every file in /root, /home, "
+    assert scan["complete"], (
+        f"the scan stopped at its limit after {scan['files']} files, wanted every file in /root, /home, "
         "/etc/gpukiln and /var/log, and every file of settings, looked at"
     )
-    facts.note(f"{found['files']} files read")
+    facts.note(f"{scan['files']} files read")
 
 
 @check(
@@ -191,8 +195,8 @@ def test_credentials(facts):
     fix="Delete /var/lib/dkms/*/*/build after the modules are installed; DKMS makes it anew when it builds.",
 )
 def test_dkms_trees(facts):
-    found = facts["dkms"]["trees"]
-    assert not found, f"found {', '.join(found)}, wanted no build directory"
+    trees = facts["dkms"]["trees"]
+    assert not trees, f"found {', '.join(trees)}, wanted no build directory"
 
 
 @check(
@@ -207,8 +211,8 @@ def test_dkms_trees(facts):
     fix="Delete /tmp/packer*, ~/.ansible and policy-rc.d at the end of the build (role image_hygiene).",
 )
 def test_build_tools(facts):
-    found = facts["leftovers"]["build_tools"]
-    assert not found, f"found {', '.join(found)}, wanted nothing of the build"
+    paths = facts["build_files"]["build_tools"]
+    assert not paths, f"found {', '.join(paths)}, wanted nothing of the build"
 
 
 @check(
@@ -229,10 +233,12 @@ def test_simulated(facts):
     They are excused where such GPUs are to be judged, and on a node, of which nothing is released; never the
     double itself, which is mounted there.
     """
-    found = facts["simulated"]
-    expected = found["machine"] and (facts.asked_simulated or facts.profile == "node")
-    left = [path for path in found["disk"] if not (expected and (path == NOTE or path.endswith(f"/{UNIT}")))]
-    asked = "; this machine's GPUs are simulated, and nobody asked for it" if found["machine"] else ""
+    simulated = facts["simulated"]
+    expected = simulated["machine"] and (facts.allow_simulated or facts.profile == "node")
+    left = [
+        path for path in simulated["disk"] if not (expected and (path == NOTE or path.endswith(f"/{UNIT}")))
+    ]
+    asked = "; this machine's GPUs are simulated, and nobody asked for it" if simulated["machine"] else ""
     assert not left, f"found {', '.join(left)}, wanted nothing of simulated GPUs{'' if expected else asked}"
-    if found["machine"]:
+    if simulated["machine"]:
         facts.note("the GPUs are simulated; the double itself is not on the disk")

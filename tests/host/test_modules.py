@@ -23,8 +23,8 @@ ALL = ("image", "node", "eks-node", "workspace")
     "then make it the boot loader's default, hold it and reboot.",
 )
 def test_running_kernel(facts):
-    found, wanted = facts["kernel"]["running"], facts.record.get("kernel")
-    assert found == wanted, f"running {found}, wanted {wanted}"
+    running, recorded = facts["kernel"]["running"], facts.record.get("kernel")
+    assert running == recorded, f"running {running}, wanted {recorded}"
 
 
 @check(
@@ -41,13 +41,15 @@ def test_running_kernel(facts):
     "never checked.",
 )
 def test_installed_kernels(facts):
-    found, wanted = facts["kernel"]["installed"], sorted(facts.record.get("kernels", []))
-    if facts["kernel"]["running"] in set(found) - set(wanted):
+    installed, recorded = facts["kernel"]["installed"], sorted(facts.record.get("kernels", []))
+    if facts["kernel"]["running"] in set(installed) - set(recorded):
         facts.remedy(
             f"{facts['kernel']['running']} was added, and runs: do not remove it. Boot a recorded kernel "
             "first, or bake again with this one."
         )
-    assert found == wanted, f"found {', '.join(found) or 'none'}, wanted {', '.join(wanted) or 'none'}"
+    assert installed == recorded, (
+        f"found {', '.join(installed) or 'none'}, wanted {', '.join(recorded) or 'none'}"
+    )
 
 
 @check(
@@ -66,9 +68,9 @@ def test_installed_kernels(facts):
 )
 def test_present(facts):
     missing = {
-        kernel: [module for module, info in found.items() if not info]
-        for kernel, found in facts["modules"].items()
-        if not all(found.values())
+        kernel: [module for module, info in by_module.items() if not info]
+        for kernel, by_module in facts["modules"].items()
+        if not all(by_module.values())
     }
     images = facts["kernel"]["images"]
     said = [
@@ -121,19 +123,19 @@ def _with_modules(missing: Iterable[str], running: str, images: Mapping[str, str
     "then remove the other one (`dkms remove`).",
 )
 def test_version(facts):
-    found = {
+    versions = {
         f"{module} for {kernel}": info["version"]
         for kernel, modules in facts["modules"].items()
         for module, info in modules.items()
         if info
     }
-    known = {what: version for what, version in found.items() if version}
+    known = {what: version for what, version in versions.items() if version}
     recorded = facts.component("nvidia_driver").get("version")
-    wanted = recorded.split("-")[0].rpartition(":")[2] if recorded else next(iter(known.values()), None)
-    wrong = [f"{what} {version}" for what, version in known.items() if version != wanted]
-    assert found, "found no module of the driver"
-    assert not wrong, f"found {', '.join(wrong)}, wanted {wanted}"
-    if unknown := sorted(set(found) - set(known)):
+    expected = recorded.split("-")[0].rpartition(":")[2] if recorded else next(iter(known.values()), None)
+    wrong = [f"{what} {version}" for what, version in known.items() if version != expected]
+    assert versions, "found no module of the driver"
+    assert not wrong, f"found {', '.join(wrong)}, wanted {expected}"
+    if unknown := sorted(set(versions) - set(known)):
         facts.note(f"version unknown: {', '.join(unknown)}")
 
 
@@ -154,14 +156,14 @@ def test_version(facts):
 )
 def test_loads(facts):
     """modprobe.d(5), modprobe(8), and kernel-parameters.txt of the kernel for module_blacklist."""
-    found, modules = facts["loading"], facts["modules"]
+    loading, modules = facts["loading"], facts["modules"]
     wrong = [
         f"{name} for {kernel}: {why}"
         for kernel, asked in modules.items()
         for name, info in asked.items()
-        if info and (why := _not_loaded(found["kernels"][kernel][name], info["file"]))
+        if info and (why := _not_loaded(loading["kernels"][kernel][name], info["file"]))
     ]
-    for source, options in found["boot_options"].items():
+    for source, options in loading["boot_options"].items():
         wrong += [
             f"{source} has module_blacklist={name}: the kernel refuses it"
             for name in options.get("module_blacklist", ())
@@ -172,7 +174,7 @@ def test_loads(facts):
             for name in options.get("modprobe.blacklist", ())
             if _is_driver(name) and source != "/proc/cmdline"  # modprobe's configuration has that one
         ]
-    blocked = [name for name in found["blacklist"] if _is_driver(name)]
+    blocked = [name for name in loading["blacklist"] if _is_driver(name)]
     said = f"blacklist {', '.join(blocked)}: nothing loads it for a GPU that is found at boot"
     # What is asked for by name is loaded all the same, by nvidia-modprobe or by hand.
     if blocked and not facts["gpus"]["module"]:
@@ -181,9 +183,9 @@ def test_loads(facts):
     assert not wrong, "; ".join(wrong)
     own = {
         command
-        for asked in found["kernels"].values()
-        for one in asked.values()
-        for command in one["commands"]
+        for asked in loading["kernels"].values()
+        for answer in asked.values()
+        for command in answer["commands"]
     }
     notes = [f"{said}; it is loaded now"] if blocked else []
     facts.note("; ".join(notes + [f"own command, not followed: {command}" for command in sorted(own)]))
@@ -272,20 +274,20 @@ def _not_usable(file: Mapping[str, Any], version: str | None) -> str:
 )
 def test_rivals(facts):
     """nouveau has checks of its own."""
-    found = facts["loading"]
+    loading = facts["loading"]
     wrong = [
         f"{kernel} would load {name} for a GPU"
-        for kernel, asked in found["kernels"].items()
+        for kernel, asked in loading["kernels"].items()
         for name in map(_module_of, asked["gpu"]["files"])
         if name in RIVALS
     ]
-    if found["nova"]:
+    if loading["nova"]:
         wrong.append("nova_core is loaded")
     ids = {
         source: options.get("vfio-pci.ids", []) + options.get("vfio_pci.ids", [])
-        for source, options in found["boot_options"].items()
+        for source, options in loading["boot_options"].items()
     }
-    ids["modprobe's configuration"] = found["vfio_ids"]
+    ids["modprobe's configuration"] = loading["vfio_ids"]
     for gpu in facts["gpus"]["pci"]:
         mine = f"10de:{gpu['device'].lower().removeprefix('0x')}"
         wrong += [
@@ -293,7 +295,7 @@ def test_rivals(facts):
             for source, pairs in ids.items()
             if any(_same_device(pair, mine) for pair in pairs)
         ]
-    for softdep in found["softdeps"]:
+    for softdep in loading["softdeps"]:
         before = softdep.partition(" pre:")[2].partition(" post:")[0].split()
         wrong += [
             f"`softdep {softdep}` loads {name} first"
@@ -335,8 +337,8 @@ def test_copies(facts):
     wrong = [
         f"{module} for {kernel}: "
         + " and ".join(f"{copy['file']} {copy['version'] or 'unknown'}" for copy in copies)
-        for kernel, found in facts["loading"]["copies"].items()
-        for module, copies in found.items()
+        for kernel, by_module in facts["loading"]["copies"].items()
+        for module, copies in by_module.items()
         if len({copy["version"] for copy in copies if copy["version"]}) > 1
     ]
     assert not wrong, f"{'; '.join(wrong)}; wanted one version of each"
@@ -355,12 +357,12 @@ def test_copies(facts):
 def test_initramfs(facts):
     """The kernel loads what is in the initramfs before it has seen the disk."""
     wrong = [
-        f"{image['path']} carries {file} of version {version}, wanted {wanted}, that of {kernel}"
+        f"{image['path']} carries {file} of version {version}, wanted {expected}, that of {kernel}"
         for kernel, image in facts["nouveau"]["initramfs"].items()
         for file, version in image.get("driver", {}).items()
         if version
-        and (wanted := ((facts["modules"].get(kernel) or {}).get("nvidia") or {}).get("version"))
-        and version != wanted
+        and (expected := ((facts["modules"].get(kernel) or {}).get("nvidia") or {}).get("version"))
+        and version != expected
     ]
     assert not wrong, "; ".join(wrong)
 
@@ -381,7 +383,9 @@ def test_vermagic(facts):
         for info in modules.values()
         if info and info["vermagic"] != kernel
     ]
-    assert any(info for found in facts["modules"].values() for info in found.values()), "found no module"
+    assert any(info for by_module in facts["modules"].values() for info in by_module.values()), (
+        "found no module"
+    )
     assert not wrong, "; ".join(wrong)
 
 
@@ -399,13 +403,13 @@ def test_vermagic(facts):
     "take the distribution's signed modules.",
 )
 def test_signature(facts):
-    found = facts["signatures"]
-    missing = [kernel for kernel in facts["kernel"]["installed"] if kernel not in found]
-    assert found, f"found no module to ask for on {', '.join(missing) or 'any kernel'}"
+    signatures = facts["signatures"]
+    missing = [kernel for kernel in facts["kernel"]["installed"] if kernel not in signatures]
+    assert signatures, f"found no module to ask for on {', '.join(missing) or 'any kernel'}"
     assert not missing, f"found no module to ask for on {', '.join(missing)}"
-    refused = [said["out"] for said in found.values() if said["rc"] != 0]
+    refused = [said["out"] for said in signatures.values() if said["rc"] != 0]
     assert not refused, "; ".join(refused)
-    facts.note("; ".join(said["out"] for said in found.values()))
+    facts.note("; ".join(said["out"] for said in signatures.values()))
 
 
 @check(
@@ -421,9 +425,9 @@ def test_signature(facts):
     fix="`dkms status` and the make.log below /var/lib/dkms say why; then `dkms autoinstall -k KERNEL`.",
 )
 def test_dkms(facts):
-    found = facts["dkms"]
-    assert found["rc"] == 0, f"`dkms status` exits {found['rc']}: {found['error']}"
-    rows = [r for r in found["rows"] if r["module"].startswith("nvidia")]
+    dkms = facts["dkms"]
+    assert dkms["rc"] == 0, f"`dkms status` exits {dkms['rc']}: {dkms['error']}"
+    rows = [r for r in dkms["rows"] if r["module"].startswith("nvidia")]
     assert rows, "`dkms status` knows no nvidia module, wanted the driver"
     for kernel in facts["kernel"]["installed"]:
         states = [r["state"] for r in rows if r["kernel"] == kernel]
@@ -453,11 +457,11 @@ def test_dkms(facts):
 )
 def test_build_tools(facts):
     tools, keep = facts["dkms"]["tools"], facts.component("nvidia_driver")["keep_build_tools"]
-    found = ", ".join(tools["compilers"])
+    compilers = ", ".join(tools["compilers"])
     if not keep:
-        assert not found, f"found {found}, wanted no compiler: keep_build_tools is off"
+        assert not compilers, f"found {compilers}, wanted no compiler: keep_build_tools is off"
         return
-    assert found, "found no compiler, wanted one: keep_build_tools is on"
+    assert compilers, "found no compiler, wanted one: keep_build_tools is on"
     assert tools["make"], "found no make, wanted one: keep_build_tools is on"
 
 
@@ -474,9 +478,9 @@ def test_build_tools(facts):
     "rebuild the initramfs and reboot.",
 )
 def test_nouveau_blocked(facts):
-    found = facts["nouveau"]
-    assert found["blacklisted"], "`modprobe --showconfig` has no `blacklist nouveau`"
-    assert not found["loaded"], "nouveau is loaded, wanted it blocked"
+    nouveau = facts["nouveau"]
+    assert nouveau["blacklisted"], "`modprobe --showconfig` has no `blacklist nouveau`"
+    assert not nouveau["loaded"], "nouveau is loaded, wanted it blocked"
 
 
 @check(
@@ -488,13 +492,13 @@ def test_nouveau_blocked(facts):
     fix="`update-initramfs -u -k all` (or `dracut -f --regenerate-all`) after writing the blacklist.",
 )
 def test_nouveau_initramfs(facts):
-    found = facts["nouveau"]
-    assert found["initramfs"], "no kernel is installed here, wanted one to look at the initramfs of"
-    for kernel, image in found["initramfs"].items():
+    nouveau = facts["nouveau"]
+    assert nouveau["initramfs"], "no kernel is installed here, wanted one to look at the initramfs of"
+    for kernel, image in nouveau["initramfs"].items():
         assert image["rc"] == 0, f"the initramfs of {kernel} can't be listed: {image['error']}"
         carried = image["files"]
         driver = ", and it carries nouveau.ko" if image["module"] else ""
         assert carried, f"{image['path']} has no modprobe.d file with `blacklist nouveau`{driver}"
-        assert any(found["files"][f] <= image["mtime"] for f in carried), (
+        assert any(nouveau["files"][f] <= image["mtime"] for f in carried), (
             f"{image['path']} is older than {', '.join(carried)}: its blacklist may be another"
         )

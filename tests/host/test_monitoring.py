@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node", "workspace")
@@ -21,9 +21,9 @@ FINE = ("pass", "skip", "not run")
     fix="Install nvtop again; `ldd $(command -v nvtop)` names a missing library.",
 )
 def test_nvtop(facts):
-    found = known(facts["monitoring"]["nvtop"])
-    assert found["rc"] == 0, f"`nvtop --version` exits {found['rc']}: {found['out']}; wanted 0"
-    facts.note(found["out"])
+    answer = require_reached(facts["monitoring"]["nvtop"])
+    assert answer["rc"] == 0, f"`nvtop --version` exits {answer['rc']}: {answer['out']}; wanted 0"
+    facts.note(answer["out"])
 
 
 @check(
@@ -40,20 +40,22 @@ def test_nvtop(facts):
     fix="`systemctl status nvidia-dcgm`; `dcgmi diag -r 1` tells each test's warning.",
 )
 def test_dcgm(facts):
-    found = known(facts["monitoring"]["dcgm"])
-    assert found["ran"], "dcgmi is missing, wanted its diagnostic"
+    diagnostic = require_reached(facts["monitoring"]["dcgm"])
+    assert diagnostic["ran"], "dcgmi is missing, wanted its diagnostic"
     # Where one GPU has MIG on, the diagnostic of all is refused, in words that name MIG (NVIDIA/DCGM,
     # nvvs/src/NvidiaValidationSuite.cpp, BuildCommonGpusList; issues 31 and 70).
-    if not found["tests"] and re.search(r"\bMIG\b", found["out"]):
-        pytest.skip(f"MIG is on, and DCGM's diagnostic refuses: {' '.join(found['out'].split())[:200]}")
+    if not diagnostic["tests"] and re.search(r"\bMIG\b", diagnostic["out"]):
+        pytest.skip(f"MIG is on, and DCGM's diagnostic refuses: {' '.join(diagnostic['out'].split())[:200]}")
     bad = [
         f"{t['name']}: {t['status']} {t['warning']}".strip()
-        for t in found["tests"]
+        for t in diagnostic["tests"]
         if t["status"].lower() not in FINE
     ]
-    assert not bad, f"`dcgmi diag -r 1` exits {found['rc']}, found {'; '.join(bad)}; wanted pass"
-    assert found["rc"] == 0, f"`dcgmi diag -r 1` exits {found['rc']}: {found['out'].strip()[:300]}"
-    assert not found["problem"], f"`dcgmi diag -r 1 -j`: {found['problem']}"
-    passed = sum(t["status"].lower() == "pass" for t in found["tests"])
+    assert not bad, f"`dcgmi diag -r 1` exits {diagnostic['rc']}, found {'; '.join(bad)}; wanted pass"
+    assert diagnostic["rc"] == 0, (
+        f"`dcgmi diag -r 1` exits {diagnostic['rc']}: {diagnostic['out'].strip()[:300]}"
+    )
+    assert not diagnostic["problem"], f"`dcgmi diag -r 1 -j`: {diagnostic['problem']}"
+    passed = sum(t["status"].lower() == "pass" for t in diagnostic["tests"])
     assert passed, "`dcgmi diag -r 1` ran no test, wanted at least one passed"
     facts.note(f"{passed} tests passed")

@@ -18,7 +18,7 @@ from gpukiln.gpus.gpu_facts import (
 )
 from gpukiln.gpus.rules import judge_states, listed
 from gpukiln.probe.base import ERROR
-from gpukiln.verify.checks import check, judge
+from gpukiln.verify.checks import check, evaluate
 
 ALL = ("image", "node", "eks-node", "workspace")
 NEEDS = ("gpu", "several-gpus")
@@ -102,13 +102,15 @@ def test_p2p(facts):
         for kind in ("read", "write"):
             status = said["p2p"][kind]
             check_readable(gpu, status, f"{way}: peer {kind}")
-            found = P2P_STATUS.get(status, f"status {status}") if status is not None else "not supported"
+            status_text = (
+                P2P_STATUS.get(status, f"status {status}") if status is not None else "not supported"
+            )
             # Boards and chipsets without it are common where GPUs have only PCIe between them.
             joined = linked(gpu, other, gpus)
             must = joined or status in (DISABLED, UNKNOWN) or status not in (None, *P2P_STATUS)
-            assert status == OK or not must, f"{way}: peer {kind} is {found}, wanted ok"
+            assert status == OK or not must, f"{way}: peer {kind} is {status_text}, wanted ok"
             count += status == OK
-            without |= {found} if status != OK else set()
+            without |= {status_text} if status != OK else set()
     notes = [f"{count // 2} ways ok"]
     notes += [f"others: {', '.join(sorted(without))}"] if without else []
     notes += [f"MIG is on, no peers: GPU {listed(divided)}"] if divided else []
@@ -117,10 +119,10 @@ def test_p2p(facts):
 
 def judge_counters(facts, gpus):
     """Notes on what the error counters of active NVLinks have come to; they must not have grown meanwhile."""
-    again = facts["nvlinks"]
-    assert not again["error"], f"NVML answered, and then no more: {again['error'][ERROR]}"
-    seconds = max(again["at"] - facts["nvml"]["at"], 1.0)
-    then, counted = {gpu["index"]: gpu for gpu in again["gpus"]}, {}
+    later = facts["nvlinks"]
+    assert not later["error"], f"NVML answered, and then no more: {later['error'][ERROR]}"
+    seconds = max(later["at"] - facts["nvml"]["at"], 1.0)
+    then, counted = {gpu["index"]: gpu for gpu in later["gpus"]}, {}
     for gpu in gpus:
         assert gpu["index"] in then, f"{label(gpu)} was listed, and {seconds:.0f} s later no more"
         after = {link["link"]: link for link in links(then[gpu["index"]])}
@@ -129,8 +131,8 @@ def judge_counters(facts, gpus):
             now = after.get(link["link"], {"state": None})
             assert now["state"], f"{where} is inactive {seconds:.0f} s after it was active, wanted active"
             for kind, before in link["errors"].items():
-                for found in (before, now["errors"][kind]):
-                    check_readable(gpu, found, f"NVLink {link['link']}: {kind} errors")
+                for counter in (before, now["errors"][kind]):
+                    check_readable(gpu, counter, f"NVLink {link['link']}: {kind} errors")
                 if None not in (before, now["errors"][kind]):
                     judge_growth(f"{where}: {kind} errors", kind, now["errors"][kind] - before, seconds)
                     counted[f"GPU {gpu['index']} link {link['link']} {kind}"] = now["errors"][kind]
@@ -188,4 +190,4 @@ def test_nvlink(facts):
     fix=rules.FABRIC.fix,
 )
 def test_fabric(facts):
-    judge(facts, rules.FABRIC.judge)
+    evaluate(facts, rules.FABRIC.judge)

@@ -25,9 +25,11 @@ def release(version: str) -> str:
     fix="Set USER in the Dockerfile to the user of image.yaml; give it no sudo.",
 )
 def test_user(facts):
-    user, wanted = facts["runner"]["user"], facts.record["user"]
-    found = (user["uid"] != 0, user["name"])
-    assert found == (True, wanted), f"processes run as {user['name']} (uid {user['uid']}), wanted {wanted}"
+    user, recorded = facts["runner"]["user"], facts.record["user"]
+    identity = (user["uid"] != 0, user["name"])
+    assert identity == (True, recorded), (
+        f"processes run as {user['name']} (uid {user['uid']}), wanted {recorded}"
+    )
     assert not user["root_without_password"], f"{user['name']} becomes root with sudo, without a password"
 
 
@@ -40,8 +42,8 @@ def test_user(facts):
     fix="Remove them in the RUN that makes them: a later one does not make the image smaller.",
 )
 def test_leftovers(facts):
-    found = facts["runner"]["leftovers"]
-    assert not found, f"found {', '.join(found[:5])}{' and more' if len(found) > 5 else ''}; wanted none"
+    files = facts["runner"]["build_files"]
+    assert not files, f"found {', '.join(files[:5])}{' and more' if len(files) > 5 else ''}; wanted none"
 
 
 @check(
@@ -53,8 +55,8 @@ def test_leftovers(facts):
     fix="Take it out of the layer, build again, and revoke it: whoever has the image has it.",
 )
 def test_credentials(facts):
-    found = facts["runner"]["credentials"]
-    assert not found, f"found {', '.join(found[:5])}; wanted none"
+    paths = facts["runner"]["credentials"]
+    assert not paths, f"found {', '.join(paths[:5])}; wanted none"
 
 
 @check(
@@ -66,8 +68,8 @@ def test_credentials(facts):
     fix="Leave them to root; the compiler cache must not be writable by everybody.",
 )
 def test_writable(facts):
-    found = facts["runner"]["writable"]
-    assert not found, f"the runner's user can write {', '.join(found[:5])}; wanted none"
+    paths = facts["runner"]["writable"]
+    assert not paths, f"the runner's user can write {', '.join(paths[:5])}; wanted none"
 
 
 @check(
@@ -80,10 +82,10 @@ def test_writable(facts):
     fix="`invoke docker.show` lists the layers by size; raise size_budget_gib of image.yaml if it is wanted.",
 )
 def test_size(facts):
-    found, budget = facts["runner"]["size"]["bytes"] / GIB, facts.record["size_budget_gib"]
-    assert found > 0, "no file was counted"
-    assert found <= budget, f"its files have {found:.2f} GiB, wanted at most {budget}"
-    facts.note(f"{found:.2f} GiB of {budget}")
+    gib, budget = facts["runner"]["size"]["bytes"] / GIB, facts.record["size_budget_gib"]
+    assert gib > 0, "no file was counted"
+    assert gib <= budget, f"its files have {gib:.2f} GiB, wanted at most {budget}"
+    facts.note(f"{gib:.2f} GiB of {budget}")
 
 
 @check(
@@ -101,9 +103,9 @@ def test_tools(facts):
         if tools[tool]["rc"] != 0:
             wrong.append(f"{tool} --version exits {tools[tool]['rc']}: {tools[tool]['out']}")
     for tool, component in PINNED.items():
-        wanted = facts.component(component).get("version")
-        if wanted and not re.search(rf"(?<![\d.]){re.escape(wanted)}(?![\d])", tools[tool]["out"]):
-            wrong.append(f"{tool} says {tools[tool]['out']!r}, wanted {wanted}")
+        recorded = facts.component(component).get("version")
+        if recorded and not re.search(rf"(?<![\d.]){re.escape(recorded)}(?![\d])", tools[tool]["out"]):
+            wrong.append(f"{tool} says {tools[tool]['out']!r}, wanted {recorded}")
     assert not wrong, "; ".join(wrong)
     facts.note(", ".join(tools[tool]["out"] for tool in PINNED))
 
@@ -117,12 +119,12 @@ def test_tools(facts):
     fix="`python3 -m pip check` in the container names what does not fit.",
 )
 def test_python(facts):
-    found = facts["runner"]["packages"]
-    broken = [f"{name}: {error}" for name, error in found["imports"].items() if error]
-    assert found["imports"], "no package was imported, wanted some"
+    packages = facts["runner"]["packages"]
+    broken = [f"{name}: {error}" for name, error in packages["imports"].items() if error]
+    assert packages["imports"], "no package was imported, wanted some"
     assert not broken, f"can't be imported: {'; '.join(broken)}"
-    assert found["check"]["rc"] == 0, f"`pip check` says {found['check']['out'].strip()}"
-    facts.note(f"{len(found['installed'])} packages")
+    assert packages["check"]["rc"] == 0, f"`pip check` says {packages['check']['out'].strip()}"
+    facts.note(f"{len(packages['installed'])} packages")
 
 
 @check(
@@ -135,24 +137,24 @@ def test_python(facts):
     fix="`ldconfig -p | grep cudart` in the container; build the image again.",
 )
 def test_cuda(facts):
-    libraries, wanted = facts["runner"]["libraries"], facts.component("cuda")["version"]
+    libraries, recorded = facts["runner"]["libraries"], facts.component("cuda")["version"]
     broken = [f"{n}: {libraries[n]['error']}" for n in ("cudart", "cublas") if libraries[n]["error"]]
     nvrtc = facts["runner"]["nvrtc"]
     broken += [f"nvrtc: {nvrtc['error']}"] * bool(nvrtc["error"])
     assert not broken, "; ".join(broken)
-    found = {"cudart": release(libraries["cudart"]["version"]), "nvrtc": nvrtc["version"]}
-    other = [f"{name} {version}" for name, version in found.items() if version != wanted]
-    assert not other, f"found {', '.join(other)}; wanted {wanted}"
-    facts.note(f"CUDA {wanted}")
+    versions = {"cudart": release(libraries["cudart"]["version"]), "nvrtc": nvrtc["version"]}
+    other = [f"{name} {version}" for name, version in versions.items() if version != recorded]
+    assert not other, f"found {', '.join(other)}; wanted {recorded}"
+    facts.note(f"CUDA {recorded}")
 
 
 def assert_recorded_version(facts, component, title, major):
     """A library tells one number: its major version times `major`, its minor one times 100, its patch."""
-    found, wanted = facts["runner"]["libraries"][component], facts.component(component)["version"]
-    assert not found["error"], f"{title} can't be loaded: {found['error']}"
-    number = found["version"]
+    library, recorded = facts["runner"]["libraries"][component], facts.component(component)["version"]
+    assert not library["error"], f"{title} can't be loaded: {library['error']}"
+    number = library["version"]
     version = f"{number // major}.{number % major // 100}.{number % 100}"
-    assert version == wanted, f"found {title} {version}, wanted {wanted}"
+    assert version == recorded, f"found {title} {version}, wanted {recorded}"
     facts.note(version)
 
 
@@ -194,12 +196,12 @@ def test_nccl(facts):
     fix="`ldd ~/bin/libcoreclr.so` names what is missing; the chart starts /home/runner/run.sh.",
 )
 def test_actions_runner(facts):
-    found, wanted = facts["runner"]["actions_runner"], facts.component("actions_runner")["version"]
-    assert found["present"], "run.sh is not in the runner's home, wanted it there"
-    assert (found["rc"], found["version"]) == (0, wanted), (
-        f"Runner.Listener --version exits {found['rc']}: {found['version']}; wanted {wanted}"
+    runner, recorded = facts["runner"]["actions_runner"], facts.component("actions_runner")["version"]
+    assert runner["present"], "run.sh is not in the runner's home, wanted it there"
+    assert (runner["rc"], runner["version"]) == (0, recorded), (
+        f"Runner.Listener --version exits {runner['rc']}: {runner['version']}; wanted {recorded}"
     )
-    facts.note(found["version"])
+    facts.note(runner["version"])
 
 
 @check(
@@ -212,8 +214,8 @@ def test_actions_runner(facts):
     fix='ENTRYPOINT ["/usr/bin/tini", "--"] in the Dockerfile.',
 )
 def test_init(facts):
-    found = facts["runner"]["process_1"]
-    assert found.startswith("/usr/bin/tini"), f"process 1 is `{found}`, wanted /usr/bin/tini"
+    command = facts["runner"]["process_1"]
+    assert command.startswith("/usr/bin/tini"), f"process 1 is `{command}`, wanted /usr/bin/tini"
 
 
 @check(
@@ -225,10 +227,10 @@ def test_init(facts):
     fix="`ccache --show-stats --verbose` in the container; the folder must be the runner's own.",
 )
 def test_ccache(facts):
-    found = facts["runner"]["ccache"]
-    assert not any(found["rc"]), f"ccache and the compiler exit {found['rc']}, wanted 0"
-    assert (found["misses"], found["hits"]) == (1, 1), (
-        f"two builds of one file gave {found['misses']} misses and {found['hits']} hits, wanted 1 and 1"
+    ccache = facts["runner"]["ccache"]
+    assert not any(ccache["rc"]), f"ccache and the compiler exit {ccache['rc']}, wanted 0"
+    assert (ccache["misses"], ccache["hits"]) == (1, 1), (
+        f"two builds of one file gave {ccache['misses']} misses and {ccache['hits']} hits, wanted 1 and 1"
     )
 
 
@@ -260,9 +262,9 @@ def test_hooks(facts):
     fix="`ptxas --version` and `ldconfig -p | grep nvrtc` in the container must say the same version.",
 )
 def test_nvrtc(facts):
-    found = facts["runner"]["ptxas"]
-    assert found["rc"] == 0, f"ptxas exits {found['rc']}: {found['out']}"
-    assert found["cubin"], "ptxas wrote no program that has the kernel in it"
+    ptxas = facts["runner"]["ptxas"]
+    assert ptxas["rc"] == 0, f"ptxas exits {ptxas['rc']}: {ptxas['out']}"
+    assert ptxas["cubin"], "ptxas wrote no program that has the kernel in it"
 
 
 @check(
@@ -275,8 +277,8 @@ def test_nvrtc(facts):
     fix="`nvcc -v` shows which host compiler it calls; CUDA's installation guide lists those it takes.",
 )
 def test_nvcc(facts):
-    found, tool = facts["runner"]["nvcc"], facts["runner"]["tools"]["nvcc"]
-    wanted = facts.component("cuda_nvcc")["version"]
-    assert f"release {wanted}" in tool["out"], f"nvcc says {tool['out']!r}, wanted release {wanted}"
-    assert found["rc"] == 0, f"nvcc exits {found['rc']}: {found['out']}"
-    assert found["program"], "nvcc wrote no program"
+    nvcc, tool = facts["runner"]["nvcc"], facts["runner"]["tools"]["nvcc"]
+    recorded = facts.component("cuda_nvcc")["version"]
+    assert f"release {recorded}" in tool["out"], f"nvcc says {tool['out']!r}, wanted release {recorded}"
+    assert nvcc["rc"] == 0, f"nvcc exits {nvcc['rc']}: {nvcc['out']}"
+    assert nvcc["program"], "nvcc wrote no program"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gpukiln.probe.base import known
+from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check
 
 ALL = ("image", "node", "eks-node", "workspace")
@@ -52,20 +52,22 @@ def test_docker(facts):
 )
 def test_daemon_json(facts):
     assert facts["docker"]["installed"], "dockerd is missing, wanted Docker"
-    found = facts["docker"]["daemon_json"]
-    if not found["present"]:
+    daemon_json = facts["docker"]["daemon_json"]
+    if not daemon_json["present"]:
         facts.note("no daemon.json: Docker runs with its defaults")
         return
-    assert not found["problem"], f"/etc/docker/daemon.json is {found['problem']}, wanted a JSON object"
+    assert not daemon_json["problem"], (
+        f"/etc/docker/daemon.json is {daemon_json['problem']}, wanted a JSON object"
+    )
     state = facts["boot"]["units"]["docker.service"]["ActiveState"]
     assert state == "active", f"docker.service is {state}: it does not run with its daemon.json"
     check = facts["docker"]["validate"]
     assert check is None or check["rc"] == 0, f"`dockerd --validate` says: {check['error']}"
     entered = facts["boot"]["units"]["docker.service"]["ActiveEnterTimestampMonotonic"]
     running_s = facts["boot"]["uptime_s"] - int(entered or 0) / 1e6
-    assert found["age_s"] >= running_s - 5, (
-        f"daemon.json was written {found['age_s']:.0f} s ago, Docker started {running_s:.0f} s ago: it runs "
-        "with something else"
+    assert daemon_json["age_s"] >= running_s - 5, (
+        f"daemon.json was written {daemon_json['age_s']:.0f} s ago, Docker started {running_s:.0f} s ago: it "
+        "runs with another configuration"
     )
 
 
@@ -80,9 +82,9 @@ def test_daemon_json(facts):
 )
 def test_containerd(facts):
     state = facts["boot"]["units"]["containerd.service"]["ActiveState"]
-    found = facts["containerd"]
+    containerd = facts["containerd"]
     assert state == "active", f"containerd.service is {state}, wanted active"
-    assert found["rc"] == 0, f"`containerd config dump` exits {found['rc']}: {found['error']}"
+    assert containerd["rc"] == 0, f"`containerd config dump` exits {containerd['rc']}: {containerd['error']}"
 
 
 @check(
@@ -128,9 +130,9 @@ def test_containerd_nvidia(facts):
     if node["installed"] and not node["configured"] and node["config"] != "given":
         had = "no" if node["config"] == "none" else "a rehearsed"
         pytest.skip(f"containerd's configuration is nodeadm's, which had {had} NodeConfig: {node['error']}")
-    found = facts["containerd"]["runtimes"]
-    assert "nvidia" in found, (
-        f"containerd's runtimes are {', '.join(found) or 'none'}; wanted nvidia among them"
+    runtimes = facts["containerd"]["runtimes"]
+    assert "nvidia" in runtimes, (
+        f"containerd's runtimes are {', '.join(runtimes) or 'none'}; wanted nvidia among them"
     )
     for template, left in facts["containerd"]["joined"].items():
         joined = f"with {template}, which /etc/eks/bootstrap.sh puts in the place of its configuration"
@@ -161,12 +163,12 @@ def test_cdi(facts):
 
     NVIDIA/nvidia-container-toolkit, issue 50 and pull request 1979.
     """
-    found, loaded = facts["gpus"]["cdi"], facts["gpus"]["module"]
-    assert found, "found no specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi"
-    drivers = {path: spec["drivers"] for path, spec in found.items()}
+    specs, loaded = facts["gpus"]["cdi"], facts["gpus"]["module"]
+    assert specs, "found no specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi"
+    drivers = {path: spec["drivers"] for path, spec in specs.items()}
     stale = [f"{path} names driver {', '.join(v) or 'none'}" for path, v in drivers.items() if v != [loaded]]
     assert not stale, f"{'; '.join(stale)}; wanted {loaded}"
-    for path, spec in found.items():
+    for path, spec in specs.items():
         lacking = [node for node in NODES if node not in spec["nodes"]]
         assert not lacking, (
             f"{path} has no {' and no '.join(lacking)}, wanted it: CUDA starts in no container without it"
@@ -187,19 +189,19 @@ def test_cdi(facts):
     fix="Apply the role gpu_tools again: invoke node.apply.",
 )
 def test_gpu_tools(facts):
-    found = facts["gpu_tools"]
-    assert found["sha256"], "/usr/local/bin/gpukiln-gpu is missing, and the image's record names it"
-    code = known(found["rc"])
-    assert code == 0, f"gpukiln-gpu --version exits {code}: {found['out'].strip()}"
+    tool = facts["gpu_tools"]
+    assert tool["sha256"], "/usr/local/bin/gpukiln-gpu is missing, and the image's record names it"
+    code = require_reached(tool["rc"])
+    assert code == 0, f"gpukiln-gpu --version exits {code}: {tool['out'].strip()}"
     # A live node may have got a newer one from node.apply, and its record is that of the image.
     live = facts.profile in ("node", "eks-node")
     recorded = None if live else facts.record.get("gpu_tools", {}).get("sha256")
-    assert recorded in (None, found["sha256"]), (
-        f"gpukiln-gpu is {found['sha256'][:16]}, the image's record has {recorded[:16]}"
+    assert recorded in (None, tool["sha256"]), (
+        f"gpukiln-gpu is {tool['sha256'][:16]}, the image's record has {recorded[:16]}"
     )
     # What root reads and writes there is root's alone; members of the group ask the service.
-    state, wanted = found["state"], {"user": "root", "group": "root", "mode": "0700"}
-    assert state == wanted, f"/var/lib/gpukiln/gpus is {state or 'missing'}, wanted {wanted}"
-    socket, wanted = found["socket"], {"user": "root", "group": "gpu", "mode": "0660"}
-    assert socket == wanted, f"/run/gpukiln/gpus.sock is {socket or 'missing'}, wanted {wanted}"
-    facts.note(found["out"].strip())
+    state, expected = tool["state"], {"user": "root", "group": "root", "mode": "0700"}
+    assert state == expected, f"/var/lib/gpukiln/gpus is {state or 'missing'}, wanted {expected}"
+    socket, expected = tool["socket"], {"user": "root", "group": "gpu", "mode": "0660"}
+    assert socket == expected, f"/run/gpukiln/gpus.sock is {socket or 'missing'}, wanted {expected}"
+    facts.note(tool["out"].strip())

@@ -13,11 +13,11 @@ MIB = 1 << 20
 
 def computing(facts, how) -> Iterator[tuple[str, dict]]:
     """The services that compute so, by name."""
-    for name, one in facts["services"].items():
-        if one["wanted"]["computes"] == how:
-            if how not in one:
+    for name, service in facts["services"].items():
+        if service["wanted"]["computes"] == how:
+            if how not in service:
                 pytest.skip(f"{name} does not answer")
-            yield name, one
+            yield name, service
 
 
 @check(
@@ -35,13 +35,13 @@ def computing(facts, how) -> Iterator[tuple[str, dict]]:
 )
 def test_running(facts):
     wrong = []
-    for name, one in facts["services"].items():
-        box = one["container"]
+    for name, service in facts["services"].items():
+        box = service["container"]
         if box is None:
             wrong.append(f"{name} has no container")
         elif box["state"] != "running":
-            told = f" ({box['error']})" if box["error"] else ""
-            wrong.append(f"{name} is {box['state']}, exit {box['exit_code']}{told}")
+            error = f" ({box['error']})" if box["error"] else ""
+            wrong.append(f"{name} is {box['state']}, exit {box['exit_code']}{error}")
     assert not wrong, f"{'; '.join(wrong)}; wanted running"
     facts.note(", ".join(facts["services"]))
 
@@ -58,11 +58,11 @@ def test_running(facts):
 )
 def test_answers(facts):
     wrong = []
-    for name, one in facts["services"].items():
-        if problem := problem_of(one["http"]):
-            health = (one["container"] or {}).get("health")
+    for name, service in facts["services"].items():
+        if problem := problem_of(service["http"]):
+            health = (service["container"] or {}).get("health")
             wrong.append(
-                f"{name}, port {one['wanted']['port']}{one['wanted']['answers']}: {problem}"
+                f"{name}, port {service['wanted']['port']}{service['wanted']['answers']}: {problem}"
                 + (f" (its engine says {health})" if health else "")
             )
     assert not wrong, "; ".join(wrong)
@@ -84,8 +84,8 @@ def test_answers(facts):
     memory; `docker logs CONTAINER` what Ollama found.""",
 )
 def test_ollama(facts):
-    for name, one in computing(facts, "ollama"):
-        asked = one["ollama"]
+    for name, service in computing(facts, "ollama"):
+        asked = service["ollama"]
         if "not_run" in asked:
             pytest.skip(f"{name}: {asked['not_run']}")
         problem = problem_of(asked["generate"])
@@ -98,20 +98,20 @@ def test_ollama(facts):
         assert size > 0, f"{name} says that {asked['model']} has no size"
         assert on_gpu >= size, (
             f"{name} computes {'partly' if on_gpu else 'wholly'} on the processor: {on_gpu // MIB} of "
-            f"{size // MIB} MiB of {asked['model']} are in GPU memory; because: {why(facts, one, size)}"
+            f"{size // MIB} MiB of {asked['model']} are in GPU memory; because: {why(facts, service, size)}"
         )
         facts.note(f"{asked['model']}: {size // MIB} MiB, all in GPU memory")
 
 
-def why(facts, one, size):
+def why(facts, service, size):
     """Why a model is not in GPU memory, as far as that can be told."""
-    if not one["container"]["gpus"]:
+    if not service["container"]["gpus"]:
         return "its container was given no GPU"
-    told = [(gpu["memory"]["total"], gpu["memory"]["used"]) for gpu in facts["nvml"]["gpus"]]
-    free = [total - used for total, used in told if isinstance(total, int) and isinstance(used, int)]
+    memory = [(gpu["memory"]["total"], gpu["memory"]["used"]) for gpu in facts["nvml"]["gpus"]]
+    free = [total - used for total, used in memory if isinstance(total, int) and isinstance(used, int)]
     if free and max(free) < size // MIB:
         return f"{max(free)} MiB of a GPU's memory were free"
-    return " | ".join(one["log"]) or "its log says nothing about GPUs"
+    return " | ".join(service["log"]) or "its log says nothing about GPUs"
 
 
 @check(
@@ -125,14 +125,14 @@ def why(facts, one, size):
     fix="`docker logs CONTAINER` on the machine; `gpukiln-gpu procs` shows who holds GPU memory.",
 )
 def test_vllm(facts):
-    for name, one in computing(facts, "vllm"):
-        problem = problem_of(one["vllm"]["models"])
+    for name, service in computing(facts, "vllm"):
+        problem = problem_of(service["vllm"]["models"])
         assert not problem, f"{name} does not say what it serves: {problem}"
-        models = [row["id"] for row in one["vllm"]["models"]["json"].get("data") or ()]
-        assert models, f"{name} serves no model, wanted {one['wanted']['model']}"
-        told = [gpu["processes"] for gpu in facts["nvml"]["gpus"] if isinstance(gpu["processes"], list)]
-        if not told:
+        models = [row["id"] for row in service["vllm"]["models"]["json"].get("data") or ()]
+        assert models, f"{name} serves no model, wanted {service['wanted']['model']}"
+        processes = [gpu["processes"] for gpu in facts["nvml"]["gpus"] if isinstance(gpu["processes"], list)]
+        if not processes:
             pytest.skip("NVML does not tell here which processes use the GPU")
-        rows = [row for rows in told for row in rows if row["pid"] in one["vllm"]["pids"]]
+        rows = [row for rows in processes for row in rows if row["pid"] in service["vllm"]["pids"]]
         assert rows, f"none of {name}'s processes is on a GPU, wanted one that holds its memory"
         facts.note(f"{', '.join(models)}: {sum(row['memory'] or 0 for row in rows)} MiB of GPU memory")

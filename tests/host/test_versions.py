@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from gpukiln.probe.base import NOT_REACHED, known
+from gpukiln.probe.base import NOT_REACHED, require_reached
 from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
@@ -41,11 +41,11 @@ def driver_packages(facts: Facts, version: str) -> list[str]:
     """Installed packages of the driver itself: those of NVIDIA that carry the driver's version."""
     return sorted(
         name
-        for name, found in facts["packages"]["installed"].items()
+        for name, installed in facts["packages"]["installed"].items()
         if re.match(
             r"(lib)?(nvidia|cuda|nv)|xserver-xorg-video-nvidia|linux-modules-nvidia|kmod-nvidia", name
         )
-        and upstream(found) == version
+        and upstream(installed) == version
     )
 
 
@@ -65,7 +65,7 @@ def driver_version(facts: Facts) -> str | None:
 
 
 def smi_version(facts: Facts) -> str | None:
-    version: str | None = known(facts["driver"]["nvidia_smi"])["version"]
+    version: str | None = require_reached(facts["driver"]["nvidia_smi"])["version"]
     return version
 
 
@@ -85,9 +85,9 @@ def smi_version(facts: Facts) -> str | None:
 )
 def test_answers(facts):
     """What a tool that hangs would have told is not reached; that it hangs is a finding of its own."""
-    found = facts["hung"]
-    said = [f"{one['tool']} hangs: `{one['command']}`: {one['told']}" for one in found["tools"]]
-    kernel = f"; the kernel last said: {' | '.join(found['kernel'])}" if found["kernel"] else ""
+    hung = facts["hung"]
+    said = [f"{tool['tool']} hangs: `{tool['command']}`: {tool['reason']}" for tool in hung["tools"]]
+    kernel = f"; the kernel last said: {' | '.join(hung['kernel'])}" if hung["kernel"] else ""
     assert not said, f"{'; '.join(said)}{kernel}"
 
 
@@ -145,21 +145,21 @@ def test_record(facts):
 )
 def test_packages(facts):
     installed = facts["packages"]["installed"]
-    wanted = facts.record.get("packages", {})
-    missing = sorted(set(wanted) - set(installed))
+    recorded = facts.record.get("packages", {})
+    missing = sorted(set(recorded) - set(installed))
     other = [
         f"{name} {installed[name]}, wanted {version}"
-        for name, version in sorted(wanted.items())
+        for name, version in sorted(recorded.items())
         if name in installed and installed[name] != version
     ]
     said = [f"missing: {', '.join(missing[:10])}"] if missing else []
     said += [f"of another version: {'; '.join(other[:10])}"] if other else []
-    assert wanted, "the record names no package, wanted all that are installed"
+    assert recorded, "the record names no package, wanted all that are installed"
     assert not said, (
-        f"{len(missing)} of {len(wanted)} recorded packages missing, {len(other)} of another version; "
+        f"{len(missing)} of {len(recorded)} recorded packages missing, {len(other)} of another version; "
         f"{'; '.join(said)}"
     )
-    facts.note(f"{len(wanted)} packages")
+    facts.note(f"{len(recorded)} packages")
 
 
 @check(
@@ -177,9 +177,9 @@ def test_packages(facts):
 )
 def test_driver_branch(facts):
     branch = facts.component("nvidia_driver").get("branch")
-    found = (module_versions(facts) | {smi_version(facts)}) - {None}
+    versions = (module_versions(facts) | {smi_version(facts)}) - {None}
     assert branch, "the record names no driver branch"
-    other = sorted(v for v in found if v.split(".")[0] != str(branch))
+    other = sorted(v for v in versions if v.split(".")[0] != str(branch))
     assert not other, f"found driver {', '.join(other)}, wanted branch {branch}"
 
 
@@ -281,18 +281,18 @@ def test_driver_agrees(facts):
     loaded = facts["gpus"]["module"]
     recorded = facts.component("nvidia_driver").get("version")
     # Distributions add a revision to the version, in the record too.
-    wanted = upstream(recorded) if recorded else disk.get("nvidia-smi") or loaded
-    found = {**disk, **({"loaded module": loaded} if loaded else {})}
-    wrong = [f"{what}: {version}" for what, version in found.items() if version != wanted]
-    if set(disk.values()) == {wanted} and wrong:
-        facts.remedy(_load_what_is_installed(facts, wanted))
-    assert not wrong, f"found {', '.join(wrong)}; wanted {wanted or 'one version'} everywhere"
-    facts.note(str(wanted))
+    expected = upstream(recorded) if recorded else disk.get("nvidia-smi") or loaded
+    versions = {**disk, **({"loaded module": loaded} if loaded else {})}
+    wrong = [f"{what}: {version}" for what, version in versions.items() if version != expected]
+    if set(disk.values()) == {expected} and wrong:
+        facts.remedy(_load_what_is_installed(facts, expected))
+    assert not wrong, f"found {', '.join(wrong)}; wanted {expected or 'one version'} everywhere"
+    facts.note(str(expected))
 
 
 def _load_what_is_installed(facts: Facts, version: str) -> str:
     """What to do where the loaded module alone is of another version than all that is on the disk."""
-    lacking = [kernel for kernel, found in facts["modules"].items() if not found["nvidia"]]
+    lacking = [kernel for kernel, by_module in facts["modules"].items() if not by_module["nvidia"]]
     if lacking:
         return (
             f"Do not reboot yet: {' and '.join(lacking)} has no module of the driver (modules.present). When "
@@ -314,12 +314,14 @@ def _load_what_is_installed(facts: Facts, version: str) -> str:
     fix="Install nvidia-persistenced from the source that the driver comes from.",
 )
 def test_persistenced(facts):
-    found, driver = known(facts["driver"]["persistenced"]), driver_version(facts)
-    assert found, "nvidia-persistenced is missing, wanted it installed"
+    installed, driver = require_reached(facts["driver"]["persistenced"]), driver_version(facts)
+    assert installed, "nvidia-persistenced is missing, wanted it installed"
     assert driver, "nothing of the driver names a version to compare with"
     # Debian packages 535.171.04 beside driver 535.309.01: the protocol is stable within a branch.
-    assert found.split(".")[0] == driver.split(".")[0], f"found {found}, wanted branch {driver.split('.')[0]}"
-    facts.note(found)
+    assert installed.split(".")[0] == driver.split(".")[0], (
+        f"found {installed}, wanted branch {driver.split('.')[0]}"
+    )
+    facts.note(installed)
 
 
 @check(
@@ -341,13 +343,13 @@ def test_companions(facts):
     assert version, "nothing of the driver names a version to compare with"
     installed, branch = facts["packages"]["installed"], version.partition(".")[0]
     wrong = [
-        f"{name} {found}, wanted {version}"
-        for name, found in sorted(installed.items())
-        if IN_STEP.fullmatch(name) and upstreams(found) != {version}
+        f"{name} {has}, wanted {version}"
+        for name, has in sorted(installed.items())
+        if IN_STEP.fullmatch(name) and upstreams(has) != {version}
     ]
-    firmware = {name: found for name, found in installed.items() if FIRMWARE.fullmatch(name)}
-    if firmware and not any(version in upstreams(found) for found in firmware.values()):
-        listed = ", ".join(f"{name} {found}" for name, found in sorted(firmware.items()))
+    firmware = {name: has for name, has in installed.items() if FIRMWARE.fullmatch(name)}
+    if firmware and not any(version in upstreams(has) for has in firmware.values()):
+        listed = ", ".join(f"{name} {has}" for name, has in sorted(firmware.items()))
         wrong.append(f"{listed}, wanted the firmware of {version}")
     for name in sorted(installed):
         built = PRECOMPILED.fullmatch(name)
@@ -370,13 +372,15 @@ def test_companions(facts):
 )
 def test_toolkit(facts):
     installed = facts["packages"]["installed"]
-    found = {name: installed.get(name) for name in TOOLKIT}
-    missing = [n for n, v in found.items() if not v]
+    versions = {name: installed.get(name) for name in TOOLKIT}
+    missing = [n for n, v in versions.items() if not v]
     assert not missing, f"{', '.join(missing)} missing, wanted the toolkit's four packages"
-    assert len(set(found.values())) == 1, f"found {found}, wanted one version"
-    wanted = facts.component("nvidia_container_toolkit").get("version")
-    version = str(found[TOOLKIT[0]])
-    assert not wanted or numbers(version) >= numbers(wanted), f"found {version}, wanted {wanted} or newer"
+    assert len(set(versions.values())) == 1, f"found {versions}, wanted one version"
+    recorded = facts.component("nvidia_container_toolkit").get("version")
+    version = str(versions[TOOLKIT[0]])
+    assert not recorded or numbers(version) >= numbers(recorded), (
+        f"found {version}, wanted {recorded} or newer"
+    )
     facts.note(version)
 
 
@@ -404,10 +408,10 @@ def test_holds(facts):
         for name in sorted(facts["packages"]["installed"])
         if name not in driver and (IN_STEP.fullmatch(name) or name in OWN_VERSION)
     ]
-    wanted = driver + beside + [k for k in kernels if k in facts["packages"]["installed"]]
-    free = [name for name in wanted if name not in facts["packages"]["holds"]]
+    packages = driver + beside + [k for k in kernels if k in facts["packages"]["installed"]]
+    free = [name for name in packages if name not in facts["packages"]["holds"]]
     assert driver, f"no installed package is of version {version}, the driver's"
-    assert not free, f"{len(free)} of {len(wanted)} packages not on hold: {', '.join(free)}"
+    assert not free, f"{len(free)} of {len(packages)} packages not on hold: {', '.join(free)}"
 
 
 @check(

@@ -14,7 +14,7 @@ from gpukiln.images.module_store import open_store
 from gpukiln.images.plan import make_plan
 from gpukiln.images.stages import stages_of, wants_stages
 from gpukiln.progress import Progress
-from gpukiln.sources.available import Probes
+from gpukiln.sources.decisions import Probes
 from gpukiln.state import state_home
 from gpukiln.typed import dump
 

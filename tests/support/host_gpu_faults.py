@@ -13,11 +13,11 @@ def gpu(path: str, value: Any, index: int = 0) -> Fault:
     """A fault of what NVML says of one GPU, at a path such as `ecc/current`."""
 
     def inject(data: Data) -> None:
-        found = data["nvml"]["gpus"][index]
+        value_at = data["nvml"]["gpus"][index]
         *parents, last = path.split("/")
         for key in parents:
-            found = found[int(key) if isinstance(found, list) else key]
-        found[last] = value
+            value_at = value_at[int(key) if isinstance(value_at, list) else key]
+        value_at[last] = value
 
     return inject
 

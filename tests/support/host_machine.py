@@ -31,10 +31,10 @@ def simulated_machine(*, gpus: int = 2) -> Data:
 
 def service(name: str, computes: str) -> Data:
     """A service of a workspace that runs and answers, as gpukiln/probe/services.py finds it."""
-    wanted = {"port": 11434, "answers": "/api", "computes": computes, "model": "small", "start_s": 60}
+    declared = {"port": 11434, "answers": "/api", "computes": computes, "model": "small", "start_s": 60}
     state = {"state": "running", "exit_code": 0, "error": "", "health": "healthy"}
     return {
-        "wanted": wanted,
+        "wanted": declared,
         "container": {"id": f"{name}-1", **state, "gpus": bool(computes)},
         "http": answer({}),
     }
@@ -46,14 +46,14 @@ def answer(said: Any, status: int = 200) -> Data:
 
 def ollama() -> Data:
     loaded = {"name": "small", "size": 600 << 20, "size_vram": 600 << 20}
-    found = {"model": "small", "generate": answer({"done": True}), "ps": answer({"models": [loaded]})}
-    return {**service("ollama", "ollama"), "ollama": found, "log": []}
+    answers = {"model": "small", "generate": answer({"done": True}), "ps": answer({"models": [loaded]})}
+    return {**service("ollama", "ollama"), "ollama": answers, "log": []}
 
 
 def serve_by_vllm(data: Data) -> None:
     """Have a service vLLM whose process is on the first GPU."""
-    found = {"models": answer({"data": [{"id": "qwen"}]}), "pids": [51, 52]}
-    data["services"] = {"vllm": {**service("vllm", "vllm"), "vllm": found}}
+    answers = {"models": answer({"data": [{"id": "qwen"}]}), "pids": [51, 52]}
+    data["services"] = {"vllm": {**service("vllm", "vllm"), "vllm": answers}}
     data["nvml"]["gpus"][0]["processes"] = [
         {"pid": 52, "name": "VLLM::EngineCore", "kind": "compute", "memory": 13000}
     ]
@@ -71,8 +71,8 @@ def library(
 def gsp(name: str, **more: Any) -> Data:
     """A firmware file that the driver's module names, as gpukiln/probe/firmware.py finds it."""
     file = f"nvidia/{DRIVER}/{name}.bin"
-    found = {"path": f"/lib/firmware/{file}", "size": 30_000_000, "version": DRIVER, "others": [DRIVER]}
-    return {"name": file, **found, **more}
+    entry = {"path": f"/lib/firmware/{file}", "size": 30_000_000, "version": DRIVER, "others": [DRIVER]}
+    return {"name": file, **entry, **more}
 
 
 def loads(*files: str, command: str = "", error: str | None = None) -> Data:
@@ -261,7 +261,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
                 }
             ],
         },
-        "leftovers": {"package_cache": [], "history": [], "build_tools": []},
+        "build_files": {"package_cache": [], "history": [], "build_tools": []},
         "simulated": {"machine": False, "disk": []},
         "gpu_tools": {
             "sha256": GPU_TOOL,

@@ -53,7 +53,7 @@ def container() -> Data:
         "runner": {
             "user": {"uid": 1001, "name": "runner", "home": "/home/runner", "root_without_password": False},
             "process_1": "/usr/bin/tini -- sleep infinity",
-            "leftovers": [],
+            "build_files": [],
             "credentials": [],
             "writable": [],
             "size": {"bytes": 3 << 30, "unseen": 2},
@@ -83,11 +83,11 @@ def put(path: str, value: Any) -> Fault:
     """A fault: set the value at a path below `runner`."""
 
     def inject(data: Data) -> None:
-        found = data["runner"]
+        value_at = data["runner"]
         *parents, last = path.split("/")
         for key in parents:
-            found = found[key]
-        found[last] = value
+            value_at = value_at[key]
+        value_at[last] = value
 
     return inject
 
@@ -98,7 +98,7 @@ RUNNER_FAULTS: dict[str, list[tuple[Fault, str]]] = {
         (put("user/name", "ubuntu"), "wanted runner"),
         (put("user/root_without_password", True), "sudo"),
     ],
-    "hygiene.runner-leftovers": [(put("leftovers", ["/var/lib/apt/lists/a_Packages"]), "a_Packages")],
+    "hygiene.runner-leftovers": [(put("build_files", ["/var/lib/apt/lists/a_Packages"]), "a_Packages")],
     "hygiene.runner-credentials": [(put("credentials", ["/home/runner/.netrc"]), ".netrc")],
     "hygiene.runner-writable": [(put("writable", ["/opt/gpukiln/hooks"]), "/opt/gpukiln/hooks")],
     "hygiene.runner-size": [

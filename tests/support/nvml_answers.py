@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 
 from gpukiln.probe.nvml import Nvml, gpu_facts
-from gpukiln.probe.nvml_more import more
+from gpukiln.probe.nvml_values import display_facts
 
 FUNCTION_NOT_FOUND, DEPRECATED = 13, 26
 
@@ -21,7 +21,7 @@ def read() -> dict[str, Any]:
     nvml = Nvml()
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
-    probe = {**gpu_facts(nvml, 0, gpu), "more": more(nvml, gpu)}
+    probe = {**gpu_facts(nvml, 0, gpu), "more": display_facts(nvml, gpu)}
 
     def get(name: str, *args: int) -> Any:
         try:

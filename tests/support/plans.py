@@ -12,7 +12,7 @@ from moto import mock_aws
 from gpukiln.catalog.bases import default_base
 from gpukiln.images.builds import Bake
 from gpukiln.images.plan import ImagePlan, make_plan
-from gpukiln.sources.available import Probes
+from gpukiln.sources.decisions import Probes
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 NOW = datetime(2026, 11, 21, 6, 0, tzinfo=UTC)

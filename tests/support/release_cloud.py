@@ -18,8 +18,8 @@ from rich.console import Console
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.images.channels import load_channel
+from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags
 from gpukiln.progress import Progress
-from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.release.channels import proof_from_tags
 from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.needs import require_proven
@@ -159,7 +159,7 @@ def tags(build, judged=None, kubernetes="1.34"):
         "gpukiln:base": "debian-12 ami-1",
         SBOM_TAG: "0" * 64,
         STATEMENT_TAG: "0" * 64,
-        **proof_tags("eks-gpu", [judged_by(judged or verdict())]),
+        **verdict_tags("eks-gpu", [summarize_verdict(judged or verdict())]),
     }
 
 

@@ -13,7 +13,7 @@ from gpukiln.commands.main import command
 from gpukiln.images import channels
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.tags import tags_of
-from gpukiln.proof.signed import sign_verdict
+from gpukiln.pipeline.verdict_signing import sign_verdict
 from gpukiln.release.find import LocatedImage
 from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.needs import require_proven

@@ -53,15 +53,15 @@ def main(words):
 def use_server_of_the_test():
     """The real commands talk to the cloud that the test started."""
     from gpukiln.clouds import select  # noqa: PLC0415 - slow to import
-    from gpukiln.proof import pipeline  # noqa: PLC0415 - slow to import
+    from gpukiln.pipeline import steps  # noqa: PLC0415 - slow to import
     from tests.support import release_cloud  # noqa: PLC0415 - slow to import
 
     url, home = os.environ["TEST_SERVER"].split()
     release_cloud.server = lambda: (url, Layout(Path(home)))
     has_gpus = "TEST_GPUS" in os.environ
     select.make_cloud = lambda _name, region, **_: release_cloud.Cloud(region, has_gpus=has_gpus)
-    pipeline.machine_from_image = machine
-    pipeline.run_suite = lambda _, instance_type, **__: release_cloud.verdict(on=instance_type, saw_gpu=True)
+    steps.machine_from_image = machine
+    steps.run_suite = lambda _, instance_type, **__: release_cloud.verdict(on=instance_type, saw_gpu=True)
 
 
 @contextmanager

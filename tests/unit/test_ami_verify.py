@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpukiln.attest.signing import load_public_key
-from gpukiln.attest.statements import AmiLocation, VerdictClaim, opened
+from gpukiln.attest.statements import AmiLocation, VerdictClaim, open_statement
 from gpukiln.clouds import select
 from gpukiln.clouds.tags import ATTESTED_TAGS
 from gpukiln.commands import ami, ami_verify
@@ -18,7 +18,7 @@ from gpukiln.images import killed
 from gpukiln.images.bake import image_tags
 from gpukiln.images.subject import check_machines, subject_of
 from gpukiln.instances.launch import Launched
-from gpukiln.proof import pipeline
+from gpukiln.pipeline import steps
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
 from gpukiln.verify.verdict import CheckResult, Verdict
@@ -87,8 +87,8 @@ def judge(proven, monkeypatch, capsys):
             put_parameter=lambda **asked: run.kept.update({asked["Name"]: asked["Value"]}),
             get_paginator=lambda _: SimpleNamespace(paginate=lambda **_: [{"Parameters": []}]),
         )
-        monkeypatch.setattr(pipeline, "run_suite", suite)
-        monkeypatch.setattr(pipeline, "machine_from_image", machine)
+        monkeypatch.setattr(steps, "run_suite", suite)
+        monkeypatch.setattr(steps, "machine_from_image", machine)
         monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
         monkeypatch.setenv("GPUKILN_HOME", str(proven.folder.parent))
         cloud = SimpleNamespace(
@@ -214,7 +214,7 @@ def test_a_verdict_is_signed_where_a_key_is_given(judge, tmp_path):
     verdict = build.read().verdicts[-1]
     assert name == f"/gpukiln-attestations/{BAKE.image_id}/verdict/{verdict.instance_type}"
     place = AmiLocation(BAKE.image_id, "us-west-2", ())
-    claim = opened(VerdictClaim, text, trusted, [place]).claim
+    claim = open_statement(VerdictClaim, text, trusted, [place]).claim
     assert (claim.suite, claim.verdict, claim.outcome) == ("a" * 64, verdict.digest, "passed")
     assert claim.provenance == sha256((build.folder / "provenance.intoto.json").read_bytes()).hexdigest()
     assert (build.folder / "provenance.dsse.json").exists()
@@ -222,7 +222,9 @@ def test_a_verdict_is_signed_where_a_key_is_given(judge, tmp_path):
     build.record_file.rename(build.folder / "away.json")  # known by its tags
     here = {"build": BAKE.image_id, "region": "us-west-2", "instance_types": "g5.xlarge"}
     assert judge(GOOD, BAD, **here, sign_key=str(key))[0] == 1
-    claim = opened(VerdictClaim, judge.kept[f"{name.rpartition('/')[0]}/g5.xlarge"], trusted, [place]).claim
+    claim = open_statement(
+        VerdictClaim, judge.kept[f"{name.rpartition('/')[0]}/g5.xlarge"], trusted, [place]
+    ).claim
     assert (claim.outcome, claim.counts["failed"], claim.provenance) == ("failed", 1, "")
 
 

@@ -33,7 +33,7 @@ from gpukiln.images.builds import Bake, Builds, Record
 from gpukiln.images.channels import load_channel
 from gpukiln.images.subject import subject_of
 from gpukiln.instances.tags import tag_list
-from gpukiln.proof.tags import write_proof
+from gpukiln.pipeline.verdict_tags import write_verdict_tags
 from gpukiln.release.find import proof_of_build
 from gpukiln.release.needs import require_proven
 from tests.support.exit_codes import code_of
@@ -98,7 +98,7 @@ def bake(planned, tmp_path, monkeypatch):
         baked = Bake(image, build.id, cloud.region, "6.1.0-56-cloud-amd64", components, PACKAGES)
         record = Record(build.id, "verified", planned, baked, (VERDICT,))
         build.write(record)
-        write_proof(cloud, subject_of(planned, image, build.id), VERDICT)
+        write_verdict_tags(cloud, subject_of(planned, image, build.id), VERDICT)
         written = {"package_details": DETAILS, "built_at": "2026-11-21T06:00:01+00:00"}
         (build.folder / "image.json").write_text(json.dumps(written))
         return build

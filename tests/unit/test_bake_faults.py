@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from gpukiln.attest.signing import load_public_key, load_signer
-from gpukiln.attest.statements import look
+from gpukiln.attest.statements import trusted_statements
 from gpukiln.errors import UnavailableError
 from gpukiln.images import bake as baking
 from gpukiln.images.bake import Saved
@@ -19,9 +19,9 @@ from gpukiln.instances import access
 from gpukiln.instances.launch import Launched
 from gpukiln.instances.leftovers import builds_with_leftovers, sweep
 from gpukiln.instances.tags import tags_of
+from gpukiln.pipeline import steps
+from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags
 from gpukiln.progress import Progress
-from gpukiln.proof import pipeline
-from gpukiln.proof.tags import judged_by, proof_tags
 from gpukiln.verify.target import Target
 from tests.support.plans import VERDICT
 from tests.support.signing import key_pair
@@ -67,9 +67,9 @@ def build(endpoint, planned, tmp_path, monkeypatch):
     monkeypatch.setattr(baking, "Packer", Packer)
     monkeypatch.setattr(baking, "prepare_template", lambda _, folder: folder.mkdir())
     monkeypatch.setattr(baking, "module_cache", lambda *_: faults.get("cache"))
-    monkeypatch.setattr(pipeline, "machine_from_image", machine)
-    monkeypatch.setattr(pipeline, "run_suite", lambda *_, **__: VERDICT)
-    monkeypatch.setattr(pipeline, "attest", lambda *_: None)
+    monkeypatch.setattr(steps, "machine_from_image", machine)
+    monkeypatch.setattr(steps, "run_suite", lambda *_, **__: VERDICT)
+    monkeypatch.setattr(steps, "attest", lambda *_: None)
 
     def run(**more):
         faults.update(more)
@@ -78,7 +78,7 @@ def build(endpoint, planned, tmp_path, monkeypatch):
             Console(width=200, record=True, quiet=False, file=(tmp_path / "said").open("w")),
         )
         try:
-            pipeline.build_image(
+            steps.build_image(
                 planned, endpoint, builds, Progress(console=console), Saved(), faults.get("signer")
             )
         except BaseException as error:
@@ -126,10 +126,10 @@ def test_a_build_with_a_key_signs_its_verdict(build, endpoint, tmp_path):
     assert raised is None
     [image] = endpoint.client("ec2").describe_images(ImageIds=[record.bake.image_id])["Images"]
     keys = [load_public_key(key.with_suffix(".pub"))]
-    found = look(endpoint.client("ssm"), image, endpoint.region, keys)
+    found = trusted_statements(endpoint.client("ssm"), image, endpoint.region, keys)
     assert found.verdicts["g4dn.xlarge"].verdict == VERDICT.digest
     assert found.verdicts["g4dn.xlarge"].image.kubernetes == record.plan.kubernetes
-    assert len(found.place.snapshots) == 1
+    assert len(found.location.snapshots) == 1
     assert found.refused == ()
 
 
@@ -226,7 +226,9 @@ def test_image_and_snapshot_have_their_tags_when_they_are_made(build, endpoint, 
         "6.1",
         planned.digest,
     )
-    assert names == {name for name in tags if name not in proof_tags("eks-gpu", [judged_by(VERDICT)])}
+    assert names == {
+        name for name in tags if name not in verdict_tags("eks-gpu", [summarize_verdict(VERDICT)])
+    }
     [machine] = endpoint.asked("RunInstances")
     disk = "BlockDeviceMapping.1.Ebs."
     assert (machine[f"{disk}Encrypted"], machine[f"{disk}VolumeSize"]) == ("true", "30")

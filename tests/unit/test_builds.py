@@ -12,7 +12,7 @@ from gpukiln.errors import BusyError, UsageError
 from gpukiln.images.builds import Build, Builds, Record
 from gpukiln.images.modules import ModuleUse
 from gpukiln.images.timings import timings, timings_table
-from gpukiln.proof.pipeline import why_build
+from gpukiln.pipeline.steps import why_build
 from gpukiln.release.compared_image import find_compared_image
 from gpukiln.typed import dump, load
 from tests.support.plans import BAKE, VERDICT

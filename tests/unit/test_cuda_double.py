@@ -25,7 +25,7 @@ from gpukiln.probe.packing import gather_command
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.checks import PROFILES
 from gpukiln.verify.facts import Facts
-from gpukiln.verify.needs import applies
+from gpukiln.verify.needs import applicability
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKS = load_checks()
@@ -132,7 +132,7 @@ def ask(library: Path, tmp_path: Path) -> Ask:
 
 def judge(check_id: str, facts: Facts) -> tuple[str, str]:
     check, function = CHECKS[check_id]
-    answer = applies(check.needs, facts, PROFILES["node"], expect_gpus=1)
+    answer = applicability(check.needs, facts, PROFILES["node"], expect_gpus=1)
     if answer.answer != "run":
         return answer.answer, answer.reason
     try:

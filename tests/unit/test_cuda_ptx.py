@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from gpukiln.probe.cuda import BLOCK, ELEMENTS
-from gpukiln.probe.ptx import PTX, ROUNDS, TILE, hash_of, hashed
+from gpukiln.probe.ptx import PTX, ROUNDS, TILE, expected_result, hash_word
 
 STEPS = 100_000  # of one thread, so that a wrong loop ends
 BASE, OTHER = 0x7F00_0000_0000, 0x7F80_0000_0000
@@ -135,7 +135,7 @@ class Thread:
 
 @pytest.fixture(scope="module")
 def expected() -> bytes:
-    return hashed(ELEMENTS // TILE)
+    return expected_result(ELEMENTS // TILE)
 
 
 INDEXES = [0, 1, 255, 256, 1023, 1024, 1_234_567, ELEMENTS // 2 + 77, ELEMENTS - 1]
@@ -187,13 +187,13 @@ def test_every_element_has_the_hash_of_its_own_index(expected: bytes) -> None:
     assert len(expected) == 4 * ELEMENTS
     for index in [*INDEXES, *range(5, ELEMENTS, 1_000_003)]:
         found = struct.unpack_from("<I", expected, 4 * index)[0]
-        assert found == hash_of(index % TILE) ^ index // TILE
+        assert found == hash_word(index % TILE) ^ index // TILE
     first = struct.unpack(f"<{TILE}I", expected[: 4 * TILE])
     assert len(set(first)) > TILE - 4, "starts that end alike would hide a thread that took another's"
 
 
 def test_the_hash_needs_floats_and_every_round() -> None:
-    assert len({hash_of(7, rounds) for rounds in range(ROUNDS + 1)}) == ROUNDS + 1
+    assert len({hash_word(7, rounds) for rounds in range(ROUNDS + 1)}) == ROUNDS + 1
 
 
 # --- ptxas, which comes with the CUDA toolkit -----------------------------------------------------------

@@ -14,7 +14,7 @@ Data = dict[str, Any]
 HUNG = {
     "tool": "nvidia-smi",
     "command": "nvidia-smi -h",
-    "told": "no answer in 20 s; process 7 (smi) is in D",
+    "reason": "no answer in 20 s; process 7 (smi) is in D",
 }
 NOTHING = {"_not_reached": "nvidia-smi hangs"}
 

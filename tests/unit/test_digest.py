@@ -10,7 +10,7 @@ from gpukiln.catalog.components import Components, load_components
 from gpukiln.catalog.images import load_image
 from gpukiln.images.bases import ResolvedBase
 from gpukiln.images.digest import digest, explain_change, image_inputs
-from gpukiln.sources.available import Decision
+from gpukiln.sources.decisions import Decision
 
 BASE = ResolvedBase(
     name="debian-12",

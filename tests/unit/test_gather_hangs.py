@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.probe import base, gather, sections
-from gpukiln.probe.base import NOT_REACHED, HungError, NotReachedError, ask, unless_hung, watch
+from gpukiln.probe.base import NOT_REACHED, HungError, NotReachedError, run_unless_hung, run_unrecorded, watch
 
 Tool = Callable[..., str]
 pytestmark = pytest.mark.usefixtures("nothing_hangs")
@@ -73,35 +73,35 @@ def test_a_tool_that_hung_is_not_asked_again_under_any_of_its_names(tool: Tool, 
     kmod = tool("exec sleep 3000", "kmod")
     (tmp_path / "modprobe").symlink_to(kmod)
     with pytest.raises(HungError, match="kmod hangs"):
-        ask(kmod, timeout=0.5)
+        run_unrecorded(kmod, timeout=0.5)
     started = time.monotonic()
     with pytest.raises(HungError, match=r"kmod hangs .*, and was not asked again"):
-        ask("env", "A=b", str(tmp_path / "modprobe"), "--showconfig", timeout=60)
-    assert "not asked again" in unless_hung(kmod)[NOT_REACHED]
+        run_unrecorded("env", "A=b", str(tmp_path / "modprobe"), "--showconfig", timeout=60)
+    assert "not asked again" in run_unless_hung(kmod)[NOT_REACHED]
     assert time.monotonic() - started < 5
     assert len(pids(tmp_path)) == 1
     assert [one["tool"] for one in watch.hung.values()] == ["kmod"]
 
 
 def test_an_answer_of_124_or_a_missing_tool_is_no_hang(tool: Tool) -> None:
-    assert ask(tool("exit 124"))["rc"] == 124
-    assert ask("no-such-tool")["rc"] == 127
+    assert run_unrecorded(tool("exit 124"))["rc"] == 124
+    assert run_unrecorded("no-such-tool")["rc"] == 127
     assert not watch.hung
 
 
 def test_waiting_in_vain_is_no_hang(tool: Tool) -> None:
-    assert ask(tool("exec sleep 3000"), timeout=0.5, waits=True)["rc"] == 124
+    assert run_unrecorded(tool("exec sleep 3000"), timeout=0.5, waits=True)["rc"] == 124
     assert not watch.hung
 
 
 def test_a_tool_whose_time_was_cut_short_is_not_called_hung(tool: Tool) -> None:
     watch.start(0.5)
     with pytest.raises(NotReachedError, match="facts may take were up") as caught:
-        ask(tool("exec sleep 3000"), timeout=60)
+        run_unrecorded(tool("exec sleep 3000"), timeout=60)
     assert not isinstance(caught.value, HungError)
     assert not watch.hung
     with pytest.raises(NotReachedError):
-        ask("true")
+        run_unrecorded("true")
 
 
 def test_what_cannot_be_killed_is_not_waited_for(
@@ -112,7 +112,7 @@ def test_what_cannot_be_killed_is_not_waited_for(
     monkeypatch.setattr(base.os, "killpg", lambda *_: None)
     started = time.monotonic()
     with pytest.raises(HungError, match="and can't be killed"):
-        ask(tool("echo so far\nexec sleep 3000"), timeout=0.5)
+        run_unrecorded(tool("echo so far\nexec sleep 3000"), timeout=0.5)
     assert time.monotonic() - started < 10
     [pid] = pids(tmp_path)
     kill(pid, signal.SIGKILL)
@@ -134,7 +134,12 @@ def test_all_ends_in_its_time_and_what_was_found_before_is_kept(tool: Tool, tmp_
     watch.start(2)
     started = time.monotonic()
     facts = sections.gather(
-        {"a": lambda: 1, "b": lambda: ask(slow), "c": lambda: ask("true"), "d": lambda: time.sleep(3000)}
+        {
+            "a": lambda: 1,
+            "b": lambda: run_unrecorded(slow),
+            "c": lambda: run_unrecorded("true"),
+            "d": lambda: time.sleep(3000),
+        }
     )
     assert time.monotonic() - started < 10
     assert facts["a"] == 1
@@ -155,7 +160,7 @@ def test_a_section_that_ends_its_process_is_an_error_and_the_others_are_gathered
 
 
 def test_what_goes_through_a_driver_that_hangs_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch.hung["/usr/bin/nvidia-smi"] = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "told": "-"}
+    watch.hung["/usr/bin/nvidia-smi"] = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "reason": "-"}
     monkeypatch.setattr(gather, "nvml_facts", lambda *_: pytest.fail("NVML was asked"))
     for section in (gather.nvml, gather.cuda, gather.container):
         with pytest.raises(HungError, match="nvidia-smi hangs, and so would this"):
@@ -165,7 +170,10 @@ def test_what_goes_through_a_driver_that_hangs_is_not_tried(monkeypatch: pytest.
 def test_a_tool_that_hung_in_one_section_is_not_asked_in_a_later_one(tool: Tool, tmp_path: Path) -> None:
     smi = tool("exec sleep 3000")
     facts = sections.gather(
-        {"driver": lambda: unless_hung(smi, "-h", timeout=1), "gpus": lambda: ask(smi, "-q", timeout=60)}
+        {
+            "driver": lambda: run_unless_hung(smi, "-h", timeout=1),
+            "gpus": lambda: run_unrecorded(smi, "-q", timeout=60),
+        }
     )
     assert "no answer in 1 s" in facts["driver"][NOT_REACHED]
     assert "not asked again" in facts["gpus"][NOT_REACHED]

@@ -70,7 +70,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]
         return {"rc": done.returncode, "out": done.stdout, "err": done.stderr.strip()}
 
     monkeypatch.setattr(loading, "run", ask)
-    monkeypatch.setattr(loading, "need", lambda *argv: ask(*argv)["out"])
+    monkeypatch.setattr(loading, "check_output", lambda *argv: ask(*argv)["out"])
     monkeypatch.setattr(loading, "TREES", str(root / "lib/modules"))
     monkeypatch.setattr(loading, "bus_gpus", list)
     return make

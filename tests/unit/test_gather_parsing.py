@@ -220,7 +220,7 @@ def test_every_copy_of_a_library_that_programs_load_is_found_with_what_leads_to_
 def test_a_record_is_read_or_named(
     text: str | None, data: object, error: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gather, "show", lambda _: text)
+    monkeypatch.setattr(gather, "read_evidence", lambda _: text)
     found = gather.record()
     assert found["data"] == data
     assert found["error"] is None if error is None else error in found["error"]

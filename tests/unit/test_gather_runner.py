@@ -57,9 +57,9 @@ def test_a_cache_that_everybody_may_write_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("CCACHE_DIR", str(tmp_path))
     told = f"{tmp_path} (by everybody)"
     tmp_path.chmod(0o2775)
-    assert told not in runner.writable()
+    assert told not in runner.writable_paths()
     tmp_path.chmod(0o2775 | stat.S_IWOTH)
-    assert told in runner.writable()
+    assert told in runner.writable_paths()
 
 
 def test_a_hook_is_run_as_the_actions_runner_runs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from gpukiln.probe import base, services
 from gpukiln.workspaces.services import compose, load
-from tests.support.host_judge import judge
+from tests.support.host_evaluate import evaluate_check
 from tests.support.host_machine import machine
 
 pytestmark = pytest.mark.usefixtures("nothing_hangs")
@@ -129,7 +129,7 @@ def judged(check: str = "services.ollama") -> tuple[str, str]:
     """What the check says of what is found here."""
     data = machine()
     data["services"] = json.loads(json.dumps(services.services()))
-    return judge(check, data, profile="workspace")
+    return evaluate_check(check, data, profile="workspace")
 
 
 def test_a_machine_without_a_compose_file_has_no_services(
@@ -221,7 +221,7 @@ def test_an_answer_that_never_ends_is_none(ollama: tuple[Ollama, int]) -> None:
     told, port = ollama
     told.drips = "/api/version"
     began = time.monotonic()
-    assert services.ask(port, "/api/version", seconds=1.0) == {"error": "no answer in 1 s"}
+    assert services.http_request(port, "/api/version", seconds=1.0) == {"error": "no answer in 1 s"}
     assert time.monotonic() - began < 5
 
 

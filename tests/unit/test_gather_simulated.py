@@ -20,13 +20,13 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "FOLDER": "run/gpukiln-simulated",
         "NOTE": "note",
         "UNITS": f"systemd/{simulated.UNIT}",
-        "WANTED": f"systemd/*.wants/{simulated.UNIT}",
+        "WANTS_LINKS": f"systemd/*.wants/{simulated.UNIT}",
         "MOUNTINFO": "mountinfo",
     }.items():
         monkeypatch.setattr(simulated, name, str(tmp_path / path))
     monkeypatch.setattr(simulated, "LIBRARIES", (str(tmp_path / "lib"),))
     monkeypatch.setattr(simulated, "PROGRAMS", (str(tmp_path / "bin"),))
-    monkeypatch.setattr(simulated, "_cached", list)
+    monkeypatch.setattr(simulated, "_cached_libraries", list)
     monkeypatch.setattr(simulated, "pci_gpus", list)
     monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
     return tmp_path
@@ -103,7 +103,7 @@ def test_a_library_that_programs_find_is_enough(disk: Path, monkeypatch: pytest.
     assert simulated.is_simulated()
     monkeypatch.delenv("LD_LIBRARY_PATH")
     assert not simulated.is_simulated()
-    monkeypatch.setattr(simulated, "_cached", lambda: [str(disk / "own" / "libnvidia-ml.so.1")])
+    monkeypatch.setattr(simulated, "_cached_libraries", lambda: [str(disk / "own" / "libnvidia-ml.so.1")])
     assert simulated.is_simulated()
     assert simulated.simulated()["disk"] == [str(disk / "own" / "libnvidia-ml.so.1")]
 
@@ -115,13 +115,13 @@ def test_the_loader_s_cache_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         "\tlibnvidia-cfg.so.1 (libc6,x86-64) => /lib/x86_64-linux-gnu/libnvidia-cfg.so.1",
     )
     monkeypatch.setattr(simulated, "run", lambda *_: {"rc": 0, "out": "\n".join(lines), "err": ""})
-    assert simulated._cached() == ["/lib/x86_64-linux-gnu/libnvidia-ml.so.1"]
+    assert simulated._cached_libraries() == ["/lib/x86_64-linux-gnu/libnvidia-ml.so.1"]
 
 
 def test_nvml_and_nvidia_smi_are_asked_though_the_bus_has_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     row = "00000000:00:1E.0, Tesla T4, GPU-1, 535.309.01, Enabled\n"
     monkeypatch.setattr(base, "bus_gpus", list)
-    monkeypatch.setattr(gpus, "unless_hung", lambda *_, **__: {"rc": 0, "out": row, "err": ""})
+    monkeypatch.setattr(gpus, "run_unless_hung", lambda *_, **__: {"rc": 0, "out": row, "err": ""})
     monkeypatch.setattr(gpus, "xids", lambda: pytest.fail("the kernel knows nothing of simulated GPUs"))
     monkeypatch.setattr(gather, "nvml_facts", lambda there: {"asked": there})
     for there in (False, True):

@@ -10,7 +10,7 @@ import pytest
 
 from gpukiln.probe import base, child, gather, gpus, xids
 from gpukiln.probe.base import watch
-from tests.support.host_judge import judge
+from tests.support.host_evaluate import evaluate_check
 from tests.support.host_machine import machine
 
 PCI = [{"address": "0000:3b:00.0", "device": "0x20b0"}]
@@ -46,7 +46,7 @@ def found(*, container: bool = False, profile: str = "node") -> tuple[Any, str, 
     """The lines that were gathered, and what the check says of them."""
     data = machine()
     data["gpus"] |= {**gpus.gpus(), "container": container}
-    return data["gpus"]["xids"], *judge("gpu.xid", json.loads(json.dumps(data)), profile=profile)
+    return data["gpus"]["xids"], *evaluate_check("gpu.xid", json.loads(json.dumps(data)), profile=profile)
 
 
 def test_a_hardware_fault_does_not_hide_behind_others(tool: Tool) -> None:
@@ -71,9 +71,9 @@ def test_what_was_mended_stays_mended_and_the_fatal_one_of_a_switch_stays() -> N
         switch.format("Data {0x00140004, 0x00100000}"),
     ]
     data = machine()
-    data["gpus"]["xids"] = xids.folded(line.strip() for line in lines * 2)
+    data["gpus"]["xids"] = xids.fold_faults(line.strip() for line in lines * 2)
     assert len(data["gpus"]["xids"]) == 5
-    outcome, reason = judge("gpu.xid", data, profile="node")
+    outcome, reason = evaluate_check("gpu.xid", data, profile="node")
     assert outcome == "failed"
     assert reason.startswith("1 kinds of faults in the kernel's log, wanted none: nvidia-nvswitch3: SXid")
 
@@ -140,7 +140,7 @@ def test_of_a_service_s_long_message_the_end_is_kept(tool: Tool) -> None:
     tool("journalctl", json.dumps({"UNIT": "docker.service", "MESSAGE": message}) + "\n")
     [found] = gather.errors_of([])
     assert found["message"] == f"...{message[-300:]}"
-    assert base.end_of("short", 300) == "short"
+    assert base.tail("short", 300) == "short"
 
 
 def test_a_slow_journal_leaves_the_boot_s_other_facts(tool: Tool, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,9 +151,9 @@ def test_a_slow_journal_leaves_the_boot_s_other_facts(tool: Tool, monkeypatch: p
         tool(name, "running\n")
     data = machine()
     data["boot"] = {**gather.boot(), "failed": [], "startup_s": 9.0}
-    outcome, reason = judge("boot.journal", data)
+    outcome, reason = evaluate_check("boot.journal", data)
     assert (outcome, reason) == ("not_reached", "the journal gave no answer in 0 s")
-    assert judge("boot.state", data)[0] == "passed"
+    assert evaluate_check("boot.state", data)[0] == "passed"
     assert not watch.hung
 
 
@@ -182,7 +182,7 @@ def test_another_gpu_of_the_host_is_no_concern_of_a_container(
     ],
 )
 def test_what_a_buffer_got_is_told_from_what_it_had(before: str, after: str, new: str) -> None:
-    assert xids.newer(list(before), list(after)) == list(new)
+    assert xids.new_lines(list(before), list(after)) == list(new)
 
 
 @pytest.mark.parametrize(
@@ -205,13 +205,13 @@ def test_another_job_s_fault_is_not_this_gpu_s(
     said.write_text(said.read_text() + FAULTS.replace("31,", "8,") + XID.format(xid))
     monkeypatch.setattr(xids, "pids", [4242])  # those of earlier tests may be numbers that are used here
     data = machine()
-    data["cuda"] |= xids.meanwhile(before)
+    data["cuda"] |= xids.faults_since(before)
     if Path("/proc/self/ns/pid").stat().st_ino != xids.INITIAL_PIDS:
         assert data["cuda"]["pids"] == []
         data["cuda"]["pids"] = [4242]
     if profile == "image":
         data["cuda"]["xids"] = data["cuda"]["xids"][-1:]
-    found, reason = judge("compute.kernel", data, profile=profile)
+    found, reason = evaluate_check("compute.kernel", data, profile=profile)
     assert found == outcome, reason
     assert XID.format(xid).strip() in reason
     if profile == "node":
@@ -221,8 +221,8 @@ def test_another_job_s_fault_is_not_this_gpu_s(
 @pytest.mark.usefixtures("tool")
 def test_what_computed_is_not_doubted_for_a_log_that_nobody_reads() -> None:
     data = machine()
-    data["cuda"] |= xids.meanwhile(xids.kernel_buffer())
-    outcome, reason = judge("compute.kernel", data, profile="runner")
+    data["cuda"] |= xids.faults_since(xids.kernel_buffer())
+    outcome, reason = evaluate_check("compute.kernel", data, profile="runner")
     assert outcome == "passed"
     assert reason.endswith("; the kernel's log was not read: dmesg: not found")
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tests.support.gpu_profile_container import ADDRESS, one_of_eight
+from tests.support.host_evaluate import CHECKS, evaluate_check
 from tests.support.host_gpu_faults import cuda
-from tests.support.host_judge import CHECKS, judge
 
 Data = dict[str, Any]
 LAYERS = ("boot", "runtime", "gpu", "compute", "container", "multi-gpu", "monitoring")
@@ -18,7 +18,7 @@ NODE = [i for i, (check, _) in CHECKS.items() if "node" in check.profiles and ch
 def outcome(check_id: str, data: Data, profile: str) -> tuple[str, str]:
     if profile == "node":  # which has no record of ours
         data["record"] = {"data": None, "error": "/etc/gpukiln/image.json is missing"}
-    return judge(check_id, data, profile=profile, expect_gpus=1)
+    return evaluate_check(check_id, data, profile=profile, expect_gpus=1)
 
 
 @pytest.mark.parametrize(("profile", "checks"), [("runner", RUNNER), ("node", NODE)])

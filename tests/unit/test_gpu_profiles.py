@@ -10,8 +10,8 @@ import pytest
 from gpukiln.clouds.embedded.gpus import library as nvml
 from tests.support import nvml_double
 from tests.support.gpu_profiles import PROFILES, Profile
+from tests.support.host_evaluate import CHECKS, evaluate_check
 from tests.support.host_gpu_faults import Fault
-from tests.support.host_judge import CHECKS, judge
 from tests.support.host_machine import Data
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ print(json.dumps([read_nvml(), read_nvlinks()]))
 
 
 def judged(check_id: str, data: Data) -> tuple[str, str]:
-    return judge(check_id, data, profile="node", expect_gpus=len(data["gpus"]["pci"]))
+    return evaluate_check(check_id, data, profile="node", expect_gpus=len(data["gpus"]["pci"]))
 
 
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)

@@ -24,9 +24,9 @@ from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.verbs import health
 from gpukiln.gpus.verbs.health import GpuCheckResult, GpuHealth
 from tests.support import gpus
+from tests.support.host_evaluate import CHECKS
+from tests.support.host_evaluate import evaluate_check as judge_as_suite
 from tests.support.host_gpu_faults import GPU_FAULTS, XID_79
-from tests.support.host_judge import CHECKS
-from tests.support.host_judge import judge as judge_as_suite
 from tests.support.host_machine import machine as facts_of
 
 Machine = Callable[..., State]

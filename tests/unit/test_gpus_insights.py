@@ -238,6 +238,6 @@ def test_what_is_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (tmp_path / "pci" / address).mkdir(parents=True)
         (tmp_path / "pci" / address / "vendor").write_text("0x10de\n")
         (tmp_path / "pci" / address / "class").write_text(f"{kind}\n")
-    monkeypatch.setattr(insights, "ask", lambda *_: {"rc": 0, "out": "kvm\n"})
+    monkeypatch.setattr(insights, "run_unrecorded", lambda *_: {"rc": 0, "out": "kvm\n"})
     found = insights.surroundings(str(tmp_path / "proc"), str(tmp_path / "pci"))
     assert found == Around(1, frozenset({"systemd", "nv-fabricmanage"}), "kvm")

@@ -110,14 +110,14 @@ def test_what_the_driver_logs_without_an_xid_is_an_event(
     [event] = kernel_log.events(lines, TABLE)
     assert (event.kind, event.device, event.severity(TABLE)) == (kind, device, severity)
     assert event.explained(TABLE).startswith(event.line)
-    folded = xids.folded(["something else", *lines, *lines])
+    folded = xids.fold_faults(["something else", *lines, *lines])
     assert [(one.kind, one.count) for one in kernel_log.events(folded, TABLE)] == [(kind, 2)]
 
 
 def test_a_message_of_three_lines_is_one_line_whatever_follows() -> None:
     lines = [*THREE, "[ 1843.439662] NVRM: The NVIDIA probe routine failed for 1 device(s)."]
-    assert len(xids.joined(lines)) == 2
-    assert xids.joined([BEGINNING, "usb 1-1: new device", *THREE[1:]])[1:] == [
+    assert len(xids.join_messages(lines)) == 2
+    assert xids.join_messages([BEGINNING, "usb 1-1: new device", *THREE[1:]])[1:] == [
         "usb 1-1: new device",
         *THREE[1:],
     ]
@@ -152,11 +152,11 @@ DONE = ACTION.format(WANTED, NONE)
 def test_after_the_reset_that_was_advised_the_node_is_well(done: str) -> None:
     assert [one.number for one in kernel_log.events(RESET, TABLE)] == [119, 154]
     others = ("NVRM: Xid (PCI:0000:5e:00): 119, x", "NVRM: Xid (PCI:0000:3b:00): 79, gone")
-    for lines in ((*RESET, *others, done), xids.folded((*RESET, *others, done))):
+    for lines in ((*RESET, *others, done), xids.fold_faults((*RESET, *others, done))):
         left = [(one.device, one.number) for one in kernel_log.events(lines, TABLE)]
         assert left == [("0000:5e:00", 119), ("0000:3b:00", 79)], "another GPU, and what takes a reboot"
     again = [*RESET, done, RESET[0]]
-    assert [one.number for one in kernel_log.events(xids.folded(again), TABLE)] == [119]
+    assert [one.number for one in kernel_log.events(xids.fold_faults(again), TABLE)] == [119]
 
 
 def test_an_event_is_told_with_its_meaning() -> None:

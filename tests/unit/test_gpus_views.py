@@ -152,7 +152,7 @@ def test_without_gpus_to_read_it_says_which_kind_of_nothing_it_is(
 ) -> None:
     head = {"error": {"_error": "an error", "code": error}} if error else {}
     monkeypatch.setattr(collect, "bus_gpus", lambda: pci)
-    monkeypatch.setattr(collect, "given_gpus", lambda: given)
+    monkeypatch.setattr(collect, "accessible_gpus", lambda: given)
     monkeypatch.setattr(collect, "in_container", lambda: contained)
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
     monkeypatch.setattr(collect, "ask_nvml", lambda **_: NvmlAnswer(head))

@@ -9,8 +9,8 @@ import pytest
 
 from gpukiln.probe.simulated import NOTE
 from gpukiln.verify.checks import LAYERS
+from tests.support.host_evaluate import CHECKS, evaluate_check, remedy
 from tests.support.host_gpu_faults import GPU_FAULTS
-from tests.support.host_judge import CHECKS, judge, remedy
 from tests.support.host_machine import (
     BOOT,
     DRIVER,
@@ -116,7 +116,7 @@ def another_kernel(
     return inject
 
 
-HANGS = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "told": "no answer in 20 s; process 3 is D"}
+HANGS = {"tool": "nvidia-smi", "command": "nvidia-smi -h", "reason": "no answer in 20 s; process 3 is D"}
 NO_RECORD = put("record", {"data": None, "error": "/etc/gpukiln/image.json is missing"})
 HOST_KEY = "/etc/ssh/ssh_host_ed25519_key"
 
@@ -148,15 +148,15 @@ FAULTS: dict[str, list[tuple[Callable[[Data], Any], str]]] = {
         (put("identity/cloud_init/errors", ["module failed"]), "module failed"),
         (put("identity/cloud_init/installed", False), "not installed"),
     ],
-    "hygiene.package-cache": [(put("leftovers/package_cache", ["/var/cache/apt/archives/a.deb"]), "a.deb")],
+    "hygiene.package-cache": [(put("build_files/package_cache", ["/var/cache/apt/archives/a.deb"]), "a.deb")],
     "hygiene.authorized-keys": [(put("keys/injected", ["SHA256:other"]), "SHA256:launch")],
-    "hygiene.history": [(put("leftovers/history", ["/root/.bash_history"]), "/root/.bash_history")],
+    "hygiene.history": [(put("build_files/history", ["/root/.bash_history"]), "/root/.bash_history")],
     "hygiene.credentials": [
         (put("secrets/found", [{"path": "/root/k", "line": 3, "kind": "private key"}]), "/root/k:3"),
         (put("secrets/complete", False), "stopped at its limit"),
     ],
     "hygiene.dkms-trees": [(put("dkms/trees", ["/var/lib/dkms/nvidia-current/1/build"]), "build")],
-    "hygiene.build-tools": [(put("leftovers/build_tools", ["/usr/sbin/policy-rc.d"]), "policy-rc.d")],
+    "hygiene.build-tools": [(put("build_files/build_tools", ["/usr/sbin/policy-rc.d"]), "policy-rc.d")],
     "hygiene.simulated": [
         (put("simulated/disk", [NOTE]), f"found {NOTE}, wanted nothing of simulated GPUs"),
         (put("simulated", {"machine": True, "disk": [NOTE]}), "nobody asked for it"),
@@ -509,14 +509,14 @@ def test_every_check_has_its_fault() -> None:
 
 @pytest.mark.parametrize("check_id", CHECKS)
 def test_a_good_gpu_node_passes(check_id: str) -> None:
-    outcome, reason = judge(check_id, suitable(check_id))
+    outcome, reason = evaluate_check(check_id, suitable(check_id))
     assert outcome == "passed", reason
 
 
 @pytest.mark.parametrize("check_id", CHECKS)
 def test_a_machine_without_gpu_and_toolkit_passes_or_is_not_run(check_id: str) -> None:
     data = suitable(check_id) if check_id in INSIDE else machine(gpus=0, toolkit=False)
-    outcome, reason = judge(check_id, data, expect_gpus=None)
+    outcome, reason = evaluate_check(check_id, data, expect_gpus=None)
     needs = CHECKS[check_id][0].needs
     if "gpu" in needs:
         assert (outcome, reason) == ("not_run", "no GPU")
@@ -535,7 +535,7 @@ def test_a_machine_without_gpu_and_toolkit_passes_or_is_not_run(check_id: str) -
 def test_fault_is_found(check_id: str, fault: Callable[[Data], Any], words: str) -> None:
     data = copy.deepcopy(suitable(check_id))
     fault(data)
-    outcome, reason = judge(check_id, data)
+    outcome, reason = evaluate_check(check_id, data)
     assert outcome == "failed", f"{check_id} did not notice: {reason}"
     assert words in reason
 
@@ -545,7 +545,7 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
     """Whoever reads the section fails with the reason, and somebody reads each."""
     data = machine(gpus=2)
     data[section] = {"_error": "RuntimeError: tool is broken"}
-    failed = [r for o, r in (judge(i, data) for i in CHECKS if i not in INSIDE) if o == "failed"]
+    failed = [r for o, r in (evaluate_check(i, data) for i in CHECKS if i not in INSIDE) if o == "failed"]
     assert failed
     assert all(re.search("tool is broken", r) for r in failed)
 
@@ -554,7 +554,7 @@ def test_a_section_that_could_not_be_gathered_never_passes(section: str) -> None
 def test_a_section_that_was_not_reached_neither_passes_nor_fails(section: str) -> None:
     data = machine(gpus=2)
     data[section] = {"_not_reached": "kmod hangs"}
-    found = {i: judge(i, data) for i in CHECKS if i not in INSIDE}
+    found = {i: evaluate_check(i, data) for i in CHECKS if i not in INSIDE}
     assert "not_reached" in {outcome for outcome, _ in found.values()}
     assert {reason for outcome, reason in found.values() if outcome == "not_reached"} == {"kmod hangs"}
     assert "failed" not in {outcome for outcome, _ in found.values()}, found
@@ -569,7 +569,7 @@ def test_a_tool_that_hangs_is_not_called_missing() -> None:
         data[section] = hangs
     data["monitoring"] = {"nvtop": hangs, "dcgm": hangs}
     data["hung"]["tools"] = [HANGS]
-    found = {i: judge(i, data) for i in CHECKS if i not in INSIDE}
+    found = {i: evaluate_check(i, data) for i in CHECKS if i not in INSIDE}
     assert [i for i, (outcome, _) in found.items() if outcome == "failed"] == ["versions.answers"]
     unknown = {i for i, (outcome, _) in found.items() if outcome == "not_reached"}
     assert unknown >= {
@@ -592,7 +592,7 @@ def test_a_tool_that_hangs_is_not_called_missing() -> None:
 def test_a_machine_without_a_service_is_not_judged_by_one() -> None:
     data = machine()
     data["services"] = {}
-    found = {i: judge(i, data) for i in CHECKS if i.startswith("services.")}
+    found = {i: evaluate_check(i, data) for i in CHECKS if i.startswith("services.")}
     assert found == {
         "services.running": ("not_run", "no service"),
         "services.answers": ("not_run", "no service"),
@@ -604,37 +604,37 @@ def test_a_machine_without_a_service_is_not_judged_by_one() -> None:
 def test_without_a_model_nothing_is_said_of_where_ollama_computes() -> None:
     data = machine()
     data["services"]["ollama"]["ollama"] = {"not_run": "it has no model"}
-    assert judge("services.ollama", data) == ("not_run", "ollama: it has no model")
+    assert evaluate_check("services.ollama", data) == ("not_run", "ollama: it has no model")
 
 
 def test_a_service_that_does_not_answer_is_one_failure() -> None:
     data = machine()
     data["services"]["ollama"].update(http={"error": "refused"})
     del data["services"]["ollama"]["ollama"]  # it was not asked
-    assert judge("services.answers", data)[0] == "failed"
-    assert judge("services.ollama", data) == ("not_run", "ollama does not answer")
+    assert evaluate_check("services.answers", data)[0] == "failed"
+    assert evaluate_check("services.ollama", data) == ("not_run", "ollama does not answer")
 
 
 def test_what_nvml_does_not_tell_of_processes_is_no_failure_of_vllm() -> None:
     data = machine()
     serve_by_vllm(data)
     data["nvml"]["gpus"][0]["processes"] = None
-    assert judge("services.vllm", data)[0] == "not_run"
+    assert evaluate_check("services.vllm", data)[0] == "not_run"
 
 
 def test_a_second_boot_of_the_same_instance_is_fine() -> None:
     data = machine()
     data["identity"].update(born=BOOT - 86400, host_keys={HOST_KEY: BOOT - 86390})
     data["identity"]["machine_id"]["mtime"] = BOOT - 86420
-    assert judge("hygiene.host-keys", data)[0] == "passed"
-    assert judge("hygiene.machine-id", data)[0] == "passed"
+    assert evaluate_check("hygiene.host-keys", data)[0] == "passed"
+    assert evaluate_check("hygiene.machine-id", data)[0] == "passed"
 
 
 def test_missing_hardware_is_a_failure_where_the_profile_expects_it() -> None:
     data = machine(gpus=0)
-    assert judge("gpu.xid", data, profile="node", expect_gpus=None)[0] == "failed"
-    assert judge("gpu.xid", data, profile="node", expect_gpus=0) == ("not_run", "no GPU")
-    assert judge("gpu.xid", machine(), profile="image", expect_gpus=8) == (
+    assert evaluate_check("gpu.xid", data, profile="node", expect_gpus=None)[0] == "failed"
+    assert evaluate_check("gpu.xid", data, profile="node", expect_gpus=0) == ("not_run", "no GPU")
+    assert evaluate_check("gpu.xid", machine(), profile="image", expect_gpus=8) == (
         "failed",
         "1 GPUs on the PCI bus, at least 8 expected on this machine",
     )
@@ -643,8 +643,8 @@ def test_missing_hardware_is_a_failure_where_the_profile_expects_it() -> None:
 def test_missing_record_is_a_failure_of_an_image_and_not_of_a_node() -> None:
     data = machine()
     NO_RECORD(data)
-    assert judge("versions.packages", data, profile="image")[0] == "failed"
-    assert judge("versions.packages", data, profile="node")[0] == "not_run"
+    assert evaluate_check("versions.packages", data, profile="image")[0] == "failed"
+    assert evaluate_check("versions.packages", data, profile="node")[0] == "not_run"
 
 
 @pytest.mark.parametrize(
@@ -664,7 +664,7 @@ def test_missing_record_is_a_failure_of_an_image_and_not_of_a_node() -> None:
 def test_a_stub_or_compat_library_is_no_reason_to_change_the_driver(copy_: Data, step: str) -> None:
     data = machine()
     stands_in(copy_)(data)
-    assert judge("versions.driver-agrees", data)[0] == "passed"
+    assert evaluate_check("versions.driver-agrees", data)[0] == "passed"
     said = remedy("versions.library-path", data)
     assert (
         said == f"{step}{SYSTEM_FOLDER if not copy_['named_in'] else ''}; then run `ldconfig`. " + UNCHANGED
@@ -678,7 +678,7 @@ UNCHANGED = "The driver is not to be changed."
 def test_an_unknown_version_of_a_library_is_not_compared() -> None:
     data = machine()
     data["driver"]["library_files"]["libcuda.so"].append(library("libcuda.so", "/opt/lib", None))
-    assert judge("versions.driver-agrees", data) == ("passed", DRIVER)
+    assert evaluate_check("versions.driver-agrees", data) == ("passed", DRIVER)
 
 
 def test_a_kernel_without_the_module_is_missing_it_and_does_not_differ() -> None:
@@ -686,9 +686,9 @@ def test_a_kernel_without_the_module_is_missing_it_and_does_not_differ() -> None
     for image in (None, f"/boot/vmlinuz-{OTHER}"):
         data = machine()
         another_kernel(image=image)(data)
-        assert judge("versions.driver-agrees", data) == ("passed", DRIVER)
-        assert judge("modules.version", data)[0] == "passed"
-        assert judge("modules.present", data)[0] == "failed"
+        assert evaluate_check("versions.driver-agrees", data) == ("passed", DRIVER)
+        assert evaluate_check("modules.version", data)[0] == "passed"
+        assert evaluate_check("modules.present", data)[0] == "failed"
         assert not re.search(r"reinstall|(?<!not )reboot", remedy("modules.present", data), re.IGNORECASE)
 
 
@@ -719,11 +719,11 @@ def test_what_is_missing_is_no_other_version() -> None:
     data = machine()
     data["driver"]["nvidia_smi"].update(version=None, rc=127)
     data["driver"]["library_files"]["libnvidia-ml.so"] = []
-    failed = [i for i in CHECKS if i not in INSIDE and judge(i, data)[0] == "failed"]
+    failed = [i for i in CHECKS if i not in INSIDE and evaluate_check(i, data)[0] == "failed"]
     assert failed == ["versions.driver-complete"]
     data = machine()
     del data["packages"]["installed"]["nvidia-smi"]
-    assert judge("versions.packages", data)[1] == (
+    assert evaluate_check("versions.packages", data)[1] == (
         "1 of 12 recorded packages missing, 0 of another version; missing: nvidia-smi"
     )
 
@@ -731,16 +731,16 @@ def test_what_is_missing_is_no_other_version() -> None:
 def test_a_module_that_names_no_version_is_not_compared() -> None:
     data = machine()
     data["modules"][KERNEL]["nvidia_uvm"]["version"] = None
-    assert judge("modules.version", data) == ("passed", f"version unknown: nvidia_uvm for {KERNEL}")
+    assert evaluate_check("modules.version", data) == ("passed", f"version unknown: nvidia_uvm for {KERNEL}")
     data["modules"][KERNEL]["nvidia"]["version"] = None
-    assert judge("versions.driver-agrees", data)[0] == "passed"
-    assert judge("versions.driver-branch", data)[0] == "passed"
+    assert evaluate_check("versions.driver-agrees", data)[0] == "passed"
+    assert evaluate_check("versions.driver-branch", data)[0] == "passed"
 
 
 def test_what_dkms_says_of_headers_without_a_kernel_is_no_fault() -> None:
     data = machine()
     data["dkms"]["rows"].append({**data["dkms"]["rows"][0], "kernel": "6.1.0-40-amd64", "state": "built"})
-    assert judge("modules.dkms", data)[0] == "passed"
+    assert evaluate_check("modules.dkms", data)[0] == "passed"
 
 
 def test_what_healthy_nodes_configure_for_their_modules_is_no_fault() -> None:
@@ -759,7 +759,7 @@ def test_what_healthy_nodes_configure_for_their_modules_is_no_fault() -> None:
     data["loading"]["copies"][KERNEL] = {"nvidia": twice}
     data["nouveau"]["initramfs"][KERNEL]["driver"] = {"lib/modules/nvidia.ko": DRIVER}
     for check_id in ("modules.loads", "modules.rivals", "modules.copies", "modules.initramfs"):
-        assert judge(check_id, data)[0] == "passed", check_id
+        assert evaluate_check(check_id, data)[0] == "passed", check_id
 
 
 def test_a_blacklist_of_a_driver_that_is_loaded_all_the_same_is_noted() -> None:
@@ -767,14 +767,14 @@ def test_a_blacklist_of_a_driver_that_is_loaded_all_the_same_is_noted() -> None:
     "nvidia-modprobe, gets it."""
     data = machine()
     data["loading"]["blacklist"] = ["nvidia"]
-    outcome, note = judge("modules.loads", data)
+    outcome, note = evaluate_check("modules.loads", data)
     assert (outcome, "it is loaded now" in note) == ("passed", True)
 
 
 def test_an_install_command_of_somebody_s_is_noted_and_not_judged() -> None:
     data = machine()
     asked("nvidia", loads(command="/usr/local/sbin/load-nvidia"))(data)
-    assert judge("modules.loads", data) == (
+    assert evaluate_check("modules.loads", data) == (
         "passed",
         "own command, not followed: /usr/local/sbin/load-nvidia",
     )
@@ -794,32 +794,35 @@ def test_companions_of_the_driver_s_version_are_no_fault() -> None:
         "nvidia-settings": "535.171.04-1~deb12u1",
         "nvidia-modprobe": "535.161.07-1",
     }
-    assert judge("versions.companions", data)[0] == "passed"
+    assert evaluate_check("versions.companions", data)[0] == "passed"
 
 
 def test_firmware_that_says_no_version_is_not_compared_and_a_gsp_that_is_off_needs_none() -> None:
     data = machine()
     nvidia = data["modules"][KERNEL]["nvidia"]
     nvidia["firmware"] = [gsp("gsp_ga10x", path="/lib/firmware/gsp_ga10x.bin.zst", version=None)]
-    assert judge("modules.firmware", data) == ("passed", "1 files")
+    assert evaluate_check("modules.firmware", data) == ("passed", "1 files")
     nvidia["firmware"] = []
-    assert judge("modules.firmware", data) == ("passed", "the module names no firmware")
+    assert evaluate_check("modules.firmware", data) == ("passed", "the module names no firmware")
     nvidia["firmware"] = [gsp("gsp_ga10x", path=None)]
     data["loading"]["gsp_off"] = True
-    assert judge("modules.firmware", data)[0] == "passed"
+    assert evaluate_check("modules.firmware", data)[0] == "passed"
 
 
 def test_a_missing_gpu_is_the_first_finding() -> None:
     """Not the CDI specification, of which a machine without a GPU has none."""
     assert next(iter(LAYERS)) == CHECKS["hardware.gpus"][0].layer
     assert [i for i, (check, _) in CHECKS.items() if check.layer == "hardware"] == ["hardware.gpus"]
-    assert judge("hardware.gpus", machine(gpus=0), profile="node", expect_gpus=None)[0] == "failed"
-    assert judge("hardware.gpus", machine(gpus=0), profile="node", expect_gpus=0) == ("not_run", "no GPU")
+    assert evaluate_check("hardware.gpus", machine(gpus=0), profile="node", expect_gpus=None)[0] == "failed"
+    assert evaluate_check("hardware.gpus", machine(gpus=0), profile="node", expect_gpus=0) == (
+        "not_run",
+        "no GPU",
+    )
 
 
 def test_the_owner_of_bare_metal_partitions_its_disk() -> None:
     data = machine()
     data["storage"]["root"]["after"] = 400 << 30
-    assert judge("boot.root-grown", data, profile="node") == ("passed", "60.0 GiB")
+    assert evaluate_check("boot.root-grown", data, profile="node") == ("passed", "60.0 GiB")
     data["storage"]["root"] = None
-    assert judge("boot.root-grown", data)[0] == "not_run"
+    assert evaluate_check("boot.root-grown", data)[0] == "not_run"

@@ -36,7 +36,7 @@ from gpukiln.kubernetes.quantity import quantity
 from gpukiln.nodes.hosts import find_targets
 from gpukiln.offers.request import parse
 from gpukiln.parsing import DEEPEST, check_yaml, parse_json, parse_yaml, read_text, refuse_credentials
-from gpukiln.sources.rpm import _streams
+from gpukiln.sources.rpm import _parse_streams
 from gpukiln.ssh import parse_ssh
 from gpukiln.units import Duration, Memory, whole
 from gpukiln.workspaces.spec import UpOptions, _assignment
@@ -61,7 +61,10 @@ YAML: dict[str, tuple[Callable[[str, Path], Any], type[Exception] | tuple[type[E
     "mig": (of_file(lambda file: mig.read_config(file, "")), UsageError),
     "--set": (lambda content, _: _assignment(f"labels={content}"), UsageError),
     "manifests": (lambda content, _: load(content), BrokenError),
-    "modules of rpm": (lambda content, _: _streams(content.encode(), "https://mirror.example"), GpukilnError),
+    "modules of rpm": (
+        lambda content, _: _parse_streams(content.encode(), "https://mirror.example"),
+        GpukilnError,
+    ),
 }
 
 

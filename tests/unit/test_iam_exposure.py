@@ -11,7 +11,7 @@ from gpukiln.clouds.tags import BAKED_STAGE_TAG, BUILD_ID_TAG, IMPORT_TAG, OWNER
 from gpukiln.commands import cloud_policy
 from gpukiln.errors import UsageError
 from gpukiln.exports import import_disk
-from gpukiln.proof.tags import judged_by, proof_tags
+from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags
 from gpukiln.workspaces import iam
 from gpukiln.workspaces.contract import Capabilities, Workspace
 from tests.support.exit_codes import code_of
@@ -197,7 +197,7 @@ def test_who_imports_gives_a_snapshot_no_tag_of_a_proof():
     assert set(new.tag_keys) == {*import_disk.SAID, IMPORT_TAG, BUILD_ID_TAG, OWNER_TAG, "Name"}
     for statement in permissions.statements():
         if statement.tag_keys:
-            assert not {*proof_tags("eks-gpu", [judged_by(VERDICT)])} & {*statement.tag_keys}
+            assert not {*verdict_tags("eks-gpu", [summarize_verdict(VERDICT)])} & {*statement.tag_keys}
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.probe import leftovers
+from gpukiln.probe import hygiene
 from gpukiln.probe.scripts import CREDENTIALS, IDENTITIES
 
 ROLE = Path(__file__).resolve().parents[2] / "roles/image_hygiene"
@@ -65,8 +65,8 @@ def example(pattern: str) -> str:
 
 
 def found_by_the_suite(root: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    monkeypatch.setattr(leftovers, "IDENTITIES", [f"{root}{one}" for one in IDENTITIES])
-    return [path.removeprefix(str(root)) for path in leftovers._owned()]
+    monkeypatch.setattr(hygiene, "IDENTITIES", [f"{root}{one}" for one in IDENTITIES])
+    return [path.removeprefix(str(root)) for path in hygiene._identity_files()]
 
 
 def test_what_machines_of_one_image_would_share_is_removed(
@@ -84,19 +84,19 @@ def test_what_machines_of_one_image_would_share_is_removed(
 
 def test_files_of_credentials_are_found_and_removed(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     homes = [str(root / "root"), str(root / "home/admin")]
-    monkeypatch.setattr(leftovers, "_homes", lambda: dict(enumerate(homes)))
-    monkeypatch.setattr(leftovers, "SECRET_DIRS", ())
-    monkeypatch.setattr(leftovers, "SETTINGS", ())
+    monkeypatch.setattr(hygiene, "_homes", lambda: dict(enumerate(homes)))
+    monkeypatch.setattr(hygiene, "SECRET_DIRS", ())
+    monkeypatch.setattr(hygiene, "SETTINGS", ())
     listed = [one if one.startswith("~") else f"{root}{one}" for one in CREDENTIALS]
-    monkeypatch.setattr(leftovers, "CREDENTIALS", listed)
+    monkeypatch.setattr(hygiene, "CREDENTIALS", listed)
     made = {
         str(write(Path(example(one.replace("~", home)))))
         for one in listed
         for home in (homes if one.startswith("~") else [""])
     }
-    assert {row["path"] for row in leftovers.secrets()["found"]} == made
+    assert {row["path"] for row in hygiene.secrets()["found"]} == made
     clean(root, *CREDENTIALS)
-    assert leftovers.secrets()["found"] == []
+    assert hygiene.secrets()["found"] == []
     assert not [path for path in made if Path(path).exists()]
 
 

@@ -16,7 +16,7 @@ from gpukiln.exports import ebs, import_disk, run
 from gpukiln.images.subject import subject_from_tags
 from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
 from gpukiln.instances.tags import tags_of
-from gpukiln.proof.tags import judged_from_tags
+from gpukiln.pipeline.verdict_tags import summaries_from_tags
 from tests.support.exports import boot_disk, image_with_disk
 from tests.support.killed import chosen, files_in, killed_at, masked, steps_of
 from tests.support.release_cloud import HOME, Cloud, fault, fault_each, images, quiet, server, tell
@@ -92,7 +92,7 @@ def test_a_disk_becomes_an_image_that_nobody_proved(golden, tmp_path):
     )
     tags = tags_of(image)
     assert (tags["gpukiln:image"], tags["gpukiln:import"]) == ("not-proven", made.sha256)
-    assert judged_from_tags(made.image_id, tags) == {}
+    assert summaries_from_tags(made.image_id, tags) == {}
     subject = subject_from_tags(made.image_id, tags)  # ami.verify needs no more
     assert (subject.ssh_user, subject.driver, subject.profile) == ("admin", "535.309.01", "image")
     assert snapshots() == {made.snapshot_id: "completed"}

@@ -15,7 +15,7 @@ from gpukiln.kubernetes.rbac import RIGHTS, roles
 from gpukiln.probe.gather import POD_SECTIONS
 from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
 from tests.support.exit_codes import invoke
-from tests.support.host_judge import judge
+from tests.support.host_evaluate import evaluate_check
 from tests.support.host_machine import machine
 
 IMAGE = "registry.example/runner-gpu@sha256:" + "0" * 64
@@ -80,7 +80,7 @@ def judged(tmp_path):
         facts = prove.prove(
             Cluster(), prove.GpuTestOptions(IMAGE, wait_s=wait_s), tmp_path / "facts", say=print
         )
-        return judge(check, json.loads(facts.read_text()), profile="pod", expect_gpus=None)
+        return evaluate_check(check, json.loads(facts.read_text()), profile="pod", expect_gpus=None)
 
     return run
 

@@ -16,7 +16,7 @@ from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.images.bake import image_tags
 from gpukiln.images.builds import Build
 from gpukiln.probe import desktop
-from gpukiln.sources.available import Decision, Probes, decide
+from gpukiln.sources.decisions import Decision, Probes, decide_sources
 from gpukiln.workspaces.agent import VNC_PORT
 from gpukiln.workspaces.plan import require_desktop
 from tests.support.plans import OFFLINE, plan
@@ -27,7 +27,9 @@ VERSION = load_components()["kasmvnc"].version
 
 def decided(name: str, *, probes: Probes = ONLINE, strict: bool = True, arch: str = "x86_64") -> Decision:
     components = load_components()
-    [found] = decide(["kasmvnc"], components, base(name), architecture=arch, strict=strict, probes=probes)
+    [found] = decide_sources(
+        ["kasmvnc"], components, base(name), architecture=arch, strict=strict, probes=probes
+    )
     return found
 
 
@@ -117,7 +119,7 @@ class Machine:
 def looked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     def look(machine: Machine, *people: int) -> dict[str, Any]:
         monkeypatch.setattr(desktop, "run", machine.run)
-        monkeypatch.setattr(desktop, "ask", lambda *_: {"status": 401})
+        monkeypatch.setattr(desktop, "http_request", lambda *_: {"status": 401})
         monkeypatch.setattr(desktop, "START_S", 0.0)
         rows = [pwd.struct_passwd(("ada", "x", uid, uid, "", str(tmp_path), "/bin/sh")) for uid in people]
         monkeypatch.setattr(desktop.pwd, "getpwall", lambda: rows)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.attest import newest, signing, statements
+from gpukiln.attest import newest_release, signing, statements
 from gpukiln.attest.keyless import IdentityKey
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images import channels
@@ -181,7 +181,7 @@ def typed(proven, monkeypatch, capsys, tmp_path):
 def test_a_release_is_signed_by_a_job_and_trusted_wherever_it_is_used(
     typed, job, monkeypatch, tmp_path, largest
 ):
-    monkeypatch.setattr(statements, "LARGEST", largest)
+    monkeypatch.setattr(statements, "MAX_PARAMETER_CHARS", largest)
     trusting(monkeypatch, job.entry)
     options = {"channel": "stable", "regions": ",".join(REGIONS)}
     sign(AMI, job.option, tmp_path, judged=JUDGED, build=typed.build)
@@ -245,7 +245,7 @@ def test_keys_and_identities_are_trusted_together(typed, job, monkeypatch, tmp_p
     sign(second, job.option, tmp_path, judged=JUDGED)
     options = {"channel": "stable", "image_region": HOME}
     assert typed("release", second, **options, sign_key=str(key))[0] == 0
-    seen = newest._read(newest._file(Cloud()))[STABLE]
+    seen = newest_release._read(newest_release._file(Cloud()))[STABLE]
     assert (seen.number, seen.image_id) == (2, second)
 
 

@@ -19,7 +19,7 @@ from gpukiln.instances import access
 from gpukiln.instances.access import key_files
 from gpukiln.instances.leftovers import builds_with_leftovers, sweep, unrecorded_images
 from gpukiln.instances.tags import build_tags, tag_specifications
-from gpukiln.proof.tags import SHORT, ProvenAmi
+from gpukiln.pipeline.verdict_tags import DIGEST_CHARS, VerifiedAmi
 from gpukiln.verify.digest import suite_digest
 from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
@@ -248,8 +248,8 @@ def test_commands_that_only_read_tell_it(dead, run):
 
 def test_a_build_that_has_nothing_to_bake_cleans_up_too(ec2, home, dead, planned, run, monkeypatch):
     monkeypatch.setattr(ami, "_plan", lambda *_, **__: planned)
-    current = ProvenAmi({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:SHORT]]))
-    monkeypatch.setattr("gpukiln.proof.tags.find_proven", lambda *_: current)
+    current = VerifiedAmi({"ImageId": "ami-1", "Tags": []}, frozenset([suite_digest()[:DIGEST_CHARS]]))
+    monkeypatch.setattr("gpukiln.pipeline.verdict_tags.find_proven", lambda *_: current)
     code, _, err = run(ami.AmiBuild, dry_run=True, stages="off")
     assert f"build {dead.id} was killed" in err
     assert len(left(ec2, home, dead)) == 5

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.commands.node import _exit_code_of_verdicts
-from gpukiln.verify.target import of_inventory
+from gpukiln.verify.target import inventory_target
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.support import documents
 
@@ -141,6 +141,6 @@ def test_too_little_time_is_no_pass_and_is_kept_to(tmp_path):
 
 
 def test_hosts_are_reached_as_ansible_reaches_them():
-    target = of_inventory("gpu-1", Path("/a b/hosts.yml"))
+    target = inventory_target("gpu-1", Path("/a b/hosts.yml"))
     assert target.hostspec == "ansible://gpu-1?ansible_inventory=/a%20b/hosts.yml&force_ansible=true"
     assert target.address == "gpu-1 of /a b/hosts.yml"

@@ -18,8 +18,8 @@ from gpukiln.probe import child as probe_child
 from gpukiln.probe import nvml as probe_nvml
 from tests.doubles.nvml_machine import LOST, UNKNOWN, Data, made_up_machine
 from tests.support import nvml_double
+from tests.support.host_evaluate import evaluate_check
 from tests.support.host_gpu_faults import gpu
-from tests.support.host_judge import judge
 from tests.support.host_machine import machine
 
 ROOT = Path(__file__).parents[2]
@@ -68,7 +68,7 @@ def judged(check_id: str, section: Data) -> tuple[str, str]:
     """A check's outcome on a good machine of which NVML says this."""
     data = machine(gpus=2)
     data["nvml"] = {**section, "at": data["nvml"]["at"]}
-    return judge(check_id, data)
+    return evaluate_check(check_id, data)
 
 
 def test_pynvml_reads_the_double_and_follows_the_spec_while_it_runs(library: Path, spec: Path) -> None:
@@ -270,7 +270,7 @@ def test_the_links_of_a_gpu_that_is_lost_meanwhile_are_an_error(library: Path, s
     nvml.write_state(spec, made_up_machine(), errors={"1.nvmlDeviceGetHandleByIndex_v2": 15})
     done = ask(library, spec, "python", "-c", GATHER.replace("nvml_facts", "nvlink_facts"), json.dumps(PCI))
     data["nvlinks"] = {**json.loads(done.stdout), "at": data["nvml"]["at"] + 20}
-    outcome, reason = judge("multi-gpu.nvlink", data)
+    outcome, reason = evaluate_check("multi-gpu.nvlink", data)
     assert outcome == "failed"
     assert "GPU 1: nvlinks: nvmlDeviceGetHandleByIndex: GPU is lost" in reason
 

@@ -16,7 +16,7 @@ from gpukiln.errors import CheckFailedError, UnavailableError
 from gpukiln.images import packer
 from gpukiln.images.bake import packer_variables
 from gpukiln.images.packer import Packer, _parse
-from gpukiln.verify.target import new_machine
+from gpukiln.verify.target import new_machine_target
 
 
 def test_lines_are_unescaped():
@@ -179,7 +179,7 @@ def variables(tmp_path):
     key = tmp_path / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     (tmp_path / "vars.json").write_text("{}")
-    target = new_machine("i-1", "192.0.2.1", port=2222, user="admin", private_key=key)
+    target = new_machine_target("i-1", "192.0.2.1", port=2222, user="admin", private_key=key)
     return packer_variables(target, tmp_path / "vars.json")
 
 

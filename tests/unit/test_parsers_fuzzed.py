@@ -18,7 +18,7 @@ import yaml
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from gpukiln.attest import newest, sbom, signing, statements
+from gpukiln.attest import newest_release, sbom, signing, statements
 from gpukiln.catalog.load import read_yaml
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.clouds.embedded.gpus.settings import read_scenario
@@ -38,9 +38,9 @@ from gpukiln.nodes.passthrough.api import _place
 from gpukiln.nodes.passthrough.apply import read_undo
 from gpukiln.offers import request, size
 from gpukiln.parsing import check_yaml, parse_json, parse_yaml, refuse_credentials
-from gpukiln.proof import tags
+from gpukiln.pipeline import verdict_tags
 from gpukiln.release.osv import load_osv
-from gpukiln.sources.rpm import _streams
+from gpukiln.sources.rpm import _parse_streams
 from gpukiln.sources.ubuntu import parse_index
 from gpukiln.ssh import parse_ssh
 from gpukiln.units import Duration, Memory, Money, Span, is_whole, whole
@@ -169,9 +169,12 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "cloud.gpus --scarce": (scarcity._parse, (UsageError,)),
     "workspace --set": (lambda word: _assignment(f"a.b={word}"), (UsageError,)),
     "address": (lambda word: refuse_credentials(word, "--url", where="a file"), (UsageError,)),
-    "verdict": (lambda word: tags._parse("gpukiln:verdict:t", word), (ValueError, KeyError)),
+    "verdict": (lambda word: verdict_tags._parse("gpukiln:verdict:t", word), (ValueError, KeyError)),
     "list of packages": (parse_index, (GpukilnError,)),
-    "list of modules": (lambda word: _streams(word.encode(), "https://mirror.example"), (GpukilnError,)),
+    "list of modules": (
+        lambda word: _parse_streams(word.encode(), "https://mirror.example"),
+        (GpukilnError,),
+    ),
     "pointer": (
         lambda word: pointer._version(
             {"Description": word, "Value": "ami-1", "Version": 1, "LastModifiedDate": NOW}
@@ -181,8 +184,8 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "JSON": (parse_json, (ValueError,)),
     "YAML": (parse_yaml, (ValueError, yaml.YAMLError)),
     "limits of YAML": (check_yaml, (ValueError, yaml.YAMLError)),
-    "signature": (signing._read, (CheckFailedError,)),
-    "statement in parts": (lambda word: statements.kept(parameter(word), "ami-1"), ()),
+    "signature": (signing._parse_envelope, (CheckFailedError,)),
+    "statement in parts": (lambda word: statements.stored_statements(parameter(word), "ami-1"), ()),
     "--sign-key": (lambda word: keys.kms_key(f"awskms:{word}"), (UsageError,)),
 }
 NOW = datetime(2026, 11, 21, tzinfo=UTC)
@@ -236,7 +239,7 @@ FILES: Mapping[str, Callable[[str, Path], Any]] = {
     "record": written(Build.read_file, ".json"),
     "undo": written(read_undo, ".json"),
     "osv": written(lambda file: load_osv([file]), ".json"),
-    "newest release": written(newest._read, ".json"),
+    "newest release": written(newest_release._read, ".json"),
 }
 KEYS = {
     "scenario": ("set",),
@@ -532,4 +535,4 @@ PARTS = ("components", "metadata", "component", "version", "name", "purl", "bom-
 @BOUNDED
 @given(document=values(st.sampled_from(PARTS)))
 def test_any_sbom_is_compared(document: Any) -> None:
-    assert sbom.what_differs(json.dumps(document).encode(), BAKE)
+    assert sbom.sbom_difference(json.dumps(document).encode(), BAKE)

@@ -35,9 +35,8 @@ from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
 from gpukiln.offers.availability import availability
 from gpukiln.offers.image import images_of
 from gpukiln.offers.refresh import refresh
-from gpukiln.proof import pipeline
-from gpukiln.proof import tags as proof
-from gpukiln.proof.signed import sign_verdict
+from gpukiln.pipeline import steps, verdict_tags
+from gpukiln.pipeline.verdict_signing import sign_verdict
 from gpukiln.release import prune
 from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.log import ReleaseLog, require_complete
@@ -148,7 +147,7 @@ def build(calls, endpoint, images, planned, folder):
     ):  # neither is there: what else is published is asked for too
         with pytest.raises(UnavailableError, match="has no base"):
             resolve_base(name, base(name), endpoint, kubernetes="1.34", architecture="x86_64")
-    assert proof.find_proven(SimpleNamespace(digest="x"), endpoint, "suite") is None
+    assert verdict_tags.find_verified(SimpleNamespace(digest="x"), endpoint, "suite") is None
     leftovers.builds_with_leftovers(endpoint)
     with access.ssh_access(endpoint, "b1", purpose="bake", say=print) as entry:
         bake_and_capture(endpoint, images[0], entry, planned, folder)
@@ -196,10 +195,10 @@ def verify(calls, endpoint, images, folder):
     attestation._describe(endpoint, images[1])
     bake.finish(endpoint, images[1])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "run_suite", lambda *_, **__: verdict())
+        patch.setattr(steps, "run_suite", lambda *_, **__: verdict())
         patch.setattr(access, "_speaks_ssh", lambda *_: True)
-        pipeline.verify_image(subject, endpoint, folder, quiet(), spot=True)
-        proof.write_proof(endpoint, subject, verdict())
+        steps.verify_image(subject, endpoint, folder, quiet(), spot=True)
+        verdict_tags.write_verdict_tags(endpoint, subject, verdict())
         setting_up(calls)
         extend_signing()
         key = kms_key(client=endpoint.client("kms"))

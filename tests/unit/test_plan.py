@@ -20,7 +20,7 @@ from gpukiln.images.bake import ansible_variables, image_tags
 from gpukiln.images.builds import Build
 from gpukiln.images.plan import ImagePlan, git_commit, make_plan
 from gpukiln.images.plan_view import plan_table
-from gpukiln.sources.available import Probes
+from gpukiln.sources.decisions import Probes
 from gpukiln.sources.rpm import RpmMetadata
 from gpukiln.typed import dump, load
 from tests.support.plans import OFFLINE, MotoCloud, plan

@@ -14,7 +14,7 @@ from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.gpus import collect
 from gpukiln.gpus.model import Device, plain
 from gpukiln.probe import nvml
-from gpukiln.probe.nvml import Calling, Nvml, address, ask_nvml, read_gpus
+from gpukiln.probe.nvml import CurrentCall, Nvml, address, ask_nvml, read_gpus
 
 Machine = Callable[..., State]
 # Without these nothing is known of a GPU, or of any; what stands for a lost GPU is another test.
@@ -51,7 +51,7 @@ def ask_all() -> list[Device]:
 
     import pynvml  # noqa: PLC0415 - loads the double that a fixture made
 
-    read_gpus(tell, (), Calling(), {}, shown=True)
+    read_gpus(tell, (), CurrentCall(), {}, shown=True)
     with contextlib.suppress(pynvml.NVMLError):  # a process of its own ends instead
         pynvml.nvmlShutdown()
     rows = [gpus[index] for index in sorted(gpus)]

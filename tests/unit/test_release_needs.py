@@ -7,7 +7,13 @@ import pytest
 from gpukiln.clouds.tags import ATTESTED_TAGS, SIGNING_KEY_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channel, load_channels
-from gpukiln.proof.tags import SHORT, VerdictSummary, judged_by, judged_from_tags, proof_tags
+from gpukiln.pipeline.verdict_tags import (
+    DIGEST_CHARS,
+    VerdictSummary,
+    summaries_from_tags,
+    summarize_verdict,
+    verdict_tags,
+)
 from gpukiln.release.channels import joined, proof_from_tags
 from gpukiln.release.needs import MachineNeed, examine, needs_of, require_proven, types_for
 from gpukiln.verify.catalog import load_checks
@@ -23,7 +29,7 @@ L4 = verdict(on="g6.xlarge", saw_gpu=True)
 def proof(*verdicts, known=True, **more):
     """What is known of an image; `known`: with the reasons of what was not run."""
     found = proof_from_tags(AMI, HOME, tags("b1"))
-    judged = {one.instance_type: judged_by(one) for one in verdicts}
+    judged = {one.instance_type: summarize_verdict(one) for one in verdicts}
     if not known:
         judged = {name: replace(one, checks=None) for name, one in judged.items()}
     return replace(found, **{"judged": judged, **more})
@@ -148,25 +154,25 @@ def test_a_verdict_survives_its_tag():
     every = {check.layer: 88 for check in checks if "eks-node" in check.profiles}
     assert len(every) > 5
     long = VerdictSummary(
-        "p4de.24xlarge", False, "eks-node", T4.started_at, "f" * SHORT, "f" * SHORT, True, every
+        "p4de.24xlarge", False, "eks-node", T4.started_at, "f" * DIGEST_CHARS, "f" * DIGEST_CHARS, True, every
     )
-    for one in (replace(judged_by(T4), checks=None), long):
+    for one in (replace(summarize_verdict(T4), checks=None), long):
         name, value = one.tag
         assert len(value) <= 256  # EC2 user guide, "Tag restrictions"
-        assert judged_from_tags(AMI, {name: value, "Name": "x"}) == {one.instance_type: one}
+        assert summaries_from_tags(AMI, {name: value, "Name": "x"}) == {one.instance_type: one}
     with pytest.raises(UsageError, match=r"tag gpukiln:verdict:g5.xlarge of ami-0123456789abcdef0"):
-        judged_from_tags(AMI, {"gpukiln:verdict:g5.xlarge": "passed"})
+        summaries_from_tags(AMI, {"gpukiln:verdict:g5.xlarge": "passed"})
 
 
 def test_only_what_passed_everywhere_can_be_selected():
-    bad = judged_by(verdict(on="g5.xlarge", failed=[("gpu.ecc", "bad")]))
-    assert proof_tags("eks-gpu", [judged_by(T4)])["gpukiln:image"] == "eks-gpu"
-    found = proof_tags("eks-gpu", [judged_by(T4), bad])
+    bad = summarize_verdict(verdict(on="g5.xlarge", failed=[("gpu.ecc", "bad")]))
+    assert verdict_tags("eks-gpu", [summarize_verdict(T4)])["gpukiln:image"] == "eks-gpu"
+    found = verdict_tags("eks-gpu", [summarize_verdict(T4), bad])
     assert (found["gpukiln:image"], found["gpukiln:verdict"]) == ("not-proven", "failed")
 
 
 def test_verdicts_of_other_machines_count_beside_the_records():
-    own, there = proof(T4), {**tags("b1", T4), **dict([judged_by(A10G).tag])}
+    own, there = proof(T4), {**tags("b1", T4), **dict([summarize_verdict(A10G).tag])}
     both = joined(own, there)
     assert set(both.judged) == {"g4dn.xlarge", "g5.xlarge"}
     assert both.judged["g4dn.xlarge"].checks is not None

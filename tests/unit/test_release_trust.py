@@ -9,7 +9,7 @@ from datetime import date
 
 import pytest
 
-from gpukiln.attest import newest
+from gpukiln.attest import newest_release
 from gpukiln.attest.statements import RELEASE_TYPE, VERDICT_TYPE
 from gpukiln.attest.trust import UNSIGNED, is_copy
 from gpukiln.clouds import select
@@ -20,7 +20,7 @@ from gpukiln.images.pointer import Pointer, Version, write
 from gpukiln.instances.tags import tag_list
 from gpukiln.kubernetes.nodes.trusted import require_trusted
 from gpukiln.offers.image import choose, images_of
-from gpukiln.proof.tags import find_proven
+from gpukiln.pipeline.verdict_tags import find_verified
 from gpukiln.verify.digest import suite_digest
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
 from gpukiln.workspaces.plan import plan
@@ -230,19 +230,19 @@ def test_a_build_takes_no_image_of_its_plan_by_tags_alone(typed, key, build, tmp
     assert typed
     planned = build.read().plan
     Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({"gpukiln:digest": planned.digest}))
-    assert find_proven(planned, Cloud(), suite_digest()) is None
+    assert find_verified(planned, Cloud(), suite_digest()) is None
     assert f"{AMI} does not count as built: no trusted key vouches for {AMI}" in caplog.text
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
-    assert find_proven(planned, Cloud(), suite_digest()).image_id == AMI
+    assert find_verified(planned, Cloud(), suite_digest()).image_id == AMI
 
 
 def test_without_keys_a_build_takes_no_image_that_the_record_contradicts(typed, build):
     assert typed
     planned = build.read().plan
     plain = imitation(build.id, **{"gpukiln:digest": planned.digest})
-    assert find_proven(planned, Cloud(), suite_digest()) is None
+    assert find_verified(planned, Cloud(), suite_digest()) is None
     Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list({"gpukiln:digest": planned.digest}))
-    assert find_proven(planned, Cloud(), suite_digest()).image_id == AMI != plain
+    assert find_verified(planned, Cloud(), suite_digest()).image_id == AMI != plain
 
 
 def test_what_is_signed_has_the_form_of_in_toto_and_names_what_it_is_about(typed, key, build, tmp_path):
@@ -622,7 +622,7 @@ def test_who_can_remember_nothing_is_warned(typed, two, tmp_path, monkeypatch, c
     def write(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(newest, "write_whole", write)
+    monkeypatch.setattr(newest_release, "write_whole", write)
     assert require_trusted(STABLE.path, Cloud()).startswith("signed")
     assert f"nobody notices when {STABLE.path} is put back" in caplog.text
     assert pointed("stable")[HOME] == two

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gpukiln.attest.sbom import what_differs
+from gpukiln.attest.sbom import sbom_difference
 from gpukiln.images.builds import Bake
 
 DRIVER = {"status": "installed", "version": "535.1"}
@@ -29,7 +29,7 @@ def without(name: str) -> list[dict[str, Any]]:
 
 
 def test_a_whole_one_lacks_nothing() -> None:
-    assert what_differs(json.dumps(sbom()).encode(), BAKED) == ""
+    assert sbom_difference(json.dumps(sbom()).encode(), BAKED) == ""
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_a_whole_one_lacks_nothing() -> None:
     ],
 )
 def test_what_is_wrong_is_told(document: Any, said: str) -> None:
-    assert said in what_differs(json.dumps(document).encode(), BAKED)
+    assert said in sbom_difference(json.dumps(document).encode(), BAKED)
 
 
 def test_a_record_without_packages_proves_nothing() -> None:
     empty = Bake("ami-1", "x", "us-west-2", "6.1", {}, {})
-    assert "lists no package" in what_differs(json.dumps(sbom()).encode(), empty)
-    assert "no CycloneDX document" in what_differs(b"", BAKED)
+    assert "lists no package" in sbom_difference(json.dumps(sbom()).encode(), empty)
+    assert "no CycloneDX document" in sbom_difference(b"", BAKED)

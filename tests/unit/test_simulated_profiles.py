@@ -15,9 +15,9 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.probe.nvml import address
 from gpukiln.verify.catalog import load_checks
 from tests.doubles.nvml_machine import made_up_machine, nvlinks_later
+from tests.support.host_evaluate import evaluate_check
 from tests.support.host_gpu_faults import Fault
 from tests.support.host_gpu_faults import gpu as fault
-from tests.support.host_judge import judge
 from tests.support.host_machine import machine
 
 TYPES = sorted(
@@ -273,7 +273,7 @@ def healthy() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("check", "name"), list(healthy()))
 def test_nothing_is_found_on_a_healthy_machine(check: str, name: str) -> None:
-    outcome, reason = judge(check, facts(name), expect_gpus=instance_type(name).gpus)
+    outcome, reason = evaluate_check(check, facts(name), expect_gpus=instance_type(name).gpus)
     assert outcome in ("passed", "not_run"), reason
 
 
@@ -288,4 +288,4 @@ def test_nothing_is_found_on_a_healthy_machine(check: str, name: str) -> None:
 def test_a_fault_of_a_simulated_machine_is_found(check: str, break_it: Fault) -> None:
     data = facts("p4d.24xlarge")
     break_it(data)
-    assert judge(check, data, expect_gpus=8)[0] == "failed"
+    assert evaluate_check(check, data, expect_gpus=8)[0] == "failed"

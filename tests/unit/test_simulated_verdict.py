@@ -11,8 +11,8 @@ from rich.console import Console
 
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channel
+from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags, write_verdict_tags
 from gpukiln.probe.simulated import NOTE
-from gpukiln.proof.tags import judged_by, proof_tags, write_proof
 from gpukiln.release.channels import proof_from_record, proof_from_tags
 from gpukiln.release.needs import require_proven
 from gpukiln.release.notes import make_notes
@@ -25,7 +25,7 @@ from gpukiln.verify.junit import write_junit
 from gpukiln.verify.needs import SIMULATED
 from gpukiln.verify.verdict import Verdict
 from gpukiln.verify.verification import Verification
-from tests.support.host_judge import CHECKS, judge
+from tests.support.host_evaluate import CHECKS, evaluate_check
 from tests.support.host_machine import machine, simulated_machine
 from tests.support.host_runner_faults import RUNNER_FAULTS
 from tests.support.release_cloud import HOME, tags, verdict
@@ -39,7 +39,7 @@ DOUBLE = replace(REAL, simulated=True)
 @pytest.mark.parametrize("check_id", NEED_GPUS)
 @pytest.mark.parametrize("expected", [None, 8])
 def test_what_needs_gpus_is_not_run_where_they_are_simulated(check_id: str, expected: int | None) -> None:
-    found = judge(check_id, simulated_machine(), profile="node", expect_gpus=expected)
+    found = evaluate_check(check_id, simulated_machine(), profile="node", expect_gpus=expected)
     assert found == ("not_run", SIMULATED)
 
 
@@ -52,7 +52,7 @@ def test_every_check_of_the_layers_about_gpus_needs_them() -> None:
 @pytest.mark.parametrize("check_id", NEED_GPUS)
 def test_asked_for_what_nvml_tells_is_judged(check_id: str) -> None:
     check, _ = CHECKS[check_id]
-    outcome, reason = judge(check_id, simulated_machine(), expect_gpus=2, simulated=True)
+    outcome, reason = evaluate_check(check_id, simulated_machine(), expect_gpus=2, simulated=True)
     if check.layer in DEEP or "real-gpu" in check.needs:
         assert (outcome, reason) == ("not_run", SIMULATED)
     else:
@@ -62,26 +62,26 @@ def test_asked_for_what_nvml_tells_is_judged(check_id: str) -> None:
 
 def test_simulated_gpus_are_counted_as_nvml_tells_them() -> None:
     data = simulated_machine(gpus=2)
-    assert judge("gpu.nvml", data, expect_gpus=8, simulated=True) == (
+    assert evaluate_check("gpu.nvml", data, expect_gpus=8, simulated=True) == (
         "failed",
         "2 GPUs simulated, at least 8 expected on this machine",
     )
     data["gpus"]["rows"].pop()
-    assert judge("gpu.nvidia-smi", data, expect_gpus=2, simulated=True) == (
+    assert evaluate_check("gpu.nvidia-smi", data, expect_gpus=2, simulated=True) == (
         "failed",
         "nvidia-smi lists 1 GPUs, NVML has 2",
     )
 
 
 def test_who_asks_for_simulated_gpus_takes_no_others() -> None:
-    outcome, reason = judge("gpu.nvml", machine(gpus=1), simulated=True)
+    outcome, reason = evaluate_check("gpu.nvml", machine(gpus=1), simulated=True)
     assert (outcome, "found no simulated GPUs" in reason) == ("failed", True)
 
 
 def test_a_real_machine_is_judged_as_before() -> None:
     data = machine()
     del data["simulated"]
-    assert judge("gpu.nvml", data)[0] == "passed"
+    assert evaluate_check("gpu.nvml", data)[0] == "passed"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_real_machine_is_judged_as_before() -> None:
 def test_a_simulated_machine_s_own_note_is_excused_where_that_is_known(
     profile: str, asked: bool, outcome: str
 ) -> None:
-    found = judge("hygiene.simulated", simulated_machine(), profile=profile, simulated=asked)
+    found = evaluate_check("hygiene.simulated", simulated_machine(), profile=profile, simulated=asked)
     assert found[0] == outcome, found
 
 
@@ -108,10 +108,10 @@ def test_an_image_baked_on_simulated_gpus_fails(profile: str, asked: bool) -> No
     """Its note alone, on a machine that has none; the double itself everywhere."""
     data = machine(gpus=0)
     data["simulated"]["disk"] = [NOTE]
-    assert judge("hygiene.simulated", data, profile=profile, simulated=asked)[0] == "failed"
+    assert evaluate_check("hygiene.simulated", data, profile=profile, simulated=asked)[0] == "failed"
     data = simulated_machine()
     data["simulated"]["disk"].append("/usr/lib64/libnvidia-ml.so.580.1")
-    outcome, reason = judge("hygiene.simulated", data, profile=profile, simulated=asked)
+    outcome, reason = evaluate_check("hygiene.simulated", data, profile=profile, simulated=asked)
     assert outcome == "failed"
     assert "/usr/lib64/libnvidia-ml.so.580.1" in reason
 
@@ -139,17 +139,17 @@ def test_everything_that_is_written_says_it(tmp_path: Path) -> None:
 
 
 def test_it_passes_and_proves_nothing() -> None:
-    assert (REAL.passed, REAL.proves) == (True, True)
-    assert (DOUBLE.passed, DOUBLE.proves) == (True, False)
-    assert not judged_by(DOUBLE).passed
-    written = proof_tags("eks-gpu", [judged_by(DOUBLE)])
+    assert (REAL.passed, REAL.passed_without_simulation) == (True, True)
+    assert (DOUBLE.passed, DOUBLE.passed_without_simulation) == (True, False)
+    assert not summarize_verdict(DOUBLE).passed
+    written = verdict_tags("eks-gpu", [summarize_verdict(DOUBLE)])
     assert written["gpukiln:verdict"] == "failed"
     assert written["gpukiln:image"] == "not-proven"
 
 
 def test_no_tag_of_an_image_tells_of_it() -> None:
     cloud = SimpleNamespace(client=lambda _: pytest.fail("the cloud was called"))
-    write_proof(cloud, SimpleNamespace(), DOUBLE)
+    write_verdict_tags(cloud, SimpleNamespace(), DOUBLE)
 
 
 def test_it_takes_no_real_verdict_s_place(proven) -> None:
@@ -173,6 +173,9 @@ def test_it_takes_no_real_verdict_s_place(proven) -> None:
 def test_a_channel_refuses_what_only_a_double_has_shown() -> None:
     """Also where somebody wrote it beside a real verdict."""
     proof = proof_from_tags("ami-1", HOME, tags("b1"))
-    judged = {one.instance_type: judged_by(one) for one in (DOUBLE, replace(REAL, instance_type="g5.xlarge"))}
+    judged = {
+        one.instance_type: summarize_verdict(one)
+        for one in (DOUBLE, replace(REAL, instance_type="g5.xlarge"))
+    }
     with pytest.raises(RefusedError, match=r"not `passed` on g4dn\.xlarge"):
         require_proven("candidate", load_channel("candidate"), replace(proof, judged=judged), has_gpus=True)

@@ -13,7 +13,7 @@ from gpukiln.catalog.bases import base
 from gpukiln.catalog.components import apply_overrides, load_components
 from gpukiln.catalog.images import load_image
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.sources.available import Decision, Probes, decide, http_unreachable, with_found_driver
+from gpukiln.sources.decisions import Decision, Probes, decide_sources, http_unreachable, with_resolved_driver
 from gpukiln.sources.rpm import RpmMetadata
 
 MIRROR = {
@@ -46,7 +46,7 @@ def decisions(
         assert not strict, "a cloud's machines do not use this machine's mirror"
         return {name: mirror[name] for name in packages if name in mirror}
 
-    found = decide(
+    found = decide_sources(
         (*load_image("eks-gpu").components, *more),
         apply_overrides(load_components(), overrides),
         base(base_name),
@@ -155,11 +155,11 @@ def test_a_branch_is_the_newest_version_of_it_that_an_rpm_repository_has() -> No
     found = RpmMetadata({"kmod-nvidia-latest-dkms": kmod, "nvidia-container-toolkit": {"1.19.1-1"}}, {})
     probes = Probes(lambda _: None, lambda _: {}, lambda _: found)
     components = apply_overrides(load_components(), ["nvidia_driver.branch=580"])
-    [driver] = decide(
+    [driver] = decide_sources(
         ["nvidia_driver"], components, base("eks-al2023"), architecture="x86_64", strict=True, probes=probes
     )
     assert (driver.version, driver.package_version) == ("580.105.08", "580.105.08-1.el9")
-    assert with_found_driver(components, [driver])["nvidia_driver"].version == "580.105.08"
+    assert with_resolved_driver(components, [driver])["nvidia_driver"].version == "580.105.08"
 
 
 def test_open_modules_are_another_package() -> None:
@@ -202,7 +202,7 @@ def test_a_distribution_without_a_named_package_is_an_error() -> None:
     docker = replace(components["docker"], packages={"debian": "docker.io"})
     probes = Probes(lambda _: None, lambda _: {}, lambda _: None)
     with pytest.raises(IncompatibleError, match="no package of docker for amazon"):
-        decide(
+        decide_sources(
             ["docker"],
             {**components, "docker": docker},
             base("eks-al2023"),
@@ -252,7 +252,7 @@ def test_an_rpm_repository_has_the_version_or_it_is_an_error_that_names_what_it_
 def test_an_unknown_component_of_an_image_is_an_error() -> None:
     probes = Probes(lambda _: None, lambda _: {}, lambda _: None)
     with pytest.raises(UsageError, match="unknown component 'nvtpo'"):
-        decide(
+        decide_sources(
             ["nvtpo"],
             load_components(),
             base("debian-12"),

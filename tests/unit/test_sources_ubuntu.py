@@ -12,7 +12,7 @@ from gpukiln.catalog.bases import base
 from gpukiln.catalog.components import load_components
 from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.sources import ubuntu
-from gpukiln.sources.available import Decision, Probes, decide
+from gpukiln.sources.decisions import Decision, Probes, decide_sources
 from gpukiln.sources.ubuntu import DebPackage, Index, parse_index, read_archive
 
 NAME = "nvidia-dkms-535-server"
@@ -41,7 +41,7 @@ def index(*packages: DebPackage) -> Index:
 
 def driver(there: Index | None, release: str = "24.04") -> Decision:
     """What the plan decides about the driver on an Ubuntu whose archive has this."""
-    [decision] = decide(
+    [decision] = decide_sources(
         ["nvidia_driver"],
         load_components(),
         replace(base("ubuntu-22.04"), release=release, title=f"Ubuntu {release}"),

@@ -33,8 +33,8 @@ from gpukiln.images.stages import (
 )
 from gpukiln.instances.launch import Launched
 from gpukiln.instances.tags import remove_image
+from gpukiln.pipeline import steps
 from gpukiln.progress import Progress
-from gpukiln.proof import pipeline
 from gpukiln.verify.verdict import Verdict
 from tests.support.plans import BAKE, CHECK, VERDICT, plan
 
@@ -329,14 +329,14 @@ def build_from_a_stage(
                 raise ending
             return ending, Launched("i-1", "g4dn.xlarge", "us-west-2a", spot=False)
 
-        monkeypatch.setattr(pipeline, "verify_image", judged)
+        monkeypatch.setattr(steps, "verify_image", judged)
         builds = Builds(tmp_path / "builds")
-        pipeline.build_image(plan(), cloud, builds, quiet(said), Saved(stages=stages))
+        steps.build_image(plan(), cloud, builds, quiet(said), Saved(stages=stages))
 
-    monkeypatch.setattr(pipeline, "bake", baked)
-    monkeypatch.setattr(pipeline, "finish", lambda *_: None)
-    monkeypatch.setattr(pipeline, "write_proof", lambda *_: None)
-    monkeypatch.setattr(pipeline, "attest", unsigned)
+    monkeypatch.setattr(steps, "bake", baked)
+    monkeypatch.setattr(steps, "finish", lambda *_: None)
+    monkeypatch.setattr(steps, "write_verdict_tags", lambda *_: None)
+    monkeypatch.setattr(steps, "attest", unsigned)
     return build
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln.catalog.load import ROOT
-from gpukiln.probe.packing import sources
+from gpukiln.probe.packing import module_sources
 from gpukiln.probe.scripts import FILES
 from gpukiln.verify.digest import suite_digest, suite_files
 
@@ -81,5 +81,7 @@ def test_what_only_shows_or_has_no_part_in_it_changes_nothing(checkout: Path, be
 
 def test_everything_that_is_sent_to_the_machine_counts() -> None:
     files = suite_files(ROOT)
-    sent = {f"{name.replace('.', '/')}.py" for name in sources() if name not in ("gpukiln.probe", "pynvml")}
+    sent = {
+        f"{name.replace('.', '/')}.py" for name in module_sources() if name not in ("gpukiln.probe", "pynvml")
+    }
     assert sent <= set(files)

@@ -273,7 +273,7 @@ def test_no_secret_reaches_evidence_or_page(tmp_path: Path, said: str, secret: s
     base.evidence.clear()
     base.run("cat", str(tmp_path / "file"))
     base.run("sh", "-c", f"cat {tmp_path}/file >&2")
-    base.show(str(tmp_path / "file"))
+    base.read_evidence(str(tmp_path / "file"))
     kept = [dict(row) for row in base.evidence]
     base.evidence.clear()
     assert [row["out" if row.get("out") else "err"].startswith("before\n") for row in kept] == [True] * 3

@@ -117,8 +117,8 @@ def test_a_machine_without_a_fault_has_no_finding(judge: Callable[..., Verdict])
 
 
 def test_every_check_that_is_ordered_is_one() -> None:
-    assert {*order.BLOCKING, *order.LATER} <= set(CHECKS)
-    assert {*order.SICK, *order.USED_BY} <= {check.layer for check, _ in CHECKS.values()}
+    assert {*order.BLOCKING, *order.BREAKS_LATER} <= set(CHECKS)
+    assert {*order.DEGRADED_LAYERS, *order.CONSUMER_LAYERS} <= {check.layer for check, _ in CHECKS.values()}
 
 
 def test_results_of_equal_weight_stay_in_the_order_of_the_layers() -> None:

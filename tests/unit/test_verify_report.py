@@ -74,7 +74,7 @@ def live(results: tuple[CheckResult, ...], *, terminal: bool, width: int = 200) 
     out = io.StringIO()
     progress = Progress(console=Console(file=out, width=width, force_terminal=terminal, color_system=None))
     with progress.step("verify"):
-        shown = report.Live(progress)
+        shown = report.LiveReport(progress)
         shown.start("No shell history")
         shown.start(GATHERING)
         for result in results:

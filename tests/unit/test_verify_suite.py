@@ -17,7 +17,7 @@ from gpukiln.commands.schemas import verdict_schema
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.ssh import Ssh
 from gpukiln.verify import plugin, suite
-from gpukiln.verify.target import Target, new_machine, over_ssh
+from gpukiln.verify.target import Target, new_machine_target, ssh_target
 from gpukiln.verify.verdict import CheckResult
 
 TARGET = Target("i-1", "ssh://admin@192.0.2.1:22")
@@ -320,11 +320,11 @@ def test_unknown_profile_and_layer_name_the_choices(tmp_path: Path) -> None:
 
 
 def test_target_keeps_no_connection_and_no_host_key(tmp_path: Path) -> None:
-    target = new_machine("i-1", "192.0.2.1", port=2222, user="ubuntu", private_key=tmp_path / "key")
+    target = new_machine_target("i-1", "192.0.2.1", port=2222, user="ubuntu", private_key=tmp_path / "key")
     assert target.hostspec.startswith("ssh://ubuntu@192.0.2.1:2222?controlpersist=0")
     assert f'IdentityFile "{tmp_path / "key"}"' in target.ssh_config()
     assert "UserKnownHostsFile /dev/null" in target.ssh_config()
-    assert over_ssh("i-1", Ssh("2001:db8::1")).hostspec.startswith("ssh://[2001:db8::1]?")
+    assert ssh_target("i-1", Ssh("2001:db8::1")).hostspec.startswith("ssh://[2001:db8::1]?")
 
 
 def test_a_check_knows_the_profile(make: Make) -> None:
@@ -404,7 +404,7 @@ def test_simulated_gpus_are_judged_only_where_that_is_asked_for(make: Make, aske
         "gpu.there": ("passed", "") if asked else no,
         "compute.right": no,
     }
-    assert (verdict.simulated, verdict.passed, verdict.proves) == (True, True, False)
+    assert (verdict.simulated, verdict.passed, verdict.passed_without_simulation) == (True, True, False)
     assert verdict.environment["GPUs"] == "1 x A100 (simulated)"
 
 

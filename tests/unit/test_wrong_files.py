@@ -19,7 +19,7 @@ from gpukiln.docker.plan import ContainerProbes, make_container_plan
 from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.images.channels import load_channels
 from gpukiln.images.plan import make_plan
-from gpukiln.sources.available import Probes
+from gpukiln.sources.decisions import Probes
 
 READ_BASES = bases.load_bases
 PASSED = "the rules let it pass"

@@ -24,8 +24,16 @@ from gpukiln.gpus.verb import Options, Verb, document
 from gpukiln.options import Option
 from gpukiln.parsing import parse_json
 from gpukiln.probe import gather
-from gpukiln.probe.base import NotReachedError, NotReportedError, ask, known, run, section, watch
-from gpukiln.probe.gpus import bus, log
+from gpukiln.probe.base import (
+    NotReachedError,
+    NotReportedError,
+    read_section,
+    require_reached,
+    run,
+    run_unrecorded,
+    watch,
+)
+from gpukiln.probe.gpus import log_facts, pci_facts
 from gpukiln.probe.sections import gather as gather_sections
 
 Print = Callable[[str], None]
@@ -115,7 +123,7 @@ class GatheredFacts(Mapping[str, Any]):
         self._data = data
 
     def __getitem__(self, name: str) -> Any:
-        return section(self._data, name)
+        return read_section(self._data, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._data)
@@ -133,7 +141,7 @@ def gathered() -> dict[str, Any]:
             {
                 "expected": gather.expected,
                 "boot": lambda: {"virtualization": run("systemd-detect-virt")["out"].strip()},
-                "gpus": lambda: {**(found := bus()), **log(found)},
+                "gpus": lambda: {**(found := pci_facts()), **log_facts(found)},
                 "nvml": gather.nvml,
             }
         )
@@ -222,7 +230,7 @@ def _health(options: Options) -> GpuHealth:
         data = gathered()
         checks = examined(data, simulated=found.simulated)
         try:
-            lines, table_of_xids = known(GatheredFacts(data)["gpus"]["xids"]), _table()
+            lines, table_of_xids = require_reached(GatheredFacts(data)["gpus"]["xids"]), _table()
             said = tuple(one.finding(table_of_xids) for one in kernel_log.events(lines, table_of_xids))
         except (AssertionError, NotReachedError):
             said = ()  # gpu.xid says why
@@ -290,7 +298,7 @@ def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
     """Without a shell: the document on its standard input, both states in its environment."""
     words = (f"GPUKILN_NODE={health.node}", f"GPUKILN_OLD_STATE={old}", f"GPUKILN_NEW_STATE={health.state}")
     data = json.dumps(document(HEALTH, [plain(health)], [])).encode()
-    said = ask("env", *words, program, timeout=HOOK_S, data=data, waits=True)
+    said = run_unrecorded("env", *words, program, timeout=HOOK_S, data=data, waits=True)
     output = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
     return HookRun(program, old, health.state, said["rc"], output)
 

@@ -16,7 +16,7 @@ from gpukiln.gpus.reset import Blocker
 from gpukiln.gpus.verb import Options, Verb
 from gpukiln.gpus.verbs.reset import CHECK_FAILED, REFUSED, show_blockers
 from gpukiln.options import Option
-from gpukiln.probe.base import NotReachedError, ask
+from gpukiln.probe.base import NotReachedError, run_unrecorded
 
 ACTIONS = ("assert", "export", "apply")
 NOT_NOW = 75
@@ -162,7 +162,7 @@ def _touched(found: Snapshot, gpus: list[Device], cuts: dict[str, mig.Cut]) -> t
 def _describe() -> tuple[str, str]:
     """Have containers find what there is now: a note, and what went wrong."""
     try:
-        done = ask("nvidia-ctk", "cdi", "generate", f"--output={CDI}", timeout=CDI_LIMIT_S)
+        done = run_unrecorded("nvidia-ctk", "cdi", "generate", f"--output={CDI}", timeout=CDI_LIMIT_S)
     except NotReachedError as error:
         return "", f"{CDI} is not written: {error}"
     if done["rc"] == 127:

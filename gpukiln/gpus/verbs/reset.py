@@ -16,7 +16,7 @@ from gpukiln.gpus.verb import Options, Verb
 from gpukiln.gpus.verbs.devices import chosen
 from gpukiln.options import Option
 from gpukiln.probe.base import bus_gpus
-from gpukiln.probe.gpus import on_the_bus
+from gpukiln.probe.gpus import pci_state
 
 CHECK_FAILED, REFUSED = 1, 6
 
@@ -82,7 +82,7 @@ def _chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
     for part in (part.strip() for part in name.split(",")):
         address = part.lower()
         if any(gpu["address"] == address for gpu in bus_gpus()) and found.device(address) is None:
-            driver = on_the_bus(address)["driver"]
+            driver = pci_state(address)["driver"]
             raise IncompatibleError(
                 f"{address} is bound to {driver or 'no driver'}, wanted nvidia"
                 + (": a virtual machine has it, or may" if driver == "vfio-pci" else ""),

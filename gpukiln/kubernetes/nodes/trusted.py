@@ -32,7 +32,7 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
     pointer = pointers.parsed(image)
     if cloud is None:
         rules = load_channels()
-        named = rules[pointer.channel].trust if pointer and pointer.channel in rules else trust.every_trust()
+        named = rules[pointer.channel].trust if pointer and pointer.channel in rules else trust.all_trusted()
         if not named:
             return trust.UNSIGNED
         raise RefusedError(

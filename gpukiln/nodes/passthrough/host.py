@@ -49,7 +49,7 @@ def look(ssh: str) -> Host:
         UnavailableError: It can't be reached or read.
     """
     if not ssh:
-        found = passthrough.look(ROOT)
+        found = passthrough.read_host(ROOT)
     else:
         source = inspect.getsource(passthrough)
         command = parse_ssh(ssh).command(f"python3 - {ROOT}", terminal=False)

@@ -102,7 +102,7 @@ def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | N
     return None
 
 
-def decide(
+def decide_sources(
     names: Iterable[str],
     components: Components,
     base: Base,
@@ -147,7 +147,7 @@ def decide(
     versions = probes.candidates(list(packages.values())) if look_up and packages else {}
     decisions = []
     for name, component in chosen.items():
-        if _comes_with_base(name, component, base):
+        if _is_in_base(name, component, base):
             decision = _from_base(name, component, base)
         elif component.downloads is not None:
             decision = _from_download(name, component, base, architecture, strict, probes)
@@ -166,13 +166,15 @@ def decide(
             decision = _decision(name, component, "install", source=where)
             on_ubuntu = name == ESSENTIAL and base.distribution == "ubuntu"
             if on_ubuntu and (index := probes.ubuntu(base.release, architecture)):
-                wanted = None if component.newest else component.version
-                found = driver_package(index, packages[name], wanted, component.branch, base.title)
+                driver_version = None if component.newest else component.version
+                package_version = driver_package(
+                    index, packages[name], driver_version, component.branch, base.title
+                )
                 decision = replace(
                     decision,
-                    version=upstream_version(found),
+                    version=upstream_version(package_version),
                     source=f"Ubuntu archive: {packages[name]}",
-                    package_version=found,
+                    package_version=package_version,
                 )
         decisions.append(decision)
     return tuple(decisions)
@@ -202,7 +204,7 @@ def _decision(
 
 
 def _package(name: str, component: Component, base: Base, branch: int | None) -> str | None:
-    if component.from_base or _comes_with_base(name, component, base):
+    if component.from_base or _is_in_base(name, component, base):
         return None
     packages = (component.open_packages if component.modules == "open" else component.packages) or {}
     if base.distribution not in packages:
@@ -214,7 +216,7 @@ def _package(name: str, component: Component, base: Base, branch: int | None) ->
     return template.format(branch=branch) if template else None
 
 
-def _comes_with_base(name: str, component: Component, base: Base) -> bool:
+def _is_in_base(name: str, component: Component, base: Base) -> bool:
     if component.from_base:
         return True
     return base.driver_preinstalled is not None and ESSENTIAL in (name, component.part_of)
@@ -232,12 +234,12 @@ def _from_base(name: str, component: Component, base: Base) -> Decision:
 def _repository(component: Component, base: Base, architecture: str) -> AptRepository | RpmRepository | None:
     if component.repository is None:
         return None
-    found = component.repository.of(base.os_family, base.distribution)
-    if found is None:
+    source = component.repository.of(base.os_family, base.distribution)
+    if source is None:
         return None
     cuda_arch = ARCHITECTURES[architecture].cuda
-    url = found.url.replace("{cuda_distribution}", base.cuda_distribution)
-    return replace(found, url=url.replace("{cuda_arch}", cuda_arch))
+    url = source.url.replace("{cuda_distribution}", base.cuda_distribution)
+    return replace(source, url=url.replace("{cuda_arch}", cuda_arch))
 
 
 def _from_repository(
@@ -293,14 +295,14 @@ def _from_rpm(
             hint=f"--set {name}.branch=... to one of these, or another base",
         )
     versions = sorted(repository.versions.get(package, ()), key=_numbers)
-    fitting = [found for found in versions if _fits(component, found.rpartition("-")[0])]
+    fitting = [version for version in versions if _version_matches(component, version.rpartition("-")[0])]
     if not fitting:
         has = f"has {package} {', '.join(versions[-5:])}" if versions else f"has no package {package}"
-        wanted = (
+        wanted_text = (
             f"of branch {component.branch}" if component.newest else component.version or "in any version"
         )
         raise IncompatibleError(
-            f"{name} {wanted} is wanted and {decision.source} {has}",
+            f"{name} {wanted_text} is wanted and {decision.source} {has}",
             hint=f"--set {name}.version=..., or another base",
         )
     if component.version is None:
@@ -308,33 +310,35 @@ def _from_rpm(
     return replace(decision, version=fitting[-1].rpartition("-")[0], package_version=fitting[-1])
 
 
-def _fits(component: Component, version: str) -> bool:
+def _version_matches(component: Component, version: str) -> bool:
     """Whether a source's version is one that is wanted."""
     if component.newest:
         return version.partition(".")[0] == str(component.branch)
     return component.version in (None, version)
 
 
-def with_found_driver(components: Components, decisions: Iterable[Decision]) -> dict[str, Component]:
+def with_resolved_driver(components: Components, decisions: Iterable[Decision]) -> dict[str, Component]:
     """The components with the driver's version that was found, where any of its branch was wanted."""
-    found = {decision.name: decision.version for decision in decisions}.get(ESSENTIAL)
-    if not found:
+    version = {decision.name: decision.version for decision in decisions}.get(ESSENTIAL)
+    if not version:
         return dict(components)
-    return {**components, ESSENTIAL: replace(components[ESSENTIAL], version=found)}
+    return {**components, ESSENTIAL: replace(components[ESSENTIAL], version=version)}
 
 
 def _numbers(version: str) -> list[int]:
     return [int(number[-LONGEST_NUMBER:]) for number in re.findall(r"\d+", version)]
 
 
-def _from_mirror(name: str, component: Component, base: Base, package: str, found: str | None) -> Decision:
-    if found is None:
+def _from_mirror(
+    name: str, component: Component, base: Base, package: str, has_version: str | None
+) -> Decision:
+    if has_version is None:
         why = f"this machine's Debian mirror has no package {package}"
         if name == ESSENTIAL:
             raise UnavailableError(why, hint="the driver is in non-free; does the mirror carry it?")
         return _decision(name, component, "left_out", reason=why)
-    has = upstream_version(found)
-    if not _fits(component, has):
+    has = upstream_version(has_version)
+    if not _version_matches(component, has):
         branch = f"branch {component.branch} of " if component.newest else ""
         version = "" if component.newest else f" {component.version}"
         hint = f"--set {name}.version={has}, or another base"
@@ -344,9 +348,11 @@ def _from_mirror(name: str, component: Component, base: Base, package: str, foun
                 f"{base.title} has no other; --cloud aws has bases with {component.branch}: --base {others}"
             )
         raise IncompatibleError(
-            f"{branch}{name}{version} is wanted and this machine's Debian mirror has {package} {found}",
+            f"{branch}{name}{version} is wanted and this machine's Debian mirror has {package} {has_version}",
             hint=hint,
         )
     if component.newest:
         component = replace(component, version=has)
-    return _decision(name, component, "install", source=f"Debian archive: {package}", package_version=found)
+    return _decision(
+        name, component, "install", source=f"Debian archive: {package}", package_version=has_version
+    )

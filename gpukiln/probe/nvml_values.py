@@ -21,7 +21,7 @@ RECOVERY_ACTIONS = {
     7: "system reboot",
 }
 COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}  # nvmlComputeMode_t; 1 is gone
-MOST = 1024  # of GPUs, or of MIG devices of one
+MAX_COUNT = 1024  # of GPUs, or of MIG devices of one
 # Words of 64 NUMA nodes, and NVML_AFFINITY_SCOPE_NODE.
 NODE_WORDS, NODE_SCOPE = 4, 0
 # nvmlDeviceArchitecture_t
@@ -38,57 +38,57 @@ ARCHITECTURES = {
 }
 
 
-def bad(value: Any) -> bool:
+def is_error(value: Any) -> bool:
     """Whether an error stands in a value's place."""
     return isinstance(value, dict) and "_error" in value
 
 
-def whole(found: Any) -> int:
+def whole_number(returned: Any) -> int:
     """A whole number that NVML returned.
 
     Raises:
         TypeError: It is none.
     """
-    if isinstance(found, bool) or not isinstance(found, int):
-        raise TypeError(f"{type(found).__name__} {str(found)[:80]!r}, wanted a number")
-    return found
+    if isinstance(returned, bool) or not isinstance(returned, int):
+        raise TypeError(f"{type(returned).__name__} {str(returned)[:80]!r}, wanted a number")
+    return returned
 
 
-def count(found: Any) -> int:
+def count(returned: Any) -> int:
     """How many there are of something on one machine; a number that no machine has is none.
 
     Raises:
         TypeError: It is none.
     """
-    if not 0 <= whole(found) <= MOST:
-        raise TypeError(f"{found}, wanted a number up to {MOST}")
-    return whole(found)
+    if not 0 <= whole_number(returned) <= MAX_COUNT:
+        raise TypeError(f"{returned}, wanted a number up to {MAX_COUNT}")
+    return whole_number(returned)
 
 
-def thousandth(found: Any) -> float:
+def thousandth(returned: Any) -> float:
     """A number of thousandths, as NVML has power in mW and energy in mJ."""
-    return round(whole(found) / 1000, 3)
+    return round(whole_number(returned) / 1000, 3)
 
 
-def flag(found: Any) -> bool:
+def flag(returned: Any) -> bool:
     """A mode: 0 is off."""
-    return bool(whole(found))
+    return bool(whole_number(returned))
 
 
-def text(found: Any) -> str:
+def text(returned: Any) -> str:
     """Text that NVML returned; the bindings return bytes of nvmlDeviceGetGspFirmwareVersion.
 
     Raises:
         TypeError: It is neither.
     """
-    if isinstance(found, bytes):
-        found = found.partition(b"\0")[0].decode("utf-8", "replace")
-    if not isinstance(found, str):
-        raise TypeError(f"{type(found).__name__} {str(found)[:80]!r}, wanted text")
-    return found
+    if isinstance(returned, bytes):
+        returned = returned.partition(b"\0")[0].decode("utf-8", "replace")
+    if not isinstance(returned, str):
+        raise TypeError(f"{type(returned).__name__} {str(returned)[:80]!r}, wanted text")
+    return returned
 
 
-def more(nvml: Any, handle: Any) -> dict[str, Any]:
+def display_facts(nvml: Any, handle: Any) -> dict[str, Any]:
     """What is shown of one GPU: memory in MiB, utilization and energy as of `usage`.
 
     Args:
@@ -96,18 +96,18 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
         handle: NVML's, of a GPU.
     """
 
-    def sampled(found: Any) -> int:  # a utilization, and the microseconds that it was sampled for
-        return whole(found[0])
+    def sampled(returned: Any) -> int:  # a utilization, and the microseconds that it was sampled for
+        return whole_number(returned[0])
 
     get, now = partial(nvml.get, handle), usage(nvml, handle)
     action = nvml.field(handle, RECOVERY_ACTION, "uiVal")
     return {
         "minor": get("MinorNumber"),
-        "pci_id": get("PciInfo", read=lambda pci: f"0x{whole(pci.pciDeviceId):08X}"),
-        "architecture": named(get("Architecture"), ARCHITECTURES),
+        "pci_id": get("PciInfo", read=lambda pci: f"0x{whole_number(pci.pciDeviceId):08X}"),
+        "architecture": name_of_number(get("Architecture"), ARCHITECTURES),
         "compute_capability": capability(nvml, handle),
-        "compute_mode": named(get("ComputeMode"), COMPUTE_MODES),
-        "bar1": spread(get("BAR1MemoryInfo", read=_bar1), "total", "used"),
+        "compute_mode": name_of_number(get("ComputeMode"), COMPUTE_MODES),
+        "bar1": spread_values(get("BAR1MemoryInfo", read=_bar1), "total", "used"),
         "utilization": {
             **now["utilization"],
             "encoder": get("EncoderUtilization", read=sampled),
@@ -118,44 +118,46 @@ def more(nvml: Any, handle: Any) -> dict[str, Any]:
         "vbios": get("VbiosVersion", read=text),
         "board_part_number": get("BoardPartNumber", read=text),
         "gsp_firmware": get("GspFirmwareVersion", read=text),
-        "recovery_action": named(action, RECOVERY_ACTIONS),
+        "recovery_action": name_of_number(action, RECOVERY_ACTIONS),
         "mig_devices": mig_devices(nvml, handle),
     }
 
 
-def named(number: Any, names: dict[int, str]) -> Any:
+def name_of_number(number: Any, names: dict[int, str]) -> Any:
     """A number of NVML by its name; one that has none as it is."""
     return names.get(number, f"number {number}") if isinstance(number, int) else number
 
 
-def spread(found: Any, *names: str) -> dict[str, Any]:
+def spread_values(returned: Any, *names: str) -> dict[str, Any]:
     """Values of one call by name; null or the error for each where there is none."""
-    return dict.fromkeys(names, found) if found is None or bad(found) else dict(found)
+    return dict.fromkeys(names, returned) if returned is None or is_error(returned) else dict(returned)
 
 
 def usage(nvml: Any, handle: Any) -> dict[str, Any]:
     """{utilization: {gpu, memory} in percent, energy: in J since the driver's load}, which move too."""
 
-    def rates(found: Any) -> dict[str, int]:
-        return {"gpu": whole(found.gpu), "memory": whole(found.memory)}
+    def rates(returned: Any) -> dict[str, int]:
+        return {"gpu": whole_number(returned.gpu), "memory": whole_number(returned.memory)}
 
     get = partial(nvml.get, handle)
     return {
-        "utilization": spread(get("UtilizationRates", read=rates), "gpu", "memory"),
+        "utilization": spread_values(get("UtilizationRates", read=rates), "gpu", "memory"),
         "energy": get("TotalEnergyConsumption", read=thousandth),
     }
 
 
-def _nodes(found: Any) -> list[int]:
+def _nodes(words: Any) -> list[int]:
     """NUMA nodes of a set of 64 bits a word."""
-    return [64 * at + bit for at, word in enumerate(found) for bit in range(64) if whole(word) >> bit & 1]
+    return [
+        64 * at + bit for at, word in enumerate(words) for bit in range(64) if whole_number(word) >> bit & 1
+    ]
 
 
 def capability(nvml: Any, handle: Any) -> Any:
     """The compute capability, such as 8.0."""
 
-    def read(found: Any) -> str:
-        return f"{whole(found[0])}.{whole(found[1])}"
+    def read(returned: Any) -> str:
+        return f"{whole_number(returned[0])}.{whole_number(returned[1])}"
 
     return nvml.ask("nvmlDeviceGetCudaComputeCapability", handle, read=read)
 
@@ -166,21 +168,21 @@ def memory(nvml: Any, handle: Any) -> dict[str, Any]:
     A driver before branch 510 does not tell them apart: reserved is null there, and part of used.
     """
 
-    def read(found: Any) -> dict[str, Any]:
+    def read(returned: Any) -> dict[str, Any]:
         names = ("total", "used", "free")
-        reserved = getattr(found, "reserved", None)  # the older layout has none
-        sizes = {name: whole(getattr(found, name)) >> 20 for name in names}
-        return {**sizes, "reserved": None if reserved is None else whole(reserved) >> 20}
+        reserved = getattr(returned, "reserved", None)  # the older layout has none
+        sizes = {name: whole_number(getattr(returned, name)) >> 20 for name in names}
+        return {**sizes, "reserved": None if reserved is None else whole_number(reserved) >> 20}
 
     layout = getattr(nvml.pynvml, "nvmlMemory_v2", None)
     said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, layout, read=read) if layout else None
-    if said is None or (bad(said) and said["code"] == nvml.VERSION_MISMATCH):
+    if said is None or (is_error(said) and said["code"] == nvml.VERSION_MISMATCH):
         said = nvml.ask("nvmlDeviceGetMemoryInfo", handle, read=read)
-    return spread(said, "total", "used", "reserved", "free")
+    return spread_values(said, "total", "used", "reserved", "free")
 
 
-def _bar1(found: Any) -> dict[str, int]:
-    return {"total": whole(found.bar1Total) >> 20, "used": whole(found.bar1Used) >> 20}
+def _bar1(returned: Any) -> dict[str, int]:
+    return {"total": whole_number(returned.bar1Total) >> 20, "used": whole_number(returned.bar1Used) >> 20}
 
 
 def mig_devices(nvml: Any, handle: Any) -> Any:
@@ -188,21 +190,21 @@ def mig_devices(nvml: Any, handle: Any) -> Any:
 
     Empty where MIG is off; memory as of `memory`, processes as of a GPU.
     """
-    enabled = nvml.ask("nvmlDeviceGetMigMode", handle, read=lambda found: flag(found[0]))
+    enabled = nvml.ask("nvmlDeviceGetMigMode", handle, read=lambda returned: flag(returned[0]))
     if enabled is not True:
         return enabled or []
     most = nvml.ask("nvmlDeviceGetMaxMigDeviceCount", handle, read=count)
     if not isinstance(most, int):
         return most or []
-    found = []
+    devices = []
     for index in range(most):
-        device = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, read=lambda one: one)
-        if device is None or (bad(device) and device["code"] == nvml.NOT_FOUND):
+        device = nvml.ask("nvmlDeviceGetMigDeviceHandleByIndex", handle, index, read=lambda handle: handle)
+        if device is None or (is_error(device) and device["code"] == nvml.NOT_FOUND):
             continue
-        found.append(
-            {"index": index, **(_mig_device(nvml, device) if not bad(device) else {"error": device})}
+        devices.append(
+            {"index": index, **(_mig_device(nvml, device) if not is_error(device) else {"error": device})}
         )
-    return found
+    return devices
 
 
 def _mig_device(nvml: Any, device: Any) -> dict[str, Any]:
@@ -213,10 +215,12 @@ def _mig_device(nvml: Any, device: Any) -> dict[str, Any]:
         "uuid": ask("nvmlDeviceGetUUID", device, read=text),
         "name": name,
         "profile": name.rpartition(" MIG ")[2] if isinstance(name, str) and " MIG " in name else None,
-        "gpu_instance": ask("nvmlDeviceGetGpuInstanceId", device, read=whole),
-        "compute_instance": ask("nvmlDeviceGetComputeInstanceId", device, read=whole),
+        "gpu_instance": ask("nvmlDeviceGetGpuInstanceId", device, read=whole_number),
+        "compute_instance": ask("nvmlDeviceGetComputeInstanceId", device, read=whole_number),
         "slices": ask(
-            "nvmlDeviceGetAttributes_v2", device, read=lambda found: whole(found.gpuInstanceSliceCount)
+            "nvmlDeviceGetAttributes_v2",
+            device,
+            read=lambda returned: whole_number(returned.gpuInstanceSliceCount),
         ),
         "memory": memory(nvml, device),
         "processes": nvml.processes(device),

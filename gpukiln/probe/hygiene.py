@@ -48,7 +48,7 @@ def identity() -> dict[str, Any]:
     path = "/etc/machine-id"
     return {
         "host_keys": {p: mtime(p) for p in sorted(glob.glob("/etc/ssh/ssh_host_*_key"))},
-        "owned": {p: mtime(p) for p in _owned()},
+        "owned": {p: mtime(p) for p in _identity_files()},
         "machine_id": {
             "length": len((read(path) or "").strip()),
             "mtime": mtime(path) if read(path) else 0,
@@ -64,13 +64,13 @@ def identity() -> dict[str, Any]:
     }
 
 
-def _owned() -> list[str]:
+def _identity_files() -> list[str]:
     """Files of `IDENTITIES` that are there, but for an iSCSI name that is still to be made."""
-    found = (path for pattern in IDENTITIES for path in glob.glob(pattern))
-    return sorted(p for p in found if not re.search(r"(?m)^GenerateName=yes", _start_of(p)))
+    paths = (path for pattern in IDENTITIES for path in glob.glob(pattern))
+    return sorted(p for p in paths if not re.search(r"(?m)^GenerateName=yes", _head(p)))
 
 
-def _start_of(path: str) -> str:
+def _head(path: str) -> str:
     """The beginning of a file, in Latin-1; empty for a folder."""
     if not os.path.isfile(path):
         return ""
@@ -110,20 +110,20 @@ def keys() -> dict[str, Any]:
     for user, home in _homes().items():
         for path in (f"{home}/.ssh/authorized_keys", f"{home}/.ssh/authorized_keys2"):
             for line in (read(path) or "").splitlines():
-                found = None if line.lstrip().startswith("#") else _KEY.search(line)
-                if found:
+                key = None if line.lstrip().startswith("#") else _KEY.search(line)
+                if key:
                     authorized.append(
                         {
                             "user": user,
                             "path": path,
-                            "fingerprint": _fingerprint(found.group(1)),
-                            "comment": found.group(2) or "",
+                            "fingerprint": _fingerprint(key.group(1)),
+                            "comment": key.group(2) or "",
                         }
                     )
     return {"authorized": authorized, "injected": sorted(injected)}
 
 
-def leftovers() -> dict[str, list[str]]:
+def build_files() -> dict[str, list[str]]:
     """Paths that a build leaves behind: {package_cache, history, build_tools}.
 
     Temporary files are the build's when they are older than this boot: Ansible may be what asks now.
@@ -134,8 +134,8 @@ def leftovers() -> dict[str, list[str]]:
     ]
     tools = [p for h in homes for p in glob.glob(f"{h}/.ansible") + glob.glob(f"{h}/.ansible_async")]
     for pattern in ("packer*", "ansible*", ".ansible*", "script_*.sh"):
-        found = glob.glob(f"/tmp/{pattern}") + glob.glob(f"/var/tmp/{pattern}")
-        tools += [path for path in found if os.lstat(path).st_mtime < init_started()]
+        paths = glob.glob(f"/tmp/{pattern}") + glob.glob(f"/var/tmp/{pattern}")
+        tools += [path for path in paths if os.lstat(path).st_mtime < init_started()]
     tools += [p for p in ("/usr/sbin/policy-rc.d", "/usr/local/sbin/policy-rc.d") if os.path.lexists(p)]
     caches = ("/var/cache/apt/archives/*.deb", "/var/cache/apt/archives/partial/*", "/var/cache/dnf/**/*.rpm")
     return {
@@ -152,7 +152,7 @@ def secrets() -> dict[str, Any]:
     files of `SETTINGS` each line is read; in `SECRET_DIRS` whatever has a secret's form.
     """
     compiled = {kind: re.compile(pattern) for kind, pattern in SECRET_PATTERNS.items()}
-    found: list[dict[str, Any]] = []
+    matches: list[dict[str, Any]] = []
     seen: set[str] = set()
     total = 0
     complete = True
@@ -160,7 +160,7 @@ def secrets() -> dict[str, Any]:
         if path in seen or not os.path.isfile(path) or os.path.islink(path):
             continue
         if len(seen) >= SCAN_FILES or total >= SCAN_BYTES:
-            return {"found": found, "files": len(seen), "complete": False}
+            return {"found": matches, "files": len(seen), "complete": False}
         try:
             with open(path, "rb") as file:
                 data = file.read(SCAN_FILE_BYTES)
@@ -170,7 +170,7 @@ def secrets() -> dict[str, Any]:
         total += len(data)
         complete = complete and len(data) < SCAN_FILE_BYTES
         if kind == "credentials":
-            found += [{"path": path, "line": 1, "kind": "file of credentials"}] if data.strip() else []
+            matches += [{"path": path, "line": 1, "kind": "file of credentials"}] if data.strip() else []
             continue
         hits: dict[int, str] = {}  # by line, each once
         for name, pattern in compiled.items():
@@ -182,8 +182,8 @@ def secrets() -> dict[str, Any]:
             for number, line in enumerate(lines, 1):
                 if holds_secret(line):
                     hits.setdefault(number, "password or token")
-        found += [{"path": path, "line": line, "kind": hits[line]} for line in sorted(hits)]
-    return {"found": found, "files": len(seen), "complete": complete}
+        matches += [{"path": path, "line": line, "kind": hits[line]} for line in sorted(hits)]
+    return {"found": matches, "files": len(seen), "complete": complete}
 
 
 def _candidates() -> Iterator[tuple[str, str]]:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from gpukiln.probe.base import PCI, NotReachedError, ask, kernel_says, pci_gpus, read
+from gpukiln.probe.base import PCI, NotReachedError, kernel_errors, pci_gpus, read, run_unrecorded
 from gpukiln.probe.child import PR_SET_PDEATHSIG
 from gpukiln.probe.nvml import address
 from gpukiln.probe.pcie import link
@@ -67,9 +67,9 @@ NODES = (
 )
 
 
-def here() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Who runs this, on what machine, and what of NVIDIA is on it."""
-    found: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "root": os.geteuid() == 0,
         "python": platform.python_version(),
         "kernel": platform.release(),
@@ -81,8 +81,8 @@ def here() -> dict[str, Any]:
         "gpus": pci_gpus(),
         "nodes": sorted(path for pattern in NODES for path in glob.glob(pattern)),
         "files": {path: _text(path) for pattern in FILES for path in sorted(glob.glob(pattern))},
-        "pci": {gpu["address"]: _way_up(gpu["address"]) for gpu in pci_gpus()},
-        "kernel_says": kernel_says(),
+        "pci": {gpu["address"]: _pci_path(gpu["address"]) for gpu in pci_gpus()},
+        "kernel_says": kernel_errors(),
     }
     for name, argv in (
         ("virtualization", ("systemd-detect-virt",)),
@@ -93,11 +93,11 @@ def here() -> dict[str, Any]:
         ("kernel_log", ("sh", "-c", "dmesg | grep -e NVRM -e nvidia | tail -n 200")),
     ):
         try:
-            said = ask(*argv, timeout=5)
-            found[name] = {"rc": said["rc"], "out": said["out"][:20000], "err": said["err"][:300]}
+            said = run_unrecorded(*argv, timeout=5)
+            facts[name] = {"rc": said["rc"], "out": said["out"][:20000], "err": said["err"][:300]}
         except NotReachedError as error:
-            found[name] = {"not_reached": str(error)}
-    return found
+            facts[name] = {"not_reached": str(error)}
+    return facts
 
 
 def _text(path: str) -> str:
@@ -107,13 +107,13 @@ def _text(path: str) -> str:
         return f"(can't be read: {error.strerror})"
 
 
-def _way_up(bus_id: str) -> list[dict[str, str]]:
+def _pci_path(bus_id: str) -> list[dict[str, str]]:
     """The device and every bridge above it, as the kernel tells them."""
     rows = []
     folder = os.path.realpath(os.path.join(PCI, bus_id))
     while re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", os.path.basename(folder)):
-        told = {name: _text(os.path.join(folder, name)).strip() for name in PCI_FILES}
-        rows.append({"address": os.path.basename(folder), **told})
+        values = {name: _text(os.path.join(folder, name)).strip() for name in PCI_FILES}
+        rows.append({"address": os.path.basename(folder), **values})
         folder = os.path.dirname(folder)
     return rows
 
@@ -140,7 +140,7 @@ def sampling(path: str, limit_s: float) -> Iterator[None]:
 def _sample(path: str, until: float) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    began, addresses, ask_nvml = time.monotonic(), [gpu["address"] for gpu in pci_gpus()], _nvml()
+    began, addresses, ask_nvml = time.monotonic(), [gpu["address"] for gpu in pci_gpus()], _nvml_reader()
     with open(path, "w", encoding="utf-8") as file:
         file.write("second,gpu,speed,width,sm_mhz,memory_mhz,gen,lanes,state,watt,degrees,reasons\n")
         while time.monotonic() < until:
@@ -153,7 +153,7 @@ def _sample(path: str, until: float) -> None:
             time.sleep(max(0.0, EVERY_S - (time.monotonic() - now)))
 
 
-def _nvml() -> Any:
+def _nvml_reader() -> Any:
     """A function that returns a GPU's clocks as NVML has them, dashes where it can't.
 
     Not by the collector (`gpukiln.probe.nvml`), which the first run on a real GPU checks: its own units stay.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpukiln.attest import statements
 from gpukiln.attest.attestation import SBOM, STATEMENT
-from gpukiln.attest.statements import VERDICT, About, VerdictClaim
+from gpukiln.attest.statements import VERDICT, ImagePurpose, VerdictClaim
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import KUBERNETES_TAG
@@ -17,7 +17,7 @@ from gpukiln.files import write_whole
 from gpukiln.images.builds import Build
 from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import tags_of
-from gpukiln.proof.tags import judged_by
+from gpukiln.pipeline.verdict_tags import summarize_verdict
 from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -54,11 +54,13 @@ def sign_verdict(
                 raise UnavailableError(f"{cloud.region} has no image {subject.image_id} any more")
             kubernetes = build.read().plan.kubernetes if build else tags_of(images[0]).get(KUBERNETES_TAG, "")
             claim = _claim(subject, verdict, kubernetes, build)
-            envelope = statements.signed(statements.place_of(images[0], cloud.region), claim, signer)
+            envelope = statements.sign_statement(
+                statements.location_of(images[0], cloud.region), claim, signer
+            )
             write_whole(report / ENVELOPE, envelope + "\n")
             if not verdict.simulated:
                 ssm = cloud.client("ssm")
-                statements.keep(ssm, subject.image_id, VERDICT, verdict.instance_type, envelope)
+                statements.store_statement(ssm, subject.image_id, VERDICT, verdict.instance_type, envelope)
     except UnavailableError as error:
         error.add_note(
             f"`invoke ami.verify {subject.build_id} --sign-key KEY` verifies the image again and signs"
@@ -67,7 +69,9 @@ def sign_verdict(
 
 
 def _claim(subject: Subject, verdict: Verdict, kubernetes: str, build: Build | None) -> VerdictClaim:
-    about = About(subject.recipe, kubernetes, subject.build_id, subject.profile, subject.instance_types)
+    about = ImagePurpose(
+        subject.recipe, kubernetes, subject.build_id, subject.profile, subject.instance_types
+    )
     files = {name: build.folder / name for name in (SBOM, STATEMENT)} if build else {}
     digests = {
         name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items() if file.exists()
@@ -78,7 +82,7 @@ def _claim(subject: Subject, verdict: Verdict, kubernetes: str, build: Build | N
         profile=verdict.profile,
         outcome="passed" if verdict.passed else "failed",
         counts={str(outcome): number for outcome, number in verdict.counts.items()},
-        not_run=judged_by(verdict).not_run,
+        not_run=summarize_verdict(verdict).not_run,
         saw_gpu=verdict.saw_gpu,
         simulated=verdict.simulated,
         suite=verdict.suite_version,

@@ -14,10 +14,10 @@ from gpukiln.verify.facts_backend import FactsBackend
 
 def _unreachable(text: str) -> str:
     """Ansible's reason in testinfra's copy of its output, which has escapes for line ends and quotes."""
-    found = re.search(r"UNREACHABLE!.*?msg: (.*?)unreachable:", text, re.DOTALL)
-    if found is None:
+    match = re.search(r"UNREACHABLE!.*?msg: (.*?)unreachable:", text, re.DOTALL)
+    if match is None:
         return text[-1000:]
-    return " ".join(found[1].replace("\\n", " ").replace("\\", "").split()).strip("' ")
+    return " ".join(match[1].replace("\\n", " ").replace("\\", "").split()).strip("' ")
 
 
 def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Facts:
@@ -34,7 +34,7 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
     if isinstance(host.backend, FactsBackend):
         return Facts(host.backend.facts())
     mark = secrets.token_hex(16)
-    code, stdout, stderr = ask(host, gather_command(profile, mark, max_seconds))
+    code, stdout, stderr = run_command(host, gather_command(profile, mark, max_seconds))
     if code == NO_PYTHON or "The module interpreter" in stderr:
         said = " ".join(stderr.split())[-300:]
         raise RuntimeError(f"it has no python3 ({said}): install Python 3.9 or newer on it")
@@ -46,7 +46,7 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
         raise RuntimeError(f"the machine gave no facts ({error}): {stdout[:200]!r}") from error
 
 
-def ask(host: Any, command: str) -> tuple[int, str, str]:
+def run_command(host: Any, command: str) -> tuple[int, str, str]:
     """Exit status, output and errors of a command; 255 of ssh itself is an error of this function."""
     backend = host.backend
     if getattr(backend, "force_ansible", False):
@@ -57,7 +57,7 @@ def ask(host: Any, command: str) -> tuple[int, str, str]:
         if "stdout" in said:
             return said["rc"], said["stdout"], said["stderr"]
         # Ansible's module itself failed, such as without a Python to run it
-        told = "; ".join(str(said[key]).strip() for key in ("msg", "module_stderr") if said.get(key))
-        return said.get("rc") or 1, str(said.get("module_stdout", "")), told or str(said)
+        messages = "; ".join(str(said[key]).strip() for key in ("msg", "module_stderr") if said.get(key))
+        return said.get("rc") or 1, str(said.get("module_stdout", "")), messages or str(said)
     done = host.run(command)
     return done.rc, done.stdout, done.stderr

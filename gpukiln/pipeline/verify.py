@@ -17,10 +17,10 @@ from gpukiln.images.killed import scratch
 from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.launch import Launched
 from gpukiln.locks import locked
+from gpukiln.pipeline import steps
+from gpukiln.pipeline.verdict_signing import sign_verdict
+from gpukiln.pipeline.verdict_tags import write_verdict_tags
 from gpukiln.progress import Progress
-from gpukiln.proof import pipeline
-from gpukiln.proof.signed import sign_verdict
-from gpukiln.proof.tags import write_proof
 from gpukiln.verify.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def verify_again(
         else:
             progress, folder = Progress(), _new_folder(home, subject)
             held.enter_context(locked(folder / "lock"))
-        verdict, machine = pipeline.verify_image(
+        verdict, machine = steps.verify_image(
             subject, cloud, folder, progress, instance_types=instance_types, spot=spot, simulated=simulated
         )
         if build:
@@ -93,9 +93,9 @@ def verify_again(
                 cost=spent(record.plan, progress.durations, machine, record.cost),
             )
             build.write(record)
-        write_proof(cloud, subject, verdict)
+        write_verdict_tags(cloud, subject, verdict)
         if build and not verdict.simulated:  # nothing was proven
-            pipeline.attest(build, record, cloud, progress, signer)
+            steps.attest(build, record, cloud, progress, signer)
         sign_verdict(cloud, subject, verdict, folder, signer, build)
     return verdict, machine, folder
 
@@ -104,7 +104,7 @@ def _new_folder(home: Path, subject: Subject) -> Path:
     reports = home / FOLDER / subject.image_id
     reports.mkdir(parents=True, exist_ok=True)
     reports.parent.chmod(0o700)
-    folder = reports / str(max((int(one.name) for one in reports.glob("[0-9]*")), default=0) + 1)
+    folder = reports / str(max((int(report.name) for report in reports.glob("[0-9]*")), default=0) + 1)
     folder.mkdir()
     return folder
 

@@ -65,7 +65,7 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
             if not _is_newest(file, path, release, keys):  # as another process may have left it
                 kept = {
                     **_read(file),
-                    path: NewestRelease(release.claim.number, release.place.image_id, release.key),
+                    path: NewestRelease(release.claim.number, release.location.image_id, release.key),
                 }
                 write_whole(file, json.dumps({name: dump(seen) for name, seen in kept.items()}, indent=1))
     except OSError as error:
@@ -80,7 +80,7 @@ def _is_newest(file: Path, path: str, release: SignedRelease, keys: Collection[s
     seen = _read(file).get(path)
     if seen is None or seen.key not in keys or seen.number < release.claim.number:
         return False
-    here = release.place
+    here = release.location
     if (seen.number, seen.image_id) == (release.claim.number, here.image_id):
         return True
     raise RefusedError(
@@ -94,7 +94,7 @@ def _is_newest(file: Path, path: str, release: SignedRelease, keys: Collection[s
     )
 
 
-def number_for(
+def release_number(
     cloud: Cloud, ssm: Any, pointer: Pointer, image_id: str, own: SignedRelease | None, keys: Sequence[Key]
 ) -> int:
     """The number of a release that is about to be signed: the one that it has, where that is the newest.
@@ -109,7 +109,7 @@ def number_for(
         keys: Those that are trusted.
     """
     known = {
-        (release.place.image_id, release.claim.number)
+        (release.location.image_id, release.claim.number)
         for release in statements.releases_of(ssm, pointer, keys)
     }
     seen = _read(_file(cloud)).get(pointer.path)

@@ -6,7 +6,7 @@ from gpukiln.probe.base import NotReachedError
 from gpukiln.verify.catalog import load_checks
 from gpukiln.verify.checks import PROFILES
 from gpukiln.verify.facts import Facts
-from gpukiln.verify.needs import applies
+from gpukiln.verify.needs import applicability
 from tests.support.host_machine import Data
 from tests.support.host_pod_faults import POD_FAULTS
 from tests.support.host_runner_faults import RUNNER_FAULTS
@@ -14,7 +14,7 @@ from tests.support.host_runner_faults import RUNNER_FAULTS
 CHECKS = load_checks()
 
 
-def judge(
+def evaluate_check(
     check_id: str,
     data: Data,
     *,
@@ -28,9 +28,9 @@ def judge(
         profile, expect_gpus = "runner", None
     if check_id in POD_FAULTS:
         profile = "pod"
-    facts = Facts(data, profile, asked_simulated=simulated)
+    facts = Facts(data, profile, allow_simulated=simulated)
     try:
-        answer = applies(check.needs, facts, PROFILES[profile], expect_gpus=expect_gpus)
+        answer = applicability(check.needs, facts, PROFILES[profile], expect_gpus=expect_gpus)
         if answer.answer != "run":
             return {"fail": "failed"}.get(answer.answer, answer.answer), answer.reason
         function(facts)

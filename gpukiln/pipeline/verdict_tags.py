@@ -32,7 +32,9 @@ from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 log = logging.getLogger(__name__)
-SHORT = 16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
+DIGEST_CHARS = (
+    16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
+)
 
 
 @dataclass(frozen=True)
@@ -77,37 +79,37 @@ class VerdictSummary:
         return f"{VERDICT_TAG}:{self.instance_type}", value
 
 
-def judged_by(verdict: Verdict) -> VerdictSummary:
+def summarize_verdict(verdict: Verdict) -> VerdictSummary:
     """A verdict in short."""
     counts = Counter(check.layer for check in verdict.not_run)
     return VerdictSummary(
         instance_type=verdict.instance_type,
-        passed=verdict.proves,
+        passed=verdict.passed_without_simulation,
         profile=verdict.profile,
         at=verdict.started_at,
-        suite=verdict.suite_version[:SHORT],
-        digest=verdict.digest[:SHORT],
+        suite=verdict.suite_version[:DIGEST_CHARS],
+        digest=verdict.digest[:DIGEST_CHARS],
         saw_gpu=verdict.saw_gpu,
         not_run={layer: counts[layer] for layer in LAYERS if counts[layer]},
         checks=verdict.not_run,
     )
 
 
-def judged_by_claim(claim: VerdictClaim) -> VerdictSummary:
+def summarize_claim(claim: VerdictClaim) -> VerdictSummary:
     """A signed verdict in short; it has no reasons of checks that were not run."""
     return VerdictSummary(
         instance_type=claim.instance_type,
         passed=claim.outcome == "passed",
         profile=claim.profile,
         at=claim.verified_at,
-        suite=claim.suite[:SHORT],
-        digest=claim.verdict[:SHORT],
+        suite=claim.suite[:DIGEST_CHARS],
+        digest=claim.verdict[:DIGEST_CHARS],
         saw_gpu=claim.saw_gpu,
         not_run=claim.not_run,
     )
 
 
-def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, VerdictSummary]:
+def summaries_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, VerdictSummary]:
     """Who judged an image, by its tags.
 
     Args:
@@ -119,17 +121,17 @@ def judged_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Verdic
     Raises:
         UsageError: A tag has another form.
     """
-    found = {}
+    summaries = {}
     for name, value in tags.items():
         if name.startswith(f"{VERDICT_TAG}:"):
             try:
-                found[name.removeprefix(f"{VERDICT_TAG}:")] = _parse(name, value)
+                summaries[name.removeprefix(f"{VERDICT_TAG}:")] = _parse(name, value)
             except (ValueError, KeyError) as error:
                 raise UsageError(
                     f"the tag {name} of {image_id} can't be read: {error!r}",
                     hint="remove the tag, and judge the image there again: `invoke ami.verify`",
                 ) from error
-    return found
+    return summaries
 
 
 def _parse(name: str, value: str) -> VerdictSummary:
@@ -148,24 +150,24 @@ def _parse(name: str, value: str) -> VerdictSummary:
     )
 
 
-def proof_tags(recipe: str, judged: Iterable[VerdictSummary]) -> dict[str, str]:
+def verdict_tags(recipe: str, summaries: Iterable[VerdictSummary]) -> dict[str, str]:
     """All tags by which an image says how it was judged; what is in it is in `bake.image_tags`.
 
     Args:
         recipe: Its folder of ami/.
-        judged: The newest verdict of each type; at least one.
+        summaries: The newest verdict of each type; at least one.
     """
-    every = list(judged)
-    passed = all(one.passed for one in every)
+    every = list(summaries)
+    passed = all(summary.passed for summary in every)
     return {
-        VERIFIED_TAG: max(one.at for one in every),
+        VERIFIED_TAG: max(summary.at for summary in every),
         VERDICT_TAG: PASSED if passed else "failed",
         IMAGE_TAG: recipe if passed else NOT_PROVEN,
-        **dict(one.tag for one in every),
+        **dict(summary.tag for summary in every),
     }
 
 
-def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
+def write_verdict_tags(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
     """Write a verdict on an image, beside those of other types that it has.
 
     One on simulated GPUs proves nothing, and leaves the tags as they are.
@@ -180,9 +182,11 @@ def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
             ec2 = cloud.client("ec2")
             images = calls.images(ec2, {"image-id": [subject.image_id]})
             there = tags_of(images[0]) if images else {}
-            judged = judged_from_tags(subject.image_id, {**there, **dict([judged_by(verdict).tag])})
+            summaries = summaries_from_tags(
+                subject.image_id, {**there, **dict([summarize_verdict(verdict).tag])}
+            )
             ec2.create_tags(
-                Resources=[subject.image_id], Tags=tag_list(proof_tags(subject.recipe, judged.values()))
+                Resources=[subject.image_id], Tags=tag_list(verdict_tags(subject.recipe, summaries.values()))
             )
     except UnavailableError as error:
         error.add_note(
@@ -192,7 +196,7 @@ def write_proof(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
 
 
 @dataclass(frozen=True)
-class ProvenAmi:
+class VerifiedAmi:
     """An image that has a plan's digest and passed.
 
     Args:
@@ -224,10 +228,10 @@ class ProvenAmi:
         Args:
             suite: The suite's digest.
         """
-        return suite[:SHORT] in self.suites
+        return suite[:DIGEST_CHARS] in self.suites
 
 
-def find_proven(plan: ImagePlan, cloud: Cloud, suite: str) -> ProvenAmi | None:
+def find_verified(plan: ImagePlan, cloud: Cloud, suite: str) -> VerifiedAmi | None:
     """An image of this very plan that passed already: by this suite, or else by another one.
 
     Args:
@@ -239,19 +243,19 @@ def find_proven(plan: ImagePlan, cloud: Cloud, suite: str) -> ProvenAmi | None:
         one that the record of its build contradicts; a warning names it.
     """
     with explain_aws_errors("look for an image with the plan's digest"):
-        wanted = {
+        filters = {
             f"tag:{DIGEST_TAG}": [plan.digest],
             f"tag:{VERDICT_TAG}": [PASSED],
             "state": ["available"],
         }
-        images = calls.images(cloud.client("ec2"), wanted, Owners=["self"])
-    found = []
+        images = calls.images(cloud.client("ec2"), filters, Owners=["self"])
+    verified = []
     for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
         try:
             trust.require_verified(cloud, image)
         except RefusedError as error:
             log.warning("warning: %s does not count as built: %s", image["ImageId"], error.message)
             continue
-        judged = judged_from_tags(image["ImageId"], tags_of(image)).values()
-        found.append(ProvenAmi(image, frozenset(one.suite for one in judged)))
-    return next((one for one in found if one.passed_suite(suite)), found[0] if found else None)
+        summaries = summaries_from_tags(image["ImageId"], tags_of(image)).values()
+        verified.append(VerifiedAmi(image, frozenset(summary.suite for summary in summaries)))
+    return next((ami for ami in verified if ami.passed_suite(suite)), verified[0] if verified else None)

@@ -24,10 +24,10 @@ from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.access import access_line, machine_from_image
 from gpukiln.instances.launch import Launched
 from gpukiln.instances.leftovers import remove_unrecorded
+from gpukiln.pipeline.verdict_signing import sign_verdict
+from gpukiln.pipeline.verdict_tags import write_verdict_tags
 from gpukiln.progress import Progress
-from gpukiln.proof.signed import sign_verdict
-from gpukiln.proof.tags import write_proof
-from gpukiln.verify.report import Live
+from gpukiln.verify.report import LiveReport
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.verdict import Verdict
 
@@ -48,7 +48,7 @@ def why_build(plan: ImagePlan, builds: Builds) -> list[str]:
             plan.cloud,
             plan.base.name,
         )
-        if same and old.verdict and old.verdict.proves:
+        if same and old.verdict and old.verdict.passed_without_simulation:
             image = f"{old.bake.image_id if old.bake else 'the image'} of build {old.build_id}"
             changes = explain_change(old.plan.inputs, plan.inputs)
             if not changes:
@@ -124,15 +124,15 @@ def build_image(
             )
             if record.bake and isinstance(error, UnavailableError):
                 # it may be for what the stages hold that the image does not boot or can't be reached
-                _end_stages(saved, build, record.bake, progress, proven=False)
+                _remove_stages(saved, build, record.bake, progress, proven=False)
             raise
         build.write(record)
         try:
-            write_proof(cloud, subject, verdict)
+            write_verdict_tags(cloud, subject, verdict)
             attest(build, record, cloud, progress, signer)
             sign_verdict(cloud, subject, verdict, build.report_folder(1), signer, build)
         finally:
-            _end_stages(saved, build, baked, progress, proven=verdict.proves)
+            _remove_stages(saved, build, baked, progress, proven=verdict.passed_without_simulation)
     return build, record
 
 
@@ -144,7 +144,7 @@ def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None
         error.add_note(f"an AMI that no record knows may be left: {left.message}")
 
 
-def _end_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
+def _remove_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
     """Remove the stages that no build shall go on from; what can't be removed is told and fails no build."""
     if saved.stages is None:
         return
@@ -227,7 +227,7 @@ def verify_image(
                     say=progress.say,
                 )
             )
-        live = Live(progress)
+        live = LiveReport(progress)
         with progress.step("verify"):
             verdict = run_suite(
                 target,

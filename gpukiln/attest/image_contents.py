@@ -33,7 +33,7 @@ class InstalledPackage:
 
 
 @dataclass(frozen=True)
-class Installed:
+class ImageContents:
     """The image's own record, where a build folder has it.
 
     Args:
@@ -65,7 +65,7 @@ class Installed:
         return sum(package.installed_kib for package in self.details.values()) or None
 
 
-def read_installed(folder: Path) -> Installed:
+def read_image_contents(folder: Path) -> ImageContents:
     """Read the image's own record out of a build's folder.
 
     Args:
@@ -79,7 +79,7 @@ def read_installed(folder: Path) -> Installed:
     """
     path = folder / IMAGE_RECORD
     if not path.exists():
-        return Installed({})
+        return ImageContents({})
     content = path.read_bytes()
     try:
         document: dict[str, Any] = parse_json(content)
@@ -87,10 +87,10 @@ def read_installed(folder: Path) -> Installed:
         built_at = document.get("built_at", "")
     except (ValueError, AttributeError) as error:
         raise UsageError(f"{path} can't be read: {error}", hint="bake the image again") from error
-    return Installed(load(dict[str, InstalledPackage], details, where=str(path)), built_at, content)
+    return ImageContents(load(dict[str, InstalledPackage], details, where=str(path)), built_at, content)
 
 
-def package_url(base: ResolvedBase, name: str, version: str, installed: Installed) -> PackageURL:
+def package_url(base: ResolvedBase, name: str, version: str, installed: ImageContents) -> PackageURL:
     """The purl of a package, with the qualifiers by which scanners find its advisories.
 
     Args:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.probe import leftovers
+from gpukiln.probe import hygiene
 
 KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIGJ1aWxkZXI="
 OTHER = "AAAAC3NzaC1lZDI1NTE5AAAAIG93bmVyMDA="
@@ -15,9 +15,9 @@ PRIVATE = "-----BEGIN OPENSSH " + "PRIVATE KEY-----"  # in two parts: this file 
 
 @pytest.fixture
 def scanned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(leftovers, "SECRET_DIRS", (str(tmp_path),))
-    monkeypatch.setattr(leftovers, "SETTINGS", ())
-    monkeypatch.setattr(leftovers, "CREDENTIALS", ())
+    monkeypatch.setattr(hygiene, "SECRET_DIRS", (str(tmp_path),))
+    monkeypatch.setattr(hygiene, "SETTINGS", ())
+    monkeypatch.setattr(hygiene, "CREDENTIALS", ())
     return tmp_path
 
 
@@ -28,7 +28,7 @@ def test_a_secret_is_found_with_its_line_and_kind(scanned: Path) -> None:
     (scanned / "credentials").write_text(f"aws_secret_access_key = {'s' * 40}\n")
     (scanned / "well").write_text(f"x{ACCESS_KEY} and AKIA are no key; nor is -----BEGIN PUBLIC KEY-----\n")
     (scanned / "link").symlink_to(scanned / "log")
-    found = leftovers.secrets()
+    found = hygiene.secrets()
     rows = {(Path(row["path"]).name, row["line"], row["kind"]) for row in found["found"]}
     assert rows == {
         ("log", 3, "AWS access key id"),
@@ -41,11 +41,11 @@ def test_a_secret_is_found_with_its_line_and_kind(scanned: Path) -> None:
 def test_a_search_that_a_limit_ended_says_so(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abc":
         (scanned / name).write_text("12345")
-    monkeypatch.setattr(leftovers, "SCAN_FILES", 2)
-    assert leftovers.secrets() == {"found": [], "files": 2, "complete": False}
-    monkeypatch.setattr(leftovers, "SCAN_FILES", 9)
-    monkeypatch.setattr(leftovers, "SCAN_FILE_BYTES", 5)
-    assert leftovers.secrets() == {"found": [], "files": 3, "complete": False}
+    monkeypatch.setattr(hygiene, "SCAN_FILES", 2)
+    assert hygiene.secrets() == {"found": [], "files": 2, "complete": False}
+    monkeypatch.setattr(hygiene, "SCAN_FILES", 9)
+    monkeypatch.setattr(hygiene, "SCAN_FILE_BYTES", 5)
+    assert hygiene.secrets() == {"found": [], "files": 3, "complete": False}
 
 
 MADE_UP = "Zm9yLXRlc3RzLW9ubHk"  # made up, as every value here
@@ -87,16 +87,16 @@ def test_a_credential_in_settings_is_found_and_its_value_is_not_kept(
     file = scanned / "settings/x.conf"
     file.parent.mkdir()
     file.write_text(f"[x]\n{line}\n")
-    monkeypatch.setattr(leftovers, "SETTINGS", [f"{scanned}/settings/*"])
-    monkeypatch.setattr(leftovers, "SECRET_DIRS", ())
-    facts = leftovers.secrets()
+    monkeypatch.setattr(hygiene, "SETTINGS", [f"{scanned}/settings/*"])
+    monkeypatch.setattr(hygiene, "SECRET_DIRS", ())
+    facts = hygiene.secrets()
     assert [(row["path"], row["line"]) for row in facts["found"]] == ([(str(file), 2)] if found else [])
     assert MADE_UP not in json.dumps(facts)
 
 
 def test_settings_of_this_machine_s_packages_hold_no_credential(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a Debian as its packages leave it: what they ship is no finding."""
-    monkeypatch.setattr(leftovers, "SECRET_DIRS", ())
+    monkeypatch.setattr(hygiene, "SECRET_DIRS", ())
     shipped = (
         "/etc/default/*",
         "/etc/bash.bashrc",
@@ -104,18 +104,18 @@ def test_settings_of_this_machine_s_packages_hold_no_credential(monkeypatch: pyt
         "/etc/systemd/*.conf",
         "/etc/cloud/cloud.cfg",
     )
-    monkeypatch.setattr(leftovers, "SETTINGS", shipped)
-    monkeypatch.setattr(leftovers, "CREDENTIALS", ())
-    assert leftovers.secrets()["found"] == []
+    monkeypatch.setattr(hygiene, "SETTINGS", shipped)
+    monkeypatch.setattr(hygiene, "CREDENTIALS", ())
+    assert hygiene.secrets()["found"] == []
 
 
 def test_an_empty_file_of_credentials_is_none(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (scanned / ".netrc").write_text("\n")
     (scanned / ".kube").mkdir()
     (scanned / ".kube/config").write_text("token: x\n")
-    monkeypatch.setattr(leftovers, "_homes", lambda: {"admin": str(scanned)})
-    monkeypatch.setattr(leftovers, "CREDENTIALS", ["~/.netrc", "~/.kube"])
-    rows = leftovers.secrets()["found"]
+    monkeypatch.setattr(hygiene, "_homes", lambda: {"admin": str(scanned)})
+    monkeypatch.setattr(hygiene, "CREDENTIALS", ["~/.netrc", "~/.kube"])
+    rows = hygiene.secrets()["found"]
     assert rows == [{"path": str(scanned / ".kube/config"), "line": 1, "kind": "file of credentials"}]
 
 
@@ -129,10 +129,10 @@ def test_keys_are_told_apart_by_who_brought_them(tmp_path: Path, monkeypatch: py
         "merged_cfg": {"ssh_authorized_keys": [f"ssh-ed25519 {KEY} baked"]},
     }
     files = {"/run/cloud-init/instance-data-sensitive.json": json.dumps(instance)}
-    real = leftovers.read
-    monkeypatch.setattr(leftovers, "read", lambda path: files.get(path) or real(path))
-    monkeypatch.setattr(leftovers, "_homes", lambda: {"admin": str(tmp_path)})
-    found = leftovers.keys()
+    real = hygiene.read
+    monkeypatch.setattr(hygiene, "read", lambda path: files.get(path) or real(path))
+    monkeypatch.setattr(hygiene, "_homes", lambda: {"admin": str(tmp_path)})
+    found = hygiene.keys()
     path = str(tmp_path / ".ssh/authorized_keys")
     mine, owners = found["authorized"]
     assert (mine["user"], mine["path"], mine["comment"]) == ("admin", path, "packer")
@@ -145,8 +145,8 @@ def test_history_and_tools_of_a_build_are_named(tmp_path: Path, monkeypatch: pyt
     (tmp_path / ".bash_history").write_text("make\n")
     (tmp_path / ".zsh_history").touch()  # empty: nobody worked here
     (tmp_path / ".ansible").mkdir()
-    monkeypatch.setattr(leftovers, "_homes", lambda: {"root": str(tmp_path), "admin": str(tmp_path)})
-    found = leftovers.leftovers()
+    monkeypatch.setattr(hygiene, "_homes", lambda: {"root": str(tmp_path), "admin": str(tmp_path)})
+    found = hygiene.build_files()
     assert found["history"] == [str(tmp_path / ".bash_history")]
     assert str(tmp_path / ".ansible") in found["build_tools"]
 
@@ -161,8 +161,8 @@ def test_history_and_tools_of_a_build_are_named(tmp_path: Path, monkeypatch: pyt
 def test_what_cloud_init_says_of_the_launch(
     said: str, status: str | None, errors: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "run", lambda *_, **__: {"rc": 0, "out": said, "err": ""})
-    found = leftovers.identity()
+    monkeypatch.setattr(hygiene, "run", lambda *_, **__: {"rc": 0, "out": said, "err": ""})
+    found = hygiene.identity()
     assert (found["cloud_init"]["status"], found["cloud_init"]["errors"]) == (status, errors)
     assert found["cloud_init"]["installed"]
     assert found["machine_id"]["length"] == len(Path("/etc/machine-id").read_text().strip())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.kubernetes.jobs.document import JobDocument
     from gpukiln.kubernetes.jobs.request import GpuJob
-    from gpukiln.kubernetes.jobs.state import End
+    from gpukiln.kubernetes.jobs.state import JobEnd
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,18 @@ class K8sJob(JobOptions, KubernetesOptions):
     delete_on_interrupt: bool = option("Ctrl-C removes the Job; without it the Job goes on", False)
 
     def run(self) -> int:
-        from gpukiln.kubernetes.jobs.admission import admitted
-        from gpukiln.kubernetes.jobs.document import attached
-        from gpukiln.kubernetes.jobs.request import job_of
+        from gpukiln.kubernetes.jobs.admission import adapt_to_namespace
+        from gpukiln.kubernetes.jobs.document import attached_document
+        from gpukiln.kubernetes.jobs.request import job_from_options
 
         self._check_together()
         cluster = self.api() if self.apply or self.attach else None
         if cluster and self.attach:
             end = self._follow(cluster, self.name, self.namespace, ours=False)
-            return self._ended(end, attached(cluster, self.name, self.namespace, end))
-        made = job_of(self)
+            return self._ended(end, attached_document(cluster, self.name, self.namespace, end))
+        made = job_from_options(self)
         if cluster:
-            made = admitted(cluster, made, say)
+            made = adapt_to_namespace(cluster, made, say)
         for note in made.notes():
             say(f"note: {note}")
         if self.output:
@@ -61,13 +61,13 @@ class K8sJob(JobOptions, KubernetesOptions):
         from gpukiln.kubernetes.jobs.document import document
 
         if self.dry_run:
-            follow.rehearse(cluster, made)
+            follow.dry_run(cluster, made)
             say(f"job {made.name}: the server would take it")
             self._document(made, cluster)
             return 0
         submission = follow.submit(cluster, made, say, replace_ended=self.replace)
         if self.detach:
-            for line in follow.again(made.name, made.namespace or cluster.namespace, cluster.context):
+            for line in follow.resume_hints(made.name, made.namespace or cluster.namespace, cluster.context):
                 say(line)
             self._document(made, cluster)
             submission.end()
@@ -77,7 +77,7 @@ class K8sJob(JobOptions, KubernetesOptions):
         submission.end()
         return code
 
-    def _follow(self, cluster: Cluster, name: str, namespace: str, *, ours: bool) -> End:
+    def _follow(self, cluster: Cluster, name: str, namespace: str, *, ours: bool) -> JobEnd:
         from gpukiln.kubernetes import follow
         from gpukiln.units import Duration
 
@@ -94,7 +94,7 @@ class K8sJob(JobOptions, KubernetesOptions):
                 where,
                 write=say if self.json else write,
                 say=say,
-                patience=follow.Patience(within),
+                patience=follow.WaitLimits(within),
                 ours=ours,
             )
         except (KeyboardInterrupt, BrokenPipeError) as ended:
@@ -102,7 +102,7 @@ class K8sJob(JobOptions, KubernetesOptions):
                 cluster.delete("Job", name, where)
                 say(f"job {name}: removed")
             else:
-                for line in follow.again(name, where, cluster.context):
+                for line in follow.resume_hints(name, where, cluster.context):
                     say(line)
             raise
 
@@ -112,7 +112,7 @@ class K8sJob(JobOptions, KubernetesOptions):
         if self.json:
             print_document(JOB, dump(document(made, cluster=cluster) if cluster else document(made)))
 
-    def _ended(self, end: End, made: JobDocument) -> int:
+    def _ended(self, end: JobEnd, made: JobDocument) -> int:
         if self.json:
             print_document(made.schema, dump(made))
         say(f"job {made.name}: {end.state}" + (f": {end.reason}: {end.why}" if end.why else ""))

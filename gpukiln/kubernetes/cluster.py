@@ -182,7 +182,7 @@ class Cluster:
         except MissingError as error:
             raise UnavailableError(error.message) from error
         rest = b""
-        with contextlib.closing(answer), self._told(what):
+        with contextlib.closing(answer), self._translated(what):
             for chunk in answer.stream(4096):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -229,7 +229,10 @@ class Cluster:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
     ) -> Any:
-        with contextlib.closing(self._send(method, path, what, query, body)) as answer, self._told(what):
+        with (
+            contextlib.closing(self._send(method, path, what, query, body)) as answer,
+            self._translated(what),
+        ):
             return parse_json(answer.data, largest=LARGEST)
 
     def _send(
@@ -242,7 +245,7 @@ class Cluster:
         *,
         endless: bool = False,
     ) -> urllib3.BaseHTTPResponse:
-        with self._told(what):
+        with self._translated(what):
             answer: urllib3.BaseHTTPResponse = self._api.call_api(
                 path,
                 method,
@@ -258,15 +261,15 @@ class Cluster:
             return answer
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
+    def _translated(self, what: str) -> Iterator[None]:
         """Errors of the client as errors of ours."""
         try:
             yield
         except ApiException as error:
-            raise _refused(error, what, self) from error
+            raise _answer_error(error, what, self) from error
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(
-                f"can't {what}: {self.server} of context {self.context}: {_why(error)}",
+                f"can't {what}: {self.server} of context {self.context}: {_cause(error)}",
                 hint=f"is it up, is the VPN? `kubectl --context {self.context} version` asks the same",
             ) from error
         except ValueError as error:  # an answer that is not JSON: a proxy's page
@@ -295,7 +298,7 @@ STATUSES: dict[int, tuple[type[GpukilnError], str]] = {
 }
 
 
-def _refused(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
+def _answer_error(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
     """What an answer of the API means.
 
     Its body is a Status (apimachinery, meta/v1): code, reason and a message for people.
@@ -313,7 +316,7 @@ def _refused(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
     return kind(f"can't {what}: {said}", hint=hint)
 
 
-def _why(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     """The cause of a connection that failed, without the client's wrapping."""
     while isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason:
         error = error.reason
@@ -336,7 +339,7 @@ def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tupl
             "`aws eks update-kubeconfig --name CLUSTER --region REGION` writes it",
         )
     merged = ":".join(str(one) for one in files if one.is_file())
-    current, contexts, users = _read(merged)
+    current, contexts, users = _read_kubeconfigs(merged)
     name = context or current
     if name not in contexts:
         near = difflib.get_close_matches(name, contexts, 1)
@@ -352,7 +355,7 @@ def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tupl
             f"context {name} signs in with {plugin['command']}, which is not on PATH",
             hint=plugin.get("installHint") or f"install {plugin['command']}, or name another --context",
         )
-    heard = _Heard()
+    heard = _LogCapture()
     logging.getLogger().addHandler(heard)  # the client logs why signing in failed, and goes on without
     try:
         config.load_kube_config(merged, name, settings, persist_config=False)
@@ -378,7 +381,7 @@ def _load_in_cluster(settings: client.Configuration) -> tuple[str, str]:
     return IN_CLUSTER, SERVICE_ACCOUNT.read_text().strip() if SERVICE_ACCOUNT.is_file() else "default"
 
 
-def _read(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+def _read_kubeconfigs(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
     """Kubeconfigs as one: the current context, contexts and users by name."""
     try:
         for file in map(Path, files.split(config.kube_config.ENV_KUBECONFIG_PATH_SEPARATOR)):
@@ -397,7 +400,7 @@ def _read(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
         ) from error
 
 
-class _Heard(logging.Handler):
+class _LogCapture(logging.Handler):
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.lines: list[str] = []

@@ -20,9 +20,9 @@ from gpukiln.findings import SEVERITIES, Finding, Severity
 from gpukiln.kubernetes import workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.images import cuda_of_image
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.scheduling import asked, containers, mismatches, nearest, of_daemon_set
+from gpukiln.kubernetes.scheduling import as_daemon_set_pod, containers, gpus_requested, mismatches, nearest
 from gpukiln.kubernetes.symptoms import (
     CONTAINER,
     CREATION,
@@ -39,19 +39,19 @@ from gpukiln.units import is_whole
 SCHEMA = "k8s.doctor/1"
 DRIVER = "nvidia.com/cuda.driver-version.full"
 # Labels by which a node is known to have GPUs before feature discovery ran: NFD, Karpenter, EKS's kubelet.
-ALSO_GPU = (
+GPU_NODE_LABELS = (
     "feature.node.kubernetes.io/pci-10de.present",
     "karpenter.k8s.aws/instance-gpu-name",
     "k8s.amazonaws.com/accelerator",
 )
 PLUGIN_CONFIG = "nvidia.com/device-plugin.config"  # names a configuration of the plugin's ConfigMap
-LINES = 200  # of a log that is read
-EVENTS = 3  # the last, of what is shown in its own words
+LOG_LINES = 200  # of a log that is read
+SHOWN_EVENTS = 3  # the last, of what is shown in its own words
 
 # Conditions that are bad when False; all others that are named are bad when True (reference: EKS's node
 # monitoring agent and kubelet say ...Ready, node-problem-detector, NVSentinel, AKS and GKE name the problem).
-READY = re.compile(r".*Ready$")
-BAD = re.compile(
+BAD_WHEN_FALSE = re.compile(r".*Ready$")
+BAD_WHEN_TRUE = re.compile(
     r"Gpu\w*(Watch|Failure)?$|GPU\w+|XID\w*|Xid\w*|SysLogs\w+|NVLink\w*|UnhealthyNvidiaDevicePlugin|"
     r"(Memory|Disk|PID)Pressure|KernelDeadlock|ReadonlyFilesystem|NetworkUnavailable"
 )
@@ -84,7 +84,7 @@ class ClusterState:
     daemon_sets: list[Manifest]
     logs: Callable[[Manifest, str, bool], str] = field(repr=False)  # of a container; True: its last start's
     events: Callable[[Manifest], list[Manifest]] = field(repr=False)  # the oldest first
-    kept_back: Callable[[Manifest], list[Manifest] | None] = field(repr=False)  # by Kueue
+    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(repr=False)  # by Kueue
 
     @property
     def gpu_nodes(self) -> list[Manifest]:
@@ -123,41 +123,43 @@ def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
         cluster.list("DaemonSet", everywhere=True),
         lambda one, container, previous: _log(cluster, one, container, previous=previous),
         lambda one: _events(cluster, one),
-        lambda one: _kept_back(cluster, one),
+        lambda one: _kueue_conditions(cluster, one),
     )
     if pod:
-        looked, found = _of_named(seen, *_chosen(cluster, seen, pod, namespace or cluster.namespace))
+        looked, found = _diagnose_named(
+            seen, *_find_target(cluster, seen, pod, namespace or cluster.namespace)
+        )
     else:
-        looked, found = _of_all(seen, _refused_workloads(cluster))
+        looked, found = _diagnose_cluster(seen, _refused_workloads(cluster))
     unique = {(one.id, one.object, one.message): one for one in found}
     ordered = sorted(unique.values(), key=lambda one: SEVERITIES.index(one.severity))
     return Diagnosis(cluster.context, looked, tuple(ordered))
 
 
-def _of_named(
+def _diagnose_named(
     seen: ClusterState, family: list[Manifest], pod: Manifest | None
 ) -> tuple[tuple[str, ...], list[Finding]]:
-    found = list(of_workload(seen, family, has_pods=pod is not None))
+    found = list(workload_findings(seen, family, has_pods=pod is not None))
     looked = [*family]
     if pod:
         place = pod["spec"].get("nodeName")
         nodes = [one for one in seen.nodes if one["metadata"]["name"] == place]
         looked += [pod, *nodes]
-        found += of_pod(seen, pod)
+        found += pod_findings(seen, pod)
         for node in filter(has_gpus, nodes):
-            found += of_node(seen, node)
+            found += node_findings(seen, node)
         if not place and any(one.id == "no-node-fits" for one in found):
-            found += of_cluster(seen)
+            found += cluster_findings(seen)
     return tuple(map(_name, looked)), found
 
 
-def _of_all(seen: ClusterState, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Finding]]:
+def _diagnose_cluster(seen: ClusterState, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Finding]]:
     waiting = [one for one in seen.pods if _wants_gpu(one["spec"]) and _waits_or_was_refused(one)]
     found = [
-        *of_cluster(seen),
-        *(one for node in seen.gpu_nodes for one in of_node(seen, node)),
-        *(one for thing in refused for one in of_workload(seen, [thing], has_pods=False)),
-        *(one for pod in waiting for one in of_pod(seen, pod)),
+        *cluster_findings(seen),
+        *(one for node in seen.gpu_nodes for one in node_findings(seen, node)),
+        *(one for thing in refused for one in workload_findings(seen, [thing], has_pods=False)),
+        *(one for pod in waiting for one in pod_findings(seen, pod)),
     ]
     looked = (
         f"{len(seen.gpu_nodes)} nodes with GPUs of {len(seen.nodes)}",
@@ -184,7 +186,7 @@ def _refused_workloads(cluster: Cluster) -> list[Manifest]:
                 thing = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
                 if (
                     thing
-                    and _wants_gpu(workloads.template(thing))
+                    and _wants_gpu(workloads.pod_template_spec(thing))
                     and workloads.lacks_pods(thing, has_pods=False)
                 ):
                     found[thing["metadata"]["uid"]] = thing
@@ -194,14 +196,14 @@ def _refused_workloads(cluster: Cluster) -> list[Manifest]:
 # --- the cluster ------------------------------------------------------------------------------------------
 
 
-def of_cluster(seen: ClusterState) -> Iterator[Finding]:
+def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
     """Whether there are nodes with GPUs, and a device plugin for them."""
     if not seen.gpu_nodes:
         yield _finding(
             "no-gpu-node",
             "error",
             "cluster",
-            f"none of {len(seen.nodes)} nodes has {PRESENT}=true, nor another label of a GPU",
+            f"none of {len(seen.nodes)} nodes has {GPU_PRESENT}=true, nor another label of a GPU",
             "the pool is scaled to zero, its machines have no GPU, or nobody labels them",
             "`invoke k8s.nodes` renders pools whose nodes have label and taint from the start",
         )
@@ -220,7 +222,7 @@ def of_cluster(seen: ClusterState) -> Iterator[Finding]:
         status = one.get("status", {})
         wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
         if not wanted and seen.gpu_nodes:
-            spec = of_daemon_set(one["spec"]["template"]["spec"])
+            spec = as_daemon_set_pod(one["spec"]["template"]["spec"])
             why = [problem.text for node in seen.gpu_nodes for problem in mismatches(spec, node)]
             yield _finding(
                 "device-plugin-nowhere",
@@ -228,7 +230,7 @@ def of_cluster(seen: ClusterState) -> Iterator[Finding]:
                 _name(one),
                 f"it wants 0 of {len(seen.gpu_nodes)} nodes with GPUs: {'; '.join(dict.fromkeys(why))}",
                 "its selector or affinity asks for a label that the nodes lack, or a taint is not tolerated",
-                f"label the nodes in their pool with {PRESENT}=true, and let it tolerate their taints",
+                f"label the nodes in their pool with {GPU_PRESENT}=true, and let it tolerate their taints",
             )
         elif ready < wanted:
             yield _finding(
@@ -244,7 +246,7 @@ def of_cluster(seen: ClusterState) -> Iterator[Finding]:
 # --- a node -----------------------------------------------------------------------------------------------
 
 
-def of_node(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
+def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
     """Whether a node with GPUs offers them all, says what it is, and is healthy."""
     meta, status = node["metadata"], node["status"]
     labels, name = meta.get("labels", {}), _name(node)
@@ -254,15 +256,17 @@ def of_node(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
     plugins = [
         one for one in seen.pods if one["spec"].get("nodeName") == meta["name"] and is_plugin(one["spec"])
     ]
-    plugin = max(plugins, key=lambda one: (_alive(one), _age(one)), default=None)
-    if PRESENT not in labels:
+    plugin = max(plugins, key=lambda one: (_is_active(one), _creation_time(one)), default=None)
+    if GPU_PRESENT not in labels:
         yield _finding(
             "label-missing",
             "error" if not offered else "warning",
             name,
-            f"it has {', '.join(one for one in ALSO_GPU if one in labels) or 'GPUs'}, and not {PRESENT}",
-            "neither the pool nor feature discovery set it: DaemonSets and pods that select by it pass it by",
-            f"set {PRESENT}=true in the pool, so that new nodes have it; feature discovery sets the others",
+            f"it has {', '.join(label for label in GPU_NODE_LABELS if label in labels) or 'GPUs'}, and not "
+            f"{GPU_PRESENT}",
+            "neither the pool nor feature discovery set it: DaemonSets and pods that select by it skip the node",
+            f"set {GPU_PRESENT}=true in the pool, so that new nodes have it; feature discovery sets the "
+            "other labels",
         )
     if not any(one["key"].startswith("nvidia.com/") for one in node["spec"].get("taints", ())):
         yield _finding(
@@ -275,20 +279,20 @@ def of_node(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
         )
     if not offered:
         yield from _nothing_offered(seen, node, plugin, registered)
-    elif offered < max(registered, int(counted) if is_whole(counted) and not _shared(labels) else 0):
+    elif offered < max(registered, int(counted) if is_whole(counted) and not _is_shared(labels) else 0):
         log = _plugin_logs(seen, plugin)[1][0] if plugin else ""
-        line = _line(log, r"(?i)xid|unhealthy")
+        line = _last_match(log, r"(?i)xid|unhealthy")
         yield _finding(
             "gpu-unhealthy",
             "error",
             name,
             f"it offers {offered} GPUs and has {max(registered, int(counted or 0))}"
             + (f"; its device plugin: {line}" if line else ""),
-            f"the device plugin marked one unhealthy{_xid(line)}",
+            f"the device plugin marked one unhealthy{_xid_suffix(line)}",
             "`invoke node.doctor` looks at the GPU; the plugin offers it again after a restart of its pod",
         )
     for one in status.get("conditions", ()):
-        yield from _condition(name, one)
+        yield from _node_condition_finding(name, one)
 
 
 def _nothing_offered(
@@ -299,7 +303,7 @@ def _nothing_offered(
         why = [
             problem.text
             for one in seen.plugins
-            for problem in mismatches(of_daemon_set(one["spec"]["template"]["spec"]), node)
+            for problem in mismatches(as_daemon_set_pod(one["spec"]["template"]["spec"]), node)
         ]
         if seen.plugins:
             yield _finding(
@@ -323,7 +327,9 @@ def _nothing_offered(
                 else ""
             )
             said = f"it {has}; {_name(plugin)}, container {container}, says: {_short(line)}"
-            yield _of_symptom(known, name, said + (asks if symptom.rule == "device-plugin-config" else ""))
+            yield _symptom_finding(
+                known, name, said + (asks if symptom.rule == "device-plugin-config" else "")
+            )
             return
     last = next((line for log in logs for line in log.splitlines()[-1:] if line), "")
     waiting = _waiting(plugin)
@@ -364,15 +370,19 @@ def _nothing_offered(
 
 def _plugin_logs(seen: ClusterState, plugin: Manifest) -> tuple[str, list[str]]:
     """The container that fails, else the plugin itself; its log, now and of its last start."""
-    failing = [one["name"] for one in _statuses(plugin) if _failure(one) or _word_of(one)]
-    main = [one["name"] for one in plugin["spec"]["containers"] if _serves(one)]
+    failing = [one["name"] for one in _statuses(plugin) if _failure(one) or _waiting_reason(one)]
+    main = [one["name"] for one in plugin["spec"]["containers"] if _is_plugin_container(one)]
     name = next(iter((*failing, *main)))
     return name, [seen.logs(plugin, name, False), seen.logs(plugin, name, True)]
 
 
-def _condition(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
+def _node_condition_finding(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
     kind, status = one["type"], one["status"]
-    bad = status in ("False", "Unknown") if READY.fullmatch(kind) else status == "True" and BAD.match(kind)
+    bad = (
+        status in ("False", "Unknown")
+        if BAD_WHEN_FALSE.fullmatch(kind)
+        else status == "True" and BAD_WHEN_TRUE.match(kind)
+    )
     if bad:
         said = f"{one.get('reason', '')} {one.get('message', '')}".strip()
         yield _finding(
@@ -380,7 +390,7 @@ def _condition(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
             "error",
             name,
             f"{kind} is {status}: {said}",
-            f"an agent on the node reports it{_xid(said)}",
+            f"an agent on the node reports it{_xid_suffix(said)}",
             "drain the node; `invoke node.doctor` says what is broken, a reboot or another machine mends it",
         )
 
@@ -390,7 +400,7 @@ def _condition(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
 VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
-def of_pod(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     """Why a pod does not run on a GPU."""
     spec, name = pod["spec"], _name(pod)
     if not _wants_gpu(spec):
@@ -404,7 +414,7 @@ def of_pod(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
         )
     for one in containers(spec):
         set_by_hand = [env for env in one.get("env", ()) if env["name"] in VARIABLES]
-        if set_by_hand and asked(spec):
+        if set_by_hand and gpus_requested(spec):
             said = ", ".join(f"{env['name']}={env.get('value', '...')}" for env in set_by_hand)
             yield _finding(
                 "visible-devices",
@@ -416,15 +426,15 @@ def of_pod(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             )
     why: list[Finding] = []
     if not spec.get("nodeName") and pod["status"].get("phase") == "Pending":
-        why += _unscheduled(seen, pod)
-    why += [*_not_started(seen, pod), *_not_taken(pod), *_ended(seen, pod)]
+        why += _scheduling_problems(seen, pod)
+    why += [*_start_problems(seen, pod), *_kubelet_refusal(pod), *_container_failures(seen, pod)]
     yield from why
-    yield from _driver(seen, pod)
-    if not why and not _is_well(pod):
-        yield _in_its_own_words(seen, pod)
+    yield from _driver_mismatch(seen, pod)
+    if not why and not _is_running_well(pod):
+        yield _unexplained(seen, pod)
 
 
-def _unscheduled(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name, spec = _name(pod), pod["spec"]
     gates = [one["name"] for one in spec.get("schedulingGates", ())]
     if gates:
@@ -432,7 +442,7 @@ def _unscheduled(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             "scheduling-gated",
             "warning",
             name,
-            f"it waits for {', '.join(gates)}{_because(seen.kept_back(pod))}",
+            f"it waits for {', '.join(gates)}{_reason_suffix(seen.kueue_conditions(pod))}",
             "a queue (Kueue) has not admitted it, or who set the gate has not removed it",
             "`kubectl get workloads` shows Kueue's reason: quota, or a flavor that does not fit",
         )
@@ -447,14 +457,14 @@ def _unscheduled(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     node, problems = best
     shown = node["metadata"]["name"]
     if not problems:
-        yield _fits_and_waits(name, spec, said, shown)
+        yield _unexplained_wait(name, spec, said, shown)
         return
     if known := symptom_in(said, SCHEDULER):  # more room would not be enough
-        yield _of_symptom(known, name)
+        yield _symptom_finding(known, name)
     taken = [
         _name(one)
         for one in seen.pods
-        if one["spec"].get("nodeName") == shown and asked(one["spec"]) and _alive(one)
+        if one["spec"].get("nodeName") == shown and gpus_requested(one["spec"]) and _is_active(one)
     ]
     holders = (
         f"; its GPUs are with {', '.join(taken)}"
@@ -482,7 +492,7 @@ def _scheduler_says(seen: ClusterState, pod: Manifest) -> str:
     return next(filter(None, (*conditions, *reversed(events))), "")
 
 
-def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
+def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
     """A pod for which a node has room by all that is counted here: what the scheduler says counts more."""
     claims = [one["name"] for one in spec.get("resourceClaims") or ()]
     if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
@@ -491,7 +501,7 @@ def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) ->
         )
     evidence = f"{said or 'no word of the scheduler'}; {node} has room for it by what is counted here"
     if known := symptom_in(said, SCHEDULER):
-        return _of_symptom(known, name, evidence)
+        return _symptom_finding(known, name, evidence)
     if said and not re.search(r"Insufficient |Too many pods", said):
         return _finding(
             "scheduler-refuses",
@@ -511,25 +521,25 @@ def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) ->
     )
 
 
-def _not_started(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def _start_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     texts = [_waiting(pod)]
     if pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
         texts += [_event_words(one) for one in reversed(seen.events(pod)) if one.get("type") == "Warning"]
     for text in filter(None, texts):
         if known := symptom_in(" ".join(text.split()), WAITING):
-            yield _of_symptom(known, _name(pod))
+            yield _symptom_finding(known, _name(pod))
             return
 
 
-def _not_taken(pod: Manifest) -> Iterator[Finding]:
+def _kubelet_refusal(pod: Manifest) -> Iterator[Finding]:
     """What the kubelet says of a pod that it did not take, or that it ended."""
     status = pod["status"]
     said = f"{status.get('reason', '')}: {status.get('message', '')}"
     if status.get("phase") == "Failed" and (known := symptom_in(" ".join(said.split()), KUBELET)):
-        yield _of_symptom(known, _name(pod))
+        yield _symptom_finding(known, _name(pod))
 
 
-def _ended(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name = _name(pod)
     before = {one["name"] for one in pod["spec"].get("initContainers") or ()}
     for one in _statuses(pod):
@@ -550,7 +560,7 @@ def _ended(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             return
         log = seen.logs(pod, one["name"], previous)
         if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
-            yield _of_symptom(known, name, f"{what} says: {_short(known[1])}")
+            yield _symptom_finding(known, name, f"{what} says: {_short(known[1])}")
             return
         last = _short(next(iter(reversed(log.splitlines())), "nothing"))
         options = f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {one['name']}"
@@ -565,7 +575,7 @@ def _ended(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
         return
 
 
-def _in_its_own_words(seen: ClusterState, pod: Manifest) -> Finding:
+def _unexplained(seen: ClusterState, pod: Manifest) -> Finding:
     """A pod that does not run, where nothing that is known says why."""
     status, phase = pod["status"], pod["status"].get("phase", "Unknown")
     events = seen.events(pod)
@@ -578,9 +588,9 @@ def _in_its_own_words(seen: ClusterState, pod: Manifest) -> Finding:
     said = [
         f"phase {phase}",
         ": ".join(filter(None, (status.get("reason", ""), status.get("message", "")))),
-        *(workloads.words(one) for one in status.get("conditions") or () if one["status"] != "True"),
+        *(workloads.condition_text(one) for one in status.get("conditions") or () if one["status"] != "True"),
         _waiting(pod) or ", ".join(states),
-        *(_event_words(one) for one in (warnings or events)[-EVENTS:]),
+        *(_event_words(one) for one in (warnings or events)[-SHOWN_EVENTS:]),
     ]
     bad = phase != "Pending" or bool(warnings) or bool(_waiting(pod))
     return _finding(
@@ -593,13 +603,13 @@ def _in_its_own_words(seen: ClusterState, pod: Manifest) -> Finding:
     )
 
 
-def _driver(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     """The node's label against the CUDA version in the image's tag."""
     node = next((one for one in seen.nodes if one["metadata"]["name"] == pod["spec"].get("nodeName")), None)
     driver = node["metadata"].get("labels", {}).get(DRIVER) if node else None
     for one in containers(pod["spec"]):
         wanted = cuda_of_image(one.get("image", ""))
-        if not (driver and wanted and asked(pod["spec"])):
+        if not (driver and wanted and gpus_requested(pod["spec"])):
             continue
         try:
             support = cuda.support(wanted, driver, [])
@@ -619,10 +629,15 @@ def _driver(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
 # --- what pods come from ----------------------------------------------------------------------------------
 
 # Conditions that say that an object does not do its work (batch/v1, apps/v1, JobSet, Kubeflow, KubeRay).
-WRONG_IF = {"Failed": "True", "ReplicaFailure": "True", "Progressing": "False", "HeadPodReady": "False"}
+FAILURE_CONDITIONS = {
+    "Failed": "True",
+    "ReplicaFailure": "True",
+    "Progressing": "False",
+    "HeadPodReady": "False",
+}
 
 
-def of_workload(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
+def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
     """Why an object starts no pods, or gave up.
 
     Args:
@@ -630,15 +645,15 @@ def of_workload(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -
         has_pods: Whether pods of it are there: they say more.
     """
     held = next(filter(workloads.is_suspended, family), None)
-    found = [_suspended(held, seen.kept_back(held))] if held else []
+    found = [_suspended_finding(held, seen.kueue_conditions(held))] if held else []
     for one in family:
-        more = _of_conditions(one, seen.events(one), has_pods=has_pods)
+        more = _condition_findings(one, seen.events(one), has_pods=has_pods)
         same = {(one.id, one.message) for one in found}  # a Deployment has its ReplicaSet's condition
         found += [one for one in more if (one.id, one.message) not in same]
     if not (found or has_pods) and family and not _is_done(family[0]):
         said = [
-            *(workloads.words(one) for one in family[0].get("status", {}).get("conditions") or ()),
-            *(_event_words(event) for one in family for event in seen.events(one)[-EVENTS:]),
+            *(workloads.condition_text(one) for one in family[0].get("status", {}).get("conditions") or ()),
+            *(_event_words(event) for one in family for event in seen.events(one)[-SHOWN_EVENTS:]),
         ]
         found.append(
             _finding(
@@ -653,23 +668,25 @@ def of_workload(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -
     yield from found
 
 
-def _of_conditions(thing: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
+def _condition_findings(thing: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
     name, status = _name(thing), thing.get("status", {})
-    wrong = [one for one in status.get("conditions") or () if WRONG_IF.get(one["type"]) == one["status"]]
+    wrong = [
+        one for one in status.get("conditions") or () if FAILURE_CONDITIONS.get(one["type"]) == one["status"]
+    ]
     failures = [one for one in wrong if one["type"] == "ReplicaFailure"]
     refusals = [one for one in events if one.get("reason", "").startswith("FailedCreate")]
     events = refusals if workloads.lacks_pods(thing, has_pods=has_pods) else []
     if texts := [one.get("message", "") for one in (*failures, *reversed(events))]:
-        yield _refused(name, texts[0])
+        yield _creation_finding(name, texts[0])
     for one in wrong:
         if one not in failures and not (has_pods and one["status"] == "False"):
-            yield _gave_up(name, workloads.words(one))
+            yield _failed_finding(name, workloads.condition_text(one))
     if status.get("jobDeploymentStatus") in ("Failed", "ValidationFailed"):  # RayJob has no conditions
         said = (status["jobDeploymentStatus"], status.get("reason"), status.get("message"))
-        yield _gave_up(name, f"jobDeploymentStatus is {': '.join(filter(None, said))}")
+        yield _failed_finding(name, f"jobDeploymentStatus is {': '.join(filter(None, said))}")
 
 
-def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Finding:
+def _suspended_finding(thing: Manifest, by_kueue: list[Manifest] | None) -> Finding:
     name, queue = _name(thing), thing["metadata"].get("labels", {}).get(workloads.QUEUE, "")
     if by_kueue is None:
         return _finding(
@@ -685,16 +702,16 @@ def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Finding:
         "queue-waits",
         "warning",
         name,
-        f"it is suspended{_because(by_kueue)}",
+        f"it is suspended{_reason_suffix(by_kueue)}",
         "Kueue has not admitted it: its queue has no quota left, or an admission check is not ready",
         "wait, ask for less, or another queue; `kubectl get clusterqueues` shows what is used",
     )
 
 
-def _refused(name: str, text: str) -> Finding:
+def _creation_finding(name: str, text: str) -> Finding:
     said = " ".join(text.split())
     if known := symptom_in(said, CREATION):
-        return _of_symptom(known, name)
+        return _symptom_finding(known, name)
     return _finding(
         "pods-refused",
         "error",
@@ -705,7 +722,7 @@ def _refused(name: str, text: str) -> Finding:
     )
 
 
-def _gave_up(name: str, said: str) -> Finding:
+def _failed_finding(name: str, said: str) -> Finding:
     return _finding(
         "workload-failed",
         "error",
@@ -735,28 +752,28 @@ def _finding(id: str, severity: Severity, about: str, seen: str, cause: str, fix
 def has_gpus(node: Manifest) -> bool:
     labels = node["metadata"].get("labels", {})
     amd = "amd" in labels.get("karpenter.k8s.aws/instance-gpu-manufacturer", "")
-    named = labels.get(PRESENT) == "true" or any(labels.get(one) for one in ALSO_GPU)
+    named = labels.get(GPU_PRESENT) == "true" or any(labels.get(one) for one in GPU_NODE_LABELS)
     return not amd and (named or bool(_count(node["status"].get("capacity", {}))))
 
 
 def _wants_gpu(spec: Mapping[str, Any]) -> bool:
     """Whether a pod asks for GPUs, or for devices by claims, which may be GPUs."""
-    return bool(asked(spec) or spec.get("resourceClaims"))
+    return bool(gpus_requested(spec) or spec.get("resourceClaims"))
 
 
 def is_plugin(spec: Mapping[str, Any]) -> bool:
     """Whether a pod is NVIDIA's device plugin: chart, static manifest and operator take the same image."""
-    return any(_serves(one) for one in spec.get("containers", ()))
+    return any(_is_plugin_container(one) for one in spec.get("containers", ()))
 
 
-def _serves(container: Mapping[str, Any]) -> bool:
+def _is_plugin_container(container: Mapping[str, Any]) -> bool:
     """Whether a container is the plugin itself: feature discovery and others come in the same image."""
     line = " ".join((*(container.get("command") or ()), *(container.get("args") or ())))
     other = re.search("gpu-feature-discovery|config-manager|mps-control-daemon", line)
     return "k8s-device-plugin" in container.get("image", "") and not other
 
 
-def _chosen(
+def _find_target(
     cluster: Cluster, seen: ClusterState, text: str, namespace: str
 ) -> tuple[list[Manifest], Manifest | None]:
     """What was named: objects that make pods, and the pod to look at, one that waits or the newest."""
@@ -764,8 +781,10 @@ def _chosen(
     family: list[Manifest] = []
     if kind := workloads.kind_of(word):
         root = workloads.workload(cluster, kind, name, namespace)
-        family, own = workloads.family(cluster, root, seen.pods)
-        newest = max(own, key=lambda one: (one["status"].get("phase") == "Pending", _age(one)), default=None)
+        family, own = workloads.descendants(cluster, root, seen.pods)
+        newest = max(
+            own, key=lambda one: (one["status"].get("phase") == "Pending", _creation_time(one)), default=None
+        )
         return family, newest
     namespace = word if word not in ("", "pod", "pods") else namespace
     for one in seen.pods:
@@ -784,7 +803,9 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
     meta = pod["metadata"]
     try:
         lines = list(
-            cluster.logs(meta["name"], meta["namespace"], container=container, previous=previous, tail=LINES)
+            cluster.logs(
+                meta["name"], meta["namespace"], container=container, previous=previous, tail=LOG_LINES
+            )
         )
     except BusyError:  # it has not started
         return ""
@@ -798,12 +819,12 @@ def _events(cluster: Cluster, thing: Manifest) -> list[Manifest]:
     meta = thing["metadata"]
     fields = f"involvedObject.kind={thing['kind']},involvedObject.name={meta['name']}"
     try:
-        return sorted(cluster.list("Event", meta["namespace"], fields=fields), key=_when)
+        return sorted(cluster.list("Event", meta["namespace"], fields=fields), key=_event_time)
     except GpukilnError as error:
         raise UnavailableError(error.message, hint=error.hint) from error
 
 
-def _when(event: Manifest) -> str:
+def _event_time(event: Manifest) -> str:
     """Its last time; those of the newer API have no lastTimestamp."""
     times = ((event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"))
     later = (event.get("eventTime"), event["metadata"].get("creationTimestamp"))
@@ -814,17 +835,17 @@ def _event_words(event: Manifest) -> str:
     return f"{event.get('reason', '')}: {event.get('message', '')}"
 
 
-def _kept_back(cluster: Cluster, thing: Manifest) -> list[Manifest] | None:
+def _kueue_conditions(cluster: Cluster, thing: Manifest) -> list[Manifest] | None:
     meta = thing["metadata"]
     uids = {meta["uid"], *(one["uid"] for one in workloads.owners(thing))}
     try:
-        return workloads.kept_back(cluster, meta["namespace"], uids)
+        return workloads.kueue_conditions(cluster, meta["namespace"], uids)
     except GpukilnError as error:
         return [{"type": "Kueue's Workload", "status": "unknown", "message": error.message}]
 
 
-def _because(conditions: list[Manifest] | None) -> str:
-    return f": {'; '.join(_short(workloads.words(one)) for one in conditions)}" if conditions else ""
+def _reason_suffix(conditions: list[Manifest] | None) -> str:
+    return f": {'; '.join(_short(workloads.condition_text(one)) for one in conditions)}" if conditions else ""
 
 
 def _statuses(pod: Manifest) -> list[Manifest]:
@@ -841,7 +862,7 @@ def _failure(one: Manifest) -> tuple[Manifest, bool] | None:
     return (before, True) if before and before.get("exitCode") else None
 
 
-def _word_of(one: Manifest) -> str:
+def _waiting_reason(one: Manifest) -> str:
     """Why a container waits, where it is more than its turn."""
     waiting = one.get("state", {}).get("waiting", {})
     if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
@@ -850,24 +871,24 @@ def _word_of(one: Manifest) -> str:
 
 
 def _waiting(pod: Manifest) -> str:
-    return next(filter(None, map(_word_of, _statuses(pod))), "")
+    return next(filter(None, map(_waiting_reason, _statuses(pod))), "")
 
 
-def _is_well(pod: Manifest) -> bool:
+def _is_running_well(pod: Manifest) -> bool:
     phase = pod["status"].get("phase")
     return phase == "Succeeded" or (phase == "Running" and not _waiting(pod))
 
 
-def _age(one: Manifest) -> str:
+def _creation_time(one: Manifest) -> str:
     return str(one["metadata"].get("creationTimestamp", ""))
 
 
-def _of_symptom(known: tuple[Symptom, str], about: str, seen: str = "") -> Finding:
+def _symptom_finding(known: tuple[Symptom, str], about: str, seen: str = "") -> Finding:
     symptom, line = known
     return _finding(symptom.rule, "error", about, seen or _short(line), symptom.cause, symptom.fix)
 
 
-def _line(log: str, pattern: str) -> str:
+def _last_match(log: str, pattern: str) -> str:
     """The last line that matches."""
     return _short(next((line for line in reversed(log.splitlines()) if re.search(pattern, line)), ""))
 
@@ -876,7 +897,7 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-def _xid(text: str) -> str:
+def _xid_suffix(text: str) -> str:
     found = XID.search(text)
     return f": {xid.explain(int(found[1]))}" if found else ""
 
@@ -887,14 +908,14 @@ def _count(amounts: Mapping[str, Any]) -> int:
     )
 
 
-def _shared(labels: Mapping[str, str]) -> bool:
+def _is_shared(labels: Mapping[str, str]) -> bool:
     return (
         labels.get(f"{GPU}.sharing-strategy", "none") != "none"
         or labels.get("nvidia.com/mig.strategy", "none") != "none"
     )
 
 
-def _alive(pod: Manifest) -> bool:
+def _is_active(pod: Manifest) -> bool:
     return pod["status"].get("phase") in ("Pending", "Running")
 
 

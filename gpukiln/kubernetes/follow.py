@@ -18,10 +18,10 @@ from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, RefusedEr
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.jobs.render import CONTAINER, JOB_NAME
-from gpukiln.kubernetes.jobs.state import Attempt, End
+from gpukiln.kubernetes.jobs.state import Attempt, JobEnd
 from gpukiln.kubernetes.jobs.submission import MARK, Submission, submission
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.workloads import kept_back
+from gpukiln.kubernetes.workloads import kueue_conditions
 from gpukiln.typed import unknown
 from gpukiln.units import Duration
 
@@ -37,13 +37,13 @@ FORBIDDEN = 403  # which asking again does not mend
 LOG_S = 15.0  # for the last lines of a log, after the Job's end
 GONE_S = 60.0  # for a Job that is deleted to be gone
 # Events of a waiting pod that are no warnings and worth telling: autoscaler, Karpenter, kubelet.
-TOLD_EVENTS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "Pulling", "Pulled")
+REPORTED_EVENTS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "Pulling", "Pulled")
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
+WriteLine = Callable[[str], None]
 
 
-def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = False) -> Submission:
+def submit(cluster: Cluster, job: GpuJob, say: WriteLine, *, replace_ended: bool = False) -> Submission:
     """Create a Job, and the Service of several pods, which goes when the Job goes.
 
     One that an earlier run on this computer submitted, and whose end it did not see, is taken as it is.
@@ -74,7 +74,7 @@ def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = Fa
                 hint="--attach follows it; --name gives this one another name"
                 + ("; --replace removes it first" if state.has_ended(there) else ""),
             )
-        _remove(cluster, job.name, namespace)
+        _delete_job(cluster, job.name, namespace)
         say(f"job {job.name}: the one that had ended is removed")
     _require_queue(cluster, job.queue, namespace)
     made = _create_once(cluster, manifest, namespace, ours.begin(say))
@@ -102,7 +102,7 @@ def _create_once(cluster: Cluster, manifest: Manifest, namespace: str, mark: str
         raise error
 
 
-def rehearse(cluster: Cluster, job: GpuJob) -> None:
+def dry_run(cluster: Cluster, job: GpuJob) -> None:
     """Let the server validate and admit a job, and keep nothing of it."""
     _require_queue(cluster, job.queue, job.namespace or cluster.namespace)
     for one in job.manifests():
@@ -145,7 +145,7 @@ def _require_queue(cluster: Cluster, name: str, namespace: str) -> None:
     )
 
 
-def _remove(cluster: Cluster, name: str, namespace: str) -> None:
+def _delete_job(cluster: Cluster, name: str, namespace: str) -> None:
     cluster.delete("Job", name, namespace)
     until = time.monotonic() + GONE_S
     while cluster.get("Job", name, namespace):
@@ -157,7 +157,7 @@ def _remove(cluster: Cluster, name: str, namespace: str) -> None:
 
 
 @dataclass(frozen=True)
-class Patience:
+class WaitLimits:
     """How long a Job is waited for, in s; start_s None: as long as its deadline."""
 
     start_s: float | None = None
@@ -171,11 +171,11 @@ def follow(
     name: str,
     namespace: str,
     *,
-    write: Tell,
-    say: Tell,
-    patience: Patience = Patience(),
+    write: WriteLine,
+    say: WriteLine,
+    patience: WaitLimits = WaitLimits(),
     ours: bool = False,
-) -> End:
+) -> JobEnd:
     """Wait for a Job's end.
 
     Args:
@@ -190,7 +190,7 @@ def follow(
     return _Follower(cluster, name, namespace or cluster.namespace, write, say, patience, ours=ours).run()
 
 
-def again(name: str, namespace: str, context: str) -> list[str]:
+def resume_hints(name: str, namespace: str, context: str) -> list[str]:
     """The lines that say how to come back to a Job that is left running."""
     return [
         f"job {name} goes on in {namespace} of {context}",
@@ -205,16 +205,16 @@ class _Follower:
         cluster: Cluster,
         name: str,
         namespace: str,
-        write: Tell,
-        say: Tell,
-        patience: Patience,
+        write: WriteLine,
+        say: WriteLine,
+        patience: WaitLimits,
         *,
         ours: bool,
     ) -> None:
         self.cluster, self.name, self.namespace = cluster, name, namespace
-        self.write, self.tell, self.patience, self.ours = write, say, patience, ours
+        self.write, self.say, self.patience, self.ours = write, say, patience, ours
         self.attempts: dict[str, Attempt] = {}  # by the pod's uid, oldest first
-        self.said: dict[str, str] = {}  # the last that was told of something
+        self.last_reported: dict[str, str] = {}  # the last that was told of something
         self.events: set[str] = set()
         self.notes: list[str] = []
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -228,60 +228,62 @@ class _Follower:
         self.begun = time.monotonic()
         self.looked_at_events = self.begun
 
-    def run(self) -> End:
+    def run(self) -> JobEnd:
         if self.cluster.get("Job", self.name, self.namespace) is None:
             there = [one["metadata"]["name"] for one in self.cluster.list("Job", self.namespace)]
             error = unknown(f"Job of {self.namespace}", self.name, there)
             raise UnavailableError(error.message, hint=error.hint or "--namespace and --context say where")
         while True:
-            job, pods = self._ask(self._look)
+            job, pods = self._with_retries(self._job_and_pods)
             if job is not None:
-                self._see(job, pods)
+                self._update(job, pods)
                 if state.has_ended(job):
                     return self._finish(job)
                 self._give_up_if_late()
             self._drain(self.patience.poll_s)
 
-    def _look(self) -> tuple[Manifest, list[Manifest]]:
+    def _job_and_pods(self) -> tuple[Manifest, list[Manifest]]:
         job = self.cluster.get("Job", self.name, self.namespace)
         if job is None:
             self._drain(0)
-            raise _GoneError(
+            raise _JobDeletedError(
                 f"the Job {self.name} was deleted before its end was seen",
                 hint="`kubectl get events` may say by whom; its pods go with it",
             )
         pods = self.cluster.list("Pod", self.namespace, labels=f"{JOB_NAME}={self.name}")
-        owned = [one for one in pods if _is_of(one, job)]
+        owned = [one for one in pods if _is_owned_by(one, job)]
         return job, sorted(owned, key=_age)
 
-    def _ask(self, question: Callable[[], tuple[Manifest, list[Manifest]]]) -> tuple[Any, list[Manifest]]:
+    def _with_retries(
+        self, question: Callable[[], tuple[Manifest, list[Manifest]]]
+    ) -> tuple[Any, list[Manifest]]:
         """An answer, or (None, []) while the API does not give one."""
         try:
             found = question()
-        except _GoneError:
+        except _JobDeletedError:
             raise
         except (UnavailableError, BusyError) as error:
             now = time.monotonic()
             self.lost_since = self.lost_since or now
             if getattr(error.__cause__, "status", 0) == FORBIDDEN:
-                error.details = tuple(again(self.name, self.namespace, self.cluster.context))
+                error.details = tuple(resume_hints(self.name, self.namespace, self.cluster.context))
                 raise
             if now - self.lost_since > self.patience.lost_s:
-                lines = again(self.name, self.namespace, self.cluster.context)
+                lines = resume_hints(self.name, self.namespace, self.cluster.context)
                 raise UnavailableError(
                     f"for {Duration(self.patience.lost_s).shown} the cluster could not be asked: "
                     f"{error.message}",
                     details=tuple(lines[:2]),
                     hint=error.hint,
                 ) from error
-            self._say("api", f"the API does not answer, it is asked again: {error.message}")
+            self._report_change("api", f"the API does not answer, it is asked again: {error.message}")
             return None, []
         if self.lost_since:
             self.lost_since = None
-            self._say("api", "the API answers again")
+            self._report_change("api", "the API answers again")
         return found
 
-    def _see(self, job: Manifest, pods: list[Manifest]) -> None:
+    def _update(self, job: Manifest, pods: list[Manifest]) -> None:
         there = {one["metadata"]["uid"] for one in pods}
         for uid, one in self.attempts.items():
             if uid not in there and one.exit_code is None and one.phase not in ("failed", "interrupted"):
@@ -289,11 +291,11 @@ class _Follower:
         for pod in pods:
             uid = pod["metadata"]["uid"]
             one = self.attempts[uid] = state.attempt(pod)
-            self._tell_pod(one)
+            self._report_pod(one)
             if uid not in self.readers and (one.phase == "running" or one.exit_code is not None):
-                self._read(uid, one)
+                self._start_reader(uid, one)
         if not pods and not state.has_ended(job):
-            self._tell_waiting_job(job)
+            self._report_waiting_job(job)
         if pods or job["spec"].get("suspend"):
             self.refused = ""
         now = time.monotonic()
@@ -301,9 +303,9 @@ class _Follower:
             self.looked_at_events = now
             waiting = [one for one in pods if self.attempts[one["metadata"]["uid"]].phase in _NOT_STARTED]
             if waiting or not pods:
-                self._tell_events(*(waiting or [job]))
+                self._report_events(*(waiting or [job]))
 
-    def _tell_pod(self, one: Attempt) -> None:
+    def _report_pod(self, one: Attempt) -> None:
         texts = {
             "waiting": f"waits for a node: {one.why}" if one.why else "waits for a node",
             "starting": f"starts on {one.node}",
@@ -313,30 +315,30 @@ class _Follower:
             "failed": f"failed on {one.node or 'no node'}: {one.why}",
             "interrupted": f"was interrupted on {one.node}: {one.why}; it is started again",
         }
-        self._say(one.pod, f"pod {one.pod} {texts[one.phase]}")
+        self._report_change(one.pod, f"pod {one.pod} {texts[one.phase]}")
 
-    def _tell_waiting_job(self, job: Manifest) -> None:
+    def _report_waiting_job(self, job: Manifest) -> None:
         if not job["spec"].get("suspend"):
             return
-        why = self._queued(job["metadata"]["uid"]) or "it is suspended"
-        self._say("job", f"job {self.name} waits in its queue: {why}")
+        why = self._why_queued(job["metadata"]["uid"]) or "it is suspended"
+        self._report_change("job", f"job {self.name} waits in its queue: {why}")
 
-    def _queued(self, uid: str) -> str:
+    def _why_queued(self, uid: str) -> str:
         """Why Kueue has not admitted the Job, in its own words."""
         try:
-            found = kept_back(self.cluster, self.namespace, {uid})
+            found = kueue_conditions(self.cluster, self.namespace, {uid})
         except GpukilnError as error:
             return error.message
         return "; ".join(filter(None, (one.get("message", "") for one in found or ())))
 
-    def _tell_events(self, *things: Manifest) -> None:
+    def _report_events(self, *things: Manifest) -> None:
         """What autoscalers, volumes and quotas say of what waits: only events do."""
         for thing in things:
             meta = thing["metadata"]
             try:
                 found = self.cluster.list("Event", self.namespace, fields=f"involvedObject.uid={meta['uid']}")
             except GpukilnError as error:
-                self._say("events", f"events can't be read: {error.message}")
+                self._report_change("events", f"events can't be read: {error.message}")
                 return
             for one in found:
                 if one.get("reason") == "FailedCreate" and not self.attempts:
@@ -345,14 +347,14 @@ class _Follower:
                 text = f"{one.get('reason', '')}: {one.get('message', '')}"
                 if one.get("reason") == "FailedScheduling" or text in self.events:
                     continue  # the pod's own condition tells it
-                if one.get("type") == "Warning" or one.get("reason") in TOLD_EVENTS:
+                if one.get("type") == "Warning" or one.get("reason") in REPORTED_EVENTS:
                     self.events.add(text)
-                    self.tell(f"{meta['name']}: {text}")
+                    self.say(f"{meta['name']}: {text}")
 
-    def _say(self, about: str, text: str) -> None:
-        if self.said.get(about) != text:
-            self.said[about] = text
-            self.tell(text)
+    def _report_change(self, about: str, text: str) -> None:
+        if self.last_reported.get(about) != text:
+            self.last_reported[about] = text
+            self.say(text)
 
     def _give_up_if_late(self) -> None:
         """Leave a Job that does not start; one of ours that never ran is removed."""
@@ -366,7 +368,7 @@ class _Follower:
         if stuck and self.stuck_since is not None and now - self.stuck_since >= self._stuck_for(stuck):
             raise UnavailableError(
                 f"{stuck.pod} can't start: {stuck.reason}: {stuck.why}",
-                details=self._dropped(),
+                details=self._remove_unstarted(),
                 hint=_NOT_ROOT
                 if "runAsNonRoot" in stuck.why
                 else _STUCK_HINTS.get(stuck.reason, _STUCK_HINT),
@@ -374,7 +376,7 @@ class _Follower:
         if self.refused and now - self.refused_since >= self._refused_for():
             raise UnavailableError(
                 f"job {self.name}: its pods are refused again and again: {self.refused}",
-                details=self._dropped(),
+                details=self._remove_unstarted(),
                 hint=next(
                     (hint for text, hint in _REFUSED_HINTS.items() if text in self.refused), _REFUSED_HINT
                 ),
@@ -384,22 +386,24 @@ class _Follower:
             and self.patience.start_s is not None
             and now - self.begun >= self.patience.start_s
         ):
-            why = next((one.why for one in self.attempts.values() if one.why), "") or self.said.get("job", "")
+            why = next((one.why for one in self.attempts.values() if one.why), "") or self.last_reported.get(
+                "job", ""
+            )
             raise BusyError(
                 f"in {Duration(self.patience.start_s).shown} it did not start" + (f": {why}" if why else ""),
-                details=self._dropped(),
+                details=self._remove_unstarted(),
                 hint="later, other GPUs (--gpu-model L4,T4), or less of CPU and memory; "
                 "`invoke k8s.doctor` looks closer",
             )
 
-    def _dropped(self) -> tuple[str, ...]:
+    def _remove_unstarted(self) -> tuple[str, ...]:
         """Remove the Job if it is ours and none of it ran; what is left is told."""
         if not self.ours or self._has_run():
-            return tuple(again(self.name, self.namespace, self.cluster.context))
+            return tuple(resume_hints(self.name, self.namespace, self.cluster.context))
         try:
             self.cluster.delete("Job", self.name, self.namespace)
         except GpukilnError as error:
-            lines = again(self.name, self.namespace, self.cluster.context)
+            lines = resume_hints(self.name, self.namespace, self.cluster.context)
             return (f"it could not be removed: {error.message}", *lines)
         return ("nothing of it ran; the Job is removed, so that it holds no GPU",)
 
@@ -416,7 +420,7 @@ class _Follower:
 
     # --- logs -----------------------------------------------------------------------------------------
 
-    def _read(self, uid: str, one: Attempt) -> None:
+    def _start_reader(self, uid: str, one: Attempt) -> None:
         begin = "" if one.index is None else f"[{one.index}] "
         before = [self.readers[other] for other in self.readers if self.attempts[other].index == one.index]
         args = (uid, one.pod, begin, before)
@@ -465,7 +469,7 @@ class _Follower:
                 if left <= 0:
                     return
 
-    def _finish(self, job: Manifest) -> End:
+    def _finish(self, job: Manifest) -> JobEnd:
         until = time.monotonic() + LOG_S
         while any(one.is_alive() for one in self.readers.values()) and time.monotonic() < until:
             self._drain(min(0.05, self.patience.poll_s))
@@ -474,13 +478,13 @@ class _Follower:
             if reader.is_alive():
                 self.notes.append(f"the log of {self.attempts[uid].pod} was not read to its end")
         for note in self.notes:
-            self.tell(note)
-        found = state.end(job, list(self.attempts.values()), self.notes)
+            self.say(note)
+        found = state.job_end(job, list(self.attempts.values()), self.notes)
         assert found is not None  # noqa: S101 - has_ended() said so
         return found
 
 
-class _GoneError(UnavailableError):
+class _JobDeletedError(UnavailableError):
     """The Job is not there any more."""
 
 
@@ -510,6 +514,6 @@ def _age(pod: Manifest) -> tuple[str, int]:
     return str(meta.get("creationTimestamp")), int(meta.get("resourceVersion", 0))
 
 
-def _is_of(pod: Manifest, job: Manifest) -> bool:
+def _is_owned_by(pod: Manifest, job: Manifest) -> bool:
     """Whether a pod is this Job's, and not one's that had its name before."""
     return any(one.get("uid") == job["metadata"]["uid"] for one in pod["metadata"].get("ownerReferences", ()))

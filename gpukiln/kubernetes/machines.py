@@ -14,19 +14,21 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type, instance
 from gpukiln.units import MIB
 
 GPU = "nvidia.com/gpu"
-PRESENT = "nvidia.com/gpu.present"  # of every node with a GPU: nodeadm, the node pools and feature discovery
+GPU_PRESENT = (
+    "nvidia.com/gpu.present"  # of every node with a GPU: nodeadm, the node pools and feature discovery
+)
 PRODUCT = "nvidia.com/gpu.product"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ARCHES = {"x86_64": "amd64", "arm64": "arm64"}
 # Share of a machine's memory that its kernel has not: what Karpenter assumes before it has seen a node of the
 # type (aws/karpenter-provider-aws, VM_MEMORY_OVERHEAD_PERCENT).
-UNSEEN = Decimal("0.075")
-EVICTED = Decimal(100 * MIB)  # below so much free memory the kubelet evicts pods
-UNKNOWN = Decimal("Infinity")  # the root volume's size is the node group's
+MEMORY_OVERHEAD = Decimal("0.075")
+EVICTION_THRESHOLD = Decimal(100 * MIB)  # below so much free memory the kubelet evicts pods
+UNLIMITED = Decimal("Infinity")  # the root volume's size is the node group's
 
 
 @cache
-def sold() -> dict[str, InstanceType]:
+def launchable_types() -> dict[str, InstanceType]:
     """Instance types that can be launched and have whole GPUs that NVIDIA's device plugin serves."""
     return {
         name: machine
@@ -41,10 +43,10 @@ def sold() -> dict[str, InstanceType]:
 def capacity(name: str) -> tuple[Decimal, Decimal]:
     """Cores and bytes of a node of a type, what it keeps for itself included."""
     machine = instance_type(name)
-    return Decimal(machine.vcpu), Decimal(int(machine.memory_mib * (1 - UNSEEN)) * MIB)
+    return Decimal(machine.vcpu), Decimal(int(machine.memory_mib * (1 - MEMORY_OVERHEAD)) * MIB)
 
 
-def kept_memory(pods: int) -> Decimal:
+def reserved_memory(pods: int) -> Decimal:
     """Bytes that the kubelet keeps for so many pods."""
     return Decimal((11 * pods + 255) * MIB)
 
@@ -62,12 +64,12 @@ def allocatable(name: str) -> dict[str, Decimal]:
     kept = 60 + 10 * (cores > 1) + 5 * max(min(cores, 4) - 2, 0) + Decimal("2.5") * max(cores - 4, 0)
     return {
         "cpu": cores - Decimal(math.ceil(kept)) / 1000,
-        "memory": memory - kept_memory(machine.max_pods) - EVICTED,
+        "memory": memory - reserved_memory(machine.max_pods) - EVICTION_THRESHOLD,
         "pods": Decimal(machine.max_pods),
-        "ephemeral-storage": UNKNOWN,
+        "ephemeral-storage": UNLIMITED,
         GPU: Decimal(machine.gpus),
         "vpc.amazonaws.com/efa": Decimal(machine.efa),
-        f"{GPU}.shared": UNKNOWN,  # as many as the plugin's configuration says
+        f"{GPU}.shared": UNLIMITED,  # as many as the plugin's configuration says
         **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in mig_instances(machine).items()},
     }
 
@@ -125,16 +127,16 @@ def labels(name: str) -> dict[str, str]:
     }
 
 
-def is_elsewhere(label: str) -> bool:
+def is_outside_ec2(label: str) -> bool:
     """Whether a value of the product label may be that of a machine that is not EC2's.
 
     NVML's names of NVIDIA's boards begin so; what is short for one that EC2 sells, as NVIDIA-T4 of Tesla-T4,
     is no board's name.
     """
-    short = {gpus()[one.gpu].name.replace(" ", "-") for one in sold().values()}
+    short = {gpus()[one.gpu].name.replace(" ", "-") for one in launchable_types().values()}
     short |= {name.split("-")[0] for name in short}
     bare = label.removeprefix("NVIDIA-").removeprefix("Tesla-")
-    known = {product(machine.gpu) for machine in sold().values()}
+    known = {product(machine.gpu) for machine in launchable_types().values()}
     return bare != label and bare not in short and label not in known
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from gpukiln.kubernetes import scalars
-from gpukiln.kubernetes.check.yamltree import BrokenError, documents
+from gpukiln.kubernetes.check.yaml_tree import BrokenError, documents
 
 Manifest = dict[str, Any]
 

@@ -17,7 +17,7 @@ from gpukiln.units import is_whole
 
 GIB = 2**30
 DEFAULT_VOLUME = Decimal(20 * GIB)  # of every AMI family
-KEPT_STORAGE = Decimal(GIB)  # kubeReserved, where it says nothing
+RESERVED_STORAGE = Decimal(GIB)  # kubeReserved, where it says nothing
 DATA_DEVICES = {"Bottlerocket": "/dev/xvdb"}  # what pods write to; of the others the root device
 ROOT_DEVICE = "/dev/xvda"
 
@@ -44,16 +44,16 @@ def allocatable(name: str, spec: Mapping[str, Any]) -> dict[str, Decimal]:
     room["cpu"] = (room["cpu"] if kept_cpu is None else cpu - kept_cpu) - _amount(system.get("cpu"))
     kept_memory = quantity(kube.get("memory"))
     if kept_memory is None:
-        kept_memory = machines.kept_memory(int(room["pods"]) if bottlerocket else machine.max_pods)
-    evicted = _signal(evict.get("memory.available"), memory, machines.EVICTED)
+        kept_memory = machines.reserved_memory(int(room["pods"]) if bottlerocket else machine.max_pods)
+    evicted = _threshold(evict.get("memory.available"), memory, machines.EVICTION_THRESHOLD)
     room["memory"] = memory - kept_memory - evicted - _amount(system.get("memory"))
 
     storage = _storage(name, spec)
     kept_storage = quantity(kube.get("ephemeral-storage"))
     room["ephemeral-storage"] = (
         storage
-        - (KEPT_STORAGE if kept_storage is None else kept_storage)
-        - _signal(evict.get("nodefs.available"), storage, storage / 10)
+        - (RESERVED_STORAGE if kept_storage is None else kept_storage)
+        - _threshold(evict.get("nodefs.available"), storage, storage / 10)
         - _amount(system.get("ephemeral-storage"))
     )
     return room
@@ -81,7 +81,7 @@ def _family(spec: Mapping[str, Any]) -> str:
     return "Bottlerocket" if any(one.startswith("bottlerocket@") for one in aliases) else ""
 
 
-def _signal(value: Any, whole: Decimal, default: Decimal) -> Decimal:
+def _threshold(value: Any, whole: Decimal, default: Decimal) -> Decimal:
     """An eviction threshold; 100 % means that there is none."""
     text = str(value)
     if text.endswith("%") and (share := quantity(text[:-1])) is not None:

@@ -17,14 +17,14 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines, node_classes
 from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.scheduling import Spec, amount, required_terms, shown
+from gpukiln.kubernetes.scheduling import Spec, amount, quantity_text, required_terms
 from gpukiln.units import is_whole
 
 ZONE = "topology.kubernetes.io/zone"
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")
 # What each node gets for itself, whatever its pool says.
-OWN = (
+PER_NODE_LABELS = (
     "kubernetes.io/hostname",
     "topology.kubernetes.io/",
     "failure-domain.beta.kubernetes.io/",
@@ -32,11 +32,11 @@ OWN = (
 )
 # Of these prefixes the labels are set by kubelets, clouds and feature discovery: which of them we don't know
 # of a type is no reason to say that nobody sets it.
-SET_BY_OTHERS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
+AGENT_LABELS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
 # What feature discovery adds to the product of GPUs that several pods share; before it, with the strategy
 # `single`, stands -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
-SHARED = "-SHARED"
-NO_FORM = (AttributeError, KeyError, TypeError, ValueError)  # what reading another form raises
+SHARED_SUFFIX = "-SHARED"
+SHAPE_ERRORS = (AttributeError, KeyError, TypeError, ValueError)  # what reading another form raises
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
 
@@ -72,52 +72,53 @@ class Pool:
             for node in self.nodes:
                 yield node["metadata"]["name"], node
             return
-        wanted = _wanted(spec)
+        wanted = _requested_labels(spec)
         products = wanted.get(machines.PRODUCT, ())
-        if self.anything and products and all(map(_is_elsewhere, products)):
+        if self.anything and products and all(map(_is_outside_ec2, products)):
             return  # a machine of one's own, of which nothing is known
         for name in self.types:
-            node = self._divided(_node(self, name), products)
+            node = self._with_shared_gpus(_node(self, name), products)
             known = node["metadata"]["labels"]
             more = {
                 key: found
                 for key, values in wanted.items()
-                if (key in self.choices or key not in known) and (found := self._answer(key, values))
+                if (key in self.choices or key not in known) and (found := self._label_value(key, values))
             }
-            yield name, _with(node, more) if more else node
+            yield name, _with_labels(node, more) if more else node
 
     def beyond_limits(self, name: str) -> list[str]:
         """Of what one node of a type has more than the pool may have in all: Karpenter starts none of it."""
         cpu, memory = machines.capacity(name)
         has = {"cpu": cpu, "memory": memory, GPU: machines.allocatable(name)[GPU]}
         return [
-            f"it has {shown(key, has[key])} of {key}, and the pool's limit is {shown(key, limit)}"
+            f"it has {quantity_text(key, has[key])} of {key}, and the pool's limit is "
+            f"{quantity_text(key, limit)}"
             for key, limit in self.limits.items()
             if has[key] > limit
         ]
 
-    def _divided(self, node: Manifest, products: Sequence[str]) -> Manifest:
+    def _with_shared_gpus(self, node: Manifest, products: Sequence[str]) -> Manifest:
         """The node with its GPUs in parts, where a pod asks for some: the plugin's configuration decides."""
         whole = node["metadata"]["labels"].get(machines.PRODUCT)
         if not whole or machines.PRODUCT in self.labels or whole in products:
             return node
         for one in products:
-            bare, _, profile = one.removesuffix(SHARED).partition("-MIG-")
+            bare, _, profile = one.removesuffix(SHARED_SUFFIX).partition("-MIG-")
             parts = node["status"]["allocatable"].get(f"nvidia.com/mig-{profile}")
-            if bare == whole and (parts if profile else one.endswith(SHARED)):
-                many = str(machines.UNKNOWN) if one.endswith(SHARED) else parts
+            if bare == whole and (parts if profile else one.endswith(SHARED_SUFFIX)):
+                many = str(machines.UNLIMITED) if one.endswith(SHARED_SUFFIX) else parts
                 room = {**node["status"]["allocatable"], GPU: many}
                 return {
-                    **_with(node, {machines.PRODUCT: one}),
+                    **_with_labels(node, {machines.PRODUCT: one}),
                     "status": {"allocatable": room, "capacity": room},
                 }
         return node
 
-    def _answer(self, key: str, wanted: Sequence[str]) -> str:
+    def _label_value(self, key: str, wanted: Sequence[str]) -> str:
         """The value of a label that a pod asks for, where a node of the pool may bear it."""
         if key in self.choices:
             return next((one for one in wanted if one in self.choices[key]), self.choices[key][0])
-        if self.anything or key.startswith((*OWN, *SET_BY_OTHERS)):
+        if self.anything or key.startswith((*PER_NODE_LABELS, *AGENT_LABELS)):
             return wanted[0] if wanted else "any"
         return ""
 
@@ -126,7 +127,7 @@ def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
     """Every type that is sold, x86 first, or those named; tainted as GPU nodes usually are."""
     return Pool(
         "any" if not types else "named types",
-        tuple(types) or tuple(sorted(machines.sold(), key=_size)),
+        tuple(types) or tuple(sorted(machines.launchable_types(), key=_size)),
         taints=(TAINT,),
         anything=True,
         driver=driver,
@@ -142,17 +143,17 @@ def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Po
     classes = {}
     for one in every:
         if one.get("kind") == "EC2NodeClass":
-            with contextlib.suppress(*NO_FORM):
+            with contextlib.suppress(*SHAPE_ERRORS):
                 classes[str(one["metadata"]["name"])] = dict(one["spec"])
     for one in every:
         if one.get("kind") == "NodePool" and str(one.get("apiVersion", "")).startswith("karpenter.sh/"):
-            with contextlib.suppress(*NO_FORM):
+            with contextlib.suppress(*SHAPE_ERRORS):
                 found.append(_of_karpenter(one, classes, driver))
         elif one.get("kind") == "ClusterConfig":
             for key in ("managedNodeGroups", "nodeGroups"):
                 groups = one.get(key)
                 for group in groups if isinstance(groups, list) else ():
-                    with contextlib.suppress(*NO_FORM):
+                    with contextlib.suppress(*SHAPE_ERRORS):
                         found.append(_of_eksctl(group, key, driver))
     return tuple(pool for pool in found if pool.types)
 
@@ -172,7 +173,7 @@ def other_types(node_pool: Mapping[str, Any]) -> list[str]:
         name
         for name, machine in instance_types().items()
         if machine.status != "retired"
-        and name not in machines.sold()
+        and name not in machines.launchable_types()
         and all(_allows(rule, machines.labels(name)) for rule in requirements)
     ]
 
@@ -195,13 +196,15 @@ def _of_karpenter(one: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any
     name = str(one.get("metadata", {}).get("name", ""))
     types = [
         kind
-        for kind in sorted(machines.sold(), key=_size)
+        for kind in sorted(machines.launchable_types(), key=_size)
         if all(_allows(rule, machines.labels(kind)) for rule in requirements)
     ]
     choices: dict[str, tuple[str, ...]] = {CAPACITY: CAPACITIES}
     for rule in requirements:
         key, values = str(rule.get("key")), tuple(map(str, rule.get("values") or ()))
-        typed = bool(machines.sold()) and key in machines.labels(next(iter(machines.sold())))
+        typed = bool(machines.launchable_types()) and key in machines.labels(
+            next(iter(machines.launchable_types()))
+        )
         if rule.get("operator") == "In" and values and not typed:
             choices[key] = values
         elif rule.get("operator") == "NotIn" and key == CAPACITY:
@@ -235,7 +238,7 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
     spot = bool(group.get("spot") or group.get("instancesDistribution"))
     return Pool(
         name,
-        tuple(kind for kind in types if kind in machines.sold()),
+        tuple(kind for kind in types if kind in machines.launchable_types()),
         {
             "alpha.eksctl.io/nodegroup-name": name,
             **({"eks.amazonaws.com/nodegroup": name} if managed else {}),
@@ -267,7 +270,7 @@ def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return {"In": has in values, "NotIn": has not in values, "DoesNotExist": False}.get(str(operator), True)
 
 
-def _wanted(spec: Spec) -> dict[str, tuple[str, ...]]:
+def _requested_labels(spec: Spec) -> dict[str, tuple[str, ...]]:
     """Labels that a pod asks for, and the values that would do."""
     found: dict[str, tuple[str, ...]] = {
         str(key): (str(value),) for key, value in (spec.get("nodeSelector") or {}).items()
@@ -297,15 +300,15 @@ def _node(pool: Pool, name: str) -> Manifest:
 
 
 @cache
-def _is_elsewhere(product: str) -> bool:
-    return machines.is_elsewhere(product.removesuffix(SHARED).partition("-MIG-")[0])
+def _is_outside_ec2(product: str) -> bool:
+    return machines.is_outside_ec2(product.removesuffix(SHARED_SUFFIX).partition("-MIG-")[0])
 
 
-def _with(node: Manifest, labels: Mapping[str, str]) -> Manifest:
+def _with_labels(node: Manifest, labels: Mapping[str, str]) -> Manifest:
     meta = node["metadata"]
     return {**node, "metadata": {**meta, "labels": {**meta["labels"], **labels}}}
 
 
 def _size(name: str) -> tuple[bool, int, int, int]:
-    machine = machines.sold()[name]
+    machine = machines.launchable_types()[name]
     return machine.arch == "arm64", machine.gpus, machine.vcpu, machine.memory_mib

@@ -28,10 +28,10 @@ def quantity(value: Any) -> Decimal | None:
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    return _read(str(value))
+    return _parse(str(value))
 
 
-def amount(text: str, option: str, example: str) -> Decimal:
+def parse_quantity(text: str, option: str, example: str) -> Decimal:
     """A quantity that was typed, more than nothing.
 
     Raises:
@@ -46,7 +46,7 @@ def amount(text: str, option: str, example: str) -> Decimal:
 
 
 @lru_cache(maxsize=4096)
-def _read(text: str) -> Decimal | None:
+def _parse(text: str) -> Decimal | None:
     return _parser()(text) if len(text) <= LONGEST and _FORM.fullmatch(text) else None
 
 

@@ -17,11 +17,11 @@ from gpukiln.errors import UsageError
 from gpukiln.kubernetes.manifest import Manifest
 
 RBAC = "rbac.authorization.k8s.io"
-KINDS = ("User", "Group", "ServiceAccount")
+SUBJECT_KINDS = ("User", "Group", "ServiceAccount")
 
 
 @dataclass(frozen=True)
-class Right:
+class RbacRule:
     """Verbs on resources of an API group.
 
     Args:
@@ -38,52 +38,52 @@ class Right:
         return {"apiGroups": [self.group], "resources": [*self.resources], "verbs": [*self.verbs]}
 
 
-RIGHTS: dict[str, tuple[Right, ...]] = {
+COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
     "test": (
-        Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("pods",), ("create", "delete", "get")),
-        Right(("pods/log",), ("get",)),
+        RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        RbacRule(("pods",), ("create", "delete", "get")),
+        RbacRule(("pods/log",), ("get",)),
     ),
     "job": (
-        Right(("jobs",), ("create", "delete", "get", "list"), group="batch"),
-        Right(("pods", "events"), ("list",)),
-        Right(("pods/log",), ("get",)),
-        Right(("services",), ("create", "get")),
-        Right(("namespaces",), ("get",)),  # its Pod Security level; a Role gives it of its own namespace
-        Right(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
-        Right(("workloads",), ("list",), group="kueue.x-k8s.io"),
+        RbacRule(("jobs",), ("create", "delete", "get", "list"), group="batch"),
+        RbacRule(("pods", "events"), ("list",)),
+        RbacRule(("pods/log",), ("get",)),
+        RbacRule(("services",), ("create", "get")),
+        RbacRule(("namespaces",), ("get",)),  # its Pod Security level; a Role gives it of its own namespace
+        RbacRule(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
+        RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io"),
     ),
     "doctor": (
-        Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("pods/log",), ("get",), everywhere=True),
-        Right(("events",), ("list",), everywhere=True),
-        Right(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),
-        Right(
+        RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        RbacRule(("pods/log",), ("get",), everywhere=True),
+        RbacRule(("events",), ("list",), everywhere=True),
+        RbacRule(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),
+        RbacRule(
             ("deployments", "replicasets", "statefulsets", "daemonsets"),
             ("get", "list"),
             group="apps",
             everywhere=True,
         ),
-        Right(("jobsets",), ("get", "list"), group="jobset.x-k8s.io", everywhere=True),
-        Right(("rayjobs", "rayclusters", "rayservices"), ("get", "list"), group="ray.io", everywhere=True),
-        Right(("pytorchjobs", "mpijobs"), ("get", "list"), group="kubeflow.org", everywhere=True),
-        Right(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
-        Right(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
+        RbacRule(("jobsets",), ("get", "list"), group="jobset.x-k8s.io", everywhere=True),
+        RbacRule(("rayjobs", "rayclusters", "rayservices"), ("get", "list"), group="ray.io", everywhere=True),
+        RbacRule(("pytorchjobs", "mpijobs"), ("get", "list"), group="kubeflow.org", everywhere=True),
+        RbacRule(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
+        RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
     ),
     # --cluster; what --server sends must be allowed to be created, dry run or not
     "check": (
-        Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("jobs", "cronjobs"), ("list",), group="batch", everywhere=True),
-        Right(
+        RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        RbacRule(("jobs", "cronjobs"), ("list",), group="batch", everywhere=True),
+        RbacRule(
             ("deployments", "statefulsets", "daemonsets", "replicasets"), ("list",), "apps", everywhere=True
         ),
-        Right(("nodepools",), ("list",), group="karpenter.sh", everywhere=True),
-        Right(("ec2nodeclasses",), ("list",), group="karpenter.k8s.aws", everywhere=True),
-        Right(("rayclusters", "rayjobs", "rayservices"), ("list",), group="ray.io", everywhere=True),
-        Right(("pytorchjobs", "mpijobs"), ("list",), group="kubeflow.org", everywhere=True),
-        Right(("jobsets",), ("list",), group="jobset.x-k8s.io", everywhere=True),
-        Right(("autoscalingrunnersets",), ("list",), group="actions.github.com", everywhere=True),
-        Right(("customresourcedefinitions",), ("list",), group="apiextensions.k8s.io", everywhere=True),
+        RbacRule(("nodepools",), ("list",), group="karpenter.sh", everywhere=True),
+        RbacRule(("ec2nodeclasses",), ("list",), group="karpenter.k8s.aws", everywhere=True),
+        RbacRule(("rayclusters", "rayjobs", "rayservices"), ("list",), group="ray.io", everywhere=True),
+        RbacRule(("pytorchjobs", "mpijobs"), ("list",), group="kubeflow.org", everywhere=True),
+        RbacRule(("jobsets",), ("list",), group="jobset.x-k8s.io", everywhere=True),
+        RbacRule(("autoscalingrunnersets",), ("list",), group="actions.github.com", everywhere=True),
+        RbacRule(("customresourcedefinitions",), ("list",), group="apiextensions.k8s.io", everywhere=True),
     ),
 }
 
@@ -100,16 +100,18 @@ def roles(commands: Sequence[str], namespace: str, subject: str) -> list[Manifes
         UsageError: A command or a kind is unknown.
     """
     for command in commands:
-        if command not in RIGHTS:
-            near = difflib.get_close_matches(command, RIGHTS, 1)
+        if command not in COMMAND_RULES:
+            near = difflib.get_close_matches(command, COMMAND_RULES, 1)
             raise UsageError(
                 f"no command k8s.{command} asks a cluster",
-                hint=f"did you mean {near[0]}?" if near else f"wanted: {', '.join(RIGHTS)}",
+                hint=f"did you mean {near[0]}?" if near else f"wanted: {', '.join(COMMAND_RULES)}",
             )
     kind, _, who = subject.partition(":")
-    if kind not in KINDS or not who:
-        raise UsageError(f"--to {subject!r} is nobody", hint=f"wanted KIND:NAME, KIND is {', '.join(KINDS)}")
-    rights = list(dict.fromkeys(right for command in commands for right in RIGHTS[command]))
+    if kind not in SUBJECT_KINDS or not who:
+        raise UsageError(
+            f"--to {subject!r} is nobody", hint=f"wanted KIND:NAME, KIND is {', '.join(SUBJECT_KINDS)}"
+        )
+    rights = list(dict.fromkeys(right for command in commands for right in COMMAND_RULES[command]))
     name = f"gpukiln-{'-'.join(commands)}"
     found: list[Manifest] = []
     for everywhere in (True, False):

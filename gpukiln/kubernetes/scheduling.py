@@ -26,7 +26,7 @@ ZERO, ONE = Decimal(0), Decimal(1)
 class FilterFailure(NamedTuple):
     """Why a pod does not fit a node."""
 
-    kind: Literal["cordoned", "taint", "selector", "room"]
+    kind: Literal["cordoned", "taint", "selector", "resources"]
     text: str
 
 
@@ -34,7 +34,7 @@ def containers(spec: Spec) -> list[Mapping[str, Any]]:
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def asked(spec: Spec) -> int:
+def gpus_requested(spec: Spec) -> int:
     """GPUs that a pod asks for, of whatever name NVIDIA's plugin gives them."""
     return int(
         sum(
@@ -56,19 +56,21 @@ def requests(spec: Spec) -> dict[str, Decimal]:
     peak: dict[str, Decimal] = {}
     for one in spec.get("initContainers") or ():
         if one.get("restartPolicy") == "Always":
-            _add(total, _of(one))
+            _add(total, _container_requests(one))
             _most(peak, total)
         else:
-            _most(peak, {key: value + total.get(key, ZERO) for key, value in _of(one).items()})
+            _most(
+                peak, {key: value + total.get(key, ZERO) for key, value in _container_requests(one).items()}
+            )
     for one in spec.get("containers") or ():
-        _add(total, _of(one))
+        _add(total, _container_requests(one))
     _most(total, peak)
-    total |= _of_pod_level(spec, total)
+    total |= _pod_level_requests(spec, total)
     _add(total, {key: amount(value) for key, value in _part(spec, "overhead").items()})
     return total
 
 
-def free_of(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decimal]:
+def free_resources(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decimal]:
     """What a node has left."""
     left = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
     for pod in pods:
@@ -97,7 +99,7 @@ def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
     )
 
 
-def of_daemon_set(spec: Spec) -> Spec:
+def as_daemon_set_pod(spec: Spec) -> Spec:
     """A pod's spec as the DaemonSet controller completes it: it goes to cordoned nodes and to those in need.
 
     (pkg/controller/daemon/util: AddOrUpdateDaemonPodTolerations)
@@ -138,10 +140,10 @@ def shortages(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> lis
     for resource, want in wanted.items():
         room = max(left.get(resource, ZERO), ZERO)
         if want > room:
-            words = f"{shown(resource, want)} asked, {shown(resource, room)} left"
-            found.append(FilterFailure("room", f"Insufficient {resource}: {words}"))
+            words = f"{quantity_text(resource, want)} asked, {quantity_text(resource, room)} left"
+            found.append(FilterFailure("resources", f"Insufficient {resource}: {words}"))
     if left.get("pods", ONE) < 1:
-        found.append(FilterFailure("room", "Too many pods"))
+        found.append(FilterFailure("resources", "Too many pods"))
     return found
 
 
@@ -174,7 +176,7 @@ def nearest(
 
     tried = []
     for node in nodes:
-        left = free_of(node, every)
+        left = free_resources(node, every)
         tried.append((node, [*mismatches(spec, node), *shortages(wanted, left)], left))
     best = min(tried, key=lack, default=None)
     return best and best[:2]
@@ -192,7 +194,7 @@ def distance(problems: Iterable[FilterFailure]) -> tuple[int, int]:
     return ("selector" in kinds) * 2 + ("taint" in kinds), len(found)
 
 
-def shown(resource: str, value: Decimal) -> str:
+def quantity_text(resource: str, value: Decimal) -> str:
     """A quantity as people write it."""
     if resource == "cpu":
         whole = value == value.to_integral_value()  # `%` raises on more than 28 digits
@@ -207,13 +209,13 @@ def amount(value: Any) -> Decimal:
     return quantity(value) or ZERO
 
 
-def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
+def _container_requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
     # a request that is left out is its limit
     merged = {**_part(container, "resources", "limits"), **_part(container, "resources", "requests")}
     return {key: amount(value) for key, value in merged.items()}
 
 
-def _of_pod_level(spec: Spec, total: Mapping[str, Decimal]) -> dict[str, Decimal]:
+def _pod_level_requests(spec: Spec, total: Mapping[str, Decimal]) -> dict[str, Decimal]:
     """What the pod asks for as a whole.
 
     The API server gives a pod that has only limits the sum of its containers as its request, and the limit

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 # Reasons of a waiting container that time alone does not mend (kubernetes/kubernetes:pkg/kubelet/images,
 # pkg/kubelet/container, pkg/kubelet/kuberuntime).
-STUCK = (
+STUCK_REASONS = (
     "CreateContainerConfigError",
     "CreateContainerError",
     "ErrImageNeverPull",

@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mpijob": ("kubeflow.org/v2beta1/MPIJob", "kubeflow.org/v1/MPIJob"),
     "leaderworkerset": ("leaderworkerset.x-k8s.io/v1/LeaderWorkerSet",),
 }
-SHORT = {  # of kubectl, by the CRDs' shortNames
+SHORT_NAMES = {  # of kubectl, by the CRDs' shortNames
     "cj": "cronjob",
     "deploy": "deployment",
     "rs": "replicaset",
@@ -38,7 +38,7 @@ SHORT = {  # of kubectl, by the CRDs' shortNames
     "lws": "leaderworkerset",
 }
 # What a kind has its pods made by, where it does not make them itself.
-MADE_BY = {
+CHILD_KINDS = {
     "CronJob": ("job",),
     "Deployment": ("replicaset",),
     "JobSet": ("job",),
@@ -50,15 +50,15 @@ MADE_BY = {
 WORKLOAD = ("kueue.x-k8s.io/v1beta2/Workload", "kueue.x-k8s.io/v1beta1/Workload")
 QUEUE = "kueue.x-k8s.io/queue-name"
 # Conditions of a Workload that keep it from running (kueue: apis/kueue/v1beta2/workload_types.go).
-KEPT_BACK = {"QuotaReserved": "False", "Admitted": "False", "PodsReady": "False", "Evicted": "True"}
+BLOCKING_CONDITIONS = {"QuotaReserved": "False", "Admitted": "False", "PodsReady": "False", "Evicted": "True"}
 
 
 def kind_of(word: str) -> str:
     """The key of `KINDS` for what was typed, for example deploy, jobs or job.batch; empty: it is none."""
     plain = word.lower().partition(".")[0]
     for one in (plain, plain.removesuffix("s")):
-        if SHORT.get(one, one) in KINDS:
-            return SHORT.get(one, one)
+        if SHORT_NAMES.get(one, one) in KINDS:
+            return SHORT_NAMES.get(one, one)
     return ""
 
 
@@ -78,7 +78,9 @@ def workload(cluster: Cluster, kind: str, name: str, namespace: str) -> Manifest
     raise UsageError(error.message, hint=error.hint or "--namespace and --context say where")
 
 
-def family(cluster: Cluster, root: Manifest, pods: list[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
+def descendants(
+    cluster: Cluster, root: Manifest, pods: list[Manifest]
+) -> tuple[list[Manifest], list[Manifest]]:
     """What an object made, directly or by others: objects, itself first, and pods.
 
     Args:
@@ -87,7 +89,7 @@ def family(cluster: Cluster, root: Manifest, pods: list[Manifest]) -> tuple[list
     namespace = root["metadata"]["namespace"]
     others = [
         one
-        for kind in MADE_BY.get(root["kind"], ())
+        for kind in CHILD_KINDS.get(root["kind"], ())
         for api in KINDS[kind]
         for one in cluster.list(api, namespace)
     ]
@@ -131,7 +133,7 @@ def lacks_pods(thing: Manifest, *, has_pods: bool) -> bool:
     return not has_pods
 
 
-def kept_back(cluster: Cluster, namespace: str, uids: Collection[str]) -> list[Manifest] | None:
+def kueue_conditions(cluster: Cluster, namespace: str, uids: Collection[str]) -> list[Manifest] | None:
     """Why Kueue does not let something run: conditions and admission checks of its Workload.
 
     Args:
@@ -153,7 +155,7 @@ def _conditions(one: Manifest) -> Iterator[Manifest]:
     if one.get("spec", {}).get("active") is False:
         yield {"type": "Active", "status": "False", "message": "it was deactivated (spec.active)"}
     for condition in status.get("conditions") or ():
-        if KEPT_BACK.get(condition["type"]) == condition["status"]:
+        if BLOCKING_CONDITIONS.get(condition["type"]) == condition["status"]:
             yield condition
     for check in status.get("admissionChecks") or ():
         if check.get("state") != "Ready":
@@ -165,13 +167,13 @@ def _conditions(one: Manifest) -> Iterator[Manifest]:
         yield {"type": "QuotaReserved", "status": "Unknown", "message": why}
 
 
-def words(condition: Manifest) -> str:
+def condition_text(condition: Manifest) -> str:
     """A condition as one line."""
     said = ": ".join(filter(None, (condition.get("reason", ""), condition.get("message", ""))))
     return f"{condition['type']} is {condition['status']}" + (f": {said}" if said else "")
 
 
-def template(thing: Manifest) -> dict[str, Any]:
+def pod_template_spec(thing: Manifest) -> dict[str, Any]:
     """The spec of the pods that it makes itself; empty where it makes none, or has several kinds of them."""
     found: dict[str, Any] = (thing.get("spec", {}).get("template") or {}).get("spec") or {}
     return found

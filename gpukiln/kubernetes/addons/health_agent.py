@@ -2,8 +2,8 @@
 
 It runs in two containers of one pod, and needs nothing but Python:
 
-    look FILE   on the node, by its own `gpukiln-gpu health`; privileged, and without credentials
-    tell FILE   to the API, with the credentials of the pod; without any privilege
+    check FILE  on the node, by its own `gpukiln-gpu health`; privileged, and without credentials
+    report FILE  to the API, with the credentials of the pod; without any privilege
 
 The condition GPUProblem is True while the GPUs are sick, False while they are well, and Unknown where nobody
 can tell; a node that is here for its GPUs and has none is sick. The taint is put where they are sick, and
@@ -27,54 +27,58 @@ from typing import Any
 
 CONDITION, TAINT = "GPUProblem", "gpukiln.io/gpu-sick"
 WELL, SICK, UNKNOWN = "well", "sick", "unknown"
-TOLD = {WELL: ("False", "GPUsAreWell"), SICK: ("True", "GPUsAreSick"), UNKNOWN: ("Unknown", "NotKnown")}
-LOOK = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", "/usr/local/bin/gpukiln-gpu")
-LOOK_S, TELL_S = 60, 15  # between two looks, and between two readings of their result
-LOOK_AT_MOST_S = 270  # the driver may take two minutes to start, and a GPU that hangs costs 40 s, each twice
+CONDITION_STATUSES = {
+    WELL: ("False", "GPUsAreWell"),
+    SICK: ("True", "GPUsAreSick"),
+    UNKNOWN: ("Unknown", "NotKnown"),
+}
+HEALTH_COMMAND = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", "/usr/local/bin/gpukiln-gpu")
+CHECK_INTERVAL_S, REPORT_INTERVAL_S = 60, 15  # between two looks, and between two readings of their result
+CHECK_TIMEOUT_S = 270  # the driver may take two minutes to start, and a GPU that hangs costs 40 s, each twice
 STALE_S = 600  # without a look
 HEARTBEAT_S = 300  # a condition that stays is written this often
-WELL_LOOKS = 3
+HEALTHY_CHECKS = 3
 CREDENTIALS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-TIME = "%Y-%m-%dT%H:%M:%SZ"
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
-Found = dict[str, Any]  # one look: {state, message, at}
+HealthResult = dict[str, Any]  # one look: {state, message, at}
 
 
-def look(command: Sequence[str] = LOOK) -> Found:
+def check_health(command: Sequence[str] = HEALTH_COMMAND) -> HealthResult:
     try:
         done = subprocess.run(
-            [*command, "health", "--json"], capture_output=True, timeout=LOOK_AT_MOST_S, check=False
+            [*command, "health", "--json"], capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return _found(UNKNOWN, f"gpukiln-gpu gave no answer in {LOOK_AT_MOST_S} s")
+        return _result(UNKNOWN, f"gpukiln-gpu gave no answer in {CHECK_TIMEOUT_S} s")
     except OSError as error:
-        return _found(UNKNOWN, f"gpukiln-gpu can't be run: {error}")
+        return _result(UNKNOWN, f"gpukiln-gpu can't be run: {error}")
     try:
         [node] = json.loads(done.stdout)["nodes"]
         state, message, gpus = node["state"], node["message"], node["gpus"]
     except (ValueError, KeyError, TypeError):
         said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
-        return _found(UNKNOWN, f"gpukiln-gpu ended with {done.returncode} and said {said[0]}")
+        return _result(UNKNOWN, f"gpukiln-gpu ended with {done.returncode} and said {said[0]}")
     if state == WELL and not gpus:
-        return _found(SICK, f"this node is labelled for its GPUs, and has none: {message}")
-    return _found(state if state in TOLD else UNKNOWN, message)
+        return _result(SICK, f"this node is labelled for its GPUs, and has none: {message}")
+    return _result(state if state in CONDITION_STATUSES else UNKNOWN, message)
 
 
-def _found(state: str, message: str) -> Found:
+def _result(state: str, message: str) -> HealthResult:
     return {"state": state, "message": message[:200], "at": time.time()}
 
 
-def write(path: Path, found: Found) -> None:
+def write(path: Path, found: HealthResult) -> None:
     """In one step: the other container reads at any time."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(json.dumps(found), encoding="utf-8")
     partial.replace(path)
 
 
-def read(path: Path, now: float) -> Found:
+def read(path: Path, now: float) -> HealthResult:
     """What was last seen; a look that is too old says nothing of now."""
     try:
-        found: Found = json.loads(path.read_text(encoding="utf-8"))
+        found: HealthResult = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"state": UNKNOWN, "message": "nobody has looked yet", "at": 0}
     if now - found["at"] > STALE_S:
@@ -117,7 +121,7 @@ class Api:
         return found
 
 
-class Teller:
+class NodeReporter:
     """Writes the condition and the taint, and only what has changed."""
 
     def __init__(self, api: Api) -> None:
@@ -125,7 +129,7 @@ class Teller:
         self.well = 0  # looks in a row
         self.counted = 0.0  # the time of the look that was counted last
 
-    def tell(self, found: Found, now: float) -> None:
+    def report(self, found: HealthResult, now: float) -> None:
         """Bring the node in line with a look.
 
         Raises:
@@ -136,16 +140,16 @@ class Teller:
             self.counted = found["at"]
         self._taint(self._condition(self.api.get(), found, now), found["state"])
 
-    def _condition(self, node: dict[str, Any], found: Found, now: float) -> dict[str, Any]:
+    def _condition(self, node: dict[str, Any], found: HealthResult, now: float) -> dict[str, Any]:
         """The node as it is then."""
-        status, reason = TOLD[found["state"]]
+        status, reason = CONDITION_STATUSES[found["state"]]
         new = {"type": CONDITION, "status": status, "reason": reason, "message": found["message"]}
         conditions = node.get("status", {}).get("conditions", [])
         old: dict[str, Any] = next((one for one in conditions if one["type"] == CONDITION), {})
         same = all(old.get(key) == value for key, value in new.items())
         if same and now - _seconds(old.get("lastHeartbeatTime", "")) < HEARTBEAT_S:
             return node
-        stamp = time.strftime(TIME, time.gmtime(now))
+        stamp = time.strftime(TIME_FORMAT, time.gmtime(now))
         turned = old.get("status") != status
         new["lastHeartbeatTime"] = stamp
         new["lastTransitionTime"] = stamp if turned else old.get("lastTransitionTime", stamp)
@@ -158,7 +162,7 @@ class Teller:
         taints = node.get("spec", {}).get("taints", [])
         others = [one for one in taints if one["key"] != TAINT]
         put = state == SICK and others == taints
-        taken_off = state == WELL and self.well >= WELL_LOOKS and others != taints
+        taken_off = state == WELL and self.well >= HEALTHY_CHECKS and others != taints
         if not (put or taken_off):
             return
         wanted = [*others, {"key": TAINT, "value": "true", "effect": "NoSchedule"}] if put else others
@@ -170,24 +174,24 @@ class Teller:
 
 def _seconds(text: str) -> int:
     try:
-        return calendar.timegm(time.strptime(text, TIME))
+        return calendar.timegm(time.strptime(text, TIME_FORMAT))
     except ValueError:
         return 0
 
 
 def main(verb: str, file: str) -> None:
     path = Path(file)
-    teller = Teller(Api()) if verb == "tell" else None
+    reporter = NodeReporter(Api()) if verb == "report" else None
     while True:
-        if teller is None:
-            write(path, look())
-            time.sleep(LOOK_S)
+        if reporter is None:
+            write(path, check_health())
+            time.sleep(CHECK_INTERVAL_S)
             continue
         try:
-            teller.tell(read(path, time.time()), time.time())
+            reporter.report(read(path, time.time()), time.time())
         except (OSError, ValueError) as error:  # the next time is soon
             print(f"the API: {error}", file=sys.stderr, flush=True)
-        time.sleep(TELL_S)
+        time.sleep(REPORT_INTERVAL_S)
 
 
 if __name__ == "__main__":

@@ -167,7 +167,7 @@ def values(add_on: str, content: Mapping[str, Any], *notes: str) -> str:
     return dump(content, head=(f"Values of the chart {found.chart}, release {found.version}.", *notes))
 
 
-def upgrade(add_on: str, release: str, namespace: str, file: str) -> str:
+def upgrade_command(add_on: str, release: str, namespace: str, file: str) -> str:
     """The command that installs a chart or brings it up to date, and waits for it.
 
     Args:
@@ -197,6 +197,6 @@ apply() {
 }"""
 
 
-def apply(file: str) -> str:
+def apply_command(file: str) -> str:
     """The command of install.sh that applies manifests."""
     return shlex.join(["apply", file])

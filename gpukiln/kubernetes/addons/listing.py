@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpukiln.kubernetes.addons.rendered import ADD_ONS
+from gpukiln.kubernetes.addons.render import ADD_ONS
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.folder import RenderedFile, Rendering
 

@@ -14,15 +14,15 @@ from typing import Any
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons import health_agent, helm
 from gpukiln.kubernetes.addons.settings import Settings
-from gpukiln.kubernetes.machines import PRESENT
+from gpukiln.kubernetes.machines import GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 
 OBJECTS = "health/gpu-health.yaml"
 NAME = "gpu-health"
-PROGRAM, FOUND = "/etc/gpukiln/health_agent.py", "/run/gpukiln/health.json"
+PROGRAM_FILE, RESULT_FILE = "/etc/gpukiln/health_agent.py", "/run/gpukiln/health.json"
 LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": "gpukiln"}
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
-NOBODY = 65534
+NOBODY_UID = 65534
 
 
 def files(settings: Settings) -> dict[str, str]:
@@ -30,22 +30,24 @@ def files(settings: Settings) -> dict[str, str]:
     namespace = settings.namespace
     return {
         OBJECTS: dump(
-            _named("v1", "ServiceAccount", namespace, automountServiceAccountToken=False),
-            _named("rbac.authorization.k8s.io/v1", "ClusterRole", rules=_rules()),
-            _named(
+            _manifest("v1", "ServiceAccount", namespace, automountServiceAccountToken=False),
+            _manifest("rbac.authorization.k8s.io/v1", "ClusterRole", rules=_rules()),
+            _manifest(
                 "rbac.authorization.k8s.io/v1",
                 "ClusterRoleBinding",
                 roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME},
                 subjects=[{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
             ),
-            _named("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", spec=_policy(namespace)),
-            _named(
+            _manifest(
+                "admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", spec=_policy(namespace)
+            ),
+            _manifest(
                 "admissionregistration.k8s.io/v1",
                 "ValidatingAdmissionPolicyBinding",
                 spec={"policyName": NAME, "validationActions": ["Deny"]},
             ),
-            _named("v1", "ConfigMap", namespace, data={Path(PROGRAM).name: program}),
-            _named("apps/v1", "DaemonSet", namespace, spec=_daemon_set(program)),
+            _manifest("v1", "ConfigMap", namespace, data={Path(PROGRAM_FILE).name: program}),
+            _manifest("apps/v1", "DaemonSet", namespace, spec=_daemon_set(program)),
             head=(
                 f"The condition {health_agent.CONDITION} of each GPU node, and the taint "
                 f"{health_agent.TAINT} while its GPUs are sick.",
@@ -57,10 +59,10 @@ def files(settings: Settings) -> dict[str, str]:
 
 
 def install(_: Settings) -> tuple[str, ...]:
-    return (helm.apply(OBJECTS),)
+    return (helm.apply_command(OBJECTS),)
 
 
-def _named(version: str, kind: str, namespace: str = "", **content: Any) -> Manifest:
+def _manifest(version: str, kind: str, namespace: str = "", **content: Any) -> Manifest:
     place = {"namespace": namespace} if namespace else {}
     metadata = {"name": NAME, **place, "labels": LABELS}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
@@ -95,7 +97,7 @@ def _policy(namespace: str) -> dict[str, Any]:
                 "expression": f"request.userInfo.username == 'system:serviceaccount:{namespace}:{NAME}'",
             }
         ],
-        "variables": [{"name": "node", "expression": named}, *_parts()],
+        "variables": [{"name": "node", "expression": named}, *_node_parts()],
         "validations": [
             {
                 "expression": "variables.node == object.metadata.name",
@@ -103,7 +105,7 @@ def _policy(namespace: str) -> dict[str, Any]:
             },
             *(
                 {
-                    "expression": _same(part, *changing),
+                    "expression": _unchanged_except(part, *changing),
                     "message": f"the agent may not change the node's {what}",
                 }
                 for part, changing, what in (
@@ -114,24 +116,24 @@ def _policy(namespace: str) -> dict[str, Any]:
                 )
             ),
             {
-                "expression": _others("spec", "taints", "key", taint),
+                "expression": _other_entries_unchanged("spec", "taints", "key", taint),
                 "message": f"the agent may change the taint {taint}, and no other",
             },
             {
                 # of any other effect it would evict pods
-                "expression": f"{_list('spec', 'taints')}.all(one, one.key != '{taint}' || "
+                "expression": f"{_node_list('spec', 'taints')}.all(one, one.key != '{taint}' || "
                 "one.effect == 'NoSchedule')",
                 "message": f"the taint {taint} has the effect NoSchedule",
             },
             {
-                "expression": _others("status", "conditions", "type", condition),
+                "expression": _other_entries_unchanged("status", "conditions", "type", condition),
                 "message": f"the agent may change the condition {condition}, and no other",
             },
         ],
     }
 
 
-def _parts() -> list[dict[str, str]]:
+def _node_parts() -> list[dict[str, str]]:
     """Metadata, spec and status of the node as it is to be, and as it was, as maps with any keys.
 
     Typed, a field that a server does not have yet could not be named: its policy would fail for every write.
@@ -143,7 +145,7 @@ def _parts() -> list[dict[str, str]]:
     ]
 
 
-def _same(part: str, *changing: str) -> str:
+def _unchanged_except(part: str, *changing: str) -> str:
     """A part of the node has the fields that it had, each as it was, but for the named ones; in CEL."""
     after, before = f"variables.{part}", f"variables.{part}Before"
     names = "[" + ", ".join(f"'{name}'" for name in changing) + "]"
@@ -153,16 +155,16 @@ def _same(part: str, *changing: str) -> str:
     )
 
 
-def _list(part: str, field: str, suffix: str = "") -> str:
+def _node_list(part: str, field: str, suffix: str = "") -> str:
     """A list of the node, empty where it has none; in CEL."""
     of = f"variables.{part}{suffix}"
     return f"(has({of}.{field}) ? {of}.{field} : [])"
 
 
-def _others(part: str, field: str, key: str, ours: str) -> str:
+def _other_entries_unchanged(part: str, field: str, key: str, ours: str) -> str:
     """The entries of a list that are not the agent's are what they were; in CEL."""
     rest = f".filter(one, one.{key} != '{ours}')"
-    return f"{_list(part, field)}{rest} == {_list(part, field, 'Before')}{rest}"
+    return f"{_node_list(part, field)}{rest} == {_node_list(part, field, 'Before')}{rest}"
 
 
 def _daemon_set(program: str) -> dict[str, Any]:
@@ -180,12 +182,12 @@ def _daemon_set(program: str) -> dict[str, Any]:
                 "automountServiceAccountToken": False,  # the one that looks gets none
                 "priorityClassName": "system-node-critical",
                 "hostPID": True,
-                "nodeSelector": {PRESENT: "true"},
+                "nodeSelector": {GPU_PRESENT: "true"},
                 "tolerations": [{"operator": "Exists"}],
                 "terminationGracePeriodSeconds": 5,
                 "containers": [
-                    _container("look", {"privileged": True}, []),
-                    _container("tell", _UNPRIVILEGED, [_ENV], "credentials"),
+                    _container("check", {"privileged": True}, []),
+                    _container("report", _UNPRIVILEGED, [_ENV], "credentials"),
                 ],
                 "volumes": [
                     {"name": "program", "configMap": {"name": NAME}},
@@ -202,8 +204,8 @@ _UNPRIVILEGED = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
     "runAsNonRoot": True,
-    "runAsUser": NOBODY,
-    "runAsGroup": NOBODY,
+    "runAsUser": NOBODY_UID,
+    "runAsGroup": NOBODY_UID,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _ENV = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
@@ -217,10 +219,10 @@ def _container(
     verb: str, context: dict[str, Any], env: list[dict[str, Any]], credentials: str = ""
 ) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [
-        {"name": "program", "mountPath": str(Path(PROGRAM).parent), "readOnly": True},
+        {"name": "program", "mountPath": str(Path(PROGRAM_FILE).parent), "readOnly": True},
         {
             "name": "found",
-            "mountPath": str(Path(FOUND).parent),
+            "mountPath": str(Path(RESULT_FILE).parent),
             **({"readOnly": True} if credentials else {}),
         },
     ]
@@ -230,7 +232,7 @@ def _container(
     return {
         "name": verb,
         "image": load_add_ons()["python"].image,
-        "command": ["python3", PROGRAM, verb, FOUND],
+        "command": ["python3", PROGRAM_FILE, verb, RESULT_FILE],
         **({"env": env} if env else {}),
         "resources": {
             "requests": {"cpu": "10m", "memory": "48Mi"},

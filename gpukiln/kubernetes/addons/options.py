@@ -16,7 +16,7 @@ from gpukiln.typed import dump, load
 from gpukiln.units import is_whole
 
 
-def settings(
+def load_settings(
     files: Iterable[Path],
     *,
     plain: Mapping[str, str],
@@ -41,7 +41,7 @@ def settings(
     document: dict[str, Any] = {}
     names = []
     for file in files:
-        document = _merged(document, read_yaml(file))
+        document = _merge(document, read_yaml(file))
         names.append(str(file))
     where = ", ".join(names) or "options"
     load(Settings, {key: value for key, value in document.items() if key != "runners"}, where=where)
@@ -62,7 +62,7 @@ def settings(
         else:
             document["sharing"] = dump(sharing.parse(how))
     base = load(Settings, document, where=where)
-    kinds = [queue.flavor(text, base.provider) for text in flavors]
+    kinds = [queue.parse_flavor(text, base.provider) for text in flavors]
     document["flavors"] = _by_name(document.get("flavors", ()), [dump(one) for one in kinds])
     known = load(Settings, document, where=where).flavors
     typed_teams = [_team(text, known) for text in teams]
@@ -75,13 +75,13 @@ def settings(
     return found
 
 
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of both, down to the last; a list is replaced as a whole."""
     merged = dict(one)
     for key, value in other.items():
         before = merged.get(key)
         both = isinstance(before, dict) and isinstance(value, dict)
-        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]  # both are
+        merged[key] = _merge(before, value) if both else value  # type: ignore[arg-type]  # both are
     return merged
 
 
@@ -103,7 +103,7 @@ def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
                 f"--team {text}: of which flavor? There are {kinds}",
                 hint=f"--team {name}={flavors[0].name}:{quotas}",
             )
-        [kind] = flavors or (queue.ANY,)
+        [kind] = flavors or (queue.ANY_GPU,)
         return {"name": name, "gpus": {kind.name: int(quotas)}}
     gpus = {}
     for part in quotas.split(","):

@@ -12,10 +12,10 @@ from typing import Any
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons import helm, sharing
 from gpukiln.kubernetes.addons.settings import Settings
-from gpukiln.kubernetes.machines import PRESENT
+from gpukiln.kubernetes.machines import GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 
-VALUES, PROOF = "device-plugin/values.yaml", "device-plugin/isolation-check.yaml"
+VALUES, ISOLATION_CHECK = "device-plugin/values.yaml", "device-plugin/isolation-check.yaml"
 RELEASE = "nvidia-device-plugin"
 
 # What a node must have in /etc/nvidia-container-runtime/config.toml before its first pod; as shell, for its
@@ -35,8 +35,8 @@ def files(settings: Settings) -> dict[str, str]:
             "The nodes need in their user data, or a pod reaches GPUs that it was not given:",
             *(f"  {line}" for line in ISOLATION),
         ),
-        PROOF: dump(
-            _proof(settings),
+        ISOLATION_CHECK: dump(
+            _isolation_check(settings),
             head=(
                 "Proves on one node that a pod without a GPU can't take one: it completes, or it fails and",
                 "its log says which devices it saw.",
@@ -46,7 +46,7 @@ def files(settings: Settings) -> dict[str, str]:
 
 
 def install(settings: Settings) -> tuple[str, ...]:
-    return (helm.upgrade("nvidia_device_plugin", RELEASE, settings.namespace, VALUES),)
+    return (helm.upgrade_command("nvidia_device_plugin", RELEASE, settings.namespace, VALUES),)
 
 
 def _values(settings: Settings) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _values(settings: Settings) -> dict[str, Any]:
             "nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {
                     "nodeSelectorTerms": [
-                        {"matchExpressions": [{"key": PRESENT, "operator": "In", "values": ["true"]}]}
+                        {"matchExpressions": [{"key": GPU_PRESENT, "operator": "In", "values": ["true"]}]}
                     ]
                 }
             }
@@ -76,14 +76,14 @@ def _values(settings: Settings) -> dict[str, Any]:
         "gfd": {"enabled": True},
         "nfd": {
             "worker": {
-                "nodeSelector": {PRESENT: "true"},
+                "nodeSelector": {GPU_PRESENT: "true"},
                 "tolerations": [{"operator": "Exists"}],
             }
         },
     }
 
 
-def _proof(settings: Settings) -> Manifest:
+def _isolation_check(settings: Settings) -> Manifest:
     program = (
         "import glob, sys\n"
         "seen = glob.glob('/dev/nvidia[0-9]*')\n"
@@ -107,7 +107,7 @@ def _proof(settings: Settings) -> Manifest:
                 "spec": {
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
-                    "nodeSelector": {PRESENT: "true"},
+                    "nodeSelector": {GPU_PRESENT: "true"},
                     "tolerations": [settings.taint.toleration()],
                     "containers": [
                         {

@@ -18,20 +18,20 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import QUEUE, Flavor, Provider, Settings, Team
 from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, replicas
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.kubernetes.scheduling import shown
+from gpukiln.kubernetes.scheduling import quantity_text
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
 
 VALUES, QUEUES = "queue/values.yaml", "queue/queues.yaml"
 NAMESPACE = "kueue-system"
 API = "kueue.x-k8s.io/v1beta2"
-SYSTEM = ("default", "kueue-system", "arc-systems", "arc-runners")
+RESERVED_NAMESPACES = ("default", "kueue-system", "arc-systems", "arc-runners")
 COHORT = "gpu"
-TEAM = "gpukiln.io/team"  # on the namespaces whose jobs must go through a queue
-ANY = Flavor("gpu", {PRESENT: "true"})  # where nobody tells kinds of GPUs apart
+TEAM_LABEL = "gpukiln.io/team"  # on the namespaces whose jobs must go through a queue
+ANY_GPU = Flavor("gpu", {GPU_PRESENT: "true"})  # where nobody tells kinds of GPUs apart
 
 # What is suspended until its queue admits it; Deployments and bare Pods are not.
 FRAMEWORKS = (
@@ -57,10 +57,10 @@ def files(settings: Settings) -> dict[str, str]:
 
 
 def install(_: Settings) -> tuple[str, ...]:
-    return helm.upgrade("kueue", "kueue", NAMESPACE, VALUES), helm.apply(QUEUES)
+    return helm.upgrade_command("kueue", "kueue", NAMESPACE, VALUES), helm.apply_command(QUEUES)
 
 
-def flavor(text: str, provider: Provider) -> Flavor:
+def parse_flavor(text: str, provider: Provider) -> Flavor:
     """Read what was typed: NAME=WHAT, or WHAT alone: an instance type, a GPU, or LABEL=VALUE.
 
     Raises:
@@ -124,7 +124,7 @@ def _check(settings: Settings) -> None:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"{kind} {', '.join(twice)} is named twice", hint=f"one {kind} of each name")
     for team in settings.teams:
-        if team.name in (*SYSTEM, settings.namespace, settings.monitoring_namespace) or (
+        if team.name in (*RESERVED_NAMESPACES, settings.namespace, settings.monitoring_namespace) or (
             team.name.startswith("kube-")
         ):
             raise UsageError(
@@ -142,7 +142,7 @@ def _check(settings: Settings) -> None:
 
 
 def _flavors(settings: Settings) -> tuple[Flavor, ...]:
-    return settings.flavors or (ANY,)
+    return settings.flavors or (ANY_GPU,)
 
 
 def _values() -> dict[str, Any]:
@@ -155,7 +155,7 @@ def _values() -> dict[str, Any]:
         "leaderElection": {"leaderElect": True, "resourceName": "c1f6bfd2.kueue.x-k8s.io"},
         # Nobody gets around a queue by leaving the label out; other namespaces are none of its business.
         "manageJobsWithoutQueueName": True,
-        "managedJobsNamespaceSelector": {"matchExpressions": [{"key": TEAM, "operator": "Exists"}]},
+        "managedJobsNamespaceSelector": {"matchExpressions": [{"key": TEAM_LABEL, "operator": "Exists"}]},
         # Where no machine can be had the next job has its turn.
         "waitForPodsReady": {"timeout": "30m", "blockAdmission": False},
         "integrations": {"frameworks": list(FRAMEWORKS)},
@@ -187,7 +187,7 @@ def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
             "metadata": {
                 "name": team.name,
                 "labels": {
-                    TEAM: team.name,
+                    TEAM_LABEL: team.name,
                     # Who is privileged or mounts /dev has every GPU of the node.
                     "pod-security.kubernetes.io/enforce": "baseline",
                 },
@@ -203,7 +203,7 @@ def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
                 "queueingStrategy": "BestEffortFIFO",
                 "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
                 "flavorFungibility": {"whenCanBorrow": "TryNextFlavor", "whenCanPreempt": "TryNextFlavor"},
-                "fairSharing": {"weight": _number(Decimal(str(team.weight)))},
+                "fairSharing": {"weight": _decimal_text(Decimal(str(team.weight)))},
                 "resourceGroups": [_quotas(settings, team)],
             },
         },
@@ -223,9 +223,9 @@ def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
     rows = []
     for kind in kinds:
         count = team.gpus.get(kind.name, 0)
-        cpu, memory = _beside(settings, kind)
+        cpu, memory = _cpu_and_memory(settings, kind)
         amount = {
-            "cpu": shown("cpu", (quantity(cpu) or 0) * Decimal(count)),
+            "cpu": quantity_text("cpu", (quantity(cpu) or 0) * Decimal(count)),
             "memory": Memory(Memory.parse(memory, "memory_per_gpu") * count).quantity,
             kind.resource: str(count),
         }
@@ -235,7 +235,7 @@ def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
     return {"coveredResources": resources, "flavors": rows}
 
 
-def _beside(settings: Settings, kind: Flavor) -> tuple[str, str]:
+def _cpu_and_memory(settings: Settings, kind: Flavor) -> tuple[str, str]:
     """CPU and memory that go with one GPU, or with one share of it."""
     machine = instance_types().get(kind.labels.get(INSTANCE_TYPE, ""))
     if machine is None:
@@ -244,5 +244,5 @@ def _beside(settings: Settings, kind: Flavor) -> tuple[str, str]:
     return f"{machine.vcpu * 1000 // shares}m", f"{machine.memory_mib // shares}Mi"
 
 
-def _number(value: Decimal) -> str:
+def _decimal_text(value: Decimal) -> str:
     return f"{value.normalize():f}"

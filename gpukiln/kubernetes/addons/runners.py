@@ -15,22 +15,22 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import Runners, Settings
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.parsing import refuse_credentials
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
 
 CONTROLLER, VALUES, OBJECTS = "runners/controller-values.yaml", "runners/values.yaml", "runners/objects.yaml"
-SYSTEM, NAMESPACE = "arc-systems", "arc-runners"
+CONTROLLER_NAMESPACE, NAMESPACE = "arc-systems", "arc-runners"
 ACCOUNT = "arc-controller"
-HOOKS, HOOKS_AT = "gpu-job-hooks", "/etc/gpukiln/hooks"
+HOOKS, HOOKS_FOLDER = "gpu-job-hooks", "/etc/gpukiln/hooks"
 CACHE = "/ccache"
-USER = 1001
+USER_ID = 1001
 
 
 def files(settings: Settings) -> dict[str, str]:
-    runners = _checked(settings)
+    runners = _require_runners(settings)
     return {
         CONTROLLER: helm.values(
             "actions_runner_controller",
@@ -51,17 +51,17 @@ def files(settings: Settings) -> dict[str, str]:
 
 
 def install(settings: Settings) -> tuple[str, ...]:
-    runners = _checked(settings)
+    runners = _require_runners(settings)
     return (
-        helm.upgrade("actions_runner_controller", "arc", SYSTEM, CONTROLLER),
-        helm.apply(OBJECTS),
+        helm.upgrade_command("actions_runner_controller", "arc", CONTROLLER_NAMESPACE, CONTROLLER),
+        helm.apply_command(OBJECTS),
         f"# It holds github_app_id, github_app_installation_id and github_app_private_key, or github_token.\n"
         f"kubectl --namespace {NAMESPACE} get secret {runners.secret}",
-        helm.upgrade("actions_runner_set", runners.name, NAMESPACE, VALUES),
+        helm.upgrade_command("actions_runner_set", runners.name, NAMESPACE, VALUES),
     )
 
 
-def _checked(settings: Settings) -> Runners:
+def _require_runners(settings: Settings) -> Runners:
     runners = settings.runners
     if runners is None:
         raise UsageError(
@@ -98,18 +98,18 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
         **({"scaleSetLabels": list(runners.labels)} if runners.labels else {}),
         "minRunners": 0,
         "maxRunners": runners.most,
-        "controllerServiceAccount": {"namespace": SYSTEM, "name": ACCOUNT},
+        "controllerServiceAccount": {"namespace": CONTROLLER_NAMESPACE, "name": ACCOUNT},
         "template": {
             # A job is not moved; its runner goes when it is done.
             "metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "true"}},
             "spec": {
-                "nodeSelector": {PRESENT: "true", **labels},
+                "nodeSelector": {GPU_PRESENT: "true", **labels},
                 "tolerations": [settings.taint.toleration()],
                 "securityContext": {
                     "runAsNonRoot": True,
-                    "runAsUser": USER,
-                    "runAsGroup": USER,
-                    "fsGroup": USER,
+                    "runAsUser": USER_ID,
+                    "runAsGroup": USER_ID,
+                    "fsGroup": USER_ID,
                     "fsGroupChangePolicy": "OnRootMismatch",
                     "seccompProfile": {"type": "RuntimeDefault"},
                 },
@@ -128,8 +128,8 @@ def _container(runners: Runners) -> dict[str, Any]:
         # The image has no sudo, and nothing in it gains rights by its file.
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "env": [
-            {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_AT}/gpu-job-started.sh"},
-            {"name": "ACTIONS_RUNNER_HOOK_JOB_COMPLETED", "value": f"{HOOKS_AT}/gpu-job-completed.sh"},
+            {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_FOLDER}/gpu-job-started.sh"},
+            {"name": "ACTIONS_RUNNER_HOOK_JOB_COMPLETED", "value": f"{HOOKS_FOLDER}/gpu-job-completed.sh"},
             {"name": "CCACHE_DIR", "value": CACHE},
             {"name": "CCACHE_MAXSIZE", "value": _cache_limit(runners)},
         ],
@@ -138,7 +138,7 @@ def _container(runners: Runners) -> dict[str, Any]:
             "limits": {"memory": runners.memory, GPU: str(runners.gpus)},
         },
         "volumeMounts": [
-            {"name": "hooks", "mountPath": HOOKS_AT, "readOnly": True},
+            {"name": "hooks", "mountPath": HOOKS_FOLDER, "readOnly": True},
             {"name": "ccache", "mountPath": CACHE},
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - in the container
         ],

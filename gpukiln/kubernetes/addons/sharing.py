@@ -37,7 +37,7 @@ def configurations(settings: Settings) -> dict[str, dict[str, Any]]:
         raise UsageError(f"{DEFAULT!r} names the sharing of all other nodes", hint="it is `sharing`")
     named = {DEFAULT: settings.sharing, **settings.named_sharing}
     for name, one in named.items():
-        _check(name, one)
+        _check_replicas(name, one)
     _check_flavors(settings, list(named.values()))
     return {name: _configuration(one) for name, one in named.items()}
 
@@ -62,7 +62,7 @@ def parse(text: str) -> SharingSettings:
             f"--sharing {text}: {count!r} is no number of pods", hint=f"{strategy}:4, for example"
         )
     found = SharingSettings(strategy, int(count or 0))  # type: ignore[arg-type]  # one of them
-    _check(DEFAULT, found)
+    _check_replicas(DEFAULT, found)
     return found
 
 
@@ -79,7 +79,7 @@ def gpu_of(flavor: Flavor) -> Gpu | None:
     return gpu(keys[0]) if keys else None  # what shares a name differs in memory alone
 
 
-def _check(name: str, one: SharingSettings) -> None:
+def _check_replicas(name: str, one: SharingSettings) -> None:
     of = "" if name == DEFAULT else f" of {name}"
     if one.strategy in ("time-slicing", "mps"):
         if one.replicas < 2:

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.kubernetes.check.celfunctions import FUNCTIONS
+from gpukiln.kubernetes.check.cel_functions import FUNCTIONS
 from gpukiln.kubernetes.check.keywords import Schema, ServerValidator
-from gpukiln.kubernetes.check.workload import Path, Resource, Violation, at, is_open, mapping, sequence
+from gpukiln.kubernetes.check.workload import Path, Resource, Violation, at, is_placeholder, mapping, sequence
 from gpukiln.typed import short
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KIND = "CustomResourceDefinition"
 _NUMBER, _TYPES_OF = (int, float), ("array", "boolean", "integer", "number", "object", "string")
 # Keywords of OpenAPI that mean the same in JSON Schema, and the type of their values.
-_TAKEN: dict[str, type | tuple[type, ...]] = {
+_SAME_KEYWORDS: dict[str, type | tuple[type, ...]] = {
     "type": str,
     "format": str,
     "enum": list,
@@ -71,7 +71,7 @@ def definitions(objects: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], D
                 api = f"{group}/{version.get('name')}"
                 schema = dict(mapping(at(version, ("schema", "openAPIV3Schema"))))
                 left_out: list[str] = []
-                form = ServerValidator(_root(schema, left_out))
+                form = ServerValidator(_root_schema(schema, left_out))
                 found[api, kind] = Definition(api, kind, schema, form, tuple(left_out))
     return found
 
@@ -80,7 +80,7 @@ def definitions_of(resources: Iterable[Resource]) -> dict[tuple[str, str], Defin
     return definitions(one.object for one in resources if one.role == "object")
 
 
-def of_cluster(cluster: Cluster) -> list[dict[str, Any]]:
+def cluster_definitions(cluster: Cluster) -> list[dict[str, Any]]:
     """The CustomResourceDefinitions of a cluster.
 
     Raises:
@@ -89,8 +89,8 @@ def of_cluster(cluster: Cluster) -> list[dict[str, Any]]:
     return [dict(one) for one in cluster.list(f"apiextensions.k8s.io/v1/{KIND}")]
 
 
-def _root(schema: Schema, left_out: list[str]) -> Schema:
-    form = _form(schema, (), left_out)
+def _root_schema(schema: Schema, left_out: list[str]) -> Schema:
+    form = _json_schema(schema, (), left_out)
     if "additionalProperties" in form:
         form["properties"] = {
             **form.get("properties", {}),
@@ -102,9 +102,9 @@ def _root(schema: Schema, left_out: list[str]) -> Schema:
     return form
 
 
-def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
+def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     """A structural schema as JSON Schema; strict decoding refuses a field that it does not name."""
-    form = _taken(schema)
+    form = _same_keywords(schema)
     for bound in ("Minimum", "Maximum"):  # in OpenAPI 3.0 a flag of the bound
         if schema.get(f"exclusive{bound}") is True and bound.lower() in form:
             form[f"exclusive{bound}"] = form.pop(bound.lower())
@@ -118,16 +118,16 @@ def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
         form |= {"type": ["integer", "string"], "format": form.get("format", "int64")}
     if schema.get("nullable") is True:
         form |= {key: [*form[key], None] for key in ("enum",) if key in form}
-        form |= {"type": [*_types(form), "null"]} if "type" in form else {}
-    conditions = _condition(schema)
+        form |= {"type": [*_type_list(form), "null"]} if "type" in form else {}
+    conditions = _condition_schema(schema)
     form |= {
         key: conditions[key]
         for key in ("allOf", "anyOf", "oneOf", "not")
         if key in conditions and not int_or_text  # whose anyOf says integer or string again
     }
     if isinstance(schema.get("items"), Mapping):
-        form["items"] = _form(schema["items"], (*path, "[]"), left_out)
-    form |= _fields(schema, path, left_out)
+        form["items"] = _json_schema(schema["items"], (*path, "[]"), left_out)
+    form |= _field_schemas(schema, path, left_out)
     kind = schema.get("x-kubernetes-list-type")
     if kind == "set":
         form["once"] = ()
@@ -136,9 +136,9 @@ def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     return form
 
 
-def _taken(schema: Mapping[str, Any]) -> Schema:
+def _same_keywords(schema: Mapping[str, Any]) -> Schema:
     """The keywords that are the same in JSON Schema; a value that none of them can have is left out."""
-    form = {key: schema[key] for key, kind in _TAKEN.items() if isinstance(schema.get(key), kind)}
+    form = {key: schema[key] for key, kind in _SAME_KEYWORDS.items() if isinstance(schema.get(key), kind)}
     if form.get("type") not in _TYPES_OF:
         form.pop("type", None)
     return form
@@ -152,15 +152,15 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-def _fields(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
+def _field_schemas(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     form: Schema = {}
     properties, more = mapping(schema.get("properties")), schema.get("additionalProperties")
     if properties:
         form["properties"] = {
-            name: _form(mapping(one), (*path, name), left_out) for name, one in properties.items()
+            name: _json_schema(mapping(one), (*path, name), left_out) for name, one in properties.items()
         }
     if isinstance(more, Mapping):
-        form["additionalProperties"] = _form(more, (*path, "*"), left_out)
+        form["additionalProperties"] = _json_schema(more, (*path, "*"), left_out)
     elif schema.get("x-kubernetes-embedded-resource") is True:
         form["required"] = [*sequence(schema.get("required")), "apiVersion", "kind"]
     elif (
@@ -172,24 +172,24 @@ def _fields(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schem
     return form
 
 
-def _condition(schema: Mapping[str, Any]) -> Schema:
+def _condition_schema(schema: Mapping[str, Any]) -> Schema:
     """A schema below allOf, anyOf, oneOf or not: it names fields and forbids no others."""
-    form = _taken(schema)
+    form = _same_keywords(schema)
     if isinstance(schema.get("pattern"), str) and _is_pattern(schema["pattern"]):
         form["pattern"] = schema["pattern"]
     if mapping(schema.get("properties")):
         fields = schema["properties"].items()
-        form["properties"] = {name: _condition(mapping(one)) for name, one in fields}
+        form["properties"] = {name: _condition_schema(mapping(one)) for name, one in fields}
     for key in ("items", "not"):
         if isinstance(schema.get(key), Mapping):
-            form[key] = _condition(schema[key])
+            form[key] = _condition_schema(schema[key])
     for key in ("allOf", "anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            form[key] = [_condition(mapping(one)) for one in schema[key]]
+            form[key] = [_condition_schema(mapping(one)) for one in schema[key]]
     return form
 
 
-def _types(form: Schema) -> list[str]:
+def _type_list(form: Schema) -> list[str]:
     return form["type"] if isinstance(form.get("type"), list) else [form["type"]]
 
 
@@ -223,11 +223,11 @@ def cel_violations(
     schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
 ) -> Iterator[Violation]:
     """The CEL rules of a schema that do not hold; what can't be evaluated is added to `not_checked`."""
-    if value is None or is_open(value):
+    if value is None or is_placeholder(value):
         return
     for one in sequence(schema.get("x-kubernetes-validations")):
         if isinstance(mapping(one).get("rule"), str):
-            yield from _evaluate(mapping(one), schema, value, path, not_checked)
+            yield from _rule_violations(mapping(one), schema, value, path, not_checked)
     if isinstance(value, Mapping):
         properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
         for name, below in value.items():
@@ -237,7 +237,7 @@ def cel_violations(
             yield from cel_violations(mapping(schema.get("items")), below, (*path, index), not_checked)
 
 
-def _evaluate(
+def _rule_violations(
     one: Mapping[str, Any], schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
 ) -> Iterator[Violation]:
     rule = str(one["rule"])

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import get_args
 
 from gpukiln.findings import SEVERITIES, Finding
-from gpukiln.kubernetes.check.fit import Elsewhere, Placed, has_form, placed
-from gpukiln.kubernetes.check.reading import Reading, add_gap, guarded
+from gpukiln.kubernetes.check.fit import Misfit, Placement, has_pod_shape, placement
+from gpukiln.kubernetes.check.reading import Reading, add_gap, unchecked_on_error
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, ManifestRule
 from gpukiln.kubernetes.check.rules_form import unserved
 from gpukiln.kubernetes.check.rules_running import PREFERRED
-from gpukiln.kubernetes.check.schema import custom_violations, known
+from gpukiln.kubernetes.check.schema import custom_violations, has_schema
 from gpukiln.kubernetes.check.workload import (
     CommandLine,
     Prose,
@@ -20,7 +20,7 @@ from gpukiln.kubernetes.check.workload import (
     Rejection,
     Resource,
     Subject,
-    Unchecked,
+    UncheckedItem,
     Violation,
     Workload,
     dotted,
@@ -30,12 +30,12 @@ from gpukiln.typed import strict, unknown
 
 SCHEMA = "k8s.check/1"
 # Rules on labels that no node bears: a pod that violates one is not said to run where the label is.
-NOWHERE = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
-SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
+UNSATISFIABLE_RULES = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
+SKIP_ANNOTATION = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
 @strict
-class Skipped:
+class SkippedRule:
     """Findings that were not wanted.
 
     Args:
@@ -50,7 +50,7 @@ class Skipped:
 
 
 @strict
-class Counts:
+class CheckCounts:
     """How much was read, and what came of it."""
 
     files: int
@@ -62,7 +62,7 @@ class Counts:
 
 
 @strict
-class Report:
+class CheckReport:
     """What `k8s.check` says.
 
     Args:
@@ -74,13 +74,13 @@ class Report:
     schema: str
     kubernetes: tuple[str, ...]
     findings: tuple[Finding, ...]
-    unchecked: tuple[Unchecked, ...]
-    skipped: tuple[Skipped, ...]
-    placed: tuple[Placed, ...]
-    counts: Counts
+    unchecked: tuple[UncheckedItem, ...]
+    skipped: tuple[SkippedRule, ...]
+    placed: tuple[Placement, ...]
+    counts: CheckCounts
 
 
-def choose(only: Iterable[str], skip: Iterable[str]) -> tuple[list[ManifestRule], dict[str, str]]:
+def select_rules(only: Iterable[str], skip: Iterable[str]) -> tuple[list[ManifestRule], dict[str, str]]:
     """The rules to apply, and the reason of each that is skipped.
 
     Args:
@@ -101,14 +101,14 @@ def choose(only: Iterable[str], skip: Iterable[str]) -> tuple[list[ManifestRule]
 
 def apply_rules(
     reading: Reading, context: Context, only: Iterable[str] = (), skip: Iterable[str] = ()
-) -> Report:
+) -> CheckReport:
     """Apply rules to what was read.
 
     Args:
         only: See `choose`.
         skip: See `choose`.
     """
-    chosen, skipped = choose(only, skip)
+    chosen, skipped = select_rules(only, skip)
     findings: list[Finding] = []
     gaps = list(reading.unchecked)
     nowhere: dict[int, str] = {}
@@ -120,26 +120,26 @@ def apply_rules(
                 continue
             try:
                 for violation in rule.check(subject, context):
-                    reason = skipped.get(rule.id, _annotated(subject, rule))
+                    reason = skipped.get(rule.id, _skip_reason(subject, rule))
                     if reason is None:
-                        if rule.id in NOWHERE and PREFERRED not in violation.path:
+                        if rule.id in UNSATISFIABLE_RULES and PREFERRED not in violation.path:
                             nowhere.setdefault(id(subject), violation.text)
                         findings.append(_finding(rule, subject, violation))
                     else:
                         left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
             except Exception as error:  # as `guarded`, which would look up each document's line
                 add_gap(gaps, subject.file, _line(subject), f"rule {rule.id}", error)
-    fits: list[Placed] = []
+    fits: list[Placement] = []
     for workload in reading.workloads:
-        with guarded(gaps, workload.file, workload.line, "the search for machines"):
+        with unchecked_on_error(gaps, workload.file, workload.line, "the search for machines"):
             why = nowhere.get(id(workload))
-            where = placed(workload, context.places, Elsewhere(context.where, why) if why else None)
+            where = placement(workload, context.node_fits, Misfit(context.where, why) if why else None)
             fits += [where] if where else []
-            if workload.whole and workload.gpus and not has_form(workload.pod):
+            if workload.whole and workload.wants_gpus and not has_pod_shape(workload.pod):
                 what = (
                     f"{workload.label}: no machine is looked for: what it selects nodes by has another form"
                 )
-                gaps.append(Unchecked(workload.file, workload.line, what))
+                gaps.append(UncheckedItem(workload.file, workload.line, what))
     order = {name: number for number, name in enumerate(reading.files)}
     unique = {
         (
@@ -156,14 +156,14 @@ def apply_rules(
     }
     findings = [unique[key] for key in sorted(unique)]
     unchecked = [*gaps, *_unknown_kinds(reading.resources, context)]
-    return Report(
+    return CheckReport(
         SCHEMA,
         tuple(f"1.{minor}" for minor in context.minors),
         tuple(findings),
         tuple(unchecked),
-        tuple(Skipped(name, reason, many) for (name, reason), many in sorted(left.items())),
+        tuple(SkippedRule(name, reason, many) for (name, reason), many in sorted(left.items())),
         tuple(fits),
-        Counts(
+        CheckCounts(
             files=len(reading.files),
             objects=sum(one.role == "object" for one in reading.resources),
             pods=len(reading.workloads),
@@ -183,14 +183,14 @@ def _subjects(reading: Reading) -> Iterable[Subject]:
     yield from reading.prose
 
 
-def _annotated(subject: Subject, rule: ManifestRule) -> str | None:
+def _skip_reason(subject: Subject, rule: ManifestRule) -> str | None:
     """The reason why a rule is not to be applied to an object; None where it is."""
     resource = _resource(subject)
     metadata = [resource.metadata] if resource else []
     if isinstance(subject, Workload):
         metadata.append(subject.pod_metadata)
     for one in metadata:
-        reason = mapping(one.get("annotations")).get(SKIP + rule.id)
+        reason = mapping(one.get("annotations")).get(SKIP_ANNOTATION + rule.id)
         if reason is not None:
             return str(reason)
     return None
@@ -226,19 +226,19 @@ def _finding(rule: ManifestRule, subject: Subject, violation: Violation) -> Find
     )
 
 
-def _unknown_kinds(resources: Iterable[Resource], context: Context) -> list[Unchecked]:
+def _unknown_kinds(resources: Iterable[Resource], context: Context) -> list[UncheckedItem]:
     """Kinds whose schema is not known here; their pods are checked all the same."""
     return [
-        Unchecked(one.file, one.line, f"{one.api} {one.kind}: its form is not known here")
+        UncheckedItem(one.file, one.line, f"{one.api} {one.kind}: its form is not known here")
         for one in resources
         if one.role == "object"
         and one.api
         and one.kind
         and not unserved(one)
-        and not known(one, context.minor)
+        and not has_schema(one, context.minor)
         and (one.api, one.kind) not in context.custom_kinds
     ] + [
-        Unchecked(one.file, one.line, f"{one.label}: {text}")
+        UncheckedItem(one.file, one.line, f"{one.label}: {text}")
         for one in resources
         if (custom := context.custom_form(one, custom_violations)) is not None
         for text in custom[1]

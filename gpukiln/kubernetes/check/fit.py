@@ -18,13 +18,13 @@ from gpukiln.kubernetes.scheduling import (
     FilterFailure,
     Spec,
     amount,
-    asked,
     distance,
+    gpus_requested,
     mismatches,
+    quantity_text,
     requests,
     required_terms,
     shortages,
-    shown,
 )
 from gpukiln.typed import strict
 
@@ -36,9 +36,9 @@ def _daemon(*cpu: str) -> Spec:
 
 # What EKS runs on each node: aws-node and its network policy agent (aws/amazon-vpc-cni-k8s,
 # charts/aws-vpc-cni/values.yaml), kube-proxy (the add-on). What files or a cluster have takes their place.
-OF_EKS: Mapping[str, Spec] = {"aws-node": _daemon("25m", "25m"), "kube-proxy": _daemon("100m")}
+EKS_DAEMON_SETS: Mapping[str, Spec] = {"aws-node": _daemon("25m", "25m"), "kube-proxy": _daemon("100m")}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-SAID = 3  # machines on which it can't run that are told, the nearest
+SHOWN_MISFITS = 3  # machines on which it can't run that are told, the nearest
 
 
 class NodeFit(NamedTuple):
@@ -49,13 +49,13 @@ class NodeFit(NamedTuple):
     problems: tuple[FilterFailure, ...]
 
     @property
-    def lacks_altogether(self) -> int:
+    def absent_resources(self) -> int:
         """Of how many resources it has nothing."""
-        return sum(one.kind == "room" and one.text.endswith(" 0 left") for one in self.problems)
+        return sum(one.kind == "resources" and one.text.endswith(" 0 left") for one in self.problems)
 
 
 @strict
-class Elsewhere:
+class Misfit:
     """Where a pod can't run."""
 
     on: str
@@ -63,7 +63,7 @@ class Elsewhere:
 
 
 @strict
-class Placed:
+class Placement:
     """Where a GPU pod can run.
 
     Args:
@@ -76,7 +76,7 @@ class Placed:
     line: int
     object: str
     on: tuple[str, ...]
-    not_on: tuple[Elsewhere, ...]
+    not_on: tuple[Misfit, ...]
 
 
 class DaemonSetLoad:
@@ -115,14 +115,16 @@ class DaemonSetLoad:
         return left
 
 
-def places(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[NodeFit]:
+def node_fits(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[NodeFit]:
     """Every candidate, in the order of the pools."""
     wanted, found = requests(spec), []
     shares = any(key in HAMI for key in wanted)  # several containers and pods may have one GPU
     for pool in pools:
         over = [
             FilterFailure(
-                "room", f"the pool's limit of {key} is {shown(key, limit)}, {shown(key, wanted[key])} asked"
+                "resources",
+                f"the pool's limit of {key} is {quantity_text(key, limit)}, "
+                f"{quantity_text(key, wanted[key])} asked",
             )
             for key, limit in pool.limits.items()
             if key in wanted and wanted[key] > limit
@@ -139,14 +141,14 @@ def places(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[NodeF
                 known.pop(GPU, None)
             problems = [*mismatches(spec, node), *shortages(known, left), *over]
             if pool.limits and not pool.nodes:
-                problems += [FilterFailure("room", one) for one in pool.beyond_limits(name)]
+                problems += [FilterFailure("resources", one) for one in pool.beyond_limits(name)]
             found.append(NodeFit(pool, name, tuple(problems)))
     return found
 
 
-def placed(
-    workload: Workload, fits: Callable[[Workload], list[NodeFit]], nowhere: Elsewhere | None
-) -> Placed | None:
+def placement(
+    workload: Workload, fits: Callable[[Workload], list[NodeFit]], nowhere: Misfit | None
+) -> Placement | None:
     """Where a pod can run; None: it asks for no GPU.
 
     Args:
@@ -156,29 +158,29 @@ def placed(
     if not is_schedulable(workload):
         return None
     on: tuple[str, ...] = ()
-    not_on: tuple[Elsewhere, ...] = (nowhere,) if nowhere else ()
+    not_on: tuple[Misfit, ...] = (nowhere,) if nowhere else ()
     if not nowhere:
         found = fits(workload)
         lacking = sorted((one for one in found if one.problems), key=lambda one: distance(one.problems))
         on = tuple(dict.fromkeys(one.name for one in found if not one.problems))
         not_on = tuple(
-            Elsewhere(one.name, "; ".join([problem.text for problem in one.problems])) for one in lacking
+            Misfit(one.name, "; ".join([problem.text for problem in one.problems])) for one in lacking
         )
     resource = workload.resource
-    return Placed(resource.file, resource.line_of(workload.where), resource.label, on, not_on)
+    return Placement(resource.file, resource.line_of(workload.where), resource.label, on, not_on)
 
 
 def is_schedulable(workload: Workload) -> bool:
     """Whether it asks for a GPU in a form that can be compared with a machine."""
     spec = workload.pod
     try:
-        asks = mapping(spec) and not spec.get("nodeName") and asked(spec) and requests(spec)
-        return bool(asks) and has_form(spec)
+        asks = mapping(spec) and not spec.get("nodeName") and gpus_requested(spec) and requests(spec)
+        return bool(asks) and has_pod_shape(spec)
     except (AttributeError, TypeError, ValueError):  # no form of a pod: other rules say so
         return False
 
 
-def has_form(spec: Spec) -> bool:
+def has_pod_shape(spec: Spec) -> bool:
     """Whether what a node is chosen by has the form of a pod's spec; rule `schema` reports the others."""
     listed = [spec.get(key) or [] for key in ("containers", "initContainers", "tolerations")]
     terms: Any = at(spec, ("affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms")) or []
@@ -204,20 +206,22 @@ def _is_rule(rule: Mapping[str, Any]) -> bool:
     )
 
 
-def words(one: Placed) -> list[str]:
+def placement_lines(one: Placement) -> list[str]:
     """Lines for people."""
     if not one.on and not one.not_on:
         return [f"{one.object} is for machines that nothing is known of here; --pools or --cluster has them"]
-    lines = [f"{one.object} runs on {_some(one.on)}" if one.on else f"{one.object} runs on none of them"]
+    lines = [
+        f"{one.object} runs on {_first_names(one.on)}" if one.on else f"{one.object} runs on none of them"
+    ]
     if one.not_on:
-        lines += [f"  not on {where.on}: {where.why}" for where in one.not_on[:SAID]]
-        if len(one.not_on) > SAID:
-            more = len(one.not_on) - SAID
+        lines += [f"  not on {where.on}: {where.why}" for where in one.not_on[:SHOWN_MISFITS]]
+        if len(one.not_on) > SHOWN_MISFITS:
+            more = len(one.not_on) - SHOWN_MISFITS
             lines.append(f"  nor on {more} other{'s' if more > 1 else ''} (--json has all)")
     return lines
 
 
-def _some(names: Sequence[str]) -> str:
+def _first_names(names: Sequence[str]) -> str:
     more = len(names) - 6
     rest = f" and {more} other{'s' if more > 1 else ''}" if more > 0 else ""
     return ", ".join(names[:6]) + rest

@@ -12,12 +12,12 @@ from jsonschema import Draft202012Validator, ValidationError, validators  # type
 from gpukiln.kubernetes.check.formats import FORMATS, LABEL_KEY
 from gpukiln.kubernetes.check.relations import Check
 from gpukiln.kubernetes.check.validation import FIELDS, Row
-from gpukiln.kubernetes.check.workload import is_open
+from gpukiln.kubernetes.check.workload import is_placeholder
 from gpukiln.typed import short
 
 Schema = dict[str, Any]
 Errors = Iterator[ValidationError]
-WHOLE = ("given", "some", "filled")  # what a part of an object need not have
+WHOLE_OBJECT_KEYWORDS = ("given", "some", "filled")  # what a part of an object need not have
 _RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
 
@@ -47,7 +47,7 @@ def _form(_: Any, name: str, value: Any, schema: Schema) -> Errors:
 
 def _values(_: Any, name: str, value: Any, __: Schema) -> Errors:
     for key, one in value.items() if isinstance(value, Mapping) else ():
-        if one is None or isinstance(one, bool | list | Mapping) or is_open(one):
+        if one is None or isinstance(one, bool | list | Mapping) or is_placeholder(one):
             continue
         if not FORMATS[name].holds(one):
             yield ValidationError(f"found {short(one)}, wanted {FORMATS[name].wanted}", path=(key,))
@@ -55,7 +55,7 @@ def _values(_: Any, name: str, value: Any, __: Schema) -> Errors:
 
 def _keys(_: Any, name: str, value: Any, __: Schema) -> Errors:
     for key in value if isinstance(value, Mapping) else ():
-        if not FORMATS[name].holds(key) and not is_open(key):
+        if not FORMATS[name].holds(key) and not is_placeholder(key):
             yield ValidationError(f"found the key {short(key)}, wanted {FORMATS[name].wanted}", path=(key,))
 
 
@@ -136,7 +136,7 @@ KEYWORDS = {
 ServerValidator: Any = validators.extend(Draft202012Validator, KEYWORDS)
 
 
-def joined(name: str, definition: Schema) -> Schema:
+def with_server_rules(name: str, definition: Schema) -> Schema:
     """A definition with its rows of the table.
 
     Args:
@@ -163,13 +163,13 @@ def joined(name: str, definition: Schema) -> Schema:
         if key.startswith("@") or field not in fields or not wanted:  # a field that this version has not
             continue
         if key.endswith("[]"):
-            fields[field] = {**fields[field], "items": _with(fields[field].get("items", {}), wanted)}
+            fields[field] = {**fields[field], "items": _merged_schema(fields[field].get("items", {}), wanted)}
         else:
-            fields[field] = _with(fields[field], wanted)
+            fields[field] = _merged_schema(fields[field], wanted)
     return made
 
 
-def _with(schema: Schema, row: Row) -> Schema:
+def _merged_schema(schema: Schema, row: Row) -> Schema:
     more = {("values" if key == "form{}" else key): value for key, value in row.items()}
     # what a reference was replaced by is filled later, where it refers to itself
     return {**schema, **more} if schema.get("type") or "oneOf" in schema else {"allOf": [schema], **more}

@@ -9,7 +9,7 @@ from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST
 from gpukiln.kubernetes.check.rules_form import NO_OBJECTS
 from gpukiln.kubernetes.check.schema import OLDEST
-from gpukiln.kubernetes.check.workload import Rejection, Unchecked, at
+from gpukiln.kubernetes.check.workload import Rejection, UncheckedItem, at
 from gpukiln.kubernetes.cluster import AnswerError, MissingError
 from gpukiln.kubernetes.pools import pool_of_nodes, pools_in
 
@@ -38,7 +38,7 @@ KINDS = (
 )
 CLUSTER_WIDE = ("NodePool", "EC2NodeClass")
 # What only the server writes, and nobody is asked to mend.
-WRITTEN = ("status",)
+SERVER_FIELDS = ("status",)
 
 
 def read_cluster(
@@ -60,13 +60,13 @@ def read_cluster(
             listed = cluster.list(kind, namespace, everywhere=everywhere)
         except (UnavailableError, BusyError) as error:
             told.append(error)
-            reading.unchecked.append(Unchecked(name, 1, f"{kind}: {error.message}"))
+            reading.unchecked.append(UncheckedItem(name, 1, f"{kind}: {error.message}"))
             continue
         for one in listed:
             metadata = one.get("metadata", {})
             owned = any(owner.get("controller", True) for owner in metadata.get("ownerReferences") or ())
             if not owned:
-                one = {key: value for key, value in one.items() if key not in WRITTEN}  # noqa: PLW2901 - the same
+                one = {key: value for key, value in one.items() if key not in SERVER_FIELDS}  # noqa: PLW2901 - the same
                 found.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(one)
     if len(told) == len(KINDS):
         raise told[0]
@@ -82,13 +82,13 @@ def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     try:
         nodes = pool_of_nodes(cluster.list("Node"))
     except (UnavailableError, BusyError) as error:
-        reading.unchecked.append(Unchecked(f"context {cluster.context}", 1, f"Node: {error.message}"))
+        reading.unchecked.append(UncheckedItem(f"context {cluster.context}", 1, f"Node: {error.message}"))
         return ()
     pools = pools_in(one.object for one in reading.resources if one.role == "object")
     return (*((nodes,) if nodes.nodes else ()), *pools)
 
 
-def versions(reading: Reading, cluster: Cluster) -> str:
+def schema_version(reading: Reading, cluster: Cluster) -> str:
     """The cluster's version as `schema.minors` reads it, or the nearest that has schemas.
 
     Raises:
@@ -98,11 +98,11 @@ def versions(reading: Reading, cluster: Cluster) -> str:
     nearest = min(max(minor, OLDEST), NEWEST)
     if nearest != minor:
         what = f"Kubernetes 1.{minor} has no schema here: 1.{nearest} is taken for it"
-        reading.unchecked.append(Unchecked(f"context {cluster.context}", 1, what))
+        reading.unchecked.append(UncheckedItem(f"context {cluster.context}", 1, what))
     return f"1.{nearest}"
 
 
-def ask_server(reading: Reading, cluster: Cluster) -> None:
+def dry_run_objects(reading: Reading, cluster: Cluster) -> None:
     """Let the API server validate and admit every object by a dry run; nothing is kept.
 
     Raises:
@@ -144,4 +144,4 @@ def ask_server(reading: Reading, cluster: Cluster) -> None:
         except BusyError as error:
             gap = f"{resource.label}: {error.message}"
         if gap:
-            reading.unchecked.append(Unchecked(resource.file, resource.line, gap))
+            reading.unchecked.append(UncheckedItem(resource.file, resource.line, gap))

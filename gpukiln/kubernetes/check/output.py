@@ -10,14 +10,14 @@ from typing import Any
 
 from gpukiln.findings import Finding
 from gpukiln.kubernetes.check import fit
-from gpukiln.kubernetes.check.evaluate import Report
+from gpukiln.kubernetes.check.evaluate import CheckReport
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.reports.junit import Case, Suite, write_suites
 from gpukiln.reports.sanitize import sanitize
 from gpukiln.reports.sarif import sarif
 
 
-def lines(report: Report) -> Iterator[str]:
+def lines(report: CheckReport) -> Iterator[str]:
     """The report as text: file by file; why and what to do stand with a rule's first finding."""
     shown: set[str] = set()
     file = ""
@@ -37,7 +37,7 @@ def lines(report: Report) -> Iterator[str]:
     if report.findings:
         yield ""
     for pod in report.placed:
-        for text in fit.words(pod):
+        for text in fit.placement_lines(pod):
             yield sanitize(text)
     if report.placed:
         yield ""
@@ -59,7 +59,7 @@ def _many(number: int, word: str) -> str:
     return f"{number} {word}" + ("" if number == 1 else "s")
 
 
-def write_junit(report: Report, files: tuple[str, ...], path: Path) -> None:
+def write_junit(report: CheckReport, files: tuple[str, ...], path: Path) -> None:
     """Write one suite a file, one test case a rule that is violated; warnings pass, and are shown.
 
     Args:
@@ -91,7 +91,7 @@ def _case(file: str, rule: str, found: list[Finding]) -> Case:
     return Case(file, rule, text=text)
 
 
-def code_scanning(report: Report) -> dict[str, Any]:
+def code_scanning(report: CheckReport) -> dict[str, Any]:
     """The report as SARIF."""
     findings = [
         replace(

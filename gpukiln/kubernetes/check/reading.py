@@ -14,7 +14,7 @@ from pathlib import Path as File
 from typing import Any, TypeVar
 
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.kubernetes.check import yamltree
+from gpukiln.kubernetes.check import yaml_tree
 from gpukiln.kubernetes.check.values import chart_of
 from gpukiln.kubernetes.check.workload import (
     CONTAINER_KEYS,
@@ -27,7 +27,7 @@ from gpukiln.kubernetes.check.workload import (
     Rejection,
     Resource,
     Role,
-    Unchecked,
+    UncheckedItem,
     Workload,
     mapping,
     sequence,
@@ -39,18 +39,20 @@ from gpukiln.units import Memory
 
 T = TypeVar("T")
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
-LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
+LARGEST_FILE = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
 SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
 # What a chart's template has and no manifest: it must be rendered before it says anything.
 TEMPLATE = re.compile(
     r"\{\{-?\s*(?:\.(?:Values|Release|Chart|Capabilities|Files)\b|include |if |range |with |toYaml |tpl )"
 )
-NEITHER = "neither an object nor values that are known here"
+UNKNOWN_DOCUMENT = "neither an object nor values that are known here"
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*\{?\.?(?P<language>[\w+-]*)")
-LONGEST = 32 << 10  # characters of a command that is looked at; more is no command that somebody types
+LONGEST_COMMAND = (
+    32 << 10
+)  # characters of a command that is looked at; more is no command that somebody types
 MOST_LINES = 200  # of a command; a quotation that is open for more is an apostrophe
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
-_WITHIN = {  # what ends a quotation, or begins one
+_QUOTE_ENDS = {  # what ends a quotation, or begins one
     "": re.compile(r"\\.|['\"#]"),
     "'": re.compile("'"),
     '"': re.compile(r'\\.|"'),
@@ -74,7 +76,7 @@ class Reading:
     queries: list[Query] = field(default_factory=list)
     prose: list[Prose] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    unchecked: list[Unchecked] = field(default_factory=list)
+    unchecked: list[UncheckedItem] = field(default_factory=list)
     pools: tuple[Pool, ...] = ()
 
     def text(self, text: str, name: str) -> None:
@@ -85,7 +87,7 @@ class Reading:
         """
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
-        with guarded(self.unchecked, name, 1, "the reader"):
+        with unchecked_on_error(self.unchecked, name, 1, "the reader"):
             self._text(text, name)
 
     def _text(self, text: str, name: str) -> None:
@@ -102,7 +104,7 @@ class Reading:
         """Take objects as an API gives them."""
         self.files.append(name)
         for one in objects:
-            with guarded(self.unchecked, name, 1, "the reader"):
+            with unchecked_on_error(self.unchecked, name, 1, "the reader"):
                 self._resource(Resource(name, one))
 
     def _document(self, text: str, name: str) -> None:
@@ -142,26 +144,26 @@ class Reading:
         while number < len(lines):
             start, line = number, lines[number]
             number += 1
-            parts, length, quote = [line], len(line), _quotation(line, "")
+            parts, length, quote = [line], len(line), _open_quote(line, "")
             while number < min(len(lines), start + MOST_LINES) and (line.endswith("\\") or quote):
-                if length > LONGEST:
+                if length > LONGEST_COMMAND:
                     break
                 if line.endswith("\\"):
                     parts[-1] = line[:-1] + " "
                 else:
                     parts.append("\n")
                 line = lines[number]
-                quote = _quotation(line, quote)
+                quote = _open_quote(line, quote)
                 parts.append(line)
                 length += len(line) + 1
                 number += 1
             line = "".join(parts)
             is_command = strict or TOOLS.match(line) is not None
-            if length > LONGEST:
-                line = line[:LONGEST]
+            if length > LONGEST_COMMAND:
+                line = line[:LONGEST_COMMAND]
                 if is_command:
-                    what = f"longer than {Memory(LONGEST).shown}: what stands behind is not looked at"
-                    self.unchecked.append(Unchecked(name, above + start + 1, what))
+                    what = f"longer than {Memory(LONGEST_COMMAND).shown}: what stands behind is not looked at"
+                    self.unchecked.append(UncheckedItem(name, above + start + 1, what))
             if is_command:
                 self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
             if not line.lstrip().startswith("#") and (heredoc := HEREDOC.search(line)):
@@ -177,48 +179,50 @@ class Reading:
         for words in _split(line):
             command = CommandLine(name, number, tuple(words))
             self.commands.append(command)
-            if (resource := _run(command)) is not None:
+            if (resource := _pod_of_kubectl_run(command)) is not None:
                 self._resource(resource)
 
     def _yaml(self, text: str, name: str, above: int, *, whole: bool) -> None:
         if found := TEMPLATE.search(text):
             line = above + text.count("\n", 0, found.start()) + 1
             self.unchecked.append(
-                Unchecked(name, line, "a chart's template: give the output of `helm template`")
+                UncheckedItem(name, line, "a chart's template: give the output of `helm template`")
             )
             return
-        for one in yamltree.documents(text, above):
-            if isinstance(one, yamltree.BrokenError):
+        for one in yaml_tree.documents(text, above):
+            if isinstance(one, yaml_tree.BrokenError):
                 if "{{" in text:
                     self.unchecked.append(
-                        Unchecked(name, one.line, "a template: give what it is rendered to")
+                        UncheckedItem(name, one.line, "a template: give what it is rendered to")
                     )
                 else:
                     self.rejections.append(Rejection(name, one.line, one.text))
             elif not isinstance(one.value, dict):
                 if whole:
                     self.unchecked.append(
-                        Unchecked(name, one.line_of(()), "no mapping: no object, no values")
+                        UncheckedItem(name, one.line_of(()), "no mapping: no object, no values")
                     )
             else:
-                with guarded(self.unchecked, name, one.above + 1, "the reader"):
+                with unchecked_on_error(self.unchecked, name, one.above + 1, "the reader"):
                     self._value(one, name, whole=whole)
 
-    def _value(self, document: yamltree.Document, name: str, *, whole: bool) -> None:
+    def _value(self, document: yaml_tree.Document, name: str, *, whole: bool) -> None:
         value = document.value
         if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
             for number, item in enumerate(value["items"]):
                 if isinstance(item, dict):
-                    line_of = _below(document.line_of, ("items", number))
-                    written = _below(document.written, ("items", number))
+                    line_of = _relative_to(document.line_of, ("items", number))
+                    written = _relative_to(document.written, ("items", number))
                     self._resource(Resource(name, item, line_of=line_of, written=written))
             return
         role, chart = _role(value, whole=whole)
         if role == "unknown":  # a document may show the settings of anything
             if whole:
-                self.unchecked.append(Unchecked(name, document.line_of(()), NEITHER))
+                self.unchecked.append(UncheckedItem(name, document.line_of(()), UNKNOWN_DOCUMENT))
             return
-        self._resource(Resource(name, value, role, chart, document.line_of, document.twice, document.written))
+        self._resource(
+            Resource(name, value, role, chart, document.line_of, document.repeated, document.written)
+        )
 
     def _resource(self, resource: Resource) -> None:
         self.resources.append(resource)
@@ -245,7 +249,7 @@ class Reading:
 
 
 @contextmanager
-def guarded(gaps: list[Unchecked], file: str, line: int, what: str) -> Iterator[None]:
+def unchecked_on_error(gaps: list[UncheckedItem], file: str, line: int, what: str) -> Iterator[None]:
     """Take an error that nobody expected for a gap: one document never hides what is found in others.
 
     Args:
@@ -257,10 +261,10 @@ def guarded(gaps: list[Unchecked], file: str, line: int, what: str) -> Iterator[
         add_gap(gaps, file, line, what, error)
 
 
-def add_gap(gaps: list[Unchecked], file: str, line: int, what: str, error: Exception) -> None:
+def add_gap(gaps: list[UncheckedItem], file: str, line: int, what: str, error: Exception) -> None:
     """See `guarded`."""
     why = f"{type(error).__name__}: {error}"
-    gap = Unchecked(
+    gap = UncheckedItem(
         file, line, f"{what} could not read this document; please report it with the document ({why})"
     )
     if gap not in gaps:
@@ -295,7 +299,7 @@ def read(names: Iterable[str]) -> Reading:
 
 def _files(path: File) -> list[File]:
     if path.is_dir():
-        found = sorted(one for one in path.rglob("*") if _taken(one, path))
+        found = sorted(one for one in path.rglob("*") if _is_read(one, path))
         if not found:
             kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
             raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files")
@@ -307,7 +311,7 @@ def _files(path: File) -> list[File]:
     raise UsageError(f"{path}: no such file or folder", hint=hint)
 
 
-def _taken(path: File, below: File) -> bool:
+def _is_read(path: File, below: File) -> bool:
     parts = path.relative_to(below).parts
     hidden = any((one.startswith(".") and one != ".github") or one == "node_modules" for one in parts)
     return path.is_file() and not hidden and path.suffix.lower() in (*YAML, *SCRIPTS, *DOCUMENTS)
@@ -316,9 +320,9 @@ def _taken(path: File, below: File) -> bool:
 def _file(reading: Reading, path: File) -> None:
     name = str(path)
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > LARGEST_FILE:
             reading.files.append(name)
-            reading.unchecked.append(Unchecked(name, 1, f"larger than {Memory(LARGEST).shown}"))
+            reading.unchecked.append(UncheckedItem(name, 1, f"larger than {Memory(LARGEST_FILE).shown}"))
             return
         data = path.read_bytes()
     except OSError as error:
@@ -368,10 +372,10 @@ def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
     return lines, blocks
 
 
-def _quotation(line: str, quote: str) -> str:
+def _open_quote(line: str, quote: str) -> str:
     """The quotation mark that is open at a line's end, by the one that was open at its beginning."""
     at = 0
-    while found := (_WITHIN[quote].search(line, at) if at < len(line) else None):
+    while found := (_QUOTE_ENDS[quote].search(line, at) if at < len(line) else None):
         at = found.end()
         if found[0] == "#" and not quote:  # a comment, to the end of the line
             break
@@ -383,7 +387,7 @@ def _quotation(line: str, quote: str) -> str:
 def _split(line: str) -> Iterator[list[str]]:
     """The commands of a command line, without what connects them."""
     try:
-        if len(line) > LONGEST:  # shlex takes a time that grows with the square of a word
+        if len(line) > LONGEST_COMMAND:  # shlex takes a time that grows with the square of a word
             raise ValueError
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
         lexer.whitespace_split = True
@@ -393,19 +397,19 @@ def _split(line: str) -> Iterator[list[str]]:
     command: list[str] = []
     for word in [*words, ";"]:
         if word and not word.strip(";|&()"):
-            if command := list(itertools.dropwhile(_is_before, command)):
+            if command := list(itertools.dropwhile(_is_prefix, command)):
                 yield command
             command = []
         else:
             command.append(word)
 
 
-def _is_before(word: str) -> bool:
+def _is_prefix(word: str) -> bool:
     """Whether a word stands before the name of a command."""
     return word in ("sudo", "time", "exec") or re.fullmatch(r"\w+=\S*", word) is not None
 
 
-def _run(command: CommandLine) -> Resource | None:
+def _pod_of_kubectl_run(command: CommandLine) -> Resource | None:
     """The pod that `kubectl run` would make."""
     words = command.words
     if words[:1] != ("kubectl",) or "run" not in words[1:3]:
@@ -438,7 +442,7 @@ def options_of(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _below(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
+def _relative_to(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
     return lambda path: of((*where, *path))
 
 
@@ -477,8 +481,8 @@ def _expressions(resource: Resource) -> Iterator[tuple[Path, str]]:
     elif resource.kind == "ConfigMap":
         for key, text in mapping(resource.object.get("data")).items():
             if isinstance(text, str) and "expr" in text:
-                for one in yamltree.documents(text):
-                    if isinstance(one, yamltree.Document):
+                for one in yaml_tree.documents(text):
+                    if isinstance(one, yaml_tree.Document):
                         yield from ((("data", key), found) for _, found in _expr(one.value, ()))
 
 

@@ -14,15 +14,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpukiln.kubernetes.check.formats import FORMATS, resource_name
-from gpukiln.kubernetes.check.workload import Path, is_open, mapping, sequence
+from gpukiln.kubernetes.check.workload import Path, is_placeholder, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
-Found = Iterator[tuple[Path, str]]
-Check = Callable[[Mapping[str, Any]], Found]
+Mismatches = Iterator[tuple[Path, str]]
+Check = Callable[[Mapping[str, Any]], Mismatches]
 
 
-def selector_requirement(one: Mapping[str, Any]) -> Found:
+def selector_requirement(one: Mapping[str, Any]) -> Mismatches:
     operator, values = one.get("operator"), sequence(one.get("values"))
     if operator in ("In", "NotIn") and not values:
         yield ("values",), f"operator {operator} without values"
@@ -30,10 +30,10 @@ def selector_requirement(one: Mapping[str, Any]) -> Found:
         yield ("values",), f"operator {operator} with values"
 
 
-def node_term(term: Mapping[str, Any]) -> Found:
+def node_term(term: Mapping[str, Any]) -> Mismatches:
     for index, one in enumerate(sequence(term.get("matchExpressions"))):
         for number, value in enumerate(sequence(mapping(one).get("values"))):
-            if isinstance(value, str) and not FORMATS["value"].holds(value) and not is_open(value):
+            if isinstance(value, str) and not FORMATS["value"].holds(value) and not is_placeholder(value):
                 path = ("matchExpressions", index, "values", number)
                 yield path, f"found {short(value)}, wanted {FORMATS['value'].wanted}"
     for index, one in enumerate(sequence(term.get("matchFields"))):
@@ -41,7 +41,7 @@ def node_term(term: Mapping[str, Any]) -> Found:
             yield ("matchFields", index), "wanted the key metadata.name, In or NotIn, and one value"
 
 
-def profile(one: Mapping[str, Any]) -> Found:
+def profile(one: Mapping[str, Any]) -> Mismatches:
     local = one.get("localhostProfile")
     if one.get("type") == "Localhost" and local is None:
         yield (), "type Localhost without localhostProfile"
@@ -49,7 +49,7 @@ def profile(one: Mapping[str, Any]) -> Found:
         yield ("localhostProfile",), f"localhostProfile with type {one.get('type')}; wanted Localhost"
 
 
-def env(one: Mapping[str, Any]) -> Found:
+def env(one: Mapping[str, Any]) -> Mismatches:
     field = mapping(mapping(one.get("valueFrom")).get("fieldRef")).get("fieldPath")
     if field in ("metadata.labels", "metadata.annotations"):
         path = ("valueFrom", "fieldRef", "fieldPath")
@@ -58,12 +58,12 @@ def env(one: Mapping[str, Any]) -> Found:
         yield ("valueFrom",), "value and valueFrom; wanted one of them"
 
 
-def mount(one: Mapping[str, Any]) -> Found:
+def mount(one: Mapping[str, Any]) -> Mismatches:
     if one.get("recursiveReadOnly") in ("Enabled", "IfPossible") and one.get("readOnly") is not True:
         yield ("recursiveReadOnly",), f"recursiveReadOnly {one['recursiveReadOnly']} without readOnly: true"
 
 
-def spread(one: Mapping[str, Any]) -> Found:
+def spread(one: Mapping[str, Any]) -> Mismatches:
     if one.get("whenUnsatisfiable") == "ScheduleAnyway" and one.get("minDomains") is not None:
         yield ("minDomains",), "minDomains with whenUnsatisfiable ScheduleAnyway; wanted DoNotSchedule"
     selector, keys_ = one.get("labelSelector"), sequence(one.get("matchLabelKeys"))
@@ -76,7 +76,7 @@ def spread(one: Mapping[str, Any]) -> Found:
             yield ("matchLabelKeys", index), f"{key} in matchLabelKeys and in labelSelector"
 
 
-def probes(one: Mapping[str, Any]) -> Found:
+def probes(one: Mapping[str, Any]) -> Mismatches:
     for probe in ("livenessProbe", "startupProbe"):
         many = mapping(one.get(probe)).get("successThreshold")
         if isinstance(many, int) and many > 1:
@@ -90,7 +90,7 @@ def probes(one: Mapping[str, Any]) -> Found:
         yield ("restartPolicyRules",), "restartPolicyRules without restartPolicy"
 
 
-def privileges(one: Mapping[str, Any]) -> Found:
+def privileges(one: Mapping[str, Any]) -> Mismatches:
     context = mapping(one.get("securityContext"))
     if context.get("allowPrivilegeEscalation") is False:
         if context.get("privileged") is True:
@@ -103,29 +103,29 @@ def privileges(one: Mapping[str, Any]) -> Found:
                 yield ("volumeMounts", index), "mountPropagation Bidirectional without privileged: true"
 
 
-def device_paths(one: Mapping[str, Any]) -> Found:
+def device_paths(one: Mapping[str, Any]) -> Mismatches:
     mounted = {str(mapping(mount).get("mountPath")) for mount in sequence(one.get("volumeMounts"))}
     for index, device in enumerate(sequence(one.get("volumeDevices"))):
         if str(mapping(device).get("devicePath")) in mounted:
             yield ("volumeDevices", index), "a volume is mounted at the path of the device"
 
 
-def image(one: Mapping[str, Any]) -> Found:
+def image(one: Mapping[str, Any]) -> Mismatches:
     image = one.get("image")
     if isinstance(image, str) and image.strip() != image:
         yield ("image",), f"found {short(image)}, wanted it without spaces around it"
 
 
-def resources(one: Mapping[str, Any]) -> Found:
+def resources(one: Mapping[str, Any]) -> Mismatches:
     resources = mapping(one.get("resources"))
     yield from _huge_pages(resources)
     for side in ("requests", "limits"):
         for name in mapping(resources.get(side)):
-            if not resource_name(name) and not is_open(name):
+            if not resource_name(name) and not is_placeholder(name):
                 yield ("resources", side, name), f"{short(name)} is no resource; {FORMATS['resource'].wanted}"
 
 
-def _huge_pages(resources: Mapping[str, Any]) -> Found:
+def _huge_pages(resources: Mapping[str, Any]) -> Mismatches:
     limits, requests = mapping(resources.get("limits")), mapping(resources.get("requests"))
     huge = [name for name in {**limits, **requests} if name.startswith("hugepages-")]
     for name in huge:
@@ -140,7 +140,7 @@ def _huge_pages(resources: Mapping[str, Any]) -> Found:
         yield ("resources",), f"{huge[0]} without cpu or memory"
 
 
-def host_ports(pod: Mapping[str, Any]) -> Found:
+def host_ports(pod: Mapping[str, Any]) -> Mismatches:
     seen: set[tuple[str, str, str]] = set()
     for index, container in enumerate(sequence(pod.get("containers"))):
         for number, port in enumerate(sequence(mapping(container).get("ports"))):
@@ -154,7 +154,7 @@ def host_ports(pod: Mapping[str, Any]) -> Found:
             seen.add(key)
 
 
-def network(pod: Mapping[str, Any]) -> Found:
+def network(pod: Mapping[str, Any]) -> Mismatches:
     if pod.get("dnsPolicy") == "None" and not mapping(pod.get("dnsConfig")).get("nameservers"):
         yield ("dnsPolicy",), "dnsPolicy None without nameservers in dnsConfig"
     if pod.get("hostPID") is True and pod.get("shareProcessNamespace") is True:
@@ -169,7 +169,7 @@ def network(pod: Mapping[str, Any]) -> Found:
                 yield path, f"hostPort {outer} with hostNetwork and containerPort {inner}; wanted equal"
 
 
-def init_containers(pod: Mapping[str, Any]) -> Found:
+def init_containers(pod: Mapping[str, Any]) -> Mismatches:
     for index, container in enumerate(sequence(pod.get("initContainers"))):
         if mapping(container).get("restartPolicy") != "Always":
             for key in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"):
@@ -183,7 +183,7 @@ def _each_container(pod: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str,
             yield (key, index), mapping(container)
 
 
-def claims(pod: Mapping[str, Any]) -> Found:
+def claims(pod: Mapping[str, Any]) -> Mismatches:
     claims = [mapping(one).get("name") for one in sequence(pod.get("resourceClaims"))]
     for where, container in _each_container(pod):
         for index, one in enumerate(sequence(mapping(container.get("resources")).get("claims"))):
@@ -194,18 +194,18 @@ def claims(pod: Mapping[str, Any]) -> Found:
                 )
 
 
-def block_volumes(pod: Mapping[str, Any]) -> Found:
+def block_volumes(pod: Mapping[str, Any]) -> Mismatches:
     volumes = {str(mapping(one).get("name")): mapping(one) for one in sequence(pod.get("volumes"))}
     for where, container in _each_container(pod):
         for index, one in enumerate(sequence(container.get("volumeDevices"))):
             name = str(mapping(one).get("name"))
             kinds = volumes.get(name, {}).keys() & {"persistentVolumeClaim", "ephemeral"}
-            if not kinds and not is_open(name):
+            if not kinds and not is_placeholder(name):
                 text = f"volumeDevices names {name}, and the pod has no claim of that name"
                 yield (*where, "volumeDevices", index), text
 
 
-def own_pod(one: Mapping[str, Any]) -> Found:
+def bare_pod(one: Mapping[str, Any]) -> Mismatches:
     """Of a Pod alone: in a template an admission plugin may still add the account."""
     pod = mapping(one.get("spec"))
     if pod.get("ephemeralContainers"):
@@ -221,7 +221,7 @@ def own_pod(one: Mapping[str, Any]) -> Found:
                 )
 
 
-def projected(one: Mapping[str, Any]) -> Found:
+def projected(one: Mapping[str, Any]) -> Mismatches:
     seen: set[str] = set()
     for index, part in enumerate(sequence(one.get("sources"))):
         for kind, source in mapping(part).items():
@@ -231,7 +231,7 @@ def projected(one: Mapping[str, Any]) -> Found:
                 seen.add(path)
 
 
-def resource_field(one: Mapping[str, Any]) -> Found:
+def resource_field(one: Mapping[str, Any]) -> Mismatches:
     divisor, resource = one.get("divisor"), str(one.get("resource", ""))
     if divisor is None or divisor in ("", "0"):
         return
@@ -242,7 +242,7 @@ def resource_field(one: Mapping[str, Any]) -> Found:
         yield ("divisor",), f"divisor {divisor} of {resource}; wanted 1, 1k, 1Mi or another power"
 
 
-def _selector_filled(spec: Mapping[str, Any]) -> Found:
+def _selector_filled(spec: Mapping[str, Any]) -> Mismatches:
     selector = spec.get("selector")
     if isinstance(selector, Mapping) and not any(
         selector.get(key) for key in ("matchLabels", "matchExpressions")
@@ -250,7 +250,7 @@ def _selector_filled(spec: Mapping[str, Any]) -> Found:
         yield ("selector",), "the selector is empty; wanted matchLabels or matchExpressions"
 
 
-def lasting(spec: Mapping[str, Any]) -> Found:
+def kept_pods(spec: Mapping[str, Any]) -> Mismatches:
     """Of what keeps its pods running."""
     yield from _selector_filled(spec)
     if mapping(mapping(spec.get("template")).get("spec")).get("activeDeadlineSeconds") is not None:
@@ -260,13 +260,13 @@ def lasting(spec: Mapping[str, Any]) -> Found:
         )
 
 
-def deployment(spec: Mapping[str, Any]) -> Found:
-    yield from lasting(spec)
+def deployment(spec: Mapping[str, Any]) -> Mismatches:
+    yield from kept_pods(spec)
     strategy = mapping(spec.get("strategy"))
     rolling = mapping(strategy.get("rollingUpdate"))
     if strategy.get("type") == "Recreate" and strategy.get("rollingUpdate") is not None:
         yield ("strategy", "rollingUpdate"), "rollingUpdate with type Recreate"
-    if _nothing(rolling.get("maxSurge", 1)) and _nothing(rolling.get("maxUnavailable", 1)):
+    if _is_zero(rolling.get("maxSurge", 1)) and _is_zero(rolling.get("maxUnavailable", 1)):
         yield (
             ("strategy", "rollingUpdate"),
             "maxSurge and maxUnavailable are both 0; no pod could be replaced",
@@ -279,29 +279,29 @@ def deployment(spec: Mapping[str, Any]) -> Found:
         )
 
 
-def daemon_set(spec: Mapping[str, Any]) -> Found:
-    yield from lasting(spec)
+def daemon_set(spec: Mapping[str, Any]) -> Mismatches:
+    yield from kept_pods(spec)
     rolling = mapping(mapping(spec.get("updateStrategy")).get("rollingUpdate"))
     surge, missing = rolling.get("maxSurge", 0), rolling.get("maxUnavailable", 1)
     path = ("updateStrategy", "rollingUpdate")
-    if _nothing(surge) and _nothing(missing):
+    if _is_zero(surge) and _is_zero(missing):
         yield path, "maxSurge and maxUnavailable are both 0; no pod could be replaced"
-    if not _nothing(surge) and not _nothing(missing):
+    if not _is_zero(surge) and not _is_zero(missing):
         yield path, "maxSurge and maxUnavailable are both more than 0; wanted one of them 0"
 
 
-def stateful(spec: Mapping[str, Any]) -> Found:
-    yield from lasting(spec)
+def stateful(spec: Mapping[str, Any]) -> Mismatches:
+    yield from kept_pods(spec)
     update = mapping(spec.get("updateStrategy"))
     if update.get("type") == "OnDelete" and update.get("rollingUpdate") is not None:
         yield ("updateStrategy", "rollingUpdate"), "rollingUpdate with type OnDelete"
 
 
-def _nothing(value: Any) -> bool:
+def _is_zero(value: Any) -> bool:
     return value in (0, "0%")
 
 
-def indexes(spec: Mapping[str, Any]) -> Found:
+def indexes(spec: Mapping[str, Any]) -> Mismatches:
     completions, failed = spec.get("completions"), spec.get("maxFailedIndexes")
     parallel = spec.get("parallelism")
     if isinstance(failed, int) and isinstance(completions, int) and failed > completions:
@@ -312,7 +312,7 @@ def indexes(spec: Mapping[str, Any]) -> Found:
         yield ("successPolicy",), "successPolicy without completionMode Indexed"
 
 
-def job_selector(spec: Mapping[str, Any]) -> Found:
+def job_selector(spec: Mapping[str, Any]) -> Mismatches:
     if spec.get("manualSelector") is True:
         if spec.get("selector") is None:
             yield ("manualSelector",), "manualSelector without selector"
@@ -324,7 +324,7 @@ def job_selector(spec: Mapping[str, Any]) -> Found:
             yield ("template", "metadata", "labels", label), f"label {label}: the Job controller sets it"
 
 
-def failure_policy(spec: Mapping[str, Any]) -> Found:
+def failure_policy(spec: Mapping[str, Any]) -> Mismatches:
     policy = spec.get("podFailurePolicy")
     if policy and spec.get("podReplacementPolicy") == "TerminatingOrFailed":
         yield ("podReplacementPolicy",), "TerminatingOrFailed with podFailurePolicy; wanted Failed"
@@ -335,7 +335,7 @@ def failure_policy(spec: Mapping[str, Any]) -> Found:
                 yield path, "action FailIndex without backoffLimitPerIndex"
 
 
-def success_policy(spec: Mapping[str, Any]) -> Found:
+def success_policy(spec: Mapping[str, Any]) -> Mismatches:
     completions = spec.get("completions")
     for index, one in enumerate(sequence(mapping(spec.get("successPolicy")).get("rules"))):
         many, text = mapping(one).get("succeededCount"), mapping(one).get("succeededIndexes")
@@ -359,13 +359,13 @@ def _numbers(text: str) -> list[tuple[int, int]]:
     return [(int(first), int(last or first)) for first, _, last in parts]
 
 
-def exit_codes(one: Mapping[str, Any]) -> Found:
+def exit_codes(one: Mapping[str, Any]) -> Mismatches:
     values = [value for value in sequence(one.get("values")) if isinstance(value, int)]
     if values != sorted(set(values)):
         yield ("values",), f"values {values}; wanted rising and each once"
 
 
-def job_template(one: Mapping[str, Any]) -> Found:
+def job_template(one: Mapping[str, Any]) -> Mismatches:
     spec = mapping(one.get("spec"))
     if spec.get("manualSelector") is True:
         yield ("spec", "manualSelector"), "manualSelector in a CronJob's jobTemplate"
@@ -374,7 +374,7 @@ def job_template(one: Mapping[str, Any]) -> Found:
 _LOCAL_ADDRESS = re.compile(r"127\.|0\.0\.0\.0$|169\.254\.|224\.0\.0\.|::1?$|fe80:|ff02:", re.IGNORECASE)
 
 
-def service(spec: Mapping[str, Any]) -> Found:
+def service(spec: Mapping[str, Any]) -> Mismatches:
     kind, headless = spec.get("type") or "ClusterIP", spec.get("clusterIP") == "None"
     if kind == "ExternalName":
         if not spec.get("externalName"):
@@ -390,7 +390,7 @@ def service(spec: Mapping[str, Any]) -> Found:
         yield ("clusterIPs",), "clusterIPs without clusterIP"
 
 
-def from_outside(spec: Mapping[str, Any]) -> Found:
+def external_traffic(spec: Mapping[str, Any]) -> Mismatches:
     kind, outside = spec.get("type") or "ClusterIP", spec.get("externalTrafficPolicy")
     if kind != "LoadBalancer":
         for key in ("loadBalancerClass", "loadBalancerSourceRanges", "allocateLoadBalancerNodePorts"):
@@ -406,7 +406,7 @@ def from_outside(spec: Mapping[str, Any]) -> Found:
             yield ("externalIPs", index), f"{text} is a loopback, link-local or unspecified address"
 
 
-def service_ports(spec: Mapping[str, Any]) -> Found:
+def service_ports(spec: Mapping[str, Any]) -> Mismatches:
     kind, ports = spec.get("type") or "ClusterIP", sequence(spec.get("ports"))
     seen: set[tuple[str, str, str]] = set()
     for index, one in enumerate(ports):
@@ -421,7 +421,7 @@ def service_ports(spec: Mapping[str, Any]) -> Found:
             yield ("ports", index, "nodePort"), f"nodePort with type {kind}; wanted NodePort or LoadBalancer"
 
 
-def claim(spec: Mapping[str, Any]) -> Found:
+def claim(spec: Mapping[str, Any]) -> Mismatches:
     if not mapping(mapping(spec.get("resources")).get("requests")).get("storage"):
         yield ("resources",), "no size in resources.requests.storage"
     modes = sequence(spec.get("accessModes"))
@@ -446,7 +446,7 @@ VOLUMES = (
 )
 
 
-def volume(spec: Mapping[str, Any]) -> Found:
+def volume(spec: Mapping[str, Any]) -> Mismatches:
     if mapping(spec.get("capacity")).keys() ^ {"storage"}:
         yield ("capacity",), "wanted the key storage, and no other"
     if not any(spec.get(key) is not None for key in VOLUMES):
@@ -455,7 +455,7 @@ def volume(spec: Mapping[str, Any]) -> Found:
         yield ("local",), "a local volume without nodeAffinity"
 
 
-def scaler(spec: Mapping[str, Any]) -> Found:
+def scaler(spec: Mapping[str, Any]) -> Mismatches:
     least, most = spec.get("minReplicas", 1), spec.get("maxReplicas")
     if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
         yield ("maxReplicas",), f"maxReplicas {most} below minReplicas {least}"
@@ -465,7 +465,7 @@ def scaler(spec: Mapping[str, Any]) -> Found:
         yield ("minReplicas",), "minReplicas 0 without a metric of type Object or External"
 
 
-def scaled(one: Mapping[str, Any]) -> Found:
+def scale_target(one: Mapping[str, Any]) -> Mismatches:
     if one.get("kind") != "ReplicationController" and "/" not in str(one.get("apiVersion", "")):
         yield (), f"apiVersion {one.get('apiVersion', 'left out')} without a group; wanted apps/v1 or another"
 
@@ -479,7 +479,7 @@ _SOURCES = {
 }
 
 
-def metric(one: Mapping[str, Any]) -> Found:
+def metric(one: Mapping[str, Any]) -> Mismatches:
     wanted = _SOURCES.get(str(one.get("type")))
     if wanted and not one.get(wanted):
         yield (), f"type {one.get('type')} without {wanted}"
@@ -489,7 +489,7 @@ def metric(one: Mapping[str, Any]) -> Found:
 
 
 def target(*allowed: str, most: int = 1) -> Check:
-    def check(source: Mapping[str, Any]) -> Found:
+    def check(source: Mapping[str, Any]) -> Mismatches:
         target = mapping(source.get("target"))
         given = [
             key for key in ("averageUtilization", "averageValue", "value") if target.get(key) is not None
@@ -503,7 +503,7 @@ def target(*allowed: str, most: int = 1) -> Check:
     return check
 
 
-def limits(one: Mapping[str, Any]) -> Found:
+def limits(one: Mapping[str, Any]) -> Mismatches:
     kind = one.get("type")
     if kind in ("Pod", "PersistentVolumeClaim"):
         for key in ("default", "defaultRequest"):
@@ -529,7 +529,7 @@ def limits(one: Mapping[str, Any]) -> Found:
             yield ("maxLimitRequestRatio", name), f"{name}: the ratio is above that of max and min"
 
 
-def policy_rule(one: Mapping[str, Any]) -> Found:
+def policy_rule(one: Mapping[str, Any]) -> Mismatches:
     paths = one.get("nonResourceURLs")
     if paths and any(one.get(key) for key in ("apiGroups", "resources", "resourceNames")):
         yield ("nonResourceURLs",), "nonResourceURLs with apiGroups, resources or resourceNames"
@@ -539,24 +539,29 @@ def policy_rule(one: Mapping[str, Any]) -> Found:
                 yield (), f"{key} is missing or empty"
 
 
-def role(role: Mapping[str, Any]) -> Found:
+def role(role: Mapping[str, Any]) -> Mismatches:
     for index, one in enumerate(sequence(role.get("rules"))):
         if mapping(one).get("nonResourceURLs"):
             yield ("rules", index, "nonResourceURLs"), "nonResourceURLs in a Role; wanted a ClusterRole"
 
 
-def subject(one: Mapping[str, Any]) -> Found:
+def subject(one: Mapping[str, Any]) -> Mismatches:
     kind, group, name = one.get("kind"), one.get("apiGroup"), one.get("name")
     if kind == "ServiceAccount" and group:
         yield ("apiGroup",), f"apiGroup {group} of a ServiceAccount; wanted none"
-    if kind == "ServiceAccount" and name and not is_open(name) and not FORMATS["subdomain"].holds(name):
+    if (
+        kind == "ServiceAccount"
+        and name
+        and not is_placeholder(name)
+        and not FORMATS["subdomain"].holds(name)
+    ):
         yield ("name",), f"{short(name)} is no name of a ServiceAccount"
     if kind in ("User", "Group") and group and group != "rbac.authorization.k8s.io":
         yield ("apiGroup",), f"apiGroup {group} of a {kind}; wanted rbac.authorization.k8s.io"
 
 
 def role_of(*kinds: str) -> Check:
-    def check(binding: Mapping[str, Any]) -> Found:
+    def check(binding: Mapping[str, Any]) -> Mismatches:
         role = mapping(binding.get("roleRef"))
         if role and role.get("kind") is not None and role["kind"] not in kinds:
             yield ("roleRef", "kind"), f"found {short(role['kind'])}, wanted {' or '.join(kinds)}"
@@ -564,20 +569,20 @@ def role_of(*kinds: str) -> Check:
     return check
 
 
-def cluster_binding(binding: Mapping[str, Any]) -> Found:
+def cluster_binding(binding: Mapping[str, Any]) -> Mismatches:
     yield from role_of("ClusterRole")(binding)
     for index, one in enumerate(sequence(binding.get("subjects"))):
         if mapping(one).get("kind") == "ServiceAccount" and not mapping(one).get("namespace"):
             yield ("subjects", index), "a ServiceAccount without its namespace"
 
 
-def peer(one: Mapping[str, Any]) -> Found:
+def peer(one: Mapping[str, Any]) -> Mismatches:
     selectors = [key for key in ("podSelector", "namespaceSelector") if one.get(key) is not None]
     if one.get("ipBlock") is not None and selectors:
         yield ("ipBlock",), f"ipBlock with {selectors[0]}"
 
 
-def policy_port(one: Mapping[str, Any]) -> Found:
+def policy_port(one: Mapping[str, Any]) -> Mismatches:
     port, end = one.get("port"), one.get("endPort")
     if end is None:
         return
@@ -590,7 +595,7 @@ def policy_port(one: Mapping[str, Any]) -> Found:
         yield ("endPort",), f"endPort {end} below port {port}"
 
 
-def address_range(one: Mapping[str, Any]) -> Found:
+def address_range(one: Mapping[str, Any]) -> Mismatches:
     try:
         whole = ipaddress.ip_network(str(one.get("cidr")), strict=False)
         for index, text in enumerate(sequence(one.get("except"))):
@@ -601,7 +606,7 @@ def address_range(one: Mapping[str, Any]) -> Found:
         return
 
 
-def ingress_path(one: Mapping[str, Any]) -> Found:
+def ingress_path(one: Mapping[str, Any]) -> Mismatches:
     path, kind = one.get("path"), one.get("pathType")
     if kind in ("Exact", "Prefix"):
         if not isinstance(path, str) or not path.startswith("/"):
@@ -612,31 +617,31 @@ def ingress_path(one: Mapping[str, Any]) -> Found:
             yield ("path",), f"path {short(path)}; wanted without //, /./, /../ and %2f"
 
 
-def backend(one: Mapping[str, Any]) -> Found:
+def backend(one: Mapping[str, Any]) -> Mismatches:
     resource = one.get("resource")
     for key in ("kind", "name") if isinstance(resource, Mapping) else ():
         if not mapping(resource).get(key):
             yield ("resource",), f"{key} is missing"
 
 
-def ingress(spec: Mapping[str, Any]) -> Found:
+def ingress(spec: Mapping[str, Any]) -> Mismatches:
     if not spec.get("rules") and not spec.get("defaultBackend"):
         yield (), "neither rules nor defaultBackend"
 
 
-def webhook_client(one: Mapping[str, Any]) -> Found:
+def webhook_client(one: Mapping[str, Any]) -> Mismatches:
     service = mapping(one.get("service"))
     port = service.get("port")
     if isinstance(port, int) and not 1 <= port <= 65535:
         yield ("service", "port"), f"port {port}; wanted 1 to 65535"
 
 
-def claim_request(one: Mapping[str, Any]) -> Found:
+def claim_request(one: Mapping[str, Any]) -> Mismatches:
     if one.get("allocationMode") == "All" and one.get("count"):
         yield ("count",), "count with allocationMode All"
 
 
-def device_claim(one: Mapping[str, Any]) -> Found:
+def device_claim(one: Mapping[str, Any]) -> Mismatches:
     names = {str(mapping(part).get("name")) for part in sequence(one.get("requests"))}
     for key in ("constraints", "config"):
         for index, part in enumerate(sequence(one.get(key))):
@@ -645,13 +650,13 @@ def device_claim(one: Mapping[str, Any]) -> Found:
                     yield (key, index, "requests", number), f"{name}, and there is no such request"
 
 
-def definition(one: Mapping[str, Any]) -> Found:
+def definition(one: Mapping[str, Any]) -> Mismatches:
     spec = mapping(one.get("spec"))
     if not spec:
         return
     name, versions = mapping(one.get("metadata")).get("name"), sequence(spec.get("versions"))
     wanted = f"{mapping(spec.get('names')).get('plural')}.{spec.get('group')}"
-    if name is not None and name != wanted and not is_open(name):
+    if name is not None and name != wanted and not is_placeholder(name):
         yield (
             ("metadata", "name"),
             f"name {short(name)}; wanted {wanted}, of spec.names.plural and spec.group",
@@ -691,7 +696,7 @@ def _without_type(schema: Mapping[str, Any]) -> Iterator[Path]:
             yield (*path, *below)
 
 
-def claim_template(one: Mapping[str, Any]) -> Found:
+def claim_template(one: Mapping[str, Any]) -> Mismatches:
     for key in mapping(one.get("metadata")):
         if key not in ("labels", "annotations"):
             yield (
@@ -700,13 +705,13 @@ def claim_template(one: Mapping[str, Any]) -> Found:
             )
 
 
-def node(spec: Mapping[str, Any]) -> Found:
+def node(spec: Mapping[str, Any]) -> Mismatches:
     ranges = [str(one) for one in sequence(spec.get("podCIDRs"))]
     if len({":" in one for one in ranges}) < len(ranges):
         yield ("podCIDRs",), "two ranges of one IP family"
 
 
-def quota(spec: Mapping[str, Any]) -> Found:
+def quota(spec: Mapping[str, Any]) -> Mismatches:
     yield from _counted(mapping(spec.get("hard")))
     scopes = sequence(spec.get("scopes"))
     if "BestEffort" in scopes:
@@ -719,7 +724,7 @@ def quota(spec: Mapping[str, Any]) -> Found:
         yield ("scopes",), "scopes that exclude each other"
 
 
-def scope(one: Mapping[str, Any]) -> Found:
+def scope(one: Mapping[str, Any]) -> Mismatches:
     yield from selector_requirement(one)
     name, operator = one.get("scopeName"), one.get("operator")
     if name in ("BestEffort", "NotBestEffort", "Terminating", "NotTerminating") and operator not in (
@@ -729,7 +734,7 @@ def scope(one: Mapping[str, Any]) -> Found:
         yield ("operator",), f"operator {operator} of scope {name}; wanted Exists"
 
 
-def slice(one: Mapping[str, Any]) -> Found:
+def endpoint_slice(one: Mapping[str, Any]) -> Mismatches:
     if one.get("addressType") in ("IPv4", "IPv6"):
         for index, endpoint in enumerate(sequence(one.get("endpoints"))):
             for number, address in enumerate(sequence(mapping(endpoint).get("addresses"))):
@@ -738,7 +743,7 @@ def slice(one: Mapping[str, Any]) -> Found:
                     yield path, f"found {short(address)}, wanted {FORMATS['ip'].wanted}"
 
 
-def scheduling(one: Mapping[str, Any]) -> Found:
+def scheduling(one: Mapping[str, Any]) -> Mismatches:
     for index, toleration in enumerate(sequence(one.get("tolerations"))):
         for text in toleration_errors(mapping(toleration)):
             yield ("tolerations", index), text
@@ -766,7 +771,7 @@ _SECRET_KEYS = {  # core/v1: SecretType
 }
 
 
-def config_map(one: Mapping[str, Any]) -> Found:
+def config_map(one: Mapping[str, Any]) -> Mismatches:
     for key in sorted(mapping(one.get("data")).keys() & mapping(one.get("binaryData")).keys()):
         yield ("data", key), f"{key} in data and in binaryData"
     size = sum(len(value.encode()) for value in mapping(one.get("data")).values() if isinstance(value, str))
@@ -774,7 +779,7 @@ def config_map(one: Mapping[str, Any]) -> Found:
         yield ("data",), f"{size} bytes of data; at most {_LARGEST}"
 
 
-def secret(one: Mapping[str, Any]) -> Found:
+def secret(one: Mapping[str, Any]) -> Mismatches:
     kind = str(one.get("type", ""))
     data, texts = mapping(one.get("data")), mapping(one.get("stringData"))
     for key in _SECRET_KEYS.get(kind, ()):
@@ -788,7 +793,12 @@ def secret(one: Mapping[str, Any]) -> Found:
         yield ("type",), f"type {kind} without the annotation kubernetes.io/service-account.name"
     for key in (".dockercfg", ".dockerconfigjson"):
         text = texts.get(key)
-        if kind.endswith(key) and isinstance(text, str) and not is_open(text) and not _is_json_object(text):
+        if (
+            kind.endswith(key)
+            and isinstance(text, str)
+            and not is_placeholder(text)
+            and not _is_json_object(text)
+        ):
             yield ("stringData", key), f"{key} is no object in JSON"
 
 
@@ -799,7 +809,7 @@ def _is_json_object(text: str) -> bool:
         return False
 
 
-def priority(one: Mapping[str, Any]) -> Found:
+def priority(one: Mapping[str, Any]) -> Mismatches:
     value, name = one.get("value"), str(mapping(one.get("metadata")).get("name", ""))
     if name in ("system-cluster-critical", "system-node-critical"):
         return
@@ -809,7 +819,7 @@ def priority(one: Mapping[str, Any]) -> Found:
         yield ("metadata", "name"), f"{name}: names with system- are Kubernetes' own"
 
 
-def _counted(hard: Mapping[str, Any]) -> Found:
+def _counted(hard: Mapping[str, Any]) -> Mismatches:
     for name, value in hard.items():
         number = quantity(value)
         if (name in _COUNTED or name.startswith("count/")) and number is not None and number % 1:
@@ -822,6 +832,6 @@ _COUNTED = (
 )
 
 
-def device_toleration(one: Mapping[str, Any]) -> Found:
+def device_toleration(one: Mapping[str, Any]) -> Mismatches:
     if one.get("operator") == "Exists" and one.get("value"):
         yield ("value",), "operator Exists with a value; wanted none, or Equal"

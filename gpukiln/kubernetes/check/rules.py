@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gpukiln.findings import Severity
 from gpukiln.kubernetes.check.crds import Definition, definitions_of
-from gpukiln.kubernetes.check.fit import OF_EKS, DaemonSetLoad, NodeFit, has_form, places
+from gpukiln.kubernetes.check.fit import EKS_DAEMON_SETS, DaemonSetLoad, NodeFit, has_pod_shape, node_fits
 from gpukiln.kubernetes.check.workload import Prose, Resource, Violation, Workload, at
 from gpukiln.kubernetes.pools import Pool, default_pool, pools_in
 
@@ -48,16 +48,16 @@ class Context:
             found.setdefault(one.kind, []).append(one)
         return {kind: tuple(resources) for kind, resources in found.items()}
 
-    def of_kind(self, kind: str, *, beside: Resource | None = None) -> tuple[Resource, ...]:
+    def of_kind(self, kind: str, *, same_namespace_as: Resource | None = None) -> tuple[Resource, ...]:
         """Objects that were read in the same run.
 
         Args:
-            beside: An object in whose namespace they must be; one that states none may be in any.
+            same_namespace_as: An object in whose namespace they must be; one that states none may be in any.
         """
         found = self._kinds.get(kind, ())
-        if beside is None or not beside.namespace:
+        if same_namespace_as is None or not same_namespace_as.namespace:
             return found
-        return tuple(one for one in found if one.namespace in ("", beside.namespace))
+        return tuple(one for one in found if one.namespace in ("", same_namespace_as.namespace))
 
     @property
     def minor(self) -> int:
@@ -90,9 +90,9 @@ class Context:
             for one in self.resources
             if one.kind == "DaemonSet"
             and at(one.object, ("spec", "template", "spec", "containers"))
-            and has_form(one.object["spec"]["template"]["spec"])
+            and has_pod_shape(one.object["spec"]["template"]["spec"])
         }
-        return DaemonSetLoad({**OF_EKS, **found}.values())
+        return DaemonSetLoad({**EKS_DAEMON_SETS, **found}.values())
 
     @cached_property
     def custom_kinds(self) -> Mapping[tuple[str, str], Definition]:
@@ -112,10 +112,10 @@ class Context:
             self._custom[id(resource)] = check(resource, definition)
         return self._custom[id(resource)]
 
-    def places(self, workload: Workload) -> list[NodeFit]:
+    def node_fits(self, workload: Workload) -> list[NodeFit]:
         """Every place that a GPU pod may land on, and why it can't."""
         if id(workload) not in self._places:
-            self._places[id(workload)] = places(workload.pod, self.candidates, self._load)
+            self._places[id(workload)] = node_fits(workload.pod, self.candidates, self._load)
         return self._places[id(workload)]
 
 

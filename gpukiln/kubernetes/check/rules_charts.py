@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpukiln.kubernetes.addons import helm
-from gpukiln.kubernetes.check import yamltree
+from gpukiln.kubernetes.check import yaml_tree
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.workload import (
     CommandLine,
@@ -22,7 +22,7 @@ from gpukiln.kubernetes.check.workload import (
 RUNNERS = "gha-runner-scale-set"
 CHART = "actions/actions-runner-controller:charts/gha-runner-scale-set"
 # What people write, and where the chart has it.
-MOVED = {
+CHART_KEY_PLACES = {
     "runnerLabels": "scaleSetLabels",
     "runnerResources": "template.spec.containers[name: runner].resources",
     "resources": "template.spec.containers[name: runner].resources",
@@ -55,8 +55,8 @@ def values_unknown_key(resource: Resource, _: Context) -> Iterator[Violation]:
     wrong = helm.unknown_keys(resource.chart, resource.object) if resource.chart in helm.CHARTS else ()
     for way, error in wrong:
         where, told = tuple(way.split(".")), f"{way} is no value of {resource.chart}"
-        if resource.chart == RUNNERS and way in MOVED:
-            yield Violation(told, where, fix=f"what it is meant for: {MOVED[way]}")
+        if resource.chart == RUNNERS and way in CHART_KEY_PLACES:
+            yield Violation(told, where, fix=f"what it is meant for: {CHART_KEY_PLACES[way]}")
         elif error.hint or resource.chart == RUNNERS:  # others' charts may have more than is known here
             yield Violation(told + (f"; {error.hint}" if error.hint else ""), where)
 
@@ -121,7 +121,7 @@ def runner_idle(workload: Workload, _: Context) -> Iterator[Violation]:
     if workload.resource.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
         return
     least = values.get("minRunners")
-    if workload.gpus and isinstance(least, int) and least > 0:
+    if workload.wants_gpus and isinstance(least, int) and least > 0:
         above = () if workload.resource.chart == RUNNERS else ("spec",)
         yield Violation(f"minRunners {least} with GPUs", (*above, "minRunners"))
 
@@ -138,7 +138,7 @@ def runner_idle(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def runner_docker(workload: Workload, _: Context) -> Iterator[Violation]:
     mode = at(workload.object, ("containerMode", "type"))
-    if workload.resource.chart == RUNNERS and workload.gpus and mode == "dind":
+    if workload.resource.chart == RUNNERS and workload.wants_gpus and mode == "dind":
         yield Violation("containerMode dind with GPUs", ("containerMode", "type"))
 
 
@@ -249,8 +249,8 @@ def _plugin_configs(resource: Resource) -> Iterator[tuple[tuple[str, ...], dict[
     for key, text in mapping(at(resource.object, where)).items():
         if not isinstance(text, str) or "sharing" not in text:
             continue
-        for one in yamltree.documents(text):
-            if isinstance(one, yamltree.Document) and isinstance(one.value, dict):
+        for one in yaml_tree.documents(text):
+            if isinstance(one, yaml_tree.Document) and isinstance(one.value, dict):
                 yield (*where, key), one.value
 
 

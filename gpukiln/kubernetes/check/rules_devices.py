@@ -10,22 +10,22 @@ from gpukiln.kubernetes.check.workload import PodContainer, Violation, Workload,
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.units import is_whole
 
-NONE = ("", "none", "void", "-1", "NoDevFiles")
+NO_DEVICES = ("", "none", "void", "-1", "NoDevFiles")
 # What manages GPUs and serves no user: it must see all of them. NVIDIA reserves its variable for these
 # (NVIDIA/cloud-native-docs:gpu-operator/cdi.rst).
-MANAGES = re.compile(
+NODE_AGENTS = re.compile(
     r"k8s-device-plugin|gpu-feature-discovery|dcgm|gpu-operator|container-toolkit|mig-manager|k8s-driver-manager"
     r"|node-monitoring|node-problem-detector|nvidia-driver|kata-manager|gpukiln|vgpu|k8s-dra-driver|dra-driver"
 )
-PATHS = re.compile(
+DEVICE_PATHS = re.compile(
     r"/dev/nvidia|/proc/driver/nvidia|/usr/local/nvidia|/usr/lib(?:64|/x86_64-linux-gnu|/aarch64-linux-gnu)?/?"
     r"(?:lib)?(?:nvidia|cuda)|/usr/bin/nvidia|/dev/dri"
 )
 
 
-def manages(workload: Workload, container: PodContainer) -> bool:
+def is_node_agent(workload: Workload, container: PodContainer) -> bool:
     """Whether a container serves the node and not a user: an agent of NVIDIA's or a DaemonSet's."""
-    return workload.kind == "DaemonSet" or bool(MANAGES.search(container.image))
+    return workload.kind == "DaemonSet" or bool(NODE_AGENTS.search(container.image))
 
 
 @rule(
@@ -44,7 +44,7 @@ def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
         for index, name, value in container.env:
             if (
                 name == "CUDA_VISIBLE_DEVICES"
-                and value not in NONE
+                and value not in NO_DEVICES
                 and (container.gpu_keys or not workload.whole)
             ):
                 yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
@@ -88,9 +88,9 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Violation]:
 def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         for index, name, value in container.env:
-            if name != "NVIDIA_VISIBLE_DEVICES" or value in NONE:
+            if name != "NVIDIA_VISIBLE_DEVICES" or value in NO_DEVICES:
                 continue
-            if not manages(workload, container):
+            if not is_node_agent(workload, container):
                 yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
 
 
@@ -146,11 +146,11 @@ def gpu_privileged(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="ask for nvidia.com/gpu in limits; the container toolkit brings device files and libraries",
 )
 def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
-    if all(manages(workload, one) for one in workload.containers) and workload.containers:
+    if all(is_node_agent(workload, one) for one in workload.containers) and workload.containers:
         return
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         path = mapping(mapping(volume).get("hostPath")).get("path")
-        if isinstance(path, str) and PATHS.match(path):
+        if isinstance(path, str) and DEVICE_PATHS.match(path):
             yield Violation(f"hostPath {path}", workload.at("volumes", index))
 
 
@@ -168,7 +168,7 @@ def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("runtimeClassName")
-    agents = workload.containers and all(manages(workload, one) for one in workload.containers)
-    asks = workload.gpus or workload.pod.get("resourceClaims")
+    agents = workload.containers and all(is_node_agent(workload, one) for one in workload.containers)
+    asks = workload.wants_gpus or workload.pod.get("resourceClaims")
     if isinstance(name, str) and name.startswith("nvidia") and not asks and not agents:
         yield Violation(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))

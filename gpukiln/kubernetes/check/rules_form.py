@@ -93,7 +93,7 @@ def server_refuses(rejection: Rejection, _: Context) -> Iterator[Violation]:
     fix="make one key of both",
 )
 def key_twice(resource: Resource, _: Context) -> Iterator[Violation]:
-    for line, key in resource.twice:
+    for line, key in resource.repeated:
         yield Violation(f"{key} stands twice", line=line)
 
 
@@ -165,14 +165,14 @@ def api_unknown(resource: Resource, context: Context) -> Iterator[Violation]:
     if not resource.kind or not resource.api:
         missing = "kind" if resource.api else "apiVersion"
         yield Violation(f"{missing} is missing")
-    elif schema.is_builtin(resource.api) and not schema.known(resource, context.minor):
-        right = schema.versions(resource.kind, context.minor)
+    elif schema.is_builtin(resource.api) and not schema.has_schema(resource, context.minor):
+        right = schema.api_versions(resource.kind, context.minor)
         if right:
             yield Violation(
                 f"{resource.kind} has no {resource.api}; it has {', '.join(right)}", ("apiVersion",)
             )
         else:
-            near = schema.nearest(resource.kind, context.minor)
+            near = schema.nearest_kind(resource.kind, context.minor)
             yield Violation(
                 f"no kind {resource.kind} in {resource.api}" + (f"; {near}" if near else ""), ("kind",)
             )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from gpukiln.kubernetes.check.fit import has_form
+from gpukiln.kubernetes.check.fit import has_pod_shape
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.workload import (
     Path,
@@ -14,7 +14,7 @@ from gpukiln.kubernetes.check.workload import (
     Violation,
     Workload,
     at,
-    is_open,
+    is_placeholder,
     mapping,
     sequence,
 )
@@ -22,12 +22,12 @@ from gpukiln.kubernetes.quantity import quantity
 from gpukiln.kubernetes.scheduling import tolerates
 
 KUEUE = "kubernetes-sigs/kueue"
-QUEUE = "kueue.x-k8s.io/queue-name"
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 LEAST_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"  # annotation: less than all may be admitted
 GROUPS: Path = ("spec", "resourceGroups")
 
 
-class Asked(NamedTuple):
+class QueueDemand(NamedTuple):
     """What a pod asks of a queue that the files have.
 
     Args:
@@ -43,20 +43,24 @@ class Asked(NamedTuple):
     group: Mapping[str, Any]
 
 
-def _named(resources: tuple[Resource, ...], name: Any) -> Resource | None:
+def _by_name(resources: tuple[Resource, ...], name: Any) -> Resource | None:
     return next((one for one in resources if one.name == name), None)
 
 
 def _queue_of(resource: Resource) -> str:
-    name = mapping(resource.metadata.get("labels")).get(QUEUE)
-    return name if isinstance(name, str) and not is_open(name) else ""
+    name = mapping(resource.metadata.get("labels")).get(QUEUE_LABEL)
+    return name if isinstance(name, str) and not is_placeholder(name) else ""
 
 
-def _asked(workload: Workload, context: Context) -> Iterator[Asked]:
+def _demands(workload: Workload, context: Context) -> Iterator[QueueDemand]:
     name = _queue_of(workload.resource)
-    local = _named(context.of_kind("LocalQueue", beside=workload.resource), name) if name else None
+    local = (
+        _by_name(context.of_kind("LocalQueue", same_namespace_as=workload.resource), name) if name else None
+    )
     queue = (
-        _named(context.of_kind("ClusterQueue"), at(local.object, ("spec", "clusterQueue"))) if local else None
+        _by_name(context.of_kind("ClusterQueue"), at(local.object, ("spec", "clusterQueue")))
+        if local
+        else None
     )
     if queue is None:
         return
@@ -67,7 +71,7 @@ def _asked(workload: Workload, context: Context) -> Iterator[Asked]:
     for resource, amount in amounts.items():
         groups = [mapping(one) for one in sequence(at(queue.object, GROUPS))]
         group = next((one for one in groups if resource in sequence(one.get("coveredResources"))), {})
-        yield Asked(queue, resource, amount * _pods(workload), group)
+        yield QueueDemand(queue, resource, amount * _pods(workload), group)
 
 
 def _pods(workload: Workload) -> int:
@@ -93,22 +97,22 @@ def _pods(workload: Workload) -> int:
 )
 def kueue_absent(resource: Resource, context: Context) -> Iterator[Violation]:
     queue = _queue_of(resource)
-    locals_ = context.of_kind("LocalQueue", beside=resource)
-    if queue and locals_ and not _named(locals_, queue):
-        yield _absent("LocalQueue", queue, locals_, ("metadata", "labels", QUEUE))
+    locals_ = context.of_kind("LocalQueue", same_namespace_as=resource)
+    if queue and locals_ and not _by_name(locals_, queue):
+        yield _absent("LocalQueue", queue, locals_, ("metadata", "labels", QUEUE_LABEL))
     clusters = context.of_kind("ClusterQueue")
     target = at(resource.object, ("spec", "clusterQueue"))
     if (
         resource.kind == "LocalQueue"
         and isinstance(target, str)
         and clusters
-        and not _named(clusters, target)
+        and not _by_name(clusters, target)
     ):
         yield _absent("ClusterQueue", target, clusters, ("spec", "clusterQueue"))
     flavors = context.of_kind("ResourceFlavor")
     if resource.kind == "ClusterQueue" and flavors:
         for where, flavor in _flavors(resource):
-            if flavor.get("name") and not _named(flavors, flavor["name"]):
+            if flavor.get("name") and not _by_name(flavors, flavor["name"]):
                 yield _absent("ResourceFlavor", str(flavor["name"]), flavors, (*where, "name"))
 
 
@@ -157,10 +161,10 @@ def kueue_resources(resource: Resource, _: Context) -> Iterator[Violation]:
     fragments=False,
 )
 def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Violation]:
-    for one in _asked(workload, context):
+    for one in _demands(workload, context):
         if not one.group and at(one.queue.object, GROUPS):
             text = f"ClusterQueue {one.queue.name} does not cover {one.resource}"
-            yield Violation(text, ("metadata", "labels", QUEUE))
+            yield Violation(text, ("metadata", "labels", QUEUE_LABEL))
 
 
 @rule(
@@ -174,7 +178,7 @@ def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Violation]
     fragments=False,
 )
 def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
-    for one in _asked(workload, context):
+    for one in _demands(workload, context):
         spec = mapping(one.queue.object.get("spec"))
         quotas = [
             quantity(mapping(resource).get("nominalQuota"))
@@ -186,7 +190,7 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
         borrows = spec.get("cohort") or spec.get("cohortName")
         if known and len(known) == len(quotas) and not borrows and max(known) < one.amount:
             text = f"{one.amount} of {one.resource} asked, a flavor of ClusterQueue {one.queue.name} has"
-            yield Violation(f"{text} at most {max(known)}", ("metadata", "labels", QUEUE))
+            yield Violation(f"{text} at most {max(known)}", ("metadata", "labels", QUEUE_LABEL))
 
 
 @rule(
@@ -201,24 +205,24 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
     fragments=False,
 )
 def kueue_flavor(workload: Workload, context: Context) -> Iterator[Violation]:
-    if not has_form(workload.pod):
+    if not has_pod_shape(workload.pod):
         return
-    for one in _asked(workload, context):
+    for one in _demands(workload, context):
         names = [mapping(flavor).get("name") for flavor in sequence(one.group.get("flavors"))]
-        flavors = [_named(context.of_kind("ResourceFlavor"), name) for name in names]
+        flavors = [_by_name(context.of_kind("ResourceFlavor"), name) for name in names]
         found = [flavor for flavor in flavors if flavor is not None]
         if not found or len(found) < len(flavors):
             continue  # what is not here is not known
         keys = {key for flavor in found for key in mapping(at(flavor.object, ("spec", "nodeLabels")))}
-        problems = [_unfit(workload, flavor, keys) for flavor in found]
+        problems = [_misfit(workload, flavor, keys) for flavor in found]
         if all(problems):
             text = "; ".join(
                 f"flavor {flavor.name}: {why}" for flavor, why in zip(found, problems, strict=True)
             )
-            yield Violation(f"ClusterQueue {one.queue.name}: {text}", ("metadata", "labels", QUEUE))
+            yield Violation(f"ClusterQueue {one.queue.name}: {text}", ("metadata", "labels", QUEUE_LABEL))
 
 
-def _unfit(workload: Workload, flavor: Resource, keys: set[str]) -> str:
+def _misfit(workload: Workload, flavor: Resource, keys: set[str]) -> str:
     """Why a pod can't have a flavor; keys that no flavor of the group has are not compared."""
     spec = mapping(flavor.object.get("spec"))
     labels = mapping(spec.get("nodeLabels"))

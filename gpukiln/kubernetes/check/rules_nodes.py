@@ -21,31 +21,31 @@ MIG = "nvidia.com/mig-"
 SCHEDULER = "kubernetes.io/docs/concepts/scheduling-eviction"
 
 
-def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[NodeFit], list[NodeFit]]:
+def _misfits(workload: Workload, context: Context, *kinds: str) -> tuple[list[NodeFit], list[NodeFit]]:
     """Of the places that nothing before these kinds of problem rules out: all, and those that they do."""
-    order = ("selector", "taint", "room")
+    order = ("selector", "taint", "resources")
     before = order[: order.index(kinds[0])]
     left = [
         place
-        for place in context.places(workload)
+        for place in context.node_fits(workload)
         if not any(problem.kind in before for problem in place.problems)
     ]
     return left, [place for place in left if any(problem.kind in kinds for problem in place.problems)]
 
 
-def _nearest(places: list[NodeFit], kind: str) -> str:
-    place = min(places, key=lambda one: (distance(one.problems), one.lacks_altogether))
+def _nearest_text(places: list[NodeFit], kind: str) -> str:
+    place = min(places, key=lambda one: (distance(one.problems), one.absent_resources))
     told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
     return f"{place.name}{pool} comes nearest: {told}"
 
 
-def _nowhere(workload: Workload, context: Context, kind: str) -> str:
+def _nearest_misfit(workload: Workload, context: Context, kind: str) -> str:
     """What comes nearest, where each place is ruled out by a kind of problem; else nothing."""
     if not is_schedulable(workload):
         return ""
-    every, lacking = _lacking(workload, context, kind)
-    return _nearest(lacking, kind) if every and len(lacking) == len(every) else ""
+    every, lacking = _misfits(workload, context, kind)
+    return _nearest_text(lacking, kind) if every and len(lacking) == len(every) else ""
 
 
 @rule(
@@ -59,7 +59,7 @@ def _nowhere(workload: Workload, context: Context, kind: str) -> str:
     fragments=False,
 )
 def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Violation]:
-    if said := _nowhere(workload, context, "selector"):
+    if said := _nearest_misfit(workload, context, "selector"):
         key = "nodeSelector" if "nodeSelector" in workload.pod else "affinity"
         yield Violation(f"of {context.where}, {said}", workload.at(key))
 
@@ -75,7 +75,7 @@ def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Violati
     fragments=False,
 )
 def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Violation]:
-    if said := _nowhere(workload, context, "taint"):
+    if said := _nearest_misfit(workload, context, "taint"):
         yield Violation(f"of {context.where}, {said}", workload.at("tolerations"))
 
 
@@ -89,19 +89,19 @@ def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Violat
     fix="ask for what a node has left, such as 3500m and 13Gi of a g4dn.xlarge, or take a larger type",
 )
 def fits_no_machine(workload: Workload, context: Context) -> Iterator[Violation]:
-    if said := _nowhere(workload, context, "room"):
+    if said := _nearest_misfit(workload, context, "resources"):
         lacks_mig = re.search(r"Insufficient nvidia\.com/mig-(\S+):", said)
         profile = lacks_mig[1] if lacks_mig else ""
         if profile and profile not in _profiles():
             said = f"no GPU has a MIG profile {profile}"
-        yield Violation(f"of {context.where}, {said}", _resources(workload), fix=_about_mig(profile))
+        yield Violation(f"of {context.where}, {said}", _resources(workload), fix=_mig_fix(profile))
 
 
 @cache
 def _profiles() -> Mapping[str, tuple[str, ...]]:
     """MIG profiles, as the plugin's resources are called, and the products of the GPUs that have each."""
     found: dict[str, tuple[str, ...]] = {}
-    for name in machines.sold():
+    for name in machines.launchable_types():
         product = machines.labels(name).get(machines.PRODUCT, "")
         for key in machines.allocatable(name):
             if key.startswith(MIG) and product:
@@ -110,7 +110,7 @@ def _profiles() -> Mapping[str, tuple[str, ...]]:
     return found
 
 
-def _about_mig(profile: str) -> str:
+def _mig_fix(profile: str) -> str:
     """What to write instead of a MIG profile of which no machine has so many."""
     if not profile:
         return ""

@@ -11,8 +11,8 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.check.fit import is_schedulable
 from gpukiln.kubernetes.check.rules import Context, rule
-from gpukiln.kubernetes.check.rules_running import selected
-from gpukiln.kubernetes.check.rules_volumes import surge
+from gpukiln.kubernetes.check.rules_running import node_selections
+from gpukiln.kubernetes.check.rules_volumes import update_surge
 from gpukiln.kubernetes.check.workload import (
     RAY,
     Path,
@@ -21,7 +21,7 @@ from gpukiln.kubernetes.check.workload import (
     Workload,
     at,
     is_gpu,
-    is_open,
+    is_placeholder,
     mapping,
     sequence,
 )
@@ -113,11 +113,11 @@ def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Viol
     if workload.kind != "Deployment" or not is_schedulable(workload):
         return
     each = sum((quantity(one.limits.get(GPU)) or Decimal(0)) for one in workload.main_containers)
-    pools = {place.pool.name: place.pool for place in context.places(workload) if not place.problems}
+    pools = {place.pool.name: place.pool for place in context.node_fits(workload) if not place.problems}
     if not each or not pools or not all(GPU in pool.limits for pool in pools.values()):
         return
     most = sum(pool.limits[GPU] for pool in pools.values())
-    many, more, fewer = surge(workload)
+    many, more, fewer = update_surge(workload)
     may = f"{', '.join(pools)} may have {most}"
     if many * each > most:
         yield Violation(f"{many} replicas ask for {many * each} GPUs, and {may}", ("spec", "replicas"))
@@ -141,7 +141,7 @@ def claim_of_container(workload: Workload, _: Context) -> Iterator[Violation]:
         where = (*container.where, "resources", "claims")
         for index, claim in enumerate(sequence(at(container.spec, ("resources", "claims")))):
             name = mapping(claim).get("name")
-            if isinstance(name, str) and name not in names and not is_open(name):
+            if isinstance(name, str) and name not in names and not is_placeholder(name):
                 text = f"{container.name} claims {name}, and the pod has "
                 yield Violation(
                     text + (", ".join(sorted(names)) or "no resourceClaims"), workload.at(*where, index)
@@ -178,7 +178,7 @@ def pod_resources(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def node_name(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("nodeName")
-    if name and workload.gpus and workload.kind != "Pod":  # a pod by hand is there to look at one node
+    if name and workload.wants_gpus and workload.kind != "Pod":  # a pod by hand is there to look at one node
         yield Violation(f"nodeName {name} in a {workload.kind} with GPUs", workload.at("nodeName"))
 
 
@@ -264,6 +264,6 @@ def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Violati
     fix="karpenter.sh/nodepool: NAME",
 )
 def karpenter_old_label(workload: Workload, _: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload, required=True):
+    for path, key, values in node_selections(workload, required=True):
         if key == OLD_LABEL:
             yield Violation(f"{key}: {', '.join(values)}; now karpenter.sh/nodepool", path)

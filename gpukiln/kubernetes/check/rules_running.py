@@ -21,14 +21,14 @@ from gpukiln.kubernetes.check.workload import (
 )
 from gpukiln.kubernetes.quantity import quantity
 
-TRAINS = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
-LAUNCHES = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
+TRAINING_IMAGES = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
+LAUNCHERS = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
 SHM = "/dev/shm"  # noqa: S108 - of a container
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
 
 
-def _mounted(container: PodContainer) -> str | None:
+def _shm_volume(container: PodContainer) -> str | None:
     """The volume that is mounted at /dev/shm."""
     for mount in sequence(container.spec.get("volumeMounts")):
         if str(mapping(mount).get("mountPath", "")).rstrip("/") == SHM:
@@ -61,8 +61,8 @@ def shm_default(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.main_containers:
         many = sum((quantity(container.limits.get(key)) or 0) for key in container.gpu_keys)
         words = " ".join(str(one) for key in ("command", "args") for one in sequence(container.spec.get(key)))
-        trains = TRAINS.search(container.image) or LAUNCHES.search(words)
-        if container.gpu_keys and (many > 1 or trains) and _mounted(container) is None:
+        trains = TRAINING_IMAGES.search(container.image) or LAUNCHERS.search(words)
+        if container.gpu_keys and (many > 1 or trains) and _shm_volume(container) is None:
             why = f"{many} GPUs" if many > 1 else f"{container.image or words} trains or serves"
             yield Violation(f"{why}, and /dev/shm has 64 MiB", workload.at(*container.where))
 
@@ -94,7 +94,7 @@ def shm_size_limit(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def shm_above_memory(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
-        name = _mounted(container)
+        name = _shm_volume(container)
         index, volume = _volume(workload, name) if name else (-1, {})
         empty = mapping(volume.get("emptyDir"))
         size, memory = quantity(empty.get("sizeLimit")), quantity(container.limits.get("memory"))
@@ -114,7 +114,7 @@ def shm_above_memory(workload: Workload, _: Context) -> Iterator[Violation]:
     fragments=False,
 )
 def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
-    if workload.kind not in JOB_KINDS or not workload.gpus or workload.job is None:
+    if workload.kind not in JOB_KINDS or not workload.wants_gpus or workload.job is None:
         return
     if not workload.job.get("activeDeadlineSeconds") and not workload.pod.get("activeDeadlineSeconds"):
         yield Violation("no activeDeadlineSeconds", workload.job_where)
@@ -182,7 +182,7 @@ SPOT = {
     "kubernetes.azure.com/scalesetpriority": ("spot",),
     "cloud.google.com/gke-spot": ("true",),
 }
-NOT_SPOT = (
+UNSET_SPOT_LABELS = (
     "node.kubernetes.io/lifecycle",
     "lifecycle",
     "spot",
@@ -192,7 +192,7 @@ NOT_SPOT = (
 )
 
 
-def selected(workload: Workload, *, required: bool = False) -> Iterator[tuple[Path, str, list[str]]]:
+def node_selections(workload: Workload, *, required: bool = False) -> Iterator[tuple[Path, str, list[str]]]:
     """Path, label and wanted values of all that a pod selects nodes by.
 
     Args:
@@ -227,9 +227,9 @@ def _set_by_pool(key: str, context: Context) -> bool:
     "(Karpenter)",
 )
 def spot_label(workload: Workload, context: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload):
+    for path, key, values in node_selections(workload):
         spot = any("spot" in value.lower() or value == "true" for value in values)
-        if key in NOT_SPOT and spot and not _set_by_pool(key, context):
+        if key in UNSET_SPOT_LABELS and spot and not _set_by_pool(key, context):
             yield Violation(f"{key}: {', '.join(values)}", path)
 
 
@@ -244,7 +244,7 @@ def spot_label(workload: Workload, context: Context) -> Iterator[Violation]:
     fix="capital letters for EKS (SPOT), small ones for Karpenter (spot)",
 )
 def spot_value(workload: Workload, _: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload):
+    for path, key, values in node_selections(workload):
         for value in values:
             if key in SPOT and value not in SPOT[key]:
                 yield Violation(f"{key}: {value}; wanted {' or '.join(SPOT[key])}", path)
@@ -253,7 +253,7 @@ def spot_value(workload: Workload, _: Context) -> Iterator[Violation]:
 SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecycle")
 
 
-def _tainted(key: str, context: Context) -> bool:
+def _is_taint_set(key: str, context: Context) -> bool:
     """Whether a pool that the pod may land on, or a live node, is tainted with a key."""
     taints = [
         taint
@@ -276,11 +276,11 @@ def _tainted(key: str, context: Context) -> bool:
     fix="leave it out, or taint the pool's nodes with it",
 )
 def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]:
-    if any(key in SPOT for _path, key, _values in selected(workload)):
+    if any(key in SPOT for _path, key, _values in node_selections(workload)):
         return  # it runs on spot whatever is tainted, and tolerates a pool of its own
     for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
         key = mapping(one).get("key")
-        if key in SPOT_TAINTS and not _tainted(str(key), context):
+        if key in SPOT_TAINTS and not _is_taint_set(str(key), context):
             yield Violation(f"toleration of {key}", workload.at("tolerations", index))
 
 
@@ -298,10 +298,10 @@ def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]
 )
 def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
     on_spot = any(
-        key in (*SPOT, *NOT_SPOT) and any("spot" in value.lower() for value in values)
-        for _path, key, values in selected(workload)
+        key in (*SPOT, *UNSET_SPOT_LABELS) and any("spot" in value.lower() for value in values)
+        for _path, key, values in node_selections(workload)
     )
-    if not on_spot or workload.job is None or not workload.gpus:
+    if not on_spot or workload.job is None or not workload.wants_gpus:
         return
     rules = sequence(mapping(workload.job.get("podFailurePolicy")).get("rules"))
     ignored = any(
@@ -316,7 +316,7 @@ def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
         yield Violation(", ".join(lacking), workload.job_where)
 
 
-HAND_MADE = (
+MANUAL_LABELS = (
     "accelerator",
     "gpu",
     "gpu-type",
@@ -339,8 +339,8 @@ HAND_MADE = (
     "node.kubernetes.io/instance-type, karpenter.k8s.aws/instance-gpu-name",
 )
 def label_by_hand(workload: Workload, context: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload):
-        by_hand = key in HAND_MADE or ("/" not in key and re.search(r"(?i)gpu|accelerator", key))
+    for path, key, values in node_selections(workload):
+        by_hand = key in MANUAL_LABELS or ("/" not in key and re.search(r"(?i)gpu|accelerator", key))
         if by_hand and not _set_by_pool(key, context):
             yield Violation(f"{key}: {', '.join(values)}", path)
 

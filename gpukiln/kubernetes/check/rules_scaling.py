@@ -20,7 +20,7 @@ from gpukiln.kubernetes.pools import pools_in
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs/concepts"
 CRDS = "aws/karpenter-provider-aws:pkg/apis/crds"
-POOLS = (
+POOL_KINDS = (
     "nodepool",
     "nodepools",
     "nodepools.karpenter.sh",
@@ -28,7 +28,7 @@ POOLS = (
     "provisioner",
     "provisioners",
 )
-SCALERS = (
+SCALE_COMMANDS = (
     ("eksctl", "scale", "nodegroup"),
     ("aws", "eks", "update-nodegroup-config"),
     ("aws", "autoscaling", "set-desired-capacity"),
@@ -56,7 +56,7 @@ def scale_nodepool(command: CommandLine, context: Context) -> Iterator[Violation
     if words[:2] != ["kubectl", "scale"] or len(words) < 3:
         return
     kind, _, name = words[2].partition("/")
-    if kind.lower() not in POOLS:
+    if kind.lower() not in POOL_KINDS:
         return
     name = name or (words[3] if len(words) > 3 else "")
     static = {one.name for one in context.resources if at(one.object, ("spec", "replicas")) is not None}
@@ -78,8 +78,9 @@ def cron_scales_nodes(command: CommandLine, _: Context) -> Iterator[Violation]:
     words = tuple(word for word in command.words if not word.startswith("-"))
     if command.resource is None or command.resource.kind != "CronJob":
         return
-    if any(words[: len(one)] == one for one in SCALERS) or (
-        words[:2] == ("kubectl", "scale") and any(word.partition("/")[0].lower() in POOLS for word in words)
+    if any(words[: len(one)] == one for one in SCALE_COMMANDS) or (
+        words[:2] == ("kubectl", "scale")
+        and any(word.partition("/")[0].lower() in POOL_KINDS for word in words)
     ):
         yield Violation(" ".join(command.words))
 
@@ -117,7 +118,11 @@ def kubectl_account(command: CommandLine, _: Context) -> Iterator[Violation]:
 def cron_overlaps(workload: Workload, _: Context) -> Iterator[Violation]:
     runs_kubectl = any("kubectl" in one.image for one in workload.containers)
     policy = at(workload.object, ("spec", "concurrencyPolicy"))
-    if workload.kind == "CronJob" and (workload.gpus or runs_kubectl) and policy not in ("Forbid", "Replace"):
+    if (
+        workload.kind == "CronJob"
+        and (workload.wants_gpus or runs_kubectl)
+        and policy not in ("Forbid", "Replace")
+    ):
         yield Violation(f"concurrencyPolicy {policy or 'left out, which means Allow'}", ("spec",))
 
 

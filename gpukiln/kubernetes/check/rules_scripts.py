@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gpukiln.kubernetes.check.reading import options_of
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_charts import OLDEST_PLUGIN, PLUGIN_IMAGE
-from gpukiln.kubernetes.check.rules_running import HAND_MADE
+from gpukiln.kubernetes.check.rules_running import MANUAL_LABELS
 from gpukiln.kubernetes.check.workload import CommandLine, Prose, Violation
 
 # kubernetes/kubernetes pull request 108820 (1.24), and before it 1.18 (--generator and its kin).
@@ -24,7 +24,7 @@ RUN_FLAGS = (
     "record",
 )
 KUBECTL = ("kubectl", "oc", "k")
-DENIES = re.compile(
+NEGATIONS = re.compile(
     r"(?i)\b(?:no longer|instead of|superseded|deprecated|replaced|obsolete|never|not|old|without|retired)\b"
 )
 
@@ -89,7 +89,7 @@ def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
         return
     for word in words[3:]:
         key, equals, _value = word.partition("=")
-        if equals and key in HAND_MADE:
+        if equals and key in MANUAL_LABELS:
             yield Violation(" ".join(command.words))
 
 
@@ -107,7 +107,7 @@ def label_no_node_has(command: CommandLine, _: Context) -> Iterator[Violation]:
     flags = [key for key in ("l", "selector", "L", "label-columns") if key in options]
     asked = options[flags[0]] if flags else ""
     nodes = {"node", "nodes", "no"} & {*command.words[:4]}
-    if command.words[0] in KUBECTL and nodes and asked.partition("=")[0] in HAND_MADE:
+    if command.words[0] in KUBECTL and nodes and asked.partition("=")[0] in MANUAL_LABELS:
         yield Violation(f"kubectl ... -{flags[0]} {asked}")
 
 
@@ -169,7 +169,7 @@ def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
 
 
 # What documents and scripts name that is gone: expression, and what is true now.
-GONE = (
+OBSOLETE = (
     (re.compile(r"\bnvidia-docker2?\b"), "nvidia-docker2 is superseded by nvidia-container-toolkit"),
     (re.compile(r"\bapt-key\b"), "apt-key is deprecated; a keyring with signed-by is read"),
     (
@@ -199,13 +199,13 @@ def era_of_docker(prose: Prose, _: Context) -> Iterator[Violation]:
     if not any("kubectl" in text for _line, text in _all_lines(prose)):
         return  # about Docker on a machine of its own, where all of this may be right
     for line, text in _all_lines(prose):
-        for expression, why in GONE:
-            if expression.search(text) and not DENIES.search(text) and not text.lstrip().startswith("#"):
+        for expression, why in OBSOLETE:
+            if expression.search(text) and not NEGATIONS.search(text) and not text.lstrip().startswith("#"):
                 yield Violation(f"{text.strip()[:80]}: {why}", line=line)
 
 
 @rule(
-    "plugin-version-told",
+    "plugin-version-in-document",
     "warning",
     Prose,
     title="Documents name a device plugin that is maintained",
@@ -213,7 +213,7 @@ def era_of_docker(prose: Prose, _: Context) -> Iterator[Violation]:
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
     fix="the version of components.yaml: `invoke k8s.addons`",
 )
-def plugin_version_told(prose: Prose, _: Context) -> Iterator[Violation]:
+def plugin_version_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         if (match := PLUGIN_IMAGE.search(text)) and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
             yield Violation(match[0], line=line)
@@ -236,12 +236,12 @@ OLDEST_KUBERNETES = (
 def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         match = re.search(r"(?i)\b(?:kubernetes|k8s)\s+(?:version\s+)?v?1\.(\d\d)\b\+?", text)
-        if match and int(match[1]) < OLDEST_KUBERNETES and not DENIES.search(text):
+        if match and int(match[1]) < OLDEST_KUBERNETES and not NEGATIONS.search(text):
             yield Violation(match[0], line=line)
 
 
 @rule(
-    "label-told",
+    "label-in-document",
     "warning",
     Prose,
     title="Documents name labels that somebody sets",
@@ -249,7 +249,7 @@ def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Violation]:
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="nvidia.com/gpu.present=true",
 )
-def label_told(prose: Prose, _: Context) -> Iterator[Violation]:
+def label_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         if re.search(r"(?i)nvidia\.com/gpu=true", text) and re.search(r"(?i)\blabel", text):
             yield Violation(text.strip()[:80], line=line)

@@ -11,7 +11,7 @@ from typing import Any
 from gpukiln.kubernetes.check.formats import LABEL, LABEL_KEY, LABEL_VALUE, SEGMENT, SUBDOMAIN
 from gpukiln.kubernetes.check.relations import toleration_errors
 from gpukiln.kubernetes.check.rules import NEWEST, Context, rule
-from gpukiln.kubernetes.check.schema import custom, known
+from gpukiln.kubernetes.check.schema import has_custom_schema, has_schema
 from gpukiln.kubernetes.check.workload import (
     Path,
     PodContainer,
@@ -20,7 +20,7 @@ from gpukiln.kubernetes.check.workload import (
     Workload,
     at,
     dotted,
-    is_open,
+    is_placeholder,
     mapping,
     sequence,
 )
@@ -32,11 +32,11 @@ BATCH = "kubernetes/kubernetes:pkg/apis/batch/validation/validation.go"
 NAMES = "kubernetes.io/docs/concepts/overview/working-with-objects/names"
 GPUS = "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus"
 JOB_KINDS = ("Job", "CronJob", "JobSet")
-KEPT_KINDS = ("Deployment", "DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
+CONTROLLER_KINDS = ("Deployment", "DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
 # Kinds whose names are parts of a path, and nothing else is asked of them.
 PATH_NAMES = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "APIService", "PodDisruptionBudget")
 POD_SECURITY = tuple(f"pod-security.kubernetes.io/{mode}" for mode in ("enforce", "audit", "warn"))
-UNNAMED = ("LimitRange",)  # the API server gives one a name
+NAMED_BY_SERVER = ("LimitRange",)  # the API server gives one a name
 
 
 @rule(
@@ -72,13 +72,13 @@ def job_restart_policy(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def restart_policy_always(workload: Workload, _: Context) -> Iterator[Violation]:
     policy = workload.pod.get("restartPolicy", "Always")
-    if workload.kind in KEPT_KINDS and policy != "Always":
+    if workload.kind in CONTROLLER_KINDS and policy != "Always":
         yield Violation(
             f"restartPolicy {policy} in a {workload.kind}; wanted Always", workload.at("restartPolicy")
         )
 
 
-def _resources(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, str, Any]]:
+def _amounts(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, str, Any]]:
     """Container, path, requests or limits, resource and amount of all that is asked for."""
     for container in workload.containers:
         for side, amounts in (("requests", container.requests), ("limits", container.limits)):
@@ -87,7 +87,7 @@ def _resources(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, st
                 yield container, path, side, resource, amount
 
 
-def _extended(resource: str) -> bool:
+def _is_extended(resource: str) -> bool:
     return "/" in resource and not resource.partition("/")[0].endswith("kubernetes.io")
 
 
@@ -101,8 +101,8 @@ def _extended(resource: str) -> bool:
     fix="put them in limits; the request is taken from there",
 )
 def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Violation]:
-    for container, path, side, resource, _amount in _resources(workload):
-        if side == "requests" and _extended(resource) and resource not in container.limits:
+    for container, path, side, resource, _amount in _amounts(workload):
+        if side == "requests" and _is_extended(resource) and resource not in container.limits:
             yield Violation(f"{resource} in requests, and not in limits", path)
 
 
@@ -116,8 +116,8 @@ def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="leave the request out: it is taken from the limit",
 )
 def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Violation]:
-    for container, path, side, resource, amount in _resources(workload):
-        if side == "requests" and _extended(resource) and resource in container.limits:
+    for container, path, side, resource, amount in _amounts(workload):
+        if side == "requests" and _is_extended(resource) and resource in container.limits:
             limit = container.limits[resource]
             if quantity(amount) != quantity(limit):
                 yield Violation(f"{resource}: request {amount}, limit {limit}; wanted one number", path)
@@ -133,9 +133,9 @@ def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="ask for 1; to share one, time slicing, MPS or MIG (nvidia.com/mig-1g.5gb)",
 )
 def gpu_whole(workload: Workload, _: Context) -> Iterator[Violation]:
-    for _container, path, _side, resource, amount in _resources(workload):
+    for _container, path, _side, resource, amount in _amounts(workload):
         number = quantity(amount)
-        if _extended(resource) and number is not None and (number != number.to_integral() or number < 0):
+        if _is_extended(resource) and number is not None and (number != number.to_integral() or number < 0):
             yield Violation(f"{resource}: {amount}; wanted a whole number", path)
 
 
@@ -149,15 +149,15 @@ def gpu_whole(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="16Gi or 16G for bytes, 500m or 0.5 for cores, without a space",
 )
 def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
-    for _container, path, _side, resource, amount in _resources(workload):
+    for _container, path, _side, resource, amount in _amounts(workload):
         number = quantity(amount)
-        if number is None and isinstance(amount, str) and not is_open(amount):
+        if number is None and isinstance(amount, str) and not is_placeholder(amount):
             yield Violation(f"{resource}: {short(amount)} is no quantity", path)
-        elif number is not None and number < 0 and not _extended(resource):
+        elif number is not None and number < 0 and not _is_extended(resource):
             yield Violation(f"{resource}: {amount} is below zero", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         limit = mapping(mapping(volume).get("emptyDir")).get("sizeLimit")
-        if isinstance(limit, str) and quantity(limit) is None and not is_open(limit):
+        if isinstance(limit, str) and quantity(limit) is None and not is_placeholder(limit):
             path = workload.at("volumes", index, "emptyDir", "sizeLimit")
             yield Violation(f"sizeLimit {short(limit)} is no quantity", path)
 
@@ -172,9 +172,9 @@ def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="lower the request, or raise the limit",
 )
 def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
-    for container, path, side, resource, amount in _resources(workload):
+    for container, path, side, resource, amount in _amounts(workload):
         wanted, limit = quantity(amount), quantity(container.limits.get(resource))
-        if side == "limits" or _extended(resource) or wanted is None or limit is None:
+        if side == "limits" or _is_extended(resource) or wanted is None or limit is None:
             continue
         if wanted > limit:
             yield Violation(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
@@ -191,7 +191,7 @@ def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
     manual = resource.kind == "Job" and at(resource.object, ("spec", "manualSelector")) is True
-    if resource.kind not in KEPT_KINDS and not manual:
+    if resource.kind not in CONTROLLER_KINDS and not manual:
         return
     selector = mapping(at(resource.object, ("spec", "selector")))
     labels = mapping(at(resource.object, ("spec", "template", "metadata", "labels")))
@@ -341,7 +341,7 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Violation]:
     completions = job.get("completions")
     if indexed and workload.kind == "Job" and isinstance(completions, int) and completions > 0:
         last = f"{workload.name}-{completions - 1}"
-        if workload.name and not is_open(last) and not LABEL.fullmatch(last):
+        if workload.name and not is_placeholder(last) and not LABEL.fullmatch(last):
             text = (
                 f"its last pod would be {short(last)}; wanted small letters, digits and hyphens, 63 at most"
             )
@@ -373,7 +373,7 @@ def names(resource: Resource, _: Context) -> Iterator[Violation]:
     if resource.role != "object":
         return
     name, kind = resource.metadata.get("name"), resource.kind
-    if isinstance(name, str) and name and not is_open(name):
+    if isinstance(name, str) and name and not is_placeholder(name):
         long = _longest(resource)
         if not _name_form(kind).fullmatch(name):
             yield Violation(f"{short(name)} is no name of a {kind}", ("metadata", "name"))
@@ -381,7 +381,7 @@ def names(resource: Resource, _: Context) -> Iterator[Violation]:
             yield Violation(
                 f"{len(name)} characters in the name of a {kind}; at most {long}", ("metadata", "name")
             )
-    elif _named(resource) and not name and not resource.metadata.get("generateName"):
+    elif _needs_name(resource) and not name and not resource.metadata.get("generateName"):
         yield Violation("neither name nor generateName", ("metadata",))
     yield from _labels(resource)
     yield from _annotations(resource)
@@ -390,13 +390,13 @@ def names(resource: Resource, _: Context) -> Iterator[Violation]:
 def _labels(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "labels"), ("spec", "template", "metadata", "labels")):
         for key, value in mapping(at(resource.object, path)).items():
-            if isinstance(value, str) and not LABEL_VALUE.fullmatch(value) and not is_open(value):
+            if isinstance(value, str) and not LABEL_VALUE.fullmatch(value) and not is_placeholder(value):
                 yield Violation(f"{dotted(path)}: {short(value)} is no value of a label", (*path, key))
-            if not LABEL_KEY.fullmatch(key) and not is_open(key):
+            if not LABEL_KEY.fullmatch(key) and not is_placeholder(key):
                 yield Violation(f"{dotted(path)}: {short(key)} is no key of a label", (*path, key))
     for label in POD_SECURITY if resource.kind == "Namespace" else ():
         level = mapping(resource.metadata.get("labels")).get(label, "privileged")
-        if level not in ("privileged", "baseline", "restricted") and not is_open(level):
+        if level not in ("privileged", "baseline", "restricted") and not is_placeholder(level):
             text = f"{label}: {short(level)}; wanted privileged, baseline or restricted"
             yield Violation(text, ("metadata", "labels", label))
 
@@ -405,7 +405,7 @@ def _annotations(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "annotations"), ("spec", "template", "metadata", "annotations")):
         found = mapping(at(resource.object, path))
         for key in found:
-            if not LABEL_KEY.fullmatch(key.lower()) and not is_open(key):
+            if not LABEL_KEY.fullmatch(key.lower()) and not is_placeholder(key):
                 yield Violation(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
         if sum(len(f"{key}{value}".encode()) for key, value in found.items()) > 262_144:
             yield Violation(f"{dotted(path)}: more than 256 KiB", path)
@@ -426,12 +426,12 @@ def _longest(resource: Resource) -> int:
     return 63 if resource.kind == "Job" else 253
 
 
-def _named(resource: Resource) -> bool:
+def _needs_name(resource: Resource) -> bool:
     """Whether an object is of a kind of Kubernetes itself, and needs a name: a review has none."""
     return (
-        known(resource, NEWEST)
-        and not custom(resource)
-        and resource.kind not in UNNAMED
+        has_schema(resource, NEWEST)
+        and not has_custom_schema(resource)
+        and resource.kind not in NAMED_BY_SERVER
         and not resource.kind.endswith(("Review", "List", "Options"))
     )
 
@@ -447,12 +447,12 @@ def _named(resource: Resource) -> bool:
 )
 def container_name(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
-        if container.name and not LABEL.fullmatch(container.name) and not is_open(container.name):
+        if container.name and not LABEL.fullmatch(container.name) and not is_placeholder(container.name):
             path = workload.at(*container.where, "name")
             yield Violation(f"{short(container.name)} is no name of a container", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = mapping(volume).get("name")
-        if isinstance(name, str) and not LABEL.fullmatch(name) and not is_open(name):
+        if isinstance(name, str) and not LABEL.fullmatch(name) and not is_placeholder(name):
             yield Violation(f"{short(name)} is no name of a volume", workload.at("volumes", index, "name"))
 
 
@@ -578,7 +578,11 @@ def cron_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
         return
     spec = mapping(resource.object.get("spec"))
     schedule, zone = spec.get("schedule"), spec.get("timeZone")
-    if isinstance(schedule, str) and not is_open(schedule) and (error := _cron_error(schedule.strip())):
+    if (
+        isinstance(schedule, str)
+        and not is_placeholder(schedule)
+        and (error := _cron_error(schedule.strip()))
+    ):
         yield Violation(f"schedule {short(schedule)}: {error}", ("spec", "schedule"))
-    if isinstance(zone, str) and zone not in zoneinfo.available_timezones() and not is_open(zone):
+    if isinstance(zone, str) and zone not in zoneinfo.available_timezones() and not is_placeholder(zone):
         yield Violation(f"timeZone {short(zone)} is no time zone of tzdata", ("spec", "timeZone"))

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from gpukiln.catalog.instance_types import InstanceType, instance_types
 from gpukiln.kubernetes.check.rules import Context, rule
-from gpukiln.kubernetes.check.rules_running import selected
-from gpukiln.kubernetes.check.rules_scripts import DENIES
+from gpukiln.kubernetes.check.rules_running import node_selections
+from gpukiln.kubernetes.check.rules_scripts import NEGATIONS
 from gpukiln.kubernetes.check.workload import (
     Path,
     Prose,
@@ -26,7 +26,7 @@ NAME = re.compile(r"\b(?:p|g|gr)\d+[a-z]*\.(?:\d*x?large|\d+xlarge|metal(?:-\d+x
 CATALOGUE = "gpukiln/catalog/data/gpu_instances.yaml"
 
 
-def _instead(machine: InstanceType) -> str:
+def _alternatives(machine: InstanceType) -> str:
     return f"instead: {', '.join(machine.alternatives)}" if machine.alternatives else ""
 
 
@@ -34,9 +34,9 @@ def _since(machine: InstanceType) -> str:
     return f"retired {machine.retired_since}".strip()
 
 
-def named(workload: Workload) -> Iterator[tuple[Path, str]]:
+def selected_types(workload: Workload) -> Iterator[tuple[Path, str]]:
     """Path and name of every instance type that a pod selects nodes by."""
-    for path, key, values in selected(workload):
+    for path, key, values in node_selections(workload):
         if key in TYPE_LABELS:
             yield from ((path, value) for value in values)
 
@@ -51,10 +51,10 @@ def named(workload: Workload) -> Iterator[tuple[Path, str]]:
     fix="`invoke offer.list --gpu T4:1` lists what there is",
 )
 def type_retired(workload: Workload, _: Context) -> Iterator[Violation]:
-    for path, name in named(workload):
+    for path, name in selected_types(workload):
         machine = instance_types().get(name)
         if machine and machine.status == "retired":
-            yield Violation(f"{name}: {_since(machine)}", path, fix=_instead(machine))
+            yield Violation(f"{name}: {_since(machine)}", path, fix=_alternatives(machine))
 
 
 @rule(
@@ -74,7 +74,7 @@ def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
         for name in map(str, sequence(mapping(one).get("values"))):
             machine = instance_types().get(name)
             if machine and machine.status == "retired":
-                yield Violation(f"{name}: {_since(machine)}", (*where, index), fix=_instead(machine))
+                yield Violation(f"{name}: {_since(machine)}", (*where, index), fix=_alternatives(machine))
 
 
 @rule(
@@ -95,15 +95,17 @@ def type_too_large(workload: Workload, _: Context) -> Iterator[Violation]:
         for key in one.gpu_keys
         if key == "nvidia.com/gpu"
     )
-    machines = {name: machine for _path, name in named(workload) if (machine := instance_types().get(name))}
+    machines = {
+        name: machine for _path, name in selected_types(workload) if (machine := instance_types().get(name))
+    }
     if asked and machines and all(one.gpus >= 4 * asked for one in machines.values()):
-        path = next(path for path, name in named(workload) if name in machines)
+        path = next(path for path, name in selected_types(workload) if name in machines)
         has = ", ".join(f"{name} has {one.gpus}" for name, one in machines.items())
         yield Violation(f"{asked} of nvidia.com/gpu, and {has}", path)
 
 
 @rule(
-    "type-retired-told",
+    "type-retired-in-document",
     "warning",
     Prose,
     title="Documents name types that can be had",
@@ -111,9 +113,9 @@ def type_too_large(workload: Workload, _: Context) -> Iterator[Violation]:
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
     fix="`invoke offer.list --gpu T4:1` lists what there is",
 )
-def type_retired_told(prose: Prose, _: Context) -> Iterator[Violation]:
+def type_retired_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in enumerate(prose.lines, 1):
         for name in dict.fromkeys(NAME.findall(text)):
             machine = instance_types().get(name)
-            if machine and machine.status == "retired" and not DENIES.search(text):
-                yield Violation(f"{name}: {_since(machine)}", line=line, fix=_instead(machine))
+            if machine and machine.status == "retired" and not NEGATIONS.search(text):
+                yield Violation(f"{name}: {_since(machine)}", line=line, fix=_alternatives(machine))

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpukiln.kubernetes.check.fit import is_schedulable
 from gpukiln.kubernetes.check.rules import Context, rule
-from gpukiln.kubernetes.check.rules_running import selected
+from gpukiln.kubernetes.check.rules_running import node_selections
 from gpukiln.kubernetes.check.workload import Path, Resource, Violation, Workload, at, mapping, sequence
 from gpukiln.kubernetes.pools import ZONE, Pool
 from gpukiln.units import is_whole
@@ -21,7 +21,7 @@ ZONES = (
 )
 
 
-def surge(workload: Workload) -> tuple[int, int, int]:
+def update_surge(workload: Workload) -> tuple[int, int, int]:
     """Replicas of a Deployment, how many more an update starts, and how many fewer it needs."""
     spec = mapping(workload.object.get("spec"))
     replicas = spec.get("replicas")
@@ -47,7 +47,7 @@ def _share(value: Any, of: int, *, up: bool) -> int:
 
 def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Resource]]:
     """Volumes whose claim is among the files, and the claim."""
-    claims = context.of_kind("PersistentVolumeClaim", beside=workload.resource)
+    claims = context.of_kind("PersistentVolumeClaim", same_namespace_as=workload.resource)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = at(volume, ("persistentVolumeClaim", "claimName"))
         found = next((one for one in claims if name and one.name == name), None)
@@ -65,17 +65,17 @@ def _zones(claim: Resource, context: Context) -> set[str]:
         )
         if bound or (volume.name and volume.name == at(claim.object, ("spec", "volumeName"))):
             terms = sequence(at(volume.object, ("spec", "nodeAffinity", "required", "nodeSelectorTerms")))
-            return _of_terms(terms, "matchExpressions", require_in=True)
+            return _zones_of_terms(terms, "matchExpressions", require_in=True)
     name = at(claim.object, ("spec", "storageClassName"))
     for one in context.of_kind("StorageClass"):
         if name and one.name == name:
-            return _of_terms(
+            return _zones_of_terms(
                 sequence(one.object.get("allowedTopologies")), "matchLabelExpressions", require_in=False
             )
     return set()
 
 
-def _of_terms(terms: list[Any], key: str, *, require_in: bool) -> set[str]:
+def _zones_of_terms(terms: list[Any], key: str, *, require_in: bool) -> set[str]:
     """Zones of which one will do; a term that names none allows all of them."""
     found: set[str] = set()
     for term in terms:
@@ -91,7 +91,7 @@ def _of_terms(terms: list[Any], key: str, *, require_in: bool) -> set[str]:
     return found
 
 
-def _of_pool(pool: Pool) -> set[str]:
+def _pool_zones(pool: Pool) -> set[str]:
     if pool.nodes:
         return {str(node["metadata"].get("labels", {}).get(ZONE, "")) for node in pool.nodes}
     return set(pool.choices.get(ZONE, ())) or ({pool.labels[ZONE]} if ZONE in pool.labels else set())
@@ -125,13 +125,13 @@ def volume_zone(workload: Workload, context: Context) -> Iterator[Violation]:
             yield Violation(text, where)
             return
         both &= zones
-    for key, values in ((key, {*values}) for _, key, values in selected(workload, required=True)):
+    for key, values in ((key, {*values}) for _, key, values in node_selections(workload, required=True)):
         if key in ZONES and not values & both:
             yield Violation(
                 f"{claim.name} is in {_listed(both)}, the pod selects {key}: {_listed(values)}", path
             )
             return
-    pools = {one.pool.name: _of_pool(one.pool) for one in context.places(workload) if not one.problems}
+    pools = {one.pool.name: _pool_zones(one.pool) for one in context.node_fits(workload) if not one.problems}
     if pools and all(zones and "" not in zones and not zones & both for zones in pools.values()):
         where_pools = ", ".join(f"{name} in {_listed(zones)}" for name, zones in pools.items())
         yield Violation(f"{claim.name} is in {_listed(both)}, pool {where_pools}", path)
@@ -154,18 +154,18 @@ def _listed(zones: set[str]) -> str:
     fragments=False,
 )
 def claim_for_one(workload: Workload, context: Context) -> Iterator[Violation]:
-    if not workload.gpus:
+    if not workload.wants_gpus:
         return
     for path, claim in _claims(workload, context):
         modes = [str(one) for one in sequence(at(claim.object, ("spec", "accessModes")))]
         if not modes or not {*modes} <= {"ReadWriteOnce", "ReadWriteOncePod"}:
             continue
-        why = _together(workload)
+        why = _why_concurrent(workload)
         if why:
             yield Violation(f"{claim.name} is {', '.join(modes)}, and {why}", path)
 
 
-def _together(workload: Workload) -> str:
+def _why_concurrent(workload: Workload) -> str:
     """Why several pods of a workload are there at once; empty: they are not, or it is not known."""
     job = mapping(workload.job)
     parallel = job.get("parallelism")
@@ -173,7 +173,7 @@ def _together(workload: Workload) -> str:
         return f"parallelism is {parallel}"
     if workload.kind != "Deployment":
         return ""
-    many, more, fewer = surge(workload)
+    many, more, fewer = update_surge(workload)
     if many > 1:
         return f"there are {many} replicas"
     return "an update starts the new pod before the old one ends" if many and more and not fewer else ""

@@ -18,8 +18,13 @@ from jsonschema import ValidationError  # type: ignore[import-untyped]
 
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.check.crds import Definition, cel_violations, defaulted, without_nulls
-from gpukiln.kubernetes.check.custom_schemas import READ, SCHEMAS, Schema
-from gpukiln.kubernetes.check.keywords import KEYWORDS, WHOLE, ServerValidator, joined
+from gpukiln.kubernetes.check.custom_schemas import SCHEMA_RELEASES, SCHEMAS, Schema
+from gpukiln.kubernetes.check.keywords import (
+    KEYWORDS,
+    WHOLE_OBJECT_KEYWORDS,
+    ServerValidator,
+    with_server_rules,
+)
 from gpukiln.kubernetes.check.rules import NEWEST
 from gpukiln.kubernetes.check.workload import (
     CONTAINER_KEYS,
@@ -29,15 +34,15 @@ from gpukiln.kubernetes.check.workload import (
     Violation,
     at,
     dotted,
-    is_open,
+    is_placeholder,
     mapping,
 )
 from gpukiln.typed import short, unknown
 
 OLDEST = 25  # the first minor whose schemas kubernetes-validate 1.37 has
-MOST = 20  # faults told of one object: what is of another form altogether has hundreds
+MOST_VIOLATIONS = 20  # faults told of one object: what is of another form altogether has hundreds
 _PREFIX = "io.k8s.api."
-_WANTED = {
+_TYPE_NAMES = {
     "string": "a text",
     "integer": "a whole number",
     "number": "a number",
@@ -102,7 +107,7 @@ def _resolver(minor: int) -> Callable[[Any], Any]:
             name = reference.rpartition("/")[2]
             if name not in made:
                 made[name] = {}
-                made[name].update(joined(name, resolve(_definitions(minor)[name])))
+                made[name].update(with_server_rules(name, resolve(_definitions(minor)[name])))
             return made[name]
         # a text is about the schema, anything else a field of that name
         kept = {key: one for key, one in value.items() if key != "description" or not isinstance(one, str)}
@@ -123,18 +128,18 @@ def _validator(minor: int, api: str, kind: str) -> Any:
 
 
 @cache
-def _part(minor: int, of: str, key: str) -> Any:
+def _part_validator(minor: int, of: str, key: str) -> Any:
     """Of one key of a pod's spec or of a container."""
     whole = _resolver(minor)({"$ref": f"{_PREFIX}core.v1.{of}"})
     return ServerValidator(whole["properties"][key])
 
 
-def known(resource: Resource, minor: int) -> bool:
+def has_schema(resource: Resource, minor: int) -> bool:
     """Whether there is a form of a resource's kind."""
     return (resource.api, resource.kind) in SCHEMAS or (resource.api, resource.kind) in _kinds(minor)
 
 
-def custom(resource: Resource) -> bool:
+def has_custom_schema(resource: Resource) -> bool:
     return (resource.api, resource.kind) in SCHEMAS
 
 
@@ -149,12 +154,12 @@ def _groups() -> frozenset[str]:
     return frozenset(api.rpartition("/")[0] for api, _ in _kinds(NEWEST))
 
 
-def versions(kind: str, minor: int) -> tuple[str, ...]:
+def api_versions(kind: str, minor: int) -> tuple[str, ...]:
     """The apiVersions that a kind has."""
     return tuple(sorted(api for api, one in _kinds(minor) if one == kind))
 
 
-def nearest(kind: str, minor: int) -> str:
+def nearest_kind(kind: str, minor: int) -> str:
     """What may have been meant by a kind that there is not; empty where nothing is near."""
     return unknown("kind", kind, {one for _, one in _kinds(minor)}).hint
 
@@ -162,7 +167,7 @@ def nearest(kind: str, minor: int) -> str:
 def custom_violations(resource: Resource, definition: Definition) -> tuple[list[Violation], list[str]]:
     """Where a custom object has not the form of its CRD, and what of that could not be checked."""
     value = defaulted(resource.object, definition.schema)
-    found = list(_told(definition.form, value, (), NEWEST, resource.written, whole=True))
+    found = list(_schema_violations(definition.form, value, (), NEWEST, resource.written, whole=True))
     not_checked = list(definition.left_out)
     if not found:  # as the API server: rules are evaluated on what has the form
         found = list(cel_violations(definition.schema, value, (), not_checked))
@@ -172,39 +177,42 @@ def custom_violations(resource: Resource, definition: Definition) -> tuple[list[
 def violations(resource: Resource, minor: int) -> Iterator[Violation]:
     """Where a resource has not the form that its kind has; nothing of a kind that has none here."""
     if resource.role == "object":
-        yield from _of_object(resource, minor)
+        yield from _object_violations(resource, minor)
     elif resource.role in ("fragment", "values") and not resource.chart:
         for of, keys in (("PodSpec", POD_KEYS), ("Container", CONTAINER_KEYS)):
             for key in sorted(keys & resource.object.keys()):
                 if key == "image" and isinstance(resource.object[key], Mapping):
                     continue  # a chart's, in parts
                 if resource.role == "fragment" and resource.object[key] is not None:
-                    yield from _told(
-                        _part(minor, of, key), resource.object[key], (key,), minor, resource.written
+                    yield from _schema_violations(
+                        _part_validator(minor, of, key), resource.object[key], (key,), minor, resource.written
                     )
     elif resource.chart == "gha-runner-scale-set":
         fields = _definitions(minor)[f"{_PREFIX}core.v1.PodSpec"]["properties"]
         for key, value in mapping(at(resource.object, ("template", "spec"))).items():
             path = ("template", "spec", key)
             if key in fields:
-                yield from _told(_part(minor, "PodSpec", key), value, path, minor, resource.written)
+                yield from _schema_violations(
+                    _part_validator(minor, "PodSpec", key), value, path, minor, resource.written
+                )
             else:
-                yield Violation(f"template.spec: {_unknown(key, fields)}", path)
+                yield Violation(f"template.spec: {_unknown_field(key, fields)}", path)
 
 
-def _of_object(resource: Resource, minor: int) -> Iterator[Violation]:
+def _object_violations(resource: Resource, minor: int) -> Iterator[Violation]:
     validator = _validator(minor, resource.api, resource.kind)
     if validator is None:
         return
-    if not custom(resource):
-        yield from _told(validator, resource.object, (), minor, resource.written, whole=True)
+    if not has_custom_schema(resource):
+        yield from _schema_violations(validator, resource.object, (), minor, resource.written, whole=True)
         return
-    fix = f"as {READ[resource.api.partition('/')[0]]} has it; --crd FILE checks by the CRD of another release"
-    for one in _told(validator, without_nulls(resource.object), (), minor, resource.written):
+    release = SCHEMA_RELEASES[resource.api.partition("/")[0]]
+    fix = f"write it as {release} defines it, or check by the CRD of another release (--crd FILE)"
+    for one in _schema_violations(validator, without_nulls(resource.object), (), minor, resource.written):
         yield dataclasses.replace(one, fix=fix)
 
 
-def _told(
+def _schema_violations(
     validator: Any,
     value: Any,
     above: Path,
@@ -214,24 +222,24 @@ def _told(
     whole: bool = False,
 ) -> Iterator[Violation]:
     found = sorted(
-        (one for one in validator.iter_errors(value) if _counts(one, whole=whole)),
+        (one for one in validator.iter_errors(value) if _is_refused(one, whole=whole)),
         key=lambda error: [str(one) for one in error.absolute_path],
     )
-    for error in found[:MOST]:
-        for path, text in _words(error, written((*above, *error.absolute_path))):
+    for error in found[:MOST_VIOLATIONS]:
+        for path, text in _error_texts(error, written((*above, *error.absolute_path))):
             yield Violation(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
-    if len(found) > MOST:
-        yield Violation(f"{len(found) - MOST} more faults of form", above)
+    if len(found) > MOST_VIOLATIONS:
+        yield Violation(f"{len(found) - MOST_VIOLATIONS} more faults of form", above)
 
 
-def _counts(error: ValidationError, *, whole: bool) -> bool:
+def _is_refused(error: ValidationError, *, whole: bool) -> bool:
     """Whether the API server would refuse it: it does not validate a status, and a part is not all there."""
     if error.validator in KEYWORDS and error.absolute_path and error.absolute_path[0] == "status":
         return False
-    return whole or error.validator not in WHOLE
+    return whole or error.validator not in WHOLE_OBJECT_KEYWORDS
 
 
-def _words(error: ValidationError, written: str) -> Iterator[tuple[Path, str]]:
+def _error_texts(error: ValidationError, written: str) -> Iterator[tuple[Path, str]]:
     """The path and the words of each fault.
 
     Args:
@@ -240,20 +248,20 @@ def _words(error: ValidationError, written: str) -> Iterator[tuple[Path, str]]:
     path: Path = tuple(error.absolute_path)
     where = f"{dotted(path)}: " if path else ""
     value: Any = error.instance
-    if is_open(value):
+    if is_placeholder(value):
         return
     if error.validator == "additionalProperties" and isinstance(error.validator_value, bool):
         fields = error.schema.get("properties", {})
         for key in value:
             if key not in fields:
-                yield (*path, key), where + _unknown(key, fields)
+                yield (*path, key), where + _unknown_field(key, fields)
     elif error.validator == "required":
         key = error.message.split("'")[1]  # jsonschema gives one error a key, and tells it there alone
         yield path, f"{where}{key} is missing"
     elif error.validator == "type":
         wants: Any = error.validator_value
         kinds: list[str] = wants if isinstance(wants, list) else [wants]
-        wanted = " or ".join(_WANTED.get(one, one) for one in kinds if one != "null")
+        wanted = " or ".join(_TYPE_NAMES.get(one, one) for one in kinds if one != "null")
         shown = str(value).lower() if isinstance(value, bool) else short(value)
         quotes = ""
         if "string" in kinds and isinstance(value, bool | int | float):
@@ -272,6 +280,6 @@ def _words(error: ValidationError, written: str) -> Iterator[tuple[Path, str]]:
         yield path, where + str(error.message)
 
 
-def _unknown(key: str, fields: Any) -> str:
+def _unknown_field(key: str, fields: Any) -> str:
     hint = unknown("field", key, fields).hint
     return f"unknown field {key}" + (f"; {hint}" if hint else "")

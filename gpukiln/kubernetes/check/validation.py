@@ -110,7 +110,7 @@ _CONTAINER: Row = {
 # definition below io.k8s.api -> field -> what it must be
 FIELDS: dict[str, Row] = {
     # core: pods
-    "core.v1.Pod": {"spec!": ANY, "@check": (c.own_pod,)},
+    "core.v1.Pod": {"spec!": ANY, "@check": (c.bare_pod,)},
     "core.v1.PodTemplate": {"template!": ANY},
     "core.v1.PodTemplateSpec": {"spec!": ANY},
     "core.v1.PodSpec": {
@@ -360,7 +360,7 @@ FIELDS: dict[str, Row] = {
         "sessionAffinity": default("ClientIP None"),
         "trafficDistribution": words("PreferClose PreferSameZone PreferSameNode"),
         "type": default("ClusterIP ExternalName LoadBalancer NodePort"),
-        "@check": (c.service, c.from_outside, c.service_ports),
+        "@check": (c.service, c.external_traffic, c.service_ports),
     },
     "core.v1.ServicePort": {
         "appProtocol": form("key"),
@@ -450,7 +450,11 @@ FIELDS: dict[str, Row] = {
     "apps.v1.DaemonSetUpdateStrategy": {"type": default("OnDelete RollingUpdate")},
     "apps.v1.RollingUpdateDaemonSet": {"maxSurge": form("share100"), "maxUnavailable": form("share100")},
     "apps.v1.ReplicaSet": {"spec!": ANY},
-    "apps.v1.ReplicaSetSpec": {"minReadySeconds": between(0), "replicas": between(0), "@check": (c.lasting,)},
+    "apps.v1.ReplicaSetSpec": {
+        "minReadySeconds": between(0),
+        "replicas": between(0),
+        "@check": (c.kept_pods,),
+    },
     # batch
     "batch.v1.Job": {"spec!": ANY},
     "batch.v1.JobSpec": {
@@ -505,7 +509,7 @@ FIELDS: dict[str, Row] = {
         f"autoscaling.{version}.CrossVersionObjectReference": {
             "kind!": form("segment"),
             "name!": form("segment"),
-            "@check": (c.scaled,),
+            "@check": (c.scale_target,),
         }
         for version in ("v1", "v2")
     },
@@ -670,7 +674,7 @@ FIELDS: dict[str, Row] = {
     "discovery.v1.EndpointSlice": {
         "addressType": words("FQDN IPv4 IPv6"),
         "ports": once("name"),
-        "@check": (c.slice,),
+        "@check": (c.endpoint_slice,),
     },
     "discovery.v1.Endpoint": {"addresses!": ANY, "nodeName": NAME},
     "discovery.v1.EndpointPort": {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 # Keys that only one chart has; those that its values never had, and that people write, too.
-TELLS = {
+CHART_KEYS = {
     "gha-runner-scale-set": {
         "githubConfigUrl",
         "githubConfigSecret",
@@ -49,4 +49,4 @@ def chart_of(values: Mapping[str, Any]) -> str:
     for chart, name in (("dcgm-exporter", "dcgm-exporter"), ("nvidia-device-plugin", "k8s-device-plugin")):
         if repository.endswith(name):
             return chart
-    return next((chart for chart, keys in TELLS.items() if keys & values.keys()), "")
+    return next((chart for chart, keys in CHART_KEYS.items() if keys & values.keys()), "")

@@ -70,7 +70,7 @@ class Resource:
         role: What it is; `values` and `fragment` have no kind.
         chart: Of values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
         line_of: The line (from 1) of a path in the object, or of the nearest one above it that is there.
-        twice: Line and key of what stands twice in one mapping.
+        repeated: Line and key of each key that a mapping has twice.
         written: The text of the scalar at a path as it stands in the file; empty where that is not known.
     """
 
@@ -79,7 +79,7 @@ class Resource:
     role: Role = "object"
     chart: str = ""
     line_of: Callable[[Path], int] = field(default=lambda _: 1, compare=False, repr=False)
-    twice: tuple[tuple[int, str], ...] = ()
+    repeated: tuple[tuple[int, str], ...] = ()
     written: Callable[[Path], str] = field(default=lambda _: "", compare=False, repr=False)
 
     @property
@@ -189,7 +189,7 @@ class Workload:
         return tuple(one for one in self.containers if one.where[0] == "containers")
 
     @property
-    def gpus(self) -> bool:
+    def wants_gpus(self) -> bool:
         """Whether a container asks for GPUs, of any name and in any form."""
         return any(one.gpu_keys for one in self.containers)
 
@@ -286,7 +286,7 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Unchecked:
+class UncheckedItem:
     """What was read and could not be checked; no finding, and no proof that there is none."""
 
     file: str
@@ -311,12 +311,12 @@ def is_gpu(resource: str) -> bool:
     )
 
 
-_OPEN = re.compile(r"\$\{?\w|\$\(|<[\w .-]+>|\{\{")
+_PLACEHOLDER = re.compile(r"\$\{?\w|\$\(|<[\w .-]+>|\{\{")
 
 
-def is_open(value: Any) -> bool:
+def is_placeholder(value: Any) -> bool:
     """Whether a text is to be filled in: $NAME, ${NAME} and <name>, as scripts and documents have them."""
-    return isinstance(value, str) and bool(_OPEN.search(value))
+    return isinstance(value, str) and bool(_PLACEHOLDER.search(value))
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
@@ -438,7 +438,7 @@ def _of_fragment(resource: Resource) -> Iterator[Workload]:
     """The part of a pod that a document or values show; resources alone are those of a container."""
     whole = resource.object
     if {"limits", "requests"} & whole.keys() and whole.keys() <= {"limits", "requests", "claims"}:
-        yield _part(resource, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
+        yield _partial_workload(resource, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
         return
     container = {
         key: whole[key] for key in CONTAINER_KEYS & whole.keys() if key != "name" or "image" in whole
@@ -447,7 +447,7 @@ def _of_fragment(resource: Resource) -> Iterator[Workload]:
     moved: dict[Path, Path] = {("containers", 0, key): (key,) for key in container}
     if isinstance(image, Mapping):  # as charts write it
         container["image"], moved["containers", 0, "image"] = image_of(image), ("image",)
-    yield _part(resource, {key: whole[key] for key in POD_KEYS & whole.keys()}, container, moved)
+    yield _partial_workload(resource, {key: whole[key] for key in POD_KEYS & whole.keys()}, container, moved)
 
 
 def _of_values(resource: Resource) -> Iterator[Workload]:
@@ -470,10 +470,10 @@ def _of_values(resource: Resource) -> Iterator[Workload]:
                 moved["containers", 0, meant] = (key,)
     pod = {key: values[key] for key in ("tolerations", "nodeSelector", "affinity") if key in values}
     if pod or container:
-        yield _part(resource, pod, container and {"name": "runner", **container}, moved)
+        yield _partial_workload(resource, pod, container and {"name": "runner", **container}, moved)
 
 
-def _part(
+def _partial_workload(
     resource: Resource, pod: Mapping[str, Any], container: Mapping[str, Any], moved: Mapping[Path, Path]
 ) -> Workload:
     pod = {**pod, "containers": [container]} if container and "containers" not in pod else pod

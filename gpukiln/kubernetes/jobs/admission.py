@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.kubernetes.cluster import AnswerError, Cluster
-from gpukiln.kubernetes.jobs.request import GpuJob, folders, restricted
+from gpukiln.kubernetes.jobs.request import GpuJob, host_folders, with_restricted_security
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
-def admitted(cluster: Cluster, job: GpuJob, say: Callable[[str], None]) -> GpuJob:
+def adapt_to_namespace(cluster: Cluster, job: GpuJob, say: Callable[[str], None]) -> GpuJob:
     """The job as its namespace admits it, by the level that the namespace enforces.
 
     Raises:
@@ -24,7 +24,7 @@ def admitted(cluster: Cluster, job: GpuJob, say: Callable[[str], None]) -> GpuJo
         say(f"the Pod Security level of {namespace} is not known: {error.message}")
         return job
     level = ((there or {}).get("metadata", {}).get("labels") or {}).get(ENFORCE, "")
-    if level in ("baseline", "restricted") and (found := folders(job)):
+    if level in ("baseline", "restricted") and (found := host_folders(job)):
         raise IncompatibleError(
             f"--cache {found[0]}: {namespace} enforces Pod Security {level}: no folder of the node",
             hint="--cache CLAIM:/PATH, or a namespace that admits it",
@@ -32,4 +32,4 @@ def admitted(cluster: Cluster, job: GpuJob, say: Callable[[str], None]) -> GpuJo
     if level != "restricted" or job.security == "restricted":
         return job
     say(f"{namespace} enforces Pod Security restricted: rendered as with --security restricted")
-    return restricted(job)
+    return with_restricted_security(job)

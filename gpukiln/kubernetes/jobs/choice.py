@@ -11,7 +11,14 @@ from gpukiln.catalog.gpu_names import ec2_label, is_ambiguous, product
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, PRODUCT, allocatable, mig_instances, sold
+from gpukiln.kubernetes.machines import (
+    ARCHES,
+    INSTANCE_TYPE,
+    PRODUCT,
+    allocatable,
+    launchable_types,
+    mig_instances,
+)
 from gpukiln.offers.request import parse
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
@@ -71,23 +78,23 @@ def candidates(models: Sequence[str], count: int, mig: str, arch: str) -> tuple[
         IncompatibleError: None has; says what comes nearest.
     """
     for model in models:
-        _require_sold(model, mig)
+        _require_launchable(model, mig)
     able = {
         name: machine
-        for name, machine in sold().items()
+        for name, machine in launchable_types().items()
         if (not models or machine.gpu in models) and arch in ("", machine.arch)
     }
-    fitting = [name for name, machine in able.items() if _room(machine, mig) >= count]
+    fitting = [name for name, machine in able.items() if _gpu_capacity(machine, mig) >= count]
     if fitting:
         return tuple(sorted(fitting, key=lambda name: _size(able[name])))
     named = " or ".join(gpus()[model].name for model in models) or "GPU"
     if not able:
         other = next(iter(ARCHES.keys() - {arch}))
         raise IncompatibleError(f"no instance type with {named} is {arch}", hint=f"--arch {other}")
-    most = max(able, key=lambda name: _room(able[name], mig))
+    most = max(able, key=lambda name: _gpu_capacity(able[name], mig))
     what = f"{mig} of {named}" if mig else named
     raise IncompatibleError(
-        f"no instance type has {count} {what}: the most is {_room(able[most], mig)}, {most}",
+        f"no instance type has {count} {what}: the most is {_gpu_capacity(able[most], mig)}, {most}",
         hint="fewer in a pod; --nodes N runs several pods that know each other",
     )
 
@@ -101,7 +108,7 @@ def named_types(names: Sequence[str], models: Sequence[str], count: int, mig: st
     """
     for name in names:
         machine = instance_type(name)
-        if name not in sold():
+        if name not in launchable_types():
             why = "is retired" if machine.status == "retired" else "has no whole GPU of NVIDIA"
             raise IncompatibleError(
                 f"{name} {why}", hint=f"instead: {', '.join(machine.alternatives) or 'see offer.list'}"
@@ -111,15 +118,15 @@ def named_types(names: Sequence[str], models: Sequence[str], count: int, mig: st
                 f"{name} has {gpus()[machine.gpu].name}, wanted {', '.join(gpus()[m].name for m in models)}",
                 hint="another --instance-type, or another --gpu-model",
             )
-        if _room(machine, mig) < count:
+        if _gpu_capacity(machine, mig) < count:
             raise IncompatibleError(
-                f"{name} has {_room(machine, mig)} {mig or gpus()[machine.gpu].name}, wanted {count}",
+                f"{name} has {_gpu_capacity(machine, mig)} {mig or gpus()[machine.gpu].name}, wanted {count}",
                 hint="a larger type, or fewer --gpus",
             )
     return tuple(dict.fromkeys(names))
 
 
-def with_room(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str, ...]:
+def types_with_capacity(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str, ...]:
     """Those of some instance types whose nodes can give a pod so many CPUs and so much memory, in bytes.
 
     DaemonSets take more, which only the cluster knows.
@@ -173,19 +180,19 @@ def expressions(
         shared: Whether GPUs that are time-sliced or shared by MPS will do, too.
     """
     if products:
-        return [_in(PRODUCT, products)]
+        return [_in_expression(PRODUCT, products)]
     if select_by == "instance-type":
         mine = [name for name in types if not models or instance_type(name).gpu in models]
-        return [_in(INSTANCE_TYPE, mine)]
+        return [_in_expression(INSTANCE_TYPE, mine)]
     if not models:
         return []
     if select_by == "product":
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
-    found = [_in(f"{begin}name", [ec2_label(model) for model in models])]
+    found = [_in_expression(f"{begin}name", [ec2_label(model) for model in models])]
     if any(is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
-        found.append(_in(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
+        found.append(_in_expression(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
     return found
 
 
@@ -205,11 +212,11 @@ def _product(models: Sequence[str], mig: str, *, shared: bool) -> Expression:
         names.append(name)
     if mig:
         part = mig.replace("+", ".")
-        return _in(f"nvidia.com/mig-{part}.product", [f"{name}-MIG-{part}" for name in names])
-    return _in(PRODUCT, [*names, *(f"{name}-SHARED" for name in names if shared)])
+        return _in_expression(f"nvidia.com/mig-{part}.product", [f"{name}-MIG-{part}" for name in names])
+    return _in_expression(PRODUCT, [*names, *(f"{name}-SHARED" for name in names if shared)])
 
 
-def idle(types: Sequence[str], count: int) -> tuple[str, int]:
+def unused_gpus(types: Sequence[str], count: int) -> tuple[str, int]:
     """The smallest of some instance types, and how many of its GPUs a pod leaves to others."""
     first = types[0]
     return first, instance_type(first).gpus - count
@@ -226,7 +233,7 @@ def check_choice(option: str, value: str, kind: Any) -> None:
         raise unknown(option, value, [one for one in get_args(kind) if one])
 
 
-def _in(key: str, values: Sequence[str]) -> Expression:
+def _in_expression(key: str, values: Sequence[str]) -> Expression:
     return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}
 
 
@@ -238,10 +245,10 @@ def _memory(name: str) -> Decimal:
     return allocatable(name)["memory"]
 
 
-def _require_sold(model: str, mig: str) -> None:
+def _require_launchable(model: str, mig: str) -> None:
     if mig:
         check_mig(mig, [model])
-    if any(machine.gpu == model for machine in sold().values()):
+    if any(machine.gpu == model for machine in launchable_types().values()):
         return
     retired = [name for name, machine in instance_types().items() if machine.gpu == model]
     if not retired:
@@ -261,7 +268,7 @@ def _profiles(model: str) -> list[str]:
     return [row[2] for row in divisions()[board.mig].profiles] if board and board.mig else []
 
 
-def _room(machine: InstanceType, mig: str) -> int:
+def _gpu_capacity(machine: InstanceType, mig: str) -> int:
     """GPUs of a machine, or instances of a MIG profile that it can have at once."""
     return mig_instances(machine).get(mig.replace("+", "."), 0) if mig else machine.gpus
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.jobs.request import GpuJob
-from gpukiln.kubernetes.jobs.state import End
+from gpukiln.kubernetes.jobs.state import JobEnd
 from gpukiln.typed import strict
 
 JOB = "k8s.job/1"
@@ -31,10 +31,10 @@ class JobDocument:
     instance_types: tuple[str, ...]
     manifests: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
-    end: End | None
+    end: JobEnd | None
 
 
-def document(job: GpuJob, *, cluster: Cluster | None = None, end: End | None = None) -> JobDocument:
+def document(job: GpuJob, *, cluster: Cluster | None = None, end: JobEnd | None = None) -> JobDocument:
     """A job that was rendered, and perhaps run."""
     return JobDocument(
         JOB,
@@ -48,6 +48,6 @@ def document(job: GpuJob, *, cluster: Cluster | None = None, end: End | None = N
     )
 
 
-def attached(cluster: Cluster, name: str, namespace: str, end: End) -> JobDocument:
+def attached_document(cluster: Cluster, name: str, namespace: str, end: JobEnd) -> JobDocument:
     """A Job that was there already."""
     return JobDocument(JOB, name, namespace or cluster.namespace, cluster.context, (), (), (), end)

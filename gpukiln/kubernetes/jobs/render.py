@@ -16,15 +16,15 @@ if TYPE_CHECKING:
 CONTAINER = "main"
 INDEX = "batch.kubernetes.io/job-completion-index"  # k8s.io/api/batch/v1
 JOB_NAME = "batch.kubernetes.io/job-name"
-QUEUE = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
 MASTER_PORT = 29500  # torch.distributed's default
 GPU_TOLERATION = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
 # What Pod Security `restricted` demands of a pod and of each container; of the volumes that are rendered it
 # refuses folders of the node (kubernetes.io/docs/concepts/security/pod-security-standards).
-RESTRICTED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-HOST = "kubernetes.io/hostname"
+POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+HOST_LABEL = "kubernetes.io/hostname"
 ZONE = "topology.kubernetes.io/zone"
 
 
@@ -43,7 +43,7 @@ def _job(job: GpuJob) -> Manifest:
     meta = _meta(job)
     pod_labels = dict(meta["labels"])
     if job.queue:
-        meta["labels"] = {**meta["labels"], QUEUE: job.queue}
+        meta["labels"] = {**meta["labels"], QUEUE_LABEL: job.queue}
     indexed = {"completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes}
     template_meta: dict[str, Any] = {"labels": pod_labels}
     if not job.spot:  # a node that is taken away is on its way out, whatever Karpenter may do
@@ -77,8 +77,8 @@ def _failures(job: GpuJob) -> list[dict[str, Any]]:
 def _pod(job: GpuJob) -> dict[str, Any]:
     required, preferred = _selection(job)
     selector = {"kubernetes.io/arch": machines.ARCHES[job.arch], **dict(job.node_labels)}
-    selector |= {one["key"]: one["values"][0] for one in required if _is_one(one)}
-    several = [one for one in required if not _is_one(one)]
+    selector |= {one["key"]: one["values"][0] for one in required if _has_single_value(one)}
+    several = [one for one in required if not _has_single_value(one)]
     affinity = _affinity(job, several, preferred)
     account = {"serviceAccountName": job.service_account} if job.service_account else {}
     return {
@@ -105,7 +105,7 @@ def _security(job: GpuJob) -> dict[str, Any]:
         # what is mounted is the group's, so that the user can write to it
         group = {"fsGroup": gid, "fsGroupChangePolicy": "OnRootMismatch"}
         user = {"runAsUser": uid, "runAsGroup": gid, **group}
-    return {**user, **(RESTRICTED if job.security else {})}
+    return {**user, **(POD_SECURITY if job.security else {})}
 
 
 def _selection(job: GpuJob) -> tuple[list[choice.Expression], list[tuple[int, list[choice.Expression]]]]:
@@ -140,7 +140,7 @@ def _affinity(
         mates = {"labelSelector": {"matchLabels": {JOB_NAME: job.name}}}
         near = {"weight": 100, "podAffinityTerm": {**mates, "topologyKey": ZONE}}
         found["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
-        apart = {**mates, "topologyKey": HOST}
+        apart = {**mates, "topologyKey": HOST_LABEL}
         found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
     return found
 
@@ -150,7 +150,7 @@ def _tolerations(job: GpuJob) -> list[dict[str, str]]:
     if job.spot and (taint := choice.SPOT_TAINTS.get(str(job.provider))):
         found.append({**taint, "operator": "Equal", "effect": "NoSchedule"})
     for key, value in job.tolerate:
-        found.append({"key": key, "operator": "Equal", "value": value} if value else _any(key))
+        found.append({"key": key, "operator": "Equal", "value": value} if value else _any_value(key))
     return found
 
 
@@ -164,7 +164,7 @@ def _container(job: GpuJob) -> dict[str, Any]:
         "name": CONTAINER,
         "image": job.image,
         **words,
-        **({"securityContext": CONFINED} if job.security else {}),
+        **({"securityContext": CONTAINER_SECURITY} if job.security else {}),
         **({"env": env} if env else {}),
         **({"envFrom": [{"secretRef": {"name": one}} for one in job.env_secrets]} if job.env_secrets else {}),
         "resources": {"requests": asked, "limits": limits},
@@ -242,9 +242,9 @@ def _service(job: GpuJob) -> Manifest:
     }
 
 
-def _any(key: str) -> dict[str, str]:
+def _any_value(key: str) -> dict[str, str]:
     return {"key": key, "operator": "Exists"}
 
 
-def _is_one(expression: choice.Expression) -> bool:
+def _has_single_value(expression: choice.Expression) -> bool:
     return bool(expression["operator"] == "In" and len(expression["values"]) == 1)

@@ -24,7 +24,7 @@ from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
 from gpukiln.kubernetes.jobs.options import JobOptions
 from gpukiln.kubernetes.jobs.render import manifests
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.quantity import amount, quantity
+from gpukiln.kubernetes.quantity import parse_quantity, quantity
 from gpukiln.redact import redact
 from gpukiln.units import MIB, Duration, Memory, is_whole
 
@@ -35,21 +35,33 @@ VARIABLE = re.compile(r"(?!\.\.|\.$)[-._a-zA-Z][-._a-zA-Z0-9]*")
 MOST_PODS = 100_000  # of an Indexed Job (pkg/apis/batch/validation)
 MOST_INT32 = 2**31 - 1  # what backoffLimit and ttlSecondsAfterFinished may be (k8s.io/api/batch/v1)
 # Labels that the server gives the pods of a Job, and refuses a Job for (pkg/registry/batch/job/strategy.go).
-OF_JOBS = ("job-name", "controller-uid", "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid")
+CONTROLLER_LABELS = (
+    "job-name",
+    "controller-uid",
+    "batch.kubernetes.io/job-name",
+    "batch.kubernetes.io/controller-uid",
+)
 # distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]
 IMAGE = re.compile(
     r"(?P<name>(?:[a-zA-Z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-VISIBLE = {
+DEVICE_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "the device plugin gives a container its GPUs, numbered from 0; this hides some "
     "of them, and with MIG all",
     "NVIDIA_VISIBLE_DEVICES": "the device plugin sets it; a value of the pod's may win, and shows every GPU "
     "of the node",
 }
 Security = Literal["", "restricted"]
-LAST_ID = 2**31 - 1  # kubernetes/kubernetes:pkg/apis/core/validation, IsValidUserID
-OURS = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "JOB_COMPLETION_INDEX")
+MOST_ID = 2**31 - 1  # kubernetes/kubernetes:pkg/apis/core/validation, IsValidUserID
+RENDEZVOUS_VARIABLES = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+    "JOB_COMPLETION_INDEX",
+)
 
 
 @dataclass(frozen=True)
@@ -170,10 +182,10 @@ def gpu_job(image: str, **options: Any) -> GpuJob:
         IncompatibleError: No machine could run it.
         RefusedError: It would run, and not as it is meant.
     """
-    return job_of(JobOptions(image=image, **options))
+    return job_from_options(JobOptions(image=image, **options))
 
 
-def job_of(options: JobOptions) -> GpuJob:
+def job_from_options(options: JobOptions) -> GpuJob:
     """As `gpu_job`."""
     arch = options.arch
     _check_image(options.image, allow_latest=options.allow_latest)
@@ -192,7 +204,7 @@ def job_of(options: JobOptions) -> GpuJob:
         choice.check_mig(options.mig, models)
     cpu = _cpu(options.cpu, options.gpus)
     whole, shared_memory = _memory(options.memory, options.shm, options.gpus)
-    wanted = amount(cpu, "--cpu", ""), Decimal(whole)
+    wanted = parse_quantity(cpu, "--cpu", ""), Decimal(whole)
     types: tuple[str, ...] = ()
     if products:  # somebody's own nodes
         arch = arch or "x86_64"
@@ -252,16 +264,16 @@ def job_of(options: JobOptions) -> GpuJob:
         security="",
         run_as=_user(options.run_as),
     )
-    return restricted(made) if options.security else made
+    return with_restricted_security(made) if options.security else made
 
 
-def restricted(job: GpuJob) -> GpuJob:
+def with_restricted_security(job: GpuJob) -> GpuJob:
     """The job with pods that Pod Security `restricted` admits.
 
     Raises:
         IncompatibleError: It can't be had in that form.
     """
-    if found := folders(job):
+    if found := host_folders(job):
         raise IncompatibleError(
             f"--cache {found[0]}: Pod Security restricted admits no folder of the node",
             hint="--cache CLAIM:/PATH, or --scratch SIZE:/PATH",
@@ -273,7 +285,7 @@ def restricted(job: GpuJob) -> GpuJob:
     return replace(job, security="restricted")
 
 
-def folders(job: GpuJob) -> list[str]:
+def host_folders(job: GpuJob) -> list[str]:
     """Folders of the node that it mounts, as they were typed."""
     return [f"{one.source}:{one.path}" for one in job.mounts if one.source.startswith("/")]
 
@@ -284,8 +296,8 @@ def _user(text: str) -> tuple[int, int] | None:
         return None
     user, colon, group = text.partition(":")
     parts = (user, group if colon else user)
-    if not all(is_whole(one) and int(one) <= LAST_ID for one in parts):
-        raise UsageError(f"--run-as {text!r}, wanted UID or UID:GID, 0 to {LAST_ID}", hint="--run-as 1000")
+    if not all(is_whole(one) and int(one) <= MOST_ID for one in parts):
+        raise UsageError(f"--run-as {text!r}, wanted UID or UID:GID, 0 to {MOST_ID}", hint="--run-as 1000")
     return int(parts[0]), int(parts[1])
 
 
@@ -386,14 +398,14 @@ def _machines(
     if named:
         types = choice.named_types(named, models, count, mig)
         for one in types:
-            choice.with_room([one], *wanted)
+            choice.types_with_capacity([one], *wanted)
     else:
         types = choice.candidates(models, count, mig, arch)
     arch = arch or choice.arch_of(models or named, types)
     found = tuple(one for one in types if instance_types()[one].arch == arch)
     if named and not found:
         raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
-    return arch, choice.with_room(found, *wanted)
+    return arch, choice.types_with_capacity(found, *wanted)
 
 
 def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], count: int) -> None:
@@ -409,7 +421,7 @@ def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], c
 
 def _cpu(text: str, gpus: int) -> str:
     cpu = (text or str(CPU_A_GPU * gpus)).strip()
-    if amount(cpu, "--cpu", "3500m or 4") * 1000 % 1:
+    if parse_quantity(cpu, "--cpu", "3500m or 4") * 1000 % 1:
         raise UsageError(f"--cpu {cpu}: the least part of a CPU is 1m", hint="such as 500m")
     if cpu.endswith(("k", "M", "G", "T", "P", "E", "i")):
         raise UsageError(f"--cpu {cpu} is a unit of memory", hint="such as 3500m or 4")
@@ -464,9 +476,11 @@ def _env(env: Mapping[str, str] | Sequence[str], *, several: bool) -> tuple[tupl
     for name, value in _pairs(env, "--env", "NAME=value"):
         if not VARIABLE.fullmatch(name):
             raise UsageError(f"--env {name!r} can't be the name of a variable", hint="letters, digits, _ - .")
-        if name in VISIBLE:
-            raise RefusedError(f"--env {name}: {VISIBLE[name]}", hint="leave it out: --gpus says how many")
-        if several and (name in OURS or name.startswith("PET_")):
+        if name in DEVICE_VARIABLES:
+            raise RefusedError(
+                f"--env {name}: {DEVICE_VARIABLES[name]}", hint="leave it out: --gpus says how many"
+            )
+        if several and (name in RENDEZVOUS_VARIABLES or name.startswith("PET_")):
             raise UsageError(f"--env {name} is set for every pod of --nodes", hint="leave it out")
         found[name] = str(value)
     return tuple(found.items())
@@ -487,7 +501,7 @@ def _labels(labels: Mapping[str, str] | Sequence[str], option: str) -> tuple[tup
     for key, value in _pairs(labels, option, "team=vision"):
         if not is_label(key, value):
             raise UsageError(f"{option} {key}={value} is no label", hint="team=vision, for example")
-        if option == "--label" and key in OF_JOBS:
+        if option == "--label" and key in CONTROLLER_LABELS:
             raise UsageError(
                 f"--label {key}: the server sets it, and refuses a Job that has it",
                 hint="--name NAME names the Job",
@@ -520,7 +534,7 @@ def _resources(resources: Mapping[str, str] | Sequence[str], *, scratch: bool) -
                 raise UsageError(f"--resource {name}={value}: wanted whole pages of {page}")
             found[name] = size.quantity
             continue
-        if amount(value, f"--resource {name}", "4") % 1:
+        if parse_quantity(value, f"--resource {name}", "4") % 1:
             raise UsageError(f"--resource {name}={value}: wanted a whole number")
         found[name] = value.strip()
     return tuple(found.items())
@@ -562,7 +576,7 @@ def _pairs(value: Mapping[str, Any] | Sequence[str], option: str, example: str) 
 
 def _notes(job: GpuJob) -> Any:
     if job.types and not job.mig:
-        smallest, others = choice.idle(job.types, job.gpus)
+        smallest, others = choice.unused_gpus(job.types, job.gpus)
         if others > 0:
             yield (
                 f"the smallest type with {job.gpus} GPUs is {smallest}: {others} more of its GPUs "

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from gpukiln.kubernetes.jobs.render import CONTAINER, INDEX
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.symptoms import STUCK
+from gpukiln.kubernetes.symptoms import STUCK_REASONS
 
 # Reasons of the condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
 DISRUPTIONS = {
@@ -18,13 +18,13 @@ DISRUPTIONS = {
     "TerminationByKubelet": "the kubelet ended it: its node shuts down, or runs out of memory or disk",
 }
 DEADLINE_EXIT = 124  # as timeout(1)
-SIGNALS = {
+SIGNAL_EXIT_CODES = {
     137: "SIGKILL: it went on after its time to end, or the kernel took a process of it for want of memory",
     139: "SIGSEGV: it touched memory that is not its own",
     134: "SIGABRT: it gave itself up",
     143: "SIGTERM: somebody asked it to end",
 }
-NOT_FOUND = {126: "the command can't be executed", 127: "the command is not in the image"}
+COMMAND_EXIT_CODES = {126: "the command can't be executed", 127: "the command is not in the image"}
 
 Phase = Literal["waiting", "starting", "stuck", "running", "succeeded", "failed", "interrupted", "gone"]
 
@@ -55,7 +55,7 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """How a Job ended.
 
     Args:
@@ -122,7 +122,7 @@ def _not_started(found: Attempt, status: Manifest, container: Manifest) -> Attem
         return replace(found, reason=reason, why=scheduled.get("message", ""))
     waiting = container.get("state", {}).get("waiting", {})
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    if reason in STUCK:
+    if reason in STUCK_REASONS:
         return replace(found, phase="stuck", reason=reason, why=message or reason)
     if found.node:
         return replace(found, phase="starting", reason=reason)
@@ -141,16 +141,16 @@ def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
     elif not ended:
         why = "it never ran"
     else:
-        known = SIGNALS.get(code) or NOT_FOUND.get(code)
+        known = SIGNAL_EXIT_CODES.get(code) or COMMAND_EXIT_CODES.get(code)
         why = f"exit code {code}" + (f" ({known})" if known else "")
     return _joined(why, ended.get("message") or status.get("message", ""))
 
 
-def end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> End | None:
+def job_end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> JobEnd | None:
     """How a Job ended; None: it has not."""
     status = job.get("status", {})
     if _condition(status, "Complete"):
-        return End("succeeded", "Complete", "", 0, tuple(attempts), tuple(notes))
+        return JobEnd("succeeded", "Complete", "", 0, tuple(attempts), tuple(notes))
     failed = _condition(status, "Failed")
     if not failed:
         return None
@@ -160,14 +160,14 @@ def end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> End | None:
         limit = job["spec"].get("activeDeadlineSeconds")
         ran = any(one.started or one.exit_code is not None for one in attempts)
         why = f"its {limit} s were over" + ("" if ran else " before any of its pods ran")
-        return End("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *told)
-    cause = culprit(attempts, several=job["spec"].get("completionMode") == "Indexed")
+        return JobEnd("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *told)
+    cause = decisive_failure(attempts, several=job["spec"].get("completionMode") == "Indexed")
     if cause is None:
-        return End("failed", reason, message, 1, *told)
-    return End("failed", reason, f"{cause.pod}: {cause.why}", cause.exit_code or 1, *told)
+        return JobEnd("failed", reason, message, 1, *told)
+    return JobEnd("failed", reason, f"{cause.pod}: {cause.why}", cause.exit_code or 1, *told)
 
 
-def culprit(attempts: list[Attempt], *, several: bool) -> Attempt | None:
+def decisive_failure(attempts: list[Attempt], *, several: bool) -> Attempt | None:
     """The pod whose failure is the Job's: the last; of several that run at once, the first that failed."""
     failed = sorted((one for one in attempts if one.phase == "failed"), key=lambda one: one.finished)
     if not failed:

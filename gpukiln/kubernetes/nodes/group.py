@@ -16,7 +16,7 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.pointer import Pointer
 from gpukiln.kubernetes.check.formats import is_label
-from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRESENT, PRODUCT, sold
+from gpukiln.kubernetes.machines import ARCHES, GPU, GPU_PRESENT, INSTANCE_TYPE, PRODUCT, launchable_types
 from gpukiln.kubernetes.nodes.hours import Hours
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
@@ -78,21 +78,21 @@ class NodeGroup:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def of_channel(self) -> bool:
+    def follows_channel(self) -> bool:
         return not self.image.startswith("ami-")
 
     @property
     def definition(self) -> ImageDefinition | None:
         """What is known of the image of a channel."""
-        return load_image(self.image.split("/")[2]) if self.of_channel else None
+        return load_image(self.image.split("/")[2]) if self.follows_channel else None
 
     @property
-    def about_base(self) -> Base:
+    def base_image(self) -> Base:
         return base(self.base)
 
     @property
     def nodeadm(self) -> bool:
-        return self.about_base.has_nodeadm
+        return self.base_image.has_nodeadm
 
     @property
     def arch(self) -> str:
@@ -122,7 +122,7 @@ class NodeGroup:
         """
         products = {product(instance_type(one).gpu) for one in types}
         known = {PRODUCT: next(iter(products))} if len(products) == 1 and "" not in products else {}
-        return {PRESENT: "true", **known, **self.labels}
+        return {GPU_PRESENT: "true", **known, **self.labels}
 
 
 def types_of(
@@ -145,11 +145,11 @@ def types_of(
     if named:
         found = tuple(dict.fromkeys(named))
         for name in found:
-            _require_sold(name)
+            _require_launchable(name)
     else:
         request = parse(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
         answer = select(request, [region], today)
-        able = [one.instance_type for one in answer.offers if one.instance_type in sold()]
+        able = [one.instance_type for one in answer.offers if one.instance_type in launchable_types()]
         if not able:
             raise nothing(request, answer, [region])
         fewest = min(instance_type(one).gpus for one in able)
@@ -169,9 +169,9 @@ def _size(name: str) -> tuple[int, int, str]:
     return instance_type(name).vcpu, instance_type(name).memory_mib, name
 
 
-def _require_sold(name: str) -> None:
+def _require_launchable(name: str) -> None:
     machine: InstanceType = instance_type(name)
-    if name in sold():
+    if name in launchable_types():
         return
     if machine.status == "retired":
         why = "is retired"
@@ -218,7 +218,7 @@ def check(group: NodeGroup) -> NodeGroup:
             ip_address(group.dns_ip)
         except ValueError:
             raise UsageError(f"--dns-ip {group.dns_ip!r} is no address", hint="wanted: 10.100.0.10") from None
-    if not group.about_base.has_kubernetes:
+    if not group.base_image.has_kubernetes:
         raise UsageError(
             f"{group.base} has no kubelet: a machine of it joins no cluster",
             hint=f"--base {' or '.join(name for name, one in load_bases().items() if one.has_kubernetes)}",
@@ -249,9 +249,9 @@ def _check_labels(group: NodeGroup) -> None:
     for key, value in group.labels.items():
         if not is_label(key, value):
             raise UsageError(f"--label {key}={value} is no label of Kubernetes", hint="wanted: team=vision")
-        if key in (PRESENT, PRODUCT, ACCELERATOR):
+        if key in (GPU_PRESENT, PRODUCT, ACCELERATOR):
             raise UsageError(f"--label {key} is set here already, by what the machines are")
-        if why := _reserved(key):
+        if why := _why_reserved(key):
             raise UsageError(f"--label {key}: {why}", hint="a domain of your own, such as example.com/team")
         if group.provider == "managed" and not 0 < len(value) <= LONGEST_EKS_LABEL >= len(key):
             raise UsageError(
@@ -266,7 +266,7 @@ def _check_labels(group: NodeGroup) -> None:
             )
 
 
-def _reserved(key: str) -> str:
+def _why_reserved(key: str) -> str:
     """Why a label of nodes can't be set here; empty where it can. Of Karpenter's domains its CRD says so."""
     domain = key.rpartition("/")[0]
     if domain.endswith(KARPENTER_DOMAINS):

@@ -11,7 +11,9 @@ from gpukiln.errors import UsageError
 from gpukiln.typed import strict, unknown
 
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")  # as cron counts them
-FORM = "DAYS HH:MM-HH:MM, for example `mon-fri 08:00-18:00`, `daily 06:00-22:00` or `mon,wed 09:00-17:00`"
+HOURS_FORMAT = (
+    "DAYS HH:MM-HH:MM, for example `mon-fri 08:00-18:00`, `daily 06:00-22:00` or `mon,wed 09:00-17:00`"
+)
 DAY_MIN = 24 * 60
 
 
@@ -69,7 +71,7 @@ def parse(text: str, zone: str = "UTC") -> Hours:
     clock = r"([01]?\d|2[0-4]):([0-5]\d)"
     found = re.fullmatch(rf"([a-z,-]+)\s+{clock}\s*-\s*{clock}", text.strip().lower())
     if not found:
-        raise UsageError(f"--hours {text!r} are none", hint=f"wanted: {FORM}")
+        raise UsageError(f"--hours {text!r} are none", hint=f"wanted: {HOURS_FORMAT}")
     start, end = int(found[2]) * 60 + int(found[3]), int(found[4]) * 60 + int(found[5])
     if not start < end <= DAY_MIN:
         raise UsageError(
@@ -88,7 +90,9 @@ def _days(part: str, text: str) -> tuple[int, ...]:
         for name in (first, last) if dash else (first,):
             if name not in DAYS:
                 error = unknown("day", name, DAYS)
-                raise UsageError(f"--hours {text!r}: {error.message}", hint=error.hint or f"wanted: {FORM}")
+                raise UsageError(
+                    f"--hours {text!r}: {error.message}", hint=error.hint or f"wanted: {HOURS_FORMAT}"
+                )
         begin = DAYS.index(first)
         length = (DAYS.index(last or first) - begin) % 7  # fri-mon goes over the end of the week
         found |= {(begin + step) % 7 for step in range(length + 1)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from gpukiln.kubernetes.machines import GPU, INSTANCE_TYPE
 from gpukiln.kubernetes.manifest import Manifest, dump
-from gpukiln.kubernetes.nodes import userdata, waiting
+from gpukiln.kubernetes.nodes import placeholders, userdata
 from gpukiln.kubernetes.nodes.group import TAINT, NodeGroup
 
 CAPACITY = "karpenter.sh/capacity-type"
@@ -24,7 +24,7 @@ def files(group: NodeGroup) -> dict[str, str]:
         name = group.name if len(pools) == 1 else f"{group.name}-{gpu}"
         objects.append(_pool(group, name, types, weight=(len(pools) - place) * 10 if len(pools) > 1 else 0))
     if group.keep:
-        objects += waiting.objects(group)
+        objects += placeholders.objects(group)
     return {f"{group.name}.yaml": dump(*objects, head=_head(group))}
 
 
@@ -40,7 +40,7 @@ def _head(group: NodeGroup) -> list[str]:
             "it is here. The taint there is the one by which Karpenter knows a node that it has not",
             "registered yet; it then sets those of the NodePool.",
         ]
-    if group.of_channel:
+    if group.follows_channel:
         lines += [
             "Its controller's role needs ssm:GetParameter on the parameter. When a release moves the pointer",
             f"every node drifts: the budgets let them go one by one, and none {group.hours.text}.",
@@ -56,7 +56,7 @@ def _head(group: NodeGroup) -> list[str]:
 
 
 def _node_class(group: NodeGroup) -> Manifest:
-    term = {"ssmParameter": group.image} if group.of_channel else {"id": group.image}
+    term = {"ssmParameter": group.image} if group.follows_channel else {"id": group.image}
     discovery = [{"tags": {"karpenter.sh/discovery": group.cluster}}]
     spec: dict[str, Any] = {
         "amiFamily": "AL2023" if group.nodeadm else "Custom",
@@ -77,7 +77,7 @@ def _node_class(group: NodeGroup) -> Manifest:
         "encrypted": True,
         "deleteOnTermination": True,
     }
-    spec["blockDeviceMappings"] = [{"deviceName": group.about_base.root_device, "ebs": disk}]
+    spec["blockDeviceMappings"] = [{"deviceName": group.base_image.root_device, "ebs": disk}]
     return {
         "apiVersion": "karpenter.k8s.aws/v1",
         "kind": "EC2NodeClass",

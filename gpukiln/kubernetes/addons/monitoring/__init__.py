@@ -22,8 +22,8 @@ RULES, SCRAPE, DASHBOARD, CLOUDWATCH = (
     "monitoring/plain/dashboard.json",
     "monitoring/plain/cloudwatch-agent.json",
 )
-LONG = ("yamllint disable rule:line-length",)  # a regular expression can't be broken
-OPERATOR = "servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com"
+LINE_LENGTH_RULE = ("yamllint disable rule:line-length",)  # a regular expression can't be broken
+OPERATOR_CRDS = "servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com"
 
 
 def files(settings: Settings) -> dict[str, str]:
@@ -33,10 +33,15 @@ def files(settings: Settings) -> dict[str, str]:
         OBJECTS: dump(
             exporter.monitor(settings),
             _rules(settings, rules),
-            head=(*LONG, "For clusters with Prometheus' operator; kube-state-metrics must be there as well."),
+            head=(
+                *LINE_LENGTH_RULE,
+                "For clusters with Prometheus' operator; kube-state-metrics must be there as well.",
+            ),
         ),
         GRAFANA: dump(dashboard.config_map(settings)),
-        RULES: dump(rules, head=(*LONG, "For Prometheus without the operator: a file of its rule_files.")),
+        RULES: dump(
+            rules, head=(*LINE_LENGTH_RULE, "For Prometheus without the operator: a file of its rule_files.")
+        ),
         SCRAPE: dump(
             {"scrape_configs": [exporter.scrape(settings)]},
             head=("For Prometheus without the operator: a job of its scrape_configs.",),
@@ -48,10 +53,10 @@ def files(settings: Settings) -> dict[str, str]:
 
 def install(settings: Settings) -> tuple[str, ...]:
     return (
-        helm.upgrade("dcgm_exporter", exporter.RELEASE, settings.namespace, VALUES),
-        f"if kubectl get crd {OPERATOR} >/dev/null; then\n"
-        f"  {helm.apply(OBJECTS)}\n"
-        f"  {helm.apply(GRAFANA)}\n"
+        helm.upgrade_command("dcgm_exporter", exporter.RELEASE, settings.namespace, VALUES),
+        f"if kubectl get crd {OPERATOR_CRDS} >/dev/null; then\n"
+        f"  {helm.apply_command(OBJECTS)}\n"
+        f"  {helm.apply_command(GRAFANA)}\n"
         "else\n"
         '  echo "no operator of Prometheus: give Prometheus and Grafana what is in monitoring/plain" >&2\n'
         "fi",

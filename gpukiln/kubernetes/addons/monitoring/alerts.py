@@ -22,14 +22,14 @@ SEVERITIES: dict[str, Severity] = {
     "warning": "warning",
     "info": "info",
 }  # of faults, as alerts
-PAGE = "docs/k8s-monitoring.md"
+RUNBOOK_PAGE = "docs/k8s-monitoring.md"
 SOON_DAYS = 60
 _GPU = "node, gpu, UUID, modelName"
-_HELD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
-_SEEN = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
-_SEEN_BEFORE = "count by (node, UUID) (max_over_time(DCGM_FI_DEV_GPU_TEMP[1h]))"
-_POD = "{{ $labels.exported_namespace }}/{{ $labels.exported_pod }}"
-_WHERE = "GPU {{ $labels.gpu }} ({{ $labels.modelName }}) of {{ $labels.node }}"
+_GPU_AND_POD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
+_GPUS_NOW = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
+_GPUS_LAST_HOUR = "count by (node, UUID) (max_over_time(DCGM_FI_DEV_GPU_TEMP[1h]))"
+_POD_TEXT = "{{ $labels.exported_namespace }}/{{ $labels.exported_pod }}"
+_GPU_TEXT = "GPU {{ $labels.gpu }} ({{ $labels.modelName }}) of {{ $labels.node }}"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "description": self.description,
-                "runbook": f"{PAGE}#{self.name.lower()}",
+                "runbook": f"{RUNBOOK_PAGE}#{self.name.lower()}",
             },
         }
 
@@ -69,7 +69,7 @@ def group(settings: Settings) -> dict[str, Any]:
 
 
 def alerts(settings: Settings) -> tuple[Alert, ...]:
-    return (*_errors(), *_memory(), *_heat(), *_lost(), *_waste(settings), *_upkeep())
+    return (*_errors(), *_memory(), *_thermal(), *_missing_gpus(), *_idle(settings), *_driver_support())
 
 
 def _errors() -> tuple[Alert, ...]:
@@ -86,7 +86,7 @@ def _errors() -> tuple[Alert, ...]:
             SEVERITIES["error"],
             seen(f'xid=~"{numbers("error")}"'),
             "",
-            f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
+            f"Xid {{{{ $labels.xid }}}} on {_GPU_TEXT}",
             "The GPU should get no new work before the number's action is done. Drain the node; "
             "`gpukiln-gpu health` on it says what the number asks for.",
         ),
@@ -95,7 +95,7 @@ def _errors() -> tuple[Alert, ...]:
             SEVERITIES["warning"],
             seen(f'xid=~"{numbers("warning")}"'),
             "",
-            f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
+            f"Xid {{{{ $labels.xid }}}} on {_GPU_TEXT}",
             "The GPU works on, and its board or driver is to blame for what was lost. `gpukiln-gpu health` "
             "on the node says what the number means.",
         ),
@@ -104,7 +104,7 @@ def _errors() -> tuple[Alert, ...]:
             "warning",
             seen(f'xid!~"0|{known}",xid!=""'),
             "",
-            f"Xid {{{{ $labels.xid }}}}, which our catalogue has not, on {_WHERE}",
+            f"Xid {{{{ $labels.xid }}}}, which our catalogue has not, on {_GPU_TEXT}",
             "Look the number up in NVIDIA's catalogue of Xid errors before the node takes the next job.",
         ),
     )
@@ -124,45 +124,45 @@ def _memory() -> tuple[Alert, ...]:
             "ecc-uncorrected",
             f"max by ({_GPU}) (DCGM_FI_DEV_ECC_DBE_VOL_TOTAL) > 0",
             "",
-            f"Uncorrected memory errors on {_WHERE}",
+            f"Uncorrected memory errors on {_GPU_TEXT}",
         ),
         _fault(
             "GpuRowRemapFailed",
             "remap-failed",
             f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_FAILURE) > 0",
             "",
-            f"Memory of {_WHERE} can't be repaired",
+            f"Memory of {_GPU_TEXT} can't be repaired",
         ),
         _fault(
             "GpuRemapPending",
             "remap-pending",
             f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_PENDING > 0 or DCGM_FI_DEV_RETIRED_PENDING > 0)",
             "",
-            f"Memory of {_WHERE} waits for a reset to be repaired",
+            f"Memory of {_GPU_TEXT} waits for a reset to be repaired",
         ),
     )
 
 
-def _heat() -> tuple[Alert, ...]:
+def _thermal() -> tuple[Alert, ...]:
     return (
         _fault(
             "GpuHot",
             "temperature-margin",
             f"max by ({_GPU}) (DCGM_FI_DEV_GPU_TEMP) >= on (modelName) group_left () {SLOWDOWN}",
             "5m",
-            f"{_WHERE} has {{{{ $value }}}} degrees, at which it slows down",
+            f"{_GPU_TEXT} has {{{{ $value }}}} degrees, at which it slows down",
         ),
         _fault(
             "GpuThermalThrottling",
             "thermal-slowdown",
             f"max by ({_GPU}) (rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m])) > 0",
             "10m",
-            f"Heat holds the clocks of {_WHERE} down",
+            f"Heat holds the clocks of {_GPU_TEXT} down",
         ),
     )
 
 
-def _lost() -> tuple[Alert, ...]:
+def _missing_gpus() -> tuple[Alert, ...]:
     def of_node(metric: str) -> str:
         return f'sum by (node) (kube_node_status_{metric}{{resource="nvidia_com_gpu"}})'
 
@@ -187,7 +187,7 @@ def _lost() -> tuple[Alert, ...]:
         Alert(
             "GpuVanished",
             "critical",
-            f"count by (node) ({_SEEN_BEFORE}) - on (node) count by (node) ({_SEEN}) > 0",
+            f"count by (node) ({_GPUS_LAST_HOUR}) - on (node) count by (node) ({_GPUS_NOW}) > 0",
             "5m",
             "{{ $value }} GPUs of {{ $labels.node }} are gone that were there within the last hour",
             "They fell off the bus. Compare `nvidia-smi -L` with the kernel's log on the node.",
@@ -195,7 +195,7 @@ def _lost() -> tuple[Alert, ...]:
         Alert(
             "GpuNotMonitored",
             "warning",
-            f"{of_node('capacity')} > 0 unless on (node) count by (node) ({_SEEN})",
+            f"{of_node('capacity')} > 0 unless on (node) count by (node) ({_GPUS_NOW})",
             "10m",
             "{{ $labels.node }} has GPUs, and nothing is known of them",
             "No exporter answers there, so no other alert would fire: see its pod of dcgm-exporter.",
@@ -211,22 +211,22 @@ def _lost() -> tuple[Alert, ...]:
     )
 
 
-def _waste(settings: Settings) -> tuple[Alert, ...]:
+def _idle(settings: Settings) -> tuple[Alert, ...]:
     # MIG devices have no utilisation, GPUs without profiling no engine activity.
     busy = 'DCGM_FI_PROF_GR_ENGINE_ACTIVE{exported_pod!=""} * 100 or DCGM_FI_DEV_GPU_UTIL{exported_pod!=""}'
     return (
         Alert(
             "GpuIdle",
             "warning",
-            f"max by ({_HELD}) ({busy}) < {settings.idle_percent}",
+            f"max by ({_GPU_AND_POD}) ({busy}) < {settings.idle_percent}",
             f"{settings.idle_minutes}m",
-            f"{_POD} leaves {_WHERE} idle",
+            f"{_POD_TEXT} leaves {_GPU_TEXT} idle",
             f"Used below {settings.idle_percent} % for {settings.idle_minutes} minutes. Ask whose it is.",
         ),
     )
 
 
-def _upkeep() -> tuple[Alert, ...]:
+def _driver_support() -> tuple[Alert, ...]:
     branch = f'label_replace(DCGM_FI_DEV_GPU_TEMP, "branch", "$1", "{DRIVER}", "([0-9]+)[.].*")'
     end = f"group by (node, branch) ({branch}) * on (branch) group_left () {DRIVER_END}"
     return (

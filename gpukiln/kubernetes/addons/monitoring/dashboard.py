@@ -11,9 +11,9 @@ from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.manifest import Manifest
 
 UID = "gpukiln-gpus"
-SCHEMA = 39  # of Grafana 11; later ones bring it up to theirs
-WIDE, HIGH = 12, 8  # of a panel, in Grafana's grid, which is 24 wide
-_CHOSEN = 'node=~"$node",gpu=~"$gpu"'
+SCHEMA_VERSION = 39  # of Grafana 11; later ones bring it up to theirs
+PANEL_WIDTH, PANEL_HEIGHT = 12, 8  # of a panel, in Grafana's grid, which is 24 wide
+_SELECTED = 'node=~"$node",gpu=~"$gpu"'
 _PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 
 
@@ -67,7 +67,7 @@ def dashboard(settings: Settings) -> dict[str, Any]:
         "uid": UID,
         "title": f"GPUs of {settings.cluster}",
         "tags": ["gpu", "gpukiln"],
-        "schemaVersion": SCHEMA,
+        "schemaVersion": SCHEMA_VERSION,
         "editable": True,
         "refresh": "1m",
         "time": {"from": "now-6h", "to": "now"},
@@ -83,7 +83,7 @@ def dashboard(settings: Settings) -> dict[str, Any]:
 
 
 def _query(one: Metric) -> str:
-    series = f"{one.name}{{{_CHOSEN}}}"
+    series = f"{one.name}{{{_SELECTED}}}"
     if one.kind == "counter":
         return f"increase({series}[1h])"
     return series if one.scale == 1 else f"{series} * {one.scale:g}"
@@ -109,7 +109,12 @@ def _panel(number: int, title: str, expr: str, unit: str, legend: str) -> dict[s
         "type": "timeseries",
         "title": f"{title}, increase in an hour" if expr.startswith("increase(") else title,
         "datasource": _PROMETHEUS,
-        "gridPos": {"x": number % 2 * WIDE, "y": number // 2 * HIGH, "w": WIDE, "h": HIGH},
+        "gridPos": {
+            "x": number % 2 * PANEL_WIDTH,
+            "y": number // 2 * PANEL_HEIGHT,
+            "w": PANEL_WIDTH,
+            "h": PANEL_HEIGHT,
+        },
         "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
         "targets": [{"refId": "A", "datasource": _PROMETHEUS, "expr": expr, "legendFormat": legend}],
     }

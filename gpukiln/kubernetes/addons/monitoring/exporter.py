@@ -7,7 +7,7 @@ from typing import Any
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons.monitoring.metrics import counters
 from gpukiln.kubernetes.addons.settings import Settings
-from gpukiln.kubernetes.machines import PRESENT
+from gpukiln.kubernetes.machines import GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
 
 RELEASE = "dcgm-exporter"
@@ -30,7 +30,7 @@ def values(settings: Settings) -> dict[str, Any]:
             "allowPrivilegeEscalation": False,
             "capabilities": {"add": ["SYS_ADMIN"], "drop": ["ALL"]},
         },
-        "nodeSelector": {PRESENT: "true"},
+        "nodeSelector": {GPU_PRESENT: "true"},
         "tolerations": [{"operator": "Exists"}],
         # Else only one of the pods that share a GPU is named (--kubernetes-virtual-gpus).
         **(

@@ -29,7 +29,7 @@ SHARE, GPUS, USD = "gpukiln:gpu_share", "gpukiln:namespace_gpus", "gpukiln:names
 UNPRICED = "gpukiln:gpus_without_price"
 
 _HOLDER = "node, instance_type, UUID, GPU_I_ID, exported_namespace, exported_pod"
-_HELD = f'group by ({_HOLDER}) (DCGM_FI_DEV_FB_USED{{exported_pod!=""}})'
+_POD_GPUS = f'group by ({_HOLDER}) (DCGM_FI_DEV_FB_USED{{exported_pod!=""}})'
 
 
 def groups(settings: Settings) -> list[Rule]:
@@ -39,7 +39,7 @@ def groups(settings: Settings) -> list[Rule]:
             "interval": "1m",
             "rules": [*prices(settings), *_slowdown(), *_driver_ends()],
         },
-        {"name": "gpukiln-use", "interval": "1m", "rules": _use()},
+        {"name": "gpukiln-use", "interval": "1m", "rules": _usage_records()},
     ]
 
 
@@ -54,24 +54,24 @@ def prices(settings: Settings) -> list[Rule]:
         if not instance_type(name).gpus or usd <= 0:
             raise UsageError(f"usd_per_hour: {name} is {usd}", hint="wanted: USD an hour, above 0")
     found = {
-        name: (settings.usd_per_hour.get(name) or _listed(name, settings, today), one.gpus)
+        name: (settings.usd_per_hour.get(name) or _list_price(name, settings, today), one.gpus)
         for name, one in instance_types().items()
     }
     return [
-        _fact(PRICE, f"{price / gpus:.6f}", instance_type=name)
+        _constant_record(PRICE, f"{price / gpus:.6f}", instance_type=name)
         for name, (price, gpus) in sorted(found.items())
         if price and gpus
     ]
 
 
-def _listed(name: str, settings: Settings, today: date) -> Decimal | None:
+def _list_price(name: str, settings: Settings, today: date) -> Decimal | None:
     price = on_demand(name, settings.region, today)
     return price.value if price else None
 
 
 def _slowdown() -> list[Rule]:
     return [
-        _fact(SLOWDOWN, str(one.temperature.slowdown), modelName=one.name)
+        _constant_record(SLOWDOWN, str(one.temperature.slowdown), modelName=one.name)
         for one in boards().values()
         if one.temperature.slowdown
     ]
@@ -80,14 +80,19 @@ def _slowdown() -> list[Rule]:
 def _driver_ends() -> list[Rule]:
     ends = {row.branch: row.eol for row in branches().values() if row.eol}
     return [
-        _fact(DRIVER_END, str(int(datetime.combine(day, time(), UTC).timestamp())), branch=str(branch))
+        _constant_record(
+            DRIVER_END, str(int(datetime.combine(day, time(), UTC).timestamp())), branch=str(branch)
+        )
         for branch, day in sorted(ends.items())
     ]
 
 
-def _use() -> list[Rule]:
+def _usage_records() -> list[Rule]:
     return [
-        {"record": SHARE, "expr": f"{_HELD} / on (node, UUID) group_left () count by (node, UUID) ({_HELD})"},
+        {
+            "record": SHARE,
+            "expr": f"{_POD_GPUS} / on (node, UUID) group_left () count by (node, UUID) ({_POD_GPUS})",
+        },
         {"record": GPUS, "expr": f"sum by (exported_namespace) ({SHARE})"},
         {
             "record": USD,
@@ -105,5 +110,5 @@ def _use() -> list[Rule]:
     ]
 
 
-def _fact(name: str, value: str, **labels: str) -> Rule:
+def _constant_record(name: str, value: str, **labels: str) -> Rule:
     return {"record": name, "expr": f"vector({value})", "labels": labels}

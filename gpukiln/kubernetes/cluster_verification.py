@@ -20,9 +20,9 @@ from typing import Any
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.symptoms import STUCK
+from gpukiln.kubernetes.symptoms import STUCK_REASONS
 from gpukiln.parsing import parse_json
 from gpukiln.probe.base import ERROR, NOT_REACHED
 from gpukiln.probe.gather import POD_SECTIONS
@@ -32,13 +32,13 @@ from gpukiln.units import is_whole
 TEST_LABEL = "gpukiln.io/test"
 COUNT_LABEL, SHARING_LABEL = "nvidia.com/gpu.count", "nvidia.com/gpu.sharing-strategy"
 POLL_S = 1.0
-JUDGE_S = 300.0  # that the program which computes may take
-SMI = "gpukiln: nvidia-smi exits "
-NAMED = "gpukiln: NVIDIA_VISIBLE_DEVICES="
-HOLD = f"""\
+COMPUTE_TIMEOUT_S = 300.0  # that the program which computes may take
+SMI_EXIT_LINE = "gpukiln: nvidia-smi exits "
+DEVICES_LINE = "gpukiln: NVIDIA_VISIBLE_DEVICES="
+HOLD_COMMAND = f"""\
 nvidia-smi -L
-echo "{SMI}$?"
-echo "{NAMED}${{NVIDIA_VISIBLE_DEVICES-}}"
+echo "{SMI_EXIT_LINE}$?"
+echo "{DEVICES_LINE}${{NVIDIA_VISIBLE_DEVICES-}}"
 exec sleep """
 # Conditions of a node that are bad when False (kubelet; EKS node monitoring agent) and when True (kubelet).
 GOOD_WHEN_TRUE = ("Ready", "AcceleratedHardwareReady")
@@ -57,7 +57,7 @@ class GpuTestOptions:
 
     image: str
     namespace: str = ""
-    selector: str = f"{PRESENT}=true"
+    selector: str = f"{GPU_PRESENT}=true"
     resource: str = GPU
     runtime_class: str = ""
     pull_secret: str = ""
@@ -65,7 +65,7 @@ class GpuTestOptions:
 
 
 @dataclass
-class Pod:
+class VerificationPod:
     """What came of a pod.
 
     Args:
@@ -87,7 +87,9 @@ class Pod:
     named: list[str] = field(default_factory=list)
 
 
-def prove(cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Callable[[str], None]) -> Path:
+def gather_cluster_facts(
+    cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Callable[[str], None]
+) -> Path:
     """Gather the facts of a cluster into a file of the folder.
 
     Raises:
@@ -101,7 +103,7 @@ def prove(cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Calla
     _remove(cluster, namespace, "what earlier tests left", say, ended=True)
     nodes = _nodes(cluster, options)
     total = sum(node["allocatable"] for node in nodes)
-    free = total - _taken(cluster, options, {node["name"] for node in nodes})
+    free = total - _gpus_in_use(cluster, options, {node["name"] for node in nodes})
     if total and free < 1:
         raise BusyError(
             f"all {total} {options.resource} of the nodes with {options.selector} are taken by pods",
@@ -109,18 +111,20 @@ def prove(cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Calla
         )
     two = not nodes or free > 1
     names = {"granted": 1, "without": 0, **({"other": 1} if two else {})}
-    pods = {name: Pod(f"gpukiln-test-{mark}-{name}", asked) for name, asked in names.items()}
+    pods = {name: VerificationPod(f"gpukiln-test-{mark}-{name}", asked) for name, asked in names.items()}
     try:
         for pod in pods.values():
-            cluster.create(_holding(options, pod, mark, namespace))
+            cluster.create(_holding_pod(options, pod, mark, namespace))
         _wait(cluster, options, namespace, list(pods.values()), say)
         nodes = nodes or _nodes(cluster, options)  # a pool that was scaled to zero has some now
         if not _remove(cluster, namespace, mark, say):
-            computed = _nothing("the pods before it could not be removed, and have the GPUs", NOT_REACHED)
+            computed = _failed_facts(
+                "the pods before it could not be removed, and have the GPUs", NOT_REACHED
+            )
         elif pods["granted"].ran:
             computed = _compute(cluster, options, mark, namespace, say)
         else:
-            computed = _nothing(pods["granted"].why, NOT_REACHED)
+            computed = _failed_facts(pods["granted"].why, NOT_REACHED)
     finally:
         _remove(cluster, namespace, mark, say)
     sharing = sorted({node["sharing"] for node in nodes if node["sharing"] not in ("", "none")})
@@ -141,7 +145,7 @@ def prove(cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Calla
     return file
 
 
-def pods_of(options: GpuTestOptions, namespace: str) -> list[Manifest]:
+def pod_manifests(options: GpuTestOptions, namespace: str) -> list[Manifest]:
     """The pods that a test starts, but the one that computes: its program is long.
 
     Raises:
@@ -149,7 +153,10 @@ def pods_of(options: GpuTestOptions, namespace: str) -> list[Manifest]:
     """
     _check_selector(options)
     pods = {"granted": 1, "other": 1, "without": 0}
-    return [_holding(options, Pod(f"gpukiln-test-{name}", n), "0", namespace) for name, n in pods.items()]
+    return [
+        _holding_pod(options, VerificationPod(f"gpukiln-test-{name}", n), "0", namespace)
+        for name, n in pods.items()
+    ]
 
 
 def pod_manifest(
@@ -203,11 +210,17 @@ def pod_manifest(
     }
 
 
-def _holding(options: GpuTestOptions, pod: Pod, mark: str, namespace: str) -> Manifest:
+def _holding_pod(options: GpuTestOptions, pod: VerificationPod, mark: str, namespace: str) -> Manifest:
     """A pod that says what it sees and stays, so that the others can't be given the same."""
-    command = f"{HOLD}{options.wait_s:.0f}"
+    command = f"{HOLD_COMMAND}{options.wait_s:.0f}"
     return pod_manifest(
-        options, pod.name, mark, namespace, command, gpus=pod.asked, deadline_s=options.wait_s + JUDGE_S
+        options,
+        pod.name,
+        mark,
+        namespace,
+        command,
+        gpus=pod.asked,
+        deadline_s=options.wait_s + COMPUTE_TIMEOUT_S,
     )
 
 
@@ -216,15 +229,17 @@ def _compute(
 ) -> dict[str, Any]:
     """The facts that the suite's program gathers in a pod with a GPU; else the reason, in each section."""
     say("a pod computes on its GPU")
-    pod = Pod(f"gpukiln-test-{mark}-compute", 1)
+    pod = VerificationPod(f"gpukiln-test-{mark}-compute", 1)
     between = secrets.token_hex(16)
     # What it says of itself goes where the kubelet reads it from: a log has both streams in one.
-    command = f"( {gather_command('pod', between, JUDGE_S)} ) 2>/dev/termination-log"
+    command = f"( {gather_command('pod', between, COMPUTE_TIMEOUT_S)} ) 2>/dev/termination-log"
     cluster.create(
-        pod_manifest(options, pod.name, mark, namespace, command, gpus=1, deadline_s=options.wait_s + JUDGE_S)
+        pod_manifest(
+            options, pod.name, mark, namespace, command, gpus=1, deadline_s=options.wait_s + COMPUTE_TIMEOUT_S
+        )
     )
     state: dict[str, Any] = {}
-    for found in _watched(cluster, namespace, [pod], options.wait_s + JUDGE_S, say):
+    for found in _watch(cluster, namespace, [pod], options.wait_s + COMPUTE_TIMEOUT_S, say):
         state = _container(found)
         if "terminated" in state:
             break
@@ -241,10 +256,10 @@ def _compute(
             return facts
         except ValueError as error:
             why = f"the pod gave no facts: {error}"
-    return _nothing(why, ERROR if {"running", "terminated"} & set(state) else NOT_REACHED)
+    return _failed_facts(why, ERROR if {"running", "terminated"} & set(state) else NOT_REACHED)
 
 
-def _nothing(why: str, kind: str) -> dict[str, Any]:
+def _failed_facts(why: str, kind: str) -> dict[str, Any]:
     """Facts of a pod that gave none.
 
     Args:
@@ -254,28 +269,32 @@ def _nothing(why: str, kind: str) -> dict[str, Any]:
 
 
 def _wait(
-    cluster: Cluster, options: GpuTestOptions, namespace: str, pods: list[Pod], say: Callable[[str], None]
+    cluster: Cluster,
+    options: GpuTestOptions,
+    namespace: str,
+    pods: list[VerificationPod],
+    say: Callable[[str], None],
 ) -> None:
     """Until each pod has said what it sees, or can't, or the time is up."""
     by_name = {pod.name: pod for pod in pods}
-    for found in _watched(cluster, namespace, pods, options.wait_s, say):
+    for found in _watch(cluster, namespace, pods, options.wait_s, say):
         pod = by_name[found["metadata"]["name"]]
         if pod.ran or not {"running", "terminated"} & set(_container(found)):
             continue
         pod.node = found["spec"].get("nodeName", "")
         with contextlib.suppress(BusyError):  # it has not begun to log
-            _read(pod, list(cluster.logs(pod.name, namespace)))
+            _parse_log(pod, list(cluster.logs(pod.name, namespace)))
         if not pod.ran and "terminated" in _container(found):
             pod.why = f"its container ended: {pod.said or _container(found)['terminated'].get('reason')}"
 
 
-def _read(pod: Pod, lines: list[str]) -> None:
+def _parse_log(pod: VerificationPod, lines: list[str]) -> None:
     """What a pod said: nvidia-smi's lines, how it ended, and what was named to it."""
     for line in lines:
-        if line.startswith(SMI):
-            pod.smi_exit = int(line.removeprefix(SMI))
-        elif line.startswith(NAMED):
-            pod.named, pod.ran, pod.why = line.removeprefix(NAMED).split(","), True, ""
+        if line.startswith(SMI_EXIT_LINE):
+            pod.smi_exit = int(line.removeprefix(SMI_EXIT_LINE))
+        elif line.startswith(DEVICES_LINE):
+            pod.named, pod.ran, pod.why = line.removeprefix(DEVICES_LINE).split(","), True, ""
     told = [line for line in lines if not line.startswith("gpukiln: ")]
     pod.said = " ".join(told)[-500:]
     uuids = [line.rpartition("UUID: ")[2].rstrip(")") for line in told if "(UUID: " in line]
@@ -283,8 +302,8 @@ def _read(pod: Pod, lines: list[str]) -> None:
     pod.gpus = mig or uuids
 
 
-def _watched(
-    cluster: Cluster, namespace: str, pods: list[Pod], seconds: float, say: Callable[[str], None]
+def _watch(
+    cluster: Cluster, namespace: str, pods: list[VerificationPod], seconds: float, say: Callable[[str], None]
 ) -> Iterator[Manifest]:
     """The pods as the API shows them, again and again until each has run, is stuck, or the time is up."""
     until, told = time.monotonic() + seconds, ""
@@ -293,7 +312,7 @@ def _watched(
             found = cluster.get("Pod", pod.name, namespace)
             if found is None:
                 raise UnavailableError(f"somebody removed the pod {pod.name} of this test")
-            pod.why = pod.why if pod.ran else _why_not(found)
+            pod.why = pod.why if pod.ran else _why_not_started(found)
             yield found
         waiting = next((pod.why for pod in pods if pod.why), "")
         if waiting and waiting != told:
@@ -305,13 +324,13 @@ def _watched(
         time.sleep(POLL_S)
 
 
-def _why_not(pod: Manifest) -> str:
+def _why_not_started(pod: Manifest) -> str:
     """Why a pod has not started."""
     for one in pod["status"].get("conditions", ()):
         if one["type"] == "PodScheduled" and one["status"] == "False":
             return f"it is not scheduled: {one.get('message', one.get('reason', ''))}"
     waiting = _container(pod).get("waiting", {})
-    if waiting.get("reason") in STUCK:
+    if waiting.get("reason") in STUCK_REASONS:
         return f"it never starts: {waiting['reason']}: {waiting.get('message', '')}"
     if pod["status"].get("phase") == "Failed" and not _container(pod):
         return f"it never starts: {pod['status'].get('reason', '')}: {pod['status'].get('message', '')}"
@@ -355,7 +374,7 @@ def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
     }
 
 
-def _taken(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
+def _gpus_in_use(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
     """GPUs of these nodes that pods have."""
     pods = cluster.list("Pod", everywhere=True, fields="status.phase!=Succeeded,status.phase!=Failed")
     return sum(

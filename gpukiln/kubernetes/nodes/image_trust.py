@@ -12,7 +12,7 @@ from gpukiln.images.channels import load_channels
 from gpukiln.images.keys import in_words
 from gpukiln.instances.tags import tags_of
 
-WHERE = "--region says where to look"
+REGION_HINT = "--region says where to look"
 
 
 def require_trusted(image: str, cloud: Cloud | None) -> str:
@@ -40,7 +40,7 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
             hint="--cloud aws --region REGION verifies what is there now",
         )
     if pointer is None:
-        described = require_image(cloud, image, hint=WHERE)
+        described = require_image(cloud, image, hint=REGION_HINT)
         ours = RECIPE_TAG in tags_of(described)
         return trust.require_verified(cloud, described) if ours else "not an image of gpukiln: it was named"
     with explain_aws_errors(f"read {image}"):
@@ -49,4 +49,4 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         raise UsageError(
             f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` shows every channel"
         )
-    return trust.require_released(cloud, require_image(cloud, found, hint=WHERE), pointer)
+    return trust.require_released(cloud, require_image(cloud, found, hint=REGION_HINT), pointer)

@@ -1,4 +1,4 @@
-"""YAML and JSON as plain data that knows its lines, and tells keys that stand twice."""
+"""YAML and JSON as plain data that knows its lines, and reports repeated keys."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Document:
 
     Args:
         value: Plain data, as the API server reads it (scalars.py).
-        twice: Line and key of each key that stands twice in one mapping; the last one counted.
+        repeated: Line and key of each key that a mapping has twice; `value` has the last.
         text: Of the document alone; its nodes, of which few are ever asked for a line, are not kept.
         above: How many lines of the file stand above it.
     """
 
     value: Any
-    twice: tuple[tuple[int, str], ...]
+    repeated: tuple[tuple[int, str], ...]
     text: str = field(compare=False, repr=False)
     above: int = field(compare=False, repr=False)
 
@@ -59,16 +59,16 @@ class Document:
     def line_of(self, path: Path) -> int:
         """The line of a path's key, or of the nearest one above it that is there."""
         line = self._node.start_mark.line
-        for mark, _ in self._way(path):
+        for mark, _ in self._steps(path):
             line = mark.line
         return self.above + line + 1
 
     def written(self, path: Path) -> str:
         """The text of a scalar as it stands in the file; empty where there is none at the path."""
-        *_, (_, node) = ((None, self._node), *self._way(path))
+        *_, (_, node) = ((None, self._node), *self._steps(path))
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
-    def _way(self, path: Path) -> Iterator[_Place]:
+    def _steps(self, path: Path) -> Iterator[_Place]:
         """What stands at each step of a path, as far as it goes."""
         node = self._node
         for step in path:
@@ -133,7 +133,7 @@ def _document(text: str, above: int) -> Document | None:
         return None
     reader = _NodeReader(above)
     value, _ = reader.read(node, 0)
-    return None if value is None else Document(value, tuple(reader.twice), text, above)
+    return None if value is None else Document(value, tuple(reader.repeated), text, above)
 
 
 def _nodes(text: str) -> Any:
@@ -149,7 +149,7 @@ class _NodeReader:
 
     def __init__(self, above: int) -> None:
         self.above = above
-        self.twice: list[tuple[int, str]] = []
+        self.repeated: list[tuple[int, str]] = []
         self._known: dict[int, tuple[Any, int]] = {}
         self._open: set[int] = set()
 
@@ -194,7 +194,7 @@ class _NodeReader:
                 raise BrokenError("a key that is no text", self._line(key_node))
             key = self._scalar(key_node, scalars.key)
             if key in written:
-                self.twice.append((self._line(key_node), key))
+                self.repeated.append((self._line(key_node), key))
             written.add(key)
             made[key] = value
         return made, size

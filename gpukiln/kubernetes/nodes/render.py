@@ -20,7 +20,7 @@ PROVIDERS: Mapping[str, Callable[[NodeGroup], dict[str, str]]] = {
 
 
 @strict
-class NodeRoom:
+class NodeCapacity:
     """What a node of a type has for pods: cores, bytes, GPUs."""
 
     instance_type: str
@@ -41,7 +41,7 @@ class Nodes:
 
     schema: str
     group: NodeGroup
-    nodes: tuple[NodeRoom, ...]
+    nodes: tuple[NodeCapacity, ...]
     files: tuple[RenderedFile, ...]
     notes: tuple[str, ...]
     others: tuple[str, ...]
@@ -68,11 +68,11 @@ def document(group: NodeGroup, rendering: Rendering, trust: str) -> Nodes:
     )
 
 
-def _node(group: NodeGroup, name: str) -> NodeRoom:
+def _node(group: NodeGroup, name: str) -> NodeCapacity:
     room = allocatable(name)
     same = next(types for types in group.by_gpu().values() if name in types)
     labels = group.node_labels(same) if group.provider == "karpenter" else terraform.node_labels(group)
-    return NodeRoom(name, f"{room['cpu']:f}", int(room["memory"]), int(room[GPU]), labels)
+    return NodeCapacity(name, f"{room['cpu']:f}", int(room["memory"]), int(room[GPU]), labels)
 
 
 def notes(group: NodeGroup) -> list[str]:
@@ -81,7 +81,7 @@ def notes(group: NodeGroup) -> list[str]:
         pools = group.by_gpu()
         if len(pools) > 1:
             found.append(f"{len(pools)} pools, for {', '.join(pools)}: each may have {group.maximum} GPUs")
-        if not group.of_channel:
+        if not group.follows_channel:
             found.append("--ami stays: no release reaches these nodes; --channel follows releases")
     elif len(group.by_gpu()) > 1:
         found.append(

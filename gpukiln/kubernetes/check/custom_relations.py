@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.relations import Found
-from gpukiln.kubernetes.check.workload import is_open, mapping, sequence
+from gpukiln.kubernetes.check.relations import Mismatches
+from gpukiln.kubernetes.check.workload import is_placeholder, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
@@ -51,13 +51,13 @@ def _restricted(key: str) -> str:
     return ""
 
 
-def pool_labels(labels: Mapping[str, Any]) -> Found:
+def pool_labels(labels: Mapping[str, Any]) -> Mismatches:
     for key in labels:
         if text := _restricted(key):
             yield (key,), text
 
 
-def requirement(one: Mapping[str, Any]) -> Found:
+def requirement(one: Mapping[str, Any]) -> Mismatches:
     key, operator, values = one.get("key"), one.get("operator"), sequence(one.get("values"))
     if isinstance(key, str) and (text := _restricted(key)):
         yield ("key",), text
@@ -70,12 +70,12 @@ def requirement(one: Mapping[str, Any]) -> Found:
         yield ("minValues",), f"minValues {least} of {len(values)} values"
 
 
-def budget(one: Mapping[str, Any]) -> Found:
+def budget(one: Mapping[str, Any]) -> Mismatches:
     if (one.get("schedule") is None) != (one.get("duration") is None):
         yield (), "schedule and duration go together"
 
 
-def node_pool(spec: Mapping[str, Any]) -> Found:
+def node_pool(spec: Mapping[str, Any]) -> Mismatches:
     if spec.get("replicas") is None:
         return
     if spec.get("weight") is not None:
@@ -84,7 +84,7 @@ def node_pool(spec: Mapping[str, Any]) -> Found:
         yield ("limits",), "limits of a static NodePool (replicas); wanted nodes alone"
 
 
-def ami_terms(spec: Mapping[str, Any]) -> Found:
+def ami_terms(spec: Mapping[str, Any]) -> Mismatches:
     terms = [mapping(one) for one in sequence(spec.get("amiSelectorTerms"))]
     aliases = [str(one["alias"]) for one in terms if isinstance(one.get("alias"), str)]
     for index, one in enumerate(terms):
@@ -105,7 +105,7 @@ def ami_terms(spec: Mapping[str, Any]) -> Found:
             yield ("amiFamily",), f"amiFamily {family} with the alias {alias}; wanted {wanted} or Custom"
 
 
-def selector_terms(spec: Mapping[str, Any]) -> Found:
+def selector_terms(spec: Mapping[str, Any]) -> Mismatches:
     for key, fields in (
         ("subnetSelectorTerms", ("tags", "id")),
         ("securityGroupSelectorTerms", ("tags", "id", "name")),
@@ -120,15 +120,15 @@ def selector_terms(spec: Mapping[str, Any]) -> Found:
         yield (), "wanted role or instanceProfile, one of them"
 
 
-def volume(ebs: Mapping[str, Any]) -> Found:
+def volume(ebs: Mapping[str, Any]) -> Mismatches:
     if ebs.get("volumeSize") is None and ebs.get("snapshotID") is None:
         yield (), "wanted volumeSize or snapshotID"
 
 
-def alone(cohort: str) -> Any:
+def cohort_limits(cohort: str) -> Any:
     """A check of a ClusterQueue's spec, whose cohort has a field of that name."""
 
-    def check(spec: Mapping[str, Any]) -> Found:
+    def check(spec: Mapping[str, Any]) -> Mismatches:
         for path, one in _quotas(spec):
             for key in ("borrowingLimit", "lendingLimit"):
                 if one.get(key) is not None and not spec.get(cohort):
@@ -148,11 +148,11 @@ def _quotas(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Ma
                 yield path, mapping(quota)
 
 
-def covered(group: Mapping[str, Any]) -> Found:
+def covered(group: Mapping[str, Any]) -> Mismatches:
     names = sequence(group.get("coveredResources"))
     for index, one in enumerate(sequence(group.get("flavors"))):
         found = [mapping(part).get("name") for part in sequence(mapping(one).get("resources"))]
-        if found != names and not any(map(is_open, found)):
+        if found != names and not any(map(is_placeholder, found)):
             text = (
                 f"resources {short(', '.join(map(str, found)))}; wanted those of coveredResources, in order"
             )

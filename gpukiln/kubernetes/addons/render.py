@@ -39,7 +39,7 @@ ADD_ONS: Mapping[str, AddOnKind] = {
 }
 
 
-def chosen(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
+def select_add_ons(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
     """The add-ons that are rendered: those that are named, else all that somebody said something about.
 
     Raises:
@@ -55,7 +55,7 @@ def chosen(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
     return tuple(name for name in ADD_ONS if said.get(name, True))
 
 
-def rendered(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+def render_files(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """The files of some add-ons by their path.
 
     Raises:
@@ -101,7 +101,7 @@ def _script(steps: Iterable[tuple[str, tuple[str, ...]]]) -> str:
         "",
         helm.APPLY,
         "",
-        helm.apply(NAMESPACE),
+        helm.apply_command(NAMESPACE),
     )
     body = [line for title, commands in steps for line in ("", f"# {title}", *commands)]
     return "\n".join((*head, *body)) + "\n"

@@ -94,10 +94,10 @@ class Cluster:
         """One object; None: there is none of that name."""
         what = f"get {kind} {name}"
         try:
-            found: Manifest = self._call("GET", self._path(kind, namespace, name), what)
+            manifest: Manifest = self._call("GET", self._path(kind, namespace, name), what)
         except MissingError:
             return None
-        return found
+        return manifest
 
     def list(
         self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "", everywhere: bool = False
@@ -110,12 +110,12 @@ class Cluster:
         """
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         what = f"list {kind}" + (" in all namespaces" if everywhere else "")
-        found: list[Manifest] = []
+        objects: list[Manifest] = []
         try:
             path = self._path(kind, "" if everywhere else namespace, everywhere=everywhere)
             while True:
                 answer = self._call("GET", path, what, query)
-                found += answer["items"]
+                objects += answer["items"]
                 query["continue"] = answer["metadata"].get("continue", "")
                 if not query["continue"]:
                     break
@@ -123,7 +123,9 @@ class Cluster:
             return []
         plain = kind.rpartition("/")
         api_version = plain[0] or API_VERSIONS[plain[2]]
-        return [{"apiVersion": api_version, "kind": plain[2], **one} for one in found]  # lists leave it out
+        return [
+            {"apiVersion": api_version, "kind": plain[2], **item} for item in objects
+        ]  # lists leave it out
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
         """Send an object; in its own namespace, else the context's.
@@ -139,8 +141,8 @@ class Cluster:
         name = manifest["metadata"].get("name") or manifest["metadata"].get("generateName", "")
         path = self._path(kind, str(manifest["metadata"].get("namespace") or ""))
         query = {"fieldValidation": "Strict", "fieldManager": "gpukiln", "dryRun": "All" if dry_run else ""}
-        made: Manifest = self._call("POST", path, f"create {manifest['kind']} {name}", query, manifest)
-        return made
+        created: Manifest = self._call("POST", path, f"create {manifest['kind']} {name}", query, manifest)
+        return created
 
     def delete(self, kind: str, name: str, namespace: str = "") -> bool:
         """Remove an object and what it owns; False: there was none."""
@@ -214,7 +216,7 @@ class Cluster:
                     hint="`kubectl api-versions` lists what it serves; others come with a CRD or an add-on",
                 ) from None
             self._resources[api_version] = {
-                one["kind"]: one for one in said["resources"] if "/" not in one["name"]
+                resource["kind"]: resource for resource in said["resources"] if "/" not in resource["name"]
             }
         known = self._resources[api_version]
         if kind not in known:
@@ -327,10 +329,12 @@ def _cause(error: BaseException) -> str:
 def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tuple[str, str]:
     """Fill in the client's settings; the name of the context and its namespace."""
     files = [
-        Path(one).expanduser() for one in (kubeconfig or os.environ.get("KUBECONFIG", "")).split(":") if one
+        Path(name).expanduser()
+        for name in (kubeconfig or os.environ.get("KUBECONFIG", "")).split(":")
+        if name
     ]
     files = files or [Path("~/.kube/config").expanduser()]
-    if not any(one.is_file() for one in files):
+    if not any(file.is_file() for file in files):
         if not kubeconfig and not context and "KUBERNETES_SERVICE_HOST" in os.environ:
             return _load_in_cluster(settings)
         raise UnavailableError(
@@ -338,15 +342,15 @@ def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tupl
             hint="$KUBECONFIG or --kubeconfig names one; on EKS "
             "`aws eks update-kubeconfig --name CLUSTER --region REGION` writes it",
         )
-    merged = ":".join(str(one) for one in files if one.is_file())
+    merged = ":".join(str(file) for file in files if file.is_file())
     current, contexts, users = _read_kubeconfigs(merged)
     name = context or current
     if name not in contexts:
         near = difflib.get_close_matches(name, contexts, 1)
-        wanted = f"wanted one of {', '.join(contexts)}" if contexts else "it has none"
+        choices = f"wanted one of {', '.join(contexts)}" if contexts else "it has none"
         raise UsageError(
             f"{merged} has no context {name}" if name else f"{merged} names no current context",
-            hint=f"did you mean {near[0]}?" if near else wanted,
+            hint=f"did you mean {near[0]}?" if near else choices,
         )
     chosen = contexts[name]
     plugin = users.get(chosen.get("user", ""), {}).get("exec")
@@ -389,7 +393,7 @@ def _read_kubeconfigs(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
                 check_yaml(read_text(file))  # the client reads it without limits
         said = config.kube_config.KubeConfigMerger(files).config.value
         contexts, users = (
-            {one["name"]: one.value.get(part) or {} for one in said.get(f"{part}s") or ()}
+            {entry["name"]: entry.value.get(part) or {} for entry in said.get(f"{part}s") or ()}
             for part in ("context", "user")
         )
         return said.get("current-context") or "", contexts, users

@@ -239,8 +239,8 @@ def _compute(
         )
     )
     state: dict[str, Any] = {}
-    for found in _watch(cluster, namespace, [pod], options.wait_s + COMPUTE_TIMEOUT_S, say):
-        state = _container(found)
+    for shown in _watch(cluster, namespace, [pod], options.wait_s + COMPUTE_TIMEOUT_S, say):
+        state = _container(shown)
         if "terminated" in state:
             break
     ended = state.get("terminated", {})
@@ -277,15 +277,15 @@ def _wait(
 ) -> None:
     """Until each pod has said what it sees, or can't, or the time is up."""
     by_name = {pod.name: pod for pod in pods}
-    for found in _watch(cluster, namespace, pods, options.wait_s, say):
-        pod = by_name[found["metadata"]["name"]]
-        if pod.ran or not {"running", "terminated"} & set(_container(found)):
+    for shown in _watch(cluster, namespace, pods, options.wait_s, say):
+        pod = by_name[shown["metadata"]["name"]]
+        if pod.ran or not {"running", "terminated"} & set(_container(shown)):
             continue
-        pod.node = found["spec"].get("nodeName", "")
+        pod.node = shown["spec"].get("nodeName", "")
         with contextlib.suppress(BusyError):  # it has not begun to log
             _parse_log(pod, list(cluster.logs(pod.name, namespace)))
-        if not pod.ran and "terminated" in _container(found):
-            pod.why = f"its container ended: {pod.said or _container(found)['terminated'].get('reason')}"
+        if not pod.ran and "terminated" in _container(shown):
+            pod.why = f"its container ended: {pod.said or _container(shown)['terminated'].get('reason')}"
 
 
 def _parse_log(pod: VerificationPod, lines: list[str]) -> None:
@@ -295,10 +295,10 @@ def _parse_log(pod: VerificationPod, lines: list[str]) -> None:
             pod.smi_exit = int(line.removeprefix(SMI_EXIT_LINE))
         elif line.startswith(DEVICES_LINE):
             pod.named, pod.ran, pod.why = line.removeprefix(DEVICES_LINE).split(","), True, ""
-    told = [line for line in lines if not line.startswith("gpukiln: ")]
-    pod.said = " ".join(told)[-500:]
-    uuids = [line.rpartition("UUID: ")[2].rstrip(")") for line in told if "(UUID: " in line]
-    mig = [one for one in uuids if one.startswith("MIG-")]
+    own_lines = [line for line in lines if not line.startswith("gpukiln: ")]
+    pod.said = " ".join(own_lines)[-500:]
+    uuids = [line.rpartition("UUID: ")[2].rstrip(")") for line in own_lines if "(UUID: " in line]
+    mig = [uuid for uuid in uuids if uuid.startswith("MIG-")]
     pod.gpus = mig or uuids
 
 
@@ -306,17 +306,17 @@ def _watch(
     cluster: Cluster, namespace: str, pods: list[VerificationPod], seconds: float, say: Callable[[str], None]
 ) -> Iterator[Manifest]:
     """The pods as the API shows them, again and again until each has run, is stuck, or the time is up."""
-    until, told = time.monotonic() + seconds, ""
+    until, reported = time.monotonic() + seconds, ""
     while any(not pod.ran and not pod.why.startswith("it never starts") for pod in pods):
         for pod in pods:
-            found = cluster.get("Pod", pod.name, namespace)
-            if found is None:
+            shown = cluster.get("Pod", pod.name, namespace)
+            if shown is None:
                 raise UnavailableError(f"somebody removed the pod {pod.name} of this test")
-            pod.why = pod.why if pod.ran else _why_not_started(found)
-            yield found
+            pod.why = pod.why if pod.ran else _why_not_started(shown)
+            yield shown
         waiting = next((pod.why for pod in pods if pod.why), "")
-        if waiting and waiting != told:
-            say(told := waiting)
+        if waiting and waiting != reported:
+            say(reported := waiting)
         if time.monotonic() > until:
             for pod in pods:
                 pod.why = pod.why or ("" if pod.ran else f"nothing came of it within {seconds:.0f} s")
@@ -326,9 +326,9 @@ def _watch(
 
 def _why_not_started(pod: Manifest) -> str:
     """Why a pod has not started."""
-    for one in pod["status"].get("conditions", ()):
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return f"it is not scheduled: {one.get('message', one.get('reason', ''))}"
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"it is not scheduled: {condition.get('message', condition.get('reason', ''))}"
     waiting = _container(pod).get("waiting", {})
     if waiting.get("reason") in STUCK_REASONS:
         return f"it never starts: {waiting['reason']}: {waiting.get('message', '')}"
@@ -351,15 +351,15 @@ def _check_selector(options: GpuTestOptions) -> None:
 
 
 def _nodes(cluster: Cluster, options: GpuTestOptions) -> list[dict[str, Any]]:
-    return [_node(one, options) for one in cluster.list("Node", labels=options.selector)]
+    return [_node(node, options) for node in cluster.list("Node", labels=options.selector)]
 
 
 def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
     labels, status = node["metadata"].get("labels", {}), node["status"]
     problems = [
-        f"{one['type']} is {one['status']}: {one.get('reason', '')} {one.get('message', '')}".strip()
-        for one in status.get("conditions", ())
-        if one["type"] in GOOD_WHEN_TRUE and one["status"] != "True"
+        f"{condition['type']} is {condition['status']}: {condition.get('reason', '')} {condition.get('message', '')}".strip()
+        for condition in status.get("conditions", ())
+        if condition["type"] in GOOD_WHEN_TRUE and condition["status"] != "True"
     ]
     counted = labels.get(COUNT_LABEL, "") if options.resource == GPU else ""
     sharing = labels.get(SHARING_LABEL, "")

@@ -88,19 +88,21 @@ class ClusterState:
 
     @property
     def gpu_nodes(self) -> list[Manifest]:
-        return [one for one in self.nodes if has_gpus(one)]
+        return [node for node in self.nodes if has_gpus(node)]
 
     @property
     def plugins(self) -> list[Manifest]:
-        return [one for one in self.daemon_sets if is_plugin(one["spec"]["template"]["spec"])]
+        return [
+            daemon_set for daemon_set in self.daemon_sets if is_plugin(daemon_set["spec"]["template"]["spec"])
+        ]
 
     @property
     def has_dra_driver(self) -> bool:
         """Whether GPUs are offered by claims (DRA), for which no device plugin is needed."""
         images = [
             container.get("image", "")
-            for one in self.daemon_sets
-            for container in containers(one["spec"]["template"]["spec"])
+            for daemon_set in self.daemon_sets
+            for container in containers(daemon_set["spec"]["template"]["spec"])
         ]
         return any("dra-driver" in image for image in images)
 
@@ -121,45 +123,45 @@ def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
         cluster.list("Node"),
         cluster.list("Pod", everywhere=True),
         cluster.list("DaemonSet", everywhere=True),
-        lambda one, container, previous: _log(cluster, one, container, previous=previous),
-        lambda one: _events(cluster, one),
-        lambda one: _kueue_conditions(cluster, one),
+        lambda pod, container, previous: _log(cluster, pod, container, previous=previous),
+        lambda manifest: _events(cluster, manifest),
+        lambda manifest: _kueue_conditions(cluster, manifest),
     )
     if pod:
-        looked, found = _diagnose_named(
+        looked, findings = _diagnose_named(
             seen, *_find_target(cluster, seen, pod, namespace or cluster.namespace)
         )
     else:
-        looked, found = _diagnose_cluster(seen, _refused_workloads(cluster))
-    unique = {(one.id, one.object, one.message): one for one in found}
-    ordered = sorted(unique.values(), key=lambda one: SEVERITIES.index(one.severity))
+        looked, findings = _diagnose_cluster(seen, _refused_workloads(cluster))
+    unique = {(finding.id, finding.object, finding.message): finding for finding in findings}
+    ordered = sorted(unique.values(), key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(cluster.context, looked, tuple(ordered))
 
 
 def _diagnose_named(
     seen: ClusterState, family: list[Manifest], pod: Manifest | None
 ) -> tuple[tuple[str, ...], list[Finding]]:
-    found = list(workload_findings(seen, family, has_pods=pod is not None))
+    findings = list(workload_findings(seen, family, has_pods=pod is not None))
     looked = [*family]
     if pod:
         place = pod["spec"].get("nodeName")
-        nodes = [one for one in seen.nodes if one["metadata"]["name"] == place]
+        nodes = [node for node in seen.nodes if node["metadata"]["name"] == place]
         looked += [pod, *nodes]
-        found += pod_findings(seen, pod)
+        findings += pod_findings(seen, pod)
         for node in filter(has_gpus, nodes):
-            found += node_findings(seen, node)
-        if not place and any(one.id == "no-node-fits" for one in found):
-            found += cluster_findings(seen)
-    return tuple(map(_name, looked)), found
+            findings += node_findings(seen, node)
+        if not place and any(finding.id == "no-node-fits" for finding in findings):
+            findings += cluster_findings(seen)
+    return tuple(map(_name, looked)), findings
 
 
 def _diagnose_cluster(seen: ClusterState, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Finding]]:
-    waiting = [one for one in seen.pods if _wants_gpu(one["spec"]) and _waits_or_was_refused(one)]
-    found = [
+    waiting = [pod for pod in seen.pods if _wants_gpu(pod["spec"]) and _waits_or_was_refused(pod)]
+    findings = [
         *cluster_findings(seen),
-        *(one for node in seen.gpu_nodes for one in node_findings(seen, node)),
-        *(one for thing in refused for one in workload_findings(seen, [thing], has_pods=False)),
-        *(one for pod in waiting for one in pod_findings(seen, pod)),
+        *(finding for node in seen.gpu_nodes for finding in node_findings(seen, node)),
+        *(finding for workload in refused for finding in workload_findings(seen, [workload], has_pods=False)),
+        *(finding for pod in waiting for finding in pod_findings(seen, pod)),
     ]
     looked = (
         f"{len(seen.gpu_nodes)} nodes with GPUs of {len(seen.nodes)}",
@@ -167,7 +169,7 @@ def _diagnose_cluster(seen: ClusterState, refused: list[Manifest]) -> tuple[tupl
         f"{len(waiting)} pods that wait for a GPU or that a node did not take",
         *map(_name, refused),
     )
-    return looked, found
+    return looked, findings
 
 
 def _waits_or_was_refused(pod: Manifest) -> bool:
@@ -178,19 +180,19 @@ def _waits_or_was_refused(pod: Manifest) -> bool:
 
 def _refused_workloads(cluster: Cluster) -> list[Manifest]:
     """What wants pods with GPUs and had none created within the last hour: so long events are kept."""
-    found: dict[str, Manifest] = {}
+    refused: dict[str, Manifest] = {}
     for event in cluster.list("Event", everywhere=True, fields="reason=FailedCreate"):
         about = event.get("involvedObject", {})
         if kind := workloads.kind_of(about.get("kind", "")):
             for api in workloads.KINDS[kind]:
-                thing = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
+                manifest = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
                 if (
-                    thing
-                    and _wants_gpu(workloads.pod_template_spec(thing))
-                    and workloads.lacks_pods(thing, has_pods=False)
+                    manifest
+                    and _wants_gpu(workloads.pod_template_spec(manifest))
+                    and workloads.lacks_pods(manifest, has_pods=False)
                 ):
-                    found[thing["metadata"]["uid"]] = thing
-    return list(found.values())
+                    refused[manifest["metadata"]["uid"]] = manifest
+    return list(refused.values())
 
 
 # --- the cluster ------------------------------------------------------------------------------------------
@@ -218,26 +220,26 @@ def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
             "nobody installed it, and the nodes bring none, as those of Bottlerocket and EKS Auto Mode do",
             "`invoke k8s.addons --only plugin` renders it",
         )
-    for one in seen.plugins:
-        status = one.get("status", {})
-        wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
-        if not wanted and seen.gpu_nodes:
-            spec = as_daemon_set_pod(one["spec"]["template"]["spec"])
+    for plugin in seen.plugins:
+        status = plugin.get("status", {})
+        desired, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
+        if not desired and seen.gpu_nodes:
+            spec = as_daemon_set_pod(plugin["spec"]["template"]["spec"])
             why = [problem.text for node in seen.gpu_nodes for problem in mismatches(spec, node)]
             yield _finding(
                 "device-plugin-nowhere",
                 "error",
-                _name(one),
+                _name(plugin),
                 f"it wants 0 of {len(seen.gpu_nodes)} nodes with GPUs: {'; '.join(dict.fromkeys(why))}",
                 "its selector or affinity asks for a label that the nodes lack, or a taint is not tolerated",
                 f"label the nodes in their pool with {GPU_PRESENT}=true, and let it tolerate their taints",
             )
-        elif ready < wanted:
+        elif ready < desired:
             yield _finding(
                 "device-plugin-not-ready",
                 "error",
-                _name(one),
-                f"{ready} of {wanted} pods are ready",
+                _name(plugin),
+                f"{ready} of {desired} pods are ready",
                 "what its pods say is below",
                 "repair the nodes that are named below",
             )
@@ -254,9 +256,9 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
     registered = _count(status.get("capacity", {}))
     counted = labels.get(f"{GPU}.count", "")
     plugins = [
-        one for one in seen.pods if one["spec"].get("nodeName") == meta["name"] and is_plugin(one["spec"])
+        pod for pod in seen.pods if pod["spec"].get("nodeName") == meta["name"] and is_plugin(pod["spec"])
     ]
-    plugin = max(plugins, key=lambda one: (_is_active(one), _creation_time(one)), default=None)
+    plugin = max(plugins, key=lambda pod: (_is_active(pod), _creation_time(pod)), default=None)
     if GPU_PRESENT not in labels:
         yield _finding(
             "label-missing",
@@ -268,7 +270,7 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
             f"set {GPU_PRESENT}=true in the pool, so that new nodes have it; feature discovery sets the "
             "other labels",
         )
-    if not any(one["key"].startswith("nvidia.com/") for one in node["spec"].get("taints", ())):
+    if not any(taint["key"].startswith("nvidia.com/") for taint in node["spec"].get("taints", ())):
         yield _finding(
             "taint-missing",
             "warning",
@@ -291,8 +293,8 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
             f"the device plugin marked one unhealthy{_xid_suffix(line)}",
             "`invoke node.doctor` looks at the GPU; the plugin offers it again after a restart of its pod",
         )
-    for one in status.get("conditions", ()):
-        yield from _node_condition_finding(name, one)
+    for condition in status.get("conditions", ()):
+        yield from _node_condition_finding(name, condition)
 
 
 def _nothing_offered(
@@ -302,8 +304,8 @@ def _nothing_offered(
     if plugin is None:
         why = [
             problem.text
-            for one in seen.plugins
-            for problem in mismatches(as_daemon_set_pod(one["spec"]["template"]["spec"]), node)
+            for daemon_set in seen.plugins
+            for problem in mismatches(as_daemon_set_pod(daemon_set["spec"]["template"]["spec"]), node)
         ]
         if seen.plugins:
             yield _finding(
@@ -370,21 +372,23 @@ def _nothing_offered(
 
 def _plugin_logs(seen: ClusterState, plugin: Manifest) -> tuple[str, list[str]]:
     """The container that fails, else the plugin itself; its log, now and of its last start."""
-    failing = [one["name"] for one in _statuses(plugin) if _failure(one) or _waiting_reason(one)]
-    main = [one["name"] for one in plugin["spec"]["containers"] if _is_plugin_container(one)]
+    failing = [status["name"] for status in _statuses(plugin) if _failure(status) or _waiting_reason(status)]
+    main = [
+        container["name"] for container in plugin["spec"]["containers"] if _is_plugin_container(container)
+    ]
     name = next(iter((*failing, *main)))
     return name, [seen.logs(plugin, name, False), seen.logs(plugin, name, True)]
 
 
-def _node_condition_finding(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
-    kind, status = one["type"], one["status"]
+def _node_condition_finding(name: str, condition: Mapping[str, str]) -> Iterator[Finding]:
+    kind, status = condition["type"], condition["status"]
     bad = (
         status in ("False", "Unknown")
         if BAD_WHEN_FALSE.fullmatch(kind)
         else status == "True" and BAD_WHEN_TRUE.match(kind)
     )
     if bad:
-        said = f"{one.get('reason', '')} {one.get('message', '')}".strip()
+        said = f"{condition.get('reason', '')} {condition.get('message', '')}".strip()
         yield _finding(
             "node-condition",
             "error",
@@ -412,15 +416,15 @@ def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             "it may be scheduled anywhere, and the device plugin gives it nothing",
             f'limits: {{{GPU}: "1"}}',
         )
-    for one in containers(spec):
-        set_by_hand = [env for env in one.get("env", ()) if env["name"] in VARIABLES]
+    for container in containers(spec):
+        set_by_hand = [env for env in container.get("env", ()) if env["name"] in VARIABLES]
         if set_by_hand and gpus_requested(spec):
             said = ", ".join(f"{env['name']}={env.get('value', '...')}" for env in set_by_hand)
             yield _finding(
                 "visible-devices",
                 "error",
                 name,
-                f"container {one['name']} sets {said}",
+                f"container {container['name']} sets {said}",
                 "inside a container GPUs are numbered from 0 again: it hides them, or reaches for others",
                 "leave it out: the device plugin says which GPUs are seen",
             )
@@ -436,7 +440,7 @@ def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
 
 def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name, spec = _name(pod), pod["spec"]
-    gates = [one["name"] for one in spec.get("schedulingGates", ())]
+    gates = [gate["name"] for gate in spec.get("schedulingGates", ())]
     if gates:
         yield _finding(
             "scheduling-gated",
@@ -462,20 +466,20 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
     if known := symptom_in(said, SCHEDULER):  # more room would not be enough
         yield _symptom_finding(known, name)
     taken = [
-        _name(one)
-        for one in seen.pods
-        if one["spec"].get("nodeName") == shown and gpus_requested(one["spec"]) and _is_active(one)
+        _name(other)
+        for other in seen.pods
+        if other["spec"].get("nodeName") == shown and gpus_requested(other["spec"]) and _is_active(other)
     ]
     holders = (
         f"; its GPUs are with {', '.join(taken)}"
-        if taken and any(GPU in one.text for one in problems)
+        if taken and any(GPU in problem.text for problem in problems)
         else ""
     )
     yield _finding(
         "no-node-fits",
         "error",
         name,
-        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(one.text for one in problems)}{holders}",
+        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(problem.text for problem in problems)}{holders}",
         "no node fits all that the pod asks for",
         "ask for less, wait, or add a pool: `invoke k8s.check` says which instance types it fits",
     )
@@ -484,17 +488,19 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
 def _scheduler_says(seen: ClusterState, pod: Manifest) -> str:
     """Why the scheduler has not placed a pod: its condition, else its last event."""
     conditions = [
-        one.get("message", "")
-        for one in pod["status"].get("conditions", ())
-        if one["type"] == "PodScheduled" and one["status"] != "True"
+        condition.get("message", "")
+        for condition in pod["status"].get("conditions", ())
+        if condition["type"] == "PodScheduled" and condition["status"] != "True"
     ]
-    events = [one.get("message", "") for one in seen.events(pod) if one.get("reason") == "FailedScheduling"]
+    events = [
+        event.get("message", "") for event in seen.events(pod) if event.get("reason") == "FailedScheduling"
+    ]
     return next(filter(None, (*conditions, *reversed(events))), "")
 
 
 def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
     """A pod for which a node has room by all that is counted here: what the scheduler says counts more."""
-    claims = [one["name"] for one in spec.get("resourceClaims") or ()]
+    claims = [claim["name"] for claim in spec.get("resourceClaims") or ()]
     if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
         said = (
             f"no word of the scheduler, which waits for each resource claim to be there: {', '.join(claims)}"
@@ -524,7 +530,9 @@ def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) 
 def _start_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     texts = [_waiting(pod)]
     if pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
-        texts += [_event_words(one) for one in reversed(seen.events(pod)) if one.get("type") == "Warning"]
+        texts += [
+            _event_words(event) for event in reversed(seen.events(pod)) if event.get("type") == "Warning"
+        ]
     for text in filter(None, texts):
         if known := symptom_in(" ".join(text.split()), WAITING):
             yield _symptom_finding(known, _name(pod))
@@ -541,13 +549,13 @@ def _kubelet_refusal(pod: Manifest) -> Iterator[Finding]:
 
 def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name = _name(pod)
-    before = {one["name"] for one in pod["spec"].get("initContainers") or ()}
-    for one in _statuses(pod):
-        failure = _failure(one)
+    before = {init_container["name"] for init_container in pod["spec"].get("initContainers") or ()}
+    for container_status in _statuses(pod):
+        failure = _failure(container_status)
         if failure is None:
             continue
         ended, previous = failure
-        what = f"{'init container' if one['name'] in before else 'container'} {one['name']}"
+        what = f"{'init container' if container_status['name'] in before else 'container'} {container_status['name']}"
         if ended.get("reason") == "OOMKilled":
             yield _finding(
                 "out-of-memory",
@@ -558,12 +566,14 @@ def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
                 "raise limits.memory; fewer workers of the data loader; this is not the GPU's memory",
             )
             return
-        log = seen.logs(pod, one["name"], previous)
+        log = seen.logs(pod, container_status["name"], previous)
         if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
             yield _symptom_finding(known, name, f"{what} says: {_short(known[1])}")
             return
         last = _short(next(iter(reversed(log.splitlines())), "nothing"))
-        options = f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {one['name']}"
+        options = (
+            f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {container_status['name']}"
+        )
         yield _finding(
             "container-failed",
             "error",
@@ -579,25 +589,29 @@ def _unexplained(seen: ClusterState, pod: Manifest) -> Finding:
     """A pod that does not run, where nothing that is known says why."""
     status, phase = pod["status"], pod["status"].get("phase", "Unknown")
     events = seen.events(pod)
-    warnings = [one for one in events if one.get("type") == "Warning"]
+    warnings = [event for event in events if event.get("type") == "Warning"]
     states = [
-        f"container {one['name']} {kind} {state.get('reason', '')}".rstrip()
-        for one in _statuses(pod)
-        for kind, state in one.get("state", {}).items()
+        f"container {container_status['name']} {kind} {state.get('reason', '')}".rstrip()
+        for container_status in _statuses(pod)
+        for kind, state in container_status.get("state", {}).items()
     ]
     said = [
         f"phase {phase}",
         ": ".join(filter(None, (status.get("reason", ""), status.get("message", "")))),
-        *(workloads.condition_text(one) for one in status.get("conditions") or () if one["status"] != "True"),
+        *(
+            workloads.condition_text(condition)
+            for condition in status.get("conditions") or ()
+            if condition["status"] != "True"
+        ),
         _waiting(pod) or ", ".join(states),
-        *(_event_words(one) for one in (warnings or events)[-SHOWN_EVENTS:]),
+        *(_event_words(event) for event in (warnings or events)[-SHOWN_EVENTS:]),
     ]
     bad = phase != "Pending" or bool(warnings) or bool(_waiting(pod))
     return _finding(
         "pod-not-running",
         "error" if bad else "warning",
         _name(pod),
-        "; ".join(_short(one) for one in dict.fromkeys(said) if one),
+        "; ".join(_short(text) for text in dict.fromkeys(said) if text),
         "nothing that is known here explains it" if bad else "it is about to start, as far as can be seen",
         "`kubectl describe pod` shows all of it" if bad else "look again in a minute",
     )
@@ -605,14 +619,21 @@ def _unexplained(seen: ClusterState, pod: Manifest) -> Finding:
 
 def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     """The node's label against the CUDA version in the image's tag."""
-    node = next((one for one in seen.nodes if one["metadata"]["name"] == pod["spec"].get("nodeName")), None)
+    node = next(
+        (
+            candidate
+            for candidate in seen.nodes
+            if candidate["metadata"]["name"] == pod["spec"].get("nodeName")
+        ),
+        None,
+    )
     driver = node["metadata"].get("labels", {}).get(DRIVER) if node else None
-    for one in containers(pod["spec"]):
-        wanted = cuda_of_image(one.get("image", ""))
-        if not (driver and wanted and gpus_requested(pod["spec"])):
+    for container in containers(pod["spec"]):
+        cuda_version = cuda_of_image(container.get("image", ""))
+        if not (driver and cuda_version and gpus_requested(pod["spec"])):
             continue
         try:
-            support = cuda.support(wanted, driver, [])
+            support = cuda.support(cuda_version, driver, [])
         except UsageError:  # a version that the catalogue does not know: nothing is said of it
             continue
         if not support.runs:
@@ -620,9 +641,9 @@ def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
                 "driver-too-old",
                 "error",
                 _name(pod),
-                f"{one['image']} is CUDA {wanted}; {_name(node or {})} has driver {driver}",
+                f"{container['image']} is CUDA {cuda_version}; {_name(node or {})} has driver {driver}",
                 support.message,
-                f"an image with an older CUDA, or nodes with driver {cuda.needs(wanted).first} or later",
+                f"an image with an older CUDA, or nodes with driver {cuda.needs(cuda_version).first} or later",
             )
 
 
@@ -645,17 +666,22 @@ def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: b
         has_pods: Whether pods of it are there: they say more.
     """
     held = next(filter(workloads.is_suspended, family), None)
-    found = [_suspended_finding(held, seen.kueue_conditions(held))] if held else []
-    for one in family:
-        more = _condition_findings(one, seen.events(one), has_pods=has_pods)
-        same = {(one.id, one.message) for one in found}  # a Deployment has its ReplicaSet's condition
-        found += [one for one in more if (one.id, one.message) not in same]
-    if not (found or has_pods) and family and not _is_done(family[0]):
+    findings = [_suspended_finding(held, seen.kueue_conditions(held))] if held else []
+    for member in family:
+        more = _condition_findings(member, seen.events(member), has_pods=has_pods)
+        same = {
+            (finding.id, finding.message) for finding in findings
+        }  # a Deployment has its ReplicaSet's condition
+        findings += [finding for finding in more if (finding.id, finding.message) not in same]
+    if not (findings or has_pods) and family and not _is_done(family[0]):
         said = [
-            *(workloads.condition_text(one) for one in family[0].get("status", {}).get("conditions") or ()),
-            *(_event_words(event) for one in family for event in seen.events(one)[-SHOWN_EVENTS:]),
+            *(
+                workloads.condition_text(condition)
+                for condition in family[0].get("status", {}).get("conditions") or ()
+            ),
+            *(_event_words(event) for member in family for event in seen.events(member)[-SHOWN_EVENTS:]),
         ]
-        found.append(
+        findings.append(
             _finding(
                 "no-pods",
                 "warning",
@@ -665,29 +691,31 @@ def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: b
                 "`kubectl describe` shows all of it; look at its controller's pods",
             )
         )
-    yield from found
+    yield from findings
 
 
-def _condition_findings(thing: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
-    name, status = _name(thing), thing.get("status", {})
+def _condition_findings(manifest: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
+    name, status = _name(manifest), manifest.get("status", {})
     wrong = [
-        one for one in status.get("conditions") or () if FAILURE_CONDITIONS.get(one["type"]) == one["status"]
+        condition
+        for condition in status.get("conditions") or ()
+        if FAILURE_CONDITIONS.get(condition["type"]) == condition["status"]
     ]
-    failures = [one for one in wrong if one["type"] == "ReplicaFailure"]
-    refusals = [one for one in events if one.get("reason", "").startswith("FailedCreate")]
-    events = refusals if workloads.lacks_pods(thing, has_pods=has_pods) else []
-    if texts := [one.get("message", "") for one in (*failures, *reversed(events))]:
+    failures = [condition for condition in wrong if condition["type"] == "ReplicaFailure"]
+    refusals = [event for event in events if event.get("reason", "").startswith("FailedCreate")]
+    events = refusals if workloads.lacks_pods(manifest, has_pods=has_pods) else []
+    if texts := [source.get("message", "") for source in (*failures, *reversed(events))]:
         yield _creation_finding(name, texts[0])
-    for one in wrong:
-        if one not in failures and not (has_pods and one["status"] == "False"):
-            yield _failed_finding(name, workloads.condition_text(one))
+    for condition in wrong:
+        if condition not in failures and not (has_pods and condition["status"] == "False"):
+            yield _failed_finding(name, workloads.condition_text(condition))
     if status.get("jobDeploymentStatus") in ("Failed", "ValidationFailed"):  # RayJob has no conditions
         said = (status["jobDeploymentStatus"], status.get("reason"), status.get("message"))
         yield _failed_finding(name, f"jobDeploymentStatus is {': '.join(filter(None, said))}")
 
 
-def _suspended_finding(thing: Manifest, by_kueue: list[Manifest] | None) -> Finding:
-    name, queue = _name(thing), thing["metadata"].get("labels", {}).get(workloads.QUEUE, "")
+def _suspended_finding(manifest: Manifest, by_kueue: list[Manifest] | None) -> Finding:
+    name, queue = _name(manifest), manifest["metadata"].get("labels", {}).get(workloads.QUEUE, "")
     if by_kueue is None:
         return _finding(
             "suspended",
@@ -733,12 +761,13 @@ def _failed_finding(name: str, said: str) -> Finding:
     )
 
 
-def _is_done(thing: Manifest) -> bool:
+def _is_done(manifest: Manifest) -> bool:
     """Whether it ended well; its pods may be gone."""
     done = ("Complete", "Completed", "Succeeded", "SuccessCriteriaMet")
-    status = thing.get("status", {})
+    status = manifest.get("status", {})
     return status.get("jobDeploymentStatus") == "Complete" or any(
-        one["type"] in done and one["status"] == "True" for one in status.get("conditions") or ()
+        condition["type"] in done and condition["status"] == "True"
+        for condition in status.get("conditions") or ()
     )
 
 
@@ -752,7 +781,7 @@ def _finding(id: str, severity: Severity, about: str, seen: str, cause: str, fix
 def has_gpus(node: Manifest) -> bool:
     labels = node["metadata"].get("labels", {})
     amd = "amd" in labels.get("karpenter.k8s.aws/instance-gpu-manufacturer", "")
-    named = labels.get(GPU_PRESENT) == "true" or any(labels.get(one) for one in GPU_NODE_LABELS)
+    named = labels.get(GPU_PRESENT) == "true" or any(labels.get(label) for label in GPU_NODE_LABELS)
     return not amd and (named or bool(_count(node["status"].get("capacity", {}))))
 
 
@@ -763,7 +792,7 @@ def _wants_gpu(spec: Mapping[str, Any]) -> bool:
 
 def is_plugin(spec: Mapping[str, Any]) -> bool:
     """Whether a pod is NVIDIA's device plugin: chart, static manifest and operator take the same image."""
-    return any(_is_plugin_container(one) for one in spec.get("containers", ()))
+    return any(_is_plugin_container(container) for container in spec.get("containers", ()))
 
 
 def _is_plugin_container(container: Mapping[str, Any]) -> bool:
@@ -783,14 +812,14 @@ def _find_target(
         root = workloads.workload(cluster, kind, name, namespace)
         family, own = workloads.descendants(cluster, root, seen.pods)
         newest = max(
-            own, key=lambda one: (one["status"].get("phase") == "Pending", _creation_time(one)), default=None
+            own, key=lambda pod: (pod["status"].get("phase") == "Pending", _creation_time(pod)), default=None
         )
         return family, newest
     namespace = word if word not in ("", "pod", "pods") else namespace
-    for one in seen.pods:
-        if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name):
-            return [], one
-    near = [_name(one) for one in seen.pods if name in one["metadata"]["name"]]
+    for pod in seen.pods:
+        if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
+            return [], pod
+    near = [_name(pod) for pod in seen.pods if name in pod["metadata"]["name"]]
     raise UsageError(
         f"no pod {text} in namespace {namespace}",
         hint=f"did you mean {near[0].removeprefix('Pod ')}?"
@@ -814,10 +843,10 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
     return "\n".join(lines)
 
 
-def _events(cluster: Cluster, thing: Manifest) -> list[Manifest]:
+def _events(cluster: Cluster, manifest: Manifest) -> list[Manifest]:
     """Events about an object, the oldest first."""
-    meta = thing["metadata"]
-    fields = f"involvedObject.kind={thing['kind']},involvedObject.name={meta['name']}"
+    meta = manifest["metadata"]
+    fields = f"involvedObject.kind={manifest['kind']},involvedObject.name={meta['name']}"
     try:
         return sorted(cluster.list("Event", meta["namespace"], fields=fields), key=_event_time)
     except GpukilnError as error:
@@ -835,9 +864,9 @@ def _event_words(event: Manifest) -> str:
     return f"{event.get('reason', '')}: {event.get('message', '')}"
 
 
-def _kueue_conditions(cluster: Cluster, thing: Manifest) -> list[Manifest] | None:
-    meta = thing["metadata"]
-    uids = {meta["uid"], *(one["uid"] for one in workloads.owners(thing))}
+def _kueue_conditions(cluster: Cluster, manifest: Manifest) -> list[Manifest] | None:
+    meta = manifest["metadata"]
+    uids = {meta["uid"], *(owner["uid"] for owner in workloads.owners(manifest))}
     try:
         return workloads.kueue_conditions(cluster, meta["namespace"], uids)
     except GpukilnError as error:
@@ -845,7 +874,11 @@ def _kueue_conditions(cluster: Cluster, thing: Manifest) -> list[Manifest] | Non
 
 
 def _reason_suffix(conditions: list[Manifest] | None) -> str:
-    return f": {'; '.join(_short(workloads.condition_text(one)) for one in conditions)}" if conditions else ""
+    return (
+        f": {'; '.join(_short(workloads.condition_text(condition)) for condition in conditions)}"
+        if conditions
+        else ""
+    )
 
 
 def _statuses(pod: Manifest) -> list[Manifest]:
@@ -854,17 +887,17 @@ def _statuses(pod: Manifest) -> list[Manifest]:
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def _failure(one: Manifest) -> tuple[Manifest, bool] | None:
+def _failure(container_status: Manifest) -> tuple[Manifest, bool] | None:
     """How a container failed, and whether that was before its last start."""
-    now, before = (one.get(key, {}).get("terminated") for key in ("state", "lastState"))
+    now, before = (container_status.get(key, {}).get("terminated") for key in ("state", "lastState"))
     if now:
         return (now, False) if now.get("exitCode") else None
     return (before, True) if before and before.get("exitCode") else None
 
 
-def _waiting_reason(one: Manifest) -> str:
+def _waiting_reason(container_status: Manifest) -> str:
     """Why a container waits, where it is more than its turn."""
-    waiting = one.get("state", {}).get("waiting", {})
+    waiting = container_status.get("state", {}).get("waiting", {})
     if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
         return ""
     return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
@@ -879,8 +912,8 @@ def _is_running_well(pod: Manifest) -> bool:
     return phase == "Succeeded" or (phase == "Running" and not _waiting(pod))
 
 
-def _creation_time(one: Manifest) -> str:
-    return str(one["metadata"].get("creationTimestamp", ""))
+def _creation_time(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("creationTimestamp", ""))
 
 
 def _symptom_finding(known: tuple[Symptom, str], about: str, seen: str = "") -> Finding:
@@ -898,8 +931,8 @@ def _short(text: str) -> str:
 
 
 def _xid_suffix(text: str) -> str:
-    found = XID.search(text)
-    return f": {xid.explain(int(found[1]))}" if found else ""
+    match = XID.search(text)
+    return f": {xid.explain(int(match[1]))}" if match else ""
 
 
 def _count(amounts: Mapping[str, Any]) -> int:
@@ -919,7 +952,7 @@ def _is_active(pod: Manifest) -> bool:
     return pod["status"].get("phase") in ("Pending", "Running")
 
 
-def _name(one: Manifest) -> str:
-    meta = one["metadata"]
+def _name(manifest: Manifest) -> str:
+    meta = manifest["metadata"]
     space = f"{meta['namespace']}/" if meta.get("namespace") else ""
-    return f"{one['kind']} {space}{meta['name']}"
+    return f"{manifest['kind']} {space}{meta['name']}"

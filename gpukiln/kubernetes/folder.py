@@ -35,8 +35,8 @@ class Rendering:
     def lines(self, folder: str) -> Iterator[str]:
         """What was written, for people."""
         above = folder.rstrip("/")
-        for one in self.files:
-            yield f"{one.change:8} {above}/{one.path}"
+        for file in self.files:
+            yield f"{file.change:8} {above}/{file.path}"
         for path in self.others:
             yield f"{'other':8} {above}/{path}"
 
@@ -55,7 +55,7 @@ def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
         return Rendering(tuple(RenderedFile(path, text) for path, text in files.items()))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, wanted a folder", hint="--output another-name")
-    found = []
+    rendered = []
     for name, text in files.items():
         path = folder / name
         before = path.read_bytes() if path.is_file() else None
@@ -63,6 +63,6 @@ def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
         if not same:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text, mode=0o644)
-        found.append(RenderedFile(name, text, "new" if before is None else "same" if same else "changed"))
+        rendered.append(RenderedFile(name, text, "new" if before is None else "same" if same else "changed"))
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return Rendering(tuple(found), tuple(sorted(there - set(files))))
+    return Rendering(tuple(rendered), tuple(sorted(there - set(files))))

@@ -77,10 +77,10 @@ def submit(cluster: Cluster, job: GpuJob, say: WriteLine, *, replace_ended: bool
         _delete_job(cluster, job.name, namespace)
         say(f"job {job.name}: the one that had ended is removed")
     _require_queue(cluster, job.queue, namespace)
-    made = _create_once(cluster, manifest, namespace, ours.begin(say))
+    created = _create_once(cluster, manifest, namespace, ours.begin(say))
     try:
         for service in services:
-            _create_service(cluster, service, made, namespace)
+            _create_service(cluster, service, created, namespace)
     except BaseException:
         cluster.delete("Job", job.name, namespace)
         raise
@@ -105,8 +105,8 @@ def _create_once(cluster: Cluster, manifest: Manifest, namespace: str, mark: str
 def dry_run(cluster: Cluster, job: GpuJob) -> None:
     """Let the server validate and admit a job, and keep nothing of it."""
     _require_queue(cluster, job.queue, job.namespace or cluster.namespace)
-    for one in job.manifests():
-        cluster.create(one, dry_run=True)
+    for manifest in job.manifests():
+        cluster.create(manifest, dry_run=True)
 
 
 def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namespace: str) -> None:
@@ -118,7 +118,7 @@ def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namesp
                 f"there is a Service {name} in {namespace} that selects other pods",
                 hint="--name of another name",
             )
-        owners = [one["uid"] for one in there["metadata"].get("ownerReferences", ())]
+        owners = [owner_reference["uid"] for owner_reference in there["metadata"].get("ownerReferences", ())]
         if not owners or meta["uid"] in owners:
             return  # it does the same
         if time.monotonic() > until:  # of a Job of that name, before: the garbage collector removes it soon
@@ -135,7 +135,7 @@ def _require_queue(cluster: Cluster, name: str, namespace: str) -> None:
     """Without its queue Kueue holds a Job back for ever; without Kueue the label does nothing."""
     if not name or cluster.get(LOCAL_QUEUE, name, namespace):
         return
-    there = [one["metadata"]["name"] for one in cluster.list(LOCAL_QUEUE, namespace)]
+    there = [local_queue["metadata"]["name"] for local_queue in cluster.list(LOCAL_QUEUE, namespace)]
     if there:
         error = unknown(f"queue of {namespace}", name, there)
         raise IncompatibleError(error.message, hint=error.hint or "--queue names one of them")
@@ -230,7 +230,7 @@ class _Follower:
 
     def run(self) -> JobEnd:
         if self.cluster.get("Job", self.name, self.namespace) is None:
-            there = [one["metadata"]["name"] for one in self.cluster.list("Job", self.namespace)]
+            there = [other["metadata"]["name"] for other in self.cluster.list("Job", self.namespace)]
             error = unknown(f"Job of {self.namespace}", self.name, there)
             raise UnavailableError(error.message, hint=error.hint or "--namespace and --context say where")
         while True:
@@ -251,7 +251,7 @@ class _Follower:
                 hint="`kubectl get events` may say by whom; its pods go with it",
             )
         pods = self.cluster.list("Pod", self.namespace, labels=f"{JOB_NAME}={self.name}")
-        owned = [one for one in pods if _is_owned_by(one, job)]
+        owned = [pod for pod in pods if _is_owned_by(pod, job)]
         return job, sorted(owned, key=_age)
 
     def _with_retries(
@@ -259,7 +259,7 @@ class _Follower:
     ) -> tuple[Any, list[Manifest]]:
         """An answer, or (None, []) while the API does not give one."""
         try:
-            found = question()
+            answer = question()
         except _JobDeletedError:
             raise
         except (UnavailableError, BusyError) as error:
@@ -281,19 +281,25 @@ class _Follower:
         if self.lost_since:
             self.lost_since = None
             self._report_change("api", "the API answers again")
-        return found
+        return answer
 
     def _update(self, job: Manifest, pods: list[Manifest]) -> None:
-        there = {one["metadata"]["uid"] for one in pods}
-        for uid, one in self.attempts.items():
-            if uid not in there and one.exit_code is None and one.phase not in ("failed", "interrupted"):
-                self.attempts[uid] = replace(one, phase="gone", why="it was removed before its end was seen")
+        there = {pod["metadata"]["uid"] for pod in pods}
+        for uid, attempt in self.attempts.items():
+            if (
+                uid not in there
+                and attempt.exit_code is None
+                and attempt.phase not in ("failed", "interrupted")
+            ):
+                self.attempts[uid] = replace(
+                    attempt, phase="gone", why="it was removed before its end was seen"
+                )
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            one = self.attempts[uid] = state.attempt(pod)
-            self._report_pod(one)
-            if uid not in self.readers and (one.phase == "running" or one.exit_code is not None):
-                self._start_reader(uid, one)
+            attempt = self.attempts[uid] = state.attempt(pod)
+            self._report_pod(attempt)
+            if uid not in self.readers and (attempt.phase == "running" or attempt.exit_code is not None):
+                self._start_reader(uid, attempt)
         if not pods and not state.has_ended(job):
             self._report_waiting_job(job)
         if pods or job["spec"].get("suspend"):
@@ -301,21 +307,21 @@ class _Follower:
         now = time.monotonic()
         if now - self.looked_at_events >= min(EVENTS_S, 10 * self.patience.poll_s):
             self.looked_at_events = now
-            waiting = [one for one in pods if self.attempts[one["metadata"]["uid"]].phase in _NOT_STARTED]
+            waiting = [pod for pod in pods if self.attempts[pod["metadata"]["uid"]].phase in _NOT_STARTED]
             if waiting or not pods:
                 self._report_events(*(waiting or [job]))
 
-    def _report_pod(self, one: Attempt) -> None:
+    def _report_pod(self, attempt: Attempt) -> None:
         texts = {
-            "waiting": f"waits for a node: {one.why}" if one.why else "waits for a node",
-            "starting": f"starts on {one.node}",
-            "stuck": f"can't start on {one.node}: {one.reason}: {one.why}",
-            "running": f"runs on {one.node}",
+            "waiting": f"waits for a node: {attempt.why}" if attempt.why else "waits for a node",
+            "starting": f"starts on {attempt.node}",
+            "stuck": f"can't start on {attempt.node}: {attempt.reason}: {attempt.why}",
+            "running": f"runs on {attempt.node}",
             "succeeded": "ended well",
-            "failed": f"failed on {one.node or 'no node'}: {one.why}",
-            "interrupted": f"was interrupted on {one.node}: {one.why}; it is started again",
+            "failed": f"failed on {attempt.node or 'no node'}: {attempt.why}",
+            "interrupted": f"was interrupted on {attempt.node}: {attempt.why}; it is started again",
         }
-        self._report_change(one.pod, f"pod {one.pod} {texts[one.phase]}")
+        self._report_change(attempt.pod, f"pod {attempt.pod} {texts[attempt.phase]}")
 
     def _report_waiting_job(self, job: Manifest) -> None:
         if not job["spec"].get("suspend"):
@@ -326,28 +332,30 @@ class _Follower:
     def _why_queued(self, uid: str) -> str:
         """Why Kueue has not admitted the Job, in its own words."""
         try:
-            found = kueue_conditions(self.cluster, self.namespace, {uid})
+            conditions = kueue_conditions(self.cluster, self.namespace, {uid})
         except GpukilnError as error:
             return error.message
-        return "; ".join(filter(None, (one.get("message", "") for one in found or ())))
+        return "; ".join(filter(None, (condition.get("message", "") for condition in conditions or ())))
 
-    def _report_events(self, *things: Manifest) -> None:
+    def _report_events(self, *manifests: Manifest) -> None:
         """What autoscalers, volumes and quotas say of what waits: only events do."""
-        for thing in things:
-            meta = thing["metadata"]
+        for manifest in manifests:
+            meta = manifest["metadata"]
             try:
-                found = self.cluster.list("Event", self.namespace, fields=f"involvedObject.uid={meta['uid']}")
+                events = self.cluster.list(
+                    "Event", self.namespace, fields=f"involvedObject.uid={meta['uid']}"
+                )
             except GpukilnError as error:
                 self._report_change("events", f"events can't be read: {error.message}")
                 return
-            for one in found:
-                if one.get("reason") == "FailedCreate" and not self.attempts:
+            for event in events:
+                if event.get("reason") == "FailedCreate" and not self.attempts:
                     self.refused_since = self.refused_since if self.refused else time.monotonic()
-                    self.refused = str(one.get("message", "")).removeprefix(_COMBINED)
-                text = f"{one.get('reason', '')}: {one.get('message', '')}"
-                if one.get("reason") == "FailedScheduling" or text in self.events:
+                    self.refused = str(event.get("message", "")).removeprefix(_COMBINED)
+                text = f"{event.get('reason', '')}: {event.get('message', '')}"
+                if event.get("reason") == "FailedScheduling" or text in self.events:
                     continue  # the pod's own condition tells it
-                if one.get("type") == "Warning" or one.get("reason") in REPORTED_EVENTS:
+                if event.get("type") == "Warning" or event.get("reason") in REPORTED_EVENTS:
                     self.events.add(text)
                     self.say(f"{meta['name']}: {text}")
 
@@ -358,13 +366,13 @@ class _Follower:
 
     def _give_up_if_late(self) -> None:
         """Leave a Job that does not start; one of ours that never ran is removed."""
-        phases = [one.phase for one in self.attempts.values()]
+        phases = [attempt.phase for attempt in self.attempts.values()]
         now = time.monotonic()
         if "stuck" not in phases:
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now
-        stuck = next((one for one in self.attempts.values() if one.phase == "stuck"), None)
+        stuck = next((attempt for attempt in self.attempts.values() if attempt.phase == "stuck"), None)
         if stuck and self.stuck_since is not None and now - self.stuck_since >= self._stuck_for(stuck):
             raise UnavailableError(
                 f"{stuck.pod} can't start: {stuck.reason}: {stuck.why}",
@@ -386,9 +394,9 @@ class _Follower:
             and self.patience.start_s is not None
             and now - self.begun >= self.patience.start_s
         ):
-            why = next((one.why for one in self.attempts.values() if one.why), "") or self.last_reported.get(
-                "job", ""
-            )
+            why = next(
+                (attempt.why for attempt in self.attempts.values() if attempt.why), ""
+            ) or self.last_reported.get("job", "")
             raise BusyError(
                 f"in {Duration(self.patience.start_s).shown} it did not start" + (f": {why}" if why else ""),
                 details=self._remove_unstarted(),
@@ -408,10 +416,10 @@ class _Follower:
         return ("nothing of it ran; the Job is removed, so that it holds no GPU",)
 
     def _has_run(self) -> bool:
-        return any(one.started or one.exit_code is not None for one in self.attempts.values())
+        return any(attempt.started or attempt.exit_code is not None for attempt in self.attempts.values())
 
-    def _stuck_for(self, one: Attempt) -> float:
-        return 0.0 if one.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
+    def _stuck_for(self, attempt: Attempt) -> float:
+        return 0.0 if attempt.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
 
     def _refused_for(self) -> float:
         if "exceeded quota" in self.refused:  # others of the namespace end, and give back their part
@@ -420,10 +428,12 @@ class _Follower:
 
     # --- logs -----------------------------------------------------------------------------------------
 
-    def _start_reader(self, uid: str, one: Attempt) -> None:
-        begin = "" if one.index is None else f"[{one.index}] "
-        before = [self.readers[other] for other in self.readers if self.attempts[other].index == one.index]
-        args = (uid, one.pod, begin, before)
+    def _start_reader(self, uid: str, attempt: Attempt) -> None:
+        begin = "" if attempt.index is None else f"[{attempt.index}] "
+        before = [
+            self.readers[other] for other in self.readers if self.attempts[other].index == attempt.index
+        ]
+        args = (uid, attempt.pod, begin, before)
         reader = self.readers[uid] = threading.Thread(target=self._read_log, args=args, daemon=True)
         reader.start()
 
@@ -437,8 +447,8 @@ class _Follower:
             reader.join()
         done, failures, whole = 0, 0, True
         while True:
-            one, opened = self.attempts[uid], False
-            ended = one.exit_code is not None or one.phase == "gone"
+            attempt, opened = self.attempts[uid], False
+            ended = attempt.exit_code is not None or attempt.phase == "gone"
             try:
                 lines = self.cluster.logs(pod, self.namespace, container=CONTAINER, follow=not ended)
                 for number, line in enumerate(lines):
@@ -451,7 +461,7 @@ class _Follower:
                     return
             except GpukilnError as error:
                 failures, whole = failures + 1, whole and not opened
-                gone = one.phase == "gone"  # and its log with it
+                gone = attempt.phase == "gone"  # and its log with it
                 if gone or (ended and failures > _LAST_TRIES) or failures > _TRIES:
                     if not (gone and whole):
                         self.notes.append(f"the log of {pod} is not whole: {error.message}")
@@ -471,7 +481,7 @@ class _Follower:
 
     def _finish(self, job: Manifest) -> JobEnd:
         until = time.monotonic() + LOG_S
-        while any(one.is_alive() for one in self.readers.values()) and time.monotonic() < until:
+        while any(reader.is_alive() for reader in self.readers.values()) and time.monotonic() < until:
             self._drain(min(0.05, self.patience.poll_s))
         self._drain(0)
         for uid, reader in self.readers.items():
@@ -479,9 +489,9 @@ class _Follower:
                 self.notes.append(f"the log of {self.attempts[uid].pod} was not read to its end")
         for note in self.notes:
             self.say(note)
-        found = state.job_end(job, list(self.attempts.values()), self.notes)
-        assert found is not None  # noqa: S101 - has_ended() said so
-        return found
+        result = state.job_end(job, list(self.attempts.values()), self.notes)
+        assert result is not None  # noqa: S101 - has_ended() said so
+        return result
 
 
 class _JobDeletedError(UnavailableError):
@@ -516,4 +526,7 @@ def _age(pod: Manifest) -> tuple[str, int]:
 
 def _is_owned_by(pod: Manifest, job: Manifest) -> bool:
     """Whether a pod is this Job's, and not one's that had its name before."""
-    return any(one.get("uid") == job["metadata"]["uid"] for one in pod["metadata"].get("ownerReferences", ()))
+    return any(
+        owner_reference.get("uid") == job["metadata"]["uid"]
+        for owner_reference in pod["metadata"].get("ownerReferences", ())
+    )

@@ -133,7 +133,7 @@ def is_outside_ec2(label: str) -> bool:
     NVML's names of NVIDIA's boards begin so; what is short for one that EC2 sells, as NVIDIA-T4 of Tesla-T4,
     is no board's name.
     """
-    short = {gpus()[one.gpu].name.replace(" ", "-") for one in launchable_types().values()}
+    short = {gpus()[machine.gpu].name.replace(" ", "-") for machine in launchable_types().values()}
     short |= {name.split("-")[0] for name in short}
     bare = label.removeprefix("NVIDIA-").removeprefix("Tesla-")
     known = {product(machine.gpu) for machine in launchable_types().values()}

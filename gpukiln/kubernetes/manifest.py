@@ -55,9 +55,9 @@ def load(text: str) -> list[Manifest]:
     Raises:
         BrokenError: It can't be read.
     """
-    found = []
-    for one in documents(text):
-        if isinstance(one, BrokenError):
-            raise one
-        found.append(one.value)
-    return found
+    manifests = []
+    for document in documents(text):
+        if isinstance(document, BrokenError):
+            raise document
+        manifests.append(document.value)
+    return manifests

@@ -64,12 +64,14 @@ def _storage(name: str, spec: Mapping[str, Any]) -> Decimal:
     if spec.get("instanceStorePolicy") == "RAID0" and local:
         return Decimal(local * 10**9)
     listed = spec.get("blockDeviceMappings")
-    disks = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    disks = [disk for disk in listed if isinstance(disk, Mapping)] if isinstance(listed, list) else []
     family = _family(spec)
     device = DATA_DEVICES.get(family, ROOT_DEVICE)
-    chosen = [one for one in disks if one.get("rootVolume") is True]
-    chosen += disks[-1:] if family == "Custom" else [one for one in disks if one.get("deviceName") == device]
-    sizes = (quantity(_part(one, "ebs").get("volumeSize")) for one in chosen)
+    chosen = [disk for disk in disks if disk.get("rootVolume") is True]
+    chosen += (
+        disks[-1:] if family == "Custom" else [disk for disk in disks if disk.get("deviceName") == device]
+    )
+    sizes = (quantity(_part(disk, "ebs").get("volumeSize")) for disk in chosen)
     return next((size for size in sizes if size is not None), DEFAULT_VOLUME)
 
 
@@ -77,8 +79,8 @@ def _family(spec: Mapping[str, Any]) -> str:
     if spec.get("amiFamily"):
         return str(spec["amiFamily"])
     terms = spec.get("amiSelectorTerms")
-    aliases = [str(one.get("alias", "")) for one in terms or () if isinstance(one, Mapping)]
-    return "Bottlerocket" if any(one.startswith("bottlerocket@") for one in aliases) else ""
+    aliases = [str(term.get("alias", "")) for term in terms or () if isinstance(term, Mapping)]
+    return "Bottlerocket" if any(alias.startswith("bottlerocket@") for alias in aliases) else ""
 
 
 def _threshold(value: Any, whole: Decimal, default: Decimal) -> Decimal:
@@ -86,8 +88,8 @@ def _threshold(value: Any, whole: Decimal, default: Decimal) -> Decimal:
     text = str(value)
     if text.endswith("%") and (share := quantity(text[:-1])) is not None:
         return Decimal(0) if share == 100 else whole * share / 100
-    found = quantity(value)
-    return default if found is None else found
+    amount = quantity(value)
+    return default if amount is None else amount
 
 
 def _amount(value: Any) -> Decimal:
@@ -95,5 +97,5 @@ def _amount(value: Any) -> Decimal:
 
 
 def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = whole.get(key)
-    return found if isinstance(found, Mapping) else {}
+    part = whole.get(key)
+    return part if isinstance(part, Mapping) else {}

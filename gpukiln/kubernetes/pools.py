@@ -72,17 +72,17 @@ class Pool:
             for node in self.nodes:
                 yield node["metadata"]["name"], node
             return
-        wanted = _requested_labels(spec)
-        products = wanted.get(machines.PRODUCT, ())
+        requested = _requested_labels(spec)
+        products = requested.get(machines.PRODUCT, ())
         if self.anything and products and all(map(_is_outside_ec2, products)):
             return  # a machine of one's own, of which nothing is known
         for name in self.types:
             node = self._with_shared_gpus(_node(self, name), products)
             known = node["metadata"]["labels"]
             more = {
-                key: found
-                for key, values in wanted.items()
-                if (key in self.choices or key not in known) and (found := self._label_value(key, values))
+                key: answer
+                for key, values in requested.items()
+                if (key in self.choices or key not in known) and (answer := self._label_value(key, values))
             }
             yield name, _with_labels(node, more) if more else node
 
@@ -102,24 +102,24 @@ class Pool:
         whole = node["metadata"]["labels"].get(machines.PRODUCT)
         if not whole or machines.PRODUCT in self.labels or whole in products:
             return node
-        for one in products:
-            bare, _, profile = one.removesuffix(SHARED_SUFFIX).partition("-MIG-")
+        for product in products:
+            bare, _, profile = product.removesuffix(SHARED_SUFFIX).partition("-MIG-")
             parts = node["status"]["allocatable"].get(f"nvidia.com/mig-{profile}")
-            if bare == whole and (parts if profile else one.endswith(SHARED_SUFFIX)):
-                many = str(machines.UNLIMITED) if one.endswith(SHARED_SUFFIX) else parts
+            if bare == whole and (parts if profile else product.endswith(SHARED_SUFFIX)):
+                many = str(machines.UNLIMITED) if product.endswith(SHARED_SUFFIX) else parts
                 room = {**node["status"]["allocatable"], GPU: many}
                 return {
-                    **_with_labels(node, {machines.PRODUCT: one}),
+                    **_with_labels(node, {machines.PRODUCT: product}),
                     "status": {"allocatable": room, "capacity": room},
                 }
         return node
 
-    def _label_value(self, key: str, wanted: Sequence[str]) -> str:
+    def _label_value(self, key: str, requested: Sequence[str]) -> str:
         """The value of a label that a pod asks for, where a node of the pool may bear it."""
         if key in self.choices:
-            return next((one for one in wanted if one in self.choices[key]), self.choices[key][0])
+            return next((value for value in requested if value in self.choices[key]), self.choices[key][0])
         if self.anything or key.startswith((*PER_NODE_LABELS, *AGENT_LABELS)):
-            return wanted[0] if wanted else "any"
+            return requested[0] if requested else "any"
         return ""
 
 
@@ -139,29 +139,31 @@ def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Po
 
     One that has not the form of its kind starts no node, and is none: the schema's faults say what it lacks.
     """
-    every, found = list(objects), list[Pool]()
+    every, pools = list(objects), list[Pool]()
     classes = {}
-    for one in every:
-        if one.get("kind") == "EC2NodeClass":
+    for manifest in every:
+        if manifest.get("kind") == "EC2NodeClass":
             with contextlib.suppress(*SHAPE_ERRORS):
-                classes[str(one["metadata"]["name"])] = dict(one["spec"])
-    for one in every:
-        if one.get("kind") == "NodePool" and str(one.get("apiVersion", "")).startswith("karpenter.sh/"):
+                classes[str(manifest["metadata"]["name"])] = dict(manifest["spec"])
+    for manifest in every:
+        if manifest.get("kind") == "NodePool" and str(manifest.get("apiVersion", "")).startswith(
+            "karpenter.sh/"
+        ):
             with contextlib.suppress(*SHAPE_ERRORS):
-                found.append(_of_karpenter(one, classes, driver))
-        elif one.get("kind") == "ClusterConfig":
+                pools.append(_of_karpenter(manifest, classes, driver))
+        elif manifest.get("kind") == "ClusterConfig":
             for key in ("managedNodeGroups", "nodeGroups"):
-                groups = one.get(key)
+                groups = manifest.get(key)
                 for group in groups if isinstance(groups, list) else ():
                     with contextlib.suppress(*SHAPE_ERRORS):
-                        found.append(_of_eksctl(group, key, driver))
-    return tuple(pool for pool in found if pool.types)
+                        pools.append(_of_eksctl(group, key, driver))
+    return tuple(pool for pool in pools if pool.types)
 
 
 def _taints(listed: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
     return tuple(
-        {"key": str(one["key"]), "value": str(one.get("value") or ""), "effect": str(one["effect"])}
-        for one in listed
+        {"key": str(taint["key"]), "value": str(taint.get("value") or ""), "effect": str(taint["effect"])}
+        for taint in listed
     )
 
 
@@ -180,20 +182,20 @@ def other_types(node_pool: Mapping[str, Any]) -> list[str]:
 
 def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
     """Live nodes that offer GPUs."""
-    offering = [one for one in nodes if amount(one["status"].get("allocatable", {}).get(GPU, "0"))]
+    offering = [node for node in nodes if amount(node["status"].get("allocatable", {}).get(GPU, "0"))]
     drivers = {
-        one["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for one in offering
+        node["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for node in offering
     }
     return Pool("nodes of the cluster", nodes=tuple(offering), driver=min(drivers, default=""))
 
 
-def _of_karpenter(one: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]], driver: str) -> Pool:
+def _of_karpenter(manifest: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]], driver: str) -> Pool:
     """A NodePool, API karpenter.sh/v1."""
-    template = one.get("spec", {}).get("template", {})
+    template = manifest.get("spec", {}).get("template", {})
     spec = template.get("spec", {})
     requirements = [rule for rule in spec.get("requirements") or () if isinstance(rule, Mapping)]
     labels = {key: str(value) for key, value in (template.get("metadata", {}).get("labels") or {}).items()}
-    name = str(one.get("metadata", {}).get("name", ""))
+    name = str(manifest.get("metadata", {}).get("name", ""))
     types = [
         kind
         for kind in sorted(machines.launchable_types(), key=_size)
@@ -208,8 +210,13 @@ def _of_karpenter(one: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any
         if rule.get("operator") == "In" and values and not typed:
             choices[key] = values
         elif rule.get("operator") == "NotIn" and key == CAPACITY:
-            choices[key] = tuple(one for one in CAPACITIES if one not in values) or CAPACITIES
-    limits = {key: amount(str(value)) for key, value in (one.get("spec", {}).get("limits") or {}).items()}
+            choices[key] = (
+                tuple(capacity_type for capacity_type in CAPACITIES if capacity_type not in values)
+                or CAPACITIES
+            )
+    limits = {
+        key: amount(str(value)) for key, value in (manifest.get("spec", {}).get("limits") or {}).items()
+    }
     return Pool(
         name,
         tuple(types),
@@ -255,7 +262,7 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
 def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     """Whether a requirement of a NodePool leaves a type in; what says nothing of types does."""
     key, operator = str(rule.get("key")), rule.get("operator")
-    values = [str(one) for one in rule.get("values") or ()]
+    values = [str(value) for value in rule.get("values") or ()]
     if key not in labels:
         return not (operator == "In" and key.startswith("karpenter.k8s.aws/instance-local-nvme"))
     has = labels[key]
@@ -272,15 +279,15 @@ def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 def _requested_labels(spec: Spec) -> dict[str, tuple[str, ...]]:
     """Labels that a pod asks for, and the values that would do."""
-    found: dict[str, tuple[str, ...]] = {
+    labels: dict[str, tuple[str, ...]] = {
         str(key): (str(value),) for key, value in (spec.get("nodeSelector") or {}).items()
     }
     for term in required_terms(spec):
         for rule in term.get("matchExpressions") or ():
             values = tuple(map(str, rule.get("values") or ()))
             if rule.get("operator") in ("In", "Exists"):
-                found.setdefault(str(rule.get("key")), values)
-    return found
+                labels.setdefault(str(rule.get("key")), values)
+    return labels
 
 
 @lru_cache(maxsize=4096)

@@ -37,12 +37,12 @@ def parse_quantity(text: str, option: str, example: str) -> Decimal:
     Raises:
         UsageError: It is none.
     """
-    found = quantity(text.strip())
-    if found is None:
+    number = quantity(text.strip())
+    if number is None:
         raise UsageError(f"{option} {text!r} is no quantity of Kubernetes", hint=f"wanted: {example}")
-    if found <= 0:
+    if number <= 0:
         raise UsageError(f"{option} {text!r} is not more than nothing", hint=f"wanted: {example}")
-    return found
+    return number
 
 
 @lru_cache(maxsize=4096)

@@ -113,12 +113,12 @@ def roles(commands: Sequence[str], namespace: str, subject: str) -> list[Manifes
         )
     rights = list(dict.fromkeys(right for command in commands for right in COMMAND_RULES[command]))
     name = f"gpukiln-{'-'.join(commands)}"
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     for everywhere in (True, False):
         rules = [right.rule() for right in rights if right.everywhere is everywhere]
         if rules:
-            found += _role(name, rules, "" if everywhere else namespace, kind, who, namespace)
-    return found
+            manifests += _role(name, rules, "" if everywhere else namespace, kind, who, namespace)
+    return manifests
 
 
 def _role(

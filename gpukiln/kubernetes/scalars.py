@@ -20,8 +20,12 @@ import yaml
 _TAG = "tag:yaml.org,2002:"
 MERGE, TEXT, PLAIN = f"{_TAG}merge", f"{_TAG}str", "?"  # PLAIN: neither tagged nor quoted
 _WORDS: dict[str, Any] = {
-    **{form: True for one in ("y", "yes", "true", "on") for form in (one, one.capitalize(), one.upper())},
-    **{form: False for one in ("n", "no", "false", "off") for form in (one, one.capitalize(), one.upper())},
+    **{form: True for word in ("y", "yes", "true", "on") for form in (word, word.capitalize(), word.upper())},
+    **{
+        form: False
+        for word in ("n", "no", "false", "off")
+        for form in (word, word.capitalize(), word.upper())
+    },
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
     **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), math.inf),
@@ -65,13 +69,13 @@ def value(node: yaml.ScalarNode) -> Any:
     Raises:
         ValueError: It is not of the type of its tag, or JSON has no such number.
     """
-    found = _tagged(node.tag, node.value)
-    if isinstance(found, float):
-        if not math.isfinite(found):
+    parsed = _tagged(node.tag, node.value)
+    if isinstance(parsed, float):
+        if not math.isfinite(parsed):
             raise ValueError(f"{node.value} is a number that JSON does not have; a text stands in quotes")
-        if found.is_integer() and abs(found) < 10**_EXACT:
-            return int(Decimal(repr(found)))  # as encoding/json writes it
-    return found
+        if parsed.is_integer() and abs(parsed) < 10**_EXACT:
+            return int(Decimal(repr(parsed)))  # as encoding/json writes it
+    return parsed
 
 
 def key(node: yaml.ScalarNode) -> str:
@@ -80,12 +84,12 @@ def key(node: yaml.ScalarNode) -> str:
     Raises:
         ValueError: It is null, or not of the type of its tag.
     """
-    found = _tagged(node.tag, node.value)
-    if isinstance(found, bool):
-        return "true" if found else "false"
-    if found is None or (isinstance(found, int) and found >= 1 << 63):
+    parsed = _tagged(node.tag, node.value)
+    if isinstance(parsed, bool):
+        return "true" if parsed else "false"
+    if parsed is None or (isinstance(parsed, int) and parsed >= 1 << 63):
         raise ValueError(f"{node.value or 'nothing'} is no key in JSON; a text stands in quotes")
-    return _short(found) if isinstance(found, float) else str(found)
+    return _short(parsed) if isinstance(parsed, float) else str(parsed)
 
 
 def is_text(text: str) -> bool:
@@ -121,13 +125,13 @@ def _tagged(tag: str, text: str) -> Any:
             raise ValueError(f"no base64: {error}") from None
     if kind not in ("int", "float", "bool", "null"):
         return text  # a text, a time, or a tag that nobody here knows
-    found = plain(text)
-    if kind == "float" and isinstance(found, int) and not isinstance(found, bool):
-        return float(found)
-    is_kind: bool = found is None if kind == "null" else type(found).__name__ == kind
+    parsed = plain(text)
+    if kind == "float" and isinstance(parsed, int) and not isinstance(parsed, bool):
+        return float(parsed)
+    is_kind: bool = parsed is None if kind == "null" else type(parsed).__name__ == kind
     if not is_kind:
         raise ValueError(f"{text} is not of its type, !!{kind}")
-    return found
+    return parsed
 
 
 def _whole(text: str) -> int | None:
@@ -137,15 +141,15 @@ def _whole(text: str) -> int | None:
     name = str(match.lastgroup)
     if name == "decimal" and len(match[name]) > _MOST_DIGITS:
         return None
-    found = int((match["sign"] or "") + match[name], _BASES[name])
+    number = int((match["sign"] or "") + match[name], _BASES[name])
     beyond = 1 << 63 if "+" in text else 1 << 64  # strconv.ParseUint, which is tried next, takes no sign
-    return found if -(1 << 63) <= found < beyond else None
+    return number if -(1 << 63) <= number < beyond else None
 
 
 def _number(text: str) -> float | str:
     """A float; what is too large for one is a text to strconv.ParseFloat's callers."""
-    found = float(text)
-    return found if math.isfinite(found) else text
+    number = float(text)
+    return number if math.isfinite(number) else text
 
 
 def _short(number: float) -> str:
@@ -153,7 +157,9 @@ def _short(number: float) -> str:
     number = _single(number)
     if not math.isfinite(number):
         return ".nan" if math.isnan(number) else ".inf" if number > 0 else "-.inf"
-    digits = next(one for one in range(9) if _single(float(f"{number:.{one}e}")) == number)
+    digits = next(
+        digit_count for digit_count in range(9) if _single(float(f"{number:.{digit_count}e}")) == number
+    )
     mantissa, _, exponent = f"{number:.{digits}e}".partition("e")
     if -4 <= int(exponent) < 6:
         return f"{number:.{max(digits - int(exponent), 0)}f}"

@@ -39,8 +39,8 @@ def gpus_requested(spec: Spec) -> int:
     return int(
         sum(
             amount(value)
-            for one in spec.get("containers") or ()
-            for key, value in _part(one, "resources", "limits").items()
+            for container in spec.get("containers") or ()
+            for key, value in _part(container, "resources", "limits").items()
             if key.startswith("nvidia.com/")
         )
     )
@@ -54,16 +54,17 @@ def requests(spec: Spec) -> dict[str, Decimal]:
     """
     total: dict[str, Decimal] = {}
     peak: dict[str, Decimal] = {}
-    for one in spec.get("initContainers") or ():
-        if one.get("restartPolicy") == "Always":
-            _add(total, _container_requests(one))
+    for container in spec.get("initContainers") or ():
+        if container.get("restartPolicy") == "Always":
+            _add(total, _container_requests(container))
             _most(peak, total)
         else:
             _most(
-                peak, {key: value + total.get(key, ZERO) for key, value in _container_requests(one).items()}
+                peak,
+                {key: value + total.get(key, ZERO) for key, value in _container_requests(container).items()},
             )
-    for one in spec.get("containers") or ():
-        _add(total, _container_requests(one))
+    for container in spec.get("containers") or ():
+        _add(total, _container_requests(container))
     _most(total, peak)
     total |= _pod_level_requests(spec, total)
     _add(total, {key: amount(value) for key, value in _part(spec, "overhead").items()})
@@ -87,15 +88,18 @@ def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
     (Admission plugin ExtendedResourceToleration: the taint's key is the resource's name, and the effect that
     it tolerates is NoSchedule.)
     """
-    for one in spec.get("tolerations") or ():
+    for toleration in spec.get("tolerations") or ():
         if (
-            one.get("key") in (None, "", taint["key"])
-            and one.get("effect") in (None, "", taint["effect"])
-            and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
+            toleration.get("key") in (None, "", taint["key"])
+            and toleration.get("effect") in (None, "", taint["effect"])
+            and (
+                toleration.get("operator") == "Exists"
+                or toleration.get("value", "") == taint.get("value", "")
+            )
         ):
             return True
     return taint["effect"] == "NoSchedule" and any(
-        taint["key"] in _part(one, "resources", "limits") for one in containers(spec)
+        taint["key"] in _part(container, "resources", "limits") for container in containers(spec)
     )
 
 
@@ -111,40 +115,40 @@ def as_daemon_set_pod(spec: Spec) -> Spec:
 
 def mismatches(spec: Spec, node: Manifest) -> list[FilterFailure]:
     """What keeps a pod off a node however much room it has; empty: nothing."""
-    labels, found = node["metadata"].get("labels", {}), []
+    labels, failures = node["metadata"].get("labels", {}), []
     cordoned = node["spec"].get("unschedulable")
     # the plugin NodeUnschedulable lets a pod pass that tolerates the taint, whether or not it is there yet
     if cordoned and not tolerates(spec, {"key": CORDON, "effect": "NoSchedule"}):
-        found.append(FilterFailure("cordoned", "it is cordoned"))
+        failures.append(FilterFailure("cordoned", "it is cordoned"))
     for taint in node["spec"].get("taints", ()):
         if cordoned and taint["key"] == CORDON:
             continue
         if taint["effect"] != "PreferNoSchedule" and not tolerates(spec, taint):
             value = f"={taint['value']}" if taint.get("value") else ""
             text = f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
-            found.append(FilterFailure("taint", text))
+            failures.append(FilterFailure("taint", text))
     for key, value in _part(spec, "nodeSelector").items():
         if labels.get(key) != value:
             has = f"it has {labels[key]}" if key in labels else "it has no such label"
-            found.append(FilterFailure("selector", f"selector {key}={value}: {has}"))
+            failures.append(FilterFailure("selector", f"selector {key}={value}: {has}"))
     terms = required_terms(spec)
     if terms and not any(_term(labels, node, term) for term in terms):
         either = " or ".join(_term_words(term) for term in terms)
-        found.append(FilterFailure("selector", f"affinity {either} does not match"))
-    return found
+        failures.append(FilterFailure("selector", f"affinity {either} does not match"))
+    return failures
 
 
-def shortages(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> list[FilterFailure]:
+def shortages(requested: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> list[FilterFailure]:
     """What a node has too little of."""
-    found = []
-    for resource, want in wanted.items():
+    failures = []
+    for resource, want in requested.items():
         room = max(left.get(resource, ZERO), ZERO)
         if want > room:
             words = f"{quantity_text(resource, want)} asked, {quantity_text(resource, room)} left"
-            found.append(FilterFailure("resources", f"Insufficient {resource}: {words}"))
+            failures.append(FilterFailure("resources", f"Insufficient {resource}: {words}"))
     if left.get("pods", ONE) < 1:
-        found.append(FilterFailure("resources", "Too many pods"))
-    return found
+        failures.append(FilterFailure("resources", "Too many pods"))
+    return failures
 
 
 def required_terms(spec: Spec) -> list[Mapping[str, Any]]:
@@ -161,11 +165,11 @@ def nearest(
     What time doesn't change counts first: a selector, a taint, GPUs that the node does not have. Then comes
     what is missing now.
     """
-    every, wanted = list(pods), requests(spec)
-    gpus = {key: value for key, value in wanted.items() if key.startswith("nvidia.com/") and value}
+    every, requested = list(pods), requests(spec)
+    gpus = {key: value for key, value in requested.items() if key.startswith("nvidia.com/") and value}
 
-    def lack(one: tuple[Manifest, list[FilterFailure], dict[str, Decimal]]) -> tuple[Any, ...]:
-        node, problems, left = one
+    def lack(candidate: tuple[Manifest, list[FilterFailure], dict[str, Decimal]]) -> tuple[Any, ...]:
+        node, problems, left = candidate
         all_of_it = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
         return (
             distance(problems)[0],
@@ -177,21 +181,21 @@ def nearest(
     tried = []
     for node in nodes:
         left = free_resources(node, every)
-        tried.append((node, [*mismatches(spec, node), *shortages(wanted, left)], left))
+        tried.append((node, [*mismatches(spec, node), *shortages(requested, left)], left))
     best = min(tried, key=lack, default=None)
     return best and best[:2]
 
 
-def _missing(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Decimal:
-    lacking = (value - max(left.get(key, ZERO), ZERO) for key, value in wanted.items())
-    return sum((one for one in lacking if one > 0), ZERO)
+def _missing(requested: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Decimal:
+    lacking = (value - max(left.get(key, ZERO), ZERO) for key, value in requested.items())
+    return sum((amount for amount in lacking if amount > 0), ZERO)
 
 
 def distance(problems: Iterable[FilterFailure]) -> tuple[int, int]:
     """How far a node is from taking a pod: what was not meant is farther than what lacks room."""
-    found = list(problems)
-    kinds = {problem.kind for problem in found}
-    return ("selector" in kinds) * 2 + ("taint" in kinds), len(found)
+    every = list(problems)
+    kinds = {problem.kind for problem in every}
+    return ("selector" in kinds) * 2 + ("taint" in kinds), len(every)
 
 
 def quantity_text(resource: str, value: Decimal) -> str:
@@ -222,20 +226,20 @@ def _pod_level_requests(spec: Spec, total: Mapping[str, Decimal]) -> dict[str, D
     where none of them asks (pkg/apis/core/v1/defaults.go).
     """
     asks, limits = _part(spec, "resources", "requests"), _part(spec, "resources", "limits")
-    found = {key: amount(value) for key, value in limits.items() if key not in total} | {
+    requests_of_pod = {key: amount(value) for key, value in limits.items() if key not in total} | {
         key: amount(value) for key, value in asks.items()
     }
-    return {key: value for key, value in found.items() if POD_LEVEL.fullmatch(key)}
+    return {key: value for key, value in requests_of_pod.items() if POD_LEVEL.fullmatch(key)}
 
 
 def _part(whole: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
     """A mapping in a mapping; what is empty or none of it counts as empty."""
     for key in path:
-        found = whole.get(key)
+        part = whole.get(key)
         # none at all, or a dict, in nearly all cases: Python asks slower for an abstract class
-        if found is None or not isinstance(found, (dict, Mapping)):
+        if part is None or not isinstance(part, (dict, Mapping)):
             return {}
-        whole = found
+        whole = part
     return whole
 
 
@@ -254,7 +258,7 @@ def _term(labels: Mapping[str, str], node: Manifest, term: Mapping[str, Any]) ->
     if not rules and not fields:
         return False  # an empty term selects nothing
     name = {"metadata.name": node["metadata"]["name"]}
-    return all(_rule(labels, one) for one in rules) and all(_rule(name, one) for one in fields)
+    return all(_rule(labels, rule) for rule in rules) and all(_rule(name, field) for field in fields)
 
 
 def _rule(labels: Mapping[str, str], rule: Mapping[str, Any]) -> bool:
@@ -276,5 +280,5 @@ def _rule(labels: Mapping[str, str], rule: Mapping[str, Any]) -> bool:
 def _term_words(term: Mapping[str, Any]) -> str:
     rules = (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ()))
     return " and ".join(
-        f"{one['key']} {one['operator']} {','.join(one.get('values') or ())}".strip() for one in rules
+        f"{rule['key']} {rule['operator']} {','.join(rule.get('values') or ())}".strip() for rule in rules
     )

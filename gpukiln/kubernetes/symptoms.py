@@ -41,10 +41,10 @@ class Symptom(NamedTuple):
 
 def symptom_in(text: str, table: tuple[Symptom, ...]) -> tuple[Symptom, str] | None:
     """The first symptom of a text that is known, and the last line that shows it."""
-    for one in table:
-        lines = [line for line in text.splitlines() if re.search(one.pattern, line)]
+    for symptom in table:
+        lines = [line for line in text.splitlines() if re.search(symptom.pattern, line)]
         if lines:
-            return one, lines[-1]
+            return symptom, lines[-1]
     return None
 
 

@@ -56,9 +56,9 @@ BLOCKING_CONDITIONS = {"QuotaReserved": "False", "Admitted": "False", "PodsReady
 def kind_of(word: str) -> str:
     """The key of `KINDS` for what was typed, for example deploy, jobs or job.batch; empty: it is none."""
     plain = word.lower().partition(".")[0]
-    for one in (plain, plain.removesuffix("s")):
-        if SHORT_NAMES.get(one, one) in KINDS:
-            return SHORT_NAMES.get(one, one)
+    for name in (plain, plain.removesuffix("s")):
+        if SHORT_NAMES.get(name, name) in KINDS:
+            return SHORT_NAMES.get(name, name)
     return ""
 
 
@@ -70,9 +70,9 @@ def workload(cluster: Cluster, kind: str, name: str, namespace: str) -> Manifest
         UnavailableError: It may not be read.
     """
     for api in KINDS[kind]:
-        if found := cluster.get(api, name, namespace):
-            return found
-    there = [one["metadata"]["name"] for api in KINDS[kind] for one in cluster.list(api, namespace)]
+        if manifest := cluster.get(api, name, namespace):
+            return manifest
+    there = [manifest["metadata"]["name"] for api in KINDS[kind] for manifest in cluster.list(api, namespace)]
     plain = KINDS[kind][0].rpartition("/")[2]
     error = unknown(f"{plain} of {namespace}", name, set(there))
     raise UsageError(error.message, hint=error.hint or "--namespace and --context say where")
@@ -88,47 +88,53 @@ def descendants(
     """
     namespace = root["metadata"]["namespace"]
     others = [
-        one
+        manifest
         for kind in CHILD_KINDS.get(root["kind"], ())
         for api in KINDS[kind]
-        for one in cluster.list(api, namespace)
+        for manifest in cluster.list(api, namespace)
     ]
-    here = [one for one in pods if one["metadata"]["namespace"] == namespace]
+    here = [pod for pod in pods if pod["metadata"]["namespace"] == namespace]
     members: dict[str, Manifest] = {root["metadata"]["uid"]: root}
     known = 0
     while known < len(members):  # a worker's StatefulSet of LeaderWorkerSet is its leader pod's
         known = len(members)
-        members |= {one["metadata"]["uid"]: one for one in (*others, *here) if _is_owned(one, members)}
-    found = list(members.values())
-    return [one for one in found if one["kind"] != "Pod"], [one for one in found if one["kind"] == "Pod"]
+        members |= {
+            manifest["metadata"]["uid"]: manifest
+            for manifest in (*others, *here)
+            if _is_owned(manifest, members)
+        }
+    owned = list(members.values())
+    return [manifest for manifest in owned if manifest["kind"] != "Pod"], [
+        manifest for manifest in owned if manifest["kind"] == "Pod"
+    ]
 
 
-def owners(thing: Manifest) -> list[Manifest]:
-    references: list[Manifest] = thing["metadata"].get("ownerReferences") or []
+def owners(manifest: Manifest) -> list[Manifest]:
+    references: list[Manifest] = manifest["metadata"].get("ownerReferences") or []
     return references
 
 
-def _is_owned(thing: Manifest, by: Collection[str]) -> bool:
-    return any(one.get("uid") in by for one in owners(thing))
+def _is_owned(manifest: Manifest, by: Collection[str]) -> bool:
+    return any(owner.get("uid") in by for owner in owners(manifest))
 
 
-def is_suspended(thing: Manifest) -> bool:
+def is_suspended(manifest: Manifest) -> bool:
     """Whether its controller starts nothing until it is resumed; Kubeflow's jobs say so in runPolicy."""
-    spec = thing.get("spec", {})
+    spec = manifest.get("spec", {})
     return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
-def lacks_pods(thing: Manifest, *, has_pods: bool) -> bool:
+def lacks_pods(manifest: Manifest, *, has_pods: bool) -> bool:
     """Whether an object has fewer pods than it wants; of other kinds than Kubernetes' own: none at all."""
-    spec, status = thing.get("spec", {}), thing.get("status", {})
-    if thing["kind"] == "Job":
-        ended = any(one["status"] == "True" for one in status.get("conditions") or ())
+    spec, status = manifest.get("spec", {}), manifest.get("status", {})
+    if manifest["kind"] == "Job":
+        ended = any(condition["status"] == "True" for condition in status.get("conditions") or ())
         at_once = spec.get("parallelism", 1)
         left = spec.get("completions", at_once) - status.get("succeeded", 0)
         return not ended and status.get("active", 0) < min(at_once, left)
-    if thing["kind"] in ("ReplicaSet", "StatefulSet"):
+    if manifest["kind"] in ("ReplicaSet", "StatefulSet"):
         return int(status.get("replicas", 0)) < int(spec.get("replicas", 1))
-    if thing["kind"] == "DaemonSet":
+    if manifest["kind"] == "DaemonSet":
         return int(status.get("currentNumberScheduled", 0)) < int(status.get("desiredNumberScheduled", 0))
     return not has_pods
 
@@ -146,13 +152,13 @@ def kueue_conditions(cluster: Cluster, namespace: str, uids: Collection[str]) ->
         UnavailableError: Workloads may not be read.
     """
     there = next(filter(None, (cluster.list(api, namespace) for api in WORKLOAD)), [])
-    own = [one for one in there if _is_owned(one, uids)]
-    return [condition for one in own for condition in _conditions(one)] if own else None
+    own = [kueue_workload for kueue_workload in there if _is_owned(kueue_workload, uids)]
+    return [condition for kueue_workload in own for condition in _conditions(kueue_workload)] if own else None
 
 
-def _conditions(one: Manifest) -> Iterator[Manifest]:
-    status = one.get("status", {})
-    if one.get("spec", {}).get("active") is False:
+def _conditions(kueue_workload: Manifest) -> Iterator[Manifest]:
+    status = kueue_workload.get("status", {})
+    if kueue_workload.get("spec", {}).get("active") is False:
         yield {"type": "Active", "status": "False", "message": "it was deactivated (spec.active)"}
     for condition in status.get("conditions") or ():
         if BLOCKING_CONDITIONS.get(condition["type"]) == condition["status"]:
@@ -162,7 +168,7 @@ def _conditions(one: Manifest) -> Iterator[Manifest]:
             words = {"type": f"admission check {check['name']}", "status": check.get("state", "Pending")}
             yield {**words, "message": check.get("message", "")}
     if not status.get("conditions"):
-        queue = one.get("spec", {}).get("queueName", "")
+        queue = kueue_workload.get("spec", {}).get("queueName", "")
         why = f"Kueue has not looked at it: is there a queue {queue}?"
         yield {"type": "QuotaReserved", "status": "Unknown", "message": why}
 
@@ -173,7 +179,7 @@ def condition_text(condition: Manifest) -> str:
     return f"{condition['type']} is {condition['status']}" + (f": {said}" if said else "")
 
 
-def pod_template_spec(thing: Manifest) -> dict[str, Any]:
+def pod_template_spec(manifest: Manifest) -> dict[str, Any]:
     """The spec of the pods that it makes itself; empty where it makes none, or has several kinds of them."""
-    found: dict[str, Any] = (thing.get("spec", {}).get("template") or {}).get("spec") or {}
-    return found
+    spec: dict[str, Any] = (manifest.get("spec", {}).get("template") or {}).get("spec") or {}
+    return spec

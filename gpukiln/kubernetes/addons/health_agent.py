@@ -68,23 +68,23 @@ def _result(state: str, message: str) -> HealthResult:
     return {"state": state, "message": message[:200], "at": time.time()}
 
 
-def write(path: Path, found: HealthResult) -> None:
+def write(path: Path, result: HealthResult) -> None:
     """In one step: the other container reads at any time."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(found), encoding="utf-8")
+    partial.write_text(json.dumps(result), encoding="utf-8")
     partial.replace(path)
 
 
 def read(path: Path, now: float) -> HealthResult:
     """What was last seen; a look that is too old says nothing of now."""
     try:
-        found: HealthResult = json.loads(path.read_text(encoding="utf-8"))
+        result: HealthResult = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {"state": UNKNOWN, "message": "nobody has looked yet", "at": 0}
-    if now - found["at"] > STALE_S:
-        text = f"the last look was {(now - found['at']) // 60:.0f} minutes ago"
-        return {"state": UNKNOWN, "message": text, "at": found["at"]}
-    return found
+    if now - result["at"] > STALE_S:
+        text = f"the last look was {(now - result['at']) // 60:.0f} minutes ago"
+        return {"state": UNKNOWN, "message": text, "at": result["at"]}
+    return result
 
 
 class Api:
@@ -117,8 +117,8 @@ class Api:
         if request.type == "https":
             trusted = ssl.create_default_context(cafile=str(self.credentials / "ca.crt"))
         with urllib.request.urlopen(request, timeout=30, context=trusted) as answer:  # noqa: S310 - as above
-            found: dict[str, Any] = json.load(answer)
-        return found
+            node: dict[str, Any] = json.load(answer)
+        return node
 
 
 class NodeReporter:
@@ -129,23 +129,25 @@ class NodeReporter:
         self.well = 0  # looks in a row
         self.counted = 0.0  # the time of the look that was counted last
 
-    def report(self, found: HealthResult, now: float) -> None:
+    def report(self, result: HealthResult, now: float) -> None:
         """Bring the node in line with a look.
 
         Raises:
             OSError: The API did not answer, or refused; another time it may not.
         """
-        if found["at"] != self.counted:
-            self.well = self.well + 1 if found["state"] == WELL else 0
-            self.counted = found["at"]
-        self._taint(self._condition(self.api.get(), found, now), found["state"])
+        if result["at"] != self.counted:
+            self.well = self.well + 1 if result["state"] == WELL else 0
+            self.counted = result["at"]
+        self._taint(self._condition(self.api.get(), result, now), result["state"])
 
-    def _condition(self, node: dict[str, Any], found: HealthResult, now: float) -> dict[str, Any]:
+    def _condition(self, node: dict[str, Any], result: HealthResult, now: float) -> dict[str, Any]:
         """The node as it is then."""
-        status, reason = CONDITION_STATUSES[found["state"]]
-        new = {"type": CONDITION, "status": status, "reason": reason, "message": found["message"]}
+        status, reason = CONDITION_STATUSES[result["state"]]
+        new = {"type": CONDITION, "status": status, "reason": reason, "message": result["message"]}
         conditions = node.get("status", {}).get("conditions", [])
-        old: dict[str, Any] = next((one for one in conditions if one["type"] == CONDITION), {})
+        old: dict[str, Any] = next(
+            (condition for condition in conditions if condition["type"] == CONDITION), {}
+        )
         same = all(old.get(key) == value for key, value in new.items())
         if same and now - _seconds(old.get("lastHeartbeatTime", "")) < HEARTBEAT_S:
             return node
@@ -155,20 +157,20 @@ class NodeReporter:
         new["lastTransitionTime"] = stamp if turned else old.get("lastTransitionTime", stamp)
         node = self.api.patch("/status", {"status": {"conditions": [new]}}, "strategic-merge")
         if turned:
-            print(f"{CONDITION} is {status}: {found['message']}", flush=True)
+            print(f"{CONDITION} is {status}: {result['message']}", flush=True)
         return node
 
     def _taint(self, node: dict[str, Any], state: str) -> None:
         taints = node.get("spec", {}).get("taints", [])
-        others = [one for one in taints if one["key"] != TAINT]
+        others = [taint for taint in taints if taint["key"] != TAINT]
         put = state == SICK and others == taints
         taken_off = state == WELL and self.well >= HEALTHY_CHECKS and others != taints
         if not (put or taken_off):
             return
-        wanted = [*others, {"key": TAINT, "value": "true", "effect": "NoSchedule"}] if put else others
+        taints_after = [*others, {"key": TAINT, "value": "true", "effect": "NoSchedule"}] if put else others
         # A list is replaced as a whole: whoever has changed it since it was read must not be overwritten.
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        self.api.patch("", {"metadata": version, "spec": {"taints": wanted}}, "merge")
+        self.api.patch("", {"metadata": version, "spec": {"taints": taints_after}}, "merge")
         print(f"{TAINT} {'put' if put else 'taken off'}", flush=True)
 
 

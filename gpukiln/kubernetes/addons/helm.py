@@ -146,7 +146,7 @@ def _unknown(
     for key, value in values.items():
         way = f"{above}{key}"
         if key not in keys:
-            yield way, unknown(f"key in {where}:", way, [f"{above}{one}" for one in keys])
+            yield way, unknown(f"key in {where}:", way, [f"{above}{key}" for key in keys])
         elif keys[key] is not None and isinstance(value, Mapping):
             yield from _unknown(where, value, keys[key], f"{way}.")
 
@@ -161,10 +161,12 @@ def values(add_on: str, content: Mapping[str, Any], *notes: str) -> str:
     Raises:
         UsageError: The chart has no such key.
     """
-    found = load_add_ons()[add_on]
-    for _, error in unknown_keys(found.chart or "", content):
+    component = load_add_ons()[add_on]
+    for _, error in unknown_keys(component.chart or "", content):
         raise error
-    return dump(content, head=(f"Values of the chart {found.chart}, release {found.version}.", *notes))
+    return dump(
+        content, head=(f"Values of the chart {component.chart}, release {component.version}.", *notes)
+    )
 
 
 def upgrade_command(add_on: str, release: str, namespace: str, file: str) -> str:
@@ -173,13 +175,13 @@ def upgrade_command(add_on: str, release: str, namespace: str, file: str) -> str
     Args:
         file: Of its values.
     """
-    found = load_add_ons()[add_on]
-    chart, repository = str(found.chart), str(found.repository)
+    component = load_add_ons()[add_on]
+    chart, repository = str(component.chart), str(component.repository)
     oci = repository.startswith("oci:")
     source = [f"{repository}/{chart}"] if oci else [chart, "--repo", repository]
     lines = (
         ["helm", "upgrade", "--install", release, *source],
-        ["--version", found.version, "--namespace", namespace, "--create-namespace"],
+        ["--version", component.version, "--namespace", namespace, "--create-namespace"],
         ["--values", file, "--wait", "--timeout", "10m"],
     )
     return " \\\n  ".join(shlex.join(line) for line in lines)

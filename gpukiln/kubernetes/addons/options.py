@@ -63,21 +63,21 @@ def load_settings(
             document["sharing"] = dump(sharing.parse(how))
     base = load(Settings, document, where=where)
     kinds = [queue.parse_flavor(text, base.provider) for text in flavors]
-    document["flavors"] = _by_name(document.get("flavors", ()), [dump(one) for one in kinds])
+    document["flavors"] = _by_name(document.get("flavors", ()), [dump(flavor) for flavor in kinds])
     known = load(Settings, document, where=where).flavors
     typed_teams = [_team(text, known) for text in teams]
     document["teams"] = _by_name(document.get("teams", ()), typed_teams)
-    found = load(Settings, document, where=where)
-    if found.region not in offerings.regions():
+    settings = load(Settings, document, where=where)
+    if settings.region not in offerings.regions():
         from gpukiln.catalog.regions import check_region  # noqa: PLC0415 - botocore's, slow to import
 
-        check_region(found.region)
-    return found
+        check_region(settings.region)
+    return settings
 
 
-def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def _merge(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Keys of both, down to the last; a list is replaced as a whole."""
-    merged = dict(one)
+    merged = dict(base)
     for key, value in other.items():
         before = merged.get(key)
         both = isinstance(before, dict) and isinstance(value, dict)
@@ -86,8 +86,8 @@ def _merge(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_name(rows: Iterable[Any], typed: list[Any]) -> list[Any]:
-    names = [one["name"] for one in typed]
-    kept = [one for one in rows if not (isinstance(one, dict) and one.get("name") in names)]
+    names = [row["name"] for row in typed]
+    kept = [row for row in rows if not (isinstance(row, dict) and row.get("name") in names)]
     return [*kept, *typed]
 
 
@@ -98,7 +98,7 @@ def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
         raise UsageError(f"can't read --team {text!r}", hint=hint)
     if is_whole(quotas):
         if len(flavors) > 1:
-            kinds = ", ".join(one.name for one in flavors)
+            kinds = ", ".join(flavor.name for flavor in flavors)
             raise UsageError(
                 f"--team {text}: of which flavor? There are {kinds}",
                 hint=f"--team {name}={flavors[0].name}:{quotas}",
@@ -107,10 +107,10 @@ def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
         return {"name": name, "gpus": {kind.name: int(quotas)}}
     gpus = {}
     for part in quotas.split(","):
-        found = re.fullmatch(r"\s*([^:\s]+):(\d{1,9})\s*", part)
-        if not found:
+        match = re.fullmatch(r"\s*([^:\s]+):(\d{1,9})\s*", part)
+        if not match:
             raise UsageError(f"can't read {part!r} of --team {text}", hint=hint)
-        if found[1] in gpus:
-            raise UsageError(f"--team {text} names {found[1]} twice", hint=hint)
-        gpus[found[1]] = int(found[2])
+        if match[1] in gpus:
+            raise UsageError(f"--team {text} names {match[1]} twice", hint=hint)
+        gpus[match[1]] = int(match[2])
     return {"name": name, "gpus": gpus}

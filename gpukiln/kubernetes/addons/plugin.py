@@ -51,7 +51,7 @@ def install(settings: Settings) -> tuple[str, ...]:
 
 def _values(settings: Settings) -> dict[str, Any]:
     configurations = sharing.configurations(settings)
-    strategies = {one["flags"]["migStrategy"] for one in configurations.values()}
+    strategies = {configuration["flags"]["migStrategy"] for configuration in configurations.values()}
     return {
         "deviceListStrategy": "cdi-cri",
         "nvidiaDriverRoot": "/",
@@ -60,7 +60,10 @@ def _values(settings: Settings) -> dict[str, Any]:
         **({"migStrategy": strategies.pop()} if len(strategies) == 1 else {}),
         "config": {
             "default": sharing.DEFAULT,
-            "map": {name: dump(one).removeprefix("---\n") for name, one in configurations.items()},
+            "map": {
+                name: dump(configuration).removeprefix("---\n")
+                for name, configuration in configurations.items()
+            },
         },
         "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
         "affinity": {

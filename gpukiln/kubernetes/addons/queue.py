@@ -45,9 +45,9 @@ def files(settings: Settings) -> dict[str, str]:
     return {
         VALUES: helm.values("kueue", _values()),
         QUEUES: dump(
-            *(_flavor(settings, one) for one in _flavors(settings)),
+            *(_flavor(settings, flavor) for flavor in _flavors(settings)),
             {"apiVersion": API, "kind": "Cohort", "metadata": {"name": COHORT}, "spec": {}},
-            *(one for team in settings.teams for one in _team(settings, team)),
+            *(manifest for team in settings.teams for manifest in _team(settings, team)),
             head=(
                 f"A job joins the queue of its namespace by the label kueue.x-k8s.io/queue-name: {QUEUE}.",
                 "What a team has not in use others borrow; it gets it back by ending the newest of theirs.",
@@ -96,15 +96,17 @@ def _labels_of_gpu(key: str, provider: Provider) -> dict[str, str]:
     aws/karpenter-provider-aws, pkg/providers/instancetype/types.go: EC2's name in small letters, and MiB;
     cluster-autoscaler, cloudprovider/aws/README.md: the node group's own value of the label.
     """
-    machines = [one for one in instance_types().values() if gpu(one.gpu).manufacturer == "NVIDIA"]
-    known = {one.gpu for one in machines}
+    machines = [machine for machine in instance_types().values() if gpu(machine.gpu).manufacturer == "NVIDIA"]
+    known = {machine.gpu for machine in machines}
     if key not in known:
         raise unknown("GPU", key, known)
     if provider != "karpenter":
         return {"k8s.amazonaws.com/accelerator": f"nvidia-{key}"}
     labels = {GPU_NAME: ec2_label(key)}
     if is_ambiguous(key):
-        memory = next(one.gpu_memory_mib for one in machines if one.gpu == key and one.gpu_fraction == 1)
+        memory = next(
+            machine.gpu_memory_mib for machine in machines if machine.gpu == key and machine.gpu_fraction == 1
+        )
         labels["karpenter.k8s.aws/instance-gpu-memory"] = str(memory)
     return labels
 
@@ -120,7 +122,7 @@ def _check(settings: Settings) -> None:
             hint="upgrade the cluster; `--only` renders the other add-ons",
         )
     for kind, rows in (("team", settings.teams), ("flavor", settings.flavors)):
-        names = [one.name for one in rows]
+        names = [row.name for row in rows]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"{kind} {', '.join(twice)} is named twice", hint=f"one {kind} of each name")
     for team in settings.teams:
@@ -132,12 +134,12 @@ def _check(settings: Settings) -> None:
                 "may not be privileged",
                 hint="name the team otherwise",
             )
-    known = [one.name for one in _flavors(settings)]
+    known = [flavor.name for flavor in _flavors(settings)]
     for team in settings.teams:
         for name in team.gpus:
             if name not in known:
                 raise unknown(f"flavor of team {team.name}", name, known)
-        if not any(team.gpus.values()) and not any(any(one.gpus.values()) for one in settings.teams):
+        if not any(team.gpus.values()) and not any(any(team.gpus.values()) for team in settings.teams):
             raise UsageError("no team has a GPU, so no job would ever start", hint="--team vision=4")
 
 
@@ -169,12 +171,12 @@ def _values() -> dict[str, Any]:
     }
 
 
-def _flavor(settings: Settings, one: Flavor) -> Manifest:
+def _flavor(settings: Settings, flavor: Flavor) -> Manifest:
     return {
         "apiVersion": API,
         "kind": "ResourceFlavor",
-        "metadata": {"name": one.name},
-        "spec": {"nodeLabels": dict(one.labels), "tolerations": [settings.taint.toleration()]},
+        "metadata": {"name": flavor.name},
+        "spec": {"nodeLabels": dict(flavor.labels), "tolerations": [settings.taint.toleration()]},
     }
 
 
@@ -219,7 +221,7 @@ def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
 def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
     """Every flavor lists every resource, in one order: the API refuses it otherwise."""
     kinds = _flavors(settings)
-    resources = ["cpu", "memory", *dict.fromkeys(one.resource for one in kinds)]
+    resources = ["cpu", "memory", *dict.fromkeys(kind.resource for kind in kinds)]
     rows = []
     for kind in kinds:
         count = team.gpus.get(kind.name, 0)

@@ -83,14 +83,14 @@ def _require_runners(settings: Settings) -> Runners:
             f"the runners' image is {runners.image!r}, wanted one with its digest: a tag can move",
             hint="`invoke docker.push --image runner-gpu --repository REPOSITORY` prints it",
         )
-    known = [one.name for one in settings.flavors]
+    known = [flavor.name for flavor in settings.flavors]
     if runners.flavor and runners.flavor not in known:
         raise unknown("flavor of the runners", runners.flavor, known)
     return runners
 
 
 def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
-    labels = next((one.labels for one in settings.flavors if one.name == runners.flavor), {})
+    labels = next((flavor.labels for flavor in settings.flavors if flavor.name == runners.flavor), {})
     return {
         "githubConfigUrl": runners.url,
         "githubConfigSecret": runners.secret,

@@ -36,10 +36,10 @@ def configurations(settings: Settings) -> dict[str, dict[str, Any]]:
     if DEFAULT in settings.named_sharing:
         raise UsageError(f"{DEFAULT!r} names the sharing of all other nodes", hint="it is `sharing`")
     named = {DEFAULT: settings.sharing, **settings.named_sharing}
-    for name, one in named.items():
-        _check_replicas(name, one)
+    for name, sharing in named.items():
+        _check_replicas(name, sharing)
     _check_flavors(settings, list(named.values()))
-    return {name: _configuration(one) for name, one in named.items()}
+    return {name: _configuration(sharing) for name, sharing in named.items()}
 
 
 def parse(text: str) -> SharingSettings:
@@ -61,9 +61,9 @@ def parse(text: str) -> SharingSettings:
         raise UsageError(
             f"--sharing {text}: {count!r} is no number of pods", hint=f"{strategy}:4, for example"
         )
-    found = SharingSettings(strategy, int(count or 0))  # type: ignore[arg-type]  # one of them
-    _check_replicas(DEFAULT, found)
-    return found
+    sharing = SharingSettings(strategy, int(count or 0))  # type: ignore[arg-type]  # one of them
+    _check_replicas(DEFAULT, sharing)
+    return sharing
 
 
 def replicas(sharing: SharingSettings) -> int:
@@ -73,36 +73,38 @@ def replicas(sharing: SharingSettings) -> int:
 
 def gpu_of(flavor: Flavor) -> Gpu | None:
     """The GPU of a flavor that is an instance type or a GPU's name; None where its labels say neither."""
-    if found := instance_types().get(flavor.labels.get(INSTANCE_TYPE, "")):
-        return gpu(found.gpu)
+    if machine := instance_types().get(flavor.labels.get(INSTANCE_TYPE, "")):
+        return gpu(machine.gpu)
     keys = keys_of(flavor.labels.get(GPU_NAME, ""))
     return gpu(keys[0]) if keys else None  # what shares a name differs in memory alone
 
 
-def _check_replicas(name: str, one: SharingSettings) -> None:
+def _check_replicas(name: str, sharing: SharingSettings) -> None:
     of = "" if name == DEFAULT else f" of {name}"
-    if one.strategy in ("time-slicing", "mps"):
-        if one.replicas < 2:
+    if sharing.strategy in ("time-slicing", "mps"):
+        if sharing.replicas < 2:
             raise UsageError(
-                f"sharing{of} by {one.strategy} has {one.replicas} pods for each GPU, wanted 2 or more",
-                hint=f"--sharing {one.strategy}:4, for example; `none` gives each pod a whole GPU",
+                f"sharing{of} by {sharing.strategy} has {sharing.replicas} pods for each GPU, wanted 2 or more",
+                hint=f"--sharing {sharing.strategy}:4, for example; `none` gives each pod a whole GPU",
             )
-        if one.strategy == "mps" and one.replicas > MPS_CLIENTS:
+        if sharing.strategy == "mps" and sharing.replicas > MPS_CLIENTS:
             raise IncompatibleError(
-                f"sharing{of} by MPS has {one.replicas} pods for each GPU; MPS serves at most {MPS_CLIENTS}",
+                f"sharing{of} by MPS has {sharing.replicas} pods for each GPU; MPS serves at most {MPS_CLIENTS}",
                 hint="fewer, or time-slicing",
             )
-    elif one.replicas:
+    elif sharing.replicas:
         why = (
             "MPS and MIG exclude each other, and MIG devices are cut by their profiles"
-            if one.strategy.startswith("mig")
+            if sharing.strategy.startswith("mig")
             else "without sharing each pod has whole GPUs"
         )
-        raise UsageError(f"sharing{of}: {one.strategy} has no replicas: {why}", hint="leave the number out")
+        raise UsageError(
+            f"sharing{of}: {sharing.strategy} has no replicas: {why}", hint="leave the number out"
+        )
 
 
 def _check_flavors(settings: Settings, named: list[SharingSettings]) -> None:
-    strategies = {one.strategy for one in named}
+    strategies = {sharing.strategy for sharing in named}
     for flavor in settings.flavors:
         if flavor.resource != GPU:
             if not MIG.fullmatch(flavor.resource):
@@ -135,13 +137,13 @@ def _check_flavors(settings: Settings, named: list[SharingSettings]) -> None:
             )
 
 
-def _configuration(one: SharingSettings) -> dict[str, Any]:
-    mig = one.strategy.removeprefix("mig-") if one.strategy.startswith("mig-") else "none"
-    found: dict[str, Any] = {"version": "v1", "flags": {"migStrategy": mig}}
-    shared = {"resources": [{"name": GPU, "replicas": one.replicas}]}
-    if one.strategy == "time-slicing":
+def _configuration(sharing: SharingSettings) -> dict[str, Any]:
+    mig = sharing.strategy.removeprefix("mig-") if sharing.strategy.startswith("mig-") else "none"
+    configuration: dict[str, Any] = {"version": "v1", "flags": {"migStrategy": mig}}
+    shared = {"resources": [{"name": GPU, "replicas": sharing.replicas}]}
+    if sharing.strategy == "time-slicing":
         # Two slices are not twice the time: who asks for more than one is mistaken, and is told.
-        found["sharing"] = {"timeSlicing": {"failRequestsGreaterThanOne": True, **shared}}
-    elif one.strategy == "mps":
-        found["sharing"] = {"mps": shared}
-    return found
+        configuration["sharing"] = {"timeSlicing": {"failRequestsGreaterThanOne": True, **shared}}
+    elif sharing.strategy == "mps":
+        configuration["sharing"] = {"mps": shared}
+    return configuration

@@ -60,11 +60,11 @@ class Definition:
 
 def definitions(objects: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Definition]:
     """(apiVersion, kind) -> what the CustomResourceDefinitions among some objects say of it."""
-    found = {}
-    for one in objects:
-        if one.get("kind") != KIND or one.get("apiVersion") != "apiextensions.k8s.io/v1":
+    known = {}
+    for candidate in objects:
+        if candidate.get("kind") != KIND or candidate.get("apiVersion") != "apiextensions.k8s.io/v1":
             continue
-        spec = mapping(one.get("spec"))
+        spec = mapping(candidate.get("spec"))
         group, kind = str(spec.get("group", "")), str(mapping(spec.get("names")).get("kind", ""))
         for version in sequence(spec.get("versions")):
             if mapping(version).get("served") is True:
@@ -72,12 +72,12 @@ def definitions(objects: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], D
                 schema = dict(mapping(at(version, ("schema", "openAPIV3Schema"))))
                 left_out: list[str] = []
                 form = ServerValidator(_root_schema(schema, left_out))
-                found[api, kind] = Definition(api, kind, schema, form, tuple(left_out))
-    return found
+                known[api, kind] = Definition(api, kind, schema, form, tuple(left_out))
+    return known
 
 
 def definitions_of(resources: Iterable[Resource]) -> dict[tuple[str, str], Definition]:
-    return definitions(one.object for one in resources if one.role == "object")
+    return definitions(resource.object for resource in resources if resource.role == "object")
 
 
 def cluster_definitions(cluster: Cluster) -> list[dict[str, Any]]:
@@ -86,7 +86,7 @@ def cluster_definitions(cluster: Cluster) -> list[dict[str, Any]]:
     Raises:
         UnavailableError: They may not be listed.
     """
-    return [dict(one) for one in cluster.list(f"apiextensions.k8s.io/v1/{KIND}")]
+    return [dict(definition) for definition in cluster.list(f"apiextensions.k8s.io/v1/{KIND}")]
 
 
 def _root_schema(schema: Schema, left_out: list[str]) -> Schema:
@@ -157,7 +157,8 @@ def _field_schemas(schema: Mapping[str, Any], path: Path, left_out: list[str]) -
     properties, more = mapping(schema.get("properties")), schema.get("additionalProperties")
     if properties:
         form["properties"] = {
-            name: _json_schema(mapping(one), (*path, name), left_out) for name, one in properties.items()
+            name: _json_schema(mapping(field_schema), (*path, name), left_out)
+            for name, field_schema in properties.items()
         }
     if isinstance(more, Mapping):
         form["additionalProperties"] = _json_schema(more, (*path, "*"), left_out)
@@ -179,13 +180,13 @@ def _condition_schema(schema: Mapping[str, Any]) -> Schema:
         form["pattern"] = schema["pattern"]
     if mapping(schema.get("properties")):
         fields = schema["properties"].items()
-        form["properties"] = {name: _condition_schema(mapping(one)) for name, one in fields}
+        form["properties"] = {name: _condition_schema(mapping(field_schema)) for name, field_schema in fields}
     for key in ("items", "not"):
         if isinstance(schema.get(key), Mapping):
             form[key] = _condition_schema(schema[key])
     for key in ("allOf", "anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            form[key] = [_condition_schema(mapping(one)) for one in schema[key]]
+            form[key] = [_condition_schema(mapping(part)) for part in schema[key]]
     return form
 
 
@@ -196,27 +197,27 @@ def _type_list(form: Schema) -> list[str]:
 def without_nulls(value: Any) -> Any:
     """A custom object as the API server sees it: a null is as if the key were left out."""
     if isinstance(value, Mapping):
-        return {key: without_nulls(one) for key, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
     """A value with the defaults of its schema, as the API server fills them in before it validates."""
     if isinstance(value, list):
-        return [defaulted(one, mapping(schema.get("items"))) for one in value]
+        return [defaulted(item, mapping(schema.get("items"))) for item in value]
     if not isinstance(value, Mapping):
         return value
     properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
-    made = {
-        name: defaulted(one, below)
-        for name, one in value.items()
+    filled = {
+        name: defaulted(item, below)
+        for name, item in value.items()
         for below in [mapping(properties.get(name, more))]
-        if one is not None or below.get("nullable") is True or not below  # a null is as if it were left out
+        if item is not None or below.get("nullable") is True or not below  # a null is as if it were left out
     }
-    for name, one in properties.items():
-        if name not in made and isinstance(one, Mapping) and "default" in one:
-            made[name] = defaulted(one["default"], one)
-    return made
+    for name, field_schema in properties.items():
+        if name not in filled and isinstance(field_schema, Mapping) and "default" in field_schema:
+            filled[name] = defaulted(field_schema["default"], field_schema)
+    return filled
 
 
 def cel_violations(
@@ -225,9 +226,9 @@ def cel_violations(
     """The CEL rules of a schema that do not hold; what can't be evaluated is added to `not_checked`."""
     if value is None or is_placeholder(value):
         return
-    for one in sequence(schema.get("x-kubernetes-validations")):
-        if isinstance(mapping(one).get("rule"), str):
-            yield from _rule_violations(mapping(one), schema, value, path, not_checked)
+    for validation in sequence(schema.get("x-kubernetes-validations")):
+        if isinstance(mapping(validation).get("rule"), str):
+            yield from _rule_violations(mapping(validation), schema, value, path, not_checked)
     if isinstance(value, Mapping):
         properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
         for name, below in value.items():
@@ -238,9 +239,9 @@ def cel_violations(
 
 
 def _rule_violations(
-    one: Mapping[str, Any], schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
+    validation: Mapping[str, Any], schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
 ) -> Iterator[Violation]:
-    rule = str(one["rule"])
+    rule = str(validation["rule"])
     try:
         program = _program(rule)
         if "oldSelf" in program.variables():  # of an update alone
@@ -254,7 +255,7 @@ def _rule_violations(
         not_checked.append(f"{where}the CEL rule {short(rule)} can't be evaluated: {short(str(error))}")
         return
     if not holds:
-        yield Violation(_message(one, known, rule), (*path, *_field_path(one.get("fieldPath"))))
+        yield Violation(_message(validation, known, rule), (*path, *_field_path(validation.get("fieldPath"))))
 
 
 @cache
@@ -268,15 +269,15 @@ def _program(rule: str) -> Any:
     return _cel().compile(rule)
 
 
-def _message(one: Mapping[str, Any], known: Any, rule: str) -> str:
-    if isinstance(one.get("messageExpression"), str):
+def _message(validation: Mapping[str, Any], known: Any, rule: str) -> str:
+    if isinstance(validation.get("messageExpression"), str):
         try:
-            found = _program(one["messageExpression"]).execute(known)
-            if isinstance(found, str) and found:
-                return found
+            message = _program(validation["messageExpression"]).execute(known)
+            if isinstance(message, str) and message:
+                return message
         except Exception:  # noqa: S110 - the API server falls back to the message, too
             pass
-    return str(one.get("message") or f"the rule does not hold: {rule}").strip()
+    return str(validation.get("message") or f"the rule does not hold: {rule}").strip()
 
 
 def _field_path(text: Any) -> Path:
@@ -291,12 +292,12 @@ def _cel_value(value: Any, schema: Mapping[str, Any]) -> Any:
         properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
         return {
             _escaped(name) if name in properties else name: _cel_value(
-                one, mapping(properties.get(name, more))
+                item, mapping(properties.get(name, more))
             )
-            for name, one in value.items()
+            for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_cel_value(one, mapping(schema.get("items"))) for one in value]
+        return [_cel_value(item, mapping(schema.get("items"))) for item in value]
     if schema.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and schema.get("format") == "date-time":

@@ -90,13 +90,13 @@ def select_rules(only: Iterable[str], skip: Iterable[str]) -> tuple[list[Manifes
     Raises:
         UsageError: There is no such rule.
     """
-    named = {one.id: one for one in rules()}
-    skipped = {name: reason for name, _, reason in (one.partition("=") for one in skip)}
-    wanted = list(only)
-    for name in (*wanted, *skipped):
+    named = {known_rule.id: known_rule for known_rule in rules()}
+    skipped = {name: reason for name, _, reason in (option.partition("=") for option in skip)}
+    ids = list(only)
+    for name in (*ids, *skipped):
         if name not in named:
             raise unknown("rule", name, named)
-    return [one for one in rules() if not wanted or one.id in wanted], skipped
+    return [known_rule for known_rule in rules() if not ids or known_rule.id in ids], skipped
 
 
 def apply_rules(
@@ -113,7 +113,10 @@ def apply_rules(
     gaps = list(reading.unchecked)
     nowhere: dict[int, str] = {}
     left: dict[tuple[str, str], int] = dict.fromkeys(skipped.items(), 0)
-    of_subject = {kind: [one for one in chosen if one.subject is kind] for kind in get_args(Subject)}
+    of_subject = {
+        kind: [chosen_rule for chosen_rule in chosen if chosen_rule.subject is kind]
+        for kind in get_args(Subject)
+    }
     for subject in _subjects(reading):
         for rule in of_subject[type(subject)]:
             if isinstance(subject, Workload) and not (rule.fragments or subject.whole):
@@ -143,16 +146,16 @@ def apply_rules(
     order = {name: number for number, name in enumerate(reading.files)}
     unique = {
         (
-            order[one.evidence["file"]],
-            one.evidence["line"],
-            SEVERITIES.index(one.severity),
-            one.id,
-            one.message,
-            one.evidence["path"],
-            one.object,
-            one.remedy,
-        ): one
-        for one in findings
+            order[finding.evidence["file"]],
+            finding.evidence["line"],
+            SEVERITIES.index(finding.severity),
+            finding.id,
+            finding.message,
+            finding.evidence["path"],
+            finding.object,
+            finding.remedy,
+        ): finding
+        for finding in findings
     }
     findings = [unique[key] for key in sorted(unique)]
     unchecked = [*gaps, *_unknown_kinds(reading.resources, context)]
@@ -165,10 +168,10 @@ def apply_rules(
         tuple(fits),
         CheckCounts(
             files=len(reading.files),
-            objects=sum(one.role == "object" for one in reading.resources),
+            objects=sum(resource.role == "object" for resource in reading.resources),
             pods=len(reading.workloads),
-            errors=sum(one.severity == "error" for one in findings),
-            warnings=sum(one.severity == "warning" for one in findings),
+            errors=sum(finding.severity == "error" for finding in findings),
+            warnings=sum(finding.severity == "warning" for finding in findings),
             unchecked=len(unchecked),
         ),
     )
@@ -189,8 +192,8 @@ def _skip_reason(subject: Subject, rule: ManifestRule) -> str | None:
     metadata = [resource.metadata] if resource else []
     if isinstance(subject, Workload):
         metadata.append(subject.pod_metadata)
-    for one in metadata:
-        reason = mapping(one.get("annotations")).get(SKIP_ANNOTATION + rule.id)
+    for part in metadata:
+        reason = mapping(part.get("annotations")).get(SKIP_ANNOTATION + rule.id)
         if reason is not None:
             return str(reason)
     return None
@@ -229,17 +232,19 @@ def _finding(rule: ManifestRule, subject: Subject, violation: Violation) -> Find
 def _unknown_kinds(resources: Iterable[Resource], context: Context) -> list[UncheckedItem]:
     """Kinds whose schema is not known here; their pods are checked all the same."""
     return [
-        UncheckedItem(one.file, one.line, f"{one.api} {one.kind}: its form is not known here")
-        for one in resources
-        if one.role == "object"
-        and one.api
-        and one.kind
-        and not unserved(one)
-        and not has_schema(one, context.minor)
-        and (one.api, one.kind) not in context.custom_kinds
+        UncheckedItem(
+            resource.file, resource.line, f"{resource.api} {resource.kind}: its form is not known here"
+        )
+        for resource in resources
+        if resource.role == "object"
+        and resource.api
+        and resource.kind
+        and not unserved(resource)
+        and not has_schema(resource, context.minor)
+        and (resource.api, resource.kind) not in context.custom_kinds
     ] + [
-        UncheckedItem(one.file, one.line, f"{one.label}: {text}")
-        for one in resources
-        if (custom := context.custom_form(one, custom_violations)) is not None
+        UncheckedItem(resource.file, resource.line, f"{resource.label}: {text}")
+        for resource in resources
+        if (custom := context.custom_form(resource, custom_violations)) is not None
         for text in custom[1]
     ]

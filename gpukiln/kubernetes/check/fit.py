@@ -30,7 +30,7 @@ from gpukiln.typed import strict
 
 
 def _daemon(*cpu: str) -> Spec:
-    containers = [{"resources": {"requests": {"cpu": one}}} for one in cpu]
+    containers = [{"resources": {"requests": {"cpu": cpus}}} for cpus in cpu]
     return {"containers": containers, "tolerations": [{"operator": "Exists"}]}
 
 
@@ -51,7 +51,9 @@ class NodeFit(NamedTuple):
     @property
     def absent_resources(self) -> int:
         """Of how many resources it has nothing."""
-        return sum(one.kind == "resources" and one.text.endswith(" 0 left") for one in self.problems)
+        return sum(
+            problem.kind == "resources" and problem.text.endswith(" 0 left") for problem in self.problems
+        )
 
 
 @strict
@@ -98,7 +100,7 @@ class DaemonSetLoad:
 
     def left(self, pool: Pool, name: str, node: Manifest) -> Mapping[str, Decimal]:
         labels = node["metadata"].get("labels", {})
-        key = (pool, name, *(labels.get(one) for one in self._labels))
+        key = (pool, name, *(labels.get(label) for label in self._labels))
         if (known := self._known.get(key)) is None:
             known = self._known[key] = self._computed(node)
         return known
@@ -117,23 +119,23 @@ class DaemonSetLoad:
 
 def node_fits(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[NodeFit]:
     """Every candidate, in the order of the pools."""
-    wanted, found = requests(spec), []
-    shares = any(key in HAMI for key in wanted)  # several containers and pods may have one GPU
+    demand, fits = requests(spec), []
+    shares = any(key in HAMI for key in demand)  # several containers and pods may have one GPU
     for pool in pools:
         over = [
             FilterFailure(
                 "resources",
                 f"the pool's limit of {key} is {quantity_text(key, limit)}, "
-                f"{quantity_text(key, wanted[key])} asked",
+                f"{quantity_text(key, demand[key])} asked",
             )
             for key, limit in pool.limits.items()
-            if key in wanted and wanted[key] > limit
+            if key in demand and demand[key] > limit
         ]
         for name, node in pool.candidates(spec):
             left = load.left(pool, name, node)
             known = {
                 key: value
-                for key, value in wanted.items()
+                for key, value in demand.items()
                 # Other plugins' are not known before there is a node.
                 if pool.nodes or key in left or (key.startswith("nvidia.com/") and key not in HAMI)
             }
@@ -141,9 +143,9 @@ def node_fits(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[No
                 known.pop(GPU, None)
             problems = [*mismatches(spec, node), *shortages(known, left), *over]
             if pool.limits and not pool.nodes:
-                problems += [FilterFailure("resources", one) for one in pool.beyond_limits(name)]
-            found.append(NodeFit(pool, name, tuple(problems)))
-    return found
+                problems += [FilterFailure("resources", limit) for limit in pool.beyond_limits(name)]
+            fits.append(NodeFit(pool, name, tuple(problems)))
+    return fits
 
 
 def placement(
@@ -160,11 +162,11 @@ def placement(
     on: tuple[str, ...] = ()
     not_on: tuple[Misfit, ...] = (nowhere,) if nowhere else ()
     if not nowhere:
-        found = fits(workload)
-        lacking = sorted((one for one in found if one.problems), key=lambda one: distance(one.problems))
-        on = tuple(dict.fromkeys(one.name for one in found if not one.problems))
+        candidates = fits(workload)
+        lacking = sorted((fit for fit in candidates if fit.problems), key=lambda fit: distance(fit.problems))
+        on = tuple(dict.fromkeys(fit.name for fit in candidates if not fit.problems))
         not_on = tuple(
-            Misfit(one.name, "; ".join([problem.text for problem in one.problems])) for one in lacking
+            Misfit(fit.name, "; ".join([problem.text for problem in fit.problems])) for fit in lacking
         )
     resource = workload.resource
     return Placement(resource.file, resource.line_of(workload.where), resource.label, on, not_on)
@@ -189,11 +191,11 @@ def has_pod_shape(spec: Spec) -> bool:
     ):
         return False
     parts = [term.get(key) or [] for term in terms for key in ("matchExpressions", "matchFields")]
-    return all(map(_are_mappings, parts)) and all(_is_rule(one) for part in parts for one in part)
+    return all(map(_are_mappings, parts)) and all(_is_rule(item) for part in parts for item in part)
 
 
 def _are_mappings(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+    return isinstance(value, list) and all(isinstance(item, Mapping) for item in value)
 
 
 def _is_rule(rule: Mapping[str, Any]) -> bool:
@@ -202,21 +204,25 @@ def _is_rule(rule: Mapping[str, Any]) -> bool:
         isinstance(rule.get("key"), str)
         and rule.get("operator") in ("In", "NotIn", "Exists", "DoesNotExist", "Gt", "Lt")
         and isinstance(values, list)
-        and all(isinstance(one, str) for one in values)
+        and all(isinstance(value, str) for value in values)
     )
 
 
-def placement_lines(one: Placement) -> list[str]:
+def placement_lines(placed: Placement) -> list[str]:
     """Lines for people."""
-    if not one.on and not one.not_on:
-        return [f"{one.object} is for machines that nothing is known of here; --pools or --cluster has them"]
+    if not placed.on and not placed.not_on:
+        return [
+            f"{placed.object} is for machines that nothing is known of here; --pools or --cluster has them"
+        ]
     lines = [
-        f"{one.object} runs on {_first_names(one.on)}" if one.on else f"{one.object} runs on none of them"
+        f"{placed.object} runs on {_first_names(placed.on)}"
+        if placed.on
+        else f"{placed.object} runs on none of them"
     ]
-    if one.not_on:
-        lines += [f"  not on {where.on}: {where.why}" for where in one.not_on[:SHOWN_MISFITS]]
-        if len(one.not_on) > SHOWN_MISFITS:
-            more = len(one.not_on) - SHOWN_MISFITS
+    if placed.not_on:
+        lines += [f"  not on {where.on}: {where.why}" for where in placed.not_on[:SHOWN_MISFITS]]
+        if len(placed.not_on) > SHOWN_MISFITS:
+            more = len(placed.not_on) - SHOWN_MISFITS
             lines.append(f"  nor on {more} other{'s' if more > 1 else ''} (--json has all)")
     return lines
 

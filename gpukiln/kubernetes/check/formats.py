@@ -141,8 +141,8 @@ def _indexes(value: Any) -> bool:
     if not isinstance(value, str):
         return True
     last = -1
-    for one in value.split(",") if value else ():
-        if not (match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", one)):
+    for part in value.split(",") if value else ():
+        if not (match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)):
             return False
         first, end = int(match[1]), int(match[2] or match[1])
         if first <= last or end < first or (match[2] and end == first):

@@ -52,25 +52,27 @@ def read_cluster(
     Raises:
         UnavailableError: It can't be asked at all.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_namespace: dict[str, list[dict[str, Any]]] = {}
     name = f"context {cluster.context}"
-    told: list[GpukilnError] = []
+    errors: list[GpukilnError] = []
     for kind in KINDS:
         try:
             listed = cluster.list(kind, namespace, everywhere=everywhere)
         except (UnavailableError, BusyError) as error:
-            told.append(error)
+            errors.append(error)
             reading.unchecked.append(UncheckedItem(name, 1, f"{kind}: {error.message}"))
             continue
-        for one in listed:
-            metadata = one.get("metadata", {})
+        for item in listed:
+            metadata = item.get("metadata", {})
             owned = any(owner.get("controller", True) for owner in metadata.get("ownerReferences") or ())
             if not owned:
-                one = {key: value for key, value in one.items() if key not in SERVER_FIELDS}  # noqa: PLW2901 - the same
-                found.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(one)
-    if len(told) == len(KINDS):
-        raise told[0]
-    for file, objects in sorted(found.items()):
+                item = {key: value for key, value in item.items() if key not in SERVER_FIELDS}  # noqa: PLW2901 - the same
+                by_namespace.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(
+                    item
+                )
+    if len(errors) == len(KINDS):
+        raise errors[0]
+    for file, objects in sorted(by_namespace.items()):
         reading.objects(objects, file)
 
 
@@ -84,7 +86,7 @@ def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     except (UnavailableError, BusyError) as error:
         reading.unchecked.append(UncheckedItem(f"context {cluster.context}", 1, f"Node: {error.message}"))
         return ()
-    pools = pools_in(one.object for one in reading.resources if one.role == "object")
+    pools = pools_in(resource.object for resource in reading.resources if resource.role == "object")
     return (*((nodes,) if nodes.nodes else ()), *pools)
 
 
@@ -109,15 +111,18 @@ def dry_run_objects(reading: Reading, cluster: Cluster) -> None:
         UnavailableError: It can't be asked.
     """
     objects = [
-        one
-        for one in reading.resources
-        if one.role == "object" and one.api and one.kind and (one.api, one.kind) not in NO_OBJECTS
+        resource
+        for resource in reading.resources
+        if resource.role == "object"
+        and resource.api
+        and resource.kind
+        and (resource.api, resource.kind) not in NO_OBJECTS
     ]
-    namespaces = {one.name for one in objects if one.kind == "Namespace"}
+    namespaces = {resource.name for resource in objects if resource.kind == "Namespace"}
     defined = {
-        (at(one.object, ("spec", "group")), at(one.object, ("spec", "names", "kind")))
-        for one in objects
-        if one.kind == "CustomResourceDefinition"
+        (at(resource.object, ("spec", "group")), at(resource.object, ("spec", "names", "kind")))
+        for resource in objects
+        if resource.kind == "CustomResourceDefinition"
     }
     for resource in objects:
         gap = ""

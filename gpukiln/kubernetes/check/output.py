@@ -21,19 +21,19 @@ def lines(report: CheckReport) -> Iterator[str]:
     """The report as text: file by file; why and what to do stand with a rule's first finding."""
     shown: set[str] = set()
     file = ""
-    width = max((len(f"{one.evidence['line']}") for one in report.findings), default=0)
-    for one in report.findings:
-        if one.evidence["file"] != file:
-            file = one.evidence["file"]
+    width = max((len(f"{finding.evidence['line']}") for finding in report.findings), default=0)
+    for finding in report.findings:
+        if finding.evidence["file"] != file:
+            file = finding.evidence["file"]
             yield sanitize(file)
-        where = f"{one.object}: " if one.object else ""
-        line = f"{one.evidence['line']:>{width}} {one.severity:<7} {one.id}"
-        yield sanitize(f"  {line}: {where}{one.message}")
-        if one.id not in shown or one.remedy not in shown:
-            if one.id not in shown:
-                yield f"  {'':>{width}}         why: {one.evidence['reason']}"
-            yield sanitize(f"  {'':>{width}}         fix: {one.remedy}")
-            shown |= {one.id, one.remedy}
+        where = f"{finding.object}: " if finding.object else ""
+        line = f"{finding.evidence['line']:>{width}} {finding.severity:<7} {finding.id}"
+        yield sanitize(f"  {line}: {where}{finding.message}")
+        if finding.id not in shown or finding.remedy not in shown:
+            if finding.id not in shown:
+                yield f"  {'':>{width}}         why: {finding.evidence['reason']}"
+            yield sanitize(f"  {'':>{width}}         fix: {finding.remedy}")
+            shown |= {finding.id, finding.remedy}
     if report.findings:
         yield ""
     for pod in report.placed:
@@ -69,22 +69,24 @@ def write_junit(report: CheckReport, files: tuple[str, ...], path: Path) -> None
         OSError: It can't be written.
     """
     by_file: dict[str, dict[str, list[Finding]]] = {file: defaultdict(list) for file in files}
-    for one in report.findings:
-        by_file[one.evidence["file"]][one.id].append(one)
+    for finding in report.findings:
+        by_file[finding.evidence["file"]][finding.id].append(finding)
     gaps = defaultdict(list)
     for gap in report.unchecked:
         gaps[gap.file].append(gap)
     suites = []
     for file in [*by_file, *(name for name in gaps if name not in by_file)]:
-        cases = [_case(file, rule, found) for rule, found in by_file.get(file, {}).items()]
+        cases = [_case(file, rule, findings) for rule, findings in by_file.get(file, {}).items()]
         cases += [Case(file, f"line {gap.line}", "skipped", message=gap.reason) for gap in gaps[file]]
         suites.append(Suite(file, cases or [Case(file, "k8s.check")]))
     write_suites("gpukiln k8s.check", suites, path, mode=0o644)
 
 
-def _case(file: str, rule: str, found: list[Finding]) -> Case:
-    first = found[0]
-    text = "\n".join(f"{file}:{one.evidence['line']}: {one.object} {one.message}" for one in found)
+def _case(file: str, rule: str, findings: list[Finding]) -> Case:
+    first = findings[0]
+    text = "\n".join(
+        f"{file}:{finding.evidence['line']}: {finding.object} {finding.message}" for finding in findings
+    )
     text += f"\nwhy: {first.evidence['reason']}\nfix: {first.remedy}\nsource: {first.source}"
     if first.severity == "error":
         return Case(file, rule, "failure", rule, first.message, text)
@@ -95,13 +97,13 @@ def code_scanning(report: CheckReport) -> dict[str, Any]:
     """The report as SARIF."""
     findings = [
         replace(
-            one,
-            message=sanitize(one.message),
-            object=sanitize(one.object),
-            remedy=sanitize(one.remedy),
+            finding,
+            message=sanitize(finding.message),
+            object=sanitize(finding.object),
+            remedy=sanitize(finding.remedy),
         )
-        for one in report.findings
+        for finding in report.findings
     ]
-    gaps = ((one.file, one.line, sanitize(one.reason)) for one in report.unchecked)
-    titles = {one.id: (one.title, one.fix) for one in rules()}
+    gaps = ((gap.file, gap.line, sanitize(gap.reason)) for gap in report.unchecked)
+    titles = {known_rule.id: (known_rule.title, known_rule.fix) for known_rule in rules()}
     return sarif("gpukiln k8s.check", titles, findings, gaps)

@@ -103,9 +103,9 @@ class Reading:
     def objects(self, objects: Iterable[dict[str, Any]], name: str) -> None:
         """Take objects as an API gives them."""
         self.files.append(name)
-        for one in objects:
+        for item in objects:
             with unchecked_on_error(self.unchecked, name, 1, "the reader"):
-                self._resource(Resource(name, one))
+                self._resource(Resource(name, item))
 
     def _document(self, text: str, name: str) -> None:
         lines, blocks = _blocks(text)
@@ -125,7 +125,7 @@ class Reading:
     def _unnamed(self, block: str, name: str, line: int) -> None:
         if re.search(r"^[ \t]*(?:apiVersion|kind|resources|nodeSelector|tolerations):", block, re.MULTILINE):
             self._yaml(block, name, line, whole=False)
-        elif any(TOOLS.match(one) for one in block.splitlines()):
+        elif any(TOOLS.match(row) for row in block.splitlines()):
             self._script(block, name, line, strict=False)
 
     def _promql(self, block: str, name: str, above: int) -> None:
@@ -183,28 +183,28 @@ class Reading:
                 self._resource(resource)
 
     def _yaml(self, text: str, name: str, above: int, *, whole: bool) -> None:
-        if found := TEMPLATE.search(text):
-            line = above + text.count("\n", 0, found.start()) + 1
+        if match := TEMPLATE.search(text):
+            line = above + text.count("\n", 0, match.start()) + 1
             self.unchecked.append(
                 UncheckedItem(name, line, "a chart's template: give the output of `helm template`")
             )
             return
-        for one in yaml_tree.documents(text, above):
-            if isinstance(one, yaml_tree.BrokenError):
+        for document in yaml_tree.documents(text, above):
+            if isinstance(document, yaml_tree.BrokenError):
                 if "{{" in text:
                     self.unchecked.append(
-                        UncheckedItem(name, one.line, "a template: give what it is rendered to")
+                        UncheckedItem(name, document.line, "a template: give what it is rendered to")
                     )
                 else:
-                    self.rejections.append(Rejection(name, one.line, one.text))
-            elif not isinstance(one.value, dict):
+                    self.rejections.append(Rejection(name, document.line, document.text))
+            elif not isinstance(document.value, dict):
                 if whole:
                     self.unchecked.append(
-                        UncheckedItem(name, one.line_of(()), "no mapping: no object, no values")
+                        UncheckedItem(name, document.line_of(()), "no mapping: no object, no values")
                     )
             else:
-                with unchecked_on_error(self.unchecked, name, one.above + 1, "the reader"):
-                    self._value(one, name, whole=whole)
+                with unchecked_on_error(self.unchecked, name, document.above + 1, "the reader"):
+                    self._value(document, name, whole=whole)
 
     def _value(self, document: yaml_tree.Document, name: str, *, whole: bool) -> None:
         value = document.value
@@ -226,24 +226,24 @@ class Reading:
 
     def _resource(self, resource: Resource) -> None:
         self.resources.append(resource)
-        for one in workloads(resource):
-            self.workloads.append(one)
-            for container in one.containers:
-                self._container(one, container)
+        for workload in workloads(resource):
+            self.workloads.append(workload)
+            for container in workload.containers:
+                self._container(workload, container)
         for path, text in _expressions(resource):
             self.queries.append(Query(resource.file, resource.line_of(path), text))
 
     def _container(self, workload: Workload, container: PodContainer) -> None:
         path = workload.at(*container.where, "command" if "command" in container.spec else "args")
-        words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
+        words = [str(word) for key in ("command", "args") for word in sequence(container.spec.get(key))]
         if not words:
             return
         resource = workload.resource
         line = resource.line_of(path)
-        texts = [words[index + 1] for index, one in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", one)]
+        texts = [words[index + 1] for index, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)]
         if texts and File(words[0]).name in ("sh", "bash", "ash", "dash"):
-            for one in (words for text in texts for row in text.splitlines() for words in _split(row)):
-                self.commands.append(CommandLine(resource.file, line, tuple(one), resource, path))
+            for line_words in (words for text in texts for row in text.splitlines() for words in _split(row)):
+                self.commands.append(CommandLine(resource.file, line, tuple(line_words), resource, path))
         else:
             self.commands.append(CommandLine(resource.file, line, tuple(words), resource, path))
 
@@ -282,15 +282,15 @@ def read(names: Iterable[str]) -> Reading:
         UnavailableError: A file can't be read.
     """
     reading = Reading()
-    paths = [one for name in names for one in ([name] if name == "-" else _files(File(name)))]
+    paths = [source for name in names for source in ([name] if name == "-" else _files(File(name)))]
     collects = gc.isenabled()
     gc.disable()  # nodes of YAML are many and in no circle: looking for some took two thirds of the time
     try:
-        for one in paths:
-            if isinstance(one, File):
-                _file(reading, one)
+        for path in paths:
+            if isinstance(path, File):
+                _file(reading, path)
             else:
-                reading.text(sys.stdin.read(), one)
+                reading.text(sys.stdin.read(), path)
     finally:
         if collects:
             gc.enable()
@@ -299,21 +299,21 @@ def read(names: Iterable[str]) -> Reading:
 
 def _files(path: File) -> list[File]:
     if path.is_dir():
-        found = sorted(one for one in path.rglob("*") if _is_read(one, path))
-        if not found:
+        files = sorted(file for file in path.rglob("*") if _is_read(file, path))
+        if not files:
             kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
             raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files")
-        return found
+        return files
     if path.exists():
         return [path]
-    near = [str(one) for one in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
+    near = [str(file) for file in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
     hint = f"did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(f"{path}: no such file or folder", hint=hint)
 
 
 def _is_read(path: File, below: File) -> bool:
     parts = path.relative_to(below).parts
-    hidden = any((one.startswith(".") and one != ".github") or one == "node_modules" for one in parts)
+    hidden = any((part.startswith(".") and part != ".github") or part == "node_modules" for part in parts)
     return path.is_file() and not hidden and path.suffix.lower() in (*YAML, *SCRIPTS, *DOCUMENTS)
 
 
@@ -375,12 +375,12 @@ def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
 def _open_quote(line: str, quote: str) -> str:
     """The quotation mark that is open at a line's end, by the one that was open at its beginning."""
     at = 0
-    while found := (_QUOTE_ENDS[quote].search(line, at) if at < len(line) else None):
-        at = found.end()
-        if found[0] == "#" and not quote:  # a comment, to the end of the line
+    while match := (_QUOTE_ENDS[quote].search(line, at) if at < len(line) else None):
+        at = match.end()
+        if match[0] == "#" and not quote:  # a comment, to the end of the line
             break
-        if not found[0].startswith("\\"):
-            quote = "" if quote else found[0]
+        if not match[0].startswith("\\"):
+            quote = "" if quote else match[0]
     return quote
 
 
@@ -428,18 +428,18 @@ def _pod_of_kubectl_run(command: CommandLine) -> Resource | None:
 
 def options_of(words: Iterable[str]) -> dict[str, str]:
     """Options of a command line, with `=` or with a word behind; those without a value are empty."""
-    found: dict[str, str] = {}
+    options: dict[str, str] = {}
     last = ""
     for word in words:
         if word == "--":
             break
         if word.startswith("-"):
             name, _, value = word.lstrip("-").partition("=")
-            found[name] = value
+            options[name] = value
             last = "" if "=" in word else name
         elif last:
-            found[last], last = word, ""
-    return found
+            options[last], last = word, ""
+    return options
 
 
 def _relative_to(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
@@ -463,7 +463,7 @@ def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
         role = "workflow"
     elif "panels" in value or "panels" in mapping(value.get("dashboard")):
         role = "dashboard"
-    elif any("rules" in mapping(one) for one in sequence(value.get("groups"))):
+    elif any("rules" in mapping(group) for group in sequence(value.get("groups"))):
         role = "rules"
     elif chart or (whole and tells):
         role = "values"
@@ -481,9 +481,11 @@ def _expressions(resource: Resource) -> Iterator[tuple[Path, str]]:
     elif resource.kind == "ConfigMap":
         for key, text in mapping(resource.object.get("data")).items():
             if isinstance(text, str) and "expr" in text:
-                for one in yaml_tree.documents(text):
-                    if isinstance(one, yaml_tree.Document):
-                        yield from ((("data", key), found) for _, found in _expr(one.value, ()))
+                for document in yaml_tree.documents(text):
+                    if isinstance(document, yaml_tree.Document):
+                        yield from (
+                            (("data", key), expression) for _, expression in _expr(document.value, ())
+                        )
 
 
 def _expr(value: Any, path: Path) -> Iterator[tuple[Path, str]]:

@@ -49,7 +49,9 @@ MODULES: tuple[ModuleType, ...] = (
 @cache
 def rules() -> tuple[ManifestRule, ...]:
     """In the order of the modules, and as they stand there."""
-    return tuple(one for module in MODULES for one in vars(module).values() if isinstance(one, ManifestRule))
+    return tuple(
+        member for module in MODULES for member in vars(module).values() if isinstance(member, ManifestRule)
+    )
 
 
 @strict
@@ -78,9 +80,15 @@ def listing() -> RuleList:
         SCHEMA,
         tuple(
             ListedRule(
-                one.id, one.severity, one.subject.__name__.lower(), one.title, one.reason, one.fix, one.source
+                listed.id,
+                listed.severity,
+                listed.subject.__name__.lower(),
+                listed.title,
+                listed.reason,
+                listed.fix,
+                listed.source,
             )
-            for one in rules()
+            for listed in rules()
         ),
     )
 
@@ -98,14 +106,14 @@ def markdown() -> str:
     ]
     for module in MODULES:
         lines += ["", f"## {_title(module)}", ""]
-        for one in (one for one in vars(module).values() if isinstance(one, ManifestRule)):
+        for listed in (member for member in vars(module).values() if isinstance(member, ManifestRule)):
             lines += [
-                f"### {one.id}",
+                f"### {listed.id}",
                 "",
-                f"{one.severity.capitalize()}. {one.title}: {one.reason}.",
+                f"{listed.severity.capitalize()}. {listed.title}: {listed.reason}.",
                 "",
-                f"- Fix: {one.fix}.",
-                f"- Source: {one.source}.",
+                f"- Fix: {listed.fix}.",
+                f"- Source: {listed.source}.",
                 "",
             ]
         lines.pop()

@@ -22,8 +22,8 @@ Mismatches = Iterator[tuple[Path, str]]
 Check = Callable[[Mapping[str, Any]], Mismatches]
 
 
-def selector_requirement(one: Mapping[str, Any]) -> Mismatches:
-    operator, values = one.get("operator"), sequence(one.get("values"))
+def selector_requirement(requirement: Mapping[str, Any]) -> Mismatches:
+    operator, values = requirement.get("operator"), sequence(requirement.get("values"))
     if operator in ("In", "NotIn") and not values:
         yield ("values",), f"operator {operator} without values"
     if operator in ("Exists", "DoesNotExist") and values:
@@ -31,42 +31,51 @@ def selector_requirement(one: Mapping[str, Any]) -> Mismatches:
 
 
 def node_term(term: Mapping[str, Any]) -> Mismatches:
-    for index, one in enumerate(sequence(term.get("matchExpressions"))):
-        for number, value in enumerate(sequence(mapping(one).get("values"))):
+    for index, requirement in enumerate(sequence(term.get("matchExpressions"))):
+        for number, value in enumerate(sequence(mapping(requirement).get("values"))):
             if isinstance(value, str) and not FORMATS["value"].holds(value) and not is_placeholder(value):
                 path = ("matchExpressions", index, "values", number)
                 yield path, f"found {short(value)}, wanted {FORMATS['value'].wanted}"
-    for index, one in enumerate(sequence(term.get("matchFields"))):
-        if len(sequence(mapping(one).get("values"))) != 1 or mapping(one).get("key") != "metadata.name":
+    for index, requirement in enumerate(sequence(term.get("matchFields"))):
+        if (
+            len(sequence(mapping(requirement).get("values"))) != 1
+            or mapping(requirement).get("key") != "metadata.name"
+        ):
             yield ("matchFields", index), "wanted the key metadata.name, In or NotIn, and one value"
 
 
-def profile(one: Mapping[str, Any]) -> Mismatches:
-    local = one.get("localhostProfile")
-    if one.get("type") == "Localhost" and local is None:
+def profile(security: Mapping[str, Any]) -> Mismatches:
+    local = security.get("localhostProfile")
+    if security.get("type") == "Localhost" and local is None:
         yield (), "type Localhost without localhostProfile"
-    if one.get("type") != "Localhost" and local:
-        yield ("localhostProfile",), f"localhostProfile with type {one.get('type')}; wanted Localhost"
+    if security.get("type") != "Localhost" and local:
+        yield ("localhostProfile",), f"localhostProfile with type {security.get('type')}; wanted Localhost"
 
 
-def env(one: Mapping[str, Any]) -> Mismatches:
-    field = mapping(mapping(one.get("valueFrom")).get("fieldRef")).get("fieldPath")
+def env(variable: Mapping[str, Any]) -> Mismatches:
+    field = mapping(mapping(variable.get("valueFrom")).get("fieldRef")).get("fieldPath")
     if field in ("metadata.labels", "metadata.annotations"):
         path = ("valueFrom", "fieldRef", "fieldPath")
         yield path, f"{field} as a variable; wanted one of them, {field}['key']"
-    if one.get("value") and one.get("valueFrom"):
+    if variable.get("value") and variable.get("valueFrom"):
         yield ("valueFrom",), "value and valueFrom; wanted one of them"
 
 
-def mount(one: Mapping[str, Any]) -> Mismatches:
-    if one.get("recursiveReadOnly") in ("Enabled", "IfPossible") and one.get("readOnly") is not True:
-        yield ("recursiveReadOnly",), f"recursiveReadOnly {one['recursiveReadOnly']} without readOnly: true"
+def mount(volume_mount: Mapping[str, Any]) -> Mismatches:
+    if (
+        volume_mount.get("recursiveReadOnly") in ("Enabled", "IfPossible")
+        and volume_mount.get("readOnly") is not True
+    ):
+        yield (
+            ("recursiveReadOnly",),
+            f"recursiveReadOnly {volume_mount['recursiveReadOnly']} without readOnly: true",
+        )
 
 
-def spread(one: Mapping[str, Any]) -> Mismatches:
-    if one.get("whenUnsatisfiable") == "ScheduleAnyway" and one.get("minDomains") is not None:
+def spread(constraint: Mapping[str, Any]) -> Mismatches:
+    if constraint.get("whenUnsatisfiable") == "ScheduleAnyway" and constraint.get("minDomains") is not None:
         yield ("minDomains",), "minDomains with whenUnsatisfiable ScheduleAnyway; wanted DoNotSchedule"
-    selector, keys_ = one.get("labelSelector"), sequence(one.get("matchLabelKeys"))
+    selector, keys_ = constraint.get("labelSelector"), sequence(constraint.get("matchLabelKeys"))
     if keys_ and selector is None:
         yield ("matchLabelKeys",), "matchLabelKeys without labelSelector"
     taken: list[Any] = [*mapping(mapping(selector).get("matchLabels"))]
@@ -76,48 +85,48 @@ def spread(one: Mapping[str, Any]) -> Mismatches:
             yield ("matchLabelKeys", index), f"{key} in matchLabelKeys and in labelSelector"
 
 
-def probes(one: Mapping[str, Any]) -> Mismatches:
+def probes(container: Mapping[str, Any]) -> Mismatches:
     for probe in ("livenessProbe", "startupProbe"):
-        many = mapping(one.get(probe)).get("successThreshold")
+        many = mapping(container.get(probe)).get("successThreshold")
         if isinstance(many, int) and many > 1:
             yield (probe, "successThreshold"), f"successThreshold {many} of a {probe}; wanted 1"
-    if mapping(one.get("readinessProbe")).get("terminationGracePeriodSeconds") is not None:
+    if mapping(container.get("readinessProbe")).get("terminationGracePeriodSeconds") is not None:
         yield (
             ("readinessProbe", "terminationGracePeriodSeconds"),
             "terminationGracePeriodSeconds of a readinessProbe; wanted in livenessProbe or startupProbe",
         )
-    if one.get("restartPolicyRules") and not one.get("restartPolicy"):
+    if container.get("restartPolicyRules") and not container.get("restartPolicy"):
         yield ("restartPolicyRules",), "restartPolicyRules without restartPolicy"
 
 
-def privileges(one: Mapping[str, Any]) -> Mismatches:
-    context = mapping(one.get("securityContext"))
+def privileges(container: Mapping[str, Any]) -> Mismatches:
+    context = mapping(container.get("securityContext"))
     if context.get("allowPrivilegeEscalation") is False:
         if context.get("privileged") is True:
             yield ("securityContext",), "allowPrivilegeEscalation false with privileged true"
         elif "CAP_SYS_ADMIN" in sequence(mapping(context.get("capabilities")).get("add")):
             yield ("securityContext",), "allowPrivilegeEscalation false with the capability CAP_SYS_ADMIN"
     if context.get("privileged") is not True:
-        for index, mount in enumerate(sequence(one.get("volumeMounts"))):
+        for index, mount in enumerate(sequence(container.get("volumeMounts"))):
             if mapping(mount).get("mountPropagation") == "Bidirectional":
                 yield ("volumeMounts", index), "mountPropagation Bidirectional without privileged: true"
 
 
-def device_paths(one: Mapping[str, Any]) -> Mismatches:
-    mounted = {str(mapping(mount).get("mountPath")) for mount in sequence(one.get("volumeMounts"))}
-    for index, device in enumerate(sequence(one.get("volumeDevices"))):
+def device_paths(container: Mapping[str, Any]) -> Mismatches:
+    mounted = {str(mapping(mount).get("mountPath")) for mount in sequence(container.get("volumeMounts"))}
+    for index, device in enumerate(sequence(container.get("volumeDevices"))):
         if str(mapping(device).get("devicePath")) in mounted:
             yield ("volumeDevices", index), "a volume is mounted at the path of the device"
 
 
-def image(one: Mapping[str, Any]) -> Mismatches:
-    image = one.get("image")
+def image(container: Mapping[str, Any]) -> Mismatches:
+    image = container.get("image")
     if isinstance(image, str) and image.strip() != image:
         yield ("image",), f"found {short(image)}, wanted it without spaces around it"
 
 
-def resources(one: Mapping[str, Any]) -> Mismatches:
-    resources = mapping(one.get("resources"))
+def resources(container: Mapping[str, Any]) -> Mismatches:
+    resources = mapping(container.get("resources"))
     yield from _huge_pages(resources)
     for side in ("requests", "limits"):
         for name in mapping(resources.get(side)):
@@ -144,11 +153,15 @@ def host_ports(pod: Mapping[str, Any]) -> Mismatches:
     seen: set[tuple[str, str, str]] = set()
     for index, container in enumerate(sequence(pod.get("containers"))):
         for number, port in enumerate(sequence(mapping(container).get("ports"))):
-            one = mapping(port)
-            outer = one.get("hostPort") or (
-                one.get("containerPort") if pod.get("hostNetwork") is True else None
+            mapped_port = mapping(port)
+            outer = mapped_port.get("hostPort") or (
+                mapped_port.get("containerPort") if pod.get("hostNetwork") is True else None
             )
-            key = (str(one.get("protocol") or "TCP"), str(one.get("hostIP") or ""), str(outer))
+            key = (
+                str(mapped_port.get("protocol") or "TCP"),
+                str(mapped_port.get("hostIP") or ""),
+                str(outer),
+            )
             if outer and key in seen:
                 yield ("containers", index, "ports", number), f"a second hostPort {outer} of {key[0]}"
             seen.add(key)
@@ -184,10 +197,10 @@ def _each_container(pod: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str,
 
 
 def claims(pod: Mapping[str, Any]) -> Mismatches:
-    claims = [mapping(one).get("name") for one in sequence(pod.get("resourceClaims"))]
+    claims = [mapping(entry).get("name") for entry in sequence(pod.get("resourceClaims"))]
     for where, container in _each_container(pod):
-        for index, one in enumerate(sequence(mapping(container.get("resources")).get("claims"))):
-            if (name := mapping(one).get("name")) not in claims:
+        for index, entry in enumerate(sequence(mapping(container.get("resources")).get("claims"))):
+            if (name := mapping(entry).get("name")) not in claims:
                 yield (
                     (*where, "resources", "claims", index),
                     f"claim {name} is not in the pod's resourceClaims",
@@ -195,19 +208,19 @@ def claims(pod: Mapping[str, Any]) -> Mismatches:
 
 
 def block_volumes(pod: Mapping[str, Any]) -> Mismatches:
-    volumes = {str(mapping(one).get("name")): mapping(one) for one in sequence(pod.get("volumes"))}
+    volumes = {str(mapping(entry).get("name")): mapping(entry) for entry in sequence(pod.get("volumes"))}
     for where, container in _each_container(pod):
-        for index, one in enumerate(sequence(container.get("volumeDevices"))):
-            name = str(mapping(one).get("name"))
+        for index, device in enumerate(sequence(container.get("volumeDevices"))):
+            name = str(mapping(device).get("name"))
             kinds = volumes.get(name, {}).keys() & {"persistentVolumeClaim", "ephemeral"}
             if not kinds and not is_placeholder(name):
                 text = f"volumeDevices names {name}, and the pod has no claim of that name"
                 yield (*where, "volumeDevices", index), text
 
 
-def bare_pod(one: Mapping[str, Any]) -> Mismatches:
+def bare_pod(manifest: Mapping[str, Any]) -> Mismatches:
     """Of a Pod alone: in a template an admission plugin may still add the account."""
-    pod = mapping(one.get("spec"))
+    pod = mapping(manifest.get("spec"))
     if pod.get("ephemeralContainers"):
         yield ("spec", "ephemeralContainers"), "ephemeralContainers of a new pod; `kubectl debug` adds them"
     if pod.get("serviceAccountName") or pod.get("serviceAccount"):
@@ -221,9 +234,9 @@ def bare_pod(one: Mapping[str, Any]) -> Mismatches:
                 )
 
 
-def projected(one: Mapping[str, Any]) -> Mismatches:
+def projected(source_list: Mapping[str, Any]) -> Mismatches:
     seen: set[str] = set()
-    for index, part in enumerate(sequence(one.get("sources"))):
+    for index, part in enumerate(sequence(source_list.get("sources"))):
         for kind, source in mapping(part).items():
             for path in [str(mapping(item).get("path")) for item in sequence(mapping(source).get("items"))]:
                 if path in seen:
@@ -231,8 +244,8 @@ def projected(one: Mapping[str, Any]) -> Mismatches:
                 seen.add(path)
 
 
-def resource_field(one: Mapping[str, Any]) -> Mismatches:
-    divisor, resource = one.get("divisor"), str(one.get("resource", ""))
+def resource_field(selector: Mapping[str, Any]) -> Mismatches:
+    divisor, resource = selector.get("divisor"), str(selector.get("resource", ""))
     if divisor is None or divisor in ("", "0"):
         return
     if resource.endswith(".cpu"):
@@ -329,16 +342,19 @@ def failure_policy(spec: Mapping[str, Any]) -> Mismatches:
     if policy and spec.get("podReplacementPolicy") == "TerminatingOrFailed":
         yield ("podReplacementPolicy",), "TerminatingOrFailed with podFailurePolicy; wanted Failed"
     if spec.get("backoffLimitPerIndex") is None:
-        for index, one in enumerate(sequence(mapping(policy).get("rules"))):
-            if mapping(one).get("action") == "FailIndex":
+        for index, policy_entry in enumerate(sequence(mapping(policy).get("rules"))):
+            if mapping(policy_entry).get("action") == "FailIndex":
                 path = ("podFailurePolicy", "rules", index, "action")
                 yield path, "action FailIndex without backoffLimitPerIndex"
 
 
 def success_policy(spec: Mapping[str, Any]) -> Mismatches:
     completions = spec.get("completions")
-    for index, one in enumerate(sequence(mapping(spec.get("successPolicy")).get("rules"))):
-        many, text = mapping(one).get("succeededCount"), mapping(one).get("succeededIndexes")
+    for index, policy_entry in enumerate(sequence(mapping(spec.get("successPolicy")).get("rules"))):
+        many, text = (
+            mapping(policy_entry).get("succeededCount"),
+            mapping(policy_entry).get("succeededIndexes"),
+        )
         path = ("successPolicy", "rules", index)
         if isinstance(many, int) and isinstance(completions, int) and many > completions:
             yield path, f"succeededCount {many} above completions {completions}"
@@ -355,18 +371,18 @@ def success_policy(spec: Mapping[str, Any]) -> Mismatches:
 
 
 def _numbers(text: str) -> list[tuple[int, int]]:
-    parts = [one.partition("-") for one in text.split(",")] if text else []
+    parts = [part.partition("-") for part in text.split(",")] if text else []
     return [(int(first), int(last or first)) for first, _, last in parts]
 
 
-def exit_codes(one: Mapping[str, Any]) -> Mismatches:
-    values = [value for value in sequence(one.get("values")) if isinstance(value, int)]
+def exit_codes(requirement: Mapping[str, Any]) -> Mismatches:
+    values = [value for value in sequence(requirement.get("values")) if isinstance(value, int)]
     if values != sorted(set(values)):
         yield ("values",), f"values {values}; wanted rising and each once"
 
 
-def job_template(one: Mapping[str, Any]) -> Mismatches:
-    spec = mapping(one.get("spec"))
+def job_template(template: Mapping[str, Any]) -> Mismatches:
+    spec = mapping(template.get("spec"))
     if spec.get("manualSelector") is True:
         yield ("spec", "manualSelector"), "manualSelector in a CronJob's jobTemplate"
 
@@ -409,15 +425,15 @@ def external_traffic(spec: Mapping[str, Any]) -> Mismatches:
 def service_ports(spec: Mapping[str, Any]) -> Mismatches:
     kind, ports = spec.get("type") or "ClusterIP", sequence(spec.get("ports"))
     seen: set[tuple[str, str, str]] = set()
-    for index, one in enumerate(ports):
+    for index, port in enumerate(ports):
         for key in ("port", "nodePort"):
-            number = (key, str(mapping(one).get(key)), str(mapping(one).get("protocol") or "TCP"))
-            if mapping(one).get(key) and number in seen:
+            number = (key, str(mapping(port).get(key)), str(mapping(port).get("protocol") or "TCP"))
+            if mapping(port).get(key) and number in seen:
                 yield ("ports", index, key), f"a second {key} {number[1]} of {number[2]}"
             seen.add(number)
-        if len(ports) > 1 and not mapping(one).get("name"):
+        if len(ports) > 1 and not mapping(port).get("name"):
             yield ("ports", index), "a port without a name among several"
-        if mapping(one).get("nodePort") and kind == "ClusterIP":
+        if mapping(port).get("nodePort") and kind == "ClusterIP":
             yield ("ports", index, "nodePort"), f"nodePort with type {kind}; wanted NodePort or LoadBalancer"
 
 
@@ -460,14 +476,17 @@ def scaler(spec: Mapping[str, Any]) -> Mismatches:
     if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
         yield ("maxReplicas",), f"maxReplicas {most} below minReplicas {least}"
     if least == 0 and not any(
-        mapping(one).get("type") in ("Object", "External") for one in sequence(spec.get("metrics"))
+        mapping(entry).get("type") in ("Object", "External") for entry in sequence(spec.get("metrics"))
     ):
         yield ("minReplicas",), "minReplicas 0 without a metric of type Object or External"
 
 
-def scale_target(one: Mapping[str, Any]) -> Mismatches:
-    if one.get("kind") != "ReplicationController" and "/" not in str(one.get("apiVersion", "")):
-        yield (), f"apiVersion {one.get('apiVersion', 'left out')} without a group; wanted apps/v1 or another"
+def scale_target(reference: Mapping[str, Any]) -> Mismatches:
+    if reference.get("kind") != "ReplicationController" and "/" not in str(reference.get("apiVersion", "")):
+        yield (
+            (),
+            f"apiVersion {reference.get('apiVersion', 'left out')} without a group; wanted apps/v1 or another",
+        )
 
 
 _SOURCES = {
@@ -479,13 +498,13 @@ _SOURCES = {
 }
 
 
-def metric(one: Mapping[str, Any]) -> Mismatches:
-    wanted = _SOURCES.get(str(one.get("type")))
-    if wanted and not one.get(wanted):
-        yield (), f"type {one.get('type')} without {wanted}"
+def metric(entry: Mapping[str, Any]) -> Mismatches:
+    source = _SOURCES.get(str(entry.get("type")))
+    if source and not entry.get(source):
+        yield (), f"type {entry.get('type')} without {source}"
     for key in _SOURCES.values():
-        if wanted and key != wanted and one.get(key) is not None:
-            yield (key,), f"{key} with type {one.get('type')}; wanted {wanted} alone"
+        if source and key != source and entry.get(key) is not None:
+            yield (key,), f"{key} with type {entry.get('type')}; wanted {source} alone"
 
 
 def target(*allowed: str, most: int = 1) -> Check:
@@ -503,50 +522,50 @@ def target(*allowed: str, most: int = 1) -> Check:
     return check
 
 
-def limits(one: Mapping[str, Any]) -> Mismatches:
-    kind = one.get("type")
+def limits(limit_range: Mapping[str, Any]) -> Mismatches:
+    kind = limit_range.get("type")
     if kind in ("Pod", "PersistentVolumeClaim"):
         for key in ("default", "defaultRequest"):
-            if kind == "Pod" and one.get(key):
+            if kind == "Pod" and limit_range.get(key):
                 yield (key,), f"{key} with type Pod; wanted Container"
     if kind == "PersistentVolumeClaim" and not (
-        mapping(one.get("min")).get("storage") or mapping(one.get("max")).get("storage")
+        mapping(limit_range.get("min")).get("storage") or mapping(limit_range.get("max")).get("storage")
     ):
         yield (), "type PersistentVolumeClaim without storage in min or max"
     order = ("min", "defaultRequest", "default", "max")
-    for name in {name for key in order for name in mapping(one.get(key))}:
-        amounts = [(key, quantity(mapping(one.get(key)).get(name))) for key in order]
+    for name in {name for key in order for name in mapping(limit_range.get(key))}:
+        amounts = [(key, quantity(mapping(limit_range.get(key)).get(name))) for key in order]
         known = [(key, amount) for key, amount in amounts if amount is not None]
         for (low, first), (high, second) in itertools.pairwise(known):
             if first > second:
                 yield (
                     (low, name),
-                    f"{name}: {low} {mapping(one[low])[name]} above {high} {mapping(one[high])[name]}",
+                    f"{name}: {low} {mapping(limit_range[low])[name]} above {high} {mapping(limit_range[high])[name]}",
                 )
-        ratio = quantity(mapping(one.get("maxLimitRequestRatio")).get(name))
+        ratio = quantity(mapping(limit_range.get("maxLimitRequestRatio")).get(name))
         least, most = dict(known).get("min"), dict(known).get("max")
         if ratio is not None and least and most and ratio > most / least:
             yield ("maxLimitRequestRatio", name), f"{name}: the ratio is above that of max and min"
 
 
-def policy_rule(one: Mapping[str, Any]) -> Mismatches:
-    paths = one.get("nonResourceURLs")
-    if paths and any(one.get(key) for key in ("apiGroups", "resources", "resourceNames")):
+def policy_rule(entry: Mapping[str, Any]) -> Mismatches:
+    paths = entry.get("nonResourceURLs")
+    if paths and any(entry.get(key) for key in ("apiGroups", "resources", "resourceNames")):
         yield ("nonResourceURLs",), "nonResourceURLs with apiGroups, resources or resourceNames"
     elif not paths:
         for key in ("apiGroups", "resources"):
-            if not one.get(key):
+            if not entry.get(key):
                 yield (), f"{key} is missing or empty"
 
 
 def role(role: Mapping[str, Any]) -> Mismatches:
-    for index, one in enumerate(sequence(role.get("rules"))):
-        if mapping(one).get("nonResourceURLs"):
+    for index, entry in enumerate(sequence(role.get("rules"))):
+        if mapping(entry).get("nonResourceURLs"):
             yield ("rules", index, "nonResourceURLs"), "nonResourceURLs in a Role; wanted a ClusterRole"
 
 
-def subject(one: Mapping[str, Any]) -> Mismatches:
-    kind, group, name = one.get("kind"), one.get("apiGroup"), one.get("name")
+def subject(entry: Mapping[str, Any]) -> Mismatches:
+    kind, group, name = entry.get("kind"), entry.get("apiGroup"), entry.get("name")
     if kind == "ServiceAccount" and group:
         yield ("apiGroup",), f"apiGroup {group} of a ServiceAccount; wanted none"
     if (
@@ -571,19 +590,19 @@ def role_of(*kinds: str) -> Check:
 
 def cluster_binding(binding: Mapping[str, Any]) -> Mismatches:
     yield from role_of("ClusterRole")(binding)
-    for index, one in enumerate(sequence(binding.get("subjects"))):
-        if mapping(one).get("kind") == "ServiceAccount" and not mapping(one).get("namespace"):
+    for index, entry in enumerate(sequence(binding.get("subjects"))):
+        if mapping(entry).get("kind") == "ServiceAccount" and not mapping(entry).get("namespace"):
             yield ("subjects", index), "a ServiceAccount without its namespace"
 
 
-def peer(one: Mapping[str, Any]) -> Mismatches:
-    selectors = [key for key in ("podSelector", "namespaceSelector") if one.get(key) is not None]
-    if one.get("ipBlock") is not None and selectors:
+def peer(entry: Mapping[str, Any]) -> Mismatches:
+    selectors = [key for key in ("podSelector", "namespaceSelector") if entry.get(key) is not None]
+    if entry.get("ipBlock") is not None and selectors:
         yield ("ipBlock",), f"ipBlock with {selectors[0]}"
 
 
-def policy_port(one: Mapping[str, Any]) -> Mismatches:
-    port, end = one.get("port"), one.get("endPort")
+def policy_port(entry: Mapping[str, Any]) -> Mismatches:
+    port, end = entry.get("port"), entry.get("endPort")
     if end is None:
         return
     if not isinstance(port, int):
@@ -595,10 +614,10 @@ def policy_port(one: Mapping[str, Any]) -> Mismatches:
         yield ("endPort",), f"endPort {end} below port {port}"
 
 
-def address_range(one: Mapping[str, Any]) -> Mismatches:
+def address_range(block: Mapping[str, Any]) -> Mismatches:
     try:
-        whole = ipaddress.ip_network(str(one.get("cidr")), strict=False)
-        for index, text in enumerate(sequence(one.get("except"))):
+        whole = ipaddress.ip_network(str(block.get("cidr")), strict=False)
+        for index, text in enumerate(sequence(block.get("except"))):
             part = ipaddress.ip_network(str(text), strict=False)
             if part.version != whole.version or not part.subnet_of(whole) or part == whole:  # type: ignore[arg-type]
                 yield ("except", index), f"{part} is not within {whole}"
@@ -606,8 +625,8 @@ def address_range(one: Mapping[str, Any]) -> Mismatches:
         return
 
 
-def ingress_path(one: Mapping[str, Any]) -> Mismatches:
-    path, kind = one.get("path"), one.get("pathType")
+def ingress_path(entry: Mapping[str, Any]) -> Mismatches:
+    path, kind = entry.get("path"), entry.get("pathType")
     if kind in ("Exact", "Prefix"):
         if not isinstance(path, str) or not path.startswith("/"):
             yield (), f"path {short(path)} with pathType {kind}; wanted a path that begins with /"
@@ -617,8 +636,8 @@ def ingress_path(one: Mapping[str, Any]) -> Mismatches:
             yield ("path",), f"path {short(path)}; wanted without //, /./, /../ and %2f"
 
 
-def backend(one: Mapping[str, Any]) -> Mismatches:
-    resource = one.get("resource")
+def backend(entry: Mapping[str, Any]) -> Mismatches:
+    resource = entry.get("resource")
     for key in ("kind", "name") if isinstance(resource, Mapping) else ():
         if not mapping(resource).get(key):
             yield ("resource",), f"{key} is missing"
@@ -629,37 +648,37 @@ def ingress(spec: Mapping[str, Any]) -> Mismatches:
         yield (), "neither rules nor defaultBackend"
 
 
-def webhook_client(one: Mapping[str, Any]) -> Mismatches:
-    service = mapping(one.get("service"))
+def webhook_client(config: Mapping[str, Any]) -> Mismatches:
+    service = mapping(config.get("service"))
     port = service.get("port")
     if isinstance(port, int) and not 1 <= port <= 65535:
         yield ("service", "port"), f"port {port}; wanted 1 to 65535"
 
 
-def claim_request(one: Mapping[str, Any]) -> Mismatches:
-    if one.get("allocationMode") == "All" and one.get("count"):
+def claim_request(request: Mapping[str, Any]) -> Mismatches:
+    if request.get("allocationMode") == "All" and request.get("count"):
         yield ("count",), "count with allocationMode All"
 
 
-def device_claim(one: Mapping[str, Any]) -> Mismatches:
-    names = {str(mapping(part).get("name")) for part in sequence(one.get("requests"))}
+def device_claim(device_spec: Mapping[str, Any]) -> Mismatches:
+    names = {str(mapping(part).get("name")) for part in sequence(device_spec.get("requests"))}
     for key in ("constraints", "config"):
-        for index, part in enumerate(sequence(one.get(key))):
+        for index, part in enumerate(sequence(device_spec.get(key))):
             for number, name in enumerate(sequence(mapping(part).get("requests"))):
                 if isinstance(name, str) and name.partition("/")[0] not in names:
                     yield (key, index, "requests", number), f"{name}, and there is no such request"
 
 
-def definition(one: Mapping[str, Any]) -> Mismatches:
-    spec = mapping(one.get("spec"))
+def definition(manifest: Mapping[str, Any]) -> Mismatches:
+    spec = mapping(manifest.get("spec"))
     if not spec:
         return
-    name, versions = mapping(one.get("metadata")).get("name"), sequence(spec.get("versions"))
-    wanted = f"{mapping(spec.get('names')).get('plural')}.{spec.get('group')}"
-    if name is not None and name != wanted and not is_placeholder(name):
+    name, versions = mapping(manifest.get("metadata")).get("name"), sequence(spec.get("versions"))
+    expected = f"{mapping(spec.get('names')).get('plural')}.{spec.get('group')}"
+    if name is not None and name != expected and not is_placeholder(name):
         yield (
             ("metadata", "name"),
-            f"name {short(name)}; wanted {wanted}, of spec.names.plural and spec.group",
+            f"name {short(name)}; wanted {expected}, of spec.names.plural and spec.group",
         )
     for index, version in enumerate(versions):
         schema = mapping(mapping(mapping(version).get("schema")).get("openAPIV3Schema"))
@@ -679,25 +698,26 @@ def definition(one: Mapping[str, Any]) -> Mismatches:
 def _without_type(schema: Mapping[str, Any]) -> Iterator[Path]:
     """Fields of a structural schema that have to have a type, and have not."""
     parts: list[tuple[Path, Any]] = [
-        (("properties", name), one) for name, one in mapping(schema.get("properties")).items()
+        (("properties", name), field_schema)
+        for name, field_schema in mapping(schema.get("properties")).items()
     ]
     parts += [
         ((key,), schema[key])
         for key in ("items", "additionalProperties")
         if isinstance(schema.get(key), Mapping)
     ]
-    for path, one in parts:
-        if not isinstance(one, Mapping):
+    for path, field_schema in parts:
+        if not isinstance(field_schema, Mapping):
             continue
         free = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
-        if not one.get("type") and not any(one.get(key) for key in free):
+        if not field_schema.get("type") and not any(field_schema.get(key) for key in free):
             yield path
-        for below in _without_type(one):
+        for below in _without_type(field_schema):
             yield (*path, *below)
 
 
-def claim_template(one: Mapping[str, Any]) -> Mismatches:
-    for key in mapping(one.get("metadata")):
+def claim_template(template: Mapping[str, Any]) -> Mismatches:
+    for key in mapping(template.get("metadata")):
         if key not in ("labels", "annotations"):
             yield (
                 ("metadata", key),
@@ -706,8 +726,8 @@ def claim_template(one: Mapping[str, Any]) -> Mismatches:
 
 
 def node(spec: Mapping[str, Any]) -> Mismatches:
-    ranges = [str(one) for one in sequence(spec.get("podCIDRs"))]
-    if len({":" in one for one in ranges}) < len(ranges):
+    ranges = [str(cidr) for cidr in sequence(spec.get("podCIDRs"))]
+    if len({":" in cidr for cidr in ranges}) < len(ranges):
         yield ("podCIDRs",), "two ranges of one IP family"
 
 
@@ -724,9 +744,9 @@ def quota(spec: Mapping[str, Any]) -> Mismatches:
         yield ("scopes",), "scopes that exclude each other"
 
 
-def scope(one: Mapping[str, Any]) -> Mismatches:
-    yield from selector_requirement(one)
-    name, operator = one.get("scopeName"), one.get("operator")
+def scope(selector: Mapping[str, Any]) -> Mismatches:
+    yield from selector_requirement(selector)
+    name, operator = selector.get("scopeName"), selector.get("operator")
     if name in ("BestEffort", "NotBestEffort", "Terminating", "NotTerminating") and operator not in (
         None,
         "Exists",
@@ -734,31 +754,31 @@ def scope(one: Mapping[str, Any]) -> Mismatches:
         yield ("operator",), f"operator {operator} of scope {name}; wanted Exists"
 
 
-def endpoint_slice(one: Mapping[str, Any]) -> Mismatches:
-    if one.get("addressType") in ("IPv4", "IPv6"):
-        for index, endpoint in enumerate(sequence(one.get("endpoints"))):
+def endpoint_slice(manifest: Mapping[str, Any]) -> Mismatches:
+    if manifest.get("addressType") in ("IPv4", "IPv6"):
+        for index, endpoint in enumerate(sequence(manifest.get("endpoints"))):
             for number, address in enumerate(sequence(mapping(endpoint).get("addresses"))):
                 if isinstance(address, str) and not FORMATS["ip"].holds(address):
                     path = ("endpoints", index, "addresses", number)
                     yield path, f"found {short(address)}, wanted {FORMATS['ip'].wanted}"
 
 
-def scheduling(one: Mapping[str, Any]) -> Mismatches:
-    for index, toleration in enumerate(sequence(one.get("tolerations"))):
+def scheduling(spec: Mapping[str, Any]) -> Mismatches:
+    for index, toleration in enumerate(sequence(spec.get("tolerations"))):
         for text in toleration_errors(mapping(toleration)):
             yield ("tolerations", index), text
 
 
-def toleration_errors(one: Mapping[str, Any]) -> Iterator[str]:
+def toleration_errors(toleration: Mapping[str, Any]) -> Iterator[str]:
     """What a toleration says and can't say at once."""
-    operator, effect = one.get("operator") or "Equal", one.get("effect")
-    if operator == "Exists" and one.get("value"):
+    operator, effect = toleration.get("operator") or "Equal", toleration.get("effect")
+    if operator == "Exists" and toleration.get("value"):
         yield "operator Exists with a value; wanted none, or Equal"
-    if operator != "Exists" and not one.get("key"):
+    if operator != "Exists" and not toleration.get("key"):
         yield f"operator {operator} without a key; wanted a key, or Exists"
     if effect and effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
         yield f"effect {effect}; wanted NoSchedule, PreferNoSchedule or NoExecute"
-    if one.get("tolerationSeconds") is not None and effect != "NoExecute":
+    if toleration.get("tolerationSeconds") is not None and effect != "NoExecute":
         yield "tolerationSeconds without effect NoExecute"
 
 
@@ -771,24 +791,26 @@ _SECRET_KEYS = {  # core/v1: SecretType
 }
 
 
-def config_map(one: Mapping[str, Any]) -> Mismatches:
-    for key in sorted(mapping(one.get("data")).keys() & mapping(one.get("binaryData")).keys()):
+def config_map(manifest: Mapping[str, Any]) -> Mismatches:
+    for key in sorted(mapping(manifest.get("data")).keys() & mapping(manifest.get("binaryData")).keys()):
         yield ("data", key), f"{key} in data and in binaryData"
-    size = sum(len(value.encode()) for value in mapping(one.get("data")).values() if isinstance(value, str))
+    size = sum(
+        len(value.encode()) for value in mapping(manifest.get("data")).values() if isinstance(value, str)
+    )
     if size > _LARGEST:
         yield ("data",), f"{size} bytes of data; at most {_LARGEST}"
 
 
-def secret(one: Mapping[str, Any]) -> Mismatches:
-    kind = str(one.get("type", ""))
-    data, texts = mapping(one.get("data")), mapping(one.get("stringData"))
+def secret(manifest: Mapping[str, Any]) -> Mismatches:
+    kind = str(manifest.get("type", ""))
+    data, texts = mapping(manifest.get("data")), mapping(manifest.get("stringData"))
     for key in _SECRET_KEYS.get(kind, ()):
         if key not in data and key not in texts:
             yield (), f"type {kind} without the key {key}"
     if kind == "kubernetes.io/basic-auth" and not {"username", "password"} & {**data, **texts}.keys():
         yield (), f"type {kind} without the keys username and password"
     if kind == "kubernetes.io/service-account-token" and not mapping(
-        mapping(one.get("metadata")).get("annotations")
+        mapping(manifest.get("metadata")).get("annotations")
     ).get("kubernetes.io/service-account.name"):
         yield ("type",), f"type {kind} without the annotation kubernetes.io/service-account.name"
     for key in (".dockercfg", ".dockerconfigjson"):
@@ -809,8 +831,8 @@ def _is_json_object(text: str) -> bool:
         return False
 
 
-def priority(one: Mapping[str, Any]) -> Mismatches:
-    value, name = one.get("value"), str(mapping(one.get("metadata")).get("name", ""))
+def priority(manifest: Mapping[str, Any]) -> Mismatches:
+    value, name = manifest.get("value"), str(mapping(manifest.get("metadata")).get("name", ""))
     if name in ("system-cluster-critical", "system-node-critical"):
         return
     if isinstance(value, int) and value > 1_000_000_000:
@@ -832,6 +854,6 @@ _COUNTED = (
 )
 
 
-def device_toleration(one: Mapping[str, Any]) -> Mismatches:
-    if one.get("operator") == "Exists" and one.get("value"):
+def device_toleration(toleration: Mapping[str, Any]) -> Mismatches:
+    if toleration.get("operator") == "Exists" and toleration.get("value"):
         yield ("value",), "operator Exists with a value; wanted none, or Equal"

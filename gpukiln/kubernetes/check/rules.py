@@ -43,10 +43,10 @@ class Context:
 
     @cached_property
     def _kinds(self) -> Mapping[str, tuple[Resource, ...]]:
-        found: dict[str, list[Resource]] = {}
-        for one in self.resources:
-            found.setdefault(one.kind, []).append(one)
-        return {kind: tuple(resources) for kind, resources in found.items()}
+        by_kind: dict[str, list[Resource]] = {}
+        for resource in self.resources:
+            by_kind.setdefault(resource.kind, []).append(resource)
+        return {kind: tuple(resources) for kind, resources in by_kind.items()}
 
     def of_kind(self, kind: str, *, same_namespace_as: Resource | None = None) -> tuple[Resource, ...]:
         """Objects that were read in the same run.
@@ -54,10 +54,12 @@ class Context:
         Args:
             same_namespace_as: An object in whose namespace they must be; one that states none may be in any.
         """
-        found = self._kinds.get(kind, ())
+        same_kind = self._kinds.get(kind, ())
         if same_namespace_as is None or not same_namespace_as.namespace:
-            return found
-        return tuple(one for one in found if one.namespace in ("", same_namespace_as.namespace))
+            return same_kind
+        return tuple(
+            resource for resource in same_kind if resource.namespace in ("", same_namespace_as.namespace)
+        )
 
     @property
     def minor(self) -> int:
@@ -69,7 +71,7 @@ class Context:
         """Where GPU pods may land."""
         if self.types:
             return (default_pool(self.types, self.driver),)
-        objects = [one.object for one in self.resources if one.role == "object"]
+        objects = [resource.object for resource in self.resources if resource.role == "object"]
         return self.pools or pools_in(objects, self.driver) or (default_pool(driver=self.driver),)
 
     @property
@@ -79,20 +81,20 @@ class Context:
             return ", ".join(self.types)
         if self.candidates[0].anything:
             return f"all {len(self.candidates[0].types)} types with a GPU that EC2 sells"
-        names = ", ".join(one.name for one in self.candidates)
+        names = ", ".join(pool.name for pool in self.candidates)
         return f"{'pools' if len(self.candidates) > 1 else 'pool'} {names}"
 
     @cached_property
     def _load(self) -> DaemonSetLoad:
         """What the DaemonSets of the resources, else those that EKS runs, take of nodes."""
-        found = {
-            one.name: one.object["spec"]["template"]["spec"]
-            for one in self.resources
-            if one.kind == "DaemonSet"
-            and at(one.object, ("spec", "template", "spec", "containers"))
-            and has_pod_shape(one.object["spec"]["template"]["spec"])
+        own = {
+            resource.name: resource.object["spec"]["template"]["spec"]
+            for resource in self.resources
+            if resource.kind == "DaemonSet"
+            and at(resource.object, ("spec", "template", "spec", "containers"))
+            and has_pod_shape(resource.object["spec"]["template"]["spec"])
         }
-        return DaemonSetLoad({**EKS_DAEMON_SETS, **found}.values())
+        return DaemonSetLoad({**EKS_DAEMON_SETS, **own}.values())
 
     @cached_property
     def custom_kinds(self) -> Mapping[tuple[str, str], Definition]:

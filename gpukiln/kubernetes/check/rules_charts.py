@@ -54,11 +54,11 @@ PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1
 def values_unknown_key(resource: Resource, _: Context) -> Iterator[Violation]:
     wrong = helm.unknown_keys(resource.chart, resource.object) if resource.chart in helm.CHARTS else ()
     for way, error in wrong:
-        where, told = tuple(way.split(".")), f"{way} is no value of {resource.chart}"
+        where, text = tuple(way.split(".")), f"{way} is no value of {resource.chart}"
         if resource.chart == RUNNERS and way in CHART_KEY_PLACES:
-            yield Violation(told, where, fix=f"what it is meant for: {CHART_KEY_PLACES[way]}")
+            yield Violation(text, where, fix=f"what it is meant for: {CHART_KEY_PLACES[way]}")
         elif error.hint or resource.chart == RUNNERS:  # others' charts may have more than is known here
-            yield Violation(told + (f"; {error.hint}" if error.hint else ""), where)
+            yield Violation(text + (f"; {error.hint}" if error.hint else ""), where)
 
 
 @rule(
@@ -72,7 +72,7 @@ def values_unknown_key(resource: Resource, _: Context) -> Iterator[Violation]:
 )
 def runner_container(resource: Resource, _: Context) -> Iterator[Violation]:
     containers = sequence(at(resource.object, ("template", "spec", "containers")))
-    names = [str(mapping(one).get("name")) for one in containers]
+    names = [str(mapping(container).get("name")) for container in containers]
     if resource.chart == RUNNERS and names and "runner" not in names:
         yield Violation(f"containers {', '.join(names)}", ("template", "spec", "containers"))
 
@@ -182,13 +182,13 @@ def runs_on(resource: Resource, context: Context) -> Iterator[Violation]:
     if resource.role != "workflow":
         return
     sets = [
-        {str(label) for label in sequence(one.object.get("scaleSetLabels"))}
-        for one in context.resources
-        if one.chart == RUNNERS
+        {str(label) for label in sequence(values.object.get("scaleSetLabels"))}
+        for values in context.resources
+        if values.chart == RUNNERS
     ]
     for name, job in mapping(resource.object.get("jobs")).items():
-        labels = [str(one) for one in sequence(mapping(job).get("runs-on"))]
-        if "self-hosted" in labels and not any({*labels} <= one for one in sets):
+        labels = [str(label) for label in sequence(mapping(job).get("runs-on"))]
+        if "self-hosted" in labels and not any({*labels} <= labels_of_set for labels_of_set in sets):
             yield Violation(f"runs-on: [{', '.join(labels)}]", ("jobs", name, "runs-on"))
 
 
@@ -249,9 +249,9 @@ def _plugin_configs(resource: Resource) -> Iterator[tuple[tuple[str, ...], dict[
     for key, text in mapping(at(resource.object, where)).items():
         if not isinstance(text, str) or "sharing" not in text:
             continue
-        for one in yaml_tree.documents(text):
-            if isinstance(one, yaml_tree.Document) and isinstance(one.value, dict):
-                yield (*where, key), one.value
+        for document in yaml_tree.documents(text):
+            if isinstance(document, yaml_tree.Document) and isinstance(document.value, dict):
+                yield (*where, key), document.value
 
 
 @rule(
@@ -299,9 +299,9 @@ def _config_names(resource: Resource, context: Context) -> set[str]:
     config = mapping(resource.object.get("config"))
     if named := mapping(config.get("map")):
         return {*named}
-    for one in context.of_kind("ConfigMap"):
-        if config.get("name") and one.name == config["name"]:
-            return {*mapping(one.object.get("data"))}
+    for config_map in context.of_kind("ConfigMap"):
+        if config.get("name") and config_map.name == config["name"]:
+            return {*mapping(config_map.object.get("data"))}
     return set()
 
 
@@ -322,7 +322,11 @@ def plugin_config(resource: Resource, context: Context) -> Iterator[Violation]:
         )
     where = ("spec", "template", "metadata", "labels", PLUGIN_CONFIG)
     label = str(at(resource.object, where) or "") if resource.kind == "NodePool" else ""
-    known = {name for one in context.resources for name in _config_names(one, context)} if label else set()
+    known = (
+        {name for resource in context.resources for name in _config_names(resource, context)}
+        if label
+        else set()
+    )
     if known and label not in known:
         yield Violation(f"label {PLUGIN_CONFIG}: {label}; there are {', '.join(sorted(known))}", where)
 
@@ -342,14 +346,17 @@ POD_RESOURCES = "/var/lib/kubelet"
 )
 def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.main_containers:
-        words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
+        words = [str(word) for key in ("command", "args") for word in sequence(container.spec.get(key))]
         by_variable = any(
             name == "DCGM_EXPORTER_KUBERNETES" and str(value).lower() in ("true", "1")
             for _index, name, value in container.env
         )
-        by_option = any(one in ("-k", "--kubernetes", "--kubernetes=true") for one in words)
-        mounts = [str(mapping(one).get("mountPath")) for one in sequence(container.spec.get("volumeMounts"))]
-        mounted = any(one.startswith(POD_RESOURCES) or "pod-resources" in one for one in mounts)
+        by_option = any(word in ("-k", "--kubernetes", "--kubernetes=true") for word in words)
+        mounts = [
+            str(mapping(volume_mount).get("mountPath"))
+            for volume_mount in sequence(container.spec.get("volumeMounts"))
+        ]
+        mounted = any(path.startswith(POD_RESOURCES) or "pod-resources" in path for path in mounts)
         if "dcgm-exporter" in container.image and (by_variable or by_option) and not mounted:
             yield Violation(
                 "Kubernetes is on, and pod-resources is not mounted", workload.at(*container.where)

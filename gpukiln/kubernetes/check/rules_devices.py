@@ -65,14 +65,14 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Violation]:
             continue
         mig = any("mig-" in key for key in container.gpu_keys)
         amounts = [quantity(container.limits.get(key)) for key in container.gpu_keys]
-        many = sum(one for one in amounts if one is not None)
+        many = sum(amount for amount in amounts if amount is not None)
         for index, name, value in container.env:
-            numbers = [one.strip() for one in str(value or "").split(",")]
-            if name != "CUDA_VISIBLE_DEVICES" or not all(is_whole(one) for one in numbers):
+            numbers = [number.strip() for number in str(value or "").split(",")]
+            if name != "CUDA_VISIBLE_DEVICES" or not all(is_whole(number) for number in numbers):
                 continue
-            if mig or any(int(one) >= many for one in numbers):
-                told = "MIG devices have no numbers" if mig else f"the container has {many}"
-                yield Violation(f"{name}={value}, and {told}", workload.at(*container.where, "env", index))
+            if mig or any(int(number) >= many for number in numbers):
+                why = "MIG devices have no numbers" if mig else f"the container has {many}"
+                yield Violation(f"{name}={value}, and {why}", workload.at(*container.where, "env", index))
 
 
 @rule(
@@ -146,7 +146,7 @@ def gpu_privileged(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="ask for nvidia.com/gpu in limits; the container toolkit brings device files and libraries",
 )
 def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
-    if all(is_node_agent(workload, one) for one in workload.containers) and workload.containers:
+    if all(is_node_agent(workload, container) for container in workload.containers) and workload.containers:
         return
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         path = mapping(mapping(volume).get("hostPath")).get("path")
@@ -168,7 +168,9 @@ def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("runtimeClassName")
-    agents = workload.containers and all(is_node_agent(workload, one) for one in workload.containers)
+    agents = workload.containers and all(
+        is_node_agent(workload, container) for container in workload.containers
+    )
     asks = workload.wants_gpus or workload.pod.get("resourceClaims")
     if isinstance(name, str) and name.startswith("nvidia") and not asks and not agents:
         yield Violation(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))

@@ -112,11 +112,11 @@ def form(resource: Resource, context: Context) -> Iterator[Violation]:
     if custom is not None:
         yield from custom[0]
         return
-    told: set[tuple[object, ...]] = set()
+    reported: set[tuple[object, ...]] = set()
     for minor in context.minors:
         for violation in schema.violations(resource, minor):
-            if violation.path not in told:
-                told.add(violation.path)
+            if violation.path not in reported:
+                reported.add(violation.path)
                 yield violation
 
 

@@ -44,7 +44,7 @@ class QueueDemand(NamedTuple):
 
 
 def _by_name(resources: tuple[Resource, ...], name: Any) -> Resource | None:
-    return next((one for one in resources if one.name == name), None)
+    return next((resource for resource in resources if resource.name == name), None)
 
 
 def _queue_of(resource: Resource) -> str:
@@ -69,8 +69,8 @@ def _demands(workload: Workload, context: Context) -> Iterator[QueueDemand]:
         for key in container.gpu_keys:
             amounts[key] = amounts.get(key, Decimal(0)) + (quantity(container.limits.get(key)) or 0)
     for resource, amount in amounts.items():
-        groups = [mapping(one) for one in sequence(at(queue.object, GROUPS))]
-        group = next((one for one in groups if resource in sequence(one.get("coveredResources"))), {})
+        groups = [mapping(entry) for entry in sequence(at(queue.object, GROUPS))]
+        group = next((entry for entry in groups if resource in sequence(entry.get("coveredResources"))), {})
         yield QueueDemand(queue, resource, amount * _pods(workload), group)
 
 
@@ -81,7 +81,7 @@ def _pods(workload: Workload) -> int:
     if job is None or LEAST_PARALLELISM in annotations:
         return 1
     numbers = [job.get(key, 1 if key == "parallelism" else None) for key in ("parallelism", "completions")]
-    known = [one for one in numbers if isinstance(one, int) and not isinstance(one, bool)]
+    known = [number for number in numbers if isinstance(number, int) and not isinstance(number, bool)]
     return max(1, min(known, default=1))
 
 
@@ -141,9 +141,9 @@ def kueue_resources(resource: Resource, _: Context) -> Iterator[Violation]:
     for number, group in enumerate(
         sequence(at(resource.object, GROUPS)) if resource.kind == "ClusterQueue" else ()
     ):
-        covered = [str(one) for one in sequence(mapping(group).get("coveredResources"))]
+        covered = [str(name) for name in sequence(mapping(group).get("coveredResources"))]
         for index, flavor in enumerate(sequence(mapping(group).get("flavors"))):
-            listed = [str(mapping(one).get("name")) for one in sequence(mapping(flavor).get("resources"))]
+            listed = [str(mapping(entry).get("name")) for entry in sequence(mapping(flavor).get("resources"))]
             if covered and listed != covered:
                 text = f"flavor {mapping(flavor).get('name')} has {', '.join(listed) or 'none'}; covered are "
                 yield Violation(text + ", ".join(covered), (*GROUPS, number, "flavors", index))
@@ -161,9 +161,9 @@ def kueue_resources(resource: Resource, _: Context) -> Iterator[Violation]:
     fragments=False,
 )
 def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Violation]:
-    for one in _demands(workload, context):
-        if not one.group and at(one.queue.object, GROUPS):
-            text = f"ClusterQueue {one.queue.name} does not cover {one.resource}"
+    for demand in _demands(workload, context):
+        if not demand.group and at(demand.queue.object, GROUPS):
+            text = f"ClusterQueue {demand.queue.name} does not cover {demand.resource}"
             yield Violation(text, ("metadata", "labels", QUEUE_LABEL))
 
 
@@ -178,18 +178,18 @@ def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Violation]
     fragments=False,
 )
 def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
-    for one in _demands(workload, context):
-        spec = mapping(one.queue.object.get("spec"))
+    for demand in _demands(workload, context):
+        spec = mapping(demand.queue.object.get("spec"))
         quotas = [
             quantity(mapping(resource).get("nominalQuota"))
-            for flavor in sequence(one.group.get("flavors"))
+            for flavor in sequence(demand.group.get("flavors"))
             for resource in sequence(mapping(flavor).get("resources"))
-            if mapping(resource).get("name") == one.resource
+            if mapping(resource).get("name") == demand.resource
         ]
         known = [quota for quota in quotas if quota is not None]
         borrows = spec.get("cohort") or spec.get("cohortName")
-        if known and len(known) == len(quotas) and not borrows and max(known) < one.amount:
-            text = f"{one.amount} of {one.resource} asked, a flavor of ClusterQueue {one.queue.name} has"
+        if known and len(known) == len(quotas) and not borrows and max(known) < demand.amount:
+            text = f"{demand.amount} of {demand.resource} asked, a flavor of ClusterQueue {demand.queue.name} has"
             yield Violation(f"{text} at most {max(known)}", ("metadata", "labels", QUEUE_LABEL))
 
 
@@ -207,19 +207,19 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
 def kueue_flavor(workload: Workload, context: Context) -> Iterator[Violation]:
     if not has_pod_shape(workload.pod):
         return
-    for one in _demands(workload, context):
-        names = [mapping(flavor).get("name") for flavor in sequence(one.group.get("flavors"))]
+    for demand in _demands(workload, context):
+        names = [mapping(flavor).get("name") for flavor in sequence(demand.group.get("flavors"))]
         flavors = [_by_name(context.of_kind("ResourceFlavor"), name) for name in names]
-        found = [flavor for flavor in flavors if flavor is not None]
-        if not found or len(found) < len(flavors):
+        known_flavors = [flavor for flavor in flavors if flavor is not None]
+        if not known_flavors or len(known_flavors) < len(flavors):
             continue  # what is not here is not known
-        keys = {key for flavor in found for key in mapping(at(flavor.object, ("spec", "nodeLabels")))}
-        problems = [_misfit(workload, flavor, keys) for flavor in found]
+        keys = {key for flavor in known_flavors for key in mapping(at(flavor.object, ("spec", "nodeLabels")))}
+        problems = [_misfit(workload, flavor, keys) for flavor in known_flavors]
         if all(problems):
             text = "; ".join(
-                f"flavor {flavor.name}: {why}" for flavor, why in zip(found, problems, strict=True)
+                f"flavor {flavor.name}: {why}" for flavor, why in zip(known_flavors, problems, strict=True)
             )
-            yield Violation(f"ClusterQueue {one.queue.name}: {text}", ("metadata", "labels", QUEUE_LABEL))
+            yield Violation(f"ClusterQueue {demand.queue.name}: {text}", ("metadata", "labels", QUEUE_LABEL))
 
 
 def _misfit(workload: Workload, flavor: Resource, keys: set[str]) -> str:
@@ -232,7 +232,7 @@ def _misfit(workload: Workload, flavor: Resource, keys: set[str]) -> str:
     tolerations = [*sequence(workload.pod.get("tolerations")), *sequence(spec.get("tolerations"))]
     for taint in map(mapping, sequence(spec.get("nodeTaints"))):
         known = taint.get("key") and taint.get("effect") in ("NoSchedule", "NoExecute")
-        only = {"tolerations": [one for one in tolerations if isinstance(one, Mapping)]}
+        only = {"tolerations": [toleration for toleration in tolerations if isinstance(toleration, Mapping)]}
         if known and not tolerates(only, {**taint, "value": str(taint.get("value") or "")}):
             value = f"={taint['value']}" if taint.get("value") else ""
             return f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"

@@ -34,10 +34,10 @@ def _misfits(workload: Workload, context: Context, *kinds: str) -> tuple[list[No
 
 
 def _nearest_text(places: list[NodeFit], kind: str) -> str:
-    place = min(places, key=lambda one: (distance(one.problems), one.absent_resources))
-    told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
+    place = min(places, key=lambda fit: (distance(fit.problems), fit.absent_resources))
+    why = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
-    return f"{place.name}{pool} comes nearest: {told}"
+    return f"{place.name}{pool} comes nearest: {why}"
 
 
 def _nearest_misfit(workload: Workload, context: Context, kind: str) -> str:
@@ -100,14 +100,14 @@ def fits_no_machine(workload: Workload, context: Context) -> Iterator[Violation]
 @cache
 def _profiles() -> Mapping[str, tuple[str, ...]]:
     """MIG profiles, as the plugin's resources are called, and the products of the GPUs that have each."""
-    found: dict[str, tuple[str, ...]] = {}
+    products: dict[str, tuple[str, ...]] = {}
     for name in machines.launchable_types():
         product = machines.labels(name).get(machines.PRODUCT, "")
         for key in machines.allocatable(name):
             if key.startswith(MIG) and product:
                 profile = key.removeprefix(MIG)
-                found[profile] = tuple(dict.fromkeys((*found.get(profile, ()), product)))
-    return found
+                products[profile] = tuple(dict.fromkeys((*products.get(profile, ()), product)))
+    return products
 
 
 def _mig_fix(profile: str) -> str:
@@ -131,23 +131,21 @@ def _mig_fix(profile: str) -> str:
 )
 def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Violation]:
     drivers = sorted({pool.driver for pool in context.candidates if pool.driver})
-    for one in workload.main_containers:
-        wanted = cuda_of_image(one.image)
-        for driver in drivers if wanted and one.gpu_keys else ():
+    for container in workload.main_containers:
+        cuda_version = cuda_of_image(container.image)
+        for driver in drivers if cuda_version and container.gpu_keys else ():
             try:
-                support = cuda.support(wanted, driver, [])
+                support = cuda.support(cuda_version, driver, [])
             except UsageError:  # a version that the catalogue does not know: nothing is said of it
                 continue
             if not support.runs:
-                least = cuda.needs(wanted).first
-                text = (
-                    f"{one.image} is CUDA {wanted}, the nodes have driver {driver}; wanted {least} or later"
-                )
-                yield Violation(text, workload.at(*one.where, "image"))
+                least = cuda.needs(cuda_version).first
+                text = f"{container.image} is CUDA {cuda_version}, the nodes have driver {driver}; wanted {least} or later"
+                yield Violation(text, workload.at(*container.where, "image"))
 
 
 def _resources(workload: Workload) -> Path:
-    for one in workload.main_containers:
-        if one.gpu_keys:
-            return workload.at(*one.where, "resources")
+    for container in workload.main_containers:
+        if container.gpu_keys:
+            return workload.at(*container.where, "resources")
     return workload.at("containers")

@@ -36,9 +36,9 @@ REQUIREMENTS: Path = ("spec", "template", "spec", "requirements")
 
 def _only_gpus(resource: Resource) -> bool:
     """Whether a NodePool starts no machine without a GPU."""
-    for one in map(mapping, sequence(at(resource.object, REQUIREMENTS))):
-        key, operator = str(one.get("key")), one.get("operator")
-        values = [str(value) for value in sequence(one.get("values"))]
+    for requirement in map(mapping, sequence(at(resource.object, REQUIREMENTS))):
+        key, operator = str(requirement.get("key")), requirement.get("operator")
+        values = [str(value) for value in sequence(requirement.get("values"))]
         if key.startswith("karpenter.k8s.aws/instance-gpu") and operator in ("In", "Exists", "Gt", "Gte"):
             return True
         if operator != "In" or not values:
@@ -89,8 +89,8 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
     keys: list[tuple[Path, str]] = [
         ((*labels, key), str(key)) for key in mapping(at(resource.object, labels))
     ]
-    for index, one in enumerate(sequence(at(resource.object, REQUIREMENTS))):
-        keys.append(((*REQUIREMENTS, index), str(mapping(one).get("key"))))
+    for index, requirement in enumerate(sequence(at(resource.object, REQUIREMENTS))):
+        keys.append(((*REQUIREMENTS, index), str(mapping(requirement).get("key"))))
     for path, key in keys:
         domain = key.partition("/")[0] if "/" in key else ""
         own = domain.endswith("karpenter.sh") and key != "karpenter.sh/capacity-type"
@@ -112,7 +112,7 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
 def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Violation]:
     if workload.kind != "Deployment" or not is_schedulable(workload):
         return
-    each = sum((quantity(one.limits.get(GPU)) or Decimal(0)) for one in workload.main_containers)
+    each = sum((quantity(container.limits.get(GPU)) or Decimal(0)) for container in workload.main_containers)
     pools = {place.pool.name: place.pool for place in context.node_fits(workload) if not place.problems}
     if not each or not pools or not all(GPU in pool.limits for pool in pools.values()):
         return
@@ -136,7 +136,7 @@ def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Viol
     fragments=False,
 )
 def claim_of_container(workload: Workload, _: Context) -> Iterator[Violation]:
-    names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("resourceClaims"))}
+    names = {str(mapping(entry).get("name")) for entry in sequence(workload.pod.get("resourceClaims"))}
     for container in workload.containers:
         where = (*container.where, "resources", "claims")
         for index, claim in enumerate(sequence(at(container.spec, ("resources", "claims")))):
@@ -205,8 +205,8 @@ def _ray_groups(resource: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         return
     yield (*above, "headGroupSpec"), mapping(at(resource.object, (*above, "headGroupSpec")))
     workers: Path = (*above, "workerGroupSpecs")
-    for index, one in enumerate(sequence(at(resource.object, workers))):
-        yield (*workers, index), mapping(one)
+    for index, worker in enumerate(sequence(at(resource.object, workers))):
+        yield (*workers, index), mapping(worker)
 
 
 @rule(
@@ -221,13 +221,13 @@ def _ray_groups(resource: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
 )
 def ray_num_gpus(resource: Resource, _: Context) -> Iterator[Violation]:
     for where, group in _ray_groups(resource):
-        told = at(group, ("rayStartParams", "num-gpus"))
+        declared = at(group, ("rayStartParams", "num-gpus"))
         limits = mapping(at(group, ("template", "spec", "containers", 0, "resources", "limits")))
-        counted = quantity(told)
+        counted = quantity(declared)
         has = sum((quantity(value) or Decimal(0)) for key, value in limits.items() if is_gpu(key))
         kept_from_ray = counted == 0 and where[-1] == "headGroupSpec"
         if counted is not None and counted != has and not kept_from_ray:
-            text = f"num-gpus {told}, and the limits have {has} GPU{'s' if has != 1 else ''}"
+            text = f"num-gpus {declared}, and the limits have {has} GPU{'s' if has != 1 else ''}"
             yield Violation(text, (*where, "rayStartParams", "num-gpus"))
 
 

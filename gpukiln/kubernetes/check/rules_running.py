@@ -39,7 +39,11 @@ def _shm_volume(container: PodContainer) -> str | None:
 def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     volumes = sequence(workload.pod.get("volumes"))
     return next(
-        ((index, mapping(one)) for index, one in enumerate(volumes) if mapping(one).get("name") == name),
+        (
+            (index, mapping(volume))
+            for index, volume in enumerate(volumes)
+            if mapping(volume).get("name") == name
+        ),
         (-1, {}),
     )
 
@@ -60,7 +64,9 @@ def shm_default(workload: Workload, _: Context) -> Iterator[Violation]:
         return
     for container in workload.main_containers:
         many = sum((quantity(container.limits.get(key)) or 0) for key in container.gpu_keys)
-        words = " ".join(str(one) for key in ("command", "args") for one in sequence(container.spec.get(key)))
+        words = " ".join(
+            str(word) for key in ("command", "args") for word in sequence(container.spec.get(key))
+        )
         trains = TRAINING_IMAGES.search(container.image) or LAUNCHERS.search(words)
         if container.gpu_keys and (many > 1 or trains) and _shm_volume(container) is None:
             why = f"{many} GPUs" if many > 1 else f"{container.image or words} trains or serves"
@@ -200,9 +206,13 @@ def node_selections(workload: Workload, *, required: bool = False) -> Iterator[t
     """
     for key, value in mapping(workload.pod.get("nodeSelector")).items():
         yield workload.at("nodeSelector", key), key, [str(value)]
-    for path, one in expressions(workload):
-        if one.get("operator", "In") == "In" and not (required and PREFERRED in path):
-            yield path, str(one.get("key")), [str(value) for value in sequence(one.get("values"))]
+    for path, expression in expressions(workload):
+        if expression.get("operator", "In") == "In" and not (required and PREFERRED in path):
+            yield (
+                path,
+                str(expression.get("key")),
+                [str(value) for value in sequence(expression.get("values"))],
+            )
 
 
 def _set_by_pool(key: str, context: Context) -> bool:
@@ -258,7 +268,10 @@ def _is_taint_set(key: str, context: Context) -> bool:
     taints = [
         taint
         for pool in context.candidates
-        for taint in (*pool.taints, *(one for node in pool.nodes for one in node["spec"].get("taints", ())))
+        for taint in (
+            *pool.taints,
+            *(node_taint for node in pool.nodes for node_taint in node["spec"].get("taints", ())),
+        )
     ]
     return any(mapping(taint).get("key") == key for taint in taints)
 
@@ -278,8 +291,8 @@ def _is_taint_set(key: str, context: Context) -> bool:
 def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]:
     if any(key in SPOT for _path, key, _values in node_selections(workload)):
         return  # it runs on spot whatever is tainted, and tolerates a pool of its own
-    for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
-        key = mapping(one).get("key")
+    for index, toleration in enumerate(sequence(workload.pod.get("tolerations"))):
+        key = mapping(toleration).get("key")
         if key in SPOT_TAINTS and not _is_taint_set(str(key), context):
             yield Violation(f"toleration of {key}", workload.at("tolerations", index))
 
@@ -305,8 +318,8 @@ def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
         return
     rules = sequence(mapping(workload.job.get("podFailurePolicy")).get("rules"))
     ignored = any(
-        mapping(one).get("action") == "Ignore" and sequence(mapping(one).get("onPodConditions"))
-        for one in rules
+        mapping(entry).get("action") == "Ignore" and sequence(mapping(entry).get("onPodConditions"))
+        for entry in rules
     )
     grace = workload.pod.get("terminationGracePeriodSeconds", DEFAULT_GRACE)
     lacking = [] if ignored else ["no podFailurePolicy that ignores DisruptionTarget"]
@@ -376,12 +389,14 @@ def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Violation]:
     fragments=False,
 )
 def daemonset_toleration(workload: Workload, _: Context) -> Iterator[Violation]:
-    tolerations = [mapping(one) for one in sequence(workload.pod.get("tolerations"))]
-    tolerated = any(not one.get("key") or is_gpu(str(one["key"])) for one in tolerations)
+    tolerations = [mapping(toleration) for toleration in sequence(workload.pod.get("tolerations"))]
+    tolerated = any(not toleration.get("key") or is_gpu(str(toleration["key"])) for toleration in tolerations)
     if _gpu_daemon(workload) and not tolerated:
         yield Violation("no toleration of nvidia.com/gpu", workload.at())
 
 
 def _gpu_daemon(workload: Workload) -> bool:
     agents = re.compile(r"k8s-device-plugin|dcgm-exporter|gpu-feature-discovery|nvidia")
-    return workload.kind == "DaemonSet" and any(agents.search(one.image) for one in workload.containers)
+    return workload.kind == "DaemonSet" and any(
+        agents.search(container.image) for container in workload.containers
+    )

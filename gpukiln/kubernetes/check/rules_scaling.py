@@ -59,7 +59,11 @@ def scale_nodepool(command: CommandLine, context: Context) -> Iterator[Violation
     if kind.lower() not in POOL_KINDS:
         return
     name = name or (words[3] if len(words) > 3 else "")
-    static = {one.name for one in context.resources if at(one.object, ("spec", "replicas")) is not None}
+    static = {
+        resource.name
+        for resource in context.resources
+        if at(resource.object, ("spec", "replicas")) is not None
+    }
     if name not in static:
         yield Violation(" ".join(command.words))
 
@@ -78,7 +82,7 @@ def cron_scales_nodes(command: CommandLine, _: Context) -> Iterator[Violation]:
     words = tuple(word for word in command.words if not word.startswith("-"))
     if command.resource is None or command.resource.kind != "CronJob":
         return
-    if any(words[: len(one)] == one for one in SCALE_COMMANDS) or (
+    if any(words[: len(scale_command)] == scale_command for scale_command in SCALE_COMMANDS) or (
         words[:2] == ("kubectl", "scale")
         and any(word.partition("/")[0].lower() in POOL_KINDS for word in words)
     ):
@@ -116,7 +120,7 @@ def kubectl_account(command: CommandLine, _: Context) -> Iterator[Violation]:
     fragments=False,
 )
 def cron_overlaps(workload: Workload, _: Context) -> Iterator[Violation]:
-    runs_kubectl = any("kubectl" in one.image for one in workload.containers)
+    runs_kubectl = any("kubectl" in container.image for container in workload.containers)
     policy = at(workload.object, ("spec", "concurrencyPolicy"))
     if (
         workload.kind == "CronJob"
@@ -137,8 +141,8 @@ def cron_overlaps(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def nodepool_budget(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "disruption", "budgets")
-    for index, one in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
-        budget = mapping(one)
+    for index, entry in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
+        budget = mapping(entry)
         reasons = sequence(budget.get("reasons"))
         blocks = str(budget.get("nodes")) in ("0", "0%") and (not reasons or "Empty" in reasons)
         if blocks and not budget.get("schedule"):
@@ -158,8 +162,8 @@ def nodepool_budget(resource: Resource, _: Context) -> Iterator[Violation]:
 )
 def nodepool_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "disruption", "budgets")
-    for index, one in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
-        has = [key for key in ("schedule", "duration") if mapping(one).get(key)]
+    for index, entry in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
+        has = [key for key in ("schedule", "duration") if mapping(entry).get(key)]
         if len(has) == 1:
             yield Violation(f"{has[0]} alone", (*where, index))
 
@@ -177,8 +181,8 @@ def nodepool_limits(resource: Resource, _: Context) -> Iterator[Violation]:
     if not resource.is_node_pool or at(resource.object, ("spec", "replicas")) is not None:
         return
     spec = mapping(at(resource.object, ("spec", "template", "spec")))
-    keys = [str(mapping(one).get("key")) for one in sequence(spec.get("requirements"))]
-    taints = [str(mapping(one).get("key")) for one in sequence(spec.get("taints"))]
+    keys = [str(mapping(requirement).get("key")) for requirement in sequence(spec.get("requirements"))]
+    taints = [str(mapping(taint).get("key")) for taint in sequence(spec.get("taints"))]
     gpus = any("instance-gpu" in key for key in keys) or any(is_gpu(key) for key in taints)
     if gpus and not mapping(at(resource.object, ("spec", "limits"))):
         yield Violation("no limits", ("spec",))
@@ -222,7 +226,7 @@ def nodepool_feature_label(resource: Resource, _: Context) -> Iterator[Violation
             types = [name for pool in pools_in([resource.object]) for name in pool.types]
             said = {machines.labels(name).get(key, "") for name in types}
             if said != {str(value)}:
-                known = " or ".join(sorted(one for one in said if one)[:3])
+                known = " or ".join(sorted(text for text in said if text)[:3])
                 yield Violation(
                     f"label {key}: {value}" + f", discovery says {known}" * bool(known), (*where, key)
                 )
@@ -240,7 +244,7 @@ def nodepool_feature_label(resource: Resource, _: Context) -> Iterator[Violation
 def nodeclass_family(resource: Resource, _: Context) -> Iterator[Violation]:
     spec = mapping(resource.object.get("spec"))
     terms = sequence(spec.get("amiSelectorTerms"))
-    alias = any(mapping(one).get("alias") for one in terms)
+    alias = any(mapping(term).get("alias") for term in terms)
     if resource.kind == "EC2NodeClass" and terms and not alias and not spec.get("amiFamily"):
         yield Violation("amiSelectorTerms without amiFamily", ("spec", "amiSelectorTerms"))
 

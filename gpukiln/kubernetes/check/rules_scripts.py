@@ -138,8 +138,8 @@ def plugin_exec(command: CommandLine, _: Context) -> Iterator[Violation]:
 )
 def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Violation]:
     for heading, line, block in _sections(prose):
-        if "gpu" in heading.lower() and (found := re.search(r"metrics-server", block)):
-            where = line + block.count("\n", 0, found.start())
+        if "gpu" in heading.lower() and (match := re.search(r"metrics-server", block)):
+            where = line + block.count("\n", 0, match.start())
             yield Violation(f"metrics-server under {heading!r}", line=where)
 
 
@@ -161,7 +161,7 @@ def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Violation]:
 
 def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
     """Heading, first line and text of each block of code."""
-    numbers = [number for number, one in enumerate(prose.lines, 1) if one.startswith("#")]
+    numbers = [number for number, text in enumerate(prose.lines, 1) if text.startswith("#")]
     for above, _language, block in prose.blocks:
         at = bisect.bisect_right(numbers, above)
         heading = prose.lines[numbers[at - 1] - 1].lstrip("# ").strip() if at else ""

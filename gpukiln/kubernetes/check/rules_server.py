@@ -54,9 +54,9 @@ def job_restart_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     if workload.kind == "JobSet" and not policy:
         return  # its webhook sets OnFailure (kubernetes-sigs/jobset:pkg/webhooks/jobset_webhook.go, Default)
     if workload.kind in JOB_KINDS and policy not in ("Never", "OnFailure"):
-        found = f"restartPolicy {policy}" if policy else "no restartPolicy, and the default is Always"
+        policy_text = f"restartPolicy {policy}" if policy else "no restartPolicy, and the default is Always"
         yield Violation(
-            f"{found}; wanted Never or OnFailure", workload.at(*(["restartPolicy"] if policy else []))
+            f"{policy_text}; wanted Never or OnFailure", workload.at(*(["restartPolicy"] if policy else []))
         )
 
 
@@ -173,10 +173,10 @@ def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for container, path, side, resource, amount in _amounts(workload):
-        wanted, limit = quantity(amount), quantity(container.limits.get(resource))
-        if side == "limits" or _is_extended(resource) or wanted is None or limit is None:
+        request, limit = quantity(amount), quantity(container.limits.get(resource))
+        if side == "limits" or _is_extended(resource) or request is None or limit is None:
             continue
-        if wanted > limit:
+        if request > limit:
             yield Violation(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
 
 
@@ -195,28 +195,26 @@ def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
         return
     selector = mapping(at(resource.object, ("spec", "selector")))
     labels = mapping(at(resource.object, ("spec", "template", "metadata", "labels")))
-    wanted = selector if resource.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
-    for key, value in wanted.items():
+    selected = selector if resource.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
+    for key, value in selected.items():
         if labels.get(key) != value:
-            found = (
-                f"the template has {key}: {labels[key]}" if key in labels else f"the template has no {key}"
-            )
-            yield Violation(f"selector {key}: {value}; {found}", ("spec", "selector"))
-    for one in sequence(selector.get("matchExpressions")):
-        if isinstance(one, Mapping) and not _matches(one, labels):
-            text = f"selector {one.get('key')} {one.get('operator')} {one.get('values', '')}".rstrip()
+            has = f"the template has {key}: {labels[key]}" if key in labels else f"the template has no {key}"
+            yield Violation(f"selector {key}: {value}; {has}", ("spec", "selector"))
+    for expression in sequence(selector.get("matchExpressions")):
+        if isinstance(expression, Mapping) and not _matches(expression, labels):
+            text = f"selector {expression.get('key')} {expression.get('operator')} {expression.get('values', '')}".rstrip()
             yield Violation(f"{text}: the template's labels do not match", ("spec", "selector"))
 
 
-def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
-    key, values = str(one.get("key")), sequence(one.get("values"))
+def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    key, values = str(expression.get("key")), sequence(expression.get("values"))
     answers = {
         "In": labels.get(key) in values,
         "NotIn": labels.get(key) not in values,
         "Exists": key in labels,
         "DoesNotExist": key not in labels,
     }
-    return answers.get(str(one.get("operator")), True)
+    return answers.get(str(expression.get("operator")), True)
 
 
 @rule(
@@ -230,12 +228,12 @@ def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
     fragments=False,
 )
 def volume_of_mount(workload: Workload, _: Context) -> Iterator[Violation]:
-    names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes"))}
+    names = {str(mapping(volume).get("name")) for volume in sequence(workload.pod.get("volumes"))}
     claims = sequence(at(workload.object, ("spec", "volumeClaimTemplates")))
     if workload.kind == "JobSet":  # kubernetes-sigs/jobset:api/jobset/v1alpha2, VolumeClaimPolicy
         policies = sequence(at(workload.object, ("spec", "volumeClaimPolicies")))
-        claims = [one for policy in policies for one in sequence(mapping(policy).get("templates"))]
-    names |= {str(at(one, ("metadata", "name"))) for one in claims}
+        claims = [template for policy in policies for template in sequence(mapping(policy).get("templates"))]
+    names |= {str(at(claim, ("metadata", "name"))) for claim in claims}
     for container in workload.containers:
         for index, mount in enumerate(sequence(container.spec.get("volumeMounts"))):
             name = str(mapping(mount).get("name"))
@@ -254,17 +252,17 @@ def volume_of_mount(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="rename one, or take it away",
 )
 def name_twice(workload: Workload, _: Context) -> Iterator[Violation]:
-    names = Counter(one.name for one in workload.containers if one.name)
+    names = Counter(container.name for container in workload.containers if container.name)
     yield from (
         Violation(f"two containers {name}", workload.at()) for name, many in names.items() if many > 1
     )
-    volumes = Counter(str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes")))
+    volumes = Counter(str(mapping(volume).get("name")) for volume in sequence(workload.pod.get("volumes")))
     yield from (
         Violation(f"two volumes {name}", workload.at("volumes")) for name, many in volumes.items() if many > 1
     )
     for container in workload.containers:
         mounts = sequence(container.spec.get("volumeMounts"))
-        paths = Counter(str(mapping(one).get("mountPath")) for one in mounts)
+        paths = Counter(str(mapping(mount).get("mountPath")) for mount in mounts)
         for path, many in paths.items():
             if many > 1:
                 where = workload.at(*container.where, "volumeMounts")
@@ -315,9 +313,9 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Violation]:
             f"podFailurePolicy with restartPolicy {restart or 'left out'}; wanted Never",
             (*workload.job_where, "podFailurePolicy"),
         )
-    names = {one.name for one in workload.containers}
-    for index, one in enumerate(sequence(policy.get("rules"))):
-        codes = mapping(mapping(one).get("onExitCodes"))
+    names = {container.name for container in workload.containers}
+    for index, entry in enumerate(sequence(policy.get("rules"))):
+        codes = mapping(mapping(entry).get("onExitCodes"))
         path = (*workload.job_where, "podFailurePolicy", "rules", index)
         if (name := codes.get("containerName")) and str(name) not in names:
             yield Violation(f"onExitCodes of a container {name}, which the pod has not", path)
@@ -403,11 +401,11 @@ def _labels(resource: Resource) -> Iterator[Violation]:
 
 def _annotations(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "annotations"), ("spec", "template", "metadata", "annotations")):
-        found = mapping(at(resource.object, path))
-        for key in found:
+        annotations = mapping(at(resource.object, path))
+        for key in annotations:
             if not LABEL_KEY.fullmatch(key.lower()) and not is_placeholder(key):
                 yield Violation(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
-        if sum(len(f"{key}{value}".encode()) for key, value in found.items()) > 262_144:
+        if sum(len(f"{key}{value}".encode()) for key, value in annotations.items()) > 262_144:
             yield Violation(f"{dotted(path)}: more than 256 KiB", path)
 
 
@@ -466,8 +464,8 @@ def container_name(workload: Workload, _: Context) -> Iterator[Violation]:
     fix="{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}",
 )
 def toleration_form(workload: Workload, _: Context) -> Iterator[Violation]:
-    for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
-        for text in toleration_errors(mapping(one)):
+    for index, toleration in enumerate(sequence(workload.pod.get("tolerations"))):
+        for text in toleration_errors(mapping(toleration)):
             yield Violation(text, workload.at("tolerations", index))
 
 
@@ -484,13 +482,13 @@ def toleration_form(workload: Workload, _: Context) -> Iterator[Violation]:
 def affinity_form(workload: Workload, _: Context) -> Iterator[Violation]:
     node = mapping(at(workload.pod, ("affinity", "nodeAffinity")))
     above = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
-    for index, one in enumerate(sequence(node.get(str(above[-1])))):
-        weight = mapping(one).get("weight")
+    for index, entry in enumerate(sequence(node.get(str(above[-1])))):
+        weight = mapping(entry).get("weight")
         if isinstance(weight, int) and not 1 <= weight <= 100:
             yield Violation(f"weight {weight}; wanted 1 to 100", workload.at(*above, index))
-    for path, one in expressions(workload):
-        operator, values = one.get("operator"), sequence(one.get("values"))
-        text = f"{one.get('key')} {operator}"
+    for path, expression in expressions(workload):
+        operator, values = expression.get("operator"), sequence(expression.get("values"))
+        text = f"{expression.get('key')} {operator}"
         if operator in ("In", "NotIn") and not values:
             yield Violation(f"{text} without values", path)
         if operator in ("Exists", "DoesNotExist") and values:
@@ -506,16 +504,16 @@ def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     required = (*above, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
     preferred = (*above, "preferredDuringSchedulingIgnoredDuringExecution")
     terms: list[tuple[Path, Any]] = [
-        ((*required, index), one) for index, one in enumerate(sequence(at(workload.pod, required)))
+        ((*required, index), term) for index, term in enumerate(sequence(at(workload.pod, required)))
     ]
     terms += [
-        ((*preferred, index, "preference"), mapping(one).get("preference"))
-        for index, one in enumerate(sequence(node.get(str(preferred[-1]))))
+        ((*preferred, index, "preference"), mapping(entry).get("preference"))
+        for index, entry in enumerate(sequence(node.get(str(preferred[-1]))))
     ]
     for where, term in terms:
-        for index, one in enumerate(sequence(mapping(term).get("matchExpressions"))):
-            if isinstance(one, Mapping):
-                yield workload.at(*where, "matchExpressions", index), one
+        for index, expression in enumerate(sequence(mapping(term).get("matchExpressions"))):
+            if isinstance(expression, Mapping):
+                yield workload.at(*where, "matchExpressions", index), expression
 
 
 # robfig/cron as the CronJob controller calls it: five fields, names for months and days of the week.
@@ -553,11 +551,11 @@ def _cron_error(schedule: str) -> str:
 def _cron_part_error(part: str, field: str, least: int, most: int, names: Mapping[str, int]) -> str:
     match = _CRON_PART.fullmatch(part)
     ends = [match["first"], match["last"]] if match and match["first"] not in ("*", "?") else []
-    numbers = [str(names.get(one.lower(), one)) for one in ends if one]
-    if not match or not all(one.isascii() and one.isdecimal() for one in numbers):
+    numbers = [str(names.get(end.lower(), end)) for end in ends if end]
+    if not match or not all(number.isascii() and number.isdecimal() for number in numbers):
         return f"{short(part)} is no {field}"
-    values = [int(one) for one in numbers]
-    if any(not least <= one <= most for one in values):
+    values = [int(number) for number in numbers]
+    if any(not least <= value <= most for value in values):
         return f"{short(part)} is no {field}; wanted {least} to {most}"
     if values != sorted(values):
         return f"{short(part)}: the range of the {field} ends before it begins"

@@ -68,10 +68,12 @@ def type_retired(workload: Workload, _: Context) -> Iterator[Violation]:
 )
 def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "template", "spec", "requirements")
-    for index, one in enumerate(sequence(at(resource.object, where)) if resource.kind == "NodePool" else ()):
-        if mapping(one).get("key") not in TYPE_LABELS or mapping(one).get("operator") != "In":
+    for index, requirement in enumerate(
+        sequence(at(resource.object, where)) if resource.kind == "NodePool" else ()
+    ):
+        if mapping(requirement).get("key") not in TYPE_LABELS or mapping(requirement).get("operator") != "In":
             continue
-        for name in map(str, sequence(mapping(one).get("values"))):
+        for name in map(str, sequence(mapping(requirement).get("values"))):
             machine = instance_types().get(name)
             if machine and machine.status == "retired":
                 yield Violation(f"{name}: {_since(machine)}", (*where, index), fix=_alternatives(machine))
@@ -90,17 +92,17 @@ def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
 )
 def type_too_large(workload: Workload, _: Context) -> Iterator[Violation]:
     asked = sum(
-        quantity(one.limits.get(key)) or 0
-        for one in workload.main_containers
-        for key in one.gpu_keys
+        quantity(container.limits.get(key)) or 0
+        for container in workload.main_containers
+        for key in container.gpu_keys
         if key == "nvidia.com/gpu"
     )
     machines = {
         name: machine for _path, name in selected_types(workload) if (machine := instance_types().get(name))
     }
-    if asked and machines and all(one.gpus >= 4 * asked for one in machines.values()):
+    if asked and machines and all(machine.gpus >= 4 * asked for machine in machines.values()):
         path = next(path for path, name in selected_types(workload) if name in machines)
-        has = ", ".join(f"{name} has {one.gpus}" for name, one in machines.items())
+        has = ", ".join(f"{name} has {machine.gpus}" for name, machine in machines.items())
         yield Violation(f"{asked} of nvidia.com/gpu, and {has}", path)
 
 

@@ -50,9 +50,9 @@ def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Resour
     claims = context.of_kind("PersistentVolumeClaim", same_namespace_as=workload.resource)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = at(volume, ("persistentVolumeClaim", "claimName"))
-        found = next((one for one in claims if name and one.name == name), None)
-        if found:
-            yield workload.at("volumes", index), found
+        claim = next((candidate for candidate in claims if name and candidate.name == name), None)
+        if claim:
+            yield workload.at("volumes", index), claim
 
 
 def _zones(claim: Resource, context: Context) -> set[str]:
@@ -67,28 +67,30 @@ def _zones(claim: Resource, context: Context) -> set[str]:
             terms = sequence(at(volume.object, ("spec", "nodeAffinity", "required", "nodeSelectorTerms")))
             return _zones_of_terms(terms, "matchExpressions", require_in=True)
     name = at(claim.object, ("spec", "storageClassName"))
-    for one in context.of_kind("StorageClass"):
-        if name and one.name == name:
+    for storage_class in context.of_kind("StorageClass"):
+        if name and storage_class.name == name:
             return _zones_of_terms(
-                sequence(one.object.get("allowedTopologies")), "matchLabelExpressions", require_in=False
+                sequence(storage_class.object.get("allowedTopologies")),
+                "matchLabelExpressions",
+                require_in=False,
             )
     return set()
 
 
 def _zones_of_terms(terms: list[Any], key: str, *, require_in: bool) -> set[str]:
     """Zones of which one will do; a term that names none allows all of them."""
-    found: set[str] = set()
+    zones_of_terms: set[str] = set()
     for term in terms:
         zones = {
             str(value)
-            for one in map(mapping, sequence(mapping(term).get(key)))
-            if one.get("key") in ZONES and (not require_in or one.get("operator") == "In")
-            for value in sequence(one.get("values"))
+            for requirement in map(mapping, sequence(mapping(term).get(key)))
+            if requirement.get("key") in ZONES and (not require_in or requirement.get("operator") == "In")
+            for value in sequence(requirement.get("values"))
         }
         if not zones:
             return set()
-        found |= zones
-    return found
+        zones_of_terms |= zones
+    return zones_of_terms
 
 
 def _pool_zones(pool: Pool) -> set[str]:
@@ -131,7 +133,7 @@ def volume_zone(workload: Workload, context: Context) -> Iterator[Violation]:
                 f"{claim.name} is in {_listed(both)}, the pod selects {key}: {_listed(values)}", path
             )
             return
-    pools = {one.pool.name: _pool_zones(one.pool) for one in context.node_fits(workload) if not one.problems}
+    pools = {fit.pool.name: _pool_zones(fit.pool) for fit in context.node_fits(workload) if not fit.problems}
     if pools and all(zones and "" not in zones and not zones & both for zones in pools.values()):
         where_pools = ", ".join(f"{name} in {_listed(zones)}" for name, zones in pools.items())
         yield Violation(f"{claim.name} is in {_listed(both)}, pool {where_pools}", path)
@@ -157,7 +159,7 @@ def claim_for_one(workload: Workload, context: Context) -> Iterator[Violation]:
     if not workload.wants_gpus:
         return
     for path, claim in _claims(workload, context):
-        modes = [str(one) for one in sequence(at(claim.object, ("spec", "accessModes")))]
+        modes = [str(mode) for mode in sequence(at(claim.object, ("spec", "accessModes")))]
         if not modes or not {*modes} <= {"ReadWriteOnce", "ReadWriteOncePod"}:
             continue
         why = _why_concurrent(workload)

@@ -58,11 +58,11 @@ def minors(text: str) -> tuple[int, ...]:
     Raises:
         UsageError: One is none, or there is no schema of it.
     """
-    found: set[int] = set()
-    for one in text.replace(" ", "").split(","):
-        if not (match := re.fullmatch(r"v?1\.(\d{1,4})(?:\.\d+)?(?:\.\.v?1\.(\d{1,4}))?", one)):
+    numbers: set[int] = set()
+    for part in text.replace(" ", "").split(","):
+        if not (match := re.fullmatch(r"v?1\.(\d{1,4})(?:\.\d+)?(?:\.\.v?1\.(\d{1,4}))?", part)):
             raise UsageError(
-                f"{one!r} is no version of Kubernetes", hint="wanted: 1.35, 1.34,1.36 or 1.34..1.37"
+                f"{part!r} is no version of Kubernetes", hint="wanted: 1.35, 1.34,1.36 or 1.34..1.37"
             )
         first, last = int(match[1]), int(match[2] or match[1])
         for minor in (first, last):
@@ -70,8 +70,8 @@ def minors(text: str) -> tuple[int, ...]:
                 raise UsageError(
                     f"Kubernetes 1.{minor} has no schema here", hint=f"1.{OLDEST} to 1.{NEWEST} have one"
                 )
-        found.update(range(first, last + 1))
-    return tuple(sorted(found))
+        numbers.update(range(first, last + 1))
+    return tuple(sorted(numbers))
 
 
 @cache
@@ -84,34 +84,34 @@ def _definitions(minor: int) -> Mapping[str, Schema]:
 @cache
 def _kinds(minor: int) -> Mapping[tuple[str, str], str]:
     """(apiVersion, kind) -> the name of its definition."""
-    found = {}
+    definitions = {}
     for name, definition in _definitions(minor).items():
-        for one in definition.get("x-kubernetes-group-version-kind", ()):
-            group = f"{one['group']}/" if one["group"] else ""
-            if name.endswith(f".{one['kind']}"):
-                found[f"{group}{one['version']}", one["kind"]] = name
-    return found
+        for version_kind in definition.get("x-kubernetes-group-version-kind", ()):
+            group = f"{version_kind['group']}/" if version_kind["group"] else ""
+            if name.endswith(f".{version_kind['kind']}"):
+                definitions[f"{group}{version_kind['version']}", version_kind["kind"]] = name
+    return definitions
 
 
 @cache
 def _resolver(minor: int) -> Callable[[Any], Any]:
     """Replaces references by what they refer to, the same object each time: some refer to themselves."""
-    made: dict[str, Schema] = {}
+    resolved: dict[str, Schema] = {}
 
     def resolve(value: Any) -> Any:
         if isinstance(value, list):
-            return [resolve(one) for one in value]
+            return [resolve(item) for item in value]
         if not isinstance(value, dict):
             return value
         if isinstance(reference := value.get("$ref"), str):
             name = reference.rpartition("/")[2]
-            if name not in made:
-                made[name] = {}
-                made[name].update(with_server_rules(name, resolve(_definitions(minor)[name])))
-            return made[name]
+            if name not in resolved:
+                resolved[name] = {}
+                resolved[name].update(with_server_rules(name, resolve(_definitions(minor)[name])))
+            return resolved[name]
         # a text is about the schema, anything else a field of that name
-        kept = {key: one for key, one in value.items() if key != "description" or not isinstance(one, str)}
-        return {key: resolve(one) for key, one in kept.items()}
+        kept = {key: part for key, part in value.items() if key != "description" or not isinstance(part, str)}
+        return {key: resolve(part) for key, part in kept.items()}
 
     return resolve
 
@@ -156,22 +156,24 @@ def _groups() -> frozenset[str]:
 
 def api_versions(kind: str, minor: int) -> tuple[str, ...]:
     """The apiVersions that a kind has."""
-    return tuple(sorted(api for api, one in _kinds(minor) if one == kind))
+    return tuple(sorted(api for api, known_kind in _kinds(minor) if known_kind == kind))
 
 
 def nearest_kind(kind: str, minor: int) -> str:
     """What may have been meant by a kind that there is not; empty where nothing is near."""
-    return unknown("kind", kind, {one for _, one in _kinds(minor)}).hint
+    return unknown("kind", kind, {known_kind for _, known_kind in _kinds(minor)}).hint
 
 
 def custom_violations(resource: Resource, definition: Definition) -> tuple[list[Violation], list[str]]:
     """Where a custom object has not the form of its CRD, and what of that could not be checked."""
     value = defaulted(resource.object, definition.schema)
-    found = list(_schema_violations(definition.form, value, (), NEWEST, resource.written, whole=True))
+    violations_of_schema = list(
+        _schema_violations(definition.form, value, (), NEWEST, resource.written, whole=True)
+    )
     not_checked = list(definition.left_out)
-    if not found:  # as the API server: rules are evaluated on what has the form
-        found = list(cel_violations(definition.schema, value, (), not_checked))
-    return found, not_checked
+    if not violations_of_schema:  # as the API server: rules are evaluated on what has the form
+        violations_of_schema = list(cel_violations(definition.schema, value, (), not_checked))
+    return violations_of_schema, not_checked
 
 
 def violations(resource: Resource, minor: int) -> Iterator[Violation]:
@@ -208,8 +210,10 @@ def _object_violations(resource: Resource, minor: int) -> Iterator[Violation]:
         return
     release = SCHEMA_RELEASES[resource.api.partition("/")[0]]
     fix = f"write it as {release} defines it, or check by the CRD of another release (--crd FILE)"
-    for one in _schema_violations(validator, without_nulls(resource.object), (), minor, resource.written):
-        yield dataclasses.replace(one, fix=fix)
+    for violation in _schema_violations(
+        validator, without_nulls(resource.object), (), minor, resource.written
+    ):
+        yield dataclasses.replace(violation, fix=fix)
 
 
 def _schema_violations(
@@ -221,15 +225,15 @@ def _schema_violations(
     *,
     whole: bool = False,
 ) -> Iterator[Violation]:
-    found = sorted(
-        (one for one in validator.iter_errors(value) if _is_refused(one, whole=whole)),
-        key=lambda error: [str(one) for one in error.absolute_path],
+    errors = sorted(
+        (error for error in validator.iter_errors(value) if _is_refused(error, whole=whole)),
+        key=lambda error: [str(step) for step in error.absolute_path],
     )
-    for error in found[:MOST_VIOLATIONS]:
+    for error in errors[:MOST_VIOLATIONS]:
         for path, text in _error_texts(error, written((*above, *error.absolute_path))):
             yield Violation(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
-    if len(found) > MOST_VIOLATIONS:
-        yield Violation(f"{len(found) - MOST_VIOLATIONS} more faults of form", above)
+    if len(errors) > MOST_VIOLATIONS:
+        yield Violation(f"{len(errors) - MOST_VIOLATIONS} more faults of form", above)
 
 
 def _is_refused(error: ValidationError, *, whole: bool) -> bool:
@@ -261,16 +265,16 @@ def _error_texts(error: ValidationError, written: str) -> Iterator[tuple[Path, s
     elif error.validator == "type":
         wants: Any = error.validator_value
         kinds: list[str] = wants if isinstance(wants, list) else [wants]
-        wanted = " or ".join(_TYPE_NAMES.get(one, one) for one in kinds if one != "null")
+        type_names = " or ".join(_TYPE_NAMES.get(kind, kind) for kind in kinds if kind != "null")
         shown = str(value).lower() if isinstance(value, bool) else short(value)
         quotes = ""
         if "string" in kinds and isinstance(value, bool | int | float):
             quotes = f': put it in quotes, "{written or shown}"'
             if written and written != shown:
                 shown = f"{written}, which is {shown} in Kubernetes' YAML"
-        yield path, f"{where}found {shown}, wanted {wanted}{quotes}"
+        yield path, f"{where}found {shown}, wanted {type_names}{quotes}"
     elif error.validator == "enum":
-        choices = [str(one) for one in error.validator_value]
+        choices = [str(choice) for choice in error.validator_value]
         yield path, f"{where}found {short(value)}, wanted {' or '.join(choices)}"
     elif error.validator == "oneOf":
         if value is None:  # a quantity of null is 0 (k8s.io/apimachinery/pkg/api/resource, UnmarshalJSON)

@@ -257,7 +257,7 @@ FIELDS: dict[str, Row] = {
     # core: volumes
     "core.v1.Volume": {
         "@most": (
-            *(one for one in c.VOLUMES if one != "local"),
+            *(source for source in c.VOLUMES if source != "local"),
             *("configMap", "downwardAPI", "emptyDir", "ephemeral", "gitRepo", "image"),
             *("persistentVolumeClaim", "projected", "secret"),
         )

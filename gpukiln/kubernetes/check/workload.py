@@ -177,21 +177,21 @@ class Workload:
     def containers(self) -> tuple[PodContainer, ...]:
         """All of them; those that start the pod and end before the others come first."""
         return tuple(
-            PodContainer((key, index), one)
+            PodContainer((key, index), container)
             for key in ("initContainers", "containers")
-            for index, one in enumerate(sequence(self.pod.get(key)))
-            if isinstance(one, Mapping)
+            for index, container in enumerate(sequence(self.pod.get(key)))
+            if isinstance(container, Mapping)
         )
 
     @property
     def main_containers(self) -> tuple[PodContainer, ...]:
         """Without those that start the pod."""
-        return tuple(one for one in self.containers if one.where[0] == "containers")
+        return tuple(container for container in self.containers if container.where[0] == "containers")
 
     @property
     def wants_gpus(self) -> bool:
         """Whether a container asks for GPUs, of any name and in any form."""
-        return any(one.gpu_keys for one in self.containers)
+        return any(container.gpu_keys for container in self.containers)
 
 
 @dataclass(frozen=True)
@@ -231,9 +231,9 @@ class PodContainer:
     @property
     def env(self) -> Iterator[tuple[int, str, Any]]:
         """Index, name and value of each variable; None where the value is taken from elsewhere."""
-        for index, one in enumerate(sequence(self.spec.get("env"))):
-            if isinstance(one, Mapping):
-                yield index, _text(one.get("name")), one.get("value")
+        for index, variable in enumerate(sequence(self.spec.get("env"))):
+            if isinstance(variable, Mapping):
+                yield index, _text(variable.get("name")), variable.get("value")
 
 
 @dataclass(frozen=True)

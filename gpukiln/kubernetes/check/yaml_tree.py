@@ -72,10 +72,10 @@ class Document:
         """What stands at each step of a path, as far as it goes."""
         node = self._node
         for step in path:
-            if (found := self._below(node, step)) is None:
+            if (place := self._below(node, step)) is None:
                 return
-            yield found
-            node = found[1]
+            yield place
+            node = place[1]
 
     def _below(self, node: yaml.Node, step: str | int) -> _Place | None:
         if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
@@ -86,10 +86,10 @@ class Document:
             pairs = ((key, value) for key, value in node.value if key.tag != scalars.MERGE)
             known = {scalars.key(key): (key.start_mark, value) for key, value in pairs}
             self._keys[id(node)] = known
-        if (found := known.get(str(step))) is not None:
-            return found
+        if (place := known.get(str(step))) is not None:
+            return place
         merged = (self._below(value, step) for key, value in node.value if key.tag == scalars.MERGE)
-        return next((one for one in merged if one is not None), None)
+        return next((place for place in merged if place is not None), None)
 
 
 def documents(text: str, above: int = 0) -> Iterator[Document | BrokenError]:
@@ -108,8 +108,8 @@ def documents(text: str, above: int = 0) -> Iterator[Document | BrokenError]:
         lines += text.count("\n", counted, start)
         counted = start
         try:
-            if (one := _document(part, lines)) is not None:
-                yield one
+            if (document := _document(part, lines)) is not None:
+                yield document
         except BrokenError as broken:
             yield broken
 
@@ -162,19 +162,19 @@ class _NodeReader:
         if id(node) in self._open or level > DEEPEST:  # aliases may add levels
             raise BrokenError("an alias within itself, or too many levels", self._line(node))
         self._open.add(id(node))
-        made, size = (
+        data, size = (
             self._mapping(node, level) if isinstance(node, yaml.MappingNode) else self._list(node, level)
         )
         self._open.discard(id(node))
-        self._known[id(node)] = made, size
-        return made, size
+        self._known[id(node)] = data, size
+        return data, size
 
     def _list(self, node: yaml.Node, level: int) -> tuple[list[Any], int]:
-        parts = [self.read(one, level + 1) for one in node.value]
+        parts = [self.read(item, level + 1) for item in node.value]
         return [value for value, _ in parts], 1 + sum(size for _, size in parts)
 
     def _mapping(self, node: yaml.Node, level: int) -> tuple[dict[str, Any], int]:
-        made: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         written: set[str] = set()
         size = 1
         for key_node, value_node in node.value:
@@ -185,10 +185,10 @@ class _NodeReader:
                 raise BrokenError(text, self._line(key_node))
             if key_node.tag == scalars.MERGE:
                 # go.yaml.in/yaml/v2, decode.go: it replaces keys above it, and the first of a list wins
-                for one in reversed(value) if isinstance(value, list) else [value]:
-                    if not isinstance(one, dict):
+                for source in reversed(value) if isinstance(value, list) else [value]:
+                    if not isinstance(source, dict):
                         raise BrokenError("`<<` takes a mapping or a list of mappings", self._line(key_node))
-                    made.update(one)
+                    data.update(source)
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
                 raise BrokenError("a key that is no text", self._line(key_node))
@@ -196,8 +196,8 @@ class _NodeReader:
             if key in written:
                 self.repeated.append((self._line(key_node), key))
             written.add(key)
-            made[key] = value
-        return made, size
+            data[key] = value
+        return data, size
 
     def _scalar(self, node: yaml.ScalarNode, read: Callable[[yaml.ScalarNode], Any]) -> Any:
         try:

@@ -24,9 +24,9 @@ def adapt_to_namespace(cluster: Cluster, job: GpuJob, say: Callable[[str], None]
         say(f"the Pod Security level of {namespace} is not known: {error.message}")
         return job
     level = ((there or {}).get("metadata", {}).get("labels") or {}).get(ENFORCE, "")
-    if level in ("baseline", "restricted") and (found := host_folders(job)):
+    if level in ("baseline", "restricted") and (mounted := host_folders(job)):
         raise IncompatibleError(
-            f"--cache {found[0]}: {namespace} enforces Pod Security {level}: no folder of the node",
+            f"--cache {mounted[0]}: {namespace} enforces Pod Security {level}: no folder of the node",
             hint="--cache CLAIM:/PATH, or a namespace that admits it",
         )
     if level != "restricted" or job.security == "restricted":

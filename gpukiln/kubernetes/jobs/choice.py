@@ -52,18 +52,18 @@ def models_of(names: Sequence[str], option: str) -> tuple[str, ...]:
     Raises:
         UsageError: The catalogue does not know one, or the device plugin does not serve it.
     """
-    found: list[str] = []
+    keys_of_models: list[str] = []
     for name in names:
         if ":" in name or not (keys := parse(name).gpus):
             raise UsageError(f"{option} {name!r} is no GPU", hint="for example T4, L4, A100-80GB; see --gpus")
-        found += keys
-    for key in found:
+        keys_of_models += keys
+    for key in keys_of_models:
         if gpus()[key].manufacturer != "NVIDIA":
             raise UsageError(
                 f"{gpus()[key].name} is no GPU of NVIDIA, which nvidia.com/gpu stands for",
                 hint="its maker's plugin has a resource of its own",
             )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(keys_of_models))
 
 
 def candidates(models: Sequence[str], count: int, mig: str, arch: str) -> tuple[str, ...]:
@@ -134,15 +134,15 @@ def types_with_capacity(types: Sequence[str], cpu: Decimal, memory: Decimal) -> 
     Raises:
         IncompatibleError: None can.
     """
-    found = tuple(name for name in types if cpu <= _cores(name) and memory <= _memory(name))
-    if types and not found:
+    fitting = tuple(name for name in types if cpu <= _cores(name) and memory <= _memory(name))
+    if types and not fitting:
         most = max(types, key=lambda name: (_cores(name), _memory(name)))
         raise IncompatibleError(
             f"no such machine has room for {cpu.normalize():f} CPUs and {Memory(memory).shown}: a node of "
             f"{most} has {_cores(most)} CPUs and {Memory(_memory(most)).shown} for its pods",
             hint="less --cpu or --memory, or other GPUs",
         )
-    return found
+    return fitting
 
 
 def check_mig(profile: str, models: Sequence[str]) -> None:
@@ -189,11 +189,11 @@ def expressions(
     if select_by == "product":
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
-    found = [_in_expression(f"{begin}name", [ec2_label(model) for model in models])]
+    terms = [_in_expression(f"{begin}name", [ec2_label(model) for model in models])]
     if any(is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
-        found.append(_in_expression(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
-    return found
+        terms.append(_in_expression(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
+    return terms
 
 
 def _product(models: Sequence[str], mig: str, *, shared: bool) -> Expression:
@@ -224,13 +224,13 @@ def unused_gpus(types: Sequence[str], count: int) -> tuple[str, int]:
 
 def arch_of(models: Sequence[str], types: Sequence[str]) -> str:
     """The architecture of the machines that have the models: arm64 where no other has them."""
-    found = {instance_type(name).arch for name in types} if models else {"x86_64"}
-    return "arm64" if found == {"arm64"} else "x86_64"
+    arches = {instance_type(name).arch for name in types} if models else {"x86_64"}
+    return "arm64" if arches == {"arm64"} else "x86_64"
 
 
 def check_choice(option: str, value: str, kind: Any) -> None:
     if value not in get_args(kind):
-        raise unknown(option, value, [one for one in get_args(kind) if one])
+        raise unknown(option, value, [choice for choice in get_args(kind) if choice])
 
 
 def _in_expression(key: str, values: Sequence[str]) -> Expression:
@@ -256,7 +256,9 @@ def _require_launchable(model: str, mig: str) -> None:
             f"no instance type of EC2 has {gpus()[model].name}",
             hint=f"for nodes of your own: --product with the value of their label {PRODUCT}",
         )
-    instead = next((one.alternatives for one in map(instance_type, retired) if one.alternatives), ())
+    instead = next(
+        (machine.alternatives for machine in map(instance_type, retired) if machine.alternatives), ()
+    )
     raise IncompatibleError(
         f"nobody sells {gpus()[model].name} any more: {', '.join(retired)} are retired",
         hint=f"instead: {', '.join(instead)}" if instead else "`invoke offer.list` shows what there is",

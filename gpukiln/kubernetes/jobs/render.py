@@ -77,8 +77,10 @@ def _failures(job: GpuJob) -> list[dict[str, Any]]:
 def _pod(job: GpuJob) -> dict[str, Any]:
     required, preferred = _selection(job)
     selector = {"kubernetes.io/arch": machines.ARCHES[job.arch], **dict(job.node_labels)}
-    selector |= {one["key"]: one["values"][0] for one in required if _has_single_value(one)}
-    several = [one for one in required if not _has_single_value(one)]
+    selector |= {
+        expression["key"]: expression["values"][0] for expression in required if _has_single_value(expression)
+    }
+    several = [expression for expression in required if not _has_single_value(expression)]
     affinity = _affinity(job, several, preferred)
     account = {"serviceAccountName": job.service_account} if job.service_account else {}
     return {
@@ -88,7 +90,11 @@ def _pod(job: GpuJob) -> dict[str, Any]:
         **(account or {"automountServiceAccountToken": False}),
         **({"runtimeClassName": job.runtime_class} if job.runtime_class else {}),
         **({"priorityClassName": job.priority_class} if job.priority_class else {}),
-        **({"imagePullSecrets": [{"name": one} for one in job.pull_secrets]} if job.pull_secrets else {}),
+        **(
+            {"imagePullSecrets": [{"name": secret} for secret in job.pull_secrets]}
+            if job.pull_secrets
+            else {}
+        ),
         **({"securityContext": security} if (security := _security(job)) else {}),
         "nodeSelector": selector,
         **({"affinity": affinity} if affinity else {}),
@@ -135,23 +141,23 @@ def _affinity(
         nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [
             {"weight": weight, "preference": {"matchExpressions": terms}} for weight, terms in preferred
         ]
-    found: dict[str, Any] = {"nodeAffinity": nodes} if nodes else {}
+    affinity: dict[str, Any] = {"nodeAffinity": nodes} if nodes else {}
     if job.nodes > 1:
         mates = {"labelSelector": {"matchLabels": {JOB_NAME: job.name}}}
         near = {"weight": 100, "podAffinityTerm": {**mates, "topologyKey": ZONE}}
-        found["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
+        affinity["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
         apart = {**mates, "topologyKey": HOST_LABEL}
-        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
-    return found
+        affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    return affinity
 
 
 def _tolerations(job: GpuJob) -> list[dict[str, str]]:
-    found = [dict(GPU_TOLERATION)]
+    tolerations = [dict(GPU_TOLERATION)]
     if job.spot and (taint := choice.SPOT_TAINTS.get(str(job.provider))):
-        found.append({**taint, "operator": "Equal", "effect": "NoSchedule"})
+        tolerations.append({**taint, "operator": "Equal", "effect": "NoSchedule"})
     for key, value in job.tolerate:
-        found.append({"key": key, "operator": "Equal", "value": value} if value else _any_value(key))
-    return found
+        tolerations.append({"key": key, "operator": "Equal", "value": value} if value else _any_value(key))
+    return tolerations
 
 
 def _container(job: GpuJob) -> dict[str, Any]:
@@ -166,7 +172,11 @@ def _container(job: GpuJob) -> dict[str, Any]:
         **words,
         **({"securityContext": CONTAINER_SECURITY} if job.security else {}),
         **({"env": env} if env else {}),
-        **({"envFrom": [{"secretRef": {"name": one}} for one in job.env_secrets]} if job.env_secrets else {}),
+        **(
+            {"envFrom": [{"secretRef": {"name": secret}} for secret in job.env_secrets]}
+            if job.env_secrets
+            else {}
+        ),
         "resources": {"requests": asked, "limits": limits},
         **({"volumeMounts": mounts} if (mounts := _mounts(job)) else {}),
     }
@@ -186,11 +196,11 @@ def _rendezvous(job: GpuJob) -> list[dict[str, Any]]:
         "NPROC_PER_NODE": str(job.gpus),
     }
     rank = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}}
-    found: list[dict[str, Any]] = []
+    variables: list[dict[str, Any]] = []
     for begin in ("", "PET_"):
-        found += [{"name": f"{begin}{name}", "value": value} for name, value in values.items()]
-        found.append({"name": f"{begin}NODE_RANK", **rank})
-    return found
+        variables += [{"name": f"{begin}{name}", "value": value} for name, value in values.items()]
+        variables.append({"name": f"{begin}NODE_RANK", **rank})
+    return variables
 
 
 def _resource(job: GpuJob) -> str:
@@ -199,29 +209,29 @@ def _resource(job: GpuJob) -> str:
 
 
 def _volumes(job: GpuJob) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    volumes: list[dict[str, Any]] = []
     if job.shm:
-        found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}})
-    for number, one in enumerate(job.mounts):
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}})
+    for number, mount in enumerate(job.mounts):
         name = f"mount-{number}"
-        if one.source.startswith("/"):
-            found.append({"name": name, "hostPath": {"path": one.source, "type": "DirectoryOrCreate"}})
-        elif one.source:
-            found.append({"name": name, "persistentVolumeClaim": {"claimName": one.source}})
+        if mount.source.startswith("/"):
+            volumes.append({"name": name, "hostPath": {"path": mount.source, "type": "DirectoryOrCreate"}})
+        elif mount.source:
+            volumes.append({"name": name, "persistentVolumeClaim": {"claimName": mount.source}})
         else:
-            found.append({"name": name, "emptyDir": {"sizeLimit": one.size}})
-    return found
+            volumes.append({"name": name, "emptyDir": {"sizeLimit": mount.size}})
+    return volumes
 
 
 def _mounts(job: GpuJob) -> list[dict[str, str]]:
     shm = [{"name": "shm", "mountPath": "/dev/shm"}] if job.shm else []  # noqa: S108 - the container's
-    more = [{"name": f"mount-{number}", "mountPath": one.path} for number, one in enumerate(job.mounts)]
+    more = [{"name": f"mount-{number}", "mountPath": mount.path} for number, mount in enumerate(job.mounts)]
     return shm + more
 
 
 def _scratch(job: GpuJob) -> str:
     """What the node's disk must have for all of the pod's own folders."""
-    sizes = [one.size for one in job.mounts if one.size]
+    sizes = [mount.size for mount in job.mounts if mount.size]
     if len(sizes) < 2:
         return "".join(sizes)
     return str(int(sum(quantity(size) or 0 for size in sizes)))

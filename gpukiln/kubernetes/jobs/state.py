@@ -78,15 +78,19 @@ def attempt(pod: Manifest) -> Attempt:
     """What a pod is doing, or how it ended."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
     place = {**meta.get("annotations", {}), **meta.get("labels", {})}.get(INDEX)
-    found = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
+    base = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
     container: Manifest = next(
-        (one for one in status.get("containerStatuses", ()) if one["name"] == CONTAINER),
+        (
+            container_status
+            for container_status in status.get("containerStatuses", ())
+            if container_status["name"] == CONTAINER
+        ),
         next(iter(status.get("containerStatuses", ())), {}),
     )
     state = container.get("state", {})
     if ended := state.get("terminated"):
-        found = replace(
-            found,
+        base = replace(
+            base,
             exit_code=ended.get("exitCode"),
             started=ended.get("startedAt") or "",
             finished=ended.get("finishedAt") or "",
@@ -94,11 +98,11 @@ def attempt(pod: Manifest) -> Attempt:
     disrupted = _condition(status, "DisruptionTarget")
     phase = status.get("phase", "Pending")
     if phase == "Succeeded":
-        return replace(found, phase="succeeded", reason="Completed")
+        return replace(base, phase="succeeded", reason="Completed")
     if phase == "Failed":
         if disrupted:
             return replace(
-                found,
+                base,
                 phase="interrupted",
                 reason=disrupted.get("reason", ""),
                 why=_joined(
@@ -107,26 +111,26 @@ def attempt(pod: Manifest) -> Attempt:
                 ),
             )
         reason = (ended or {}).get("reason", "") or status.get("reason", "") or "Error"
-        return replace(found, phase="failed", reason=reason, why=_why_failed(spec, status, ended or {}))
+        return replace(base, phase="failed", reason=reason, why=_why_failed(spec, status, ended or {}))
     if running := state.get("running"):
-        return replace(found, phase="running", started=str(running.get("startedAt", "")))
-    return _not_started(found, status, container)
+        return replace(base, phase="running", started=str(running.get("startedAt", "")))
+    return _not_started(base, status, container)
 
 
-def _not_started(found: Attempt, status: Manifest, container: Manifest) -> Attempt:
+def _not_started(base: Attempt, status: Manifest, container: Manifest) -> Attempt:
     scheduled = _condition(status, "PodScheduled", "False")
     if scheduled:
         reason = scheduled.get("reason", "")
         if reason == "SchedulingGated":
-            return replace(found, reason=reason, why="it is held back until its queue admits it")
-        return replace(found, reason=reason, why=scheduled.get("message", ""))
+            return replace(base, reason=reason, why="it is held back until its queue admits it")
+        return replace(base, reason=reason, why=scheduled.get("message", ""))
     waiting = container.get("state", {}).get("waiting", {})
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
     if reason in STUCK_REASONS:
-        return replace(found, phase="stuck", reason=reason, why=message or reason)
-    if found.node:
-        return replace(found, phase="starting", reason=reason)
-    return found
+        return replace(base, phase="stuck", reason=reason, why=message or reason)
+    if base.node:
+        return replace(base, phase="starting", reason=reason)
+    return base
 
 
 def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
@@ -155,28 +159,32 @@ def job_end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> JobEnd 
     if not failed:
         return None
     reason, message = failed.get("reason", ""), failed.get("message", "")
-    told = (tuple(attempts), tuple(notes))
+    details = (tuple(attempts), tuple(notes))
     if reason == "DeadlineExceeded":
         limit = job["spec"].get("activeDeadlineSeconds")
-        ran = any(one.started or one.exit_code is not None for one in attempts)
+        ran = any(attempt.started or attempt.exit_code is not None for attempt in attempts)
         why = f"its {limit} s were over" + ("" if ran else " before any of its pods ran")
-        return JobEnd("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *told)
+        return JobEnd("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *details)
     cause = decisive_failure(attempts, several=job["spec"].get("completionMode") == "Indexed")
     if cause is None:
-        return JobEnd("failed", reason, message, 1, *told)
-    return JobEnd("failed", reason, f"{cause.pod}: {cause.why}", cause.exit_code or 1, *told)
+        return JobEnd("failed", reason, message, 1, *details)
+    return JobEnd("failed", reason, f"{cause.pod}: {cause.why}", cause.exit_code or 1, *details)
 
 
 def decisive_failure(attempts: list[Attempt], *, several: bool) -> Attempt | None:
     """The pod whose failure is the Job's: the last; of several that run at once, the first that failed."""
-    failed = sorted((one for one in attempts if one.phase == "failed"), key=lambda one: one.finished)
+    failed = sorted(
+        (attempt for attempt in attempts if attempt.phase == "failed"), key=lambda attempt: attempt.finished
+    )
     if not failed:
         return None
     if not several:
         return failed[-1]
     # the others fail because of it, within the time that they wait for each other
-    indices = {one.index for one in failed}
-    last_round = [max((one for one in failed if one.index == index), key=_finished) for index in indices]
+    indices = {attempt.index for attempt in failed}
+    last_round = [
+        max((attempt for attempt in failed if attempt.index == index), key=_finished) for index in indices
+    ]
     return min(last_round, key=_finished)
 
 
@@ -184,13 +192,17 @@ def has_ended(job: Manifest) -> bool:
     return any(_condition(job.get("status", {}), kind) for kind in ("Complete", "Failed"))
 
 
-def _finished(one: Attempt) -> str:
-    return one.finished
+def _finished(attempt: Attempt) -> str:
+    return attempt.finished
 
 
 def _condition(status: Manifest, kind: str, value: str = "True") -> dict[str, Any]:
-    found = (one for one in status.get("conditions") or () if one["type"] == kind and one["status"] == value)
-    return next(found, {})
+    matching = (
+        condition
+        for condition in status.get("conditions") or ()
+        if condition["type"] == kind and condition["status"] == value
+    )
+    return next(matching, {})
 
 
 def _joined(*parts: str) -> str:

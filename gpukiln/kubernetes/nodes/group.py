@@ -100,7 +100,7 @@ class NodeGroup:
 
     @property
     def has_local_storage(self) -> bool:
-        return self.local_storage and any(instance_type(one).local_nvme_gb for one in self.types)
+        return self.local_storage and any(instance_type(name).local_nvme_gb for name in self.types)
 
     @property
     def is_spot(self) -> bool:
@@ -108,11 +108,11 @@ class NodeGroup:
 
     def by_gpu(self) -> dict[str, tuple[str, ...]]:
         """Types by what EC2 calls their GPU, in the order of the types."""
-        found: dict[str, tuple[str, ...]] = {}
-        for one in self.types:
-            gpu = ec2_label(instance_type(one).gpu)
-            found[gpu] = (*found.get(gpu, ()), one)
-        return found
+        by_name: dict[str, tuple[str, ...]] = {}
+        for name in self.types:
+            gpu = ec2_label(instance_type(name).gpu)
+            by_name[gpu] = (*by_name.get(gpu, ()), name)
+        return by_name
 
     def node_labels(self, types: Sequence[str]) -> dict[str, str]:
         """What nodes of some types bear from their first moment.
@@ -120,7 +120,7 @@ class NodeGroup:
         The product is feature discovery's, which knows it later: who starts nodes for a pod that selects by
         it has to know before that they will have it. Types of different products have none.
         """
-        products = {product(instance_type(one).gpu) for one in types}
+        products = {product(instance_type(name).gpu) for name in types}
         known = {PRODUCT: next(iter(products))} if len(products) == 1 and "" not in products else {}
         return {GPU_PRESENT: "true", **known, **self.labels}
 
@@ -143,26 +143,26 @@ def types_of(
             hint="either --gpu T4:1 with --cpu and --memory, or --instance-type g4dn.xlarge,g5.xlarge",
         )
     if named:
-        found = tuple(dict.fromkeys(named))
-        for name in found:
+        types = tuple(dict.fromkeys(named))
+        for name in types:
             _require_launchable(name)
     else:
         request = parse(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
         answer = select(request, [region], today)
-        able = [one.instance_type for one in answer.offers if one.instance_type in launchable_types()]
+        able = [offer.instance_type for offer in answer.offers if offer.instance_type in launchable_types()]
         if not able:
             raise nothing(request, answer, [region])
-        fewest = min(instance_type(one).gpus for one in able)
-        left = [one for one in able if instance_type(one).gpus == fewest]
-        order = [instance_type(one).gpu for one in left]
-        found = tuple(sorted(left, key=lambda one: (order.index(instance_type(one).gpu), _size(one))))
-    arches = {instance_type(one).arch for one in found}
+        fewest = min(instance_type(name).gpus for name in able)
+        left = [name for name in able if instance_type(name).gpus == fewest]
+        order = [instance_type(name).gpu for name in left]
+        types = tuple(sorted(left, key=lambda name: (order.index(instance_type(name).gpu), _size(name))))
+    arches = {instance_type(name).arch for name in types}
     if len(arches) > 1:
         raise IncompatibleError(
-            f"{' and '.join(sorted(arches))} among {', '.join(found)}: one image is for one architecture",
+            f"{' and '.join(sorted(arches))} among {', '.join(types)}: one image is for one architecture",
             hint="two pools, each with its own image",
         )
-    return found
+    return types
 
 
 def _size(name: str) -> tuple[int, int, str]:
@@ -221,7 +221,7 @@ def check(group: NodeGroup) -> NodeGroup:
     if not group.base_image.has_kubernetes:
         raise UsageError(
             f"{group.base} has no kubelet: a machine of it joins no cluster",
-            hint=f"--base {' or '.join(name for name, one in load_bases().items() if one.has_kubernetes)}",
+            hint=f"--base {' or '.join(name for name, base_spec in load_bases().items() if base_spec.has_kubernetes)}",
         )
     if group.provider == "karpenter" and not group.nodeadm and not group.dns_ip:
         raise UsageError(
@@ -279,7 +279,7 @@ def _why_reserved(key: str) -> str:
 
 
 def _is_below(domain: str, others: Sequence[str]) -> bool:
-    return any(domain == one or domain.endswith(f".{one}") for one in others)
+    return any(domain == other or domain.endswith(f".{other}") for other in others)
 
 
 def _check_terraform(group: NodeGroup) -> None:
@@ -337,9 +337,9 @@ def _check_sizes(group: NodeGroup) -> None:
 
 
 def _check_capacity(group: NodeGroup) -> None:
-    for one in group.capacity:
-        if one not in get_args(Capacity):
-            raise unknown("--capacity", one, get_args(Capacity))
+    for choice in group.capacity:
+        if choice not in get_args(Capacity):
+            raise unknown("--capacity", choice, get_args(Capacity))
     held = {"reserved", "capacity-block"} & set(group.capacity)
     if held and not group.reservation:
         raise UsageError(

@@ -36,7 +36,7 @@ class Hours:
     @property
     def text(self) -> str:
         numbers = _ranges(list(self.days)) if len(self.days) < 7 else "daily"
-        days = re.sub(r"\d", lambda found: DAYS[int(found[0])], numbers)
+        days = re.sub(r"\d", lambda match: DAYS[int(match[0])], numbers)
         return f"{days} {_clock(self.start_min)}-{_clock(self.end_min)} {self.zone}"
 
     @property
@@ -69,24 +69,24 @@ def parse(text: str, zone: str = "UTC") -> Hours:
     if zone not in available_timezones():
         raise unknown("time zone", zone, sorted(available_timezones()))
     clock = r"([01]?\d|2[0-4]):([0-5]\d)"
-    found = re.fullmatch(rf"([a-z,-]+)\s+{clock}\s*-\s*{clock}", text.strip().lower())
-    if not found:
+    match = re.fullmatch(rf"([a-z,-]+)\s+{clock}\s*-\s*{clock}", text.strip().lower())
+    if not match:
         raise UsageError(f"--hours {text!r} are none", hint=f"wanted: {HOURS_FORMAT}")
-    start, end = int(found[2]) * 60 + int(found[3]), int(found[4]) * 60 + int(found[5])
+    start, end = int(match[2]) * 60 + int(match[3]), int(match[4]) * 60 + int(match[5])
     if not start < end <= DAY_MIN:
         raise UsageError(
             f"--hours {text!r}: {_clock(start)} is not before {_clock(end)} on one day",
             hint="hours over midnight: give those in which nodes may go away instead, the other way round",
         )
-    return Hours(_days(found[1], text), start, end, zone)
+    return Hours(_days(match[1], text), start, end, zone)
 
 
 def _days(part: str, text: str) -> tuple[int, ...]:
     if part == "daily":
         return tuple(range(7))
-    found: set[int] = set()
-    for one in part.split(","):
-        first, dash, last = one.partition("-")
+    numbers: set[int] = set()
+    for day_or_range in part.split(","):
+        first, dash, last = day_or_range.partition("-")
         for name in (first, last) if dash else (first,):
             if name not in DAYS:
                 error = unknown("day", name, DAYS)
@@ -95,8 +95,8 @@ def _days(part: str, text: str) -> tuple[int, ...]:
                 )
         begin = DAYS.index(first)
         length = (DAYS.index(last or first) - begin) % 7  # fri-mon goes over the end of the week
-        found |= {(begin + step) % 7 for step in range(length + 1)}
-    return tuple(sorted(found))
+        numbers |= {(begin + step) % 7 for step in range(length + 1)}
+    return tuple(sorted(numbers))
 
 
 def _cron(days: tuple[int, ...], minute: int) -> str:

@@ -44,9 +44,9 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         ours = RECIPE_TAG in tags_of(described)
         return trust.require_verified(cloud, described) if ours else "not an image of gpukiln: it was named"
     with explain_aws_errors(f"read {image}"):
-        found = pointers.read_all(cloud.client("ssm")).get(pointer)
-    if found is None:
+        image_id = pointers.read_all(cloud.client("ssm")).get(pointer)
+    if image_id is None:
         raise UsageError(
             f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` shows every channel"
         )
-    return trust.require_released(cloud, require_image(cloud, found, hint=REGION_HINT), pointer)
+    return trust.require_released(cloud, require_image(cloud, image_id, hint=REGION_HINT), pointer)

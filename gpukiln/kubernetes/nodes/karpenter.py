@@ -98,7 +98,7 @@ def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> 
     key, value, effect = TAINT
     requirements = [
         _in(INSTANCE_TYPE, types),
-        _in(CAPACITY, ["reserved" if one == "capacity-block" else one for one in group.capacity]),
+        _in(CAPACITY, ["reserved" if choice == "capacity-block" else choice for choice in group.capacity]),
         _in("kubernetes.io/arch", [group.arch]),
     ]
     if "capacity-block" in group.capacity:

@@ -24,7 +24,7 @@ def objects(group: NodeGroup) -> list[Manifest]:
     name = f"{group.name}-waiting"
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "gpukiln"}
     types = next(iter(group.by_gpu().values()))
-    gpus = min(instance_type(one).gpus for one in types)
+    gpus = min(instance_type(name).gpus for name in types)
     container = {
         "name": "wait",
         "image": load_add_ons()["pause"].image,

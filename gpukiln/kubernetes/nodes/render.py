@@ -76,32 +76,32 @@ def _node(group: NodeGroup, name: str) -> NodeCapacity:
 
 
 def notes(group: NodeGroup) -> list[str]:
-    found = []
+    lines = []
     if group.provider == "karpenter":
         pools = group.by_gpu()
         if len(pools) > 1:
-            found.append(f"{len(pools)} pools, for {', '.join(pools)}: each may have {group.maximum} GPUs")
+            lines.append(f"{len(pools)} pools, for {', '.join(pools)}: each may have {group.maximum} GPUs")
         if not group.follows_channel:
-            found.append("--ami stays: no release reaches these nodes; --channel follows releases")
+            lines.append("--ami stays: no release reaches these nodes; --channel follows releases")
     elif len(group.by_gpu()) > 1:
-        found.append(
+        lines.append(
             "different GPUs in one group: cluster-autoscaler takes all nodes for the first type, and no pod "
             "that selects by the product gets one started; a group for each GPU"
         )
     if group.definition:
-        proven = {instance_type(one).gpu for one in group.definition.instance_types}
-        others = [one for one in group.types if instance_type(one).gpu not in proven]
+        proven = {instance_type(name).gpu for name in group.definition.instance_types}
+        others = [name for name in group.types if instance_type(name).gpu not in proven]
         if others:
-            found.append(
+            lines.append(
                 f"{group.definition.name} is not proven on the GPUs of {', '.join(others)}: "
                 f"`invoke ami.verify last --instance-types {others[0]}` does that"
             )
     if group.local_storage and not group.has_local_storage:
-        found.append(f"{', '.join(group.types)}: no local NVMe, so nothing becomes a RAID 0")
+        lines.append(f"{', '.join(group.types)}: no local NVMe, so nothing becomes a RAID 0")
     elif group.has_local_storage:
-        without = [one for one in group.types if not instance_type(one).local_nvme_gb]
+        without = [name for name in group.types if not instance_type(name).local_nvme_gb]
         if without:
-            found.append(f"{', '.join(without)}: no local NVMe; there the root volume has what pods write")
+            lines.append(f"{', '.join(without)}: no local NVMe; there the root volume has what pods write")
     if group.is_spot:
-        found.append("spot: pods get two minutes; `k8s.job --spot` renders those that can bear it")
-    return found
+        lines.append("spot: pods get two minutes; `k8s.job --spot` renders those that can bear it")
+    return lines

@@ -39,7 +39,7 @@ def files(group: NodeGroup) -> dict[str, str]:
         "taint": dict(zip(("key", "value", "effect"), TAINT, strict=True)),
         "user_data": USER_DATA,
     }
-    found = {
+    modules = {
         name: formatted(environment.get_template(f"{template}.j2").render(values))
         for name, template in (
             ("main.tf", f"{group.provider}.tf"),
@@ -47,7 +47,7 @@ def files(group: NodeGroup) -> dict[str, str]:
             ("versions.tf", "versions.tf"),
         )
     }
-    return {**found, USER_DATA: _user_data(group)}
+    return {**modules, USER_DATA: _user_data(group)}
 
 
 def node_labels(group: NodeGroup) -> dict[str, str]:
@@ -105,8 +105,8 @@ def formatted(text: str) -> str:
     """HCL as `terraform fmt` has it: the `=` of neighbours below one another, a line between blocks."""
     text = re.sub(r"(?m)^}\n(?=\S)", "}\n\n", re.sub(r"\n{3,}", "\n\n", text))
     lines: list[str] = []
-    for (indent, alone), found in itertools.groupby(text.splitlines(), _place):
-        group = list(found)
+    for (indent, alone), group_lines in itertools.groupby(text.splitlines(), _place):
+        group = list(group_lines)
         if indent is None or alone:
             lines += group
             continue
@@ -118,5 +118,5 @@ def formatted(text: str) -> str:
 
 def _place(line: str) -> tuple[int | None, bool]:
     """How far in an argument stands, None: it is none; and whether it goes over several lines."""
-    found = ASSIGNED.match(line)
-    return (len(found[1]), found[3].endswith(("{", "[", "("))) if found else (None, False)
+    match = ASSIGNED.match(line)
+    return (len(match[1]), match[3].endswith(("{", "[", "("))) if match else (None, False)

@@ -65,7 +65,7 @@ class Alert:
 
 
 def group(settings: Settings) -> dict[str, Any]:
-    return {"name": "gpukiln-alerts", "interval": "1m", "rules": [one.rule() for one in alerts(settings)]}
+    return {"name": "gpukiln-alerts", "interval": "1m", "rules": [alert.rule() for alert in alerts(settings)]}
 
 
 def alerts(settings: Settings) -> tuple[Alert, ...]:

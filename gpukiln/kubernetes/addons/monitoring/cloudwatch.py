@@ -23,7 +23,7 @@ MEASUREMENTS = (
 
 
 def text(_: Settings) -> str:
-    found = {
+    settings = {
         "metrics": {
             "namespace": NAMESPACE,
             "append_dimensions": {
@@ -40,4 +40,4 @@ def text(_: Settings) -> str:
             },
         }
     }
-    return json.dumps(found, indent=2) + "\n"
+    return json.dumps(settings, indent=2) + "\n"

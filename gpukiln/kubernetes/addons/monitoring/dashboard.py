@@ -59,8 +59,8 @@ def dashboard(settings: Settings) -> dict[str, Any]:
             "{{alertname}} {{node}}",
         ),
         *(
-            (one.title, _query(one), one.unit or "short", "{{node}} GPU {{gpu}} {{GPU_I_ID}}")
-            for one in METRICS
+            (metric.title, _query(metric), metric.unit or "short", "{{node}} GPU {{gpu}} {{GPU_I_ID}}")
+            for metric in METRICS
         ),
     )
     return {
@@ -82,11 +82,11 @@ def dashboard(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _query(one: Metric) -> str:
-    series = f"{one.name}{{{_SELECTED}}}"
-    if one.kind == "counter":
+def _query(metric: Metric) -> str:
+    series = f"{metric.name}{{{_SELECTED}}}"
+    if metric.kind == "counter":
         return f"increase({series}[1h])"
-    return series if one.scale == 1 else f"{series} * {one.scale:g}"
+    return series if metric.scale == 1 else f"{series} * {metric.scale:g}"
 
 
 def _variable(name: str, label: str, query: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ NODE = "__meta_kubernetes_pod_node_name"
 
 def values(settings: Settings) -> dict[str, Any]:
     repository, _, tag = str(load_add_ons()["dcgm_exporter"].image).rpartition(":")
-    shared = {one.strategy for one in (settings.sharing, *settings.named_sharing.values())}
+    shared = {sharing.strategy for sharing in (settings.sharing, *settings.named_sharing.values())}
     return {
         "image": {"repository": repository, "tag": tag},
         # NVIDIA_VISIBLE_DEVICES is in the image; the toolkit listens to it where a pod has SYS_ADMIN, which

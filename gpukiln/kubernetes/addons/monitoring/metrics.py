@@ -62,5 +62,5 @@ DRIVER = "DCGM_FI_DRIVER_VERSION"  # no series: a label of all others, where the
 
 def counters() -> str:
     """The exporter's list of counters; it takes this one in place of its own, not beside it."""
-    rows = (f"{one.name}, {one.kind}, {one.title}.\n" for one in METRICS)
+    rows = (f"{metric.name}, {metric.kind}, {metric.title}.\n" for metric in METRICS)
     return "".join((*rows, f"{DRIVER}, label, Driver version.\n"))

@@ -53,13 +53,13 @@ def prices(settings: Settings) -> list[Rule]:
     for name, usd in settings.usd_per_hour.items():
         if not instance_type(name).gpus or usd <= 0:
             raise UsageError(f"usd_per_hour: {name} is {usd}", hint="wanted: USD an hour, above 0")
-    found = {
-        name: (settings.usd_per_hour.get(name) or _list_price(name, settings, today), one.gpus)
-        for name, one in instance_types().items()
+    priced = {
+        name: (settings.usd_per_hour.get(name) or _list_price(name, settings, today), machine.gpus)
+        for name, machine in instance_types().items()
     }
     return [
         _constant_record(PRICE, f"{price / gpus:.6f}", instance_type=name)
-        for name, (price, gpus) in sorted(found.items())
+        for name, (price, gpus) in sorted(priced.items())
         if price and gpus
     ]
 
@@ -71,9 +71,9 @@ def _list_price(name: str, settings: Settings, today: date) -> Decimal | None:
 
 def _slowdown() -> list[Rule]:
     return [
-        _constant_record(SLOWDOWN, str(one.temperature.slowdown), modelName=one.name)
-        for one in boards().values()
-        if one.temperature.slowdown
+        _constant_record(SLOWDOWN, str(board.temperature.slowdown), modelName=board.name)
+        for board in boards().values()
+        if board.temperature.slowdown
     ]
 
 

@@ -1,9 +1,9 @@
-"""Shows on a live cluster that pods get the GPUs they ask for: what `k8s.test` does.
+"""Runs test pods on a live cluster and gathers their facts, for `k8s.test`.
 
-Three pods run at once: two with a GPU each, one with none that asks for all by its environment. A fourth
-computes on its GPU with the suite's own program. What they said, and what the API says of the nodes, are the
-facts that tests/host judges under the profile `pod`. Every pod ends by itself after a deadline and bears a
-label by which it is removed, whatever happens to this process.
+Three pods run at once: two with a GPU each, and one without a GPU that requests all of them by its
+environment. A fourth pod computes on its GPU with the suite's own program. Their output and the state of the
+nodes are the facts that tests/host checks under the profile `pod`. Every pod has a deadline and a label by which it is
+removed, so none is left if this process dies.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpukiln.units import is_whole
 TEST_LABEL = "gpukiln.io/test"
 COUNT_LABEL, SHARING_LABEL = "nvidia.com/gpu.count", "nvidia.com/gpu.sharing-strategy"
 POLL_S = 1.0
-COMPUTE_TIMEOUT_S = 300.0  # that the program which computes may take
+COMPUTE_TIMEOUT_S = 300.0  # for the program that computes on the GPU
 SMI_EXIT_LINE = "gpukiln: nvidia-smi exits "
 DEVICES_LINE = "gpukiln: NVIDIA_VISIBLE_DEVICES="
 HOLD_COMMAND = f"""\
@@ -40,19 +40,19 @@ nvidia-smi -L
 echo "{SMI_EXIT_LINE}$?"
 echo "{DEVICES_LINE}${{NVIDIA_VISIBLE_DEVICES-}}"
 exec sleep """
-# Conditions of a node that are bad when False (kubelet; EKS node monitoring agent) and when True (kubelet).
+# Conditions of a node that are bad when they are not True (kubelet; EKS node monitoring agent).
 GOOD_WHEN_TRUE = ("Ready", "AcceleratedHardwareReady")
 
 
 @dataclass(frozen=True)
 class GpuTestOptions:
-    """What is to be tested, and with what.
+    """Options of the test.
 
     Args:
-        image: With nvidia-smi's libraries injected by the runtime, bash and python3.
-        selector: Label selector of the nodes; also the pods' node selector.
-        resource: That the plugin advertises, for example nvidia.com/mig-1g.5gb.
-        wait_s: For nodes, room and images, all together.
+        image: Has bash and python3; the container runtime adds nvidia-smi and its libraries.
+        selector: Label selector of the nodes, and node selector of the pods.
+        resource: Resource of the device plugin, for example nvidia.com/mig-1g.5gb.
+        wait_s: Seconds to wait for nodes, free GPUs and images together.
     """
 
     image: str
@@ -66,14 +66,14 @@ class GpuTestOptions:
 
 @dataclass
 class VerificationPod:
-    """What came of a pod.
+    """Result of a test pod.
 
     Args:
         asked: GPUs in its limits.
-        ran: Whether its command did what it had to.
-        why: It did not; in the scheduler's or the kubelet's words.
+        ran: Whether its command wrote all its lines.
+        why: Why it did not run, in the words of the scheduler or the kubelet.
         gpus: UUIDs that nvidia-smi listed.
-        named: What NVIDIA_VISIBLE_DEVICES said, by commas.
+        named: Values of NVIDIA_VISIBLE_DEVICES in the container.
     """
 
     name: str
@@ -90,24 +90,24 @@ class VerificationPod:
 def gather_cluster_facts(
     cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Callable[[str], None]
 ) -> Path:
-    """Gather the facts of a cluster into a file of the folder.
+    """Run the test pods and write their facts into a file of the folder.
 
     Raises:
-        UnavailableError: The cluster can't be asked, or the namespace is not there.
-        BusyError: Every GPU is somebody's.
-        UsageError: The selector is none.
+        UnavailableError: The cluster does not answer, or the namespace does not exist.
+        BusyError: Pods use all GPUs.
+        UsageError: The selector is not valid.
     """
     _check_selector(options)
     mark = secrets.token_hex(4)
     namespace = options.namespace or cluster.namespace
-    _remove(cluster, namespace, "what earlier tests left", say, ended=True)
+    _remove(cluster, namespace, "pods of earlier tests", say, ended=True)
     nodes = _nodes(cluster, options)
     total = sum(node["allocatable"] for node in nodes)
     free = total - _gpus_in_use(cluster, options, {node["name"] for node in nodes})
     if total and free < 1:
         raise BusyError(
-            f"all {total} {options.resource} of the nodes with {options.selector} are taken by pods",
-            hint="`kubectl get pods -A -o wide` shows them; --node-selector names other nodes",
+            f"all {total} {options.resource} of the nodes with {options.selector} are in use by pods",
+            hint="`kubectl get pods -A -o wide` shows the pods; --node-selector selects other nodes",
         )
     two = not nodes or free > 1
     names = {"granted": 1, "without": 0, **({"other": 1} if two else {})}
@@ -116,10 +116,10 @@ def gather_cluster_facts(
         for pod in pods.values():
             cluster.create(_holding_pod(options, pod, mark, namespace))
         _wait(cluster, options, namespace, list(pods.values()), say)
-        nodes = nodes or _nodes(cluster, options)  # a pool that was scaled to zero has some now
+        nodes = nodes or _nodes(cluster, options)  # a pool that was scaled to zero has nodes now
         if not _remove(cluster, namespace, mark, say):
             computed = _failed_facts(
-                "the pods before it could not be removed, and have the GPUs", NOT_REACHED
+                "earlier test pods could not be removed and still have the GPUs", NOT_REACHED
             )
         elif pods["granted"].ran:
             computed = _compute(cluster, options, mark, namespace, say)
@@ -146,10 +146,10 @@ def gather_cluster_facts(
 
 
 def pod_manifests(options: GpuTestOptions, namespace: str) -> list[Manifest]:
-    """The pods that a test starts, but the one that computes: its program is long.
+    """The pods of a test, except the one that computes, whose program is long.
 
     Raises:
-        UsageError: The selector is none.
+        UsageError: The selector is not valid.
     """
     _check_selector(options)
     pods = {"granted": 1, "other": 1, "without": 0}
@@ -169,7 +169,7 @@ def pod_manifest(
     gpus: int,
     deadline_s: float,
 ) -> Manifest:
-    """A pod of the tests; it may run where Pod Security's level is `restricted`."""
+    """A test pod; it meets the Pod Security level `restricted`."""
     labels = [part.partition("=") for part in options.selector.split(",")]
     env = [] if gpus else [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     return {
@@ -211,7 +211,7 @@ def pod_manifest(
 
 
 def _holding_pod(options: GpuTestOptions, pod: VerificationPod, mark: str, namespace: str) -> Manifest:
-    """A pod that says what it sees and stays, so that the others can't be given the same."""
+    """A pod that prints the GPUs it sees and keeps running, so that no other pod gets the same GPUs."""
     command = f"{HOLD_COMMAND}{options.wait_s:.0f}"
     return pod_manifest(
         options,
@@ -227,11 +227,12 @@ def _holding_pod(options: GpuTestOptions, pod: VerificationPod, mark: str, names
 def _compute(
     cluster: Cluster, options: GpuTestOptions, mark: str, namespace: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The facts that the suite's program gathers in a pod with a GPU; else the reason, in each section."""
+    """The facts that the suite's program gathers in a pod with a GPU; if it fails, the reason in each section."""
     say("a pod computes on its GPU")
     pod = VerificationPod(f"gpukiln-test-{mark}-compute", 1)
     between = secrets.token_hex(16)
-    # What it says of itself goes where the kubelet reads it from: a log has both streams in one.
+    # A log has stdout and stderr in one stream. So stderr goes to the termination message, and the log has
+    # only the facts (kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure).
     command = f"( {gather_command('pod', between, COMPUTE_TIMEOUT_S)} ) 2>/dev/termination-log"
     cluster.create(
         pod_manifest(
@@ -246,7 +247,7 @@ def _compute(
     ended = state.get("terminated", {})
     why = (
         pod.why
-        or f"the program ended with {ended.get('exitCode')}: {ended.get('message', '').strip()[-500:]}"
+        or f"the program exited with {ended.get('exitCode')}: {ended.get('message', '').strip()[-500:]}"
     )
     if ended.get("exitCode") == 0:
         try:
@@ -260,10 +261,10 @@ def _compute(
 
 
 def _failed_facts(why: str, kind: str) -> dict[str, Any]:
-    """Facts of a pod that gave none.
+    """Facts of a pod without output.
 
     Args:
-        kind: ERROR: it ran, and failed; NOT_REACHED: it never started, so that nothing is known.
+        kind: ERROR if it ran and failed, NOT_REACHED if it never started.
     """
     return {"hung": {"tools": [], "kernel": []}, **{name: {kind: why} for name in POD_SECTIONS}}
 
@@ -275,21 +276,21 @@ def _wait(
     pods: list[VerificationPod],
     say: Callable[[str], None],
 ) -> None:
-    """Until each pod has said what it sees, or can't, or the time is up."""
+    """Wait until each pod has printed the GPUs it sees, or can't start, or the time is over."""
     by_name = {pod.name: pod for pod in pods}
     for shown in _watch(cluster, namespace, pods, options.wait_s, say):
         pod = by_name[shown["metadata"]["name"]]
         if pod.ran or not {"running", "terminated"} & set(_container(shown)):
             continue
         pod.node = shown["spec"].get("nodeName", "")
-        with contextlib.suppress(BusyError):  # it has not begun to log
+        with contextlib.suppress(BusyError):  # the container has not started to log
             _parse_log(pod, list(cluster.logs(pod.name, namespace)))
         if not pod.ran and "terminated" in _container(shown):
-            pod.why = f"its container ended: {pod.said or _container(shown)['terminated'].get('reason')}"
+            pod.why = f"its container exited: {pod.said or _container(shown)['terminated'].get('reason')}"
 
 
 def _parse_log(pod: VerificationPod, lines: list[str]) -> None:
-    """What a pod said: nvidia-smi's lines, how it ended, and what was named to it."""
+    """Read a test pod's log: nvidia-smi's lines, its exit code, and NVIDIA_VISIBLE_DEVICES."""
     for line in lines:
         if line.startswith(SMI_EXIT_LINE):
             pod.smi_exit = int(line.removeprefix(SMI_EXIT_LINE))
@@ -305,13 +306,13 @@ def _parse_log(pod: VerificationPod, lines: list[str]) -> None:
 def _watch(
     cluster: Cluster, namespace: str, pods: list[VerificationPod], seconds: float, say: Callable[[str], None]
 ) -> Iterator[Manifest]:
-    """The pods as the API shows them, again and again until each has run, is stuck, or the time is up."""
+    """Yield the pods from the API repeatedly, until each has run or can't start, or the time is over."""
     until, reported = time.monotonic() + seconds, ""
     while any(not pod.ran and not pod.why.startswith("it never starts") for pod in pods):
         for pod in pods:
             shown = cluster.get("Pod", pod.name, namespace)
             if shown is None:
-                raise UnavailableError(f"somebody removed the pod {pod.name} of this test")
+                raise UnavailableError(f"the pod {pod.name} of this test was deleted")
             pod.why = pod.why if pod.ran else _why_not_started(shown)
             yield shown
         waiting = next((pod.why for pod in pods if pod.why), "")
@@ -319,13 +320,13 @@ def _watch(
             say(reported := waiting)
         if time.monotonic() > until:
             for pod in pods:
-                pod.why = pod.why or ("" if pod.ran else f"nothing came of it within {seconds:.0f} s")
+                pod.why = pod.why or ("" if pod.ran else f"it did not run within {seconds:.0f} s")
             return
         time.sleep(POLL_S)
 
 
 def _why_not_started(pod: Manifest) -> str:
-    """Why a pod has not started."""
+    """Why a pod has not started; empty if it has, or no reason is known yet."""
     for condition in pod["status"].get("conditions", ()):
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             return f"it is not scheduled: {condition.get('message', condition.get('reason', ''))}"
@@ -346,7 +347,8 @@ def _container(pod: Manifest) -> dict[str, Any]:
 def _check_selector(options: GpuTestOptions) -> None:
     if any("=" not in part or "!" in part for part in options.selector.split(",")):
         raise UsageError(
-            f"--node-selector {options.selector!r} is none", hint="wanted LABEL=VALUE, several with commas"
+            f"--node-selector {options.selector!r} is not valid",
+            hint="wanted LABEL=VALUE, several separated by commas",
         )
 
 
@@ -357,7 +359,8 @@ def _nodes(cluster: Cluster, options: GpuTestOptions) -> list[dict[str, Any]]:
 def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
     labels, status = node["metadata"].get("labels", {}), node["status"]
     problems = [
-        f"{condition['type']} is {condition['status']}: {condition.get('reason', '')} {condition.get('message', '')}".strip()
+        f"{condition['type']} is {condition['status']}: {condition.get('reason', '')} "
+        f"{condition.get('message', '')}".strip()
         for condition in status.get("conditions", ())
         if condition["type"] in GOOD_WHEN_TRUE and condition["status"] != "True"
     ]
@@ -375,7 +378,7 @@ def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
 
 
 def _gpus_in_use(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
-    """GPUs of these nodes that pods have."""
+    """GPUs of these nodes that pods request."""
     pods = cluster.list("Pod", everywhere=True, fields="status.phase!=Succeeded,status.phase!=Failed")
     return sum(
         int(container.get("resources", {}).get("limits", {}).get(options.resource, 0))
@@ -388,10 +391,11 @@ def _gpus_in_use(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> 
 def _remove(
     cluster: Cluster, namespace: str, mark: str, say: Callable[[str], None], *, ended: bool = False
 ) -> bool:
-    """Remove pods of a test; that it fails is told, and they end by themselves.
+    """Delete pods of a test; if that fails, it is reported, and the pods end at their deadline.
 
     Args:
-        mark: Of the test; with `ended`: what they are called.
+        mark: Value of the test label; unused with `ended`.
+        ended: Delete the finished pods of all tests.
     """
     labels = TEST_LABEL if ended else f"{TEST_LABEL}={mark}"
     try:
@@ -399,6 +403,6 @@ def _remove(
             if not ended or pod["status"].get("phase") in ("Succeeded", "Failed"):
                 cluster.delete("Pod", pod["metadata"]["name"], namespace)
     except GpukilnError as error:
-        say(f"{labels}: its pods could not be removed, and end by themselves: {error.message}")
+        say(f"{labels}: its pods could not be deleted and end at their deadline: {error.message}")
         return False
     return True

@@ -266,7 +266,8 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
             name,
             f"it has {', '.join(label for label in GPU_NODE_LABELS if label in labels) or 'GPUs'}, and not "
             f"{GPU_PRESENT}",
-            "neither the pool nor feature discovery set it: DaemonSets and pods that select by it skip the node",
+            "neither the pool nor feature discovery set it: DaemonSets and pods that select by it skip the "
+            "node",
             f"set {GPU_PRESENT}=true in the pool, so that new nodes have it; feature discovery sets the "
             "other labels",
         )
@@ -479,7 +480,8 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
         "no-node-fits",
         "error",
         name,
-        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(problem.text for problem in problems)}{holders}",
+        f"{said or 'unschedulable'} Nearest is {shown}: "
+        f"{'; '.join(problem.text for problem in problems)}{holders}",
         "no node fits all that the pod asks for",
         "ask for less, wait, or add a pool: `invoke k8s.check` says which instance types it fits",
     )
@@ -643,7 +645,8 @@ def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
                 _name(pod),
                 f"{container['image']} is CUDA {cuda_version}; {_name(node or {})} has driver {driver}",
                 support.message,
-                f"an image with an older CUDA, or nodes with driver {cuda.needs(cuda_version).first} or later",
+                f"an image with an older CUDA, or nodes with driver {cuda.needs(cuda_version).first} or "
+                "later",
             )
 
 

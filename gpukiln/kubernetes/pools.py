@@ -1,7 +1,8 @@
-"""Where pods may land: node pools of Karpenter and eksctl, live nodes, or every GPU machine that is sold.
+"""Where pods may land: node pools of Karpenter and eksctl, live nodes, or all GPU instance types.
 
-A pool is its candidate types with what their nodes will say. Which zone, capacity type or host a node gets is
-not known before: there a pod gets the value that it asks for, where the pool allows it.
+A pool has candidate instance types and the labels and taints of their nodes. The zone, the capacity type and
+the host name of a node are not known in advance: the node is assumed to have the value that the pod selects,
+if the pool allows it.
 """
 
 from __future__ import annotations
@@ -23,20 +24,25 @@ from gpukiln.units import is_whole
 ZONE = "topology.kubernetes.io/zone"
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")
-# What each node gets for itself, whatever its pool says.
+# Labels that every node gets on its own, independent of its pool.
 PER_NODE_LABELS = (
     "kubernetes.io/hostname",
     "topology.kubernetes.io/",
     "failure-domain.beta.kubernetes.io/",
     "topology.ebs.",
 )
-# Of these prefixes the labels are set by kubelets, clouds and feature discovery: which of them we don't know
-# of a type is no reason to say that nobody sets it.
+# Kubelets, clouds and feature discovery set labels with these prefixes. One that gpukiln does not know for an
+# instance type may still exist, so it is not reported as missing.
 AGENT_LABELS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
-# What feature discovery adds to the product of GPUs that several pods share; before it, with the strategy
-# `single`, stands -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
+# Suffix that feature discovery appends to the product of shared GPUs; with the strategy `single` it follows
+# -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
 SHARED_SUFFIX = "-SHARED"
-SHAPE_ERRORS = (AttributeError, KeyError, TypeError, ValueError)  # what reading another form raises
+SHAPE_ERRORS = (
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+)  # raised by reading a document of another form
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
 
@@ -45,14 +51,14 @@ class Pool:
     """A node pool.
 
     Args:
-        types: Instance types with GPUs that it may start.
-        labels: That all of its nodes bear, beside those of their type.
-        choices: Label to the values of which a node bears one.
+        types: GPU instance types that the pool may start.
+        labels: Labels of all its nodes, in addition to those of their type.
+        choices: Label -> values, of which each node has one.
         limits: Resources of all its nodes together.
-        anything: Whether nothing else is known of its nodes' labels.
+        anything: Whether the nodes may have any other label.
         nodes: Live nodes instead of types.
-        driver: NVIDIA driver of its image, where it is known.
-        node_class: Spec of its EC2NodeClass, where it is known.
+        driver: NVIDIA driver of its image, if known.
+        node_class: Spec of its EC2NodeClass, if known.
     """
 
     name: str
@@ -67,7 +73,7 @@ class Pool:
     node_class: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def candidates(self, spec: Spec) -> Iterable[tuple[str, Manifest]]:
-        """Each type, or live node, with a node as a pod would find it."""
+        """Each type or live node, with the node object that the pod would get."""
         if self.nodes:
             for node in self.nodes:
                 yield node["metadata"]["name"], node
@@ -75,7 +81,7 @@ class Pool:
         requested = _requested_labels(spec)
         products = requested.get(machines.PRODUCT, ())
         if self.anything and products and all(map(_is_outside_ec2, products)):
-            return  # a machine of one's own, of which nothing is known
+            return  # a machine outside EC2, about which nothing is known
         for name in self.types:
             node = self._with_shared_gpus(_node(self, name), products)
             known = node["metadata"]["labels"]
@@ -87,7 +93,7 @@ class Pool:
             yield name, _with_labels(node, more) if more else node
 
     def beyond_limits(self, name: str) -> list[str]:
-        """Of what one node of a type has more than the pool may have in all: Karpenter starts none of it."""
+        """The limits of the pool that a single node of a type exceeds: Karpenter starts no such node."""
         cpu, memory = machines.capacity(name)
         has = {"cpu": cpu, "memory": memory, GPU: machines.allocatable(name)[GPU]}
         return [
@@ -98,7 +104,7 @@ class Pool:
         ]
 
     def _with_shared_gpus(self, node: Manifest, products: Sequence[str]) -> Manifest:
-        """The node with its GPUs in parts, where a pod asks for some: the plugin's configuration decides."""
+        """The node with shared or divided GPUs, if the pod selects these: the plugin's configuration decides."""
         whole = node["metadata"]["labels"].get(machines.PRODUCT)
         if not whole or machines.PRODUCT in self.labels or whole in products:
             return node
@@ -107,15 +113,15 @@ class Pool:
             parts = node["status"]["allocatable"].get(f"nvidia.com/mig-{profile}")
             if bare == whole and (parts if profile else product.endswith(SHARED_SUFFIX)):
                 many = str(machines.UNLIMITED) if product.endswith(SHARED_SUFFIX) else parts
-                room = {**node["status"]["allocatable"], GPU: many}
+                resources = {**node["status"]["allocatable"], GPU: many}
                 return {
                     **_with_labels(node, {machines.PRODUCT: product}),
-                    "status": {"allocatable": room, "capacity": room},
+                    "status": {"allocatable": resources, "capacity": resources},
                 }
         return node
 
     def _label_value(self, key: str, requested: Sequence[str]) -> str:
-        """The value of a label that a pod asks for, where a node of the pool may bear it."""
+        """The value that a node of the pool has for a label that the pod selects; empty if it has none."""
         if key in self.choices:
             return next((value for value in requested if value in self.choices[key]), self.choices[key][0])
         if self.anything or key.startswith((*PER_NODE_LABELS, *AGENT_LABELS)):
@@ -124,7 +130,7 @@ class Pool:
 
 
 def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
-    """Every type that is sold, x86 first, or those named; tainted as GPU nodes usually are."""
+    """A pool of all GPU types, x86 first, or of the named types, with the usual taint of GPU nodes."""
     return Pool(
         "any" if not types else "named types",
         tuple(types) or tuple(sorted(machines.launchable_types(), key=_size)),
@@ -135,9 +141,9 @@ def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
 
 
 def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Pool, ...]:
-    """The pools with GPUs among some manifests: Karpenter's NodePools, node groups of eksctl.
+    """The GPU pools in manifests: NodePools of Karpenter, node groups of eksctl.
 
-    One that has not the form of its kind starts no node, and is none: the schema's faults say what it lacks.
+    A pool that does not match its schema is skipped; the rule `schema` reports it.
     """
     every, pools = list(objects), list[Pool]()
     classes = {}
@@ -168,7 +174,7 @@ def _taints(listed: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...
 
 
 def other_types(node_pool: Mapping[str, Any]) -> list[str]:
-    """Types in the catalogue that a NodePool may start, too, and that have no whole GPU of NVIDIA."""
+    """Types of the catalogue without a whole NVIDIA GPU that a NodePool may start as well."""
     listed = node_pool.get("spec", {}).get("template", {}).get("spec", {}).get("requirements") or ()
     requirements = [rule for rule in listed if isinstance(rule, Mapping)]
     return [
@@ -181,7 +187,7 @@ def other_types(node_pool: Mapping[str, Any]) -> list[str]:
 
 
 def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
-    """Live nodes that offer GPUs."""
+    """A pool of the live nodes that offer GPUs."""
     offering = [node for node in nodes if amount(node["status"].get("allocatable", {}).get(GPU, "0"))]
     drivers = {
         node["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for node in offering
@@ -190,7 +196,7 @@ def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
 
 
 def _of_karpenter(manifest: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]], driver: str) -> Pool:
-    """A NodePool, API karpenter.sh/v1."""
+    """A pool of a NodePool (karpenter.sh/v1)."""
     template = manifest.get("spec", {}).get("template", {})
     spec = template.get("spec", {})
     requirements = [rule for rule in spec.get("requirements") or () if isinstance(rule, Mapping)]
@@ -230,7 +236,7 @@ def _of_karpenter(manifest: Mapping[str, Any], classes: Mapping[str, Mapping[str
 
 
 def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
-    """A node group of eksctl.io/v1alpha5; taints are a list, or a mapping KEY: VALUE:EFFECT."""
+    """A pool of a node group (eksctl.io/v1alpha5); taints are a list, or a mapping KEY: VALUE:EFFECT."""
     types = [group["instanceType"]] if group.get("instanceType") else []
     types += (
         (group.get("instancesDistribution") or {}).get("instanceTypes") or group.get("instanceTypes") or []
@@ -260,7 +266,7 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
 
 
 def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a requirement of a NodePool leaves a type in; what says nothing of types does."""
+    """Whether a requirement of a NodePool allows a type; a requirement on other labels allows all types."""
     key, operator = str(rule.get("key")), rule.get("operator")
     values = [str(value) for value in rule.get("values") or ()]
     if key not in labels:
@@ -278,7 +284,7 @@ def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
 
 
 def _requested_labels(spec: Spec) -> dict[str, tuple[str, ...]]:
-    """Labels that a pod asks for, and the values that would do."""
+    """Labels that a pod selects by, and the values that it accepts."""
     labels: dict[str, tuple[str, ...]] = {
         str(key): (str(value),) for key, value in (spec.get("nodeSelector") or {}).items()
     }
@@ -293,7 +299,7 @@ def _requested_labels(spec: Spec) -> dict[str, tuple[str, ...]]:
 @lru_cache(maxsize=4096)
 def _node(pool: Pool, name: str) -> Manifest:
     known = node_classes.allocatable(name, pool.node_class) if pool.node_class else machines.allocatable(name)
-    room = {key: str(value) for key, value in known.items()}
+    resources = {key: str(value) for key, value in known.items()}
     labels = {
         **machines.labels(name),
         **{key: values[0] for key, values in pool.choices.items()},
@@ -302,7 +308,7 @@ def _node(pool: Pool, name: str) -> Manifest:
     return {
         "metadata": {"name": name, "labels": labels},
         "spec": {"taints": list(pool.taints)},
-        "status": {"allocatable": room, "capacity": room},
+        "status": {"allocatable": resources, "capacity": resources},
     }
 
 

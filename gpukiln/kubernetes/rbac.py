@@ -1,7 +1,7 @@
-"""What each command may do on a cluster: the least rights, as RBAC writes them.
+"""The permissions that each command needs on a cluster, as RBAC rules.
 
-A right here that its command does not use, or a call without one, fails a test: the commands run against an
-API that allows this and nothing else.
+Tests run the commands against an API server that allows these rules and nothing else; an unused rule fails a
+test, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class RbacRule:
     """Verbs on resources of an API group.
 
     Args:
-        everywhere: In all namespaces, or of what is in none; else in the one that is worked in.
+        everywhere: For all namespaces and for cluster-scoped resources; otherwise for one namespace.
     """
 
     resources: tuple[str, ...]
@@ -34,7 +34,7 @@ class RbacRule:
     everywhere: bool = False
 
     def rule(self) -> dict[str, Any]:
-        """As a Role has it."""
+        """The rule as an entry of a Role."""
         return {"apiGroups": [self.group], "resources": [*self.resources], "verbs": [*self.verbs]}
 
 
@@ -49,7 +49,9 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
         RbacRule(("pods", "events"), ("list",)),
         RbacRule(("pods/log",), ("get",)),
         RbacRule(("services",), ("create", "get")),
-        RbacRule(("namespaces",), ("get",)),  # its Pod Security level; a Role gives it of its own namespace
+        RbacRule(
+            ("namespaces",), ("get",)
+        ),  # to read the Pod Security level; a Role can grant it for its own namespace
         RbacRule(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
         RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io"),
     ),
@@ -70,7 +72,7 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
         RbacRule(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
         RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
     ),
-    # --cluster; what --server sends must be allowed to be created, dry run or not
+    # For --cluster. --server also needs `create` for the objects that it sends, dry run or not.
     "check": (
         RbacRule(("nodes", "pods"), ("list",), everywhere=True),
         RbacRule(("jobs", "cronjobs"), ("list",), group="batch", everywhere=True),
@@ -89,12 +91,18 @@ COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
 
 
 def roles(commands: Sequence[str], namespace: str, subject: str) -> list[Manifest]:
-    """Roles and bindings with which somebody may run some commands.
+    """Roles and bindings that allow a subject to run commands.
+
+    >>> [role["kind"] for role in roles(["job"], "ml", "Group:gpu-users")]
+    ['Role', 'RoleBinding']
+    >>> roles(["job"], "ml", "gpu-users")
+    Traceback (most recent call last):
+    gpukiln.errors.UsageError: --to 'gpu-users' has another form
 
     Args:
-        namespace: That is worked in.
-        subject: KIND:NAME, for example Group:gpu-users or ServiceAccount:ci; a service account is the
-            namespace's.
+        namespace: Namespace in which the commands work.
+        subject: KIND:NAME, for example Group:gpu-users or ServiceAccount:ci, a service account of the
+            namespace.
 
     Raises:
         UsageError: A command or a kind is unknown.
@@ -103,19 +111,20 @@ def roles(commands: Sequence[str], namespace: str, subject: str) -> list[Manifes
         if command not in COMMAND_RULES:
             near = difflib.get_close_matches(command, COMMAND_RULES, 1)
             raise UsageError(
-                f"no command k8s.{command} asks a cluster",
+                f"k8s.{command} is no command that uses a cluster",
                 hint=f"did you mean {near[0]}?" if near else f"wanted: {', '.join(COMMAND_RULES)}",
             )
     kind, _, who = subject.partition(":")
     if kind not in SUBJECT_KINDS or not who:
         raise UsageError(
-            f"--to {subject!r} is nobody", hint=f"wanted KIND:NAME, KIND is {', '.join(SUBJECT_KINDS)}"
+            f"--to {subject!r} has another form",
+            hint=f"wanted KIND:NAME, KIND is one of {', '.join(SUBJECT_KINDS)}",
         )
-    rights = list(dict.fromkeys(right for command in commands for right in COMMAND_RULES[command]))
+    rules_of_commands = list(dict.fromkeys(right for command in commands for right in COMMAND_RULES[command]))
     name = f"gpukiln-{'-'.join(commands)}"
     manifests: list[Manifest] = []
     for everywhere in (True, False):
-        rules = [right.rule() for right in rights if right.everywhere is everywhere]
+        rules = [right.rule() for right in rules_of_commands if right.everywhere is everywhere]
         if rules:
             manifests += _role(name, rules, "" if everywhere else namespace, kind, who, namespace)
     return manifests
@@ -142,9 +151,9 @@ def _role(
 
 
 def _binding_name(*parts: str) -> str:
-    """A name per account: two accounts under one name, and the second takes the rights from the first.
+    """A binding name for each account: applying a second binding of the same name would replace the first.
 
-    RBAC takes any part of a path as a name, colons included (apimachinery, pkg/api/validation/path).
+    RBAC accepts any path segment as a name, colons included (apimachinery, pkg/api/validation/path).
     """
     whole = ":".join(filter(None, parts))
     plain = re.sub("[/%]", "-", whole)

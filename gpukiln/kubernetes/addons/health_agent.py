@@ -1,14 +1,14 @@
-"""Tells the cluster how a node's GPUs are: a condition of the node, and a taint while they are sick.
+"""Reports the health of a node's GPUs to the cluster: a node condition, and a taint while the GPUs are sick.
 
-It runs in two containers of one pod, and needs nothing but Python:
+It runs in two containers of one pod and needs nothing but Python:
 
-    check FILE  on the node, by its own `gpukiln-gpu health`; privileged, and without credentials
-    report FILE  to the API, with the credentials of the pod; without any privilege
+    check FILE    runs the node's `gpukiln-gpu health` and writes the result; privileged, no credentials
+    report FILE   sends the result to the API server; has the pod's credentials and no privileges
 
-The condition GPUProblem is True while the GPUs are sick, False while they are well, and Unknown where nobody
-can tell; a node that is here for its GPUs and has none is sick. The taint is put where they are sick, and
-taken off after three looks in a row at GPUs that are well; while nobody can tell it stays as it is. No other
-condition and no other taint is touched.
+The condition GPUProblem is True while the GPUs are sick, False while they are well, and Unknown when their
+state is unknown. A node that is labelled for its GPUs and has none is sick. The agent adds the taint when the
+GPUs are sick, and removes it after three checks in a row that find them well; while their state is unknown
+the taint stays as it is. The agent changes no other condition and no other taint.
 
 Environment: NODE_NAME, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
 """
@@ -33,15 +33,16 @@ CONDITION_STATUSES = {
     UNKNOWN: ("Unknown", "NotKnown"),
 }
 HEALTH_COMMAND = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", "/usr/local/bin/gpukiln-gpu")
-CHECK_INTERVAL_S, REPORT_INTERVAL_S = 60, 15  # between two looks, and between two readings of their result
+CHECK_INTERVAL_S, REPORT_INTERVAL_S = 60, 15
 CHECK_TIMEOUT_S = 270  # the driver may take two minutes to start, and a GPU that hangs costs 40 s, each twice
-STALE_S = 600  # without a look
-HEARTBEAT_S = 300  # a condition that stays is written this often
-HEALTHY_CHECKS = 3
+STALE_S = 600  # a result that is older says nothing about the GPUs now
+# The kubelet writes an unchanged condition every 5 minutes, too (nodeStatusReportFrequency).
+HEARTBEAT_S = 300
+HEALTHY_CHECKS = 3  # in a row, before the agent removes the taint
 CREDENTIALS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
-HealthResult = dict[str, Any]  # one look: {state, message, at}
+HealthResult = dict[str, Any]  # of one check: {state, message, at}
 
 
 def check_health(command: Sequence[str] = HEALTH_COMMAND) -> HealthResult:
@@ -50,17 +51,17 @@ def check_health(command: Sequence[str] = HEALTH_COMMAND) -> HealthResult:
             [*command, "health", "--json"], capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return _result(UNKNOWN, f"gpukiln-gpu gave no answer in {CHECK_TIMEOUT_S} s")
+        return _result(UNKNOWN, f"gpukiln-gpu did not answer within {CHECK_TIMEOUT_S} s")
     except OSError as error:
         return _result(UNKNOWN, f"gpukiln-gpu can't be run: {error}")
     try:
         [node] = json.loads(done.stdout)["nodes"]
         state, message, gpus = node["state"], node["message"], node["gpus"]
     except (ValueError, KeyError, TypeError):
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
-        return _result(UNKNOWN, f"gpukiln-gpu ended with {done.returncode} and said {said[0]}")
+        printed = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
+        return _result(UNKNOWN, f"gpukiln-gpu exited with {done.returncode} and printed {printed[0]}")
     if state == WELL and not gpus:
-        return _result(SICK, f"this node is labelled for its GPUs, and has none: {message}")
+        return _result(SICK, f"this node is labelled for its GPUs and has none: {message}")
     return _result(state if state in CONDITION_STATUSES else UNKNOWN, message)
 
 
@@ -69,26 +70,26 @@ def _result(state: str, message: str) -> HealthResult:
 
 
 def write(path: Path, result: HealthResult) -> None:
-    """In one step: the other container reads at any time."""
+    """Replace the file in one step, because the other container reads it at any time."""
     partial = path.with_name(f".{path.name}")
     partial.write_text(json.dumps(result), encoding="utf-8")
     partial.replace(path)
 
 
 def read(path: Path, now: float) -> HealthResult:
-    """What was last seen; a look that is too old says nothing of now."""
+    """The last result; UNKNOWN if there is none or it is older than `STALE_S`."""
     try:
         result: HealthResult = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {"state": UNKNOWN, "message": "nobody has looked yet", "at": 0}
+        return {"state": UNKNOWN, "message": "no check has run yet", "at": 0}
     if now - result["at"] > STALE_S:
-        text = f"the last look was {(now - result['at']) // 60:.0f} minutes ago"
+        text = f"the last check was {(now - result['at']) // 60:.0f} minutes ago"
         return {"state": UNKNOWN, "message": text, "at": result["at"]}
     return result
 
 
 class Api:
-    """The node, as the cluster has it; the credentials are read each time, because they change."""
+    """The node object in the cluster; credentials are read at each request: the kubelet renews them."""
 
     def __init__(self, address: str = "", credentials: Path = CREDENTIALS) -> None:
         self.credentials = credentials
@@ -99,7 +100,7 @@ class Api:
         self.node = f"{address}/api/v1/nodes/{os.environ['NODE_NAME']}"
 
     def get(self) -> dict[str, Any]:
-        return self._ask(urllib.request.Request(self.node))  # noqa: S310 - https, or what a test says
+        return self._send(urllib.request.Request(self.node))  # noqa: S310 - https, or the address of a test
 
     def patch(self, part: str, patch: dict[str, Any], kind: str) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310 - as above
@@ -108,9 +109,9 @@ class Api:
             headers={"Content-Type": f"application/{kind}-patch+json"},
             method="PATCH",
         )
-        return self._ask(request)
+        return self._send(request)
 
-    def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
+    def _send(self, request: urllib.request.Request) -> dict[str, Any]:
         token = (self.credentials / "token").read_text(encoding="utf-8").strip()
         request.add_header("Authorization", f"Bearer {token}")
         trusted = None
@@ -122,18 +123,18 @@ class Api:
 
 
 class NodeReporter:
-    """Writes the condition and the taint, and only what has changed."""
+    """Writes the condition and the taint where they changed."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        self.well = 0  # looks in a row
-        self.counted = 0.0  # the time of the look that was counted last
+        self.well = 0  # healthy checks in a row
+        self.counted = 0.0  # time of the check that was counted last: a result is read several times
 
     def report(self, result: HealthResult, now: float) -> None:
-        """Bring the node in line with a look.
+        """Update the node from the result of a check.
 
         Raises:
-            OSError: The API did not answer, or refused; another time it may not.
+            OSError: The API server did not answer or refused; the next call may succeed.
         """
         if result["at"] != self.counted:
             self.well = self.well + 1 if result["state"] == WELL else 0
@@ -141,7 +142,7 @@ class NodeReporter:
         self._taint(self._condition(self.api.get(), result, now), result["state"])
 
     def _condition(self, node: dict[str, Any], result: HealthResult, now: float) -> dict[str, Any]:
-        """The node as it is then."""
+        """Write the condition if it changed or its heartbeat is due; returns the node after that."""
         status, reason = CONDITION_STATUSES[result["state"]]
         new = {"type": CONDITION, "status": status, "reason": reason, "message": result["message"]}
         conditions = node.get("status", {}).get("conditions", [])
@@ -168,10 +169,11 @@ class NodeReporter:
         if not (put or taken_off):
             return
         taints_after = [*others, {"key": TAINT, "value": "true", "effect": "NoSchedule"}] if put else others
-        # A list is replaced as a whole: whoever has changed it since it was read must not be overwritten.
+        # A merge patch replaces the whole list (RFC 7386): with resourceVersion the API server refuses the
+        # patch if somebody changed the taints since they were read.
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
         self.api.patch("", {"metadata": version, "spec": {"taints": taints_after}}, "merge")
-        print(f"{TAINT} {'put' if put else 'taken off'}", flush=True)
+        print(f"{TAINT} {'added' if put else 'removed'}", flush=True)
 
 
 def _seconds(text: str) -> int:
@@ -191,8 +193,8 @@ def main(verb: str, file: str) -> None:
             continue
         try:
             reporter.report(read(path, time.time()), time.time())
-        except (OSError, ValueError) as error:  # the next time is soon
-            print(f"the API: {error}", file=sys.stderr, flush=True)
+        except (OSError, ValueError) as error:  # tried again in REPORT_INTERVAL_S
+            print(f"the API server: {error}", file=sys.stderr, flush=True)
         time.sleep(REPORT_INTERVAL_S)
 
 

@@ -1,8 +1,8 @@
-"""The node's own health as the cluster sees it: a condition and a taint by an agent on every GPU node.
+"""Node health: an agent on every GPU node that sets a condition and a taint (`health_agent.py`).
 
-The agent, `health_agent.py`, says what it does. Here is what it may do: read and patch nodes, which RBAC can
-not narrow down to one, so an admission policy does: its own node, nothing but its taint and its condition.
-Expressions: kubernetes.io, Validating Admission Policy; the node's name comes in every pod's token from 1.32.
+The agent needs to read and patch nodes. RBAC can't limit that to one node, so an admission policy limits it
+to the agent's own node, its taint and its condition. Expressions: kubernetes.io, Validating Admission Policy;
+the token of a pod names its node since Kubernetes 1.32.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def files(settings: Settings) -> dict[str, str]:
             head=(
                 f"The condition {health_agent.CONDITION} of each GPU node, and the taint "
                 f"{health_agent.TAINT} while its GPUs are sick.",
-                "Who takes the agent away takes the taint off: "
+                "After you remove the agent, remove its taint: "
                 f"kubectl taint nodes --all {health_agent.TAINT}-",
             ),
         )
@@ -101,7 +101,7 @@ def _policy(namespace: str) -> dict[str, Any]:
         "validations": [
             {
                 "expression": "variables.node == object.metadata.name",
-                "message": "the agent may change the node that it runs on, and no other",
+                "message": "the agent may change no node but its own",
             },
             *(
                 {
@@ -109,34 +109,35 @@ def _policy(namespace: str) -> dict[str, Any]:
                     "message": f"the agent may not change the node's {what}",
                 }
                 for part, changing, what in (
-                    # what the API server itself changes with each write; a node has no generation yet
+                    # the API server itself changes these with each write; a Node has no generation today
                     ("metadata", ("managedFields", "resourceVersion", "generation"), "metadata"),
-                    ("spec", ("taints",), "specification, but for its taints"),
-                    ("status", ("conditions",), "status, but for its conditions"),
+                    ("spec", ("taints",), "specification, except its taints"),
+                    ("status", ("conditions",), "status, except its conditions"),
                 )
             ),
             {
                 "expression": _other_entries_unchanged("spec", "taints", "key", taint),
-                "message": f"the agent may change the taint {taint}, and no other",
+                "message": f"the agent may change no taint but {taint}",
             },
             {
-                # of any other effect it would evict pods
+                # NoExecute would evict the pods that run
                 "expression": f"{_node_list('spec', 'taints')}.all(one, one.key != '{taint}' || "
                 "one.effect == 'NoSchedule')",
                 "message": f"the taint {taint} has the effect NoSchedule",
             },
             {
                 "expression": _other_entries_unchanged("status", "conditions", "type", condition),
-                "message": f"the agent may change the condition {condition}, and no other",
+                "message": f"the agent may change no condition but {condition}",
             },
         ],
     }
 
 
 def _node_parts() -> list[dict[str, str]]:
-    """Metadata, spec and status of the node as it is to be, and as it was, as maps with any keys.
+    """Metadata, spec and status of the new and of the old node, as maps with any keys.
 
-    Typed, a field that a server does not have yet could not be named: its policy would fail for every write.
+    dyn() turns type checks off: a policy that names a field which this server's Node type does not have would
+    fail for every write.
     """
     return [
         {"name": f"{part}{suffix}", "expression": f"has({of}.{part}) ? dyn({of}.{part}) : dyn({{}})"}
@@ -146,7 +147,7 @@ def _node_parts() -> list[dict[str, str]]:
 
 
 def _unchanged_except(part: str, *changing: str) -> str:
-    """A part of the node has the fields that it had, each as it was, but for the named ones; in CEL."""
+    """CEL: a part of the node is unchanged, except the named fields."""
     after, before = f"variables.{part}", f"variables.{part}Before"
     names = "[" + ", ".join(f"'{name}'" for name in changing) + "]"
     return (
@@ -156,14 +157,14 @@ def _unchanged_except(part: str, *changing: str) -> str:
 
 
 def _node_list(part: str, field: str, suffix: str = "") -> str:
-    """A list of the node, empty where it has none; in CEL."""
+    """CEL: a list of the node; empty if the node has none."""
     of = f"variables.{part}{suffix}"
     return f"(has({of}.{field}) ? {of}.{field} : [])"
 
 
-def _other_entries_unchanged(part: str, field: str, key: str, ours: str) -> str:
-    """The entries of a list that are not the agent's are what they were; in CEL."""
-    rest = f".filter(one, one.{key} != '{ours}')"
+def _other_entries_unchanged(part: str, field: str, key: str, own: str) -> str:
+    """CEL: the entries of a list that do not belong to the agent are unchanged."""
+    rest = f".filter(one, one.{key} != '{own}')"
     return f"{_node_list(part, field)}{rest} == {_node_list(part, field, 'Before')}{rest}"
 
 
@@ -174,12 +175,12 @@ def _daemon_set(program: str) -> dict[str, Any]:
         "template": {
             "metadata": {
                 "labels": LABELS,
-                # Another program is another pod.
+                # A changed ConfigMap does not restart pods; a changed annotation of the template does.
                 "annotations": {"gpukiln.io/program": hashlib.sha256(program.encode()).hexdigest()[:12]},
             },
             "spec": {
                 "serviceAccountName": NAME,
-                "automountServiceAccountToken": False,  # the one that looks gets none
+                "automountServiceAccountToken": False,  # only the container `report` mounts credentials
                 "priorityClassName": "system-node-critical",
                 "hostPID": True,
                 "nodeSelector": {GPU_PRESENT: "true"},
@@ -191,7 +192,7 @@ def _daemon_set(program: str) -> dict[str, Any]:
                 ],
                 "volumes": [
                     {"name": "program", "configMap": {"name": NAME}},
-                    {"name": "found", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+                    {"name": "result", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
                     {"name": "credentials", "projected": {"sources": _CREDENTIALS}},
                 ],
             },
@@ -221,7 +222,7 @@ def _container(
     mounts: list[dict[str, Any]] = [
         {"name": "program", "mountPath": str(Path(PROGRAM_FILE).parent), "readOnly": True},
         {
-            "name": "found",
+            "name": "result",
             "mountPath": str(Path(RESULT_FILE).parent),
             **({"readOnly": True} if credentials else {}),
         },

@@ -1,4 +1,4 @@
-"""Settings from what was written into files and typed as options: the later goes before the earlier."""
+"""Settings from files and options; a later one takes precedence over an earlier one."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ def load_settings(
     shared: Iterable[str] = (),
     runners: Mapping[str, str] | None = None,
 ) -> Settings:
-    """What somebody chose.
+    """Read and check the settings.
 
     Args:
-        files: In the form of `Settings`, the later goes before the earlier.
-        plain: Options that are fields of `Settings`; empty ones were not typed.
-        teams: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS where there are several flavors.
-        flavors: As `queue.flavor` reads them.
-        shared: As `sharing.parse` reads them, or NAME=HOW for nodes with the label of that name.
-        runners: Options that are fields of `Runners`; empty ones were not typed.
+        files: In the form of `Settings`; a later file takes precedence over an earlier one.
+        plain: Options that are fields of `Settings`; an empty one was not given.
+        teams: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS if there are several flavors.
+        flavors: As `queue.parse_flavor` reads them.
+        shared: As `sharing.parse` reads them, or NAME=SHARING for nodes whose label has this value.
+        runners: Options that are fields of `Runners`; an empty one was not given.
 
     Raises:
-        UsageError: A file or an option does not fit.
+        UsageError: A file or an option is not valid.
     """
     document: dict[str, Any] = {}
     names = []
@@ -76,7 +76,7 @@ def load_settings(
 
 
 def _merge(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of both, down to the last; a list is replaced as a whole."""
+    """The keys of both mappings at all levels; a list is replaced as a whole."""
     merged = dict(base)
     for key, value in other.items():
         before = merged.get(key)
@@ -92,7 +92,7 @@ def _by_name(rows: Iterable[Any], typed: list[Any]) -> list[Any]:
 
 
 def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
-    hint = "--team vision=4, or --team vision=t4:4,h100:2 where there are several flavors"
+    hint = "--team vision=4, or --team vision=t4:4,h100:2 with several flavors"
     name, equals, quotas = text.partition("=")
     if not equals or not name or not quotas:
         raise UsageError(f"can't read --team {text!r}", hint=hint)
@@ -100,7 +100,7 @@ def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
         if len(flavors) > 1:
             kinds = ", ".join(flavor.name for flavor in flavors)
             raise UsageError(
-                f"--team {text}: of which flavor? There are {kinds}",
+                f"--team {text} names no flavor, and there are several: {kinds}",
                 hint=f"--team {name}={flavors[0].name}:{quotas}",
             )
         [kind] = flavors or (queue.ANY_GPU,)

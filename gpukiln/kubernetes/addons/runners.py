@@ -1,4 +1,4 @@
-"""GitHub Actions runners with GPUs: a scale set on the project's runner image, none while there is no job.
+"""GitHub Actions runners with GPUs: a scale set on gpukiln's runner image that is empty without jobs.
 
 Keys and names: actions/actions-runner-controller 0.14.2, charts/gha-runner-scale-set; the hooks' variables:
 actions/runner, docs/adrs/1751-runner-job-hooks.md; uid 1001: docker/runner-gpu/Dockerfile.
@@ -37,7 +37,8 @@ def files(settings: Settings) -> dict[str, str]:
             {
                 "serviceAccount": {"create": True, "name": ACCOUNT},
                 "replicaCount": 2,
-                # Another image waits until the jobs that run are done.
+                # eventual: a new image is rolled out after the running jobs ended; immediate would double the
+                # runners.
                 "flags": {"logLevel": "info", "updateStrategy": "eventual"},
             },
         ),
@@ -45,7 +46,7 @@ def files(settings: Settings) -> dict[str, str]:
         VALUES: helm.values(
             "actions_runner_set",
             _values(settings, runners),
-            f"A workflow asks for it by `runs-on: {runners.name}`. Each pod runs one job and goes.",
+            f"A workflow selects it by `runs-on: {runners.name}`. Each pod runs one job and is removed.",
         ),
     }
 
@@ -55,7 +56,8 @@ def install(settings: Settings) -> tuple[str, ...]:
     return (
         helm.upgrade_command("actions_runner_controller", "arc", CONTROLLER_NAMESPACE, CONTROLLER),
         helm.apply_command(OBJECTS),
-        f"# It holds github_app_id, github_app_installation_id and github_app_private_key, or github_token.\n"
+        "# The Secret has github_app_id, github_app_installation_id and github_app_private_key, or "
+        "github_token.\n"
         f"kubectl --namespace {NAMESPACE} get secret {runners.secret}",
         helm.upgrade_command("actions_runner_set", runners.name, NAMESPACE, VALUES),
     )
@@ -65,10 +67,11 @@ def _require_runners(settings: Settings) -> Runners:
     runners = settings.runners
     if runners is None:
         raise UsageError(
-            "nothing is said about runners", hint="--runners URL --image REF, or --only without runners"
+            "the add-on runners needs --runners and --image",
+            hint="--runners URL --image REF, or leave runners out of --only",
         )
     wrong = UsageError(
-        f"runners of {runners.url!r}, wanted the address of a repository, organisation or enterprise",
+        f"--runners {runners.url!r}, wanted the URL of a repository, organisation or enterprise",
         hint="https://github.com/my-organisation/my-repository, for example",
     )
     refuse_credentials(runners.url, "--runners", where="the rendered values")
@@ -80,7 +83,7 @@ def _require_runners(settings: Settings) -> Runners:
         raise wrong
     if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", runners.image):
         raise UsageError(
-            f"the runners' image is {runners.image!r}, wanted one with its digest: a tag can move",
+            f"--image {runners.image!r}, wanted an image with its digest: a tag can change",
             hint="`invoke docker.push --image runner-gpu --repository REPOSITORY` prints it",
         )
     known = [flavor.name for flavor in settings.flavors]
@@ -100,7 +103,7 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
         "maxRunners": runners.most,
         "controllerServiceAccount": {"namespace": CONTROLLER_NAMESPACE, "name": ACCOUNT},
         "template": {
-            # A job is not moved; its runner goes when it is done.
+            # A runner can't continue its job on another node; it is removed when the job ends.
             "metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "true"}},
             "spec": {
                 "nodeSelector": {GPU_PRESENT: "true", **labels},
@@ -122,10 +125,10 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
 
 def _container(runners: Runners) -> dict[str, Any]:
     return {
-        "name": "runner",  # the chart finds it by this name
+        "name": "runner",  # the chart requires this name
         "image": runners.image,
         "command": ["/home/runner/run.sh"],
-        # The image has no sudo, and nothing in it gains rights by its file.
+        # The image has no sudo and no setuid programs.
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "env": [
             {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_FOLDER}/gpu-job-started.sh"},
@@ -154,10 +157,11 @@ def _volumes(runners: Runners) -> list[dict[str, Any]]:
 
 
 def _cache(runners: Runners) -> dict[str, Any]:
-    """Where a runner's compiler cache lies.
+    """The volume of the compiler cache.
 
-    Whoever writes to a cache decides what others compile. Only a set that one repository registers keeps one:
-    which repository's job a runner of an organisation gets is not known when its pod is made.
+    A job that can write to the cache can change what later jobs build. So only runners of one repository
+    share a
+    volume: the repository whose job a runner of an organisation gets is unknown when its pod is created.
     """
     if _repository(runners):
         return {"persistentVolumeClaim": {"claimName": _claim(runners)}}
@@ -165,12 +169,12 @@ def _cache(runners: Runners) -> dict[str, Any]:
 
 
 def _cache_limit(runners: Runners) -> str:
-    """Nine tenths of the volume, for ccache removes files after it has written others."""
+    """Nine tenths of the volume, because ccache removes files only after it has written new ones."""
     return Memory.of_mib(Memory.parse(runners.ccache, "ccache").mib * 9 // 10).quantity
 
 
 def _repository(runners: Runners) -> str:
-    """ORGANISATION/REPOSITORY, in lower case as GitHub compares it; empty for an organisation's runners."""
+    """ORGANISATION/REPOSITORY in lower case, as GitHub compares it; empty for runners of an organisation."""
     path = urlsplit(runners.url).path.strip("/").removesuffix(".git").lower()
     owner, slash, name = path.partition("/")
     return path if slash and "/" not in name and owner != "enterprises" else ""

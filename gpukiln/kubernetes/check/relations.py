@@ -485,7 +485,8 @@ def scale_target(reference: Mapping[str, Any]) -> Mismatches:
     if reference.get("kind") != "ReplicationController" and "/" not in str(reference.get("apiVersion", "")):
         yield (
             (),
-            f"apiVersion {reference.get('apiVersion', 'left out')} without a group; wanted apps/v1 or another",
+            f"apiVersion {reference.get('apiVersion', 'left out')} without a group; wanted apps/v1 or "
+            "another",
         )
 
 
@@ -540,7 +541,8 @@ def limits(limit_range: Mapping[str, Any]) -> Mismatches:
             if first > second:
                 yield (
                     (low, name),
-                    f"{name}: {low} {mapping(limit_range[low])[name]} above {high} {mapping(limit_range[high])[name]}",
+                    f"{name}: {low} {mapping(limit_range[low])[name]} above {high} "
+                    f"{mapping(limit_range[high])[name]}",
                 )
         ratio = quantity(mapping(limit_range.get("maxLimitRequestRatio")).get(name))
         least, most = dict(known).get("min"), dict(known).get("max")

@@ -189,8 +189,9 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
         known = [quota for quota in quotas if quota is not None]
         borrows = spec.get("cohort") or spec.get("cohortName")
         if known and len(known) == len(quotas) and not borrows and max(known) < demand.amount:
-            text = f"{demand.amount} of {demand.resource} asked, a flavor of ClusterQueue {demand.queue.name} has"
-            yield Violation(f"{text} at most {max(known)}", ("metadata", "labels", QUEUE_LABEL))
+            text = f"{demand.amount} of {demand.resource} requested, a flavor of ClusterQueue "
+            text += f"{demand.queue.name} has at most {max(known)}"
+            yield Violation(text, ("metadata", "labels", QUEUE_LABEL))
 
 
 @rule(

@@ -140,7 +140,10 @@ def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Vio
                 continue
             if not support.runs:
                 least = cuda.needs(cuda_version).first
-                text = f"{container.image} is CUDA {cuda_version}, the nodes have driver {driver}; wanted {least} or later"
+                text = f"{container.image} is CUDA {cuda_version}, the nodes have driver {driver}; "
+                    f"wanted {least} or "
+                    ""
+                    "later"
                 yield Violation(text, workload.at(*container.where, "image"))
 
 

@@ -202,7 +202,8 @@ def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
             yield Violation(f"selector {key}: {value}; {has}", ("spec", "selector"))
     for expression in sequence(selector.get("matchExpressions")):
         if isinstance(expression, Mapping) and not _matches(expression, labels):
-            text = f"selector {expression.get('key')} {expression.get('operator')} {expression.get('values', '')}".rstrip()
+            key, operator = expression.get("key"), expression.get("operator")
+            text = f"selector {key} {operator} {expression.get('values', '')}".rstrip()
             yield Violation(f"{text}: the template's labels do not match", ("spec", "selector"))
 
 

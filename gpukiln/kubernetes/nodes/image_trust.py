@@ -1,4 +1,4 @@
-"""Whether the image of nodes was released or verified, by what the cloud shows while they are rendered."""
+"""Whether a trusted key signed the release or the verification of the nodes' image."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gpukiln.images.channels import load_channels
 from gpukiln.images.keys import in_words
 from gpukiln.instances.tags import tags_of
 
-REGION_HINT = "--region says where to look"
+REGION_HINT = "--region names the region of the image"
 
 
 def require_trusted(image: str, cloud: Cloud | None) -> str:
-    """Refuse an image that nothing vouches for, where keys are trusted.
+    """Refuse an image without a signature of a trusted key, if trusted keys are configured.
 
     Args:
-        image: A pointer's parameter, or an AMI's id.
-        cloud: Where it is looked up, in its region; None: nowhere, which does where no key is trusted.
+        image: SSM parameter of a channel, or the id of an AMI.
+        cloud: The cloud and region to look it up in; None is accepted only if no trusted key is configured.
 
     Returns:
-        By what it is trusted, in words.
+        Why the image is trusted, in words.
 
     Raises:
-        RefusedError: No trusted key vouches for it, or nobody said where it is to be looked up.
-        UsageError: The channel points at nothing there, or there is no such image.
+        RefusedError: No trusted key signed the image, or `cloud` is missing.
+        UsageError: The channel or the image does not exist there.
     """
     pointer = pointers.parsed(image)
     if cloud is None:
@@ -36,17 +36,21 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         if not named:
             return trust.UNSIGNED
         raise RefusedError(
-            f"{image} has to be signed by {in_words(named)}, and nobody said where to look it up",
-            hint="--cloud aws --region REGION verifies what is there now",
+            f"{image} must be signed by {in_words(named)}, and no cloud is given to look it up in",
+            hint="--cloud aws --region REGION verifies the current image",
         )
     if pointer is None:
         described = require_image(cloud, image, hint=REGION_HINT)
-        ours = RECIPE_TAG in tags_of(described)
-        return trust.require_verified(cloud, described) if ours else "not an image of gpukiln: it was named"
+        is_built_here = RECIPE_TAG in tags_of(described)
+        return (
+            trust.require_verified(cloud, described)
+            if is_built_here
+            else "not built by gpukiln; used because it was named"
+        )
     with explain_aws_errors(f"read {image}"):
         image_id = pointers.read_all(cloud.client("ssm")).get(pointer)
     if image_id is None:
         raise UsageError(
-            f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` shows every channel"
+            f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` lists the channels"
         )
     return trust.require_released(cloud, require_image(cloud, image_id, hint=REGION_HINT), pointer)

@@ -12,12 +12,14 @@ from gpukiln.kubernetes.nodes.group import TAINT, NodeGroup
 
 CAPACITY = "karpenter.sh/capacity-type"
 RESERVATION_KIND = "karpenter.k8s.aws/capacity-reservation-type"
-UNREGISTERED = "karpenter.sh/unregistered:NoExecute"  # a Custom image's kubelet sets it itself
+UNREGISTERED = (
+    "karpenter.sh/unregistered:NoExecute"  # Karpenter does not add it to the user data of AMI family Custom
+)
 MOST_WEIGHT = 100
 
 
 def files(group: NodeGroup) -> dict[str, str]:
-    """One file: the node class, a pool for each GPU, and what keeps nodes waiting."""
+    """One file: the node class, a pool for each GPU, and the placeholder pods."""
     objects = [_node_class(group)]
     pools = group.by_gpu()
     for place, (gpu, types) in enumerate(pools.items()):
@@ -31,26 +33,30 @@ def files(group: NodeGroup) -> dict[str, str]:
 def _head(group: NodeGroup) -> list[str]:
     if group.nodeadm:
         lines = [
-            "Nodes of an image on Amazon Linux 2023. Karpenter adds what nodeadm wants to know: cluster,",
-            "labels and taints.",
+            "Nodes of an image on Amazon Linux 2023. Karpenter adds the cluster, the labels and the taints "
+            "to",
+            "the user data for nodeadm.",
         ]
     else:
         lines = [
-            "Nodes of an image on Ubuntu. Karpenter adds nothing to the user data of a Custom image: all of",
-            "it is here. The taint there is the one by which Karpenter knows a node that it has not",
-            "registered yet; it then sets those of the NodePool.",
+            "Nodes of an image on Ubuntu. Karpenter adds nothing to the user data of a Custom image, so it "
+            "is",
+            "complete here. Its taint marks a node that Karpenter has not registered yet; Karpenter then",
+            "replaces it by the taints of the NodePool.",
         ]
     if group.follows_channel:
         lines += [
-            "Its controller's role needs ssm:GetParameter on the parameter. When a release moves the pointer",
-            f"every node drifts: the budgets let them go one by one, and none {group.hours.text}.",
+            "The role of Karpenter's controller needs ssm:GetParameter on the parameter. A release changes "
+            "the",
+            "parameter and every node drifts: the budgets replace one at a time, and none "
+            f"{group.hours.text}.",
         ]
     if group.hours.zone != "UTC":
-        lines += ["Budgets know UTC alone: they cover those hours in summer and in winter."]
+        lines += ["Budgets have no time zone: in UTC they cover those hours in summer and in winter."]
     if len(group.by_gpu()) > 1:
         lines += [
-            "A pool for each GPU: who starts a node for a pod that selects by the product has to know it",
-            "before. `limits` count for each pool.",
+            "There is a pool for each GPU, because Karpenter must know the product label before it starts a",
+            "node. `limits` apply to each pool.",
         ]
     return lines
 
@@ -133,7 +139,7 @@ def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> 
 
 
 def _budgets(group: NodeGroup) -> list[Manifest]:
-    """Empty nodes go always, or nothing would scale to zero; others one by one, and none in working hours."""
+    """Disruption budgets: empty nodes go at any time, others one by one outside the working hours."""
     cron, minutes = group.hours.in_utc
     hours, rest = divmod(minutes, 60)
     return [

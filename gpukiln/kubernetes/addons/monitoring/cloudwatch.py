@@ -1,6 +1,6 @@
 """The CloudWatch agent's GPU section, for nodes whose cluster has no Prometheus.
 
-The agent asks nvidia-smi and knows neither pods nor Xid errors. Names: aws/amazon-cloudwatch-agent,
+The agent runs nvidia-smi and knows neither pods nor Xid errors. Names: aws/amazon-cloudwatch-agent,
 translator/translate/metrics/metrics_collect/gpu and translator/config/schema.json.
 """
 

@@ -1,4 +1,4 @@
-"""A Grafana dashboard, made from the metrics that the exporter has and the records of the rules."""
+"""The Grafana dashboard of the exporter's metrics and of the recording rules."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.manifest import Manifest
 
 UID = "gpukiln-gpus"
-SCHEMA_VERSION = 39  # of Grafana 11; later ones bring it up to theirs
-PANEL_WIDTH, PANEL_HEIGHT = 12, 8  # of a panel, in Grafana's grid, which is 24 wide
+SCHEMA_VERSION = 39  # of Grafana 11; later releases migrate the dashboard to theirs
+PANEL_WIDTH, PANEL_HEIGHT = 12, 8  # in units of Grafana's grid, which is 24 wide: two panels in a row
 _SELECTED = 'node=~"$node",gpu=~"$gpu"'
 _PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 
@@ -22,7 +22,7 @@ def text(settings: Settings) -> str:
 
 
 def config_map(settings: Settings) -> Manifest:
-    """For the side container of Grafana that reads ConfigMaps with this label (kube-prometheus-stack's)."""
+    """The dashboard as a ConfigMap with the label by which kube-prometheus-stack's sidecar loads it."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -38,7 +38,7 @@ def config_map(settings: Settings) -> Manifest:
 def dashboard(settings: Settings) -> dict[str, Any]:
     shown = (
         ("GPUs by namespace", GPUS, "short", "{{exported_namespace}}"),
-        ("USD an hour by namespace, at prices on demand", USD, "currencyUSD", "{{exported_namespace}}"),
+        ("USD an hour by namespace, at on-demand prices", USD, "currencyUSD", "{{exported_namespace}}"),
         (
             "USD of the last day by namespace",
             "gpukiln:namespace_usd:1d",
@@ -51,9 +51,9 @@ def dashboard(settings: Settings) -> dict[str, Any]:
             "h",
             "{{exported_namespace}}",
         ),
-        ("GPUs in use whose price is not known", UNPRICED, "short", "{{instance_type}}"),
+        ("GPUs in use without a known price", UNPRICED, "short", "{{instance_type}}"),
         (
-            "Alerts that fire",
+            "Firing alerts",
             'ALERTS{alertname=~"Gpu.*",alertstate="firing"}',
             "short",
             "{{alertname}} {{node}}",
@@ -96,7 +96,7 @@ def _variable(name: str, label: str, query: str) -> dict[str, Any]:
         "type": "query",
         "datasource": _PROMETHEUS,
         "query": {"query": query, "refId": name},
-        "refresh": 2,  # whenever the time range changes
+        "refresh": 2,  # 2: on time range change
         "includeAll": True,
         "multi": True,
         "current": {"text": ["All"], "value": ["$__all"]},

@@ -1,7 +1,7 @@
-"""Recording rules: who has GPUs, for how long, at what price; and what of our catalogue alerts compare with.
+"""Recording rules: which namespaces have GPUs, for how long and at what price; and constants for alerts.
 
-Money is the machine's price on demand in the settings' region, divided by its GPUs: for spot and reserved
-machines it is an upper bound. A GPU that several pods share is shared among them in equal parts.
+The cost is the machine's on-demand price in the settings' region, divided by its GPUs: for spot and reserved
+machines it is an upper bound. Pods that share a GPU are charged equal parts of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gpukiln.offers.prices import on_demand
 
 Rule = dict[str, Any]
 MINUTES_OF_HOUR = 60  # the groups are evaluated every minute
-# By name of a span: a range with one sample for each of its minutes. Prometheus before 3 counts both ends.
+# Span -> a range with one sample for each of its minutes: Prometheus before 3 includes both ends of a range,
+# so a full hour would have 61 samples.
 SPANS = {"1h": "59m30s", "1d": "23h59m30s"}
 
 PRICE = "gpukiln:gpu_hour_usd"
@@ -44,10 +45,10 @@ def groups(settings: Settings) -> list[Rule]:
 
 
 def prices(settings: Settings) -> list[Rule]:
-    """What a GPU of each instance type costs an hour; none where no price of the region is known.
+    """The price of one GPU of each instance type for an hour; types without a known price are left out.
 
     Raises:
-        UsageError: The settings price a machine that nobody knows, or at nothing.
+        UsageError: usd_per_hour has an unknown instance type, or a price that is not above 0.
     """
     today = datetime.now(UTC).date()
     for name, usd in settings.usd_per_hour.items():

@@ -40,7 +40,7 @@ class K8sJob(JobOptions, KubernetesOptions):
         self._check_together()
         cluster = self.api() if self.apply or self.attach else None
         if cluster and self.attach:
-            end = self._follow(cluster, self.name, self.namespace, ours=False)
+            end = self._follow(cluster, self.name, self.namespace, is_submitter=False)
             return self._ended(end, attached_document(cluster, self.name, self.namespace, end))
         job = job_from_options(self)
         if cluster:
@@ -72,12 +72,12 @@ class K8sJob(JobOptions, KubernetesOptions):
             self._document(job, cluster)
             submission.end()
             return 0
-        end = self._follow(cluster, job.name, job.namespace, ours=True)
+        end = self._follow(cluster, job.name, job.namespace, is_submitter=True)
         code = self._ended(end, document(job, cluster=cluster, end=end))
         submission.end()
         return code
 
-    def _follow(self, cluster: Cluster, name: str, namespace: str, *, ours: bool) -> JobEnd:
+    def _follow(self, cluster: Cluster, name: str, namespace: str, *, is_submitter: bool) -> JobEnd:
         from gpukiln.kubernetes import follow
         from gpukiln.units import Duration
 
@@ -95,7 +95,7 @@ class K8sJob(JobOptions, KubernetesOptions):
                 write=say if self.json else write,
                 say=say,
                 patience=follow.WaitLimits(within),
-                ours=ours,
+                is_submitter=is_submitter,
             )
         except (KeyboardInterrupt, BrokenPipeError) as ended:
             if self.delete_on_interrupt and isinstance(ended, KeyboardInterrupt):

@@ -277,7 +277,7 @@ class Cluster:
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(
                 f"can't {what}: {self.server} of context {self.context}: {_cause(error)}",
-                hint=f"check the server and the VPN; `kubectl --context {self.context} version` makes the same request",
+                hint=f"check the server and the VPN: `kubectl --context {self.context} version`",
             ) from error
         except ValueError as error:  # not JSON, for example a proxy's error page
             raise UnavailableError(

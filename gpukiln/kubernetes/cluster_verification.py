@@ -2,8 +2,8 @@
 
 Three pods run at once: two with a GPU each, and one without a GPU that requests all of them by its
 environment. A fourth pod computes on its GPU with the suite's own program. Their output and the state of the
-nodes are the facts that tests/host checks under the profile `pod`. Every pod has a deadline and a label by which it is
-removed, so none is left if this process dies.
+nodes are the facts that tests/host checks under the profile `pod`. Every pod has a deadline and a label by
+which it is removed, so none is left if this process dies.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _holding_pod(options: GpuTestOptions, pod: VerificationPod, mark: str, names
 def _compute(
     cluster: Cluster, options: GpuTestOptions, mark: str, namespace: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The facts that the suite's program gathers in a pod with a GPU; if it fails, the reason in each section."""
+    """The facts that the suite's program gathers in a pod with a GPU, or the reason why there are none."""
     say("a pod computes on its GPU")
     pod = VerificationPod(f"gpukiln-test-{mark}-compute", 1)
     between = secrets.token_hex(16)

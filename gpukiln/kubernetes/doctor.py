@@ -1,10 +1,10 @@
-"""Says why GPUs of a cluster, or a pod that wants one, do not work: evidence, cause, fix. Changes nothing.
+"""Diagnoses GPUs of a cluster and pods that request them: evidence, cause and fix. Changes nothing.
 
-Each question is a function that yields what it found. Those of the cluster go from the node up: is there one
-with GPUs, does it say so, does the device plugin run there, does it offer what it has, is it healthy. Those
-of a workload ask whether it starts pods; those of a pod follow its life: does it ask for a GPU, is it
-scheduled, does it start, why did it end. A pod that does not run and that nothing known explains is shown in
-its own words.
+Each function yields findings. Those for the cluster check whether there is a node with GPUs, whether its
+labels say so, whether the device plugin runs there and offers all GPUs, and whether the node is healthy.
+Those for a workload check whether it creates pods. Those for a pod follow its life: does it request a GPU, is
+it scheduled, does it start, why did it end. If no known cause explains a pod that does not run, its status
+and events are shown.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from gpukiln.units import is_whole
 
 SCHEMA = "k8s.doctor/1"
 DRIVER = "nvidia.com/cuda.driver-version.full"
-# Labels by which a node is known to have GPUs before feature discovery ran: NFD, Karpenter, EKS's kubelet.
+# Labels that mark a GPU node before feature discovery has run: of NFD, Karpenter and EKS's kubelet.
 GPU_NODE_LABELS = (
     "feature.node.kubernetes.io/pci-10de.present",
     "karpenter.k8s.aws/instance-gpu-name",
     "k8s.amazonaws.com/accelerator",
 )
-PLUGIN_CONFIG = "nvidia.com/device-plugin.config"  # names a configuration of the plugin's ConfigMap
-LOG_LINES = 200  # of a log that is read
-SHOWN_EVENTS = 3  # the last, of what is shown in its own words
+PLUGIN_CONFIG = "nvidia.com/device-plugin.config"  # its value names a configuration in the plugin's ConfigMap
+LOG_LINES = 200  # last lines of a log that are searched
+SHOWN_EVENTS = 3  # last events of a pod or workload without a known cause
 
-# Conditions that are bad when False; all others that are named are bad when True (reference: EKS's node
-# monitoring agent and kubelet say ...Ready, node-problem-detector, NVSentinel, AKS and GKE name the problem).
+# Node conditions that are bad when False (EKS's node monitoring agent and kubelet: ...Ready), and those that
+# are bad when True (node-problem-detector, NVSentinel, AKS and GKE name the problem).
 BAD_WHEN_FALSE = re.compile(r".*Ready$")
 BAD_WHEN_TRUE = re.compile(
     r"Gpu\w*(Watch|Failure)?$|GPU\w+|XID\w*|Xid\w*|SysLogs\w+|NVLink\w*|UnhealthyNvidiaDevicePlugin|"
@@ -60,13 +60,13 @@ XID = re.compile(r"(?i)xid\D{0,3}(\d+)")
 
 @strict
 class Diagnosis:
-    """What was looked at, and what was wrong, the likeliest cause first.
+    """The examined objects and the findings, errors first.
 
     Args:
-        context: Of the kubeconfig.
-        looked_at: Objects, in words.
-        findings: Each with what was seen as its message, in the cluster's words, and the cause in its
-            evidence; empty: nothing was wrong.
+        context: Context of the kubeconfig.
+        looked_at: The examined objects, in words.
+        findings: The message of each is the observation in the cluster's words, its evidence has the cause;
+            empty: no problem was found.
     """
 
     context: str
@@ -77,14 +77,18 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What the API says, asked once."""
+    """The state of the cluster, read once."""
 
     nodes: list[Manifest]
     pods: list[Manifest]
     daemon_sets: list[Manifest]
-    logs: Callable[[Manifest, str, bool], str] = field(repr=False)  # of a container; True: its last start's
+    logs: Callable[[Manifest, str, bool], str] = field(
+        repr=False
+    )  # of a container; True: of its previous run
     events: Callable[[Manifest], list[Manifest]] = field(repr=False)  # the oldest first
-    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(repr=False)  # by Kueue
+    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(
+        repr=False
+    )  # why Kueue does not admit an object
 
     @property
     def gpu_nodes(self) -> list[Manifest]:
@@ -98,7 +102,7 @@ class ClusterState:
 
     @property
     def has_dra_driver(self) -> bool:
-        """Whether GPUs are offered by claims (DRA), for which no device plugin is needed."""
+        """Whether a DRA driver offers GPUs by claims, which needs no device plugin."""
         images = [
             container.get("image", "")
             for daemon_set in self.daemon_sets
@@ -108,16 +112,16 @@ class ClusterState:
 
 
 def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
-    """Look at a cluster, at a workload and its newest pod, or at one pod; and at the node that it is on.
+    """Diagnose a cluster, a workload with its newest pod, or one pod; and the node of the pod.
 
     Args:
-        pod: NAME or NAMESPACE/NAME of a pod, or KIND/NAME of what makes pods, see `workloads.KINDS`; empty:
-            the cluster, every pod that waits for a GPU or that a node did not take, and what can't create
-            any.
+        pod: NAME or NAMESPACE/NAME of a pod, or KIND/NAME of a workload (`workloads.KINDS`); empty: the
+            cluster, every pod that waits for a GPU or was rejected by a node, and workloads that can't create
+            pods.
 
     Raises:
         UsageError: There is no such pod or workload.
-        UnavailableError: The cluster can't be asked.
+        UnavailableError: The API server does not answer.
     """
     seen = ClusterState(
         cluster.list("Node"),
@@ -166,20 +170,20 @@ def _diagnose_cluster(seen: ClusterState, refused: list[Manifest]) -> tuple[tupl
     looked = (
         f"{len(seen.gpu_nodes)} nodes with GPUs of {len(seen.nodes)}",
         f"{len(seen.plugins)} device plugins",
-        f"{len(waiting)} pods that wait for a GPU or that a node did not take",
+        f"{len(waiting)} pods that wait for a GPU or were rejected by a node",
         *map(_name, refused),
     )
     return looked, findings
 
 
 def _waits_or_was_refused(pod: Manifest) -> bool:
-    """Whether a pod waits, or failed by the kubelet and not by what ran in it."""
+    """Whether a pod is pending, or the kubelet and not its program made it fail."""
     status = pod["status"]
     return status.get("phase") == "Pending" or (status.get("phase") == "Failed" and "reason" in status)
 
 
 def _refused_workloads(cluster: Cluster) -> list[Manifest]:
-    """What wants pods with GPUs and had none created within the last hour: so long events are kept."""
+    """Workloads whose GPU pods the API server rejected within the last hour; it keeps events for an hour."""
     refused: dict[str, Manifest] = {}
     for event in cluster.list("Event", everywhere=True, fields="reason=FailedCreate"):
         about = event.get("involvedObject", {})
@@ -199,15 +203,15 @@ def _refused_workloads(cluster: Cluster) -> list[Manifest]:
 
 
 def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
-    """Whether there are nodes with GPUs, and a device plugin for them."""
+    """Whether there are nodes with GPUs and a device plugin for them."""
     if not seen.gpu_nodes:
         yield _finding(
             "no-gpu-node",
             "error",
             "cluster",
-            f"none of {len(seen.nodes)} nodes has {GPU_PRESENT}=true, nor another label of a GPU",
-            "the pool is scaled to zero, its machines have no GPU, or nobody labels them",
-            "`invoke k8s.nodes` renders pools whose nodes have label and taint from the start",
+            f"none of {len(seen.nodes)} nodes has {GPU_PRESENT}=true or another GPU label",
+            "the pool is scaled to zero, its machines have no GPU, or nothing labels them",
+            "`invoke k8s.nodes` renders pools whose nodes have the label and the taint from the start",
         )
     without = [_name(node) for node in seen.gpu_nodes if not _count(node["status"].get("allocatable", {}))]
     if not (seen.plugins or seen.has_dra_driver) and (without or not seen.gpu_nodes):
@@ -216,8 +220,8 @@ def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
             "error" if without else "warning",
             "cluster",
             f"none of {len(seen.daemon_sets)} DaemonSets runs NVIDIA's device plugin"
-            + (f", and no {GPU} is offered by {', '.join(without)}" if without else ""),
-            "nobody installed it, and the nodes bring none, as those of Bottlerocket and EKS Auto Mode do",
+            + (f", and {', '.join(without)} offer no {GPU}" if without else ""),
+            "it is not installed; only nodes of Bottlerocket and EKS Auto Mode have one of their own",
             "`invoke k8s.addons --only plugin` renders it",
         )
     for plugin in seen.plugins:
@@ -230,9 +234,11 @@ def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
                 "device-plugin-nowhere",
                 "error",
                 _name(plugin),
-                f"it wants 0 of {len(seen.gpu_nodes)} nodes with GPUs: {'; '.join(dict.fromkeys(why))}",
-                "its selector or affinity asks for a label that the nodes lack, or a taint is not tolerated",
-                f"label the nodes in their pool with {GPU_PRESENT}=true, and let it tolerate their taints",
+                f"it is scheduled to 0 of {len(seen.gpu_nodes)} nodes with GPUs: "
+                f"{'; '.join(dict.fromkeys(why))}",
+                "its selector or affinity requires a label that the nodes lack, or it does not tolerate a "
+                "taint",
+                f"set the label {GPU_PRESENT}=true in the node pool, and add tolerations for its taints",
             )
         elif ready < desired:
             yield _finding(
@@ -240,16 +246,16 @@ def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
                 "error",
                 _name(plugin),
                 f"{ready} of {desired} pods are ready",
-                "what its pods say is below",
-                "repair the nodes that are named below",
+                "the findings below on its pods have the cause",
+                "repair the nodes in the findings below",
             )
 
 
-# --- a node -----------------------------------------------------------------------------------------------
+# --- one node -----------------------------------------------------------------------------------------------
 
 
 def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
-    """Whether a node with GPUs offers them all, says what it is, and is healthy."""
+    """Whether a GPU node offers all its GPUs, has label and taint, and is healthy."""
     meta, status = node["metadata"], node["status"]
     labels, name = meta.get("labels", {}), _name(node)
     offered = _count(status.get("allocatable", {}))
@@ -277,8 +283,8 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
             "warning",
             name,
             f"it has no taint {GPU}",
-            "pods that need no GPU fill the node, and keep it from being scaled away",
-            f"taint the pool with {GPU}=true:NoSchedule; pods that ask for a GPU tolerate it",
+            "pods without a GPU use up the node and prevent that it is scaled down",
+            f"set the taint {GPU}=true:NoSchedule in the pool; pods that request a GPU tolerate it",
         )
     if not offered:
         yield from _nothing_offered(seen, node, plugin, registered)
@@ -292,7 +298,7 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
             f"it offers {offered} GPUs and has {max(registered, int(counted or 0))}"
             + (f"; its device plugin: {line}" if line else ""),
             f"the device plugin marked one unhealthy{_xid_suffix(line)}",
-            "`invoke node.doctor` looks at the GPU; the plugin offers it again after a restart of its pod",
+            "`invoke node.doctor` examines the GPU; the plugin offers it again after a restart of its pod",
         )
     for condition in status.get("conditions", ()):
         yield from _node_condition_finding(name, condition)
@@ -313,10 +319,10 @@ def _nothing_offered(
                 "device-plugin-not-here",
                 "error",
                 name,
-                f"it offers no {GPU}, and no pod of the device plugin runs there"
+                f"it offers no {GPU}, and no pod of the device plugin runs on it"
                 + (f": {'; '.join(dict.fromkeys(why))}" if why else ""),
-                "the DaemonSet's selector or tolerations leave the node out",
-                "give the node the label that the DaemonSet selects by, or the DaemonSet the toleration",
+                "the DaemonSet's selector or tolerations exclude the node",
+                "add the label of the DaemonSet's selector to the node, or the toleration to the DaemonSet",
             )
         return
     container, logs = _plugin_logs(seen, plugin)
@@ -338,15 +344,16 @@ def _nothing_offered(
     waiting = _waiting(plugin)
     said = f"it {has}; {_name(plugin)}, container {container}, says: {waiting or _short(last) or 'nothing'}"
     meta = plugin["metadata"]
-    read = f"`kubectl -n {meta['namespace']} logs {meta['name']} -c {container}` has all of it"
+    read = f"`kubectl -n {meta['namespace']} logs {meta['name']} -c {container}` shows the whole log"
     if registered:
         yield _finding(
             "gpu-unhealthy",
             "error",
             name,
             said,
-            "the device plugin marked every GPU unhealthy, or it ended and the kubelet keeps its number",
-            f"{read}; `invoke node.doctor` looks at the GPUs; the plugin offers them again after its restart",
+            "the device plugin marked every GPU unhealthy, or it ended and the kubelet keeps the old "
+            "capacity",
+            f"{read}; `invoke node.doctor` examines the GPUs; the plugin offers them again after its restart",
         )
     elif not waiting and any(key.startswith("nvidia.com/") for key in node["status"].get("capacity", {})):
         yield _finding(
@@ -354,9 +361,10 @@ def _nothing_offered(
             "error",
             name,
             said,
-            "the plugin registered at the kubelet and has no device to offer: its configuration leaves all "
-            "GPUs out, MIG is on without instances, or the GPUs went away from the driver",
-            f"{read}; `invoke node.doctor` says whether the driver has the GPUs",
+            "the plugin registered with the kubelet and has no device to offer: its configuration excludes "
+            "all "
+            "GPUs, MIG is on without instances, or the driver lost the GPUs",
+            f"{read}; `invoke node.doctor` shows whether the driver has the GPUs",
         )
     else:
         yield _finding(
@@ -364,15 +372,15 @@ def _nothing_offered(
             "error",
             name,
             said,
-            "the device plugin has not registered at the kubelet, for a reason that is not known here"
+            "the device plugin has not registered with the kubelet, for an unknown reason"
             if waiting or last
-            else "the device plugin says nothing: it may have started before the driver",
-            f"{read}; `invoke node.doctor` looks at the driver",
+            else "the device plugin logs nothing: it may have started before the driver",
+            f"{read}; `invoke node.doctor` examines the driver",
         )
 
 
 def _plugin_logs(seen: ClusterState, plugin: Manifest) -> tuple[str, list[str]]:
-    """The container that fails, else the plugin itself; its log, now and of its last start."""
+    """The failing container, or the plugin's; its log, of this and of the previous run."""
     failing = [status["name"] for status in _statuses(plugin) if _failure(status) or _waiting_reason(status)]
     main = [
         container["name"] for container in plugin["spec"]["containers"] if _is_plugin_container(container)
@@ -396,7 +404,7 @@ def _node_condition_finding(name: str, condition: Mapping[str, str]) -> Iterator
             name,
             f"{kind} is {status}: {said}",
             f"an agent on the node reports it{_xid_suffix(said)}",
-            "drain the node; `invoke node.doctor` says what is broken, a reboot or another machine mends it",
+            "drain the node; `invoke node.doctor` finds the fault, a reboot or another machine fixes it",
         )
 
 
@@ -414,7 +422,7 @@ def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             "error",
             name,
             "no container has nvidia.com/gpu in its limits",
-            "it may be scheduled anywhere, and the device plugin gives it nothing",
+            "it can be scheduled to any node, and the device plugin allocates nothing to it",
             f'limits: {{{GPU}: "1"}}',
         )
     for container in containers(spec):
@@ -426,8 +434,8 @@ def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
                 "error",
                 name,
                 f"container {container['name']} sets {said}",
-                "inside a container GPUs are numbered from 0 again: it hides them, or reaches for others",
-                "leave it out: the device plugin says which GPUs are seen",
+                "in a container GPUs are numbered from 0: the variable hides them, or names GPUs of others",
+                "remove it: the device plugin decides which GPUs the container gets",
             )
     why: list[Finding] = []
     if not spec.get("nodeName") and pod["status"].get("phase") == "Pending":
@@ -448,15 +456,20 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
             "warning",
             name,
             f"it waits for {', '.join(gates)}{_reason_suffix(seen.kueue_conditions(pod))}",
-            "a queue (Kueue) has not admitted it, or who set the gate has not removed it",
-            "`kubectl get workloads` shows Kueue's reason: quota, or a flavor that does not fit",
+            "Kueue has not admitted it, or another controller has not removed its gate",
+            "`kubectl get workloads` shows Kueue's reason, such as quota or an unsuitable flavor",
         )
         return
     said = _scheduler_says(seen, pod)
     best = nearest(spec, seen.nodes, seen.pods)
     if best is None:
         yield _finding(
-            "no-node-fits", "error", name, said or "the cluster has no node", "there is no node", "add a pool"
+            "no-node-fits",
+            "error",
+            name,
+            said or "the cluster has no node",
+            "there is no node",
+            "add a node pool",
         )
         return
     node, problems = best
@@ -464,7 +477,7 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
     if not problems:
         yield _unexplained_wait(name, spec, said, shown)
         return
-    if known := symptom_in(said, SCHEDULER):  # more room would not be enough
+    if known := symptom_in(said, SCHEDULER):  # a larger node would not be enough
         yield _symptom_finding(known, name)
     taken = [
         _name(other)
@@ -472,7 +485,7 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
         if other["spec"].get("nodeName") == shown and gpus_requested(other["spec"]) and _is_active(other)
     ]
     holders = (
-        f"; its GPUs are with {', '.join(taken)}"
+        f"; its GPUs are used by {', '.join(taken)}"
         if taken and any(GPU in problem.text for problem in problems)
         else ""
     )
@@ -480,15 +493,15 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
         "no-node-fits",
         "error",
         name,
-        f"{said or 'unschedulable'} Nearest is {shown}: "
+        f"{said or 'unschedulable'} The nearest node is {shown}: "
         f"{'; '.join(problem.text for problem in problems)}{holders}",
-        "no node fits all that the pod asks for",
-        "ask for less, wait, or add a pool: `invoke k8s.check` says which instance types it fits",
+        "no node has all that the pod requests",
+        "request less, wait, or add a node pool: `invoke k8s.check` shows the instance types that fit",
     )
 
 
 def _scheduler_says(seen: ClusterState, pod: Manifest) -> str:
-    """Why the scheduler has not placed a pod: its condition, else its last event."""
+    """Why the scheduler has not placed a pod: from its condition, or else its last event."""
     conditions = [
         condition.get("message", "")
         for condition in pod["status"].get("conditions", ())
@@ -501,13 +514,13 @@ def _scheduler_says(seen: ClusterState, pod: Manifest) -> str:
 
 
 def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
-    """A pod for which a node has room by all that is counted here: what the scheduler says counts more."""
+    """A pod that fits a node by all that is evaluated here; the scheduler's own message takes precedence."""
     claims = [claim["name"] for claim in spec.get("resourceClaims") or ()]
     if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
         said = (
-            f"no word of the scheduler, which waits for each resource claim to be there: {', '.join(claims)}"
+            f"no message of the scheduler, which waits until each resource claim exists: {', '.join(claims)}"
         )
-    evidence = f"{said or 'no word of the scheduler'}; {node} has room for it by what is counted here"
+    evidence = f"{said or 'no message of the scheduler'}; {node} has the requested resources"
     if known := symptom_in(said, SCHEDULER):
         return _symptom_finding(known, name, evidence)
     if said and not re.search(r"Insufficient |Too many pods", said):
@@ -516,16 +529,16 @@ def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) 
             "error",
             name,
             evidence,
-            "the scheduler refuses for what it says, which is not counted here",
-            "`kubectl describe pod` shows its events; its scheduler's log says more",
+            "the scheduler rejects it for the reason in its message, which gpukiln does not evaluate",
+            "`kubectl describe pod` shows its events; see also the scheduler's log",
         )
     return _finding(
         "not-scheduled-yet",
         "warning",
         name,
         evidence,
-        "room became free a moment ago, or its scheduler does not run",
-        f"look again in a minute; its scheduler is {spec.get('schedulerName', 'default-scheduler')}",
+        "resources became free a moment ago, or its scheduler does not run",
+        f"try again in a minute; its scheduler is {spec.get('schedulerName', 'default-scheduler')}",
     )
 
 
@@ -542,7 +555,7 @@ def _start_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
 
 
 def _kubelet_refusal(pod: Manifest) -> Iterator[Finding]:
-    """What the kubelet says of a pod that it did not take, or that it ended."""
+    """Why the kubelet rejected or ended a pod."""
     status = pod["status"]
     said = f"{status.get('reason', '')}: {status.get('message', '')}"
     if status.get("phase") == "Failed" and (known := symptom_in(" ".join(said.split()), KUBELET)):
@@ -557,20 +570,21 @@ def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
         if failure is None:
             continue
         ended, previous = failure
-        what = f"{'init container' if container_status['name'] in before else 'container'} {container_status['name']}"
+        kind = "init container" if container_status["name"] in before else "container"
+        what = f"{kind} {container_status['name']}"
         if ended.get("reason") == "OOMKilled":
             yield _finding(
                 "out-of-memory",
                 "error",
                 name,
                 f"{what} was OOMKilled, exit {ended.get('exitCode')}",
-                "it needed more main memory than its limit; /dev/shm of medium Memory counts too",
-                "raise limits.memory; fewer workers of the data loader; this is not the GPU's memory",
+                "it used more main memory than its limit; files in /dev/shm of medium Memory count",
+                "raise limits.memory, or use fewer data loader workers; this is not the GPU's memory",
             )
             return
         log = seen.logs(pod, container_status["name"], previous)
         if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
-            yield _symptom_finding(known, name, f"{what} says: {_short(known[1])}")
+            yield _symptom_finding(known, name, f"{what} logs: {_short(known[1])}")
             return
         last = _short(next(iter(reversed(log.splitlines())), "nothing"))
         options = (
@@ -581,14 +595,14 @@ def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             "error",
             name,
             f"{what} exits {ended.get('exitCode')}; its last line: {last}",
-            "nothing that is known of GPUs is in its log",
-            f"`kubectl logs {options}` has all of it",
+            "its log has no known GPU error",
+            f"`kubectl logs {options}` shows the whole log",
         )
         return
 
 
 def _unexplained(seen: ClusterState, pod: Manifest) -> Finding:
-    """A pod that does not run, where nothing that is known says why."""
+    """A pod that does not run, without a known cause."""
     status, phase = pod["status"], pod["status"].get("phase", "Unknown")
     events = seen.events(pod)
     warnings = [event for event in events if event.get("type") == "Warning"]
@@ -614,13 +628,13 @@ def _unexplained(seen: ClusterState, pod: Manifest) -> Finding:
         "error" if bad else "warning",
         _name(pod),
         "; ".join(_short(text) for text in dict.fromkeys(said) if text),
-        "nothing that is known here explains it" if bad else "it is about to start, as far as can be seen",
-        "`kubectl describe pod` shows all of it" if bad else "look again in a minute",
+        "no known cause explains it" if bad else "it is probably about to start",
+        "`kubectl describe pod` shows status and events" if bad else "try again in a minute",
     )
 
 
 def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
-    """The node's label against the CUDA version in the image's tag."""
+    """Compare the driver in the node's label with the CUDA version in the image's tag."""
     node = next(
         (
             candidate
@@ -636,7 +650,7 @@ def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             continue
         try:
             support = cuda.support(cuda_version, driver, [])
-        except UsageError:  # a version that the catalogue does not know: nothing is said of it
+        except UsageError:  # the catalogue does not know the version
             continue
         if not support.runs:
             yield _finding(
@@ -652,7 +666,7 @@ def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
 
 # --- what pods come from ----------------------------------------------------------------------------------
 
-# Conditions that say that an object does not do its work (batch/v1, apps/v1, JobSet, Kubeflow, KubeRay).
+# Conditions of workloads that mean a failure (batch/v1, apps/v1, JobSet, Kubeflow, KubeRay).
 FAILURE_CONDITIONS = {
     "Failed": "True",
     "ReplicaFailure": "True",
@@ -662,11 +676,11 @@ FAILURE_CONDITIONS = {
 
 
 def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
-    """Why an object starts no pods, or gave up.
+    """Why a workload creates no pods, or failed.
 
     Args:
-        family: It, and the objects by which it makes its pods.
-        has_pods: Whether pods of it are there: they say more.
+        family: The object, and the objects by which it creates its pods.
+        has_pods: Whether it has pods, whose findings are more precise.
     """
     held = next(filter(workloads.is_suspended, family), None)
     findings = [_suspended_finding(held, seen.kueue_conditions(held))] if held else []
@@ -674,7 +688,7 @@ def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: b
         more = _condition_findings(member, seen.events(member), has_pods=has_pods)
         same = {
             (finding.id, finding.message) for finding in findings
-        }  # a Deployment has its ReplicaSet's condition
+        }  # a Deployment repeats its ReplicaSet's condition
         findings += [finding for finding in more if (finding.id, finding.message) not in same]
     if not (findings or has_pods) and family and not _is_done(family[0]):
         said = [
@@ -689,9 +703,9 @@ def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: b
                 "no-pods",
                 "warning",
                 _name(family[0]),
-                f"it has no pod; {'; '.join(map(_short, said)) or 'neither conditions nor events say why'}",
-                "it wants none (replicas, parallelism, schedule), or its controller does not run",
-                "`kubectl describe` shows all of it; look at its controller's pods",
+                f"it has no pod; {'; '.join(map(_short, said)) or 'it has neither conditions nor events'}",
+                "it specifies none (replicas, parallelism, schedule), or its controller does not run",
+                "look at `kubectl describe`, and at the pods of its controller",
             )
         )
     yield from findings
@@ -724,10 +738,10 @@ def _suspended_finding(manifest: Manifest, by_kueue: list[Manifest] | None) -> F
             "suspended",
             "warning",
             name,
-            "it is suspended, and Kueue has no Workload of it"
+            "it is suspended, and Kueue has no Workload for it"
             + (f", though it names queue {queue}" if queue else ""),
-            "somebody suspended it" if not queue else "Kueue does not run, or does not manage this kind",
-            "set suspend to false, or have Kueue manage it",
+            "a user suspended it" if not queue else "Kueue does not run, or does not manage this kind",
+            "set suspend to false, or configure Kueue to manage the kind",
         )
     return _finding(
         "queue-waits",
@@ -735,7 +749,7 @@ def _suspended_finding(manifest: Manifest, by_kueue: list[Manifest] | None) -> F
         name,
         f"it is suspended{_reason_suffix(by_kueue)}",
         "Kueue has not admitted it: its queue has no quota left, or an admission check is not ready",
-        "wait, ask for less, or another queue; `kubectl get clusterqueues` shows what is used",
+        "wait, request less, or use another queue; `kubectl get clusterqueues` shows the usage",
     )
 
 
@@ -748,7 +762,7 @@ def _creation_finding(name: str, text: str) -> Finding:
         "error",
         name,
         _short(said),
-        "the API server does not take the pods that it wants to create",
+        "the API server rejects its pods",
         "change what the message names",
     )
 
@@ -759,13 +773,13 @@ def _failed_finding(name: str, said: str) -> Finding:
         "error",
         name,
         _short(said),
-        "its controller gave up, or waits for something that does not come",
-        "its pods say why where they are still there; `kubectl describe` shows its events",
+        "its controller gave up, or waits in vain",
+        "look at its pods if they still exist; `kubectl describe` shows its events",
     )
 
 
 def _is_done(manifest: Manifest) -> bool:
-    """Whether it ended well; its pods may be gone."""
+    """Whether it succeeded; its pods may be deleted."""
     done = ("Complete", "Completed", "Succeeded", "SuccessCriteriaMet")
     status = manifest.get("status", {})
     return status.get("jobDeploymentStatus") == "Complete" or any(
@@ -789,17 +803,17 @@ def has_gpus(node: Manifest) -> bool:
 
 
 def _wants_gpu(spec: Mapping[str, Any]) -> bool:
-    """Whether a pod asks for GPUs, or for devices by claims, which may be GPUs."""
+    """Whether a pod requests GPUs, or devices by claims, which may be GPUs."""
     return bool(gpus_requested(spec) or spec.get("resourceClaims"))
 
 
 def is_plugin(spec: Mapping[str, Any]) -> bool:
-    """Whether a pod is NVIDIA's device plugin: chart, static manifest and operator take the same image."""
+    """Whether a pod is NVIDIA's device plugin: chart, static manifest and operator use the same image."""
     return any(_is_plugin_container(container) for container in spec.get("containers", ()))
 
 
 def _is_plugin_container(container: Mapping[str, Any]) -> bool:
-    """Whether a container is the plugin itself: feature discovery and others come in the same image."""
+    """Whether a container is the plugin itself: feature discovery and others use the same image."""
     line = " ".join((*(container.get("command") or ()), *(container.get("args") or ())))
     other = re.search("gpu-feature-discovery|config-manager|mps-control-daemon", line)
     return "k8s-device-plugin" in container.get("image", "") and not other
@@ -808,7 +822,7 @@ def _is_plugin_container(container: Mapping[str, Any]) -> bool:
 def _find_target(
     cluster: Cluster, seen: ClusterState, text: str, namespace: str
 ) -> tuple[list[Manifest], Manifest | None]:
-    """What was named: objects that make pods, and the pod to look at, one that waits or the newest."""
+    """The named workload with its objects, and the pod to examine: a pending one, else the newest."""
     word, _, name = text.rpartition("/")
     family: list[Manifest] = []
     if kind := workloads.kind_of(word):
@@ -839,7 +853,7 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
                 meta["name"], meta["namespace"], container=container, previous=previous, tail=LOG_LINES
             )
         )
-    except BusyError:  # it has not started
+    except BusyError:  # the container has not started
         return ""
     except UnavailableError as error:
         return "" if previous else f"(its log can't be read: {error.message})"
@@ -847,7 +861,7 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
 
 
 def _events(cluster: Cluster, manifest: Manifest) -> list[Manifest]:
-    """Events about an object, the oldest first."""
+    """Events of an object, the oldest first."""
     meta = manifest["metadata"]
     fields = f"involvedObject.kind={manifest['kind']},involvedObject.name={meta['name']}"
     try:
@@ -857,7 +871,7 @@ def _events(cluster: Cluster, manifest: Manifest) -> list[Manifest]:
 
 
 def _event_time(event: Manifest) -> str:
-    """Its last time; those of the newer API have no lastTimestamp."""
+    """The last time of an event; events of events.k8s.io/v1 have no lastTimestamp."""
     times = ((event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"))
     later = (event.get("eventTime"), event["metadata"].get("creationTimestamp"))
     return str(next(filter(None, (*times, *later)), ""))
@@ -885,13 +899,13 @@ def _reason_suffix(conditions: list[Manifest] | None) -> str:
 
 
 def _statuses(pod: Manifest) -> list[Manifest]:
-    """Of its containers, those first that run first."""
+    """Statuses of the containers, in the order in which they start."""
     status = pod["status"]
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
 def _failure(container_status: Manifest) -> tuple[Manifest, bool] | None:
-    """How a container failed, and whether that was before its last start."""
+    """How a container failed, and whether that was in its previous run."""
     now, before = (container_status.get(key, {}).get("terminated") for key in ("state", "lastState"))
     if now:
         return (now, False) if now.get("exitCode") else None
@@ -899,7 +913,7 @@ def _failure(container_status: Manifest) -> tuple[Manifest, bool] | None:
 
 
 def _waiting_reason(container_status: Manifest) -> str:
-    """Why a container waits, where it is more than its turn."""
+    """Why a container waits; empty if it is just being created."""
     waiting = container_status.get("state", {}).get("waiting", {})
     if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
         return ""
@@ -925,7 +939,7 @@ def _symptom_finding(known: tuple[Symptom, str], about: str, seen: str = "") -> 
 
 
 def _last_match(log: str, pattern: str) -> str:
-    """The last line that matches."""
+    """The last line of a log that matches."""
     return _short(next((line for line in reversed(log.splitlines()) if re.search(pattern, line)), ""))
 
 

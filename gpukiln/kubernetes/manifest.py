@@ -23,7 +23,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        """The tag of a plain scalar; a text that some YAML reader takes for a number or a bool gets quotes."""
+        """The tag of a plain scalar; a text that some reader takes for a number or a bool gets quotes."""
         tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
         ambiguous = tag == scalars.TEXT and kind is yaml.ScalarNode and implicit[0]
         return scalars.PLAIN if ambiguous and not scalars.is_text(value) else tag

@@ -93,7 +93,7 @@ class Pool:
             yield name, _with_labels(node, more) if more else node
 
     def beyond_limits(self, name: str) -> list[str]:
-        """The limits of the pool that a single node of a type exceeds: Karpenter starts no such node."""
+        """The limits of the pool that one node of a type exceeds: Karpenter starts no such node."""
         cpu, memory = machines.capacity(name)
         has = {"cpu": cpu, "memory": memory, GPU: machines.allocatable(name)[GPU]}
         return [
@@ -104,7 +104,7 @@ class Pool:
         ]
 
     def _with_shared_gpus(self, node: Manifest, products: Sequence[str]) -> Manifest:
-        """The node with shared or divided GPUs, if the pod selects these: the plugin's configuration decides."""
+        """The node with its GPUs shared or divided, if the pod selects a node of that kind."""
         whole = node["metadata"]["labels"].get(machines.PRODUCT)
         if not whole or machines.PRODUCT in self.labels or whole in products:
             return node

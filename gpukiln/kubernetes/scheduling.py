@@ -47,7 +47,7 @@ def gpus_requested(spec: Spec) -> int:
 
 
 def requests(spec: Spec) -> dict[str, Decimal]:
-    """Resources that a pod takes of a node: the sum of its containers or its largest init container, plus overhead.
+    """Resources that a pod takes of a node: all containers or the largest init container, and its overhead.
 
     A sidecar (an init container with restartPolicy Always) counts like a container (KEP 753). Pod-level
     requests replace the sum of the containers (KEP 2837; component-helpers' PodRequests).
@@ -199,7 +199,7 @@ def _missing(requested: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> D
 
 
 def distance(problems: Iterable[FilterFailure]) -> tuple[int, int]:
-    """Sort key of a node's obstacles: a wrong selector weighs more than a taint, and both more than resources."""
+    """Sort key of a node's obstacles: first a wrong selector, then a taint, then the number of obstacles."""
     every = list(problems)
     kinds = {problem.kind for problem in every}
     return ("selector" in kinds) * 2 + ("taint" in kinds), len(every)

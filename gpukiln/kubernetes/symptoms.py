@@ -2,8 +2,8 @@
 
 The first matching pattern of a table applies. The texts are those of k8s-device-plugin
 (cmd/nvidia-device-plugin, cmd/config-manager, internal/rm, internal/plugin), kube-scheduler
-(pkg/scheduler/framework/plugins), kubelet (pkg/kubelet/lifecycle, pkg/kubelet/cm/devicemanager) and containerd, admission (plugin/pkg/admission),
-libnvidia-container, CUDA, PyTorch and NCCL.
+(pkg/scheduler/framework/plugins), kubelet (pkg/kubelet/lifecycle, pkg/kubelet/cm/devicemanager) and
+containerd, admission (plugin/pkg/admission), libnvidia-container, CUDA, PyTorch and NCCL.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ CONTAINER = (
         r"(?i)Bus error|No space left on device.*shm|unable to (open|allocate|mmap) shared memory|"
         r"NCCL.*(/dev/shm|shared memory)",
         "shm-too-small",
-        "/dev/shm, which processes use to share memory, has 64 MiB unless the pod mounts more",
+        "shared memory (/dev/shm) has 64 MiB unless the pod mounts more",
         "mount an emptyDir of medium Memory with a sizeLimit at /dev/shm; `invoke k8s.job --shm SIZE` does "
         "so",
     ),

@@ -129,7 +129,7 @@ def is_suspended(manifest: Manifest) -> bool:
 
 
 def lacks_pods(manifest: Manifest, *, has_pods: bool) -> bool:
-    """Whether an object has fewer pods than it specifies; for kinds of other projects, whether it has none."""
+    """Whether an object has fewer pods than it specifies; for other projects' kinds: none at all."""
     spec, status = manifest.get("spec", {}), manifest.get("status", {})
     if manifest["kind"] == "Job":
         ended = any(condition["status"] == "True" for condition in status.get("conditions") or ())

@@ -1,7 +1,7 @@
 """Functions that Kubernetes adds to CEL (kubernetes.io/docs/reference/using-api/cel), beyond the standard's.
 
-A rule that calls another one can't be evaluated, and is reported as not checked. The receiver of a method
-is the first argument.
+A rule that calls a function that is missing here is reported as not checked. The receiver of a method is the
+first argument.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Definition:
     Args:
         schema: Its structural schema; empty where it has none.
         form: The same as JSON Schema.
-        left_out: What of the schema can't be checked here.
+        left_out: Parts of the schema that can't be checked here.
     """
 
     api: str
@@ -59,7 +59,7 @@ class Definition:
 
 
 def definitions(objects: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Definition]:
-    """(apiVersion, kind) -> what the CustomResourceDefinitions among some objects say of it."""
+    """(apiVersion, kind) -> its definition, from the CustomResourceDefinitions among the objects."""
     known = {}
     for candidate in objects:
         if candidate.get("kind") != KIND or candidate.get("apiVersion") != "apiextensions.k8s.io/v1":
@@ -84,7 +84,7 @@ def cluster_definitions(cluster: Cluster) -> list[dict[str, Any]]:
     """The CustomResourceDefinitions of a cluster.
 
     Raises:
-        UnavailableError: They may not be listed.
+        UnavailableError: Listing them is not allowed.
     """
     return [dict(definition) for definition in cluster.list(f"apiextensions.k8s.io/v1/{KIND}")]
 
@@ -105,14 +105,16 @@ def _root_schema(schema: Schema, left_out: list[str]) -> Schema:
 def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     """A structural schema as JSON Schema; strict decoding refuses a field that it does not name."""
     form = _same_keywords(schema)
-    for bound in ("Minimum", "Maximum"):  # in OpenAPI 3.0 a flag of the bound
+    for bound in ("Minimum", "Maximum"):  # in OpenAPI 3.0 a boolean; in JSON Schema the bound itself
         if schema.get(f"exclusive{bound}") is True and bound.lower() in form:
             form[f"exclusive{bound}"] = form.pop(bound.lower())
     if isinstance(pattern := schema.get("pattern"), str):
         if _is_pattern(pattern):
             form["pattern"] = pattern
         else:
-            left_out.append(f"{'.'.join(map(str, path))}: the pattern {short(pattern)} can't be read here")
+            left_out.append(
+                f"{'.'.join(map(str, path))}: the pattern {short(pattern)} is no regular expression of Python"
+            )
     int_or_text = schema.get("x-kubernetes-int-or-string") is True
     if int_or_text:
         form |= {"type": ["integer", "string"], "format": form.get("format", "int64")}
@@ -123,7 +125,7 @@ def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> 
     form |= {
         key: conditions[key]
         for key in ("allOf", "anyOf", "oneOf", "not")
-        if key in conditions and not int_or_text  # whose anyOf says integer or string again
+        if key in conditions and not int_or_text  # its anyOf only repeats integer or string
     }
     if isinstance(schema.get("items"), Mapping):
         form["items"] = _json_schema(schema["items"], (*path, "[]"), left_out)
@@ -137,7 +139,7 @@ def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> 
 
 
 def _same_keywords(schema: Mapping[str, Any]) -> Schema:
-    """The keywords that are the same in JSON Schema; a value that none of them can have is left out."""
+    """The keywords that JSON Schema has as well; a keyword with a value of the wrong type is left out."""
     form = {key: schema[key] for key, kind in _SAME_KEYWORDS.items() if isinstance(schema.get(key), kind)}
     if form.get("type") not in _TYPES_OF:
         form.pop("type", None)
@@ -174,7 +176,7 @@ def _field_schemas(schema: Mapping[str, Any], path: Path, left_out: list[str]) -
 
 
 def _condition_schema(schema: Mapping[str, Any]) -> Schema:
-    """A schema below allOf, anyOf, oneOf or not: it names fields and forbids no others."""
+    """A schema below allOf, anyOf, oneOf or not, which allows fields that it does not name."""
     form = _same_keywords(schema)
     if isinstance(schema.get("pattern"), str) and _is_pattern(schema["pattern"]):
         form["pattern"] = schema["pattern"]
@@ -195,7 +197,7 @@ def _type_list(form: Schema) -> list[str]:
 
 
 def without_nulls(value: Any) -> Any:
-    """A custom object as the API server sees it: a null is as if the key were left out."""
+    """A custom object as the API server decodes it, without keys whose value is null."""
     if isinstance(value, Mapping):
         return {key: without_nulls(item) for key, item in value.items() if item is not None}
     return [without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -212,7 +214,7 @@ def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
         name: defaulted(item, below)
         for name, item in value.items()
         for below in [mapping(properties.get(name, more))]
-        if item is not None or below.get("nullable") is True or not below  # a null is as if it were left out
+        if item is not None or below.get("nullable") is True or not below  # the API server drops a null
     }
     for name, field_schema in properties.items():
         if name not in filled and isinstance(field_schema, Mapping) and "default" in field_schema:
@@ -223,7 +225,7 @@ def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
 def cel_violations(
     schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
 ) -> Iterator[Violation]:
-    """The CEL rules of a schema that do not hold; what can't be evaluated is added to `not_checked`."""
+    """Violations of a schema's CEL rules; a rule that can't be evaluated is added to `not_checked`."""
     if value is None or is_placeholder(value):
         return
     for validation in sequence(schema.get("x-kubernetes-validations")):
@@ -244,13 +246,13 @@ def _rule_violations(
     rule = str(validation["rule"])
     try:
         program = _program(rule)
-        if "oldSelf" in program.variables():  # of an update alone
+        if "oldSelf" in program.variables():  # a transition rule, for updates only
             return
         known = _cel().Context(variables={"self": _cel_value(value, schema)}, functions=FUNCTIONS)
         holds = program.execute(known)
         if not isinstance(holds, bool):
-            raise TypeError(f"it gives {short(holds)}, and neither true nor false")
-    except Exception as error:  # the library's errors have no common class
+            raise TypeError(f"it returns {short(holds)}, not true or false")
+    except Exception as error:  # the library has no common error class
         where = f"{'.'.join(map(str, path))}: " if path else ""
         not_checked.append(f"{where}the CEL rule {short(rule)} can't be evaluated: {short(str(error))}")
         return
@@ -260,7 +262,7 @@ def _rule_violations(
 
 @cache
 def _cel() -> Any:
-    """The library, which takes 0.1 s to load and only rules of custom kinds need."""
+    """The CEL library; loaded late because it takes 0.1 s and only custom kinds need it."""
     return importlib.import_module("cel")
 
 
@@ -275,19 +277,23 @@ def _message(validation: Mapping[str, Any], known: Any, rule: str) -> str:
             message = _program(validation["messageExpression"]).execute(known)
             if isinstance(message, str) and message:
                 return message
-        except Exception:  # noqa: S110 - the API server falls back to the message, too
+        except Exception:  # noqa: S110 - the API server falls back to the message as well
             pass
     return str(validation.get("message") or f"the rule does not hold: {rule}").strip()
 
 
 def _field_path(text: Any) -> Path:
-    """`.spec.list[0].name` or `.spec['a']` as a path."""
+    """A fieldPath of a CEL rule as a path.
+
+    >>> _field_path(".spec.list[0].name"), _field_path(".spec['a']")
+    (('spec', 'list', 0, 'name'), ('spec', 'a'))
+    """
     parts = re.findall(r"\.([\w-]+)|\[(\d+)\]|\['([^']+)'\]", text) if isinstance(text, str) else []
     return tuple(int(index) if index else name or key for name, index, key in parts)
 
 
 def _cel_value(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A value with the types that its schema gives it in CEL, its fields by the names that rules use."""
+    """A value as CEL sees it: typed by its schema, with escaped field names."""
     if isinstance(value, Mapping):
         properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
         return {

@@ -1,4 +1,4 @@
-"""What the fields of Karpenter's and Kueue's objects must have in common, where their CRDs are not given.
+"""Checks across fields of Karpenter's and Kueue's objects, if their CRDs are not given.
 
 Read from the CEL rules (x-kubernetes-validations) of the CRDs that `custom_schemas.py` names, and from the
 webhook of Kueue v0.19.2 (kubernetes-sigs/kueue:pkg/webhooks/clusterqueue_webhook.go).
@@ -14,7 +14,7 @@ from gpukiln.kubernetes.check.workload import is_placeholder, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
-# Labels of Karpenter's own domains that a NodePool may set or ask for.
+# Labels of Karpenter's domains that a NodePool may set or require.
 _OF_KARPENTER = frozenset({"karpenter.sh/capacity-type", "karpenter.sh/nodepool"})
 _OF_AWS = frozenset(
     f"karpenter.k8s.aws/{name}"
@@ -129,7 +129,7 @@ def volume(ebs: Mapping[str, Any]) -> Mismatches:
 
 
 def cohort_limits(cohort: str) -> Any:
-    """A check of a ClusterQueue's spec, whose cohort has a field of that name."""
+    """A check of a ClusterQueue's spec; `cohort` is the name of the field with its cohort."""
 
     def check(spec: Mapping[str, Any]) -> Mismatches:
         for path, quota in _quotas(spec):

@@ -1,7 +1,7 @@
-"""The forms of other people's kinds, as far as GPU clusters use them; JSON Schema, pods by Kubernetes' own.
+"""JSON Schemas of other projects' kinds that GPU clusters use; pods in them refer to Kubernetes' schemas.
 
-They are the fallback where no CustomResourceDefinition is given: a kind that is here is checked, one that is
-not is reported as unchecked. Fields and values are those of the release that is named.
+They are used if no CustomResourceDefinition is given. A kind that is missing here is reported as unchecked.
+Fields and values are those of the named release.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ SCHEMAS: dict[tuple[str, str], Schema] = {
     ),
 }
 
-# Group -> the release that its forms were read from.
+# Group -> the release from which its schemas were taken.
 SCHEMA_RELEASES = {
     "karpenter.sh": "Karpenter v1.14.1",
     "karpenter.k8s.aws": "Karpenter v1.14.1",

@@ -1,4 +1,4 @@
-"""Applies the rules to all that was read: findings, what was not checked, and their counts."""
+"""Applies the rules to everything that was read; returns findings, unchecked items and counts."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.typed import strict, unknown
 
 SCHEMA = "k8s.check/1"
-# Rules on labels that no node bears: a pod that violates one is not said to run where the label is.
+# Rules on selectors that no node satisfies: the report lists no machine for a pod that violates one.
 UNSATISFIABLE_RULES = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
 SKIP_ANNOTATION = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
 @strict
 class SkippedRule:
-    """Findings that were not wanted.
+    """A rule that the user skips.
 
     Args:
-        rule: Its id.
-        reason: Why, as it was given; empty where it was not.
-        findings: How many there are.
+        rule: Id of the rule.
+        reason: The reason that the user gave; empty: none.
+        findings: Number of skipped findings.
     """
 
     rule: str
@@ -51,7 +51,7 @@ class SkippedRule:
 
 @strict
 class CheckCounts:
-    """How much was read, and what came of it."""
+    """Numbers of read items and of findings."""
 
     files: int
     objects: int
@@ -63,12 +63,13 @@ class CheckCounts:
 
 @strict
 class CheckReport:
-    """What `k8s.check` says.
+    """The document of `k8s.check --json`.
 
     Args:
         kubernetes: Versions whose schemas were used.
-        findings: The evidence of each has file, line (from 1), path in the object, and reason: what happens.
-        placed: GPU pods, and where they can run.
+        findings: The evidence of each has file, line (from 1), path in the object, and the reason of the
+            rule.
+        placed: GPU pods and the machines that they fit.
     """
 
     schema: str
@@ -81,11 +82,11 @@ class CheckReport:
 
 
 def select_rules(only: Iterable[str], skip: Iterable[str]) -> tuple[list[ManifestRule], dict[str, str]]:
-    """The rules to apply, and the reason of each that is skipped.
+    """The rules to apply, and the skipped ids with their reasons.
 
     Args:
-        only: Ids; all where there are none.
-        skip: Ids, each with `=` and a reason behind it or without.
+        only: Ids; empty: all rules.
+        skip: ID or ID=REASON.
 
     Raises:
         UsageError: There is no such rule.
@@ -130,7 +131,7 @@ def apply_rules(
                         findings.append(_finding(rule, subject, violation))
                     else:
                         left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
-            except Exception as error:  # as `guarded`, which would look up each document's line
+            except Exception as error:  # not `unchecked_on_error`: it needs the line for every subject
                 add_gap(gaps, subject.file, _line(subject), f"rule {rule.id}", error)
     fits: list[Placement] = []
     for workload in reading.workloads:
@@ -139,9 +140,7 @@ def apply_rules(
             where = placement(workload, context.node_fits, Misfit(context.where, why) if why else None)
             fits += [where] if where else []
             if workload.whole and workload.wants_gpus and not has_pod_shape(workload.pod):
-                what = (
-                    f"{workload.label}: no machine is looked for: what it selects nodes by has another form"
-                )
+                what = f"{workload.label}: its node selection is malformed, so no machine is searched"
                 gaps.append(UncheckedItem(workload.file, workload.line, what))
     order = {name: number for number, name in enumerate(reading.files)}
     unique = {
@@ -187,7 +186,7 @@ def _subjects(reading: Reading) -> Iterable[Subject]:
 
 
 def _skip_reason(subject: Subject, rule: ManifestRule) -> str | None:
-    """The reason why a rule is not to be applied to an object; None where it is."""
+    """The reason in the skip annotation of an object; None if it has none for the rule."""
     resource = _resource(subject)
     metadata = [resource.metadata] if resource else []
     if isinstance(subject, Workload):
@@ -230,10 +229,10 @@ def _finding(rule: ManifestRule, subject: Subject, violation: Violation) -> Find
 
 
 def _unknown_kinds(resources: Iterable[Resource], context: Context) -> list[UncheckedItem]:
-    """Kinds whose schema is not known here; their pods are checked all the same."""
+    """Kinds without a known schema; the pods in them are checked nevertheless."""
     return [
         UncheckedItem(
-            resource.file, resource.line, f"{resource.api} {resource.kind}: its form is not known here"
+            resource.file, resource.line, f"{resource.api} {resource.kind}: gpukiln has no schema of it"
         )
         for resource in resources
         if resource.role == "object"

@@ -1,7 +1,8 @@
 """On which machines a GPU pod can run, and why not on the others.
 
-Requests are held against what a node of each type has for pods, less what DaemonSets take of it, see
-`gpukiln.kubernetes.machines`; labels and taints against what its nodes bear, see `gpukiln.kubernetes.pools`.
+Requests are compared with the allocatable resources of a node of each type (`gpukiln.kubernetes.machines`)
+minus the requests of DaemonSets; selectors and tolerations with the labels and taints of its nodes
+(`gpukiln.kubernetes.pools`).
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ def _daemon(*cpu: str) -> Spec:
     return {"containers": containers, "tolerations": [{"operator": "Exists"}]}
 
 
-# What EKS runs on each node: aws-node and its network policy agent (aws/amazon-vpc-cni-k8s,
-# charts/aws-vpc-cni/values.yaml), kube-proxy (the add-on). What files or a cluster have takes their place.
+# DaemonSets of EKS on each node: aws-node and its network policy agent (aws/amazon-vpc-cni-k8s,
+# charts/aws-vpc-cni/values.yaml), kube-proxy (the add-on). DaemonSets of the same name in files or in the
+# cluster replace them.
 EKS_DAEMON_SETS: Mapping[str, Spec] = {"aws-node": _daemon("25m", "25m"), "kube-proxy": _daemon("100m")}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-SHOWN_MISFITS = 3  # machines on which it can't run that are told, the nearest
+SHOWN_MISFITS = 3  # nearest machines that are listed with the reason why the pod does not fit
 
 
 class NodeFit(NamedTuple):
@@ -50,7 +52,7 @@ class NodeFit(NamedTuple):
 
     @property
     def absent_resources(self) -> int:
-        """Of how many resources it has nothing."""
+        """The number of resources of which nothing is left."""
         return sum(
             problem.kind == "resources" and problem.text.endswith(" 0 left") for problem in self.problems
         )
@@ -58,7 +60,7 @@ class NodeFit(NamedTuple):
 
 @strict
 class Misfit:
-    """Where a pod can't run."""
+    """A machine that a pod does not fit, and why."""
 
     on: str
     why: str
@@ -70,8 +72,8 @@ class Placement:
 
     Args:
         object: Kind and name.
-        on: Instance types, or nodes, the smallest first.
-        not_on: Those where it can't, that which lacks least first.
+        on: Instance types or nodes, the smallest first.
+        not_on: Machines that it does not fit, the nearest first.
     """
 
     file: str
@@ -82,7 +84,7 @@ class Placement:
 
 
 class DaemonSetLoad:
-    """What nodes have left for other pods once DaemonSets run there: computed once for each kind of node."""
+    """Resources that DaemonSets leave to other pods, computed once for each kind of node."""
 
     def __init__(self, specs: Iterable[Spec]) -> None:
         self._pods = [(spec, {**requests(spec), "pods": Decimal(1)}) for spec in specs]
@@ -93,8 +95,8 @@ class DaemonSetLoad:
             for rule in term.get("matchExpressions") or ()
         ]
         selected = {key for spec, _ in self._pods for key in spec.get("nodeSelector") or ()}
-        # What a node has, and which DaemonSets it fits, depends on its pool, its name and these labels: of a
-        # type the product says whether its GPUs are shared.
+        # The cache key: resources and matching DaemonSets of a node depend on its pool, its name and these
+        # labels; the product label says whether its GPUs are shared.
         self._labels = sorted({PRODUCT, *selected, *(rule["key"] for rule in rules)})
         self._known: dict[tuple[Any, ...], Mapping[str, Decimal]] = {}
 
@@ -120,13 +122,13 @@ class DaemonSetLoad:
 def node_fits(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[NodeFit]:
     """Every candidate, in the order of the pools."""
     demand, fits = requests(spec), []
-    shares = any(key in HAMI for key in demand)  # several containers and pods may have one GPU
+    shares = any(key in HAMI for key in demand)  # with HAMi several containers and pods share a GPU
     for pool in pools:
         over = [
             FilterFailure(
                 "resources",
                 f"the pool's limit of {key} is {quantity_text(key, limit)}, "
-                f"{quantity_text(key, demand[key])} asked",
+                f"{quantity_text(key, demand[key])} requested",
             )
             for key, limit in pool.limits.items()
             if key in demand and demand[key] > limit
@@ -136,7 +138,7 @@ def node_fits(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[No
             known = {
                 key: value
                 for key, value in demand.items()
-                # Other plugins' are not known before there is a node.
+                # Resources of other device plugins are unknown until a node exists.
                 if pool.nodes or key in left or (key.startswith("nvidia.com/") and key not in HAMI)
             }
             if shares and not pool.nodes:
@@ -151,11 +153,11 @@ def node_fits(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[No
 def placement(
     workload: Workload, fits: Callable[[Workload], list[NodeFit]], nowhere: Misfit | None
 ) -> Placement | None:
-    """Where a pod can run; None: it asks for no GPU.
+    """Where a pod can run; None if it requests no GPU.
 
     Args:
-        fits: Every candidate, see `places`.
-        nowhere: All of them in words, and why not, where its selector is wrong.
+        fits: Returns every candidate, see `node_fits`.
+        nowhere: All machines in words and the reason, if no node satisfies its selector.
     """
     if not is_schedulable(workload):
         return None
@@ -173,17 +175,17 @@ def placement(
 
 
 def is_schedulable(workload: Workload) -> bool:
-    """Whether it asks for a GPU in a form that can be compared with a machine."""
+    """Whether it requests a GPU and is well-formed enough to be compared with a machine."""
     spec = workload.pod
     try:
         asks = mapping(spec) and not spec.get("nodeName") and gpus_requested(spec) and requests(spec)
         return bool(asks) and has_pod_shape(spec)
-    except (AttributeError, TypeError, ValueError):  # no form of a pod: other rules say so
+    except (AttributeError, TypeError, ValueError):  # malformed: the rule `schema` reports it
         return False
 
 
 def has_pod_shape(spec: Spec) -> bool:
-    """Whether what a node is chosen by has the form of a pod's spec; rule `schema` reports the others."""
+    """Whether the node selection of a pod spec is well-formed; the rule `schema` reports the others."""
     listed = [spec.get(key) or [] for key in ("containers", "initContainers", "tolerations")]
     terms: Any = at(spec, ("affinity", "nodeAffinity", REQUIRED, "nodeSelectorTerms")) or []
     if not all(map(_are_mappings, [*listed, terms])) or not isinstance(
@@ -209,10 +211,10 @@ def _is_rule(rule: Mapping[str, Any]) -> bool:
 
 
 def placement_lines(placed: Placement) -> list[str]:
-    """Lines for people."""
+    """Lines of output."""
     if not placed.on and not placed.not_on:
         return [
-            f"{placed.object} is for machines that nothing is known of here; --pools or --cluster has them"
+            f"{placed.object} needs machines that gpukiln does not know; name them by --pools or --cluster"
         ]
     lines = [
         f"{placed.object} runs on {_first_names(placed.on)}"

@@ -1,4 +1,4 @@
-"""The keywords of `validation.py` beyond JSON Schema, and schemas that its table is joined to."""
+"""The keywords of `validation.py` that JSON Schema lacks, and how its table is merged into the schemas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpukiln.typed import short
 
 Schema = dict[str, Any]
 Errors = Iterator[ValidationError]
-WHOLE_OBJECT_KEYWORDS = ("given", "some", "filled")  # what a part of an object need not have
+WHOLE_OBJECT_KEYWORDS = ("given", "some", "filled")  # keywords that don't apply to a part of an object
 _RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
 
@@ -69,7 +69,7 @@ def _once(_: Any, fields: tuple[str, ...], value: Any, __: Schema) -> Errors:
     )
     for text, many in counted.items():
         if many > 1:
-            yield ValidationError(f"{text.strip('[]')} stands {many} times; wanted once")
+            yield ValidationError(f"{text.strip('[]')} occurs {many} times; wanted once")
 
 
 def _filled(_: Any, __: bool, value: Any, ___: Schema) -> Errors:
@@ -137,11 +137,11 @@ ServerValidator: Any = validators.extend(Draft202012Validator, KEYWORDS)
 
 
 def with_server_rules(name: str, definition: Schema) -> Schema:
-    """A definition with its rows of the table.
+    """A definition merged with its row of the table.
 
     Args:
-        name: io.k8s.api.core.v1.Pod; rows of other groups have the last part alone.
-        definition: With its references replaced; what they were replaced by is not changed.
+        name: For example io.k8s.api.core.v1.Pod; rows outside io.k8s.api have only the last part.
+        definition: Its references are resolved; the resolved definitions are not modified.
     """
     row = FIELDS.get(name.removeprefix("io.k8s.api.")) or FIELDS.get(name.rpartition(".")[2])
     if row is None:
@@ -162,7 +162,9 @@ def with_server_rules(name: str, definition: Schema) -> Schema:
         fields[field] = {"type": ["object", "null"]}
     for key, field_row in row.items():
         field = key.rstrip("![]")
-        if key.startswith("@") or field not in fields or not field_row:  # a field that this version has not
+        if (
+            key.startswith("@") or field not in fields or not field_row
+        ):  # this version does not have the field
             continue
         if key.endswith("[]"):
             fields[field] = {
@@ -176,5 +178,6 @@ def with_server_rules(name: str, definition: Schema) -> Schema:
 
 def _merged_schema(schema: Schema, row: Row) -> Schema:
     more = {("values" if key == "form{}" else key): value for key, value in row.items()}
-    # what a reference was replaced by is filled later, where it refers to itself
+    # A resolved reference may still be empty here, if its definition refers to itself: allOf keeps the
+    # reference.
     return {**schema, **more} if schema.get("type") or "oneOf" in schema else {"allOf": [schema], **more}

@@ -1,4 +1,4 @@
-"""What a cluster has, to be judged as files are; and whether its API server would take what files have."""
+"""Reads objects of a cluster, to check them like files; validates files by a dry run on its API server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.kubernetes.pools import Pool
 
-# What is judged; those that another object made are its owner's fault.
+# Kinds that are read. Objects with an owner are skipped, because the fault is in the owner.
 KINDS = (
     "Pod",
     "Job",
@@ -37,20 +37,20 @@ KINDS = (
     "actions.github.com/v1alpha1/AutoscalingRunnerSet",
 )
 CLUSTER_WIDE = ("NodePool", "EC2NodeClass")
-# What only the server writes, and nobody is asked to mend.
+# Fields that only the server writes; users can't fix them.
 SERVER_FIELDS = ("status",)
 
 
 def read_cluster(
     reading: Reading, cluster: Cluster, namespace: str = "", *, everywhere: bool = False
 ) -> None:
-    """Take what a cluster has, namespace by namespace; a kind that may not be listed is told as unchecked.
+    """Read the objects of a cluster; a kind that can't be listed is reported as unchecked.
 
     Args:
-        namespace: Empty: the context's.
+        namespace: Empty: that of the context.
 
     Raises:
-        UnavailableError: It can't be asked at all.
+        UnavailableError: No kind can be listed.
     """
     by_namespace: dict[str, list[dict[str, Any]]] = {}
     name = f"context {cluster.context}"
@@ -79,7 +79,7 @@ def read_cluster(
 def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     """Where pods may land: the nodes that offer GPUs, and Karpenter's pools, which may start more.
 
-    Nothing is known where nodes may not be listed; that is told as unchecked.
+    Empty if listing nodes is not allowed; that is reported as unchecked.
     """
     try:
         nodes = pool_of_nodes(cluster.list("Node"))
@@ -91,24 +91,24 @@ def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
 
 
 def schema_version(reading: Reading, cluster: Cluster) -> str:
-    """The cluster's version as `schema.minors` reads it, or the nearest that has schemas.
+    """The cluster's version for `schema.minors`, or the nearest version with a schema.
 
     Raises:
-        UnavailableError: It can't be asked.
+        UnavailableError: The API server does not answer.
     """
     _, minor = cluster.version()
     nearest = min(max(minor, OLDEST), NEWEST)
     if nearest != minor:
-        what = f"Kubernetes 1.{minor} has no schema here: 1.{nearest} is taken for it"
+        what = f"Kubernetes 1.{minor} has no schema here; that of 1.{nearest} is used"
         reading.unchecked.append(UncheckedItem(f"context {cluster.context}", 1, what))
     return f"1.{nearest}"
 
 
 def dry_run_objects(reading: Reading, cluster: Cluster) -> None:
-    """Let the API server validate and admit every object by a dry run; nothing is kept.
+    """Let the API server validate and admit every object by a dry run; it stores nothing.
 
     Raises:
-        UnavailableError: It can't be asked.
+        UnavailableError: The API server does not answer.
     """
     objects = [
         resource
@@ -132,7 +132,7 @@ def dry_run_objects(reading: Reading, cluster: Cluster) -> None:
             if not gap:
                 cluster.create(dict(resource.object), dry_run=True)
         except RefusedError:
-            continue  # one of that name is there: it was validated and admitted before it was compared
+            continue  # the name exists: the server checks that after validation and admission
         except MissingError as error:
             if (
                 resource.namespace in namespaces
@@ -140,7 +140,7 @@ def dry_run_objects(reading: Reading, cluster: Cluster) -> None:
             ):
                 gap = (
                     f"{resource.label}: {error.message}; these files create it: "
-                    "apply that first, then ask again"
+                    "apply that first, then check again"
                 )
             else:
                 reading.rejections.append(Rejection(resource.file, resource.line, error.message, resource))

@@ -18,7 +18,7 @@ from gpukiln.reports.sarif import sarif
 
 
 def lines(report: CheckReport) -> Iterator[str]:
-    """The report as text: file by file; why and what to do stand with a rule's first finding."""
+    """The report as text, file by file; reason and fix follow the first finding of a rule."""
     shown: set[str] = set()
     file = ""
     width = max((len(f"{finding.evidence['line']}") for finding in report.findings), default=0)
@@ -44,7 +44,7 @@ def lines(report: CheckReport) -> Iterator[str]:
     for gap in report.unchecked:
         yield sanitize(f"not checked: {gap.file}:{gap.line}: {gap.reason}")
     for left in report.skipped:
-        why = f" ({left.reason})" if left.reason else ", and no reason given (--skip RULE=REASON)"
+        why = f" ({left.reason})" if left.reason else ", without a reason (--skip RULE=REASON)"
         yield sanitize(f"skipped: {left.rule}, {_many(left.findings, 'finding')}{why}")
     counts = report.counts
     yield (
@@ -60,10 +60,10 @@ def _many(number: int, word: str) -> str:
 
 
 def write_junit(report: CheckReport, files: tuple[str, ...], path: Path) -> None:
-    """Write one suite a file, one test case a rule that is violated; warnings pass, and are shown.
+    """Write a suite for each file and a test case for each violated rule; warnings pass and are shown.
 
     Args:
-        files: All that were read: what has no finding passes.
+        files: All files that were read; one without findings passes.
 
     Raises:
         OSError: It can't be written.

@@ -1,4 +1,4 @@
-"""Files as they lie about: manifests, values, scripts, documents with blocks of code, rules, dashboards."""
+"""Reads manifests, values, scripts, documents with code blocks, Prometheus rules and dashboards."""
 
 from __future__ import annotations
 
@@ -39,20 +39,18 @@ from gpukiln.units import Memory
 
 T = TypeVar("T")
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
-LARGEST_FILE = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
+LARGEST_FILE = 16 << 20  # bytes of a file; a completely rendered chart has less than 1 MiB
 SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
-# What a chart's template has and no manifest: it must be rendered before it says anything.
+# Syntax of Helm templates that no manifest has: a template must be rendered before it can be checked.
 TEMPLATE = re.compile(
     r"\{\{-?\s*(?:\.(?:Values|Release|Chart|Capabilities|Files)\b|include |if |range |with |toYaml |tpl )"
 )
-UNKNOWN_DOCUMENT = "neither an object nor values that are known here"
+UNKNOWN_DOCUMENT = "neither an object nor values of a known chart"
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*\{?\.?(?P<language>[\w+-]*)")
-LONGEST_COMMAND = (
-    32 << 10
-)  # characters of a command that is looked at; more is no command that somebody types
-MOST_LINES = 200  # of a command; a quotation that is open for more is an apostrophe
+LONGEST_COMMAND = 32 << 10  # characters of a command that are checked; nobody types longer ones
+MOST_LINES = 200  # of a command: a quote that stays open for longer is an apostrophe in prose
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
-_QUOTE_ENDS = {  # what ends a quotation, or begins one
+_QUOTE_ENDS = {  # open quote -> what ends it; without one, what begins a quote or a comment
     "": re.compile(r"\\.|['\"#]"),
     "'": re.compile("'"),
     '"': re.compile(r'\\.|"'),
@@ -62,11 +60,11 @@ TOOLS = re.compile(r"^\s*(?:\$ |sudo |kubectl |helm |docker |eksctl |aws |apt(?:
 
 @dataclass
 class Reading:
-    """What was found in some files.
+    """Everything that was read from files or a cluster.
 
     Args:
-        unchecked: What can't be checked.
-        pools: Node pools that a cluster has.
+        unchecked: Items that can't be checked.
+        pools: Node pools of a cluster.
     """
 
     files: list[str] = field(default_factory=list)
@@ -80,10 +78,10 @@ class Reading:
     pools: tuple[Pool, ...] = ()
 
     def text(self, text: str, name: str) -> None:
-        """Read what a file holds.
+        """Read the text of a file.
 
         Args:
-            name: Of the file; its ending says what it is, where it has one.
+            name: Of the file; its suffix decides the format, if it has one.
         """
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
@@ -101,7 +99,7 @@ class Reading:
             self._document(text, name)
 
     def objects(self, objects: Iterable[dict[str, Any]], name: str) -> None:
-        """Take objects as an API gives them."""
+        """Add objects of an API server."""
         self.files.append(name)
         for item in objects:
             with unchecked_on_error(self.unchecked, name, 1, "the reader"):
@@ -119,7 +117,7 @@ class Reading:
                 self._promql(block, name, line)
             elif not language:
                 self._unnamed(block, name, line)
-        if not blocks:  # a document without marks: its here-documents and command lines count
+        if not blocks:  # without code blocks, read here-documents and command lines in the text
             self._script(text, name, 0, strict=False)
 
     def _unnamed(self, block: str, name: str, line: int) -> None:
@@ -134,10 +132,10 @@ class Reading:
                 self.queries.append(Query(name, number, line.strip()))
 
     def _script(self, text: str, name: str, above: int, *, strict: bool = True) -> None:
-        """Command lines and here-documents.
+        """Read command lines and here-documents.
 
         Args:
-            strict: Every line is a command; else only one that begins with a tool's name.
+            strict: Every line is a command; otherwise only lines that begin with the name of a known tool.
         """
         lines = text.splitlines()
         number = 0
@@ -162,7 +160,7 @@ class Reading:
             if length > LONGEST_COMMAND:
                 line = line[:LONGEST_COMMAND]
                 if is_command:
-                    what = f"longer than {Memory(LONGEST_COMMAND).shown}: what stands behind is not looked at"
+                    what = f"longer than {Memory(LONGEST_COMMAND).shown}: the rest is not checked"
                     self.unchecked.append(UncheckedItem(name, above + start + 1, what))
             if is_command:
                 self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
@@ -186,21 +184,23 @@ class Reading:
         if match := TEMPLATE.search(text):
             line = above + text.count("\n", 0, match.start()) + 1
             self.unchecked.append(
-                UncheckedItem(name, line, "a chart's template: give the output of `helm template`")
+                UncheckedItem(name, line, "a chart's template: check the output of `helm template` instead")
             )
             return
         for document in yaml_tree.documents(text, above):
             if isinstance(document, yaml_tree.BrokenError):
                 if "{{" in text:
                     self.unchecked.append(
-                        UncheckedItem(name, document.line, "a template: give what it is rendered to")
+                        UncheckedItem(name, document.line, "a template: check its rendered output instead")
                     )
                 else:
                     self.rejections.append(Rejection(name, document.line, document.text))
             elif not isinstance(document.value, dict):
                 if whole:
                     self.unchecked.append(
-                        UncheckedItem(name, document.line_of(()), "no mapping: no object, no values")
+                        UncheckedItem(
+                            name, document.line_of(()), "not a mapping, so neither an object nor values"
+                        )
                     )
             else:
                 with unchecked_on_error(self.unchecked, name, document.above + 1, "the reader"):
@@ -216,7 +216,7 @@ class Reading:
                     self._resource(Resource(name, item, line_of=line_of, written=written))
             return
         role, chart = _role(value, whole=whole)
-        if role == "unknown":  # a document may show the settings of anything
+        if role == "unknown":  # code blocks may show settings of any program
             if whole:
                 self.unchecked.append(UncheckedItem(name, document.line_of(()), UNKNOWN_DOCUMENT))
             return
@@ -250,10 +250,10 @@ class Reading:
 
 @contextmanager
 def unchecked_on_error(gaps: list[UncheckedItem], file: str, line: int, what: str) -> Iterator[None]:
-    """Take an error that nobody expected for a gap: one document never hides what is found in others.
+    """Report an unexpected error as unchecked, so that one document does not hide findings in others.
 
     Args:
-        what: That reads the document, for example "rule schema".
+        what: What processes the document, for example "rule schema".
     """
     try:
         yield
@@ -262,10 +262,10 @@ def unchecked_on_error(gaps: list[UncheckedItem], file: str, line: int, what: st
 
 
 def add_gap(gaps: list[UncheckedItem], file: str, line: int, what: str, error: Exception) -> None:
-    """See `guarded`."""
+    """Add an unexpected error to the unchecked items."""
     why = f"{type(error).__name__}: {error}"
     gap = UncheckedItem(
-        file, line, f"{what} could not read this document; please report it with the document ({why})"
+        file, line, f"{what} failed on this document; please report that with the document ({why})"
     )
     if gap not in gaps:
         gaps.append(gap)
@@ -275,16 +275,17 @@ def read(names: Iterable[str]) -> Reading:
     """Read files, folders and standard input.
 
     Args:
-        names: Paths; `-` is standard input. Of a folder, what ends as manifests, scripts and documents do.
+        names: Paths; `-` is standard input. Of a folder, files with the suffix of manifests, scripts or
+            documents.
 
     Raises:
-        UsageError: Nothing is there, or a folder has none of them.
+        UsageError: A path does not exist, or a folder has no such file.
         UnavailableError: A file can't be read.
     """
     reading = Reading()
     paths = [source for name in names for source in ([name] if name == "-" else _files(File(name)))]
     collects = gc.isenabled()
-    gc.disable()  # nodes of YAML are many and in no circle: looking for some took two thirds of the time
+    gc.disable()  # YAML nodes are many and have no cycles: the collector took two thirds of the time
     try:
         for path in paths:
             if isinstance(path, File):
@@ -302,7 +303,7 @@ def _files(path: File) -> list[File]:
         files = sorted(file for file in path.rglob("*") if _is_read(file, path))
         if not files:
             kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
-            raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files")
+            raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files themselves")
         return files
     if path.exists():
         return [path]
@@ -332,7 +333,7 @@ def _file(reading: Reading, path: File) -> None:
     except UnicodeDecodeError as error:
         reading.files.append(name)
         line = data.count(b"\n", 0, error.start) + 1
-        reading.rejections.append(Rejection(name, line, "no text in UTF-8"))
+        reading.rejections.append(Rejection(name, line, "not UTF-8 text"))
         return
     reading.text(text, name)
 
@@ -348,7 +349,7 @@ def _kind(text: str, suffix: str) -> str:
 
 
 def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
-    """Lines of a document without its blocks of code; line above, language and text of each block."""
+    """The lines of a document outside code blocks; line above, language and text of each block."""
     lines: list[str] = []
     blocks: list[tuple[int, str, str]] = []
     end, language, indent, start = "", "", "", 0
@@ -367,13 +368,20 @@ def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
             lines.append("")
         else:
             lines.append(line)
-    if end:  # never closed: it goes on to the end, as renderers take it
+    if end:  # never closed: as in CommonMark, the block extends to the end
         blocks.append((start, language, "\n".join(body) + "\n"))
     return lines, blocks
 
 
 def _open_quote(line: str, quote: str) -> str:
-    """The quotation mark that is open at a line's end, by the one that was open at its beginning."""
+    """The quote that is open at the end of a line.
+
+    >>> _open_quote("echo 'a", ""), _open_quote("b'", "'")
+    ("'", '')
+
+    Args:
+        quote: The quote that is open at its beginning, or empty.
+    """
     at = 0
     while match := (_QUOTE_ENDS[quote].search(line, at) if at < len(line) else None):
         at = match.end()
@@ -385,9 +393,13 @@ def _open_quote(line: str, quote: str) -> str:
 
 
 def _split(line: str) -> Iterator[list[str]]:
-    """The commands of a command line, without what connects them."""
+    """The commands of a command line, without operators.
+
+    >>> list(_split("sudo apt update && kubectl get pods"))
+    [['apt', 'update'], ['kubectl', 'get', 'pods']]
+    """
     try:
-        if len(line) > LONGEST_COMMAND:  # shlex takes a time that grows with the square of a word
+        if len(line) > LONGEST_COMMAND:  # shlex takes quadratic time for a long word
             raise ValueError
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
         lexer.whitespace_split = True
@@ -405,12 +417,12 @@ def _split(line: str) -> Iterator[list[str]]:
 
 
 def _is_prefix(word: str) -> bool:
-    """Whether a word stands before the name of a command."""
+    """Whether a word may precede the name of a command."""
     return word in ("sudo", "time", "exec") or re.fullmatch(r"\w+=\S*", word) is not None
 
 
 def _pod_of_kubectl_run(command: CommandLine) -> Resource | None:
-    """The pod that `kubectl run` would make."""
+    """The pod that `kubectl run` would create."""
     words = command.words
     if words[:1] != ("kubectl",) or "run" not in words[1:3]:
         return None
@@ -427,7 +439,11 @@ def _pod_of_kubectl_run(command: CommandLine) -> Resource | None:
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:
-    """Options of a command line, with `=` or with a word behind; those without a value are empty."""
+    """Options of a command line with their values; an option without a value is empty.
+
+    >>> options_of("kubectl run a --image=b -n ml --rm".split())
+    {'image': 'b', 'n': 'ml', 'rm': ''}
+    """
     options: dict[str, str] = {}
     last = ""
     for word in words:
@@ -447,27 +463,27 @@ def _relative_to(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
 
 
 def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
-    """What a mapping is, and of values, for which chart.
+    """The role of a mapping, and for values the chart.
 
     Args:
-        whole: It is a file and no block of a document: what says something of pods is a chart's values, in
-            which the rest may have any form.
+        whole: It is a whole file, not a code block: a mapping with keys of pods is then values of a chart,
+            whose other keys may have any form.
     """
     of_pods = (CONTAINER_KEYS | POD_KEYS) & value.keys()
-    tells = {"resources", "nodeSelector", "tolerations", "affinity", "containers"} & value.keys()
+    pod_keys = {"resources", "nodeSelector", "tolerations", "affinity", "containers"} & value.keys()
     chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
     if "kind" in value or ("apiVersion" in value and "metadata" in value):
         role: Role = "object"
     elif isinstance(value.get("jobs"), dict) and {"true", "name"} & value.keys():
-        # `on`, as the readers of manifests take it
+        # the key `on` of a workflow, which YAML 1.1 readers take for true
         role = "workflow"
     elif "panels" in value or "panels" in mapping(value.get("dashboard")):
         role = "dashboard"
     elif any("rules" in mapping(group) for group in sequence(value.get("groups"))):
         role = "rules"
-    elif chart or (whole and tells):
+    elif chart or (whole and pod_keys):
         role = "values"
-    elif not whole and (tells or {"limits", "requests"} >= value.keys() or of_pods == value.keys()):
+    elif not whole and (pod_keys or {"limits", "requests"} >= value.keys() or of_pods == value.keys()):
         role = "fragment"
     else:
         role = "unknown"
@@ -475,7 +491,7 @@ def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
 
 
 def _expressions(resource: Resource) -> Iterator[tuple[Path, str]]:
-    """PromQL in rules, dashboards, and ConfigMaps that carry either."""
+    """PromQL expressions in rules, dashboards, and ConfigMaps with either."""
     if resource.role in ("rules", "dashboard") or resource.kind in ("PrometheusRule", "GrafanaDashboard"):
         yield from _expr(resource.object, ())
     elif resource.kind == "ConfigMap":

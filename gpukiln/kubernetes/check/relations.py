@@ -1,6 +1,6 @@
-"""What the fields of one definition must have in common: the checks of `validation.py`'s table.
+"""Checks across fields of one definition, for the table in `validation.py`.
 
-Each is given a mapping of its definition, and yields the path in it and what is wrong there. Sources:
+Each function gets a mapping of its definition and yields a path in it and what is wrong there. Sources:
 pkg/apis/*/validation of kubernetes/kubernetes, v1.36.
 """
 
@@ -219,7 +219,7 @@ def block_volumes(pod: Mapping[str, Any]) -> Mismatches:
 
 
 def bare_pod(manifest: Mapping[str, Any]) -> Mismatches:
-    """Of a Pod alone: in a template an admission plugin may still add the account."""
+    """Checks of a Pod object only: in a template an admission plugin may add the service account."""
     pod = mapping(manifest.get("spec"))
     if pod.get("ephemeralContainers"):
         yield ("spec", "ephemeralContainers"), "ephemeralContainers of a new pod; `kubectl debug` adds them"
@@ -264,7 +264,7 @@ def _selector_filled(spec: Mapping[str, Any]) -> Mismatches:
 
 
 def kept_pods(spec: Mapping[str, Any]) -> Mismatches:
-    """Of what keeps its pods running."""
+    """Checks of controllers that keep their pods running."""
     yield from _selector_filled(spec)
     if mapping(mapping(spec.get("template")).get("spec")).get("activeDeadlineSeconds") is not None:
         yield (
@@ -698,7 +698,7 @@ def definition(manifest: Mapping[str, Any]) -> Mismatches:
 
 
 def _without_type(schema: Mapping[str, Any]) -> Iterator[Path]:
-    """Fields of a structural schema that have to have a type, and have not."""
+    """Fields of a structural schema that lack their required type."""
     parts: list[tuple[Path, Any]] = [
         (("properties", name), field_schema)
         for name, field_schema in mapping(schema.get("properties")).items()
@@ -772,7 +772,13 @@ def scheduling(spec: Mapping[str, Any]) -> Mismatches:
 
 
 def toleration_errors(toleration: Mapping[str, Any]) -> Iterator[str]:
-    """What a toleration says and can't say at once."""
+    """Contradictions in a toleration.
+
+    >>> list(toleration_errors({"key": "nvidia.com/gpu", "operator": "Exists"}))
+    []
+    >>> list(toleration_errors({"operator": "Exists", "value": "true"}))
+    ['operator Exists with a value; wanted none, or Equal']
+    """
     operator, effect = toleration.get("operator") or "Equal", toleration.get("effect")
     if operator == "Exists" and toleration.get("value"):
         yield "operator Exists with a value; wanted none, or Equal"

@@ -1,4 +1,4 @@
-"""Rules on Kueue's queues, held against the jobs that wait in them."""
+"""Rules on Kueue's queues and the jobs that use them."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from gpukiln.kubernetes.scheduling import tolerates
 
 KUEUE = "kubernetes-sigs/kueue"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-LEAST_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"  # annotation: less than all may be admitted
+LEAST_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"  # annotation: Kueue may admit fewer pods than all
 GROUPS: Path = ("spec", "resourceGroups")
 
 
 class QueueDemand(NamedTuple):
-    """What a pod asks of a queue that the files have.
+    """The request of a workload to a queue in the files.
 
     Args:
         queue: The ClusterQueue.
-        resource: A GPU's.
-        amount: Of all pods of one set, which one flavor has to have.
-        group: Of the ClusterQueue's resources, that which has the resource; empty: none.
+        resource: Name of a GPU resource.
+        amount: Sum of all pods of a pod set, which one flavor must provide.
+        group: The resource group of the ClusterQueue with the resource; empty: none.
     """
 
     queue: Resource
@@ -75,7 +75,7 @@ def _demands(workload: Workload, context: Context) -> Iterator[QueueDemand]:
 
 
 def _pods(workload: Workload) -> int:
-    """Pods that are admitted together, where that is known; at least one."""
+    """Pods that Kueue admits together, if known; at least one."""
     job = workload.job if workload.kind == "Job" else None
     annotations = mapping(workload.resource.metadata.get("annotations"))
     if job is None or LEAST_PARALLELISM in annotations:
@@ -89,11 +89,12 @@ def _pods(workload: Workload) -> int:
     "kueue-absent",
     "warning",
     Resource,
-    title="A queue or flavor that is named is there",
-    reason="the files have others of the kind, and not this one: unless the cluster has it, what waits there "
-    "is never admitted",
+    title="A queue or flavor that is named exists",
+    reason="the files have other objects of the kind, but not this one: unless the cluster has it, Kueue "
+    "never "
+    "admits the job",
     source="kueue.sigs.k8s.io/docs/concepts/cluster_queue, local_queue, resource_flavor",
-    fix="the name of one that is there, or its manifest",
+    fix="the name of an existing one, or add its manifest",
 )
 def kueue_absent(resource: Resource, context: Context) -> Iterator[Violation]:
     queue = _queue_of(resource)
@@ -133,7 +134,7 @@ def _flavors(queue: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     "error",
     Resource,
     title="A flavor has quotas for the covered resources, in their order",
-    reason="the API server refuses a ClusterQueue whose flavors list others",
+    reason="the API server rejects a ClusterQueue whose flavors list other resources",
     source=f"{KUEUE}:pkg/webhooks/clusterqueue_webhook.go; apis/kueue/v1beta2/clusterqueue_types.go",
     fix="resources of each flavor: the names of coveredResources, each once, in the same order",
 )
@@ -153,7 +154,7 @@ def kueue_resources(resource: Resource, _: Context) -> Iterator[Violation]:
     "kueue-uncovered",
     "error",
     Workload,
-    title="A queue covers the GPUs of the jobs that wait in it",
+    title="A queue covers the GPUs of its jobs",
     reason="Kueue never admits it: resource unavailable in ClusterQueue",
     source=f"{KUEUE}:pkg/scheduler/flavorassigner/flavorassigner.go",
     fix="the resource in coveredResources of the ClusterQueue, with a quota in each of its flavors; where "
@@ -171,8 +172,8 @@ def kueue_uncovered(workload: Workload, context: Context) -> Iterator[Violation]
     "kueue-quota",
     "error",
     Workload,
-    title="A queue has the quota for each job that waits in it",
-    reason="Kueue never admits it: a set of pods gets its GPUs from one flavor, and none has so many",
+    title="A queue has enough quota for each of its jobs",
+    reason="Kueue never admits it: a pod set gets its GPUs from one flavor, and none has so many",
     source="kueue.sigs.k8s.io/docs/concepts/cluster_queue",
     fix="a larger nominalQuota, fewer pods at once, or a cohort to borrow from",
     fragments=False,
@@ -198,11 +199,11 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
     "kueue-flavor",
     "error",
     Workload,
-    title="A job can have a flavor of its queue",
+    title="A job fits a flavor of its queue",
     reason="Kueue never admits a job that selects other nodes than those of its flavors, or does not tolerate"
-    " their taints: it reads the template, before EKS adds a toleration",
+    " their taints: Kueue reads the pod template, to which EKS has not added a toleration yet",
     source=f"{KUEUE}:apis/kueue/v1beta2/resourceflavor_types.go",
-    fix="tolerations in the template or in the ResourceFlavor, and a selector that one flavor has",
+    fix="tolerations in the template or in the ResourceFlavor, and a selector that a flavor satisfies",
     fragments=False,
 )
 def kueue_flavor(workload: Workload, context: Context) -> Iterator[Violation]:
@@ -213,7 +214,7 @@ def kueue_flavor(workload: Workload, context: Context) -> Iterator[Violation]:
         flavors = [_by_name(context.of_kind("ResourceFlavor"), name) for name in names]
         known_flavors = [flavor for flavor in flavors if flavor is not None]
         if not known_flavors or len(known_flavors) < len(flavors):
-            continue  # what is not here is not known
+            continue  # flavors outside the files are unknown
         keys = {key for flavor in known_flavors for key in mapping(at(flavor.object, ("spec", "nodeLabels")))}
         problems = [_misfit(workload, flavor, keys) for flavor in known_flavors]
         if all(problems):
@@ -224,7 +225,7 @@ def kueue_flavor(workload: Workload, context: Context) -> Iterator[Violation]:
 
 
 def _misfit(workload: Workload, flavor: Resource, keys: set[str]) -> str:
-    """Why a pod can't have a flavor; keys that no flavor of the group has are not compared."""
+    """Why a pod can't use a flavor; empty if it can. Keys that no flavor of the group has are ignored."""
     spec = mapping(flavor.object.get("spec"))
     labels = mapping(spec.get("nodeLabels"))
     for key, value in mapping(workload.pod.get("nodeSelector")).items():

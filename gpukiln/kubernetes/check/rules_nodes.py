@@ -1,4 +1,4 @@
-"""Rules on where pods may land: a node whose labels match, whose taints are tolerated, that has the room."""
+"""Rules on scheduling: some node has matching labels, tolerated taints and enough resources."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEDULER = "kubernetes.io/docs/concepts/scheduling-eviction"
 
 
 def _misfits(workload: Workload, context: Context, *kinds: str) -> tuple[list[NodeFit], list[NodeFit]]:
-    """Of the places that nothing before these kinds of problem rules out: all, and those that they do."""
+    """Candidates without problems of an earlier kind: all, and those with problems of these kinds."""
     order = ("selector", "taint", "resources")
     before = order[: order.index(kinds[0])]
     left = [
@@ -37,11 +37,11 @@ def _nearest_text(places: list[NodeFit], kind: str) -> str:
     place = min(places, key=lambda fit: (distance(fit.problems), fit.absent_resources))
     why = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
-    return f"{place.name}{pool} comes nearest: {why}"
+    return f"{place.name}{pool} is nearest: {why}"
 
 
 def _nearest_misfit(workload: Workload, context: Context, kind: str) -> str:
-    """What comes nearest, where each place is ruled out by a kind of problem; else nothing."""
+    """The nearest candidate in words, if a kind of problem excludes all candidates; otherwise empty."""
     if not is_schedulable(workload):
         return ""
     every, lacking = _misfits(workload, context, kind)
@@ -52,10 +52,10 @@ def _nearest_misfit(workload: Workload, context: Context, kind: str) -> str:
     "no-node-has-labels",
     "error",
     Workload,
-    title="Some node bears the labels that a GPU pod selects by",
+    title="Some node has the labels that a GPU pod selects",
     reason="the pod stays Pending: node(s) didn't match Pod's node affinity/selector",
     source=f"{SCHEDULER}/assign-pod-node",
-    fix="select by labels that the pool sets or feature discovery finds, such as nvidia.com/gpu.product",
+    fix="select by labels that the pool or feature discovery sets, such as nvidia.com/gpu.product",
     fragments=False,
 )
 def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Violation]:
@@ -83,10 +83,10 @@ def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Violat
     "fits-no-machine",
     "error",
     Workload,
-    title="Some machine has room for a GPU pod",
-    reason="the pod stays Pending for ever: kubelet, system and DaemonSets take part of each machine",
+    title="Some machine has the resources that a GPU pod requests",
+    reason="the pod stays Pending for ever: kubelet, system and DaemonSets use a part of each machine",
     source="awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go",
-    fix="ask for what a node has left, such as 3500m and 13Gi of a g4dn.xlarge, or take a larger type",
+    fix="request what a node has left, such as 3500m and 13Gi of a g4dn.xlarge, or use a larger type",
 )
 def fits_no_machine(workload: Workload, context: Context) -> Iterator[Violation]:
     if said := _nearest_misfit(workload, context, "resources"):
@@ -99,7 +99,7 @@ def fits_no_machine(workload: Workload, context: Context) -> Iterator[Violation]
 
 @cache
 def _profiles() -> Mapping[str, tuple[str, ...]]:
-    """MIG profiles, as the plugin's resources are called, and the products of the GPUs that have each."""
+    """MIG profile, as in the name of the plugin's resource -> products of the GPUs that have it."""
     products: dict[str, tuple[str, ...]] = {}
     for name in machines.launchable_types():
         product = machines.labels(name).get(machines.PRODUCT, "")
@@ -111,7 +111,7 @@ def _profiles() -> Mapping[str, tuple[str, ...]]:
 
 
 def _mig_fix(profile: str) -> str:
-    """What to write instead of a MIG profile of which no machine has so many."""
+    """The fix for a MIG profile of which no machine has enough instances."""
     if not profile:
         return ""
     if profile not in _profiles():
@@ -124,7 +124,7 @@ def _mig_fix(profile: str) -> str:
     "cuda-newer-than-driver",
     "error",
     Workload,
-    title="The driver of the nodes runs the CUDA of the image",
+    title="The driver of the nodes supports the CUDA version of the image",
     reason="the container fails: CUDA driver version is insufficient for CUDA runtime version",
     source=GUIDE,
     fix="an image with an older CUDA, or nodes with a newer driver: `invoke docker.check` compares them",
@@ -136,14 +136,14 @@ def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Vio
         for driver in drivers if cuda_version and container.gpu_keys else ():
             try:
                 support = cuda.support(cuda_version, driver, [])
-            except UsageError:  # a version that the catalogue does not know: nothing is said of it
+            except UsageError:  # the catalogue does not know the version
                 continue
             if not support.runs:
                 least = cuda.needs(cuda_version).first
-                text = f"{container.image} is CUDA {cuda_version}, the nodes have driver {driver}; "
-                    f"wanted {least} or "
-                    ""
-                    "later"
+                text = (
+                    f"{container.image} is CUDA {cuda_version}, the nodes have driver {driver}; "
+                    f"wanted {least} or later"
+                )
                 yield Violation(text, workload.at(*container.where, "image"))
 
 

@@ -1,4 +1,4 @@
-"""Rules on objects held against each other: pools' limits, quotas, claims, Ray's groups, renamed labels."""
+"""Rules that compare objects: limits of pools, quotas, claims, Ray groups, renamed labels."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from gpukiln.kubernetes.pools import other_types, pools_in
 from gpukiln.kubernetes.quantity import quantity
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs"
-FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # of instance types with GPUs, and their categories
+FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # instance families with GPUs, and their categories
 REQUIREMENTS: Path = ("spec", "template", "spec", "requirements")
 
 
 def _only_gpus(resource: Resource) -> bool:
-    """Whether a NodePool starts no machine without a GPU."""
+    """Whether a NodePool starts only machines with GPUs."""
     for requirement in map(mapping, sequence(at(resource.object, REQUIREMENTS))):
         key, operator = str(requirement.get("key")), requirement.get("operator")
         values = [str(value) for value in sequence(requirement.get("values"))]
@@ -55,17 +55,19 @@ def _only_gpus(resource: Resource) -> bool:
     "nodepool-limit-below-machine",
     "error",
     Resource,
-    title="A pool may have at least one of its machines",
-    reason="Karpenter starts no node that would bring the pool above its limits: this one never has any",
+    title="The limits of a pool allow at least one machine",
+    reason="Karpenter starts no node that would exceed the limits, so this pool never has a node",
     source="kubernetes-sigs/karpenter:pkg/controllers/provisioning/scheduling/scheduler.go; "
     f"{KARPENTER}/concepts/nodepools.md",
-    fix="limits of at least the smallest machine, or of GPUs alone: limits: {nvidia.com/gpu: 8}",
+    fix="limits of at least the smallest machine, or only for GPUs: limits: {nvidia.com/gpu: 8}",
 )
 def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Violation]:
     if not resource.is_node_pool or not _only_gpus(resource):
         return
     for pool in pools_in([resource.object]):
-        limits = {key: value for key, value in pool.limits.items() if value > 0}  # 0 closes a pool
+        limits = {
+            key: value for key, value in pool.limits.items() if value > 0
+        }  # a limit of 0 switches a pool off on purpose
         types = (*pool.types, *other_types(resource.object))
         beyond = {name: pool.beyond_limits(name) for name in types}
         if len(limits) == len(pool.limits) and limits and all(beyond.values()):
@@ -77,10 +79,10 @@ def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Vio
     "nodepool-label-refused",
     "error",
     Resource,
-    title="A pool sets and asks for no label that is Karpenter's own",
-    reason="the API server refuses the NodePool",
+    title="A pool neither sets nor requires labels of Karpenter",
+    reason="the API server rejects the NodePool",
     source="aws/karpenter-provider-aws:pkg/apis/crds/karpenter.sh_nodepools.yaml",
-    fix="a label of your own domain; nodes of a pool bear karpenter.sh/nodepool by themselves",
+    fix="a label of your own domain; Karpenter sets karpenter.sh/nodepool itself",
 )
 def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation]:
     if not resource.is_node_pool:
@@ -102,9 +104,9 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
     "gpus-above-pool-limit",
     "warning",
     Workload,
-    title="The pools may have the GPUs of a Deployment, and of its updates",
+    title="The limits of the pools allow the GPUs of a Deployment and of its updates",
     reason="an update starts new pods before old ones end: above the limit they stay Pending, and the update "
-    "never ends",
+    "never completes",
     source="kubernetes.io/docs/concepts/workloads/controllers/deployment/#rolling-update-deployment",
     fix="a higher limit, fewer replicas, or strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}",
     fragments=False,
@@ -129,8 +131,8 @@ def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Viol
     "claim-of-container",
     "error",
     Workload,
-    title="A container's device claims are the pod's",
-    reason="the API server refuses a name that resourceClaims has not",
+    title="The device claims of a container are in resourceClaims of the pod",
+    reason="the API server rejects a name that is not in resourceClaims",
     source="kubernetes/kubernetes:pkg/apis/core/validation/validation.go",
     fix="an entry of that name in the pod's resourceClaims",
     fragments=False,
@@ -152,8 +154,8 @@ def claim_of_container(workload: Workload, _: Context) -> Iterator[Violation]:
     "pod-resources",
     "error",
     Workload,
-    title="A pod itself asks for CPU, memory and huge pages alone",
-    reason="the API server refuses GPUs there: devices are given to containers",
+    title="Pod-level resources are only CPU, memory and huge pages",
+    reason="the API server rejects GPUs there: devices are allocated to containers",
     source="kubernetes.io/docs/concepts/configuration/manage-resources-containers; "
     "kubernetes/kubernetes:pkg/apis/core/validation/validation.go",
     fix="GPUs in limits of the container that uses them",
@@ -169,16 +171,16 @@ def pod_resources(workload: Workload, _: Context) -> Iterator[Violation]:
     "node-name",
     "warning",
     Workload,
-    title="A scheduler places GPU pods, and no nodeName",
-    reason="the pod goes past the scheduler: where the node's GPUs are taken it fails with "
-    "UnexpectedAdmissionError, again with each retry, and no node is started for it",
+    title="GPU pods are placed by a scheduler, not by nodeName",
+    reason="the pod bypasses the scheduler: if the node's GPUs are in use, it fails with "
+    "UnexpectedAdmissionError at each retry, and no node is started for it",
     source="kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#nodename",
     fix="nodeSelector: {kubernetes.io/hostname: NODE}",
     fragments=False,
 )
 def node_name(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("nodeName")
-    if name and workload.wants_gpus and workload.kind != "Pod":  # a pod by hand is there to look at one node
+    if name and workload.wants_gpus and workload.kind != "Pod":  # a bare Pod may be meant for one node
         yield Violation(f"nodeName {name} in a {workload.kind} with GPUs", workload.at("nodeName"))
 
 
@@ -187,7 +189,7 @@ def node_name(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Resource,
     title="A quota of GPUs counts requests",
-    reason="extended resources are counted as requests.RESOURCE alone: this key limits nothing",
+    reason="a quota counts extended resources only as requests.RESOURCE: this key limits nothing",
     source="kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-extended-resources",
     fix='requests.nvidia.com/gpu: "4"',
 )
@@ -213,11 +215,12 @@ def _ray_groups(resource: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
     "ray-num-gpus",
     "warning",
     Resource,
-    title="Ray counts the GPUs that its pods have",
-    reason="num-gpus takes the place of what KubeRay reads from the limits: with more, tasks start without a "
-    "GPU of their own; with fewer, GPUs that are paid for get no task",
+    title="num-gpus of Ray is the number of GPUs of its pods",
+    reason="num-gpus replaces the number that KubeRay reads from the limits: with more, tasks share a GPU; "
+    "with "
+    "fewer, GPUs that are paid for get no task",
     source="ray-project/kuberay:ray-operator/controllers/ray/common/pod.go",
-    fix="leave num-gpus out",
+    fix="remove num-gpus",
 )
 def ray_num_gpus(resource: Resource, _: Context) -> Iterator[Violation]:
     for where, group in _ray_groups(resource):
@@ -241,8 +244,8 @@ OLD_LABEL = "karpenter.sh/provisioner-name"
     "karpenter-old-annotation",
     "error",
     Workload,
-    title="Karpenter's annotations are those that it reads",
-    reason="it was renamed and is ignored since v1: Karpenter takes the node away under the pod",
+    title="Annotations for Karpenter have their current name",
+    reason="it was renamed, and v1 ignores the old name: Karpenter removes the node while the pod runs",
     source="aws/karpenter-provider-aws:website/content/en/v1.0/upgrading/v1-migration.md",
     fix=f'{ANNOTATION}: "true"',
 )
@@ -258,8 +261,8 @@ def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Violati
     "karpenter-old-label",
     "error",
     Workload,
-    title="Karpenter's labels are those that its nodes bear",
-    reason="no node bears it since v1beta1: the pod stays Pending",
+    title="Labels of Karpenter have their current name",
+    reason="since v1beta1 no node has it: the pod stays Pending",
     source=f"{KARPENTER}/upgrading/upgrade-guide.md",
     fix="karpenter.sh/nodepool: NAME",
 )

@@ -1,4 +1,4 @@
-"""Rules on pods that the API server takes, and that fail, hang or cost later."""
+"""Rules on pods that the API server accepts and that fail, hang or cost money later."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRAINING_IMAGES = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovo
 LAUNCHERS = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
 SHM = "/dev/shm"  # noqa: S108 - of a container
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
+DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; EC2 warns two minutes before a spot interruption
 
 
 def _shm_volume(container: PodContainer) -> str | None:
@@ -52,7 +52,7 @@ def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     "shm-default",
     "warning",
     Workload,
-    title="What trains, or has several GPUs, has more than 64 MiB of /dev/shm",
+    title="Training, or several GPUs, have more than 64 MiB of /dev/shm",
     reason="data loaders and NCCL exchange data there: `bus error`, or `unable to write to file "
     "</torch_...>`",
     source="pytorch.org/docs/stable/multiprocessing.html; docs.nvidia.com/deeplearning/nccl, troubleshooting",
@@ -78,9 +78,9 @@ def shm_default(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A volume in memory has a sizeLimit",
-    reason="without one it takes half of the node's memory, which is counted nowhere",
+    reason="without one it may use half of the node's memory, which the scheduler does not count",
     source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
-    fix="sizeLimit: 2Gi, and as much more in the container's memory limit",
+    fix="sizeLimit: 2Gi, and add the same to the container's memory limit",
 )
 def shm_size_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
@@ -94,7 +94,8 @@ def shm_size_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="The memory limit is larger than the /dev/shm within it",
-    reason="what lies in it counts against the container's memory limit: it is killed before it is full",
+    reason="its files count against the container's memory limit: the kernel kills it before /dev/shm is "
+    "full",
     source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
     fix="raise the memory limit by the sizeLimit",
 )
@@ -114,9 +115,9 @@ def shm_above_memory(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A Job with GPUs has a deadline",
-    reason="what hangs keeps its GPUs, and is paid for, until somebody looks",
+    reason="a Job that hangs holds its GPUs, which are paid for, until somebody notices",
     source="kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup",
-    fix="activeDeadlineSeconds in the Job's spec: the longest it may take, retries included",
+    fix="activeDeadlineSeconds in the Job's spec: its longest duration, retries included",
     fragments=False,
 )
 def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
@@ -131,7 +132,7 @@ def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A container with GPUs has a memory limit",
-    reason="one leak takes the node's memory, and the kernel kills whom it likes, the device plugin too",
+    reason="a leak uses up the node's memory, and the kernel may kill any process, also the device plugin",
     source="kubernetes.io/docs/concepts/configuration/manage-resources-containers",
     fix="limits: {memory: 14Gi}; k8s.check says what the types have for pods",
     fragments=False,
@@ -147,8 +148,8 @@ def memory_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "cpu-request",
     "warning",
     Workload,
-    title="A container with GPUs asks for CPUs",
-    reason="the scheduler counts none, and the data loader shares what is left: the GPU waits",
+    title="A container with GPUs requests CPUs",
+    reason="the scheduler reserves none, so the data loader gets only what is left and the GPU waits",
     source="kubernetes.io/docs/concepts/configuration/manage-resources-containers",
     fix="requests: {cpu: 3500m}",
     fragments=False,
@@ -158,15 +159,15 @@ def cpu_request(workload: Workload, _: Context) -> Iterator[Violation]:
     asked = {*mapping(of_pod.get("requests")), *mapping(of_pod.get("limits"))}
     for container in workload.containers:
         if container.gpu_keys and "cpu" not in {*asked, *container.requests, *container.limits}:
-            yield Violation(f"{container.name} asks for no CPU", workload.at(*container.where))
+            yield Violation(f"{container.name} requests no CPU", workload.at(*container.where))
 
 
 @rule(
     "memory-milli",
     "error",
     Workload,
-    title="Memory is not counted in thousandths of a byte",
-    reason="`m` is a thousandth: 512m is half a byte, and the container never starts",
+    title="Memory has no unit m",
+    reason="`m` means a thousandth: 512m is half a byte, and the container never starts",
     source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
     fix="512Mi",
 )
@@ -180,7 +181,7 @@ def memory_milli(workload: Workload, _: Context) -> Iterator[Violation]:
                 )
 
 
-# What makes a node spot, by who sets it: eksctl, AWS's user guide for EKS, karpenter.sh/docs, AKS, GKE.
+# Label of spot nodes -> its values; set by eksctl, AWS's user guide for EKS, karpenter.sh/docs, AKS, GKE.
 SPOT = {
     "eks.amazonaws.com/capacityType": ("SPOT", "ON_DEMAND", "CAPACITY_BLOCK"),
     "karpenter.sh/capacity-type": ("spot", "on-demand", "reserved"),
@@ -199,10 +200,10 @@ UNSET_SPOT_LABELS = (
 
 
 def node_selections(workload: Workload, *, required: bool = False) -> Iterator[tuple[Path, str, list[str]]]:
-    """Path, label and wanted values of all that a pod selects nodes by.
+    """Path, label and values of each node selection of a pod.
 
     Args:
-        required: Leave out what it only prefers.
+        required: Skip preferences.
     """
     for key, value in mapping(workload.pod.get("nodeSelector")).items():
         yield workload.at("nodeSelector", key), key, [str(value)]
@@ -216,7 +217,7 @@ def node_selections(workload: Workload, *, required: bool = False) -> Iterator[t
 
 
 def _set_by_pool(key: str, context: Context) -> bool:
-    """Whether a pool that the pod may land on sets a label, or a live node bears it."""
+    """Whether a candidate pool sets a label, or a live node has it."""
     return any(
         key in pool.labels
         or key in pool.choices
@@ -229,8 +230,8 @@ def _set_by_pool(key: str, context: Context) -> bool:
     "spot-label",
     "warning",
     Workload,
-    title="Spot is selected by a label that somebody sets",
-    reason="no provider sets this label: the pod stays Pending until somebody labels nodes by hand",
+    title="Spot nodes are selected by a label that the provider sets",
+    reason="no provider sets this label: the pod stays Pending until a user labels nodes by hand",
     source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
     "karpenter.sh/docs/concepts/scheduling",
     fix="eks.amazonaws.com/capacityType: SPOT (managed groups) or karpenter.sh/capacity-type: spot "
@@ -247,11 +248,11 @@ def spot_label(workload: Workload, context: Context) -> Iterator[Violation]:
     "spot-value",
     "error",
     Workload,
-    title="Spot is written as its provider writes it",
-    reason="labels are compared letter by letter: no node has this one",
+    title="The value for spot has the provider's spelling",
+    reason="label values are compared exactly: no node has this one",
     source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
     "karpenter.sh/docs/concepts/scheduling",
-    fix="capital letters for EKS (SPOT), small ones for Karpenter (spot)",
+    fix="upper case for EKS (SPOT), lower case for Karpenter (spot)",
 )
 def spot_value(workload: Workload, _: Context) -> Iterator[Violation]:
     for path, key, values in node_selections(workload):
@@ -264,7 +265,7 @@ SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecyc
 
 
 def _is_taint_set(key: str, context: Context) -> bool:
-    """Whether a pool that the pod may land on, or a live node, is tainted with a key."""
+    """Whether a candidate pool or a live node has a taint with a key."""
     taints = [
         taint
         for pool in context.candidates
@@ -280,17 +281,16 @@ def _is_taint_set(key: str, context: Context) -> bool:
     "spot-toleration",
     "warning",
     Workload,
-    title="A taint of spot nodes that is tolerated is one that somebody sets",
-    reason="neither EKS nor Karpenter taint spot nodes by themselves: the toleration does nothing, "
-    "and a pod that "
-    "is to run on spot needs a selector",
+    title="A toleration for spot nodes matches a taint that exists",
+    reason="neither EKS nor Karpenter taints spot nodes by itself: the toleration has no effect, and a pod "
+    "for spot nodes needs a selector",
     source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
     "karpenter.sh/docs/concepts/nodepools",
-    fix="leave it out, or taint the pool's nodes with it",
+    fix="remove it, or add the taint to the pool",
 )
 def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]:
     if any(key in SPOT for _path, key, _values in node_selections(workload)):
-        return  # it runs on spot whatever is tainted, and tolerates a pool of its own
+        return  # a selector puts it on spot nodes; the toleration may be for its own pool
     for index, toleration in enumerate(sequence(workload.pod.get("tolerations"))):
         key = mapping(toleration).get("key")
         if key in SPOT_TAINTS and not _is_taint_set(str(key), context):
@@ -301,9 +301,8 @@ def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]
     "spot-checkpoint",
     "warning",
     Workload,
-    title="A Job on spot is prepared for its end",
-    reason="a node that is taken away counts as a failure of the Job, and 30 seconds are no time for "
-    "a checkpoint",
+    title="A Job on spot nodes is prepared for interruptions",
+    reason="an interruption counts as a failure of the Job, and 30 seconds are too short for a checkpoint",
     source="kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy",
     fix="podFailurePolicy with {action: Ignore, onPodConditions: [{type: DisruptionTarget}]} and "
     "terminationGracePeriodSeconds: 100",
@@ -346,7 +345,7 @@ MANUAL_LABELS = (
     "warning",
     Workload,
     title="GPUs are selected by labels that feature discovery or the provider set",
-    reason="a label made by hand is on no node that the autoscaler starts: the pod stays Pending",
+    reason="nodes that the autoscaler starts lack a label that was set by hand: the pod stays Pending",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix='nvidia.com/gpu.product: Tesla-T4, nvidia.com/gpu.present: "true", or the type\'s own label: '
     "node.kubernetes.io/instance-type, karpenter.k8s.aws/instance-gpu-name",
@@ -363,7 +362,7 @@ def label_by_hand(workload: Workload, context: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A DaemonSet for GPU nodes selects them",
-    reason="on nodes without a GPU it fails again and again; the device plugin since 0.18, too",
+    reason="it keeps failing on nodes without a GPU, as the device plugin does since 0.18",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0; NVIDIA/dcgm-exporter",
     fix='nodeSelector: {nvidia.com/gpu.present: "true"}',
     fragments=False,
@@ -381,8 +380,8 @@ def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A DaemonSet for GPU nodes tolerates their taint",
-    reason="GPU nodes are tainted nvidia.com/gpu, and what asks for no GPU gets no toleration by itself: "
-    "it runs nowhere",
+    reason="GPU nodes have the taint nvidia.com/gpu, and a pod that requests no GPU gets no toleration "
+    "automatically: the DaemonSet runs nowhere",
     source=""
     "kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#extendedresourcetoleration",
     fix="tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",

@@ -1,4 +1,4 @@
-"""Rules on command lines of scripts and documents, and on what documents say."""
+"""Rules on command lines of scripts and documents, and on the text of documents."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpukiln.kubernetes.check.rules_charts import OLDEST_PLUGIN, PLUGIN_IMAGE
 from gpukiln.kubernetes.check.rules_running import MANUAL_LABELS
 from gpukiln.kubernetes.check.workload import CommandLine, Prose, Violation
 
-# kubernetes/kubernetes pull request 108820 (1.24), and before it 1.18 (--generator and its kin).
+# kubernetes/kubernetes pull request 108820 (1.24), and before it 1.18 (--generator and others).
 RUN_FLAGS = (
     "limits",
     "requests",
@@ -33,8 +33,8 @@ NEGATIONS = re.compile(
     "kubectl-run-flags",
     "error",
     CommandLine,
-    title="`kubectl run` is called with flags that it has",
-    reason="`unknown flag: --limits`: it went with 1.24, others with 1.18",
+    title="`kubectl run` has only flags that exist",
+    reason="`unknown flag: --limits`: 1.24 removed it, 1.18 others",
     source="kubernetes/kubernetes pull request 108820",
     fix="a Pod or Job in YAML: `invoke k8s.job --image ... --gpus 1 -- nvidia-smi`, or `invoke k8s.test`",
 )
@@ -49,8 +49,8 @@ def kubectl_run_flags(command: CommandLine, _: Context) -> Iterator[Violation]:
     "url-moves",
     "warning",
     CommandLine,
-    title="What is applied from a URL is a version",
-    reason="a branch or `latest` is another manifest tomorrow, and nobody knows what runs",
+    title="A manifest from a URL has a fixed version",
+    reason="a branch or `latest` changes, and the deployed version is unknown",
     source="kubernetes.io/docs/concepts/configuration/overview",
     fix="the URL of a tag; for the add-ons of GPU nodes, `invoke k8s.addons`",
 )
@@ -72,11 +72,10 @@ def url_moves(command: CommandLine, _: Context) -> Iterator[Violation]:
     "warning",
     CommandLine,
     title="GPU nodes are not labelled by hand",
-    reason="the next node that the autoscaler starts has no such label, and feature discovery sets "
-    "better ones",
+    reason="nodes that the autoscaler starts lack the label, and feature discovery sets better ones",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
-    fix="feature discovery (`invoke k8s.addons`); where nodes must be known before they start, the "
-    "pool's labels",
+    fix="feature discovery (`invoke k8s.addons`); for labels that must be known before a node starts, the "
+    "labels of the pool",
 )
 def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
     words = [word for word in command.words if not word.startswith("-")]
@@ -97,8 +96,8 @@ def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
     "label-no-node-has",
     "warning",
     CommandLine,
-    title="Nodes are looked for by labels that somebody sets",
-    reason="the label nvidia.com/gpu is set by nobody; it is a resource's name",
+    title="Nodes are listed by labels that exist",
+    reason="no node has the label nvidia.com/gpu; it is the name of a resource",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="-l nvidia.com/gpu.present=true",
 )
@@ -116,9 +115,9 @@ def label_no_node_has(command: CommandLine, _: Context) -> Iterator[Violation]:
     "warning",
     CommandLine,
     title="nvidia-smi is not run in the device plugin",
-    reason="its image has had no shell and no tools since 0.18, and it is no tool for monitoring",
+    reason="since 0.18 its image has no shell and no tools",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0",
-    fix="dcgm-exporter for numbers (`invoke k8s.addons`), `invoke k8s.test` for a look",
+    fix="dcgm-exporter for metrics (`invoke k8s.addons`), `invoke k8s.test` for a check",
 )
 def plugin_exec(command: CommandLine, _: Context) -> Iterator[Violation]:
     text = " ".join(command.words)
@@ -131,8 +130,8 @@ def plugin_exec(command: CommandLine, _: Context) -> Iterator[Violation]:
     "metrics-server-gpu",
     "warning",
     Prose,
-    title="GPUs are not watched with metrics-server",
-    reason="it knows CPU and memory only",
+    title="GPUs are not monitored with metrics-server",
+    reason="it has only CPU and memory",
     source="kubernetes-sigs/metrics-server:README.md",
     fix="dcgm-exporter: `invoke k8s.addons`",
 )
@@ -147,8 +146,8 @@ def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Violation]:
     "cloudwatch-without-agent",
     "warning",
     Prose,
-    title="Metrics for CloudWatch are sent there by something",
-    reason="dcgm-exporter answers Prometheus and sends nothing",
+    title="An agent sends metrics to CloudWatch",
+    reason="dcgm-exporter only answers scrapes of Prometheus and sends nothing",
     source="docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch-Agent-NVIDIA-GPU.html",
     fix="the CloudWatch agent's nvidia_gpu section: `invoke k8s.addons`",
 )
@@ -168,7 +167,7 @@ def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
         yield heading, above + 1, block
 
 
-# What documents and scripts name that is gone: expression, and what is true now.
+# Obsolete names in documents and scripts, and what is true now.
 OBSOLETE = (
     (re.compile(r"\bnvidia-docker2?\b"), "nvidia-docker2 is superseded by nvidia-container-toolkit"),
     (re.compile(r"\bapt-key\b"), "apt-key is deprecated; a keyring with signed-by is read"),
@@ -190,14 +189,14 @@ OBSOLETE = (
     "era-of-docker",
     "warning",
     Prose,
-    title="Nodes are set up as containerd needs it",
-    reason="it installs nothing that Kubernetes uses, or comes from a place that is not kept",
+    title="Instructions for nodes are for containerd",
+    reason="it has no effect on Kubernetes, or comes from an unmaintained source",
     source="docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
-    fix="nvidia-container-toolkit; on EKS AL2023 nodeadm does the rest; our images have both",
+    fix="nvidia-container-toolkit; on EKS AL2023 nodeadm configures it; gpukiln's images have both",
 )
 def era_of_docker(prose: Prose, _: Context) -> Iterator[Violation]:
     if not any("kubectl" in text for _line, text in _all_lines(prose)):
-        return  # about Docker on a machine of its own, where all of this may be right
+        return  # a document about Docker alone, for which these names may be right
     for line, text in _all_lines(prose):
         for expression, why in OBSOLETE:
             if expression.search(text) and not NEGATIONS.search(text) and not text.lstrip().startswith("#"):
@@ -208,8 +207,8 @@ def era_of_docker(prose: Prose, _: Context) -> Iterator[Violation]:
     "plugin-version-in-document",
     "warning",
     Prose,
-    title="Documents name a device plugin that is maintained",
-    reason="readers install what is written",
+    title="Documents name a maintained device plugin",
+    reason="readers install the version in the document",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
     fix="the version of components.yaml: `invoke k8s.addons`",
 )
@@ -228,10 +227,10 @@ OLDEST_KUBERNETES = (
     "kubernetes-too-old",
     "warning",
     Prose,
-    title="Documents name a Kubernetes that is still to be had",
-    reason="no EKS image is built for it, and today's Kueue and DRA need more",
+    title="Documents name a supported Kubernetes version",
+    reason="EKS builds no images for it, and current Kueue and DRA need a later version",
     source="awslabs/amazon-eks-ami:CHANGELOG.md; kubernetes-sigs/kueue:README.md",
-    fix="the versions that `invoke k8s.check --kubernetes VERSION` judges by",
+    fix="a version that `invoke k8s.check --kubernetes VERSION` accepts",
 )
 def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
@@ -244,8 +243,8 @@ def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Violation]:
     "label-in-document",
     "warning",
     Prose,
-    title="Documents name labels that somebody sets",
-    reason="nobody sets the label nvidia.com/gpu; readers select nodes that there are not",
+    title="Documents name labels that exist",
+    reason="no node has the label nvidia.com/gpu; readers would select no nodes",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="nvidia.com/gpu.present=true",
 )
@@ -260,7 +259,7 @@ def _lines(prose: Prose) -> Iterator[tuple[int, str]]:
 
 
 def _all_lines(prose: Prose) -> Iterator[tuple[int, str]]:
-    """Those of blocks of code, too."""
+    """All lines, those of code blocks included."""
     yield from _lines(prose)
     for above, _language, block in prose.blocks:
         yield from enumerate(block.splitlines(), above + 1)

@@ -1,4 +1,4 @@
-"""Rules on what the API server refuses and no schema shows (pkg/apis/{core,batch,apps}/validation)."""
+"""Rules on what the API server rejects beyond schemas (pkg/apis/{core,batch,apps}/validation)."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ NAMES = "kubernetes.io/docs/concepts/overview/working-with-objects/names"
 GPUS = "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus"
 JOB_KINDS = ("Job", "CronJob", "JobSet")
 CONTROLLER_KINDS = ("Deployment", "DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
-# Kinds whose names are parts of a path, and nothing else is asked of them.
+# Kinds whose name may be any segment of a path.
 PATH_NAMES = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "APIService", "PodDisruptionBudget")
 POD_SECURITY = tuple(f"pod-security.kubernetes.io/{mode}" for mode in ("enforce", "audit", "warn"))
-NAMED_BY_SERVER = ("LimitRange",)  # the API server gives one a name
+NAMED_BY_SERVER = ("LimitRange",)  # the API server generates a name
 
 
 @rule(
@@ -44,7 +44,7 @@ NAMED_BY_SERVER = ("LimitRange",)  # the API server gives one a name
     "error",
     Workload,
     title="The pods of a Job have restartPolicy Never or OnFailure",
-    reason="the default is Always, which the API server refuses in a Job; no schema shows it",
+    reason="the default is Always, which the API server rejects in a Job",
     source=BATCH,
     fix="restartPolicy: Never in the pod's spec (podFailurePolicy needs Never, too)",
     fragments=False,
@@ -65,9 +65,9 @@ def job_restart_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="The pods of a Deployment, StatefulSet or DaemonSet have restartPolicy Always",
-    reason="the API server refuses any other: what ends once is a Job",
+    reason="the API server rejects any other value; a program that ends belongs into a Job",
     source="kubernetes/kubernetes:pkg/apis/apps/validation/validation.go",
-    fix="leave restartPolicy out, or make it a Job",
+    fix="remove restartPolicy, or use a Job",
     fragments=False,
 )
 def restart_policy_always(workload: Workload, _: Context) -> Iterator[Violation]:
@@ -79,7 +79,7 @@ def restart_policy_always(workload: Workload, _: Context) -> Iterator[Violation]
 
 
 def _amounts(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, str, Any]]:
-    """Container, path, requests or limits, resource and amount of all that is asked for."""
+    """Container, path, requests or limits, resource and amount of each request and limit."""
     for container in workload.containers:
         for side, amounts in (("requests", container.requests), ("limits", container.limits)):
             for resource, amount in amounts.items():
@@ -95,10 +95,10 @@ def _is_extended(resource: str) -> bool:
     "gpu-not-in-limits",
     "error",
     Workload,
-    title="GPUs stand in limits",
-    reason="extended resources can't be overcommitted: a request without a limit is refused",
+    title="GPUs are in limits",
+    reason="extended resources can't be overcommitted: the API server rejects a request without a limit",
     source=GPUS,
-    fix="put them in limits; the request is taken from there",
+    fix="write them in limits; the API server sets the request to the limit",
 )
 def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Violation]:
     for container, path, side, resource, _amount in _amounts(workload):
@@ -111,9 +111,9 @@ def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="Request and limit of GPUs are equal",
-    reason="extended resources can't be overcommitted: the API server refuses two numbers",
+    reason="extended resources can't be overcommitted: the API server rejects different numbers",
     source=GPUS,
-    fix="leave the request out: it is taken from the limit",
+    fix="remove the request: the API server sets it to the limit",
 )
 def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for container, path, side, resource, amount in _amounts(workload):
@@ -128,9 +128,9 @@ def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="GPUs are whole numbers",
-    reason="the API server refuses fractions; parts of a GPU are resources of their own",
+    reason="the API server rejects fractions; parts of a GPU are separate resources",
     source=GPUS,
-    fix="ask for 1; to share one, time slicing, MPS or MIG (nvidia.com/mig-1g.5gb)",
+    fix="request 1; to share a GPU, use time slicing, MPS or MIG (nvidia.com/mig-1g.5gb)",
 )
 def gpu_whole(workload: Workload, _: Context) -> Iterator[Violation]:
     for _container, path, _side, resource, amount in _amounts(workload):
@@ -144,7 +144,7 @@ def gpu_whole(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="Amounts are quantities of Kubernetes",
-    reason="the API server refuses what it can't read",
+    reason="the API server rejects other texts",
     source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
     fix="16Gi or 16G for bytes, 500m or 0.5 for cores, without a space",
 )
@@ -167,7 +167,7 @@ def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="A request is at most its limit",
-    reason="the API server refuses it",
+    reason="the API server rejects it",
     source=VALIDATION,
     fix="lower the request, or raise the limit",
 )
@@ -184,10 +184,10 @@ def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "selector-labels",
     "error",
     Resource,
-    title="A selector selects the pods of its own template",
-    reason="the API server refuses a template whose labels the selector does not match",
+    title="A selector matches the labels of its own template",
+    reason="the API server rejects a template whose labels the selector does not match",
     source="kubernetes/kubernetes:pkg/apis/apps/validation/validation.go",
-    fix="give the template every label of the selector",
+    fix="add every label of the selector to the template",
 )
 def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
     manual = resource.kind == "Job" and at(resource.object, ("spec", "manualSelector")) is True
@@ -202,8 +202,8 @@ def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
             yield Violation(f"selector {key}: {value}; {has}", ("spec", "selector"))
     for expression in sequence(selector.get("matchExpressions")):
         if isinstance(expression, Mapping) and not _matches(expression, labels):
-            key, operator = expression.get("key"), expression.get("operator")
-            text = f"selector {key} {operator} {expression.get('values', '')}".rstrip()
+            operator = expression.get("operator")
+            text = f"selector {expression.get('key')} {operator} {expression.get('values', '')}".rstrip()
             yield Violation(f"{text}: the template's labels do not match", ("spec", "selector"))
 
 
@@ -222,8 +222,8 @@ def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
     "volume-of-mount",
     "error",
     Workload,
-    title="Every mount has its volume",
-    reason="the API server refuses a mount of a volume that the pod has not",
+    title="Every mount names a volume of the pod",
+    reason="the API server rejects a mount of a volume that the pod does not have",
     source=VALIDATION,
     fix="add the volume to the pod's volumes, or a claim of that name to volumeClaimTemplates",
     fragments=False,
@@ -247,10 +247,10 @@ def volume_of_mount(workload: Workload, _: Context) -> Iterator[Violation]:
     "name-twice",
     "error",
     Workload,
-    title="Containers, volumes and mount paths are there once",
-    reason="the API server refuses a second of the same name or path",
+    title="Names of containers and volumes, and mount paths, are unique",
+    reason="the API server rejects a repeated name or path",
     source=VALIDATION,
-    fix="rename one, or take it away",
+    fix="rename or remove one",
 )
 def name_twice(workload: Workload, _: Context) -> Iterator[Violation]:
     names = Counter(container.name for container in workload.containers if container.name)
@@ -275,9 +275,9 @@ def name_twice(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="The numbers of a Job are not negative",
-    reason="the API server refuses them",
+    reason="the API server rejects them",
     source=BATCH,
-    fix="0 or more; leave it out for the default",
+    fix="0 or more, or remove it for the default",
 )
 def job_numbers(workload: Workload, _: Context) -> Iterator[Violation]:
     for key in (
@@ -298,9 +298,9 @@ def job_numbers(workload: Workload, _: Context) -> Iterator[Violation]:
     "pod-failure-policy",
     "error",
     Workload,
-    title="podFailurePolicy goes with restartPolicy Never",
-    reason="with OnFailure the kubelet restarts the container, no pod ever fails, and the API server "
-    "refuses it",
+    title="podFailurePolicy needs restartPolicy Never",
+    reason="with OnFailure the kubelet restarts the container and no pod ever fails, so the API server "
+    "rejects it",
     source=BATCH,
     fix="restartPolicy: Never",
 )
@@ -319,7 +319,7 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Violation]:
         codes = mapping(mapping(entry).get("onExitCodes"))
         path = (*workload.job_where, "podFailurePolicy", "rules", index)
         if (name := codes.get("containerName")) and str(name) not in names:
-            yield Violation(f"onExitCodes of a container {name}, which the pod has not", path)
+            yield Violation(f"onExitCodes of a container {name}, which the pod does not have", path)
         if codes.get("operator") == "In" and 0 in sequence(codes.get("values")):
             yield Violation("onExitCodes In with 0, which is no failure", path)
 
@@ -328,8 +328,8 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     "indexed-job",
     "error",
     Workload,
-    title="What needs an Indexed Job stands in one",
-    reason="the API server refuses it elsewhere",
+    title="Fields of Indexed Jobs are only in Indexed Jobs",
+    reason="the API server rejects them in other Jobs",
     source=BATCH,
     fix="completionMode: Indexed with completions",
 )
@@ -345,7 +345,7 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Violation]:
                 f"its last pod would be {short(last)}; wanted small letters, digits and hyphens, 63 at most"
             )
             yield Violation(text, ("metadata", "name"))
-    # Without parallelism, too, both are 1 (pkg/apis/batch/v1/defaults.go).
+    # Without both, the API server sets both to 1 (pkg/apis/batch/v1/defaults.go).
     several = job.get("parallelism") is not None and job.get("completions") is None
     if indexed and several and workload.kind != "JobSet":
         text = "completionMode Indexed with parallelism and without completions"
@@ -363,8 +363,8 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Violation]:
     "names",
     "error",
     Resource,
-    title="Names and labels have the form that is allowed",
-    reason="the API server refuses capitals, underscores and what is too long",
+    title="Names and labels have an allowed form",
+    reason="the API server rejects upper case, underscores and names that are too long",
     source=NAMES,
     fix="small letters, digits and hyphens; 63 characters at most, a CronJob's name 52",
 )
@@ -417,16 +417,16 @@ def _name_form(kind: str) -> re.Pattern[str]:
 
 
 def _longest(resource: Resource) -> int:
-    """Characters of a name: those of pods that are named by it count, too."""
+    """The maximum length of a name; pods that are named after the object count."""
     if resource.kind == "CronJob":
         return 52
     if resource.kind in PATH_NAMES:
-        return 1 << 20  # a request's size is the limit
+        return 1 << 20  # limited only by the size of a request
     return 63 if resource.kind == "Job" else 253
 
 
 def _needs_name(resource: Resource) -> bool:
-    """Whether an object is of a kind of Kubernetes itself, and needs a name: a review has none."""
+    """Whether an object is of a kind of Kubernetes that needs a name; a review needs none."""
     return (
         has_schema(resource, NEWEST)
         and not has_custom_schema(resource)
@@ -439,8 +439,8 @@ def _needs_name(resource: Resource) -> bool:
     "container-name",
     "error",
     Workload,
-    title="Containers and volumes have names that are allowed",
-    reason="the API server refuses capitals, underscores and more than 63 characters",
+    title="Names of containers and volumes have an allowed form",
+    reason="the API server rejects upper case, underscores and more than 63 characters",
     source=NAMES,
     fix="small letters, digits and hyphens",
 )
@@ -459,8 +459,8 @@ def container_name(workload: Workload, _: Context) -> Iterator[Violation]:
     "toleration-form",
     "error",
     Workload,
-    title="A toleration says one thing",
-    reason="the API server refuses Exists with a value, Equal without a key, and effects that there are not",
+    title="A toleration has no contradictions",
+    reason="the API server rejects Exists with a value, Equal without a key, and unknown effects",
     source=VALIDATION,
     fix="{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}",
 )
@@ -474,9 +474,9 @@ def toleration_form(workload: Workload, _: Context) -> Iterator[Violation]:
     "affinity-form",
     "error",
     Workload,
-    title="A node affinity says what it compares with",
-    reason="the API server refuses In without values, Exists with some, and weights outside 1 to 100; "
-    "Gt and Lt with what is no number match no node",
+    title="Expressions of a node affinity have the values that their operator needs",
+    reason="the API server rejects In without values, Exists with values, and weights outside 1 to 100; "
+    "Gt and Lt without a number match no node",
     source=VALIDATION,
     fix="In and NotIn have values, Exists and DoesNotExist none, Gt and Lt one whole number in quotes",
 )
@@ -499,7 +499,7 @@ def affinity_form(workload: Workload, _: Context) -> Iterator[Violation]:
 
 
 def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Path and content of every expression on labels of nodes, required and preferred."""
+    """Path and content of each expression on node labels, required and preferred."""
     above: Path = ("affinity", "nodeAffinity")
     node = mapping(at(workload.pod, above))
     required = (*above, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
@@ -517,7 +517,7 @@ def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
                 yield workload.at(*where, "matchExpressions", index), expression
 
 
-# robfig/cron as the CronJob controller calls it: five fields, names for months and days of the week.
+# robfig/cron as the CronJob controller uses it: five fields, with names for months and days of the week.
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _CRON_FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
@@ -534,7 +534,11 @@ _CRON_PART = re.compile(r"(?P<first>[*?]|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d{
 
 
 def _cron_error(schedule: str) -> str:
-    """What is wrong with a schedule; empty where nothing is."""
+    """The error in a schedule; empty if it is valid.
+
+    >>> _cron_error("0 9 * * 1-5"), _cron_error("0 25 * * *")
+    ('', "'25' is no hour; wanted 0 to 23")
+    """
     if _CRON_WORDS.fullmatch(schedule):
         return ""
     if "TZ=" in schedule:
@@ -567,8 +571,8 @@ def _cron_part_error(part: str, field: str, least: int, most: int, names: Mappin
     "cron-schedule",
     "error",
     Resource,
-    title="A CronJob's schedule and time zone can be read",
-    reason="the API server refuses others, and a time zone within the schedule",
+    title="A CronJob has a valid schedule and time zone",
+    reason="the API server rejects others, and a time zone in the schedule",
     source=BATCH,
     fix='five fields in quotes, "0 9 * * 1-5", and the zone in spec.timeZone',
 )

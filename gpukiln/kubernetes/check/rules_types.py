@@ -1,4 +1,4 @@
-"""Rules on instance types that are named: that they are to be had, and not larger than what is asked for."""
+"""Rules on named instance types: AWS launches them, and they are not much larger than the request."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _since(machine: InstanceType) -> str:
 
 
 def selected_types(workload: Workload) -> Iterator[tuple[Path, str]]:
-    """Path and name of every instance type that a pod selects nodes by."""
+    """Path and name of each instance type that a pod selects."""
     for path, key, values in node_selections(workload):
         if key in TYPE_LABELS:
             yield from ((path, value) for value in values)
@@ -45,10 +45,10 @@ def selected_types(workload: Workload) -> Iterator[tuple[Path, str]]:
     "type-retired",
     "error",
     Workload,
-    title="Pods select types that can be had",
-    reason="AWS launches no more of them: the pod stays Pending",
+    title="Pods select instance types that AWS launches",
+    reason="AWS does not launch the type any more: the pod stays Pending",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
-    fix="`invoke offer.list --gpu T4:1` lists what there is",
+    fix="`invoke offer.list --gpu T4:1` lists the available types",
 )
 def type_retired(workload: Workload, _: Context) -> Iterator[Violation]:
     for path, name in selected_types(workload):
@@ -61,10 +61,10 @@ def type_retired(workload: Workload, _: Context) -> Iterator[Violation]:
     "pool-type-retired",
     "error",
     Resource,
-    title="Node pools ask for types that can be had",
-    reason="AWS launches no more of them: where the pool has no other, it starts no node",
+    title="Node pools name instance types that AWS launches",
+    reason="AWS does not launch the type any more: a pool without other types starts no node",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
-    fix="`invoke offer.list --gpu T4:1` lists what there is",
+    fix="`invoke offer.list --gpu T4:1` lists the available types",
 )
 def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "template", "spec", "requirements")
@@ -83,8 +83,8 @@ def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
     "type-too-large",
     "warning",
     Workload,
-    title="A pod does not select machines with far more GPUs than it asks for",
-    reason="the whole machine is paid for, and the other GPUs wait for pods that may never come",
+    title="A pod does not select machines with far more GPUs than it requests",
+    reason="the whole machine is paid for, and its other GPUs may stay unused",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
     fix="a type with fewer GPUs, or a selector on the GPU (nvidia.com/gpu.product): `invoke "
     "offer.list --gpu A100:1`",
@@ -110,10 +110,10 @@ def type_too_large(workload: Workload, _: Context) -> Iterator[Violation]:
     "type-retired-in-document",
     "warning",
     Prose,
-    title="Documents name types that can be had",
-    reason="AWS launches no more of them, and readers find out at the end",
+    title="Documents name instance types that AWS launches",
+    reason="AWS does not launch the type any more, and readers notice late",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
-    fix="`invoke offer.list --gpu T4:1` lists what there is",
+    fix="`invoke offer.list --gpu T4:1` lists the available types",
 )
 def type_retired_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in enumerate(prose.lines, 1):

@@ -1,4 +1,4 @@
-"""Rules on volumes of GPU pods, held against the nodes and the other pods."""
+"""Rules that compare volumes of GPU pods with nodes and with other pods."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ZONES = (
 
 
 def update_surge(workload: Workload) -> tuple[int, int, int]:
-    """Replicas of a Deployment, how many more an update starts, and how many fewer it needs."""
+    """Replicas of a Deployment, its surge in an update, and how many may be unavailable."""
     spec = mapping(workload.object.get("spec"))
     replicas = spec.get("replicas")
     many = replicas if isinstance(replicas, int) and not isinstance(replicas, bool) else 1
@@ -35,18 +35,22 @@ def update_surge(workload: Workload) -> tuple[int, int, int]:
 
 
 def _share(value: Any, of: int, *, up: bool) -> int:
-    """A number or a share of some pods; 25 % where nothing is said (pkg/apis/apps/v1/defaults.go)."""
+    """A number or a percentage of pods; default 25 % (pkg/apis/apps/v1/defaults.go).
+
+    >>> _share("50%", 3, up=True), _share(1, 3, up=True)
+    (2, 1)
+    """
     text = "25%" if value is None else str(value)
     if is_whole(text):
         return int(text)
     share = text.removesuffix("%")
     if not is_whole(share):
-        return of  # it can't be read: nothing is said of it
+        return of  # unreadable: other rules report it
     return (math.ceil if up else math.floor)(of * int(share) / 100)
 
 
 def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Resource]]:
-    """Volumes whose claim is among the files, and the claim."""
+    """Path of each volume whose claim is among the files, and the claim."""
     claims = context.of_kind("PersistentVolumeClaim", same_namespace_as=workload.resource)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = at(volume, ("persistentVolumeClaim", "claimName"))
@@ -56,7 +60,7 @@ def _claims(workload: Workload, context: Context) -> Iterator[tuple[Path, Resour
 
 
 def _zones(claim: Resource, context: Context) -> set[str]:
-    """Zones of a claim's volume; empty: nothing is known."""
+    """Zones of a claim's volume; empty if unknown."""
     for volume in context.of_kind("PersistentVolume"):
         of = mapping(at(volume.object, ("spec", "claimRef")))
         bound = of.get("name") == claim.name and of.get("namespace", "") in (
@@ -78,7 +82,7 @@ def _zones(claim: Resource, context: Context) -> set[str]:
 
 
 def _zones_of_terms(terms: list[Any], key: str, *, require_in: bool) -> set[str]:
-    """Zones of which one will do; a term that names none allows all of them."""
+    """Zones that any of the terms allows; empty (all zones) if a term names none."""
     zones_of_terms: set[str] = set()
     for term in terms:
         zones = {
@@ -103,8 +107,8 @@ def _pool_zones(pool: Pool) -> set[str]:
     "volume-zone",
     "error",
     Workload,
-    title="A GPU pod's volumes are in a zone that its nodes are in",
-    reason="a volume of EBS is attached in its own zone alone: the pod stays Pending, node(s) had volume "
+    title="Volumes of a GPU pod are in a zone of its nodes",
+    reason="an EBS volume can only be attached in its own zone: the pod stays Pending, node(s) had volume "
     "node affinity conflict",
     source="kubernetes.io/docs/concepts/storage/persistent-volumes/#node-affinity",
     fix="a pool in the volume's zone, or a StorageClass with volumeBindingMode: WaitForFirstConsumer",
@@ -147,8 +151,8 @@ def _listed(zones: set[str]) -> str:
     "claim-for-one",
     "warning",
     Workload,
-    title="A claim that one node may mount is not for GPU pods on several",
-    reason="ReadWriteOnce is for one node: on another the next pod, an update's too, waits with Multi-Attach "
+    title="A claim for one node is not used by GPU pods on several nodes",
+    reason="ReadWriteOnce allows one node: a pod on another node, also of an update, waits with Multi-Attach "
     "error",
     source="kubernetes.io/docs/concepts/storage/persistent-volumes/#access-modes; "
     "kubernetes.io/docs/concepts/workloads/controllers/deployment/#strategy",
@@ -168,7 +172,7 @@ def claim_for_one(workload: Workload, context: Context) -> Iterator[Violation]:
 
 
 def _why_concurrent(workload: Workload) -> str:
-    """Why several pods of a workload are there at once; empty: they are not, or it is not known."""
+    """Why several pods of a workload exist at once; empty if not, or unknown."""
     job = mapping(workload.job)
     parallel = job.get("parallelism")
     if isinstance(parallel, int) and parallel > 1 and job.get("completions", parallel) != 1:

@@ -1,7 +1,7 @@
-"""The form of objects: Kubernetes' own for its kinds, `custom_schemas.py` for others, both by jsonschema.
+"""Schema validation: Kubernetes' own schemas for its kinds, `custom_schemas.py` for others.
 
-kubernetes-validate compiles a schema again for each object, 200 ms; here each kind's is made once, with every
-reference replaced by what it refers to, and an object takes half a millisecond.
+kubernetes-validate compiles a schema for each object, which takes 200 ms. Here the schema of each kind is
+compiled once with all references resolved, and an object takes half a millisecond.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.typed import short, unknown
 
 OLDEST = 25  # the first minor whose schemas kubernetes-validate 1.37 has
-MOST_VIOLATIONS = 20  # faults told of one object: what is of another form altogether has hundreds
+MOST_VIOLATIONS = 20  # for one object: an object of another kind would have hundreds
 _PREFIX = "io.k8s.api."
 _TYPE_NAMES = {
     "string": "a text",
@@ -53,10 +53,13 @@ _TYPE_NAMES = {
 
 
 def minors(text: str) -> tuple[int, ...]:
-    """Read versions of Kubernetes, `1.34` or `1.34,1.36` or `1.34..1.37`, as minors in order.
+    """Read versions of Kubernetes; returns the minor versions in ascending order.
+
+    >>> minors("1.34"), minors("1.34,1.36"), minors("1.34..1.37")
+    ((34,), (34, 36), (34, 35, 36, 37))
 
     Raises:
-        UsageError: One is none, or there is no schema of it.
+        UsageError: A version has another form, or has no schema.
     """
     numbers: set[int] = set()
     for part in text.replace(" ", "").split(","):
@@ -95,7 +98,7 @@ def _kinds(minor: int) -> Mapping[tuple[str, str], str]:
 
 @cache
 def _resolver(minor: int) -> Callable[[Any], Any]:
-    """Replaces references by what they refer to, the same object each time: some refer to themselves."""
+    """A function that resolves references, each to one object: some definitions refer to themselves."""
     resolved: dict[str, Schema] = {}
 
     def resolve(value: Any) -> Any:
@@ -109,7 +112,7 @@ def _resolver(minor: int) -> Callable[[Any], Any]:
                 resolved[name] = {}
                 resolved[name].update(with_server_rules(name, resolve(_definitions(minor)[name])))
             return resolved[name]
-        # a text is about the schema, anything else a field of that name
+        # A text is the description of the schema; a mapping is a field with the name `description`.
         kept = {key: part for key, part in value.items() if key != "description" or not isinstance(part, str)}
         return {key: resolve(part) for key, part in kept.items()}
 
@@ -118,7 +121,7 @@ def _resolver(minor: int) -> Callable[[Any], Any]:
 
 @cache
 def _validator(minor: int, api: str, kind: str) -> Any:
-    """None where there is no form of the kind."""
+    """The validator of a kind; None if it has no schema."""
     if (form := SCHEMAS.get((api, kind))) is None:
         name = _kinds(minor).get((api, kind))
         if name is None:
@@ -129,13 +132,13 @@ def _validator(minor: int, api: str, kind: str) -> Any:
 
 @cache
 def _part_validator(minor: int, of: str, key: str) -> Any:
-    """Of one key of a pod's spec or of a container."""
+    """The validator of one key of a pod spec or a container."""
     whole = _resolver(minor)({"$ref": f"{_PREFIX}core.v1.{of}"})
     return ServerValidator(whole["properties"][key])
 
 
 def has_schema(resource: Resource, minor: int) -> bool:
-    """Whether there is a form of a resource's kind."""
+    """Whether there is a schema of a resource's kind."""
     return (resource.api, resource.kind) in SCHEMAS or (resource.api, resource.kind) in _kinds(minor)
 
 
@@ -144,7 +147,11 @@ def has_custom_schema(resource: Resource) -> bool:
 
 
 def is_builtin(api: str) -> bool:
-    """Whether a group is one of Kubernetes' own: no project beside it has."""
+    """Whether an API group belongs to Kubernetes itself.
+
+    >>> is_builtin("apps/v1"), is_builtin("v1"), is_builtin("ray.io/v1")
+    (True, True, False)
+    """
     group, slash, _ = api.rpartition("/")
     return not slash or "." not in group or group in _groups()
 
@@ -155,36 +162,38 @@ def _groups() -> frozenset[str]:
 
 
 def api_versions(kind: str, minor: int) -> tuple[str, ...]:
-    """The apiVersions that a kind has."""
+    """The apiVersions of a kind."""
     return tuple(sorted(api for api, known_kind in _kinds(minor) if known_kind == kind))
 
 
 def nearest_kind(kind: str, minor: int) -> str:
-    """What may have been meant by a kind that there is not; empty where nothing is near."""
+    """A hint for a kind that does not exist; empty if no similar kind exists."""
     return unknown("kind", kind, {known_kind for _, known_kind in _kinds(minor)}).hint
 
 
 def custom_violations(resource: Resource, definition: Definition) -> tuple[list[Violation], list[str]]:
-    """Where a custom object has not the form of its CRD, and what of that could not be checked."""
+    """Violations of a custom object's CRD, and what could not be checked."""
     value = defaulted(resource.object, definition.schema)
     violations_of_schema = list(
         _schema_violations(definition.form, value, (), NEWEST, resource.written, whole=True)
     )
     not_checked = list(definition.left_out)
-    if not violations_of_schema:  # as the API server: rules are evaluated on what has the form
+    if (
+        not violations_of_schema
+    ):  # like the API server, which evaluates CEL rules only on a structurally valid object
         violations_of_schema = list(cel_violations(definition.schema, value, (), not_checked))
     return violations_of_schema, not_checked
 
 
 def violations(resource: Resource, minor: int) -> Iterator[Violation]:
-    """Where a resource has not the form that its kind has; nothing of a kind that has none here."""
+    """Violations of a resource's schema; none for a kind without a schema."""
     if resource.role == "object":
         yield from _object_violations(resource, minor)
     elif resource.role in ("fragment", "values") and not resource.chart:
         for of, keys in (("PodSpec", POD_KEYS), ("Container", CONTAINER_KEYS)):
             for key in sorted(keys & resource.object.keys()):
                 if key == "image" and isinstance(resource.object[key], Mapping):
-                    continue  # a chart's, in parts
+                    continue  # image of a chart, with repository and tag
                 if resource.role == "fragment" and resource.object[key] is not None:
                     yield from _schema_violations(
                         _part_validator(minor, of, key), resource.object[key], (key,), minor, resource.written
@@ -233,21 +242,21 @@ def _schema_violations(
         for path, text in _error_texts(error, written((*above, *error.absolute_path))):
             yield Violation(f"{text} (Kubernetes 1.{minor})" if minor != NEWEST else text, (*above, *path))
     if len(errors) > MOST_VIOLATIONS:
-        yield Violation(f"{len(errors) - MOST_VIOLATIONS} more faults of form", above)
+        yield Violation(f"{len(errors) - MOST_VIOLATIONS} more schema violations", above)
 
 
 def _is_refused(error: ValidationError, *, whole: bool) -> bool:
-    """Whether the API server would refuse it: it does not validate a status, and a part is not all there."""
+    """Whether the API server would reject it: it ignores a status, and a part may lack required keys."""
     if error.validator in KEYWORDS and error.absolute_path and error.absolute_path[0] == "status":
         return False
     return whole or error.validator not in WHOLE_OBJECT_KEYWORDS
 
 
 def _error_texts(error: ValidationError, written: str) -> Iterator[tuple[Path, str]]:
-    """The path and the words of each fault.
+    """Path and message of each violation.
 
     Args:
-        written: The value as it stands in the file, where it is a scalar.
+        written: The text of a scalar value in the file.
     """
     path: Path = tuple(error.absolute_path)
     where = f"{dotted(path)}: " if path else ""
@@ -260,7 +269,9 @@ def _error_texts(error: ValidationError, written: str) -> Iterator[tuple[Path, s
             if key not in fields:
                 yield (*path, key), where + _unknown_field(key, fields)
     elif error.validator == "required":
-        key = error.message.split("'")[1]  # jsonschema gives one error a key, and tells it there alone
+        key = error.message.split("'")[
+            1
+        ]  # jsonschema has one error for each key, and names the key only in the message
         yield path, f"{where}{key} is missing"
     elif error.validator == "type":
         wants: Any = error.validator_value
@@ -277,7 +288,9 @@ def _error_texts(error: ValidationError, written: str) -> Iterator[tuple[Path, s
         choices = [str(choice) for choice in error.validator_value]
         yield path, f"{where}found {short(value)}, wanted {' or '.join(choices)}"
     elif error.validator == "oneOf":
-        if value is None:  # a quantity of null is 0 (k8s.io/apimachinery/pkg/api/resource, UnmarshalJSON)
+        if (
+            value is None
+        ):  # the API server reads a null quantity as 0 (k8s.io/apimachinery/pkg/api/resource, UnmarshalJSON)
             return
         yield path, f"{where}found {short(value)}, wanted a text or a number"
     else:

@@ -1,4 +1,4 @@
-"""What `k8s.job --json` prints."""
+"""The document of `k8s.job --json`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class JobDocument:
 
     Args:
         context: Where it was submitted; empty: it was only rendered.
-        instance_types: Those that can run it, smallest first; none where its nodes were named by their label.
-        manifests: As the API server takes them; none of a Job that was only followed.
-        notes: What its user may not have in mind.
-        end: Null where it was not followed.
+        instance_types: Types that can run it, smallest first; none with --product.
+        manifests: As they are sent to the API server; none for a Job that was only followed.
+        notes: Consequences that the user should know.
+        end: Null if it was not followed.
     """
 
     schema: str
@@ -35,7 +35,7 @@ class JobDocument:
 
 
 def document(job: GpuJob, *, cluster: Cluster | None = None, end: JobEnd | None = None) -> JobDocument:
-    """A job that was rendered, and perhaps run."""
+    """The document of a job that was rendered, and possibly run."""
     return JobDocument(
         JOB,
         job.name,
@@ -49,5 +49,5 @@ def document(job: GpuJob, *, cluster: Cluster | None = None, end: JobEnd | None 
 
 
 def attached_document(cluster: Cluster, name: str, namespace: str, end: JobEnd) -> JobDocument:
-    """A Job that was there already."""
+    """The document of an existing Job that was followed."""
     return JobDocument(JOB, name, namespace or cluster.namespace, cluster.context, (), (), (), end)

@@ -1,4 +1,4 @@
-"""A job as manifests: pure, plain, every quantity a text."""
+"""Renders a job as manifests: plain dicts, with every quantity as a text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ INDEX = "batch.kubernetes.io/job-completion-index"  # k8s.io/api/batch/v1
 JOB_NAME = "batch.kubernetes.io/job-name"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
-MASTER_PORT = 29500  # torch.distributed's default
+MASTER_PORT = 29500  # default of torch.distributed
 GPU_TOLERATION = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
-# What Pod Security `restricted` demands of a pod and of each container; of the volumes that are rendered it
-# refuses folders of the node (kubernetes.io/docs/concepts/security/pod-security-standards).
+# What Pod Security `restricted` requires of a pod and of each container. Of the volumes that are rendered
+# here it rejects hostPath (kubernetes.io/docs/concepts/security/pod-security-standards).
 POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
 CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
 HOST_LABEL = "kubernetes.io/hostname"
@@ -29,7 +29,7 @@ ZONE = "topology.kubernetes.io/zone"
 
 
 def manifests(job: GpuJob) -> list[Manifest]:
-    """The Job, after the headless Service that gives several pods their names."""
+    """The Job; before it, for several pods, the headless Service that gives them DNS names."""
     return [*([_service(job)] if job.nodes > 1 else []), _job(job)]
 
 
@@ -46,7 +46,7 @@ def _job(job: GpuJob) -> Manifest:
         meta["labels"] = {**meta["labels"], QUEUE_LABEL: job.queue}
     indexed = {"completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes}
     template_meta: dict[str, Any] = {"labels": pod_labels}
-    if not job.spot:  # a node that is taken away is on its way out, whatever Karpenter may do
+    if not job.spot:  # a spot interruption removes the node in any case
         template_meta["annotations"] = {DO_NOT_DISRUPT: "true"}
     return {
         "apiVersion": "batch/v1",
@@ -64,7 +64,7 @@ def _job(job: GpuJob) -> Manifest:
 
 
 def _failures(job: GpuJob) -> list[dict[str, Any]]:
-    """What the cluster did to a pod is no failure of the program; the first rule that fits counts."""
+    """The rules of podFailurePolicy; the first match applies. A disruption is no failure of the program."""
     rules: list[dict[str, Any]] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     ]
@@ -108,19 +108,19 @@ def _security(job: GpuJob) -> dict[str, Any]:
     user: dict[str, Any] = {}
     if job.run_as:
         uid, gid = job.run_as
-        # what is mounted is the group's, so that the user can write to it
+        # fsGroup makes mounted volumes writable for the group of the user.
         group = {"fsGroup": gid, "fsGroupChangePolicy": "OnRootMismatch"}
         user = {"runAsUser": uid, "runAsGroup": gid, **group}
     return {**user, **(POD_SECURITY if job.security else {})}
 
 
 def _selection(job: GpuJob) -> tuple[list[choice.Expression], list[tuple[int, list[choice.Expression]]]]:
-    """What nodes must have; and weights with what they had better have."""
+    """Required expressions on nodes, and preferred ones with their weights."""
     how: dict[str, Any] = {"mig": job.mig, "shared": job.shared}
     required = choice.expressions(job.select_by, job.models, job.types, products=job.products, **how)
     if job.provider:
         key, value = choice.SPOT[job.provider]
-        # not `on-demand`: reserved capacity and capacity blocks are not spot either
+        # NotIn spot instead of In on-demand: reserved capacity and capacity blocks are not spot either
         required.append({"key": key, "operator": "In" if job.spot else "NotIn", "values": [value]})
     preferred = [
         (weight, choice.expressions(job.select_by, [model], job.types, **how)) for model, weight in job.prefer
@@ -183,9 +183,9 @@ def _container(job: GpuJob) -> dict[str, Any]:
 
 
 def _rendezvous(job: GpuJob) -> list[dict[str, Any]]:
-    """What torch.distributed reads of the environment, and torchrun of PET_... (torch.distributed.run).
+    """Variables of torch.distributed, and with PET_ of torchrun (torch.distributed.run).
 
-    RANK and WORLD_SIZE are processes', which torchrun sets.
+    RANK and WORLD_SIZE belong to a process; torchrun sets them.
     """
     if job.nodes == 1:
         return []
@@ -204,7 +204,7 @@ def _rendezvous(job: GpuJob) -> list[dict[str, Any]]:
 
 
 def _resource(job: GpuJob) -> str:
-    """The plugin's name: of whole GPUs, or with the strategy `mixed` of a MIG profile."""
+    """The name of the plugin's resource: whole GPUs, or a MIG profile with the strategy `mixed`."""
     return f"nvidia.com/mig-{job.mig.replace('+', '.')}" if job.mig else GPU
 
 
@@ -230,7 +230,7 @@ def _mounts(job: GpuJob) -> list[dict[str, str]]:
 
 
 def _scratch(job: GpuJob) -> str:
-    """What the node's disk must have for all of the pod's own folders."""
+    """The ephemeral storage that all scratch folders need together."""
     sizes = [mount.size for mount in job.mounts if mount.size]
     if len(sizes) < 2:
         return "".join(sizes)
@@ -238,7 +238,7 @@ def _scratch(job: GpuJob) -> str:
 
 
 def _service(job: GpuJob) -> Manifest:
-    """Pods find the first one before it is ready, which it is only when all have found it."""
+    """The headless Service; it publishes the first pod before it is ready, which needs the other pods."""
     return {
         "apiVersion": "v1",
         "kind": "Service",

@@ -1,4 +1,4 @@
-"""What the status of a Job and of its pods means, in words: pure, the API's objects come in."""
+"""Interprets the status of a Job and of its pods; takes objects of the API and makes no requests."""
 
 from __future__ import annotations
 
@@ -11,36 +11,37 @@ from gpukiln.kubernetes.symptoms import STUCK_REASONS
 
 # Reasons of the condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
 DISRUPTIONS = {
-    "PreemptionByScheduler": "a pod of higher priority took its place",
-    "DeletionByTaintManager": "its node is being taken away or does not answer",
+    "PreemptionByScheduler": "a pod of higher priority preempted it",
+    "DeletionByTaintManager": "its node is being removed or does not answer",
     "EvictionByEvictionAPI": "its node is drained: a spot interruption, a consolidation or an upgrade",
-    "DeletionByPodGC": "its node is gone",
+    "DeletionByPodGC": "its node was removed",
     "TerminationByKubelet": "the kubelet ended it: its node shuts down, or runs out of memory or disk",
 }
 DEADLINE_EXIT = 124  # as timeout(1)
 SIGNAL_EXIT_CODES = {
-    137: "SIGKILL: it went on after its time to end, or the kernel took a process of it for want of memory",
-    139: "SIGSEGV: it touched memory that is not its own",
-    134: "SIGABRT: it gave itself up",
-    143: "SIGTERM: somebody asked it to end",
+    137: "SIGKILL: it did not end within its grace period, or the kernel killed it for lack of memory",
+    139: "SIGSEGV: it accessed invalid memory",
+    134: "SIGABRT: it aborted itself",
+    143: "SIGTERM: it was asked to end",
 }
-COMMAND_EXIT_CODES = {126: "the command can't be executed", 127: "the command is not in the image"}
+COMMAND_EXIT_CODES = {126: "the command is not executable", 127: "the command is not in the image"}
 
 Phase = Literal["waiting", "starting", "stuck", "running", "succeeded", "failed", "interrupted", "gone"]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A pod of a Job, as it was last seen.
+    """A pod of a Job in its last known state.
 
     Args:
-        index: Of a Job on several nodes; None: it is on one.
+        index: Completion index in a Job on several nodes; None for one node.
         phase: stuck: the kubelet can't start it; interrupted: the cluster ended it, which is no failure of
-            its own; gone: it was removed before its end was seen.
-        reason: The API's word; why: ours, for people.
-        exit_code: Of its container; None: it has not ended, or never began.
-        started: When its container did, as the API writes it; empty: it has not.
-        finished: When it ended.
+            the program; gone: it was removed before its end was seen.
+        reason: The reason in the API.
+        why: The reason in words.
+        exit_code: Of its container; None: it has not ended, or never started.
+        started: Start of its container, as the API writes it; empty: it has not started.
+        finished: End of its container.
     """
 
     pod: str
@@ -59,11 +60,11 @@ class JobEnd:
     """How a Job ended.
 
     Args:
-        state: failed: by itself or the cluster; deadline: its time was up.
-        exit_code: Its container's; 124 at the deadline; 1 where none ran.
-        why: For people.
+        state: failed: the program or the cluster failed; deadline: activeDeadlineSeconds are over.
+        exit_code: Of its container; 124 at the deadline; 1 if no container ran.
+        why: The reason in words.
         attempts: Its pods, oldest first.
-        notes: What is not whole of all this, such as a log.
+        notes: What is incomplete, such as a log.
     """
 
     state: Literal["succeeded", "failed", "deadline"]
@@ -75,7 +76,7 @@ class JobEnd:
 
 
 def attempt(pod: Manifest) -> Attempt:
-    """What a pod is doing, or how it ended."""
+    """The state of a pod."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
     place = {**meta.get("annotations", {}), **meta.get("labels", {})}.get(INDEX)
     base = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
@@ -122,7 +123,7 @@ def _not_started(base: Attempt, status: Manifest, container: Manifest) -> Attemp
     if scheduled:
         reason = scheduled.get("reason", "")
         if reason == "SchedulingGated":
-            return replace(base, reason=reason, why="it is held back until its queue admits it")
+            return replace(base, reason=reason, why="it waits until its queue admits it")
         return replace(base, reason=reason, why=scheduled.get("message", ""))
     waiting = container.get("state", {}).get("waiting", {})
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
@@ -137,13 +138,11 @@ def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
     code, reason = ended.get("exitCode", 0), ended.get("reason", "")
     limit = spec["containers"][0].get("resources", {}).get("limits", {}).get("memory", "")
     if reason == "OOMKilled":
-        why = (
-            f"its memory reached the limit{f' of {limit}' if limit else ''}, /dev/shm included: more --memory"
-        )
+        why = f"its memory with /dev/shm reached the limit{f' of {limit}' if limit else ''}; raise --memory"
     elif reason in ("StartError", "ContainerCannotRun"):
-        why = "it could not be started"
+        why = "its container could not start"
     elif not ended:
-        why = "it never ran"
+        why = "its container never ran"
     else:
         known = SIGNAL_EXIT_CODES.get(code) or COMMAND_EXIT_CODES.get(code)
         why = f"exit code {code}" + (f" ({known})" if known else "")
@@ -151,7 +150,7 @@ def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
 
 
 def job_end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> JobEnd | None:
-    """How a Job ended; None: it has not."""
+    """How a Job ended; None if it has not."""
     status = job.get("status", {})
     if _condition(status, "Complete"):
         return JobEnd("succeeded", "Complete", "", 0, tuple(attempts), tuple(notes))
@@ -163,8 +162,8 @@ def job_end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> JobEnd 
     if reason == "DeadlineExceeded":
         limit = job["spec"].get("activeDeadlineSeconds")
         ran = any(attempt.started or attempt.exit_code is not None for attempt in attempts)
-        why = f"its {limit} s were over" + ("" if ran else " before any of its pods ran")
-        return JobEnd("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *details)
+        why = f"its {limit} s are over" + ("" if ran else " before any of its pods ran")
+        return JobEnd("deadline", reason, f"{why}; raise --timeout", DEADLINE_EXIT, *details)
     cause = decisive_failure(attempts, several=job["spec"].get("completionMode") == "Indexed")
     if cause is None:
         return JobEnd("failed", reason, message, 1, *details)
@@ -172,7 +171,7 @@ def job_end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> JobEnd 
 
 
 def decisive_failure(attempts: list[Attempt], *, several: bool) -> Attempt | None:
-    """The pod whose failure is the Job's: the last; of several that run at once, the first that failed."""
+    """The pod whose failure decided: the last one; of several at once, the first one that failed."""
     failed = sorted(
         (attempt for attempt in attempts if attempt.phase == "failed"), key=lambda attempt: attempt.finished
     )
@@ -180,7 +179,7 @@ def decisive_failure(attempts: list[Attempt], *, several: bool) -> Attempt | Non
         return None
     if not several:
         return failed[-1]
-    # the others fail because of it, within the time that they wait for each other
+    # The other pods fail because of it, after their timeout for each other.
     indices = {attempt.index for attempt in failed}
     last_round = [
         max((attempt for attempt in failed if attempt.index == index), key=_finished) for index in indices

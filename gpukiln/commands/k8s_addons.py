@@ -49,10 +49,10 @@ class K8sAddons(JsonOptions):
         from pathlib import Path
 
         from gpukiln.kubernetes import folder
-        from gpukiln.kubernetes.addons import listing, options, rendered
+        from gpukiln.kubernetes.addons import listing, options, render
         from gpukiln.typed import dump
 
-        settings = options.settings(
+        settings = options.load_settings(
             [Path(file) for file in self.values],
             plain=self.pick("cluster", "region", "kubernetes", "provider", "namespace"),
             teams=self.team,
@@ -60,8 +60,8 @@ class K8sAddons(JsonOptions):
             shared=self.sharing,
             runners={"url": self.runners, "image": self.image},
         )
-        names = rendered.chosen(words(self.only), settings)
-        files = rendered.rendered(settings, names)
+        names = render.select_add_ons(words(self.only), settings)
+        files = render.render_files(settings, names)
         rendering = folder.write(Path(self.output) if self.output else None, files)
         if self.json:
             found = listing.listing(settings, names, rendering)

@@ -59,7 +59,7 @@ class K8sCheck(JsonOptions):
     def run(self) -> int:
         from gpukiln.kubernetes.check import output
         from gpukiln.kubernetes.check.crds import definitions
-        from gpukiln.kubernetes.check.evaluate import apply_rules, choose
+        from gpukiln.kubernetes.check.evaluate import apply_rules, select_rules
         from gpukiln.kubernetes.check.reading import read
         from gpukiln.kubernetes.check.rules import NEWEST, Context
         from gpukiln.kubernetes.check.schema import minors
@@ -72,7 +72,7 @@ class K8sCheck(JsonOptions):
         if (self.context or self.namespace) and not (self.cluster or self.server):
             raise UsageError("--context and --namespace belong to --cluster and --server")
         versions, skipped = minors(self.kubernetes or f"1.{NEWEST}"), _skipped(self.skip)
-        choose(words(self.rule), skipped)
+        select_rules(words(self.rule), skipped)
         given = _definitions(words(self.crd))
         reading = read(words(self.files))
         if self.cluster or self.server:
@@ -105,9 +105,9 @@ class K8sCheck(JsonOptions):
             Its version, where --kubernetes says none, and with --cluster its CustomResourceDefinitions.
         """
         from gpukiln.errors import UnavailableError
-        from gpukiln.kubernetes.check.crds import KIND, of_cluster
-        from gpukiln.kubernetes.check.live import ask_server, live_pools, read_cluster, versions
-        from gpukiln.kubernetes.check.workload import Unchecked
+        from gpukiln.kubernetes.check.crds import KIND, cluster_definitions
+        from gpukiln.kubernetes.check.live import dry_run_objects, live_pools, read_cluster, schema_version
+        from gpukiln.kubernetes.check.workload import UncheckedItem
         from gpukiln.kubernetes.cluster import Cluster
 
         api = Cluster(self.context)
@@ -116,15 +116,17 @@ class K8sCheck(JsonOptions):
         if self.server:
             count = len(reading.resources)
             say(f"asking {api.server} of context {api.context} for a dry run of {count} objects")
-            ask_server(reading, api)
+            dry_run_objects(reading, api)
         if self.cluster:
             read_cluster(reading, api, "" if everywhere else self.namespace, everywhere=everywhere)
             reading.pools = live_pools(reading, api)
             try:
-                found = list(of_cluster(api))
+                found = list(cluster_definitions(api))
             except UnavailableError as error:
-                reading.unchecked.append(Unchecked(f"context {api.context}", 1, f"{KIND}: {error.message}"))
-        return "" if self.kubernetes else versions(reading, api), found
+                reading.unchecked.append(
+                    UncheckedItem(f"context {api.context}", 1, f"{KIND}: {error.message}")
+                )
+        return "" if self.kubernetes else schema_version(reading, api), found
 
 
 def _skipped(text: str) -> list[str]:
@@ -134,12 +136,12 @@ def _skipped(text: str) -> list[str]:
 
 def _types(names: list[str]) -> tuple[str, ...]:
     """Instance types that were typed."""
-    from gpukiln.kubernetes.machines import sold
+    from gpukiln.kubernetes.machines import launchable_types
     from gpukiln.typed import unknown
 
     for name in names:
-        if name not in sold():
-            raise unknown("GPU instance type", name, sold())
+        if name not in launchable_types():
+            raise unknown("GPU instance type", name, launchable_types())
     return tuple(names)
 
 

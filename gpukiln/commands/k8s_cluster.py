@@ -30,7 +30,7 @@ class K8sTest(KubernetesOptions):
         from pathlib import Path
         from urllib.parse import quote
 
-        from gpukiln.kubernetes import prove
+        from gpukiln.kubernetes import cluster_verification
         from gpukiln.kubernetes.manifest import dump as as_yaml
         from gpukiln.nodes.runs import RunStore
         from gpukiln.progress import Progress
@@ -39,7 +39,7 @@ class K8sTest(KubernetesOptions):
         from gpukiln.verify.suite import run_suite
         from gpukiln.verify.target import Target
 
-        options = prove.GpuTestOptions(
+        options = cluster_verification.GpuTestOptions(
             self.image or _pushed(state_home()),
             self.namespace,
             self.node_selector,
@@ -49,12 +49,14 @@ class K8sTest(KubernetesOptions):
             MINUTE_S * self.wait_minutes,
         )
         if self.dry_run:
-            results().tell(as_yaml(*prove.pods_of(options, self.namespace or "default")).rstrip())
+            results().tell(
+                as_yaml(*cluster_verification.pod_manifests(options, self.namespace or "default")).rstrip()
+            )
             return 0
         cluster = self.api()
         run, progress = RunStore(state_home()).create("cluster"), Progress()
         with progress.step(f"ask {cluster.context}"):
-            facts = prove.prove(cluster, options, run.folder, say=progress.say)
+            facts = cluster_verification.gather_cluster_facts(cluster, options, run.folder, say=progress.say)
         live = report.LiveReport(progress)
         with progress.step("judge"):
             verdict = run_suite(
@@ -100,9 +102,9 @@ class K8sRbac(JsonOptions):
 
     def run(self) -> None:
         from gpukiln.kubernetes.manifest import dump as as_yaml
-        from gpukiln.kubernetes.rbac import RIGHTS, roles
+        from gpukiln.kubernetes.rbac import COMMAND_RULES, roles
 
-        found = roles(words(self.for_) or list(RIGHTS), self.namespace, self.to)
+        found = roles(words(self.for_) or list(COMMAND_RULES), self.namespace, self.to)
         if self.json:
             print_document("k8s.rbac/1", manifests=found)
             return

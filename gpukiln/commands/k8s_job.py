@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.kubernetes.jobs.document import JobDocument
     from gpukiln.kubernetes.jobs.request import GpuJob
-    from gpukiln.kubernetes.jobs.state import End
+    from gpukiln.kubernetes.jobs.state import JobEnd
 
 
 @dataclass(frozen=True)
@@ -33,51 +33,51 @@ class K8sJob(JobOptions, KubernetesOptions):
     delete_on_interrupt: bool = option("Ctrl-C removes the Job; without it the Job goes on", False)
 
     def run(self) -> int:
-        from gpukiln.kubernetes.jobs.admission import admitted
-        from gpukiln.kubernetes.jobs.document import attached
-        from gpukiln.kubernetes.jobs.request import job_of
+        from gpukiln.kubernetes.jobs.admission import adapt_to_namespace
+        from gpukiln.kubernetes.jobs.document import attached_document
+        from gpukiln.kubernetes.jobs.request import job_from_options
 
         self._check_together()
         cluster = self.api() if self.apply or self.attach else None
         if cluster and self.attach:
-            end = self._follow(cluster, self.name, self.namespace, ours=False)
-            return self._ended(end, attached(cluster, self.name, self.namespace, end))
-        made = job_of(self)
+            end = self._follow(cluster, self.name, self.namespace, is_submitter=False)
+            return self._ended(end, attached_document(cluster, self.name, self.namespace, end))
+        job = job_from_options(self)
         if cluster:
-            made = admitted(cluster, made, say)
-        for note in made.notes():
+            job = adapt_to_namespace(cluster, job, say)
+        for note in job.notes():
             say(f"note: {note}")
         if self.output:
-            _write(made, Path(self.output))
+            _write(job, Path(self.output))
         if cluster:
-            return self._submit(cluster, made)
+            return self._submit(cluster, job)
         if not self.output and not self.json:
-            print(as_yaml(made), end="")
-        self._document(made)
+            print(as_yaml(job), end="")
+        self._document(job)
         return 0
 
-    def _submit(self, cluster: Cluster, made: GpuJob) -> int:
+    def _submit(self, cluster: Cluster, job: GpuJob) -> int:
         from gpukiln.kubernetes import follow
         from gpukiln.kubernetes.jobs.document import document
 
         if self.dry_run:
-            follow.rehearse(cluster, made)
-            say(f"job {made.name}: the server would take it")
-            self._document(made, cluster)
+            follow.dry_run(cluster, job)
+            say(f"job {job.name}: the server would take it")
+            self._document(job, cluster)
             return 0
-        submission = follow.submit(cluster, made, say, replace_ended=self.replace)
+        submission = follow.submit(cluster, job, say, replace_ended=self.replace)
         if self.detach:
-            for line in follow.again(made.name, made.namespace or cluster.namespace, cluster.context):
+            for line in follow.resume_hints(job.name, job.namespace or cluster.namespace, cluster.context):
                 say(line)
-            self._document(made, cluster)
+            self._document(job, cluster)
             submission.end()
             return 0
-        end = self._follow(cluster, made.name, made.namespace, ours=True)
-        code = self._ended(end, document(made, cluster=cluster, end=end))
+        end = self._follow(cluster, job.name, job.namespace, is_submitter=True)
+        code = self._ended(end, document(job, cluster=cluster, end=end))
         submission.end()
         return code
 
-    def _follow(self, cluster: Cluster, name: str, namespace: str, *, ours: bool) -> End:
+    def _follow(self, cluster: Cluster, name: str, namespace: str, *, is_submitter: bool) -> JobEnd:
         from gpukiln.kubernetes import follow
         from gpukiln.units import Duration
 
@@ -94,28 +94,28 @@ class K8sJob(JobOptions, KubernetesOptions):
                 where,
                 write=say if self.json else write,
                 say=say,
-                patience=follow.Patience(within),
-                ours=ours,
+                patience=follow.WaitLimits(within),
+                is_submitter=is_submitter,
             )
         except (KeyboardInterrupt, BrokenPipeError) as ended:
             if self.delete_on_interrupt and isinstance(ended, KeyboardInterrupt):
                 cluster.delete("Job", name, where)
                 say(f"job {name}: removed")
             else:
-                for line in follow.again(name, where, cluster.context):
+                for line in follow.resume_hints(name, where, cluster.context):
                     say(line)
             raise
 
-    def _document(self, made: GpuJob, cluster: Cluster | None = None) -> None:
+    def _document(self, job: GpuJob, cluster: Cluster | None = None) -> None:
         from gpukiln.kubernetes.jobs.document import JOB, document
 
         if self.json:
-            print_document(JOB, dump(document(made, cluster=cluster) if cluster else document(made)))
+            print_document(JOB, dump(document(job, cluster=cluster) if cluster else document(job)))
 
-    def _ended(self, end: End, made: JobDocument) -> int:
+    def _ended(self, end: JobEnd, document: JobDocument) -> int:
         if self.json:
-            print_document(made.schema, dump(made))
-        say(f"job {made.name}: {end.state}" + (f": {end.reason}: {end.why}" if end.why else ""))
+            print_document(document.schema, dump(document))
+        say(f"job {document.name}: {end.state}" + (f": {end.reason}: {end.why}" if end.why else ""))
         return end.exit_code
 
     def _check_together(self) -> None:
@@ -134,15 +134,15 @@ class K8sJob(JobOptions, KubernetesOptions):
             raise UsageError("--attach needs --name: which Job is to be followed")
 
 
-def as_yaml(made: GpuJob) -> str:
+def as_yaml(job: GpuJob) -> str:
     from gpukiln.kubernetes.manifest import dump as manifest
 
-    return manifest(*made.manifests())
+    return manifest(*job.manifests())
 
 
-def _write(made: GpuJob, output: Path) -> None:
+def _write(job: GpuJob, output: Path) -> None:
     from gpukiln.kubernetes import folder
 
-    name = f"{made.name}.yaml"
-    [file] = folder.write(output, {name: as_yaml(made)}).files
+    name = f"{job.name}.yaml"
+    [file] = folder.write(output, {name: as_yaml(job)}).files
     say(f"{file.change:8} {output / name}")

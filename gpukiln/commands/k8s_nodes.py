@@ -75,9 +75,9 @@ class K8sNodes(ProfileOptions, JsonOptions):
         from gpukiln.errors import UsageError
         from gpukiln.images.channels import load_channel
         from gpukiln.kubernetes import folder
-        from gpukiln.kubernetes.nodes import group, rendered
+        from gpukiln.kubernetes.nodes import group, render
         from gpukiln.kubernetes.nodes.hours import parse
-        from gpukiln.kubernetes.nodes.trusted import require_trusted
+        from gpukiln.kubernetes.nodes.image_trust import require_trusted
         from gpukiln.typed import dump, load, unknown
 
         if self.provider not in get_args(group.Provider):
@@ -116,9 +116,9 @@ class K8sNodes(ProfileOptions, JsonOptions):
         made = group.check(load(group.NodeGroup, wanted, where="options"))
         where = make_cloud(self.cloud, self.region, profile=self.profile or None) if self.cloud else None
         trust = require_trusted(made.image, where)
-        texts = rendered.files(made)
+        texts = render.files(made)
         rendering = folder.write(Path(self.output) if self.output else None, texts)
-        document = rendered.document(made, rendering, trust)
+        document = render.document(made, rendering, trust)
         if self.json:
             print_document(document.schema, dump(document))
         elif self.output:

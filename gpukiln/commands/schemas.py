@@ -208,16 +208,16 @@ def _k8s() -> Documents:
     from gpukiln.kubernetes.addons.listing import ADDONS, AddOns
     from gpukiln.kubernetes.check import evaluate, registry
     from gpukiln.kubernetes.jobs.document import JOB, JobDocument
-    from gpukiln.kubernetes.nodes import rendered
+    from gpukiln.kubernetes.nodes import render
     from gpukiln.verify.verdict import Verdict
 
     return {
         ADDONS: Form(AddOns),
-        evaluate.SCHEMA: Form(evaluate.Report),
+        evaluate.SCHEMA: Form(evaluate.CheckReport),
         registry.SCHEMA: Form(registry.RuleList),
         doctor.SCHEMA: Form(doctor.Diagnosis),
         JOB: Form(JobDocument),
-        rendered.SCHEMA: Form(rendered.Nodes),
+        render.SCHEMA: Form(render.Nodes),
         "k8s.rbac/1": Form(None, "Roles and bindings to be applied.", manifests=list[dict[str, Any]]),
         "k8s.test/1": Form(None, "The verdict on a cluster.", verdict=Verdict),
     }

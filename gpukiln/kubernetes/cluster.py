@@ -1,7 +1,7 @@
-"""A cluster's API, by the official client: objects are what the API says, as plain dicts.
+"""A cluster's API by the official client; objects are plain dicts, as the API server sends them.
 
-The client reads the kubeconfig, signs in and speaks TLS; its generated models are not used: objects of other
-versions and of custom kinds pass through here unchanged, and what we send is what we rendered.
+The client reads the kubeconfig, signs in and does TLS. Its generated models are not used, so objects of other
+versions and of custom kinds pass through unchanged, and gpukiln sends exactly what it rendered.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.parsing import check_yaml, parse_json, read_text
 
 CONNECT_S, ANSWER_S = 5.0, 30.0
-LARGEST = 1 << 30  # bytes of an answer; etcd keeps no object of more than 1.5 MiB, and a page has 500
+LARGEST = 1 << 30  # bytes of an answer: a page has 500 objects, and etcd stores at most 1.5 MiB for each
 PAGE = 500  # as kubectl's --chunk-size
 IN_CLUSTER = "in-cluster"
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
-# Kinds whose group needs not be said. Others are said with it: karpenter.sh/v1/NodePool.
+# Kinds that callers may name without their group; others are named with it: karpenter.sh/v1/NodePool.
 API_VERSIONS = {
     **dict.fromkeys(
         (
@@ -68,16 +68,18 @@ class Cluster:
 
     Args:
         context: Of the kubeconfig; empty: its current one.
-        kubeconfig: Path; empty: $KUBECONFIG, then ~/.kube/config, then a pod's own service account.
+        kubeconfig: Path; empty: $KUBECONFIG, then ~/.kube/config, then the service account of this pod.
 
     Raises:
-        UnavailableError: There is none, or it can't be signed in with.
-        UsageError: It has no such context.
+        UnavailableError: There is no kubeconfig, or signing in with it fails.
+        UsageError: The kubeconfig has no such context.
     """
 
     def __init__(self, context: str = "", kubeconfig: str = "") -> None:
         settings = client.Configuration()
-        settings.retries = False  # one answer in ANSWER_S: waiting is the caller's
+        settings.retries = (
+            False  # urllib3 would retry in silence; callers decide whether and how long to wait
+        )
         self.context, self.namespace = _load(settings, context, kubeconfig)
         # urllib3 warns at every request of a kubeconfig with insecure-skip-tls-verify
         warnings.simplefilter("once", urllib3.exceptions.InsecureRequestWarning)
@@ -86,23 +88,24 @@ class Cluster:
         self._resources: dict[str, dict[str, dict[str, Any]]] = {}
 
     def version(self) -> tuple[int, int]:
-        """Its minor version, for example (1, 34)."""
-        said = self._call("GET", "/version", "ask for the version")
-        return int(said["major"]), int(said["minor"].rstrip("+"))
+        """Major and minor version of the server, for example (1, 34)."""
+        version = self._call("GET", "/version", "read the version")
+        # EKS and GKE append a plus to the minor version: "34+".
+        return int(version["major"]), int(version["minor"].rstrip("+"))
 
     def get(self, kind: str, name: str, namespace: str = "") -> Manifest | None:
-        """One object; None: there is none of that name."""
+        """The object, or None if there is none of that name."""
         what = f"get {kind} {name}"
         try:
-            found: Manifest = self._call("GET", self._path(kind, namespace, name), what)
+            manifest: Manifest = self._call("GET", self._path(kind, namespace, name), what)
         except MissingError:
             return None
-        return found
+        return manifest
 
     def list(
         self, kind: str, namespace: str = "", *, labels: str = "", fields: str = "", everywhere: bool = False
     ) -> list[Manifest]:
-        """The objects of a kind; none where the cluster does not know a custom kind.
+        """The objects of a kind; none if the cluster does not have the custom kind.
 
         Args:
             labels: A label selector, fields: A field selector, both as kubectl takes them.
@@ -110,12 +113,12 @@ class Cluster:
         """
         query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
         what = f"list {kind}" + (" in all namespaces" if everywhere else "")
-        found: list[Manifest] = []
+        objects: list[Manifest] = []
         try:
             path = self._path(kind, "" if everywhere else namespace, everywhere=everywhere)
             while True:
                 answer = self._call("GET", path, what, query)
-                found += answer["items"]
+                objects += answer["items"]
                 query["continue"] = answer["metadata"].get("continue", "")
                 if not query["continue"]:
                     break
@@ -123,27 +126,29 @@ class Cluster:
             return []
         plain = kind.rpartition("/")
         api_version = plain[0] or API_VERSIONS[plain[2]]
-        return [{"apiVersion": api_version, "kind": plain[2], **one} for one in found]  # lists leave it out
+        return [
+            {"apiVersion": api_version, "kind": plain[2], **item} for item in objects
+        ]  # items of a list lack both
 
     def create(self, manifest: Manifest, *, dry_run: bool = False) -> Manifest:
-        """Send an object; in its own namespace, else the context's.
+        """Create an object in its own namespace, or in the context's if it names none.
 
         Args:
-            dry_run: The server validates and admits it, and keeps nothing.
+            dry_run: The server validates and admits the object, and does not store it.
 
         Raises:
-            IncompatibleError: The server does not take it.
-            RefusedError: There is one of that name.
+            IncompatibleError: The server rejects the object.
+            RefusedError: An object of that name exists.
         """
         kind = f"{manifest['apiVersion']}/{manifest['kind']}"
         name = manifest["metadata"].get("name") or manifest["metadata"].get("generateName", "")
         path = self._path(kind, str(manifest["metadata"].get("namespace") or ""))
         query = {"fieldValidation": "Strict", "fieldManager": "gpukiln", "dryRun": "All" if dry_run else ""}
-        made: Manifest = self._call("POST", path, f"create {manifest['kind']} {name}", query, manifest)
-        return made
+        created: Manifest = self._call("POST", path, f"create {manifest['kind']} {name}", query, manifest)
+        return created
 
     def delete(self, kind: str, name: str, namespace: str = "") -> bool:
-        """Remove an object and what it owns; False: there was none."""
+        """Delete an object and the objects that it owns; False if there was none."""
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
             self._call("DELETE", self._path(kind, namespace, name), f"delete {kind} {name}", body=options)
@@ -161,7 +166,7 @@ class Cluster:
         previous: bool = False,
         tail: int = 0,
     ) -> Iterator[str]:
-        """Lines of a container's log; with `follow` until it ends, with `tail` the last ones alone.
+        """Lines of a container's log; with `follow` until the container ends, with `tail` only the last ones.
 
         Raises:
             UnavailableError: There is no such pod, or the connection ended.
@@ -182,7 +187,7 @@ class Cluster:
         except MissingError as error:
             raise UnavailableError(error.message) from error
         rest = b""
-        with contextlib.closing(answer), self._told(what):
+        with contextlib.closing(answer), self._translated(what):
             for chunk in answer.stream(4096):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -203,18 +208,20 @@ class Cluster:
         return "/" + "/".join([*parts, resource["name"], *([name] if name else [])])
 
     def _resource(self, api_version: str, kind: str) -> dict[str, Any]:
-        """What discovery says of a kind: its plural `name` and whether it is `namespaced`."""
+        """The discovery entry of a kind: its plural `name` and whether it is `namespaced`."""
         if api_version not in self._resources:
             root = "/api/v1" if api_version == "v1" else f"/apis/{api_version}"
             try:
-                said = self._call("GET", root, f"ask for the kinds of {api_version}")
+                discovered = self._call("GET", root, f"list the kinds of {api_version}")
             except MissingError:  # the server's own answer is "404 page not found"
                 raise MissingError(
                     f"{self.context} does not serve {api_version}",
-                    hint="`kubectl api-versions` lists what it serves; others come with a CRD or an add-on",
+                    hint="`kubectl api-versions` lists what it serves; a CRD or an add-on adds others",
                 ) from None
             self._resources[api_version] = {
-                one["kind"]: one for one in said["resources"] if "/" not in one["name"]
+                resource["kind"]: resource
+                for resource in discovered["resources"]
+                if "/" not in resource["name"]
             }
         known = self._resources[api_version]
         if kind not in known:
@@ -229,7 +236,10 @@ class Cluster:
         query: dict[str, str] | None = None,
         body: Manifest | None = None,
     ) -> Any:
-        with contextlib.closing(self._send(method, path, what, query, body)) as answer, self._told(what):
+        with (
+            contextlib.closing(self._send(method, path, what, query, body)) as answer,
+            self._translated(what),
+        ):
             return parse_json(answer.data, largest=LARGEST)
 
     def _send(
@@ -242,7 +252,7 @@ class Cluster:
         *,
         endless: bool = False,
     ) -> urllib3.BaseHTTPResponse:
-        with self._told(what):
+        with self._translated(what):
             answer: urllib3.BaseHTTPResponse = self._api.call_api(
                 path,
                 method,
@@ -258,26 +268,27 @@ class Cluster:
             return answer
 
     @contextlib.contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Errors of the client as errors of ours."""
+    def _translated(self, what: str) -> Iterator[None]:
+        """Raise the client's errors as errors of gpukiln."""
         try:
             yield
         except ApiException as error:
-            raise _refused(error, what, self) from error
+            raise _answer_error(error, what, self) from error
         except urllib3.exceptions.HTTPError as error:
             raise UnavailableError(
-                f"can't {what}: {self.server} of context {self.context}: {_why(error)}",
-                hint=f"is it up, is the VPN? `kubectl --context {self.context} version` asks the same",
+                f"can't {what}: {self.server} of context {self.context}: {_cause(error)}",
+                hint=f"check the server and the VPN: `kubectl --context {self.context} version`",
             ) from error
-        except ValueError as error:  # an answer that is not JSON: a proxy's page
+        except ValueError as error:  # not JSON, for example a proxy's error page
             raise UnavailableError(
-                f"can't {what}: {self.server} of context {self.context} does not answer as Kubernetes does",
-                hint="look at `server` in the kubeconfig, and at proxies on the way",
+                f"can't {what}: {self.server} of context {self.context} gives no answer of a Kubernetes API "
+                "server",
+                hint="check `server` in the kubeconfig, and proxies between",
             ) from error
 
 
 class AnswerError(UnavailableError):
-    """The server answered, and could not or may not do what was asked; asked for something else, it may."""
+    """The server answered with an error for this request; other requests may succeed."""
 
 
 class MissingError(AnswerError):
@@ -286,35 +297,35 @@ class MissingError(AnswerError):
 
 STATUSES: dict[int, tuple[type[GpukilnError], str]] = {
     400: (IncompatibleError, ""),
-    403: (AnswerError, "`invoke k8s.rbac` prints the rights that each command needs, to be applied"),
+    403: (AnswerError, "`invoke k8s.rbac` prints the RBAC objects that each command needs"),
     404: (MissingError, ""),
-    409: (RefusedError, "another name, or remove it first"),
+    409: (RefusedError, "use another name, or remove the object first"),
     422: (IncompatibleError, ""),
-    429: (BusyError, "the API server is busy: the same again later"),
-    503: (BusyError, "the API server is busy: the same again later"),
+    429: (BusyError, "the API server is busy: try again later"),
+    503: (BusyError, "the API server is busy: try again later"),
 }
 
 
-def _refused(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
-    """What an answer of the API means.
+def _answer_error(error: ApiException, what: str, cluster: Cluster) -> GpukilnError:
+    """The error for an answer of the API server.
 
-    Its body is a Status (apimachinery, meta/v1): code, reason and a message for people.
+    Its body is a Status (apimachinery, meta/v1) with code, reason and a message.
     """
     try:
-        said = parse_json(error.body)["message"]
+        message = parse_json(error.body)["message"]
     except (TypeError, ValueError, KeyError):
-        said = f"{error.status} {error.reason}"
+        message = f"{error.status} {error.reason}"
     if error.status == 401:
         return UnavailableError(
-            f"can't {what}: {cluster.server} does not accept who context {cluster.context} says you are",
+            f"can't {what}: {cluster.server} does not accept the credentials of context {cluster.context}",
             hint="sign in again; on EKS: `aws eks update-kubeconfig --name CLUSTER --region REGION`",
         )
     kind, hint = STATUSES.get(error.status or 0, (AnswerError, ""))
-    return kind(f"can't {what}: {said}", hint=hint)
+    return kind(f"can't {what}: {message}", hint=hint)
 
 
-def _why(error: BaseException) -> str:
-    """The cause of a connection that failed, without the client's wrapping."""
+def _cause(error: BaseException) -> str:
+    """Why a connection failed, without the messages that urllib3 puts around it."""
     while isinstance(error, urllib3.exceptions.MaxRetryError) and error.reason:
         error = error.reason
     text = str(error)
@@ -322,43 +333,45 @@ def _why(error: BaseException) -> str:
 
 
 def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tuple[str, str]:
-    """Fill in the client's settings; the name of the context and its namespace."""
+    """Fill in the client's settings; returns the name of the context and its namespace."""
     files = [
-        Path(one).expanduser() for one in (kubeconfig or os.environ.get("KUBECONFIG", "")).split(":") if one
+        Path(name).expanduser()
+        for name in (kubeconfig or os.environ.get("KUBECONFIG", "")).split(":")
+        if name
     ]
     files = files or [Path("~/.kube/config").expanduser()]
-    if not any(one.is_file() for one in files):
+    if not any(file.is_file() for file in files):
         if not kubeconfig and not context and "KUBERNETES_SERVICE_HOST" in os.environ:
             return _load_in_cluster(settings)
         raise UnavailableError(
-            f"no kubeconfig: {', '.join(map(str, files))} is not there",
-            hint="$KUBECONFIG or --kubeconfig names one; on EKS "
+            f"no kubeconfig: {', '.join(map(str, files))} does not exist",
+            hint="name one by $KUBECONFIG or --kubeconfig; on EKS "
             "`aws eks update-kubeconfig --name CLUSTER --region REGION` writes it",
         )
-    merged = ":".join(str(one) for one in files if one.is_file())
-    current, contexts, users = _read(merged)
+    merged = ":".join(str(file) for file in files if file.is_file())
+    current, contexts, users = _read_kubeconfigs(merged)
     name = context or current
     if name not in contexts:
         near = difflib.get_close_matches(name, contexts, 1)
-        wanted = f"wanted one of {', '.join(contexts)}" if contexts else "it has none"
+        choices = f"wanted one of {', '.join(contexts)}" if contexts else "it has no context"
         raise UsageError(
             f"{merged} has no context {name}" if name else f"{merged} names no current context",
-            hint=f"did you mean {near[0]}?" if near else wanted,
+            hint=f"did you mean {near[0]}?" if near else choices,
         )
     chosen = contexts[name]
     plugin = users.get(chosen.get("user", ""), {}).get("exec")
-    if plugin and not shutil.which(plugin["command"]):  # the client's own message is an errno
+    if plugin and not shutil.which(plugin["command"]):  # the client reports only an errno
         raise UnavailableError(
             f"context {name} signs in with {plugin['command']}, which is not on PATH",
             hint=plugin.get("installHint") or f"install {plugin['command']}, or name another --context",
         )
-    heard = _Heard()
-    logging.getLogger().addHandler(heard)  # the client logs why signing in failed, and goes on without
+    heard = _LogCapture()
+    logging.getLogger().addHandler(heard)  # the client only logs why signing in failed, and continues
     try:
         config.load_kube_config(merged, name, settings, persist_config=False)
     except ConfigException as error:
         raise UnavailableError(
-            f"context {name} of {merged}: {error}", hint="`kubectl config view` shows it"
+            f"context {name} of {merged}: {error}", hint="`kubectl config view` shows the context"
         ) from error
     finally:
         logging.getLogger().removeHandler(heard)
@@ -378,26 +391,28 @@ def _load_in_cluster(settings: client.Configuration) -> tuple[str, str]:
     return IN_CLUSTER, SERVICE_ACCOUNT.read_text().strip() if SERVICE_ACCOUNT.is_file() else "default"
 
 
-def _read(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
-    """Kubeconfigs as one: the current context, contexts and users by name."""
+def _read_kubeconfigs(files: str) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """The merged kubeconfigs: the current context, contexts by name, users by name."""
     try:
         for file in map(Path, files.split(config.kube_config.ENV_KUBECONFIG_PATH_SEPARATOR)):
             if file.is_file():
-                check_yaml(read_text(file))  # the client reads it without limits
-        said = config.kube_config.KubeConfigMerger(files).config.value
+                check_yaml(read_text(file))  # the client's parser has no limits on size and aliases
+        merged = config.kube_config.KubeConfigMerger(files).config.value
         contexts, users = (
-            {one["name"]: one.value.get(part) or {} for one in said.get(f"{part}s") or ()}
+            {entry["name"]: entry.value.get(part) or {} for entry in merged.get(f"{part}s") or ()}
             for part in ("context", "user")
         )
-        return said.get("current-context") or "", contexts, users
+        return merged.get("current-context") or "", contexts, users
     except (ConfigException, yaml.YAMLError, TypeError, AttributeError, KeyError, ValueError) as error:
         raise UnavailableError(
             f"{files} is no kubeconfig: {str(error).partition(chr(10))[0]}",
-            hint="`kubectl config view` reads it too",
+            hint="`kubectl config view` reports the same error",
         ) from error
 
 
-class _Heard(logging.Handler):
+class _LogCapture(logging.Handler):
+    """Collects the errors that the client logs and does not raise."""
+
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.lines: list[str] = []

@@ -1,10 +1,10 @@
-"""Says why GPUs of a cluster, or a pod that wants one, do not work: evidence, cause, fix. Changes nothing.
+"""Diagnoses GPUs of a cluster and pods that request them: evidence, cause and fix. Changes nothing.
 
-Each question is a function that yields what it found. Those of the cluster go from the node up: is there one
-with GPUs, does it say so, does the device plugin run there, does it offer what it has, is it healthy. Those
-of a workload ask whether it starts pods; those of a pod follow its life: does it ask for a GPU, is it
-scheduled, does it start, why did it end. A pod that does not run and that nothing known explains is shown in
-its own words.
+Each function yields findings. Those for the cluster check whether there is a node with GPUs, whether its
+labels say so, whether the device plugin runs there and offers all GPUs, and whether the node is healthy.
+Those for a workload check whether it creates pods. Those for a pod follow its life: does it request a GPU, is
+it scheduled, does it start, why did it end. If no known cause explains a pod that does not run, its status
+and events are shown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpukiln.findings import SEVERITIES, Finding, Severity
 from gpukiln.kubernetes import workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.images import cuda_of_image
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.scheduling import asked, containers, mismatches, nearest, of_daemon_set
+from gpukiln.kubernetes.scheduling import as_daemon_set_pod, containers, gpus_requested, mismatches, nearest
 from gpukiln.kubernetes.symptoms import (
     CONTAINER,
     CREATION,
@@ -38,20 +38,20 @@ from gpukiln.units import is_whole
 
 SCHEMA = "k8s.doctor/1"
 DRIVER = "nvidia.com/cuda.driver-version.full"
-# Labels by which a node is known to have GPUs before feature discovery ran: NFD, Karpenter, EKS's kubelet.
-ALSO_GPU = (
+# Labels that mark a GPU node before feature discovery has run: of NFD, Karpenter and EKS's kubelet.
+GPU_NODE_LABELS = (
     "feature.node.kubernetes.io/pci-10de.present",
     "karpenter.k8s.aws/instance-gpu-name",
     "k8s.amazonaws.com/accelerator",
 )
-PLUGIN_CONFIG = "nvidia.com/device-plugin.config"  # names a configuration of the plugin's ConfigMap
-LINES = 200  # of a log that is read
-EVENTS = 3  # the last, of what is shown in its own words
+PLUGIN_CONFIG = "nvidia.com/device-plugin.config"  # its value names a configuration in the plugin's ConfigMap
+LOG_LINES = 200  # last lines of a log that are searched
+SHOWN_EVENTS = 3  # last events of a pod or workload without a known cause
 
-# Conditions that are bad when False; all others that are named are bad when True (reference: EKS's node
-# monitoring agent and kubelet say ...Ready, node-problem-detector, NVSentinel, AKS and GKE name the problem).
-READY = re.compile(r".*Ready$")
-BAD = re.compile(
+# Node conditions that are bad when False (EKS's node monitoring agent and kubelet: ...Ready), and those that
+# are bad when True (node-problem-detector, NVSentinel, AKS and GKE name the problem).
+BAD_WHEN_FALSE = re.compile(r".*Ready$")
+BAD_WHEN_TRUE = re.compile(
     r"Gpu\w*(Watch|Failure)?$|GPU\w+|XID\w*|Xid\w*|SysLogs\w+|NVLink\w*|UnhealthyNvidiaDevicePlugin|"
     r"(Memory|Disk|PID)Pressure|KernelDeadlock|ReadonlyFilesystem|NetworkUnavailable"
 )
@@ -60,13 +60,13 @@ XID = re.compile(r"(?i)xid\D{0,3}(\d+)")
 
 @strict
 class Diagnosis:
-    """What was looked at, and what was wrong, the likeliest cause first.
+    """The examined objects and the findings, errors first.
 
     Args:
-        context: Of the kubeconfig.
-        looked_at: Objects, in words.
-        findings: Each with what was seen as its message, in the cluster's words, and the cause in its
-            evidence; empty: nothing was wrong.
+        context: Context of the kubeconfig.
+        looked_at: The examined objects, in words.
+        findings: The message of each is the observation in the cluster's words, its evidence has the cause;
+            empty: no problem was found.
     """
 
     context: str
@@ -77,133 +77,141 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class ClusterState:
-    """What the API says, asked once."""
+    """The state of the cluster, read once."""
 
     nodes: list[Manifest]
     pods: list[Manifest]
     daemon_sets: list[Manifest]
-    logs: Callable[[Manifest, str, bool], str] = field(repr=False)  # of a container; True: its last start's
+    logs: Callable[[Manifest, str, bool], str] = field(
+        repr=False
+    )  # of a container; True: of its previous run
     events: Callable[[Manifest], list[Manifest]] = field(repr=False)  # the oldest first
-    kept_back: Callable[[Manifest], list[Manifest] | None] = field(repr=False)  # by Kueue
+    kueue_conditions: Callable[[Manifest], list[Manifest] | None] = field(
+        repr=False
+    )  # why Kueue does not admit an object
 
     @property
     def gpu_nodes(self) -> list[Manifest]:
-        return [one for one in self.nodes if has_gpus(one)]
+        return [node for node in self.nodes if has_gpus(node)]
 
     @property
     def plugins(self) -> list[Manifest]:
-        return [one for one in self.daemon_sets if is_plugin(one["spec"]["template"]["spec"])]
+        return [
+            daemon_set for daemon_set in self.daemon_sets if is_plugin(daemon_set["spec"]["template"]["spec"])
+        ]
 
     @property
     def has_dra_driver(self) -> bool:
-        """Whether GPUs are offered by claims (DRA), for which no device plugin is needed."""
+        """Whether a DRA driver offers GPUs by claims, which needs no device plugin."""
         images = [
             container.get("image", "")
-            for one in self.daemon_sets
-            for container in containers(one["spec"]["template"]["spec"])
+            for daemon_set in self.daemon_sets
+            for container in containers(daemon_set["spec"]["template"]["spec"])
         ]
         return any("dra-driver" in image for image in images)
 
 
 def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
-    """Look at a cluster, at a workload and its newest pod, or at one pod; and at the node that it is on.
+    """Diagnose a cluster, a workload with its newest pod, or one pod; and the node of the pod.
 
     Args:
-        pod: NAME or NAMESPACE/NAME of a pod, or KIND/NAME of what makes pods, see `workloads.KINDS`; empty:
-            the cluster, every pod that waits for a GPU or that a node did not take, and what can't create
-            any.
+        pod: NAME or NAMESPACE/NAME of a pod, or KIND/NAME of a workload (`workloads.KINDS`); empty: the
+            cluster, every pod that waits for a GPU or was rejected by a node, and workloads that can't create
+            pods.
 
     Raises:
         UsageError: There is no such pod or workload.
-        UnavailableError: The cluster can't be asked.
+        UnavailableError: The API server does not answer.
     """
     seen = ClusterState(
         cluster.list("Node"),
         cluster.list("Pod", everywhere=True),
         cluster.list("DaemonSet", everywhere=True),
-        lambda one, container, previous: _log(cluster, one, container, previous=previous),
-        lambda one: _events(cluster, one),
-        lambda one: _kept_back(cluster, one),
+        lambda pod, container, previous: _log(cluster, pod, container, previous=previous),
+        lambda manifest: _events(cluster, manifest),
+        lambda manifest: _kueue_conditions(cluster, manifest),
     )
     if pod:
-        looked, found = _of_named(seen, *_chosen(cluster, seen, pod, namespace or cluster.namespace))
+        looked, findings = _diagnose_named(
+            seen, *_find_target(cluster, seen, pod, namespace or cluster.namespace)
+        )
     else:
-        looked, found = _of_all(seen, _refused_workloads(cluster))
-    unique = {(one.id, one.object, one.message): one for one in found}
-    ordered = sorted(unique.values(), key=lambda one: SEVERITIES.index(one.severity))
+        looked, findings = _diagnose_cluster(seen, _refused_workloads(cluster))
+    unique = {(finding.id, finding.object, finding.message): finding for finding in findings}
+    ordered = sorted(unique.values(), key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(cluster.context, looked, tuple(ordered))
 
 
-def _of_named(
+def _diagnose_named(
     seen: ClusterState, family: list[Manifest], pod: Manifest | None
 ) -> tuple[tuple[str, ...], list[Finding]]:
-    found = list(of_workload(seen, family, has_pods=pod is not None))
+    findings = list(workload_findings(seen, family, has_pods=pod is not None))
     looked = [*family]
     if pod:
         place = pod["spec"].get("nodeName")
-        nodes = [one for one in seen.nodes if one["metadata"]["name"] == place]
+        nodes = [node for node in seen.nodes if node["metadata"]["name"] == place]
         looked += [pod, *nodes]
-        found += of_pod(seen, pod)
+        findings += pod_findings(seen, pod)
         for node in filter(has_gpus, nodes):
-            found += of_node(seen, node)
-        if not place and any(one.id == "no-node-fits" for one in found):
-            found += of_cluster(seen)
-    return tuple(map(_name, looked)), found
+            findings += node_findings(seen, node)
+        if not place and any(finding.id == "no-node-fits" for finding in findings):
+            findings += cluster_findings(seen)
+    return tuple(map(_name, looked)), findings
 
 
-def _of_all(seen: ClusterState, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Finding]]:
-    waiting = [one for one in seen.pods if _wants_gpu(one["spec"]) and _waits_or_was_refused(one)]
-    found = [
-        *of_cluster(seen),
-        *(one for node in seen.gpu_nodes for one in of_node(seen, node)),
-        *(one for thing in refused for one in of_workload(seen, [thing], has_pods=False)),
-        *(one for pod in waiting for one in of_pod(seen, pod)),
+def _diagnose_cluster(seen: ClusterState, refused: list[Manifest]) -> tuple[tuple[str, ...], list[Finding]]:
+    waiting = [pod for pod in seen.pods if _wants_gpu(pod["spec"]) and _waits_or_was_refused(pod)]
+    findings = [
+        *cluster_findings(seen),
+        *(finding for node in seen.gpu_nodes for finding in node_findings(seen, node)),
+        *(finding for workload in refused for finding in workload_findings(seen, [workload], has_pods=False)),
+        *(finding for pod in waiting for finding in pod_findings(seen, pod)),
     ]
     looked = (
         f"{len(seen.gpu_nodes)} nodes with GPUs of {len(seen.nodes)}",
         f"{len(seen.plugins)} device plugins",
-        f"{len(waiting)} pods that wait for a GPU or that a node did not take",
+        f"{len(waiting)} pods that wait for a GPU or were rejected by a node",
         *map(_name, refused),
     )
-    return looked, found
+    return looked, findings
 
 
 def _waits_or_was_refused(pod: Manifest) -> bool:
-    """Whether a pod waits, or failed by the kubelet and not by what ran in it."""
+    """Whether a pod is pending, or the kubelet and not its program made it fail."""
     status = pod["status"]
     return status.get("phase") == "Pending" or (status.get("phase") == "Failed" and "reason" in status)
 
 
 def _refused_workloads(cluster: Cluster) -> list[Manifest]:
-    """What wants pods with GPUs and had none created within the last hour: so long events are kept."""
-    found: dict[str, Manifest] = {}
+    """Workloads whose GPU pods the API server rejected within the last hour; it keeps events for an hour."""
+    refused: dict[str, Manifest] = {}
     for event in cluster.list("Event", everywhere=True, fields="reason=FailedCreate"):
         about = event.get("involvedObject", {})
         if kind := workloads.kind_of(about.get("kind", "")):
             for api in workloads.KINDS[kind]:
-                thing = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
+                manifest = cluster.get(api, about.get("name", ""), about.get("namespace", ""))
                 if (
-                    thing
-                    and _wants_gpu(workloads.template(thing))
-                    and workloads.lacks_pods(thing, has_pods=False)
+                    manifest
+                    and _wants_gpu(workloads.pod_template_spec(manifest))
+                    and workloads.lacks_pods(manifest, has_pods=False)
                 ):
-                    found[thing["metadata"]["uid"]] = thing
-    return list(found.values())
+                    refused[manifest["metadata"]["uid"]] = manifest
+    return list(refused.values())
 
 
 # --- the cluster ------------------------------------------------------------------------------------------
 
 
-def of_cluster(seen: ClusterState) -> Iterator[Finding]:
-    """Whether there are nodes with GPUs, and a device plugin for them."""
+def cluster_findings(seen: ClusterState) -> Iterator[Finding]:
+    """Whether there are nodes with GPUs and a device plugin for them."""
     if not seen.gpu_nodes:
         yield _finding(
             "no-gpu-node",
             "error",
             "cluster",
-            f"none of {len(seen.nodes)} nodes has {PRESENT}=true, nor another label of a GPU",
-            "the pool is scaled to zero, its machines have no GPU, or nobody labels them",
-            "`invoke k8s.nodes` renders pools whose nodes have label and taint from the start",
+            f"none of {len(seen.nodes)} nodes has {GPU_PRESENT}=true or another GPU label",
+            "the pool is scaled to zero, its machines have no GPU, or nothing labels them",
+            "`invoke k8s.nodes` renders pools whose nodes have the label and the taint from the start",
         )
     without = [_name(node) for node in seen.gpu_nodes if not _count(node["status"].get("allocatable", {}))]
     if not (seen.plugins or seen.has_dra_driver) and (without or not seen.gpu_nodes):
@@ -212,83 +220,88 @@ def of_cluster(seen: ClusterState) -> Iterator[Finding]:
             "error" if without else "warning",
             "cluster",
             f"none of {len(seen.daemon_sets)} DaemonSets runs NVIDIA's device plugin"
-            + (f", and no {GPU} is offered by {', '.join(without)}" if without else ""),
-            "nobody installed it, and the nodes bring none, as those of Bottlerocket and EKS Auto Mode do",
+            + (f", and {', '.join(without)} offer no {GPU}" if without else ""),
+            "it is not installed; only nodes of Bottlerocket and EKS Auto Mode have one of their own",
             "`invoke k8s.addons --only plugin` renders it",
         )
-    for one in seen.plugins:
-        status = one.get("status", {})
-        wanted, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
-        if not wanted and seen.gpu_nodes:
-            spec = of_daemon_set(one["spec"]["template"]["spec"])
+    for plugin in seen.plugins:
+        status = plugin.get("status", {})
+        desired, ready = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
+        if not desired and seen.gpu_nodes:
+            spec = as_daemon_set_pod(plugin["spec"]["template"]["spec"])
             why = [problem.text for node in seen.gpu_nodes for problem in mismatches(spec, node)]
             yield _finding(
                 "device-plugin-nowhere",
                 "error",
-                _name(one),
-                f"it wants 0 of {len(seen.gpu_nodes)} nodes with GPUs: {'; '.join(dict.fromkeys(why))}",
-                "its selector or affinity asks for a label that the nodes lack, or a taint is not tolerated",
-                f"label the nodes in their pool with {PRESENT}=true, and let it tolerate their taints",
+                _name(plugin),
+                f"it is scheduled to 0 of {len(seen.gpu_nodes)} nodes with GPUs: "
+                f"{'; '.join(dict.fromkeys(why))}",
+                "its selector or affinity requires a label that the nodes lack, or it does not tolerate a "
+                "taint",
+                f"set the label {GPU_PRESENT}=true in the node pool, and add tolerations for its taints",
             )
-        elif ready < wanted:
+        elif ready < desired:
             yield _finding(
                 "device-plugin-not-ready",
                 "error",
-                _name(one),
-                f"{ready} of {wanted} pods are ready",
-                "what its pods say is below",
-                "repair the nodes that are named below",
+                _name(plugin),
+                f"{ready} of {desired} pods are ready",
+                "the findings below on its pods have the cause",
+                "repair the nodes in the findings below",
             )
 
 
-# --- a node -----------------------------------------------------------------------------------------------
+# --- one node -----------------------------------------------------------------------------------------------
 
 
-def of_node(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
-    """Whether a node with GPUs offers them all, says what it is, and is healthy."""
+def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
+    """Whether a GPU node offers all its GPUs, has label and taint, and is healthy."""
     meta, status = node["metadata"], node["status"]
     labels, name = meta.get("labels", {}), _name(node)
     offered = _count(status.get("allocatable", {}))
     registered = _count(status.get("capacity", {}))
     counted = labels.get(f"{GPU}.count", "")
     plugins = [
-        one for one in seen.pods if one["spec"].get("nodeName") == meta["name"] and is_plugin(one["spec"])
+        pod for pod in seen.pods if pod["spec"].get("nodeName") == meta["name"] and is_plugin(pod["spec"])
     ]
-    plugin = max(plugins, key=lambda one: (_alive(one), _age(one)), default=None)
-    if PRESENT not in labels:
+    plugin = max(plugins, key=lambda pod: (_is_active(pod), _creation_time(pod)), default=None)
+    if GPU_PRESENT not in labels:
         yield _finding(
             "label-missing",
             "error" if not offered else "warning",
             name,
-            f"it has {', '.join(one for one in ALSO_GPU if one in labels) or 'GPUs'}, and not {PRESENT}",
-            "neither the pool nor feature discovery set it: DaemonSets and pods that select by it pass it by",
-            f"set {PRESENT}=true in the pool, so that new nodes have it; feature discovery sets the others",
+            f"it has {', '.join(label for label in GPU_NODE_LABELS if label in labels) or 'GPUs'}, and not "
+            f"{GPU_PRESENT}",
+            "neither the pool nor feature discovery set it: DaemonSets and pods that select by it skip the "
+            "node",
+            f"set {GPU_PRESENT}=true in the pool, so that new nodes have it; feature discovery sets the "
+            "other labels",
         )
-    if not any(one["key"].startswith("nvidia.com/") for one in node["spec"].get("taints", ())):
+    if not any(taint["key"].startswith("nvidia.com/") for taint in node["spec"].get("taints", ())):
         yield _finding(
             "taint-missing",
             "warning",
             name,
             f"it has no taint {GPU}",
-            "pods that need no GPU fill the node, and keep it from being scaled away",
-            f"taint the pool with {GPU}=true:NoSchedule; pods that ask for a GPU tolerate it",
+            "pods without a GPU use up the node and prevent that it is scaled down",
+            f"set the taint {GPU}=true:NoSchedule in the pool; pods that request a GPU tolerate it",
         )
     if not offered:
         yield from _nothing_offered(seen, node, plugin, registered)
-    elif offered < max(registered, int(counted) if is_whole(counted) and not _shared(labels) else 0):
+    elif offered < max(registered, int(counted) if is_whole(counted) and not _is_shared(labels) else 0):
         log = _plugin_logs(seen, plugin)[1][0] if plugin else ""
-        line = _line(log, r"(?i)xid|unhealthy")
+        line = _last_match(log, r"(?i)xid|unhealthy")
         yield _finding(
             "gpu-unhealthy",
             "error",
             name,
             f"it offers {offered} GPUs and has {max(registered, int(counted or 0))}"
             + (f"; its device plugin: {line}" if line else ""),
-            f"the device plugin marked one unhealthy{_xid(line)}",
-            "`invoke node.doctor` looks at the GPU; the plugin offers it again after a restart of its pod",
+            f"the device plugin marked one unhealthy{_xid_suffix(line)}",
+            "`invoke node.doctor` examines the GPU; the plugin offers it again after a restart of its pod",
         )
-    for one in status.get("conditions", ()):
-        yield from _condition(name, one)
+    for condition in status.get("conditions", ()):
+        yield from _node_condition_finding(name, condition)
 
 
 def _nothing_offered(
@@ -298,18 +311,18 @@ def _nothing_offered(
     if plugin is None:
         why = [
             problem.text
-            for one in seen.plugins
-            for problem in mismatches(of_daemon_set(one["spec"]["template"]["spec"]), node)
+            for daemon_set in seen.plugins
+            for problem in mismatches(as_daemon_set_pod(daemon_set["spec"]["template"]["spec"]), node)
         ]
         if seen.plugins:
             yield _finding(
                 "device-plugin-not-here",
                 "error",
                 name,
-                f"it offers no {GPU}, and no pod of the device plugin runs there"
+                f"it offers no {GPU}, and no pod of the device plugin runs on it"
                 + (f": {'; '.join(dict.fromkeys(why))}" if why else ""),
-                "the DaemonSet's selector or tolerations leave the node out",
-                "give the node the label that the DaemonSet selects by, or the DaemonSet the toleration",
+                "the DaemonSet's selector or tolerations exclude the node",
+                "add the label of the DaemonSet's selector to the node, or the toleration to the DaemonSet",
             )
         return
     container, logs = _plugin_logs(seen, plugin)
@@ -323,21 +336,24 @@ def _nothing_offered(
                 else ""
             )
             said = f"it {has}; {_name(plugin)}, container {container}, says: {_short(line)}"
-            yield _of_symptom(known, name, said + (asks if symptom.rule == "device-plugin-config" else ""))
+            yield _symptom_finding(
+                known, name, said + (asks if symptom.rule == "device-plugin-config" else "")
+            )
             return
     last = next((line for log in logs for line in log.splitlines()[-1:] if line), "")
     waiting = _waiting(plugin)
     said = f"it {has}; {_name(plugin)}, container {container}, says: {waiting or _short(last) or 'nothing'}"
     meta = plugin["metadata"]
-    read = f"`kubectl -n {meta['namespace']} logs {meta['name']} -c {container}` has all of it"
+    read = f"`kubectl -n {meta['namespace']} logs {meta['name']} -c {container}` shows the whole log"
     if registered:
         yield _finding(
             "gpu-unhealthy",
             "error",
             name,
             said,
-            "the device plugin marked every GPU unhealthy, or it ended and the kubelet keeps its number",
-            f"{read}; `invoke node.doctor` looks at the GPUs; the plugin offers them again after its restart",
+            "the device plugin marked every GPU unhealthy, or it ended and the kubelet keeps the old "
+            "capacity",
+            f"{read}; `invoke node.doctor` examines the GPUs; the plugin offers them again after its restart",
         )
     elif not waiting and any(key.startswith("nvidia.com/") for key in node["status"].get("capacity", {})):
         yield _finding(
@@ -345,9 +361,10 @@ def _nothing_offered(
             "error",
             name,
             said,
-            "the plugin registered at the kubelet and has no device to offer: its configuration leaves all "
-            "GPUs out, MIG is on without instances, or the GPUs went away from the driver",
-            f"{read}; `invoke node.doctor` says whether the driver has the GPUs",
+            "the plugin registered with the kubelet and has no device to offer: its configuration excludes "
+            "all "
+            "GPUs, MIG is on without instances, or the driver lost the GPUs",
+            f"{read}; `invoke node.doctor` shows whether the driver has the GPUs",
         )
     else:
         yield _finding(
@@ -355,33 +372,39 @@ def _nothing_offered(
             "error",
             name,
             said,
-            "the device plugin has not registered at the kubelet, for a reason that is not known here"
+            "the device plugin has not registered with the kubelet, for an unknown reason"
             if waiting or last
-            else "the device plugin says nothing: it may have started before the driver",
-            f"{read}; `invoke node.doctor` looks at the driver",
+            else "the device plugin logs nothing: it may have started before the driver",
+            f"{read}; `invoke node.doctor` examines the driver",
         )
 
 
 def _plugin_logs(seen: ClusterState, plugin: Manifest) -> tuple[str, list[str]]:
-    """The container that fails, else the plugin itself; its log, now and of its last start."""
-    failing = [one["name"] for one in _statuses(plugin) if _failure(one) or _word_of(one)]
-    main = [one["name"] for one in plugin["spec"]["containers"] if _serves(one)]
+    """The failing container, or the plugin's; its log, of this and of the previous run."""
+    failing = [status["name"] for status in _statuses(plugin) if _failure(status) or _waiting_reason(status)]
+    main = [
+        container["name"] for container in plugin["spec"]["containers"] if _is_plugin_container(container)
+    ]
     name = next(iter((*failing, *main)))
     return name, [seen.logs(plugin, name, False), seen.logs(plugin, name, True)]
 
 
-def _condition(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
-    kind, status = one["type"], one["status"]
-    bad = status in ("False", "Unknown") if READY.fullmatch(kind) else status == "True" and BAD.match(kind)
+def _node_condition_finding(name: str, condition: Mapping[str, str]) -> Iterator[Finding]:
+    kind, status = condition["type"], condition["status"]
+    bad = (
+        status in ("False", "Unknown")
+        if BAD_WHEN_FALSE.fullmatch(kind)
+        else status == "True" and BAD_WHEN_TRUE.match(kind)
+    )
     if bad:
-        said = f"{one.get('reason', '')} {one.get('message', '')}".strip()
+        said = f"{condition.get('reason', '')} {condition.get('message', '')}".strip()
         yield _finding(
             "node-condition",
             "error",
             name,
             f"{kind} is {status}: {said}",
-            f"an agent on the node reports it{_xid(said)}",
-            "drain the node; `invoke node.doctor` says what is broken, a reboot or another machine mends it",
+            f"an agent on the node reports it{_xid_suffix(said)}",
+            "drain the node; `invoke node.doctor` finds the fault, a reboot or another machine fixes it",
         )
 
 
@@ -390,7 +413,7 @@ def _condition(name: str, one: Mapping[str, str]) -> Iterator[Finding]:
 VARIABLES = ("NVIDIA_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
-def of_pod(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     """Why a pod does not run on a GPU."""
     spec, name = pod["spec"], _name(pod)
     if not _wants_gpu(spec):
@@ -399,329 +422,369 @@ def of_pod(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             "error",
             name,
             "no container has nvidia.com/gpu in its limits",
-            "it may be scheduled anywhere, and the device plugin gives it nothing",
+            "it can be scheduled to any node, and the device plugin allocates nothing to it",
             f'limits: {{{GPU}: "1"}}',
         )
-    for one in containers(spec):
-        set_by_hand = [env for env in one.get("env", ()) if env["name"] in VARIABLES]
-        if set_by_hand and asked(spec):
+    for container in containers(spec):
+        set_by_hand = [env for env in container.get("env", ()) if env["name"] in VARIABLES]
+        if set_by_hand and gpus_requested(spec):
             said = ", ".join(f"{env['name']}={env.get('value', '...')}" for env in set_by_hand)
             yield _finding(
                 "visible-devices",
                 "error",
                 name,
-                f"container {one['name']} sets {said}",
-                "inside a container GPUs are numbered from 0 again: it hides them, or reaches for others",
-                "leave it out: the device plugin says which GPUs are seen",
+                f"container {container['name']} sets {said}",
+                "in a container GPUs are numbered from 0: the variable hides them, or names GPUs of others",
+                "remove it: the device plugin decides which GPUs the container gets",
             )
     why: list[Finding] = []
     if not spec.get("nodeName") and pod["status"].get("phase") == "Pending":
-        why += _unscheduled(seen, pod)
-    why += [*_not_started(seen, pod), *_not_taken(pod), *_ended(seen, pod)]
+        why += _scheduling_problems(seen, pod)
+    why += [*_start_problems(seen, pod), *_kubelet_refusal(pod), *_container_failures(seen, pod)]
     yield from why
-    yield from _driver(seen, pod)
-    if not why and not _is_well(pod):
-        yield _in_its_own_words(seen, pod)
+    yield from _driver_mismatch(seen, pod)
+    if not why and not _is_running_well(pod):
+        yield _unexplained(seen, pod)
 
 
-def _unscheduled(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name, spec = _name(pod), pod["spec"]
-    gates = [one["name"] for one in spec.get("schedulingGates", ())]
+    gates = [gate["name"] for gate in spec.get("schedulingGates", ())]
     if gates:
         yield _finding(
             "scheduling-gated",
             "warning",
             name,
-            f"it waits for {', '.join(gates)}{_because(seen.kept_back(pod))}",
-            "a queue (Kueue) has not admitted it, or who set the gate has not removed it",
-            "`kubectl get workloads` shows Kueue's reason: quota, or a flavor that does not fit",
+            f"it waits for {', '.join(gates)}{_reason_suffix(seen.kueue_conditions(pod))}",
+            "Kueue has not admitted it, or another controller has not removed its gate",
+            "`kubectl get workloads` shows Kueue's reason, such as quota or an unsuitable flavor",
         )
         return
     said = _scheduler_says(seen, pod)
     best = nearest(spec, seen.nodes, seen.pods)
     if best is None:
         yield _finding(
-            "no-node-fits", "error", name, said or "the cluster has no node", "there is no node", "add a pool"
+            "no-node-fits",
+            "error",
+            name,
+            said or "the cluster has no node",
+            "there is no node",
+            "add a node pool",
         )
         return
     node, problems = best
     shown = node["metadata"]["name"]
     if not problems:
-        yield _fits_and_waits(name, spec, said, shown)
+        yield _unexplained_wait(name, spec, said, shown)
         return
-    if known := symptom_in(said, SCHEDULER):  # more room would not be enough
-        yield _of_symptom(known, name)
+    if known := symptom_in(said, SCHEDULER):  # a larger node would not be enough
+        yield _symptom_finding(known, name)
     taken = [
-        _name(one)
-        for one in seen.pods
-        if one["spec"].get("nodeName") == shown and asked(one["spec"]) and _alive(one)
+        _name(other)
+        for other in seen.pods
+        if other["spec"].get("nodeName") == shown and gpus_requested(other["spec"]) and _is_active(other)
     ]
     holders = (
-        f"; its GPUs are with {', '.join(taken)}"
-        if taken and any(GPU in one.text for one in problems)
+        f"; its GPUs are used by {', '.join(taken)}"
+        if taken and any(GPU in problem.text for problem in problems)
         else ""
     )
     yield _finding(
         "no-node-fits",
         "error",
         name,
-        f"{said or 'unschedulable'} Nearest is {shown}: {'; '.join(one.text for one in problems)}{holders}",
-        "no node fits all that the pod asks for",
-        "ask for less, wait, or add a pool: `invoke k8s.check` says which instance types it fits",
+        f"{said or 'unschedulable'} The nearest node is {shown}: "
+        f"{'; '.join(problem.text for problem in problems)}{holders}",
+        "no node has all that the pod requests",
+        "request less, wait, or add a node pool: `invoke k8s.check` shows the instance types that fit",
     )
 
 
 def _scheduler_says(seen: ClusterState, pod: Manifest) -> str:
-    """Why the scheduler has not placed a pod: its condition, else its last event."""
+    """Why the scheduler has not placed a pod: from its condition, or else its last event."""
     conditions = [
-        one.get("message", "")
-        for one in pod["status"].get("conditions", ())
-        if one["type"] == "PodScheduled" and one["status"] != "True"
+        condition.get("message", "")
+        for condition in pod["status"].get("conditions", ())
+        if condition["type"] == "PodScheduled" and condition["status"] != "True"
     ]
-    events = [one.get("message", "") for one in seen.events(pod) if one.get("reason") == "FailedScheduling"]
+    events = [
+        event.get("message", "") for event in seen.events(pod) if event.get("reason") == "FailedScheduling"
+    ]
     return next(filter(None, (*conditions, *reversed(events))), "")
 
 
-def _fits_and_waits(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
-    """A pod for which a node has room by all that is counted here: what the scheduler says counts more."""
-    claims = [one["name"] for one in spec.get("resourceClaims") or ()]
+def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
+    """A pod that fits a node by all that is evaluated here; the scheduler's own message takes precedence."""
+    claims = [claim["name"] for claim in spec.get("resourceClaims") or ()]
     if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
         said = (
-            f"no word of the scheduler, which waits for each resource claim to be there: {', '.join(claims)}"
+            f"no message of the scheduler, which waits until each resource claim exists: {', '.join(claims)}"
         )
-    evidence = f"{said or 'no word of the scheduler'}; {node} has room for it by what is counted here"
+    evidence = f"{said or 'no message of the scheduler'}; {node} has the requested resources"
     if known := symptom_in(said, SCHEDULER):
-        return _of_symptom(known, name, evidence)
+        return _symptom_finding(known, name, evidence)
     if said and not re.search(r"Insufficient |Too many pods", said):
         return _finding(
             "scheduler-refuses",
             "error",
             name,
             evidence,
-            "the scheduler refuses for what it says, which is not counted here",
-            "`kubectl describe pod` shows its events; its scheduler's log says more",
+            "the scheduler rejects it for the reason in its message, which gpukiln does not evaluate",
+            "`kubectl describe pod` shows its events; see also the scheduler's log",
         )
     return _finding(
         "not-scheduled-yet",
         "warning",
         name,
         evidence,
-        "room became free a moment ago, or its scheduler does not run",
-        f"look again in a minute; its scheduler is {spec.get('schedulerName', 'default-scheduler')}",
+        "resources became free a moment ago, or its scheduler does not run",
+        f"try again in a minute; its scheduler is {spec.get('schedulerName', 'default-scheduler')}",
     )
 
 
-def _not_started(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def _start_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     texts = [_waiting(pod)]
     if pod["spec"].get("nodeName") and pod["status"].get("phase") == "Pending":
-        texts += [_event_words(one) for one in reversed(seen.events(pod)) if one.get("type") == "Warning"]
+        texts += [
+            _event_words(event) for event in reversed(seen.events(pod)) if event.get("type") == "Warning"
+        ]
     for text in filter(None, texts):
         if known := symptom_in(" ".join(text.split()), WAITING):
-            yield _of_symptom(known, _name(pod))
+            yield _symptom_finding(known, _name(pod))
             return
 
 
-def _not_taken(pod: Manifest) -> Iterator[Finding]:
-    """What the kubelet says of a pod that it did not take, or that it ended."""
+def _kubelet_refusal(pod: Manifest) -> Iterator[Finding]:
+    """Why the kubelet rejected or ended a pod."""
     status = pod["status"]
     said = f"{status.get('reason', '')}: {status.get('message', '')}"
     if status.get("phase") == "Failed" and (known := symptom_in(" ".join(said.split()), KUBELET)):
-        yield _of_symptom(known, _name(pod))
+        yield _symptom_finding(known, _name(pod))
 
 
-def _ended(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name = _name(pod)
-    before = {one["name"] for one in pod["spec"].get("initContainers") or ()}
-    for one in _statuses(pod):
-        failure = _failure(one)
+    before = {init_container["name"] for init_container in pod["spec"].get("initContainers") or ()}
+    for container_status in _statuses(pod):
+        failure = _failure(container_status)
         if failure is None:
             continue
         ended, previous = failure
-        what = f"{'init container' if one['name'] in before else 'container'} {one['name']}"
+        kind = "init container" if container_status["name"] in before else "container"
+        what = f"{kind} {container_status['name']}"
         if ended.get("reason") == "OOMKilled":
             yield _finding(
                 "out-of-memory",
                 "error",
                 name,
                 f"{what} was OOMKilled, exit {ended.get('exitCode')}",
-                "it needed more main memory than its limit; /dev/shm of medium Memory counts too",
-                "raise limits.memory; fewer workers of the data loader; this is not the GPU's memory",
+                "it used more main memory than its limit; files in /dev/shm of medium Memory count",
+                "raise limits.memory, or use fewer data loader workers; this is not the GPU's memory",
             )
             return
-        log = seen.logs(pod, one["name"], previous)
+        log = seen.logs(pod, container_status["name"], previous)
         if known := symptom_in(f"{ended.get('message', '')}\n{log}", CONTAINER):
-            yield _of_symptom(known, name, f"{what} says: {_short(known[1])}")
+            yield _symptom_finding(known, name, f"{what} logs: {_short(known[1])}")
             return
         last = _short(next(iter(reversed(log.splitlines())), "nothing"))
-        options = f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {one['name']}"
+        options = (
+            f"{'--previous ' if previous else ''}{pod['metadata']['name']} -c {container_status['name']}"
+        )
         yield _finding(
             "container-failed",
             "error",
             name,
             f"{what} exits {ended.get('exitCode')}; its last line: {last}",
-            "nothing that is known of GPUs is in its log",
-            f"`kubectl logs {options}` has all of it",
+            "its log has no known GPU error",
+            f"`kubectl logs {options}` shows the whole log",
         )
         return
 
 
-def _in_its_own_words(seen: ClusterState, pod: Manifest) -> Finding:
-    """A pod that does not run, where nothing that is known says why."""
+def _unexplained(seen: ClusterState, pod: Manifest) -> Finding:
+    """A pod that does not run, without a known cause."""
     status, phase = pod["status"], pod["status"].get("phase", "Unknown")
     events = seen.events(pod)
-    warnings = [one for one in events if one.get("type") == "Warning"]
+    warnings = [event for event in events if event.get("type") == "Warning"]
     states = [
-        f"container {one['name']} {kind} {state.get('reason', '')}".rstrip()
-        for one in _statuses(pod)
-        for kind, state in one.get("state", {}).items()
+        f"container {container_status['name']} {kind} {state.get('reason', '')}".rstrip()
+        for container_status in _statuses(pod)
+        for kind, state in container_status.get("state", {}).items()
     ]
     said = [
         f"phase {phase}",
         ": ".join(filter(None, (status.get("reason", ""), status.get("message", "")))),
-        *(workloads.words(one) for one in status.get("conditions") or () if one["status"] != "True"),
+        *(
+            workloads.condition_text(condition)
+            for condition in status.get("conditions") or ()
+            if condition["status"] != "True"
+        ),
         _waiting(pod) or ", ".join(states),
-        *(_event_words(one) for one in (warnings or events)[-EVENTS:]),
+        *(_event_words(event) for event in (warnings or events)[-SHOWN_EVENTS:]),
     ]
     bad = phase != "Pending" or bool(warnings) or bool(_waiting(pod))
     return _finding(
         "pod-not-running",
         "error" if bad else "warning",
         _name(pod),
-        "; ".join(_short(one) for one in dict.fromkeys(said) if one),
-        "nothing that is known here explains it" if bad else "it is about to start, as far as can be seen",
-        "`kubectl describe pod` shows all of it" if bad else "look again in a minute",
+        "; ".join(_short(text) for text in dict.fromkeys(said) if text),
+        "no known cause explains it" if bad else "it is probably about to start",
+        "`kubectl describe pod` shows status and events" if bad else "try again in a minute",
     )
 
 
-def _driver(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
-    """The node's label against the CUDA version in the image's tag."""
-    node = next((one for one in seen.nodes if one["metadata"]["name"] == pod["spec"].get("nodeName")), None)
+def _driver_mismatch(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
+    """Compare the driver in the node's label with the CUDA version in the image's tag."""
+    node = next(
+        (
+            candidate
+            for candidate in seen.nodes
+            if candidate["metadata"]["name"] == pod["spec"].get("nodeName")
+        ),
+        None,
+    )
     driver = node["metadata"].get("labels", {}).get(DRIVER) if node else None
-    for one in containers(pod["spec"]):
-        wanted = cuda_of_image(one.get("image", ""))
-        if not (driver and wanted and asked(pod["spec"])):
+    for container in containers(pod["spec"]):
+        cuda_version = cuda_of_image(container.get("image", ""))
+        if not (driver and cuda_version and gpus_requested(pod["spec"])):
             continue
         try:
-            support = cuda.support(wanted, driver, [])
-        except UsageError:  # a version that the catalogue does not know: nothing is said of it
+            support = cuda.support(cuda_version, driver, [])
+        except UsageError:  # the catalogue does not know the version
             continue
         if not support.runs:
             yield _finding(
                 "driver-too-old",
                 "error",
                 _name(pod),
-                f"{one['image']} is CUDA {wanted}; {_name(node or {})} has driver {driver}",
+                f"{container['image']} is CUDA {cuda_version}; {_name(node or {})} has driver {driver}",
                 support.message,
-                f"an image with an older CUDA, or nodes with driver {cuda.needs(wanted).first} or later",
+                f"an image with an older CUDA, or nodes with driver {cuda.needs(cuda_version).first} or "
+                "later",
             )
 
 
 # --- what pods come from ----------------------------------------------------------------------------------
 
-# Conditions that say that an object does not do its work (batch/v1, apps/v1, JobSet, Kubeflow, KubeRay).
-WRONG_IF = {"Failed": "True", "ReplicaFailure": "True", "Progressing": "False", "HeadPodReady": "False"}
+# Conditions of workloads that mean a failure (batch/v1, apps/v1, JobSet, Kubeflow, KubeRay).
+FAILURE_CONDITIONS = {
+    "Failed": "True",
+    "ReplicaFailure": "True",
+    "Progressing": "False",
+    "HeadPodReady": "False",
+}
 
 
-def of_workload(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
-    """Why an object starts no pods, or gave up.
+def workload_findings(seen: ClusterState, family: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
+    """Why a workload creates no pods, or failed.
 
     Args:
-        family: It, and the objects by which it makes its pods.
-        has_pods: Whether pods of it are there: they say more.
+        family: The object, and the objects by which it creates its pods.
+        has_pods: Whether it has pods, whose findings are more precise.
     """
     held = next(filter(workloads.is_suspended, family), None)
-    found = [_suspended(held, seen.kept_back(held))] if held else []
-    for one in family:
-        more = _of_conditions(one, seen.events(one), has_pods=has_pods)
-        same = {(one.id, one.message) for one in found}  # a Deployment has its ReplicaSet's condition
-        found += [one for one in more if (one.id, one.message) not in same]
-    if not (found or has_pods) and family and not _is_done(family[0]):
+    findings = [_suspended_finding(held, seen.kueue_conditions(held))] if held else []
+    for member in family:
+        more = _condition_findings(member, seen.events(member), has_pods=has_pods)
+        same = {
+            (finding.id, finding.message) for finding in findings
+        }  # a Deployment repeats its ReplicaSet's condition
+        findings += [finding for finding in more if (finding.id, finding.message) not in same]
+    if not (findings or has_pods) and family and not _is_done(family[0]):
         said = [
-            *(workloads.words(one) for one in family[0].get("status", {}).get("conditions") or ()),
-            *(_event_words(event) for one in family for event in seen.events(one)[-EVENTS:]),
+            *(
+                workloads.condition_text(condition)
+                for condition in family[0].get("status", {}).get("conditions") or ()
+            ),
+            *(_event_words(event) for member in family for event in seen.events(member)[-SHOWN_EVENTS:]),
         ]
-        found.append(
+        findings.append(
             _finding(
                 "no-pods",
                 "warning",
                 _name(family[0]),
-                f"it has no pod; {'; '.join(map(_short, said)) or 'neither conditions nor events say why'}",
-                "it wants none (replicas, parallelism, schedule), or its controller does not run",
-                "`kubectl describe` shows all of it; look at its controller's pods",
+                f"it has no pod; {'; '.join(map(_short, said)) or 'it has neither conditions nor events'}",
+                "it specifies none (replicas, parallelism, schedule), or its controller does not run",
+                "look at `kubectl describe`, and at the pods of its controller",
             )
         )
-    yield from found
+    yield from findings
 
 
-def _of_conditions(thing: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
-    name, status = _name(thing), thing.get("status", {})
-    wrong = [one for one in status.get("conditions") or () if WRONG_IF.get(one["type"]) == one["status"]]
-    failures = [one for one in wrong if one["type"] == "ReplicaFailure"]
-    refusals = [one for one in events if one.get("reason", "").startswith("FailedCreate")]
-    events = refusals if workloads.lacks_pods(thing, has_pods=has_pods) else []
-    if texts := [one.get("message", "") for one in (*failures, *reversed(events))]:
-        yield _refused(name, texts[0])
-    for one in wrong:
-        if one not in failures and not (has_pods and one["status"] == "False"):
-            yield _gave_up(name, workloads.words(one))
+def _condition_findings(manifest: Manifest, events: list[Manifest], *, has_pods: bool) -> Iterator[Finding]:
+    name, status = _name(manifest), manifest.get("status", {})
+    wrong = [
+        condition
+        for condition in status.get("conditions") or ()
+        if FAILURE_CONDITIONS.get(condition["type"]) == condition["status"]
+    ]
+    failures = [condition for condition in wrong if condition["type"] == "ReplicaFailure"]
+    refusals = [event for event in events if event.get("reason", "").startswith("FailedCreate")]
+    events = refusals if workloads.lacks_pods(manifest, has_pods=has_pods) else []
+    if texts := [source.get("message", "") for source in (*failures, *reversed(events))]:
+        yield _creation_finding(name, texts[0])
+    for condition in wrong:
+        if condition not in failures and not (has_pods and condition["status"] == "False"):
+            yield _failed_finding(name, workloads.condition_text(condition))
     if status.get("jobDeploymentStatus") in ("Failed", "ValidationFailed"):  # RayJob has no conditions
         said = (status["jobDeploymentStatus"], status.get("reason"), status.get("message"))
-        yield _gave_up(name, f"jobDeploymentStatus is {': '.join(filter(None, said))}")
+        yield _failed_finding(name, f"jobDeploymentStatus is {': '.join(filter(None, said))}")
 
 
-def _suspended(thing: Manifest, by_kueue: list[Manifest] | None) -> Finding:
-    name, queue = _name(thing), thing["metadata"].get("labels", {}).get(workloads.QUEUE, "")
+def _suspended_finding(manifest: Manifest, by_kueue: list[Manifest] | None) -> Finding:
+    name, queue = _name(manifest), manifest["metadata"].get("labels", {}).get(workloads.QUEUE, "")
     if by_kueue is None:
         return _finding(
             "suspended",
             "warning",
             name,
-            "it is suspended, and Kueue has no Workload of it"
+            "it is suspended, and Kueue has no Workload for it"
             + (f", though it names queue {queue}" if queue else ""),
-            "somebody suspended it" if not queue else "Kueue does not run, or does not manage this kind",
-            "set suspend to false, or have Kueue manage it",
+            "a user suspended it" if not queue else "Kueue does not run, or does not manage this kind",
+            "set suspend to false, or configure Kueue to manage the kind",
         )
     return _finding(
         "queue-waits",
         "warning",
         name,
-        f"it is suspended{_because(by_kueue)}",
+        f"it is suspended{_reason_suffix(by_kueue)}",
         "Kueue has not admitted it: its queue has no quota left, or an admission check is not ready",
-        "wait, ask for less, or another queue; `kubectl get clusterqueues` shows what is used",
+        "wait, request less, or use another queue; `kubectl get clusterqueues` shows the usage",
     )
 
 
-def _refused(name: str, text: str) -> Finding:
+def _creation_finding(name: str, text: str) -> Finding:
     said = " ".join(text.split())
     if known := symptom_in(said, CREATION):
-        return _of_symptom(known, name)
+        return _symptom_finding(known, name)
     return _finding(
         "pods-refused",
         "error",
         name,
         _short(said),
-        "the API server does not take the pods that it wants to create",
+        "the API server rejects its pods",
         "change what the message names",
     )
 
 
-def _gave_up(name: str, said: str) -> Finding:
+def _failed_finding(name: str, said: str) -> Finding:
     return _finding(
         "workload-failed",
         "error",
         name,
         _short(said),
-        "its controller gave up, or waits for something that does not come",
-        "its pods say why where they are still there; `kubectl describe` shows its events",
+        "its controller gave up, or waits in vain",
+        "look at its pods if they still exist; `kubectl describe` shows its events",
     )
 
 
-def _is_done(thing: Manifest) -> bool:
-    """Whether it ended well; its pods may be gone."""
+def _is_done(manifest: Manifest) -> bool:
+    """Whether it succeeded; its pods may be deleted."""
     done = ("Complete", "Completed", "Succeeded", "SuccessCriteriaMet")
-    status = thing.get("status", {})
+    status = manifest.get("status", {})
     return status.get("jobDeploymentStatus") == "Complete" or any(
-        one["type"] in done and one["status"] == "True" for one in status.get("conditions") or ()
+        condition["type"] in done and condition["status"] == "True"
+        for condition in status.get("conditions") or ()
     )
 
 
@@ -735,43 +798,45 @@ def _finding(id: str, severity: Severity, about: str, seen: str, cause: str, fix
 def has_gpus(node: Manifest) -> bool:
     labels = node["metadata"].get("labels", {})
     amd = "amd" in labels.get("karpenter.k8s.aws/instance-gpu-manufacturer", "")
-    named = labels.get(PRESENT) == "true" or any(labels.get(one) for one in ALSO_GPU)
+    named = labels.get(GPU_PRESENT) == "true" or any(labels.get(label) for label in GPU_NODE_LABELS)
     return not amd and (named or bool(_count(node["status"].get("capacity", {}))))
 
 
 def _wants_gpu(spec: Mapping[str, Any]) -> bool:
-    """Whether a pod asks for GPUs, or for devices by claims, which may be GPUs."""
-    return bool(asked(spec) or spec.get("resourceClaims"))
+    """Whether a pod requests GPUs, or devices by claims, which may be GPUs."""
+    return bool(gpus_requested(spec) or spec.get("resourceClaims"))
 
 
 def is_plugin(spec: Mapping[str, Any]) -> bool:
-    """Whether a pod is NVIDIA's device plugin: chart, static manifest and operator take the same image."""
-    return any(_serves(one) for one in spec.get("containers", ()))
+    """Whether a pod is NVIDIA's device plugin: chart, static manifest and operator use the same image."""
+    return any(_is_plugin_container(container) for container in spec.get("containers", ()))
 
 
-def _serves(container: Mapping[str, Any]) -> bool:
-    """Whether a container is the plugin itself: feature discovery and others come in the same image."""
+def _is_plugin_container(container: Mapping[str, Any]) -> bool:
+    """Whether a container is the plugin itself: feature discovery and others use the same image."""
     line = " ".join((*(container.get("command") or ()), *(container.get("args") or ())))
     other = re.search("gpu-feature-discovery|config-manager|mps-control-daemon", line)
     return "k8s-device-plugin" in container.get("image", "") and not other
 
 
-def _chosen(
+def _find_target(
     cluster: Cluster, seen: ClusterState, text: str, namespace: str
 ) -> tuple[list[Manifest], Manifest | None]:
-    """What was named: objects that make pods, and the pod to look at, one that waits or the newest."""
+    """The named workload with its objects, and the pod to examine: a pending one, else the newest."""
     word, _, name = text.rpartition("/")
     family: list[Manifest] = []
     if kind := workloads.kind_of(word):
         root = workloads.workload(cluster, kind, name, namespace)
-        family, own = workloads.family(cluster, root, seen.pods)
-        newest = max(own, key=lambda one: (one["status"].get("phase") == "Pending", _age(one)), default=None)
+        family, own = workloads.descendants(cluster, root, seen.pods)
+        newest = max(
+            own, key=lambda pod: (pod["status"].get("phase") == "Pending", _creation_time(pod)), default=None
+        )
         return family, newest
     namespace = word if word not in ("", "pod", "pods") else namespace
-    for one in seen.pods:
-        if (one["metadata"]["namespace"], one["metadata"]["name"]) == (namespace, name):
-            return [], one
-    near = [_name(one) for one in seen.pods if name in one["metadata"]["name"]]
+    for pod in seen.pods:
+        if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
+            return [], pod
+    near = [_name(pod) for pod in seen.pods if name in pod["metadata"]["name"]]
     raise UsageError(
         f"no pod {text} in namespace {namespace}",
         hint=f"did you mean {near[0].removeprefix('Pod ')}?"
@@ -784,27 +849,29 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
     meta = pod["metadata"]
     try:
         lines = list(
-            cluster.logs(meta["name"], meta["namespace"], container=container, previous=previous, tail=LINES)
+            cluster.logs(
+                meta["name"], meta["namespace"], container=container, previous=previous, tail=LOG_LINES
+            )
         )
-    except BusyError:  # it has not started
+    except BusyError:  # the container has not started
         return ""
     except UnavailableError as error:
         return "" if previous else f"(its log can't be read: {error.message})"
     return "\n".join(lines)
 
 
-def _events(cluster: Cluster, thing: Manifest) -> list[Manifest]:
-    """Events about an object, the oldest first."""
-    meta = thing["metadata"]
-    fields = f"involvedObject.kind={thing['kind']},involvedObject.name={meta['name']}"
+def _events(cluster: Cluster, manifest: Manifest) -> list[Manifest]:
+    """Events of an object, the oldest first."""
+    meta = manifest["metadata"]
+    fields = f"involvedObject.kind={manifest['kind']},involvedObject.name={meta['name']}"
     try:
-        return sorted(cluster.list("Event", meta["namespace"], fields=fields), key=_when)
+        return sorted(cluster.list("Event", meta["namespace"], fields=fields), key=_event_time)
     except GpukilnError as error:
         raise UnavailableError(error.message, hint=error.hint) from error
 
 
-def _when(event: Manifest) -> str:
-    """Its last time; those of the newer API have no lastTimestamp."""
+def _event_time(event: Manifest) -> str:
+    """The last time of an event; events of events.k8s.io/v1 have no lastTimestamp."""
     times = ((event.get("series") or {}).get("lastObservedTime"), event.get("lastTimestamp"))
     later = (event.get("eventTime"), event["metadata"].get("creationTimestamp"))
     return str(next(filter(None, (*times, *later)), ""))
@@ -814,61 +881,65 @@ def _event_words(event: Manifest) -> str:
     return f"{event.get('reason', '')}: {event.get('message', '')}"
 
 
-def _kept_back(cluster: Cluster, thing: Manifest) -> list[Manifest] | None:
-    meta = thing["metadata"]
-    uids = {meta["uid"], *(one["uid"] for one in workloads.owners(thing))}
+def _kueue_conditions(cluster: Cluster, manifest: Manifest) -> list[Manifest] | None:
+    meta = manifest["metadata"]
+    uids = {meta["uid"], *(owner["uid"] for owner in workloads.owners(manifest))}
     try:
-        return workloads.kept_back(cluster, meta["namespace"], uids)
+        return workloads.kueue_conditions(cluster, meta["namespace"], uids)
     except GpukilnError as error:
         return [{"type": "Kueue's Workload", "status": "unknown", "message": error.message}]
 
 
-def _because(conditions: list[Manifest] | None) -> str:
-    return f": {'; '.join(_short(workloads.words(one)) for one in conditions)}" if conditions else ""
+def _reason_suffix(conditions: list[Manifest] | None) -> str:
+    return (
+        f": {'; '.join(_short(workloads.condition_text(condition)) for condition in conditions)}"
+        if conditions
+        else ""
+    )
 
 
 def _statuses(pod: Manifest) -> list[Manifest]:
-    """Of its containers, those first that run first."""
+    """Statuses of the containers, in the order in which they start."""
     status = pod["status"]
     return [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
 
 
-def _failure(one: Manifest) -> tuple[Manifest, bool] | None:
-    """How a container failed, and whether that was before its last start."""
-    now, before = (one.get(key, {}).get("terminated") for key in ("state", "lastState"))
+def _failure(container_status: Manifest) -> tuple[Manifest, bool] | None:
+    """How a container failed, and whether that was in its previous run."""
+    now, before = (container_status.get(key, {}).get("terminated") for key in ("state", "lastState"))
     if now:
         return (now, False) if now.get("exitCode") else None
     return (before, True) if before and before.get("exitCode") else None
 
 
-def _word_of(one: Manifest) -> str:
-    """Why a container waits, where it is more than its turn."""
-    waiting = one.get("state", {}).get("waiting", {})
+def _waiting_reason(container_status: Manifest) -> str:
+    """Why a container waits; empty if it is just being created."""
+    waiting = container_status.get("state", {}).get("waiting", {})
     if waiting.get("reason") in (None, "ContainerCreating", "PodInitializing"):
         return ""
     return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
 
 
 def _waiting(pod: Manifest) -> str:
-    return next(filter(None, map(_word_of, _statuses(pod))), "")
+    return next(filter(None, map(_waiting_reason, _statuses(pod))), "")
 
 
-def _is_well(pod: Manifest) -> bool:
+def _is_running_well(pod: Manifest) -> bool:
     phase = pod["status"].get("phase")
     return phase == "Succeeded" or (phase == "Running" and not _waiting(pod))
 
 
-def _age(one: Manifest) -> str:
-    return str(one["metadata"].get("creationTimestamp", ""))
+def _creation_time(manifest: Manifest) -> str:
+    return str(manifest["metadata"].get("creationTimestamp", ""))
 
 
-def _of_symptom(known: tuple[Symptom, str], about: str, seen: str = "") -> Finding:
+def _symptom_finding(known: tuple[Symptom, str], about: str, seen: str = "") -> Finding:
     symptom, line = known
     return _finding(symptom.rule, "error", about, seen or _short(line), symptom.cause, symptom.fix)
 
 
-def _line(log: str, pattern: str) -> str:
-    """The last line that matches."""
+def _last_match(log: str, pattern: str) -> str:
+    """The last line of a log that matches."""
     return _short(next((line for line in reversed(log.splitlines()) if re.search(pattern, line)), ""))
 
 
@@ -876,9 +947,9 @@ def _short(text: str) -> str:
     return " ".join(text.split())[:300]
 
 
-def _xid(text: str) -> str:
-    found = XID.search(text)
-    return f": {xid.explain(int(found[1]))}" if found else ""
+def _xid_suffix(text: str) -> str:
+    match = XID.search(text)
+    return f": {xid.explain(int(match[1]))}" if match else ""
 
 
 def _count(amounts: Mapping[str, Any]) -> int:
@@ -887,18 +958,18 @@ def _count(amounts: Mapping[str, Any]) -> int:
     )
 
 
-def _shared(labels: Mapping[str, str]) -> bool:
+def _is_shared(labels: Mapping[str, str]) -> bool:
     return (
         labels.get(f"{GPU}.sharing-strategy", "none") != "none"
         or labels.get("nvidia.com/mig.strategy", "none") != "none"
     )
 
 
-def _alive(pod: Manifest) -> bool:
+def _is_active(pod: Manifest) -> bool:
     return pod["status"].get("phase") in ("Pending", "Running")
 
 
-def _name(one: Manifest) -> str:
-    meta = one["metadata"]
+def _name(manifest: Manifest) -> str:
+    meta = manifest["metadata"]
     space = f"{meta['namespace']}/" if meta.get("namespace") else ""
-    return f"{one['kind']} {space}{meta['name']}"
+    return f"{manifest['kind']} {space}{meta['name']}"

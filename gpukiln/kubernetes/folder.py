@@ -1,4 +1,4 @@
-"""A folder of rendered files: what is new in it, what changed, and what somebody else put there."""
+"""Writes rendered files into a folder and reports new, changed and other files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RenderedFile:
     """A file of a rendering.
 
     Args:
-        path: In its folder.
-        change: Against what the folder had before; null: nothing was written.
+        path: Relative to the folder.
+        change: Compared with the folder's file before; null: nothing was written.
     """
 
     path: str
@@ -27,35 +27,35 @@ class RenderedFile:
 
 @dataclass(frozen=True)
 class Rendering:
-    """The files of a rendering, and other files that are in their folder."""
+    """The files of a rendering, and other files in the same folder."""
 
     files: tuple[RenderedFile, ...]
     others: tuple[str, ...] = ()
 
     def lines(self, folder: str) -> Iterator[str]:
-        """What was written, for people."""
+        """Lines of output that list the written files."""
         above = folder.rstrip("/")
-        for one in self.files:
-            yield f"{one.change:8} {above}/{one.path}"
+        for file in self.files:
+            yield f"{file.change:8} {above}/{file.path}"
         for path in self.others:
             yield f"{'other':8} {above}/{path}"
 
 
 def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
-    """Write files, each whole or not at all; what else is in the folder stays, and is reported.
+    """Write files, each whole or not at all; other files in the folder stay and are reported.
 
     Args:
         folder: None: nothing is written.
 
     Raises:
         UsageError: The folder is a file.
-        OSError: One could not be written.
+        OSError: A file could not be written.
     """
     if folder is None:
         return Rendering(tuple(RenderedFile(path, text) for path, text in files.items()))
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file, wanted a folder", hint="--output another-name")
-    found = []
+    rendered = []
     for name, text in files.items():
         path = folder / name
         before = path.read_bytes() if path.is_file() else None
@@ -63,6 +63,6 @@ def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
         if not same:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text, mode=0o644)
-        found.append(RenderedFile(name, text, "new" if before is None else "same" if same else "changed"))
+        rendered.append(RenderedFile(name, text, "new" if before is None else "same" if same else "changed"))
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return Rendering(tuple(found), tuple(sorted(there - set(files))))
+    return Rendering(tuple(rendered), tuple(sorted(there - set(files))))

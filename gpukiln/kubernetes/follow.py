@@ -1,6 +1,7 @@
-"""Submits a Job and follows it: why it waits, what it writes, how it ended.
+"""Submits a Job and follows it: reports why it waits, prints its log, returns how it ended.
 
-What the API does not answer is asked again: the Job goes on without us. Nothing here ends a Job that has run.
+Requests that fail are repeated, because the Job continues without this process. A Job that has run is never
+deleted here.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, RefusedEr
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.jobs import state
 from gpukiln.kubernetes.jobs.render import CONTAINER, JOB_NAME
-from gpukiln.kubernetes.jobs.state import Attempt, End
+from gpukiln.kubernetes.jobs.state import Attempt, JobEnd
 from gpukiln.kubernetes.jobs.submission import MARK, Submission, submission
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.workloads import kept_back
+from gpukiln.kubernetes.workloads import kueue_conditions
 from gpukiln.typed import unknown
 from gpukiln.units import Duration
 
@@ -30,66 +31,66 @@ if TYPE_CHECKING:
 
 LOCAL_QUEUE = "kueue.x-k8s.io/v1beta2/LocalQueue"
 POLL_S = 1.0
-LOST_S = 300.0  # for which the API may not answer before we stop
-STUCK_S = 120.0  # for which a container may not be startable: a registry that is down for a moment
-EVENTS_S = 10.0  # between two looks at the events of what waits
-FORBIDDEN = 403  # which asking again does not mend
-LOG_S = 15.0  # for the last lines of a log, after the Job's end
-GONE_S = 60.0  # for a Job that is deleted to be gone
-# Events of a waiting pod that are no warnings and worth telling: autoscaler, Karpenter, kubelet.
-TOLD_EVENTS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "Pulling", "Pulled")
+LOST_S = 300.0  # without an answer of the API server, after which the command gives up
+STUCK_S = 120.0  # with a container that can't start: a registry may be down for a moment
+EVENTS_S = 10.0  # between two reads of the events of waiting objects
+FORBIDDEN = 403  # HTTP 403, for which a retry is useless
+LOG_S = 15.0  # to read the rest of a log after the Job's end
+GONE_S = 60.0  # to wait for the deletion of a Job
+# Normal events of a waiting pod that are reported: of the autoscaler, Karpenter and the kubelet.
+REPORTED_EVENTS = ("TriggeredScaleUp", "NotTriggerScaleUp", "Nominated", "Pulling", "Pulled")
 
 T = TypeVar("T")
-Tell = Callable[[str], None]
+WriteLine = Callable[[str], None]
 
 
-def submit(cluster: Cluster, job: GpuJob, say: Tell, *, replace_ended: bool = False) -> Submission:
-    """Create a Job, and the Service of several pods, which goes when the Job goes.
+def submit(cluster: Cluster, job: GpuJob, say: WriteLine, *, replace_ended: bool = False) -> Submission:
+    """Create a Job, and for several pods a Service that the Job owns.
 
-    One that an earlier run on this computer submitted, and whose end it did not see, is taken as it is.
+    A Job that an interrupted run on this computer submitted is used as it is.
 
     Args:
-        replace_ended: Remove a Job of that name before, if it has ended.
+        replace_ended: First delete a Job of that name if it has ended.
 
     Returns:
-        Its submission, which the caller ends when the end of the Job was reported.
+        The submission, which the caller ends after the end of the Job was reported.
 
     Raises:
         RefusedError: There is a Job of that name.
-        IncompatibleError: Its queue is not there, or the server does not take it.
+        IncompatibleError: Its queue does not exist, or the server rejects the Job.
     """
     namespace = job.namespace or cluster.namespace
     *services, manifest = job.manifests()
-    ours, there = submission(cluster, namespace, manifest), cluster.get("Job", job.name, namespace)
-    if there and ours.is_of(there):
+    record, existing = submission(cluster, namespace, manifest), cluster.get("Job", job.name, namespace)
+    if existing and record.is_of(existing):
         for service in services:
-            _create_service(cluster, service, there, namespace)
-        say(f"job {job.name}: an earlier run submitted it to {namespace} of {cluster.context}; it goes on")
-        return ours
-    if there:
-        if not (replace_ended and state.has_ended(there)):
-            ended = "ended" if state.has_ended(there) else "runs"
+            _create_service(cluster, service, existing, namespace)
+        say(f"job {job.name}: an earlier run submitted it to {namespace} of {cluster.context}; it continues")
+        return record
+    if existing:
+        if not (replace_ended and state.has_ended(existing)):
+            ended = "has ended" if state.has_ended(existing) else "is running"
             raise RefusedError(
-                f"there is a Job {job.name} in {namespace} already, which {ended}",
-                hint="--attach follows it; --name gives this one another name"
-                + ("; --replace removes it first" if state.has_ended(there) else ""),
+                f"there is already a Job {job.name} in {namespace}, which {ended}",
+                hint="--attach follows it; --name gives the new Job another name"
+                + ("; --replace removes it first" if state.has_ended(existing) else ""),
             )
-        _remove(cluster, job.name, namespace)
-        say(f"job {job.name}: the one that had ended is removed")
+        _delete_job(cluster, job.name, namespace)
+        say(f"job {job.name}: the ended Job of that name was deleted")
     _require_queue(cluster, job.queue, namespace)
-    made = _create_once(cluster, manifest, namespace, ours.begin(say))
+    created = _create_once(cluster, manifest, namespace, record.begin(say))
     try:
         for service in services:
-            _create_service(cluster, service, made, namespace)
+            _create_service(cluster, service, created, namespace)
     except BaseException:
         cluster.delete("Job", job.name, namespace)
         raise
     say(f"job {job.name}: submitted to {namespace} of {cluster.context}")
-    return ours
+    return record
 
 
 def _create_once(cluster: Cluster, manifest: Manifest, namespace: str, mark: str) -> Manifest:
-    """Create a Job; where the answer is lost, look whether it is there: it bears a mark of this call."""
+    """Create a Job; if the answer is lost, find the created Job by the mark of this call."""
     meta = manifest["metadata"]
     marked = {**manifest, "metadata": {**meta, "annotations": {**meta.get("annotations", {}), MARK: mark}}}
     try:
@@ -102,11 +103,11 @@ def _create_once(cluster: Cluster, manifest: Manifest, namespace: str, mark: str
         raise error
 
 
-def rehearse(cluster: Cluster, job: GpuJob) -> None:
-    """Let the server validate and admit a job, and keep nothing of it."""
+def dry_run(cluster: Cluster, job: GpuJob) -> None:
+    """Let the server validate and admit a job without storing it."""
     _require_queue(cluster, job.queue, job.namespace or cluster.namespace)
-    for one in job.manifests():
-        cluster.create(one, dry_run=True)
+    for manifest in job.manifests():
+        cluster.create(manifest, dry_run=True)
 
 
 def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namespace: str) -> None:
@@ -116,15 +117,16 @@ def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namesp
         if there["spec"].get("selector") != service["spec"]["selector"]:
             raise RefusedError(
                 f"there is a Service {name} in {namespace} that selects other pods",
-                hint="--name of another name",
+                hint="choose another --name",
             )
-        owners = [one["uid"] for one in there["metadata"].get("ownerReferences", ())]
+        owners = [owner_reference["uid"] for owner_reference in there["metadata"].get("ownerReferences", ())]
         if not owners or meta["uid"] in owners:
-            return  # it does the same
-        if time.monotonic() > until:  # of a Job of that name, before: the garbage collector removes it soon
+            return  # it has the same selector
+        if time.monotonic() > until:  # owned by an earlier Job: the garbage collector deletes it soon
             raise BusyError(
-                f"the Service {name} is of another Job {meta['name']}, and is there after {GONE_S:.0f} s",
-                hint="the same again later",
+                f"the Service {name} belongs to an earlier Job {meta['name']} and still exists after "
+                f"{GONE_S:.0f} s",
+                hint="try again later",
             )
         time.sleep(0.2)
     mine = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
@@ -132,33 +134,40 @@ def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namesp
 
 
 def _require_queue(cluster: Cluster, name: str, namespace: str) -> None:
-    """Without its queue Kueue holds a Job back for ever; without Kueue the label does nothing."""
+    """Check that the queue exists: without it, Kueue never admits the Job."""
     if not name or cluster.get(LOCAL_QUEUE, name, namespace):
         return
-    there = [one["metadata"]["name"] for one in cluster.list(LOCAL_QUEUE, namespace)]
+    there = [local_queue["metadata"]["name"] for local_queue in cluster.list(LOCAL_QUEUE, namespace)]
     if there:
         error = unknown(f"queue of {namespace}", name, there)
         raise IncompatibleError(error.message, hint=error.hint or "--queue names one of them")
     raise IncompatibleError(
-        f"{namespace} has no queue {name}, nor any other: no LocalQueue of Kueue is there",
+        f"{namespace} has no LocalQueue {name}, nor any other",
         hint="`invoke k8s.addons --team NAME=GPUS` renders queues; without --queue the Job starts at once",
     )
 
 
-def _remove(cluster: Cluster, name: str, namespace: str) -> None:
+def _delete_job(cluster: Cluster, name: str, namespace: str) -> None:
     cluster.delete("Job", name, namespace)
     until = time.monotonic() + GONE_S
     while cluster.get("Job", name, namespace):
         if time.monotonic() > until:
             raise BusyError(
-                f"the Job {name} was deleted, and is there after {GONE_S:.0f} s", hint="the same again later"
+                f"the Job {name} was deleted and still exists after {GONE_S:.0f} s", hint="try again later"
             )
         time.sleep(0.2)
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a Job is waited for, in s; start_s None: as long as its deadline."""
+class WaitLimits:
+    """How long to wait, in s.
+
+    Args:
+        start_s: For the first start; None: until the Job's deadline.
+        stuck_s: For a container that can't start.
+        lost_s: For an API server that does not answer.
+        poll_s: Between two polls.
+    """
 
     start_s: float | None = None
     stuck_s: float = STUCK_S
@@ -171,29 +180,32 @@ def follow(
     name: str,
     namespace: str,
     *,
-    write: Tell,
-    say: Tell,
-    patience: Patience = Patience(),
-    ours: bool = False,
-) -> End:
+    write: WriteLine,
+    say: WriteLine,
+    patience: WaitLimits = WaitLimits(),
+    is_submitter: bool = False,
+) -> JobEnd:
     """Wait for a Job's end.
 
     Args:
-        write: Given each line that its pods write.
-        say: Given what happens to it.
-        ours: Whether we submitted it: one that can't start is removed, so that it holds no GPU.
+        write: Gets each line of its log.
+        say: Gets each change of its state.
+        is_submitter: Whether this process submitted the Job: if it can't start, it is deleted and holds no
+            GPU.
 
     Raises:
-        UnavailableError: It is not there any more, can't be started, or the API is lost.
-        BusyError: It did not start in time.
+        UnavailableError: The Job was deleted, can't start, or the API server does not answer.
+        BusyError: The Job did not start in time.
     """
-    return _Follower(cluster, name, namespace or cluster.namespace, write, say, patience, ours=ours).run()
+    return _Follower(
+        cluster, name, namespace or cluster.namespace, write, say, patience, is_submitter=is_submitter
+    ).run()
 
 
-def again(name: str, namespace: str, context: str) -> list[str]:
-    """The lines that say how to come back to a Job that is left running."""
+def resume_hints(name: str, namespace: str, context: str) -> list[str]:
+    """Lines that say how to follow or end a Job that continues to run."""
     return [
-        f"job {name} goes on in {namespace} of {context}",
+        f"job {name} continues in {namespace} of {context}",
         f"follow it: invoke k8s.job --attach --name {name} --namespace {namespace} --context {context}",
         f"end it: kubectl --context {context} -n {namespace} delete job {name}",
     ]
@@ -205,16 +217,16 @@ class _Follower:
         cluster: Cluster,
         name: str,
         namespace: str,
-        write: Tell,
-        say: Tell,
-        patience: Patience,
+        write: WriteLine,
+        say: WriteLine,
+        patience: WaitLimits,
         *,
-        ours: bool,
+        is_submitter: bool,
     ) -> None:
         self.cluster, self.name, self.namespace = cluster, name, namespace
-        self.write, self.tell, self.patience, self.ours = write, say, patience, ours
+        self.write, self.say, self.patience, self.is_submitter = write, say, patience, is_submitter
         self.attempts: dict[str, Attempt] = {}  # by the pod's uid, oldest first
-        self.said: dict[str, str] = {}  # the last that was told of something
+        self.last_reported: dict[str, str] = {}  # subject -> the text that was reported last
         self.events: set[str] = set()
         self.notes: list[str] = []
         self.lines: queue.SimpleQueue[str] = queue.SimpleQueue()
@@ -223,158 +235,168 @@ class _Follower:
         self.refused, self.refused_since = (
             "",
             0.0,
-        )  # why the server admits no pod of it, in the controller's words
+        )  # why the server rejects its pods, in the controller's words
         self.lost_since: float | None = None
         self.begun = time.monotonic()
-        self.looked_at_events = self.begun
+        self.events_read_at = self.begun
 
-    def run(self) -> End:
+    def run(self) -> JobEnd:
         if self.cluster.get("Job", self.name, self.namespace) is None:
-            there = [one["metadata"]["name"] for one in self.cluster.list("Job", self.namespace)]
+            there = [other["metadata"]["name"] for other in self.cluster.list("Job", self.namespace)]
             error = unknown(f"Job of {self.namespace}", self.name, there)
-            raise UnavailableError(error.message, hint=error.hint or "--namespace and --context say where")
+            raise UnavailableError(error.message, hint=error.hint or "check --namespace and --context")
         while True:
-            job, pods = self._ask(self._look)
+            job, pods = self._with_retries(self._job_and_pods)
             if job is not None:
-                self._see(job, pods)
+                self._update(job, pods)
                 if state.has_ended(job):
                     return self._finish(job)
                 self._give_up_if_late()
             self._drain(self.patience.poll_s)
 
-    def _look(self) -> tuple[Manifest, list[Manifest]]:
+    def _job_and_pods(self) -> tuple[Manifest, list[Manifest]]:
         job = self.cluster.get("Job", self.name, self.namespace)
         if job is None:
             self._drain(0)
-            raise _GoneError(
+            raise _JobDeletedError(
                 f"the Job {self.name} was deleted before its end was seen",
-                hint="`kubectl get events` may say by whom; its pods go with it",
+                hint="`kubectl get events` may show the reason; its pods are deleted with it",
             )
         pods = self.cluster.list("Pod", self.namespace, labels=f"{JOB_NAME}={self.name}")
-        owned = [one for one in pods if _is_of(one, job)]
+        owned = [pod for pod in pods if _is_owned_by(pod, job)]
         return job, sorted(owned, key=_age)
 
-    def _ask(self, question: Callable[[], tuple[Manifest, list[Manifest]]]) -> tuple[Any, list[Manifest]]:
-        """An answer, or (None, []) while the API does not give one."""
+    def _with_retries(
+        self, question: Callable[[], tuple[Manifest, list[Manifest]]]
+    ) -> tuple[Any, list[Manifest]]:
+        """The answer to a question, or (None, []) while the API server does not answer."""
         try:
-            found = question()
-        except _GoneError:
+            answer = question()
+        except _JobDeletedError:
             raise
         except (UnavailableError, BusyError) as error:
             now = time.monotonic()
             self.lost_since = self.lost_since or now
             if getattr(error.__cause__, "status", 0) == FORBIDDEN:
-                error.details = tuple(again(self.name, self.namespace, self.cluster.context))
+                error.details = tuple(resume_hints(self.name, self.namespace, self.cluster.context))
                 raise
             if now - self.lost_since > self.patience.lost_s:
-                lines = again(self.name, self.namespace, self.cluster.context)
+                lines = resume_hints(self.name, self.namespace, self.cluster.context)
                 raise UnavailableError(
-                    f"for {Duration(self.patience.lost_s).shown} the cluster could not be asked: "
+                    f"the API server did not answer for {Duration(self.patience.lost_s).shown}: "
                     f"{error.message}",
                     details=tuple(lines[:2]),
                     hint=error.hint,
                 ) from error
-            self._say("api", f"the API does not answer, it is asked again: {error.message}")
+            self._report_change("api", f"the API server does not answer, trying again: {error.message}")
             return None, []
         if self.lost_since:
             self.lost_since = None
-            self._say("api", "the API answers again")
-        return found
+            self._report_change("api", "the API server answers again")
+        return answer
 
-    def _see(self, job: Manifest, pods: list[Manifest]) -> None:
-        there = {one["metadata"]["uid"] for one in pods}
-        for uid, one in self.attempts.items():
-            if uid not in there and one.exit_code is None and one.phase not in ("failed", "interrupted"):
-                self.attempts[uid] = replace(one, phase="gone", why="it was removed before its end was seen")
+    def _update(self, job: Manifest, pods: list[Manifest]) -> None:
+        there = {pod["metadata"]["uid"] for pod in pods}
+        for uid, attempt in self.attempts.items():
+            if (
+                uid not in there
+                and attempt.exit_code is None
+                and attempt.phase not in ("failed", "interrupted")
+            ):
+                self.attempts[uid] = replace(
+                    attempt, phase="gone", why="it was removed before its end was seen"
+                )
         for pod in pods:
             uid = pod["metadata"]["uid"]
-            one = self.attempts[uid] = state.attempt(pod)
-            self._tell_pod(one)
-            if uid not in self.readers and (one.phase == "running" or one.exit_code is not None):
-                self._read(uid, one)
+            attempt = self.attempts[uid] = state.attempt(pod)
+            self._report_pod(attempt)
+            if uid not in self.readers and (attempt.phase == "running" or attempt.exit_code is not None):
+                self._start_reader(uid, attempt)
         if not pods and not state.has_ended(job):
-            self._tell_waiting_job(job)
+            self._report_waiting_job(job)
         if pods or job["spec"].get("suspend"):
             self.refused = ""
         now = time.monotonic()
-        if now - self.looked_at_events >= min(EVENTS_S, 10 * self.patience.poll_s):
-            self.looked_at_events = now
-            waiting = [one for one in pods if self.attempts[one["metadata"]["uid"]].phase in _NOT_STARTED]
+        if now - self.events_read_at >= min(EVENTS_S, 10 * self.patience.poll_s):
+            self.events_read_at = now
+            waiting = [pod for pod in pods if self.attempts[pod["metadata"]["uid"]].phase in _NOT_STARTED]
             if waiting or not pods:
-                self._tell_events(*(waiting or [job]))
+                self._report_events(*(waiting or [job]))
 
-    def _tell_pod(self, one: Attempt) -> None:
+    def _report_pod(self, attempt: Attempt) -> None:
         texts = {
-            "waiting": f"waits for a node: {one.why}" if one.why else "waits for a node",
-            "starting": f"starts on {one.node}",
-            "stuck": f"can't start on {one.node}: {one.reason}: {one.why}",
-            "running": f"runs on {one.node}",
-            "succeeded": "ended well",
-            "failed": f"failed on {one.node or 'no node'}: {one.why}",
-            "interrupted": f"was interrupted on {one.node}: {one.why}; it is started again",
+            "waiting": f"waits for a node: {attempt.why}" if attempt.why else "waits for a node",
+            "starting": f"starts on {attempt.node}",
+            "stuck": f"can't start on {attempt.node}: {attempt.reason}: {attempt.why}",
+            "running": f"runs on {attempt.node}",
+            "succeeded": "succeeded",
+            "failed": f"failed on {attempt.node or 'no node'}: {attempt.why}",
+            "interrupted": f"was interrupted on {attempt.node}: {attempt.why}; it will be restarted",
         }
-        self._say(one.pod, f"pod {one.pod} {texts[one.phase]}")
+        self._report_change(attempt.pod, f"pod {attempt.pod} {texts[attempt.phase]}")
 
-    def _tell_waiting_job(self, job: Manifest) -> None:
+    def _report_waiting_job(self, job: Manifest) -> None:
         if not job["spec"].get("suspend"):
             return
-        why = self._queued(job["metadata"]["uid"]) or "it is suspended"
-        self._say("job", f"job {self.name} waits in its queue: {why}")
+        why = self._why_queued(job["metadata"]["uid"]) or "it is suspended"
+        self._report_change("job", f"job {self.name} waits in its queue: {why}")
 
-    def _queued(self, uid: str) -> str:
-        """Why Kueue has not admitted the Job, in its own words."""
+    def _why_queued(self, uid: str) -> str:
+        """Why Kueue has not admitted the Job, in Kueue's words."""
         try:
-            found = kept_back(self.cluster, self.namespace, {uid})
+            conditions = kueue_conditions(self.cluster, self.namespace, {uid})
         except GpukilnError as error:
             return error.message
-        return "; ".join(filter(None, (one.get("message", "") for one in found or ())))
+        return "; ".join(filter(None, (condition.get("message", "") for condition in conditions or ())))
 
-    def _tell_events(self, *things: Manifest) -> None:
-        """What autoscalers, volumes and quotas say of what waits: only events do."""
-        for thing in things:
-            meta = thing["metadata"]
+    def _report_events(self, *manifests: Manifest) -> None:
+        """Report events of waiting objects: autoscalers, volumes and quotas give reasons only there."""
+        for manifest in manifests:
+            meta = manifest["metadata"]
             try:
-                found = self.cluster.list("Event", self.namespace, fields=f"involvedObject.uid={meta['uid']}")
+                events = self.cluster.list(
+                    "Event", self.namespace, fields=f"involvedObject.uid={meta['uid']}"
+                )
             except GpukilnError as error:
-                self._say("events", f"events can't be read: {error.message}")
+                self._report_change("events", f"events can't be read: {error.message}")
                 return
-            for one in found:
-                if one.get("reason") == "FailedCreate" and not self.attempts:
+            for event in events:
+                if event.get("reason") == "FailedCreate" and not self.attempts:
                     self.refused_since = self.refused_since if self.refused else time.monotonic()
-                    self.refused = str(one.get("message", "")).removeprefix(_COMBINED)
-                text = f"{one.get('reason', '')}: {one.get('message', '')}"
-                if one.get("reason") == "FailedScheduling" or text in self.events:
-                    continue  # the pod's own condition tells it
-                if one.get("type") == "Warning" or one.get("reason") in TOLD_EVENTS:
+                    self.refused = str(event.get("message", "")).removeprefix(_COMBINED)
+                text = f"{event.get('reason', '')}: {event.get('message', '')}"
+                if event.get("reason") == "FailedScheduling" or text in self.events:
+                    continue  # _report_pod reports the pod's condition
+                if event.get("type") == "Warning" or event.get("reason") in REPORTED_EVENTS:
                     self.events.add(text)
-                    self.tell(f"{meta['name']}: {text}")
+                    self.say(f"{meta['name']}: {text}")
 
-    def _say(self, about: str, text: str) -> None:
-        if self.said.get(about) != text:
-            self.said[about] = text
-            self.tell(text)
+    def _report_change(self, about: str, text: str) -> None:
+        if self.last_reported.get(about) != text:
+            self.last_reported[about] = text
+            self.say(text)
 
     def _give_up_if_late(self) -> None:
-        """Leave a Job that does not start; one of ours that never ran is removed."""
-        phases = [one.phase for one in self.attempts.values()]
+        """Give up a Job that does not start; if this process submitted it and it never ran, delete it."""
+        phases = [attempt.phase for attempt in self.attempts.values()]
         now = time.monotonic()
         if "stuck" not in phases:
             self.stuck_since = None
         elif self.stuck_since is None:
             self.stuck_since = now
-        stuck = next((one for one in self.attempts.values() if one.phase == "stuck"), None)
+        stuck = next((attempt for attempt in self.attempts.values() if attempt.phase == "stuck"), None)
         if stuck and self.stuck_since is not None and now - self.stuck_since >= self._stuck_for(stuck):
             raise UnavailableError(
                 f"{stuck.pod} can't start: {stuck.reason}: {stuck.why}",
-                details=self._dropped(),
+                details=self._remove_unstarted(),
                 hint=_NOT_ROOT
                 if "runAsNonRoot" in stuck.why
                 else _STUCK_HINTS.get(stuck.reason, _STUCK_HINT),
             )
         if self.refused and now - self.refused_since >= self._refused_for():
             raise UnavailableError(
-                f"job {self.name}: its pods are refused again and again: {self.refused}",
-                details=self._dropped(),
+                f"job {self.name}: the server keeps rejecting its pods: {self.refused}",
+                details=self._remove_unstarted(),
                 hint=next(
                     (hint for text, hint in _REFUSED_HINTS.items() if text in self.refused), _REFUSED_HINT
                 ),
@@ -384,57 +406,62 @@ class _Follower:
             and self.patience.start_s is not None
             and now - self.begun >= self.patience.start_s
         ):
-            why = next((one.why for one in self.attempts.values() if one.why), "") or self.said.get("job", "")
+            why = next(
+                (attempt.why for attempt in self.attempts.values() if attempt.why), ""
+            ) or self.last_reported.get("job", "")
             raise BusyError(
-                f"in {Duration(self.patience.start_s).shown} it did not start" + (f": {why}" if why else ""),
-                details=self._dropped(),
-                hint="later, other GPUs (--gpu-model L4,T4), or less of CPU and memory; "
-                "`invoke k8s.doctor` looks closer",
+                f"it did not start within {Duration(self.patience.start_s).shown}"
+                + (f": {why}" if why else ""),
+                details=self._remove_unstarted(),
+                hint="try later, other GPUs (--gpu-model L4,T4), or less CPU and memory; "
+                "`invoke k8s.doctor` finds the cause",
             )
 
-    def _dropped(self) -> tuple[str, ...]:
-        """Remove the Job if it is ours and none of it ran; what is left is told."""
-        if not self.ours or self._has_run():
-            return tuple(again(self.name, self.namespace, self.cluster.context))
+    def _remove_unstarted(self) -> tuple[str, ...]:
+        """Delete the Job if this process submitted it and it never ran; returns lines about what remains."""
+        if not self.is_submitter or self._has_run():
+            return tuple(resume_hints(self.name, self.namespace, self.cluster.context))
         try:
             self.cluster.delete("Job", self.name, self.namespace)
         except GpukilnError as error:
-            lines = again(self.name, self.namespace, self.cluster.context)
-            return (f"it could not be removed: {error.message}", *lines)
-        return ("nothing of it ran; the Job is removed, so that it holds no GPU",)
+            lines = resume_hints(self.name, self.namespace, self.cluster.context)
+            return (f"the Job could not be deleted: {error.message}", *lines)
+        return ("the Job never ran and was deleted, so that it holds no GPU",)
 
     def _has_run(self) -> bool:
-        return any(one.started or one.exit_code is not None for one in self.attempts.values())
+        return any(attempt.started or attempt.exit_code is not None for attempt in self.attempts.values())
 
-    def _stuck_for(self, one: Attempt) -> float:
-        return 0.0 if one.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
+    def _stuck_for(self, attempt: Attempt) -> float:
+        return 0.0 if attempt.reason in ("InvalidImageName", "ErrImageNeverPull") else self.patience.stuck_s
 
     def _refused_for(self) -> float:
-        if "exceeded quota" in self.refused:  # others of the namespace end, and give back their part
+        if "exceeded quota" in self.refused:  # quota becomes free when other pods of the namespace end
             return math.inf
         return 0.0 if _SECURITY in self.refused else self.patience.stuck_s
 
     # --- logs -----------------------------------------------------------------------------------------
 
-    def _read(self, uid: str, one: Attempt) -> None:
-        begin = "" if one.index is None else f"[{one.index}] "
-        before = [self.readers[other] for other in self.readers if self.attempts[other].index == one.index]
-        args = (uid, one.pod, begin, before)
+    def _start_reader(self, uid: str, attempt: Attempt) -> None:
+        begin = "" if attempt.index is None else f"[{attempt.index}] "
+        before = [
+            self.readers[other] for other in self.readers if self.attempts[other].index == attempt.index
+        ]
+        args = (uid, attempt.pod, begin, before)
         reader = self.readers[uid] = threading.Thread(target=self._read_log, args=args, daemon=True)
         reader.start()
 
     def _read_log(self, uid: str, pod: str, begin: str, before: list[threading.Thread]) -> None:
-        """Put each line of a pod's log into the queue once, whatever cuts the connection.
+        """Put each line of a pod's log into the queue exactly once, over any number of reconnections.
 
         Args:
-            before: Readers of the pods whose place it took: their lines come first.
+            before: Readers of the pods that this pod replaced: their lines come first.
         """
         for reader in before:
             reader.join()
         done, failures, whole = 0, 0, True
         while True:
-            one, opened = self.attempts[uid], False
-            ended = one.exit_code is not None or one.phase == "gone"
+            attempt, opened = self.attempts[uid], False
+            ended = attempt.exit_code is not None or attempt.phase == "gone"
             try:
                 lines = self.cluster.logs(pod, self.namespace, container=CONTAINER, follow=not ended)
                 for number, line in enumerate(lines):
@@ -447,15 +474,15 @@ class _Follower:
                     return
             except GpukilnError as error:
                 failures, whole = failures + 1, whole and not opened
-                gone = one.phase == "gone"  # and its log with it
+                gone = attempt.phase == "gone"  # its log was deleted with the pod
                 if gone or (ended and failures > _LAST_TRIES) or failures > _TRIES:
                     if not (gone and whole):
-                        self.notes.append(f"the log of {pod} is not whole: {error.message}")
+                        self.notes.append(f"the log of {pod} is incomplete: {error.message}")
                     return
             time.sleep(min(self.patience.poll_s, 0.5))
 
     def _drain(self, for_s: float) -> None:
-        """Write what was read, for some time."""
+        """Write the lines that were read, for some seconds."""
         until = time.monotonic() + for_s
         while True:
             left = until - time.monotonic()
@@ -465,51 +492,54 @@ class _Follower:
                 if left <= 0:
                     return
 
-    def _finish(self, job: Manifest) -> End:
+    def _finish(self, job: Manifest) -> JobEnd:
         until = time.monotonic() + LOG_S
-        while any(one.is_alive() for one in self.readers.values()) and time.monotonic() < until:
+        while any(reader.is_alive() for reader in self.readers.values()) and time.monotonic() < until:
             self._drain(min(0.05, self.patience.poll_s))
         self._drain(0)
         for uid, reader in self.readers.items():
             if reader.is_alive():
-                self.notes.append(f"the log of {self.attempts[uid].pod} was not read to its end")
+                self.notes.append(f"the log of {self.attempts[uid].pod} was not read completely")
         for note in self.notes:
-            self.tell(note)
-        found = state.end(job, list(self.attempts.values()), self.notes)
-        assert found is not None  # noqa: S101 - has_ended() said so
-        return found
+            self.say(note)
+        result = state.job_end(job, list(self.attempts.values()), self.notes)
+        assert result is not None  # noqa: S101 - has_ended() said so
+        return result
 
 
-class _GoneError(UnavailableError):
-    """The Job is not there any more."""
+class _JobDeletedError(UnavailableError):
+    """The Job was deleted."""
 
 
 _NOT_STARTED = ("waiting", "starting", "stuck")
-_TRIES, _LAST_TRIES = 20, 2  # to read a log, in a row: of a pod that runs, and of one that ended
+_TRIES, _LAST_TRIES = 20, 2  # failures in a row to read a log: of a running pod, and of one that ended
 _COMBINED = "(combined from similar events): "  # k8s.io/client-go/tools/record
 _SECURITY = "violates PodSecurity"  # k8s.io/pod-security-admission/admission
-_NOT_ROOT = "--run-as UID names a user that is not root"
+_NOT_ROOT = "set a user other than root by --run-as UID"
 _REFUSED_HINT = "`kubectl describe job` shows its events"
 _REFUSED_HINTS = {
-    _SECURITY: "--security restricted renders what that level admits",
-    "serviceaccount": "--service-account names one that is there",
-    "RuntimeClass": "--runtime-class names one that is there",
-    "PriorityClass": "--priority-class names one that is there",
+    _SECURITY: "--security restricted renders pods that this level admits",
+    "serviceaccount": "name an existing one by --service-account",
+    "RuntimeClass": "name an existing one by --runtime-class",
+    "PriorityClass": "name an existing one by --priority-class",
 }
-_STUCK_HINT = "look at --image, and at --pull-secret for its registry"
+_STUCK_HINT = "check --image, and --pull-secret for its registry"
 _STUCK_HINTS = {
-    "CreateContainerConfigError": "a Secret, ConfigMap or key that it names is not there: --env-secret",
-    "InvalidImageName": "--image is no reference of an image",
-    "RunContainerError": "the node's container runtime refuses it: `invoke k8s.doctor` looks closer",
+    "CreateContainerConfigError": "a Secret, ConfigMap or key does not exist: check --env-secret",
+    "InvalidImageName": "--image has another form than NAME:TAG",
+    "RunContainerError": "the node's container runtime rejects it: `invoke k8s.doctor` finds the cause",
 }
 
 
 def _age(pod: Manifest) -> tuple[str, int]:
-    """Oldest first; within a second by the version, which grows (KEP-5504)."""
+    """Sort key, oldest first; within a second by resourceVersion, which grows (KEP-5504)."""
     meta = pod["metadata"]
     return str(meta.get("creationTimestamp")), int(meta.get("resourceVersion", 0))
 
 
-def _is_of(pod: Manifest, job: Manifest) -> bool:
-    """Whether a pod is this Job's, and not one's that had its name before."""
-    return any(one.get("uid") == job["metadata"]["uid"] for one in pod["metadata"].get("ownerReferences", ()))
+def _is_owned_by(pod: Manifest, job: Manifest) -> bool:
+    """Whether the Job owns a pod; an earlier Job of the same name may own it."""
+    return any(
+        owner_reference.get("uid") == job["metadata"]["uid"]
+        for owner_reference in pod["metadata"].get("ownerReferences", ())
+    )

@@ -1,4 +1,4 @@
-"""What a node of an instance type is on EKS before anybody has seen it: its room for pods, and its labels."""
+"""An EKS node of each instance type before one exists: its allocatable resources and its labels."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type, instance
 from gpukiln.units import MIB
 
 GPU = "nvidia.com/gpu"
-PRESENT = "nvidia.com/gpu.present"  # of every node with a GPU: nodeadm, the node pools and feature discovery
+GPU_PRESENT = (
+    "nvidia.com/gpu.present"  # on every node with a GPU, by nodeadm, node pools and feature discovery
+)
 PRODUCT = "nvidia.com/gpu.product"
 INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 ARCHES = {"x86_64": "amd64", "arm64": "arm64"}
-# Share of a machine's memory that its kernel has not: what Karpenter assumes before it has seen a node of the
-# type (aws/karpenter-provider-aws, VM_MEMORY_OVERHEAD_PERCENT).
-UNSEEN = Decimal("0.075")
-EVICTED = Decimal(100 * MIB)  # below so much free memory the kubelet evicts pods
-UNKNOWN = Decimal("Infinity")  # the root volume's size is the node group's
+# Share of a machine's memory that the hypervisor and the kernel take: Karpenter's assumption before it has
+# seen a node of the type (aws/karpenter-provider-aws, VM_MEMORY_OVERHEAD_PERCENT).
+MEMORY_OVERHEAD = Decimal("0.075")
+EVICTION_THRESHOLD = Decimal(100 * MIB)  # free memory below which the kubelet evicts pods
+UNLIMITED = Decimal("Infinity")  # for resources whose size the node group decides, such as the root volume
 
 
 @cache
-def sold() -> dict[str, InstanceType]:
-    """Instance types that can be launched and have whole GPUs that NVIDIA's device plugin serves."""
+def launchable_types() -> dict[str, InstanceType]:
+    """Instance types that AWS still launches and that have whole GPUs for NVIDIA's device plugin."""
     return {
         name: machine
         for name, machine in instance_types().items()
@@ -39,42 +41,45 @@ def sold() -> dict[str, InstanceType]:
 
 
 def capacity(name: str) -> tuple[Decimal, Decimal]:
-    """Cores and bytes of a node of a type, what it keeps for itself included."""
+    """Cores and bytes of memory of a node, reserved parts included."""
     machine = instance_type(name)
-    return Decimal(machine.vcpu), Decimal(int(machine.memory_mib * (1 - UNSEEN)) * MIB)
+    return Decimal(machine.vcpu), Decimal(int(machine.memory_mib * (1 - MEMORY_OVERHEAD)) * MIB)
 
 
-def kept_memory(pods: int) -> Decimal:
-    """Bytes that the kubelet keeps for so many pods."""
+def reserved_memory(pods: int) -> Decimal:
+    """Bytes of memory that EKS reserves for the kubelet, by the maximum number of pods."""
     return Decimal((11 * pods + 255) * MIB)
 
 
 @cache
 def allocatable(name: str) -> dict[str, Decimal]:
-    """What an EKS node of a type has for pods: cores, bytes, pieces.
+    """Allocatable resources of an EKS node: cores, bytes, counts.
 
     awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go reserves 11 MiB for each pod and 255, evicts at
     100, and keeps 6 % of the first core, 1 % of the second, 0.5 % of the next two and 0.25 % of the others.
-    The number of pods is that of the addresses of its network interfaces (without prefix delegation).
+    The number of pods is limited by the addresses of the network interfaces (without prefix delegation).
+
+    >>> allocatable("g4dn.xlarge")["cpu"]
+    Decimal('3.92')
     """
     machine = instance_type(name)
     cores, (_, memory) = machine.vcpu, capacity(name)
     kept = 60 + 10 * (cores > 1) + 5 * max(min(cores, 4) - 2, 0) + Decimal("2.5") * max(cores - 4, 0)
     return {
         "cpu": cores - Decimal(math.ceil(kept)) / 1000,
-        "memory": memory - kept_memory(machine.max_pods) - EVICTED,
+        "memory": memory - reserved_memory(machine.max_pods) - EVICTION_THRESHOLD,
         "pods": Decimal(machine.max_pods),
-        "ephemeral-storage": UNKNOWN,
+        "ephemeral-storage": UNLIMITED,
         GPU: Decimal(machine.gpus),
         "vpc.amazonaws.com/efa": Decimal(machine.efa),
-        f"{GPU}.shared": UNKNOWN,  # as many as the plugin's configuration says
+        f"{GPU}.shared": UNLIMITED,  # the plugin's configuration decides how many
         **{f"nvidia.com/mig-{profile}": Decimal(count) for profile, count in mig_instances(machine).items()},
     }
 
 
 @cache
 def labels(name: str) -> dict[str, str]:
-    """What kubelet, EKS, Karpenter and feature discovery say of a node of a type.
+    """Labels that kubelet, EKS, Karpenter and feature discovery set on a node of a type.
 
     Karpenter: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go. Feature discovery:
     NVIDIA/k8s-device-plugin:internal/lm/resource.go.
@@ -125,21 +130,24 @@ def labels(name: str) -> dict[str, str]:
     }
 
 
-def is_elsewhere(label: str) -> bool:
-    """Whether a value of the product label may be that of a machine that is not EC2's.
+def is_outside_ec2(label: str) -> bool:
+    """Whether a value of the product label may belong to a machine outside EC2.
 
-    NVML's names of NVIDIA's boards begin so; what is short for one that EC2 sells, as NVIDIA-T4 of Tesla-T4,
-    is no board's name.
+    NVML's board names begin with NVIDIA- or Tesla-. A short form of an EC2 board, such as NVIDIA-T4 for
+    Tesla-T4, is a mistake and no board outside EC2.
+
+    >>> is_outside_ec2("NVIDIA-GeForce-RTX-4090"), is_outside_ec2("NVIDIA-T4")
+    (True, False)
     """
-    short = {gpus()[one.gpu].name.replace(" ", "-") for one in sold().values()}
+    short = {gpus()[machine.gpu].name.replace(" ", "-") for machine in launchable_types().values()}
     short |= {name.split("-")[0] for name in short}
     bare = label.removeprefix("NVIDIA-").removeprefix("Tesla-")
-    known = {product(machine.gpu) for machine in sold().values()}
+    known = {product(machine.gpu) for machine in launchable_types().values()}
     return bare != label and bare not in short and label not in known
 
 
 def mig_instances(machine: InstanceType) -> dict[str, int]:
-    """MIG profiles of a machine's GPUs, as the plugin's resources are called, and how many it can have."""
+    """MIG profile, as in the name of the plugin's resource -> how many instances the machine can have."""
     board = boards().get(machine.gpu)
     if not board or not board.mig:
         return {}

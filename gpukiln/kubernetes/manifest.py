@@ -1,4 +1,4 @@
-"""Manifests as text: one YAML stream, in the order that people write keys."""
+"""Manifests as text: a YAML stream that keeps the order of keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from gpukiln.kubernetes import scalars
-from gpukiln.kubernetes.check.yamltree import BrokenError, documents
+from gpukiln.kubernetes.check.yaml_tree import BrokenError, documents
 
 Manifest = dict[str, Any]
 
@@ -23,7 +23,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
-        """The tag that readers give a plain scalar; what is a text to PyYAML alone gets quotes."""
+        """The tag of a plain scalar; a text that some reader takes for a number or a bool gets quotes."""
         tag = str(super().resolve(kind, value, implicit))  # type: ignore[no-untyped-call]
         ambiguous = tag == scalars.TEXT and kind is yaml.ScalarNode and implicit[0]
         return scalars.PLAIN if ambiguous and not scalars.is_text(value) else tag
@@ -38,10 +38,10 @@ _Dumper.add_representer(str, _text)
 
 
 def dump(*objects: Mapping[str, Any], head: Iterable[str] = ()) -> str:
-    """One YAML stream of some objects.
+    """Objects as one YAML stream.
 
     Args:
-        head: Lines of a comment above all.
+        head: Lines of a comment at the top.
     """
     comment = "".join(f"# {line}".rstrip() + "\n" for line in head)
     return comment + yaml.dump_all(
@@ -50,14 +50,14 @@ def dump(*objects: Mapping[str, Any], head: Iterable[str] = ()) -> str:
 
 
 def load(text: str) -> list[Manifest]:
-    """The objects of a YAML or JSON stream, as kubectl reads them; empty documents are left out.
+    """The objects of a YAML or JSON stream, as kubectl reads them; empty documents are skipped.
 
     Raises:
-        BrokenError: It can't be read.
+        BrokenError: A document can't be read.
     """
-    found = []
-    for one in documents(text):
-        if isinstance(one, BrokenError):
-            raise one
-        found.append(one.value)
-    return found
+    manifests = []
+    for document in documents(text):
+        if isinstance(document, BrokenError):
+            raise document
+        manifests.append(document.value)
+    return manifests

@@ -1,7 +1,8 @@
-"""What an EC2NodeClass leaves for pods on a node of an instance type, as Karpenter counts before it has one.
+"""Allocatable resources of a node with an EC2NodeClass, as Karpenter computes them before the node exists.
 
-Facts: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go at v1.14. A value that is an expression
-(CEL) is not evaluated: there the default counts.
+Facts: aws/karpenter-provider-aws:pkg/providers/instancetype/types.go at v1.14. A value that is a CEL
+    expression is
+not evaluated; the default is used for it.
 """
 
 from __future__ import annotations
@@ -16,47 +17,49 @@ from gpukiln.kubernetes.quantity import quantity
 from gpukiln.units import is_whole
 
 GIB = 2**30
-DEFAULT_VOLUME = Decimal(20 * GIB)  # of every AMI family
-KEPT_STORAGE = Decimal(GIB)  # kubeReserved, where it says nothing
-DATA_DEVICES = {"Bottlerocket": "/dev/xvdb"}  # what pods write to; of the others the root device
+DEFAULT_VOLUME = Decimal(20 * GIB)  # Karpenter's default root volume, for every AMI family
+RESERVED_STORAGE = Decimal(GIB)  # Karpenter's default of kubeReserved
+DATA_DEVICES = {
+    "Bottlerocket": "/dev/xvdb"
+}  # the volume that pods write to; other families use the root volume
 ROOT_DEVICE = "/dev/xvda"
 
 
 def allocatable(name: str, spec: Mapping[str, Any]) -> dict[str, Decimal]:
-    """Cores, bytes and pieces for pods.
+    """Allocatable resources: cores, bytes, counts.
 
     Args:
-        name: Of an instance type.
-        spec: Of the EC2NodeClass.
+        name: Instance type.
+        spec: Spec of the EC2NodeClass.
     """
-    machine, room = instance_type(name), dict(machines.allocatable(name))
+    machine, resources = instance_type(name), dict(machines.allocatable(name))
     kubelet = _part(spec, "kubelet")
     kube, system, evict = (_part(kubelet, key) for key in ("kubeReserved", "systemReserved", "evictionHard"))
     if is_whole(str(kubelet.get("maxPods"))):
-        room["pods"] = Decimal(str(kubelet["maxPods"]))
+        resources["pods"] = Decimal(str(kubelet["maxPods"]))
     bottlerocket = _family(spec) == "Bottlerocket"
     per_core = str(kubelet.get("podsPerCore"))
     if is_whole(per_core) and int(per_core) > 0 and not bottlerocket:
-        room["pods"] = min(room["pods"], Decimal(int(per_core) * machine.vcpu))
+        resources["pods"] = min(resources["pods"], Decimal(int(per_core) * machine.vcpu))
 
     cpu, memory = machines.capacity(name)
     kept_cpu = quantity(kube.get("cpu"))
-    room["cpu"] = (room["cpu"] if kept_cpu is None else cpu - kept_cpu) - _amount(system.get("cpu"))
+    resources["cpu"] = (resources["cpu"] if kept_cpu is None else cpu - kept_cpu) - _amount(system.get("cpu"))
     kept_memory = quantity(kube.get("memory"))
     if kept_memory is None:
-        kept_memory = machines.kept_memory(int(room["pods"]) if bottlerocket else machine.max_pods)
-    evicted = _signal(evict.get("memory.available"), memory, machines.EVICTED)
-    room["memory"] = memory - kept_memory - evicted - _amount(system.get("memory"))
+        kept_memory = machines.reserved_memory(int(resources["pods"]) if bottlerocket else machine.max_pods)
+    evicted = _threshold(evict.get("memory.available"), memory, machines.EVICTION_THRESHOLD)
+    resources["memory"] = memory - kept_memory - evicted - _amount(system.get("memory"))
 
     storage = _storage(name, spec)
     kept_storage = quantity(kube.get("ephemeral-storage"))
-    room["ephemeral-storage"] = (
+    resources["ephemeral-storage"] = (
         storage
-        - (KEPT_STORAGE if kept_storage is None else kept_storage)
-        - _signal(evict.get("nodefs.available"), storage, storage / 10)
+        - (RESERVED_STORAGE if kept_storage is None else kept_storage)
+        - _threshold(evict.get("nodefs.available"), storage, storage / 10)
         - _amount(system.get("ephemeral-storage"))
     )
-    return room
+    return resources
 
 
 def _storage(name: str, spec: Mapping[str, Any]) -> Decimal:
@@ -64,12 +67,14 @@ def _storage(name: str, spec: Mapping[str, Any]) -> Decimal:
     if spec.get("instanceStorePolicy") == "RAID0" and local:
         return Decimal(local * 10**9)
     listed = spec.get("blockDeviceMappings")
-    disks = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+    disks = [disk for disk in listed if isinstance(disk, Mapping)] if isinstance(listed, list) else []
     family = _family(spec)
     device = DATA_DEVICES.get(family, ROOT_DEVICE)
-    chosen = [one for one in disks if one.get("rootVolume") is True]
-    chosen += disks[-1:] if family == "Custom" else [one for one in disks if one.get("deviceName") == device]
-    sizes = (quantity(_part(one, "ebs").get("volumeSize")) for one in chosen)
+    chosen = [disk for disk in disks if disk.get("rootVolume") is True]
+    chosen += (
+        disks[-1:] if family == "Custom" else [disk for disk in disks if disk.get("deviceName") == device]
+    )
+    sizes = (quantity(_part(disk, "ebs").get("volumeSize")) for disk in chosen)
     return next((size for size in sizes if size is not None), DEFAULT_VOLUME)
 
 
@@ -77,17 +82,17 @@ def _family(spec: Mapping[str, Any]) -> str:
     if spec.get("amiFamily"):
         return str(spec["amiFamily"])
     terms = spec.get("amiSelectorTerms")
-    aliases = [str(one.get("alias", "")) for one in terms or () if isinstance(one, Mapping)]
-    return "Bottlerocket" if any(one.startswith("bottlerocket@") for one in aliases) else ""
+    aliases = [str(term.get("alias", "")) for term in terms or () if isinstance(term, Mapping)]
+    return "Bottlerocket" if any(alias.startswith("bottlerocket@") for alias in aliases) else ""
 
 
-def _signal(value: Any, whole: Decimal, default: Decimal) -> Decimal:
-    """An eviction threshold; 100 % means that there is none."""
+def _threshold(value: Any, whole: Decimal, default: Decimal) -> Decimal:
+    """An eviction threshold in bytes; 100 % switches it off."""
     text = str(value)
     if text.endswith("%") and (share := quantity(text[:-1])) is not None:
         return Decimal(0) if share == 100 else whole * share / 100
-    found = quantity(value)
-    return default if found is None else found
+    amount = quantity(value)
+    return default if amount is None else amount
 
 
 def _amount(value: Any) -> Decimal:
@@ -95,5 +100,5 @@ def _amount(value: Any) -> Decimal:
 
 
 def _part(whole: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = whole.get(key)
-    return found if isinstance(found, Mapping) else {}
+    part = whole.get(key)
+    return part if isinstance(part, Mapping) else {}

@@ -1,7 +1,8 @@
-"""Where pods may land: node pools of Karpenter and eksctl, live nodes, or every GPU machine that is sold.
+"""Where pods may land: node pools of Karpenter and eksctl, live nodes, or all GPU instance types.
 
-A pool is its candidate types with what their nodes will say. Which zone, capacity type or host a node gets is
-not known before: there a pod gets the value that it asks for, where the pool allows it.
+A pool has candidate instance types and the labels and taints of their nodes. The zone, the capacity type and
+the host name of a node are not known in advance: the node is assumed to have the value that the pod selects,
+if the pool allows it.
 """
 
 from __future__ import annotations
@@ -17,26 +18,31 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines, node_classes
 from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.scheduling import Spec, amount, required_terms, shown
+from gpukiln.kubernetes.scheduling import Spec, amount, quantity_text, required_terms
 from gpukiln.units import is_whole
 
 ZONE = "topology.kubernetes.io/zone"
 CAPACITY = "karpenter.sh/capacity-type"
 CAPACITIES = ("on-demand", "reserved", "spot")
-# What each node gets for itself, whatever its pool says.
-OWN = (
+# Labels that every node gets on its own, independent of its pool.
+PER_NODE_LABELS = (
     "kubernetes.io/hostname",
     "topology.kubernetes.io/",
     "failure-domain.beta.kubernetes.io/",
     "topology.ebs.",
 )
-# Of these prefixes the labels are set by kubelets, clouds and feature discovery: which of them we don't know
-# of a type is no reason to say that nobody sets it.
-SET_BY_OTHERS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
-# What feature discovery adds to the product of GPUs that several pods share; before it, with the strategy
-# `single`, stands -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
-SHARED = "-SHARED"
-NO_FORM = (AttributeError, KeyError, TypeError, ValueError)  # what reading another form raises
+# Kubelets, clouds and feature discovery set labels with these prefixes. One that gpukiln does not know for an
+# instance type may still exist, so it is not reported as missing.
+AGENT_LABELS = ("nvidia.com/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "feature.node.kubernetes.io/")
+# Suffix that feature discovery appends to the product of shared GPUs; with the strategy `single` it follows
+# -MIG-PROFILE (NVIDIA/k8s-device-plugin:internal/lm/resource.go).
+SHARED_SUFFIX = "-SHARED"
+SHAPE_ERRORS = (
+    AttributeError,
+    KeyError,
+    TypeError,
+    ValueError,
+)  # raised by reading a document of another form
 TAINT = {"key": GPU, "value": "true", "effect": "NoSchedule"}
 
 
@@ -45,14 +51,14 @@ class Pool:
     """A node pool.
 
     Args:
-        types: Instance types with GPUs that it may start.
-        labels: That all of its nodes bear, beside those of their type.
-        choices: Label to the values of which a node bears one.
+        types: GPU instance types that the pool may start.
+        labels: Labels of all its nodes, in addition to those of their type.
+        choices: Label -> values, of which each node has one.
         limits: Resources of all its nodes together.
-        anything: Whether nothing else is known of its nodes' labels.
+        anything: Whether the nodes may have any other label.
         nodes: Live nodes instead of types.
-        driver: NVIDIA driver of its image, where it is known.
-        node_class: Spec of its EC2NodeClass, where it is known.
+        driver: NVIDIA driver of its image, if known.
+        node_class: Spec of its EC2NodeClass, if known.
     """
 
     name: str
@@ -67,66 +73,67 @@ class Pool:
     node_class: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def candidates(self, spec: Spec) -> Iterable[tuple[str, Manifest]]:
-        """Each type, or live node, with a node as a pod would find it."""
+        """Each type or live node, with the node object that the pod would get."""
         if self.nodes:
             for node in self.nodes:
                 yield node["metadata"]["name"], node
             return
-        wanted = _wanted(spec)
-        products = wanted.get(machines.PRODUCT, ())
-        if self.anything and products and all(map(_is_elsewhere, products)):
-            return  # a machine of one's own, of which nothing is known
+        requested = _requested_labels(spec)
+        products = requested.get(machines.PRODUCT, ())
+        if self.anything and products and all(map(_is_outside_ec2, products)):
+            return  # a machine outside EC2, about which nothing is known
         for name in self.types:
-            node = self._divided(_node(self, name), products)
+            node = self._with_shared_gpus(_node(self, name), products)
             known = node["metadata"]["labels"]
             more = {
-                key: found
-                for key, values in wanted.items()
-                if (key in self.choices or key not in known) and (found := self._answer(key, values))
+                key: answer
+                for key, values in requested.items()
+                if (key in self.choices or key not in known) and (answer := self._label_value(key, values))
             }
-            yield name, _with(node, more) if more else node
+            yield name, _with_labels(node, more) if more else node
 
     def beyond_limits(self, name: str) -> list[str]:
-        """Of what one node of a type has more than the pool may have in all: Karpenter starts none of it."""
+        """The limits of the pool that one node of a type exceeds: Karpenter starts no such node."""
         cpu, memory = machines.capacity(name)
         has = {"cpu": cpu, "memory": memory, GPU: machines.allocatable(name)[GPU]}
         return [
-            f"it has {shown(key, has[key])} of {key}, and the pool's limit is {shown(key, limit)}"
+            f"it has {quantity_text(key, has[key])} of {key}, and the pool's limit is "
+            f"{quantity_text(key, limit)}"
             for key, limit in self.limits.items()
             if has[key] > limit
         ]
 
-    def _divided(self, node: Manifest, products: Sequence[str]) -> Manifest:
-        """The node with its GPUs in parts, where a pod asks for some: the plugin's configuration decides."""
+    def _with_shared_gpus(self, node: Manifest, products: Sequence[str]) -> Manifest:
+        """The node with its GPUs shared or divided, if the pod selects a node of that kind."""
         whole = node["metadata"]["labels"].get(machines.PRODUCT)
         if not whole or machines.PRODUCT in self.labels or whole in products:
             return node
-        for one in products:
-            bare, _, profile = one.removesuffix(SHARED).partition("-MIG-")
+        for product in products:
+            bare, _, profile = product.removesuffix(SHARED_SUFFIX).partition("-MIG-")
             parts = node["status"]["allocatable"].get(f"nvidia.com/mig-{profile}")
-            if bare == whole and (parts if profile else one.endswith(SHARED)):
-                many = str(machines.UNKNOWN) if one.endswith(SHARED) else parts
-                room = {**node["status"]["allocatable"], GPU: many}
+            if bare == whole and (parts if profile else product.endswith(SHARED_SUFFIX)):
+                many = str(machines.UNLIMITED) if product.endswith(SHARED_SUFFIX) else parts
+                resources = {**node["status"]["allocatable"], GPU: many}
                 return {
-                    **_with(node, {machines.PRODUCT: one}),
-                    "status": {"allocatable": room, "capacity": room},
+                    **_with_labels(node, {machines.PRODUCT: product}),
+                    "status": {"allocatable": resources, "capacity": resources},
                 }
         return node
 
-    def _answer(self, key: str, wanted: Sequence[str]) -> str:
-        """The value of a label that a pod asks for, where a node of the pool may bear it."""
+    def _label_value(self, key: str, requested: Sequence[str]) -> str:
+        """The value that a node of the pool has for a label that the pod selects; empty if it has none."""
         if key in self.choices:
-            return next((one for one in wanted if one in self.choices[key]), self.choices[key][0])
-        if self.anything or key.startswith((*OWN, *SET_BY_OTHERS)):
-            return wanted[0] if wanted else "any"
+            return next((value for value in requested if value in self.choices[key]), self.choices[key][0])
+        if self.anything or key.startswith((*PER_NODE_LABELS, *AGENT_LABELS)):
+            return requested[0] if requested else "any"
         return ""
 
 
 def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
-    """Every type that is sold, x86 first, or those named; tainted as GPU nodes usually are."""
+    """A pool of all GPU types, x86 first, or of the named types, with the usual taint of GPU nodes."""
     return Pool(
         "any" if not types else "named types",
-        tuple(types) or tuple(sorted(machines.sold(), key=_size)),
+        tuple(types) or tuple(sorted(machines.launchable_types(), key=_size)),
         taints=(TAINT,),
         anything=True,
         driver=driver,
@@ -134,79 +141,88 @@ def default_pool(types: Sequence[str] = (), driver: str = "") -> Pool:
 
 
 def pools_in(objects: Iterable[Mapping[str, Any]], driver: str = "") -> tuple[Pool, ...]:
-    """The pools with GPUs among some manifests: Karpenter's NodePools, node groups of eksctl.
+    """The GPU pools in manifests: NodePools of Karpenter, node groups of eksctl.
 
-    One that has not the form of its kind starts no node, and is none: the schema's faults say what it lacks.
+    A pool that does not match its schema is skipped; the rule `schema` reports it.
     """
-    every, found = list(objects), list[Pool]()
+    every, pools = list(objects), list[Pool]()
     classes = {}
-    for one in every:
-        if one.get("kind") == "EC2NodeClass":
-            with contextlib.suppress(*NO_FORM):
-                classes[str(one["metadata"]["name"])] = dict(one["spec"])
-    for one in every:
-        if one.get("kind") == "NodePool" and str(one.get("apiVersion", "")).startswith("karpenter.sh/"):
-            with contextlib.suppress(*NO_FORM):
-                found.append(_of_karpenter(one, classes, driver))
-        elif one.get("kind") == "ClusterConfig":
+    for manifest in every:
+        if manifest.get("kind") == "EC2NodeClass":
+            with contextlib.suppress(*SHAPE_ERRORS):
+                classes[str(manifest["metadata"]["name"])] = dict(manifest["spec"])
+    for manifest in every:
+        if manifest.get("kind") == "NodePool" and str(manifest.get("apiVersion", "")).startswith(
+            "karpenter.sh/"
+        ):
+            with contextlib.suppress(*SHAPE_ERRORS):
+                pools.append(_of_karpenter(manifest, classes, driver))
+        elif manifest.get("kind") == "ClusterConfig":
             for key in ("managedNodeGroups", "nodeGroups"):
-                groups = one.get(key)
+                groups = manifest.get(key)
                 for group in groups if isinstance(groups, list) else ():
-                    with contextlib.suppress(*NO_FORM):
-                        found.append(_of_eksctl(group, key, driver))
-    return tuple(pool for pool in found if pool.types)
+                    with contextlib.suppress(*SHAPE_ERRORS):
+                        pools.append(_of_eksctl(group, key, driver))
+    return tuple(pool for pool in pools if pool.types)
 
 
 def _taints(listed: Iterable[Mapping[str, Any]]) -> tuple[Mapping[str, str], ...]:
     return tuple(
-        {"key": str(one["key"]), "value": str(one.get("value") or ""), "effect": str(one["effect"])}
-        for one in listed
+        {"key": str(taint["key"]), "value": str(taint.get("value") or ""), "effect": str(taint["effect"])}
+        for taint in listed
     )
 
 
 def other_types(node_pool: Mapping[str, Any]) -> list[str]:
-    """Types in the catalogue that a NodePool may start, too, and that have no whole GPU of NVIDIA."""
+    """Types of the catalogue without a whole NVIDIA GPU that a NodePool may start as well."""
     listed = node_pool.get("spec", {}).get("template", {}).get("spec", {}).get("requirements") or ()
     requirements = [rule for rule in listed if isinstance(rule, Mapping)]
     return [
         name
         for name, machine in instance_types().items()
         if machine.status != "retired"
-        and name not in machines.sold()
+        and name not in machines.launchable_types()
         and all(_allows(rule, machines.labels(name)) for rule in requirements)
     ]
 
 
 def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
-    """Live nodes that offer GPUs."""
-    offering = [one for one in nodes if amount(one["status"].get("allocatable", {}).get(GPU, "0"))]
+    """A pool of the live nodes that offer GPUs."""
+    offering = [node for node in nodes if amount(node["status"].get("allocatable", {}).get(GPU, "0"))]
     drivers = {
-        one["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for one in offering
+        node["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for node in offering
     }
     return Pool("nodes of the cluster", nodes=tuple(offering), driver=min(drivers, default=""))
 
 
-def _of_karpenter(one: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]], driver: str) -> Pool:
-    """A NodePool, API karpenter.sh/v1."""
-    template = one.get("spec", {}).get("template", {})
+def _of_karpenter(manifest: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any]], driver: str) -> Pool:
+    """A pool of a NodePool (karpenter.sh/v1)."""
+    template = manifest.get("spec", {}).get("template", {})
     spec = template.get("spec", {})
     requirements = [rule for rule in spec.get("requirements") or () if isinstance(rule, Mapping)]
     labels = {key: str(value) for key, value in (template.get("metadata", {}).get("labels") or {}).items()}
-    name = str(one.get("metadata", {}).get("name", ""))
+    name = str(manifest.get("metadata", {}).get("name", ""))
     types = [
         kind
-        for kind in sorted(machines.sold(), key=_size)
+        for kind in sorted(machines.launchable_types(), key=_size)
         if all(_allows(rule, machines.labels(kind)) for rule in requirements)
     ]
     choices: dict[str, tuple[str, ...]] = {CAPACITY: CAPACITIES}
     for rule in requirements:
         key, values = str(rule.get("key")), tuple(map(str, rule.get("values") or ()))
-        typed = bool(machines.sold()) and key in machines.labels(next(iter(machines.sold())))
+        typed = bool(machines.launchable_types()) and key in machines.labels(
+            next(iter(machines.launchable_types()))
+        )
         if rule.get("operator") == "In" and values and not typed:
             choices[key] = values
         elif rule.get("operator") == "NotIn" and key == CAPACITY:
-            choices[key] = tuple(one for one in CAPACITIES if one not in values) or CAPACITIES
-    limits = {key: amount(str(value)) for key, value in (one.get("spec", {}).get("limits") or {}).items()}
+            choices[key] = (
+                tuple(capacity_type for capacity_type in CAPACITIES if capacity_type not in values)
+                or CAPACITIES
+            )
+    limits = {
+        key: amount(str(value)) for key, value in (manifest.get("spec", {}).get("limits") or {}).items()
+    }
     return Pool(
         name,
         tuple(types),
@@ -220,7 +236,7 @@ def _of_karpenter(one: Mapping[str, Any], classes: Mapping[str, Mapping[str, Any
 
 
 def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
-    """A node group of eksctl.io/v1alpha5; taints are a list, or a mapping KEY: VALUE:EFFECT."""
+    """A pool of a node group (eksctl.io/v1alpha5); taints are a list, or a mapping KEY: VALUE:EFFECT."""
     types = [group["instanceType"]] if group.get("instanceType") else []
     types += (
         (group.get("instancesDistribution") or {}).get("instanceTypes") or group.get("instanceTypes") or []
@@ -235,7 +251,7 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
     spot = bool(group.get("spot") or group.get("instancesDistribution"))
     return Pool(
         name,
-        tuple(kind for kind in types if kind in machines.sold()),
+        tuple(kind for kind in types if kind in machines.launchable_types()),
         {
             "alpha.eksctl.io/nodegroup-name": name,
             **({"eks.amazonaws.com/nodegroup": name} if managed else {}),
@@ -250,9 +266,9 @@ def _of_eksctl(group: Mapping[str, Any], key: str, driver: str) -> Pool:
 
 
 def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
-    """Whether a requirement of a NodePool leaves a type in; what says nothing of types does."""
+    """Whether a requirement of a NodePool allows a type; a requirement on other labels allows all types."""
     key, operator = str(rule.get("key")), rule.get("operator")
-    values = [str(one) for one in rule.get("values") or ()]
+    values = [str(value) for value in rule.get("values") or ()]
     if key not in labels:
         return not (operator == "In" and key.startswith("karpenter.k8s.aws/instance-local-nvme"))
     has = labels[key]
@@ -267,23 +283,23 @@ def _allows(rule: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     return {"In": has in values, "NotIn": has not in values, "DoesNotExist": False}.get(str(operator), True)
 
 
-def _wanted(spec: Spec) -> dict[str, tuple[str, ...]]:
-    """Labels that a pod asks for, and the values that would do."""
-    found: dict[str, tuple[str, ...]] = {
+def _requested_labels(spec: Spec) -> dict[str, tuple[str, ...]]:
+    """Labels that a pod selects by, and the values that it accepts."""
+    labels: dict[str, tuple[str, ...]] = {
         str(key): (str(value),) for key, value in (spec.get("nodeSelector") or {}).items()
     }
     for term in required_terms(spec):
         for rule in term.get("matchExpressions") or ():
             values = tuple(map(str, rule.get("values") or ()))
             if rule.get("operator") in ("In", "Exists"):
-                found.setdefault(str(rule.get("key")), values)
-    return found
+                labels.setdefault(str(rule.get("key")), values)
+    return labels
 
 
 @lru_cache(maxsize=4096)
 def _node(pool: Pool, name: str) -> Manifest:
     known = node_classes.allocatable(name, pool.node_class) if pool.node_class else machines.allocatable(name)
-    room = {key: str(value) for key, value in known.items()}
+    resources = {key: str(value) for key, value in known.items()}
     labels = {
         **machines.labels(name),
         **{key: values[0] for key, values in pool.choices.items()},
@@ -292,20 +308,20 @@ def _node(pool: Pool, name: str) -> Manifest:
     return {
         "metadata": {"name": name, "labels": labels},
         "spec": {"taints": list(pool.taints)},
-        "status": {"allocatable": room, "capacity": room},
+        "status": {"allocatable": resources, "capacity": resources},
     }
 
 
 @cache
-def _is_elsewhere(product: str) -> bool:
-    return machines.is_elsewhere(product.removesuffix(SHARED).partition("-MIG-")[0])
+def _is_outside_ec2(product: str) -> bool:
+    return machines.is_outside_ec2(product.removesuffix(SHARED_SUFFIX).partition("-MIG-")[0])
 
 
-def _with(node: Manifest, labels: Mapping[str, str]) -> Manifest:
+def _with_labels(node: Manifest, labels: Mapping[str, str]) -> Manifest:
     meta = node["metadata"]
     return {**node, "metadata": {**meta, "labels": {**meta["labels"], **labels}}}
 
 
 def _size(name: str) -> tuple[bool, int, int, int]:
-    machine = machines.sold()[name]
+    machine = machines.launchable_types()[name]
     return machine.arch == "arm64", machine.gpus, machine.vcpu, machine.memory_mib

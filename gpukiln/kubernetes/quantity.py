@@ -1,7 +1,7 @@
 """Quantities of Kubernetes' manifests, as the API server reads them (k8s.io/apimachinery/pkg/api/resource).
 
-The client library's parser reads them; it takes more than the server does (`1_0`, `5K`, NaN), so the form is
-checked first. Options and settings of gpukiln have the form of gpukiln/units.py instead.
+The client library's parser accepts more than the server (`1_0`, `5K`, NaN), so the form is checked first.
+Options and settings of gpukiln have the form of gpukiln/units.py instead.
 """
 
 from __future__ import annotations
@@ -17,44 +17,50 @@ from typing import Any
 from gpukiln.errors import UsageError
 
 _FORM = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([KMGTPE]i|[numkMGTPE]?|[eE][+-]?[0-9]{1,3})")
-LONGEST = 100  # characters; an exponent has three digits at most
+LONGEST = 100  # characters; with three digits of exponent at most (_FORM) a value is quick to compute with
 
 
 def quantity(value: Any) -> Decimal | None:
-    """A quantity in its base unit (bytes, cores, pieces); None where it is none.
+    """A quantity in its base unit (bytes, cores, counts); None if the value is no quantity.
+
+    >>> quantity("500m"), quantity("2Ki"), quantity("5K")
+    (Decimal('0.500'), Decimal('2048'), None)
 
     Args:
         value: "500m", "16Gi", 8, 0.5, "1e3".
     """
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    return _read(str(value))
+    return _parse(str(value))
 
 
-def amount(text: str, option: str, example: str) -> Decimal:
-    """A quantity that was typed, more than nothing.
+def parse_quantity(text: str, option: str, example: str) -> Decimal:
+    """Read a quantity above 0 from an option.
+
+    >>> parse_quantity("3500m", "--cpu", "4")
+    Decimal('3.500')
 
     Raises:
-        UsageError: It is none.
+        UsageError: It is no quantity, or not above 0.
     """
-    found = quantity(text.strip())
-    if found is None:
+    number = quantity(text.strip())
+    if number is None:
         raise UsageError(f"{option} {text!r} is no quantity of Kubernetes", hint=f"wanted: {example}")
-    if found <= 0:
-        raise UsageError(f"{option} {text!r} is not more than nothing", hint=f"wanted: {example}")
-    return found
+    if number <= 0:
+        raise UsageError(f"{option} {text!r} is not above 0", hint=f"wanted: {example}")
+    return number
 
 
 @lru_cache(maxsize=4096)
-def _read(text: str) -> Decimal | None:
+def _parse(text: str) -> Decimal | None:
     return _parser()(text) if len(text) <= LONGEST and _FORM.fullmatch(text) else None
 
 
 @cache
 def _parser() -> Callable[[str], Decimal]:
-    """kubernetes.utils.quantity.parse_quantity, without the packages around it.
+    """kubernetes.utils.quantity.parse_quantity, loaded from its file.
 
-    These import every class of the API, which takes a second.
+    Importing the package `kubernetes` loads every class of the API, which takes a second.
     """
     library = importlib.util.find_spec("kubernetes")
     assert library is not None  # noqa: S101 - a dependency

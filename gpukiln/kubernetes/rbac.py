@@ -1,7 +1,7 @@
-"""What each command may do on a cluster: the least rights, as RBAC writes them.
+"""The permissions that each command needs on a cluster, as RBAC rules.
 
-A right here that its command does not use, or a call without one, fails a test: the commands run against an
-API that allows this and nothing else.
+Tests run the commands against an API server that allows these rules and nothing else; an unused rule fails a
+test, too.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from gpukiln.errors import UsageError
 from gpukiln.kubernetes.manifest import Manifest
 
 RBAC = "rbac.authorization.k8s.io"
-KINDS = ("User", "Group", "ServiceAccount")
+SUBJECT_KINDS = ("User", "Group", "ServiceAccount")
 
 
 @dataclass(frozen=True)
-class Right:
+class RbacRule:
     """Verbs on resources of an API group.
 
     Args:
-        everywhere: In all namespaces, or of what is in none; else in the one that is worked in.
+        everywhere: For all namespaces and for cluster-scoped resources; otherwise for one namespace.
     """
 
     resources: tuple[str, ...]
@@ -34,89 +34,100 @@ class Right:
     everywhere: bool = False
 
     def rule(self) -> dict[str, Any]:
-        """As a Role has it."""
+        """The rule as an entry of a Role."""
         return {"apiGroups": [self.group], "resources": [*self.resources], "verbs": [*self.verbs]}
 
 
-RIGHTS: dict[str, tuple[Right, ...]] = {
+COMMAND_RULES: dict[str, tuple[RbacRule, ...]] = {
     "test": (
-        Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("pods",), ("create", "delete", "get")),
-        Right(("pods/log",), ("get",)),
+        RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        RbacRule(("pods",), ("create", "delete", "get")),
+        RbacRule(("pods/log",), ("get",)),
     ),
     "job": (
-        Right(("jobs",), ("create", "delete", "get", "list"), group="batch"),
-        Right(("pods", "events"), ("list",)),
-        Right(("pods/log",), ("get",)),
-        Right(("services",), ("create", "get")),
-        Right(("namespaces",), ("get",)),  # its Pod Security level; a Role gives it of its own namespace
-        Right(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
-        Right(("workloads",), ("list",), group="kueue.x-k8s.io"),
+        RbacRule(("jobs",), ("create", "delete", "get", "list"), group="batch"),
+        RbacRule(("pods", "events"), ("list",)),
+        RbacRule(("pods/log",), ("get",)),
+        RbacRule(("services",), ("create", "get")),
+        RbacRule(
+            ("namespaces",), ("get",)
+        ),  # to read the Pod Security level; a Role can grant it for its own namespace
+        RbacRule(("localqueues",), ("get", "list"), group="kueue.x-k8s.io"),
+        RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io"),
     ),
     "doctor": (
-        Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("pods/log",), ("get",), everywhere=True),
-        Right(("events",), ("list",), everywhere=True),
-        Right(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),
-        Right(
+        RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        RbacRule(("pods/log",), ("get",), everywhere=True),
+        RbacRule(("events",), ("list",), everywhere=True),
+        RbacRule(("jobs", "cronjobs"), ("get", "list"), group="batch", everywhere=True),
+        RbacRule(
             ("deployments", "replicasets", "statefulsets", "daemonsets"),
             ("get", "list"),
             group="apps",
             everywhere=True,
         ),
-        Right(("jobsets",), ("get", "list"), group="jobset.x-k8s.io", everywhere=True),
-        Right(("rayjobs", "rayclusters", "rayservices"), ("get", "list"), group="ray.io", everywhere=True),
-        Right(("pytorchjobs", "mpijobs"), ("get", "list"), group="kubeflow.org", everywhere=True),
-        Right(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
-        Right(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
+        RbacRule(("jobsets",), ("get", "list"), group="jobset.x-k8s.io", everywhere=True),
+        RbacRule(("rayjobs", "rayclusters", "rayservices"), ("get", "list"), group="ray.io", everywhere=True),
+        RbacRule(("pytorchjobs", "mpijobs"), ("get", "list"), group="kubeflow.org", everywhere=True),
+        RbacRule(("leaderworkersets",), ("get", "list"), group="leaderworkerset.x-k8s.io", everywhere=True),
+        RbacRule(("workloads",), ("list",), group="kueue.x-k8s.io", everywhere=True),
     ),
-    # --cluster; what --server sends must be allowed to be created, dry run or not
+    # For --cluster. --server also needs `create` for the objects that it sends, dry run or not.
     "check": (
-        Right(("nodes", "pods"), ("list",), everywhere=True),
-        Right(("jobs", "cronjobs"), ("list",), group="batch", everywhere=True),
-        Right(
+        RbacRule(("nodes", "pods"), ("list",), everywhere=True),
+        RbacRule(("jobs", "cronjobs"), ("list",), group="batch", everywhere=True),
+        RbacRule(
             ("deployments", "statefulsets", "daemonsets", "replicasets"), ("list",), "apps", everywhere=True
         ),
-        Right(("nodepools",), ("list",), group="karpenter.sh", everywhere=True),
-        Right(("ec2nodeclasses",), ("list",), group="karpenter.k8s.aws", everywhere=True),
-        Right(("rayclusters", "rayjobs", "rayservices"), ("list",), group="ray.io", everywhere=True),
-        Right(("pytorchjobs", "mpijobs"), ("list",), group="kubeflow.org", everywhere=True),
-        Right(("jobsets",), ("list",), group="jobset.x-k8s.io", everywhere=True),
-        Right(("autoscalingrunnersets",), ("list",), group="actions.github.com", everywhere=True),
-        Right(("customresourcedefinitions",), ("list",), group="apiextensions.k8s.io", everywhere=True),
+        RbacRule(("nodepools",), ("list",), group="karpenter.sh", everywhere=True),
+        RbacRule(("ec2nodeclasses",), ("list",), group="karpenter.k8s.aws", everywhere=True),
+        RbacRule(("rayclusters", "rayjobs", "rayservices"), ("list",), group="ray.io", everywhere=True),
+        RbacRule(("pytorchjobs", "mpijobs"), ("list",), group="kubeflow.org", everywhere=True),
+        RbacRule(("jobsets",), ("list",), group="jobset.x-k8s.io", everywhere=True),
+        RbacRule(("autoscalingrunnersets",), ("list",), group="actions.github.com", everywhere=True),
+        RbacRule(("customresourcedefinitions",), ("list",), group="apiextensions.k8s.io", everywhere=True),
     ),
 }
 
 
 def roles(commands: Sequence[str], namespace: str, subject: str) -> list[Manifest]:
-    """Roles and bindings with which somebody may run some commands.
+    """Roles and bindings that allow a subject to run commands.
+
+    >>> [role["kind"] for role in roles(["job"], "ml", "Group:gpu-users")]
+    ['Role', 'RoleBinding']
+    >>> roles(["job"], "ml", "gpu-users")
+    Traceback (most recent call last):
+    gpukiln.errors.UsageError: --to 'gpu-users' has another form
 
     Args:
-        namespace: That is worked in.
-        subject: KIND:NAME, for example Group:gpu-users or ServiceAccount:ci; a service account is the
-            namespace's.
+        namespace: Namespace in which the commands work.
+        subject: KIND:NAME, for example Group:gpu-users or ServiceAccount:ci, a service account of the
+            namespace.
 
     Raises:
         UsageError: A command or a kind is unknown.
     """
     for command in commands:
-        if command not in RIGHTS:
-            near = difflib.get_close_matches(command, RIGHTS, 1)
+        if command not in COMMAND_RULES:
+            near = difflib.get_close_matches(command, COMMAND_RULES, 1)
             raise UsageError(
-                f"no command k8s.{command} asks a cluster",
-                hint=f"did you mean {near[0]}?" if near else f"wanted: {', '.join(RIGHTS)}",
+                f"k8s.{command} is no command that uses a cluster",
+                hint=f"did you mean {near[0]}?" if near else f"wanted: {', '.join(COMMAND_RULES)}",
             )
     kind, _, who = subject.partition(":")
-    if kind not in KINDS or not who:
-        raise UsageError(f"--to {subject!r} is nobody", hint=f"wanted KIND:NAME, KIND is {', '.join(KINDS)}")
-    rights = list(dict.fromkeys(right for command in commands for right in RIGHTS[command]))
+    if kind not in SUBJECT_KINDS or not who:
+        raise UsageError(
+            f"--to {subject!r} has another form",
+            hint=f"wanted KIND:NAME, KIND is one of {', '.join(SUBJECT_KINDS)}",
+        )
+    rules_of_commands = list(dict.fromkeys(right for command in commands for right in COMMAND_RULES[command]))
     name = f"gpukiln-{'-'.join(commands)}"
-    found: list[Manifest] = []
+    manifests: list[Manifest] = []
     for everywhere in (True, False):
-        rules = [right.rule() for right in rights if right.everywhere is everywhere]
+        rules = [right.rule() for right in rules_of_commands if right.everywhere is everywhere]
         if rules:
-            found += _role(name, rules, "" if everywhere else namespace, kind, who, namespace)
-    return found
+            manifests += _role(name, rules, "" if everywhere else namespace, kind, who, namespace)
+    return manifests
 
 
 def _role(
@@ -140,9 +151,9 @@ def _role(
 
 
 def _binding_name(*parts: str) -> str:
-    """A name per account: two accounts under one name, and the second takes the rights from the first.
+    """A binding name for each account: applying a second binding of the same name would replace the first.
 
-    RBAC takes any part of a path as a name, colons included (apimachinery, pkg/api/validation/path).
+    RBAC accepts any path segment as a name, colons included (apimachinery, pkg/api/validation/path).
     """
     whole = ":".join(filter(None, parts))
     plain = re.sub("[/%]", "-", whole)

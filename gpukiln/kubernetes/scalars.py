@@ -1,8 +1,8 @@
 """Scalars of YAML as kubectl, Helm and the API server read them: by sigs.k8s.io/yaml.
 
-That reads with go.yaml.in/yaml/v2 (resolve.go), whose rules are neither YAML 1.1's nor 1.2's: `1e-4`, `08`
-and `0o17` are numbers, `y` is true, `1:30` and days are texts. What it reads becomes JSON, which has no type
-of its own for whole floats (`1.0` is 1), and no infinity.
+It uses go.yaml.in/yaml/v2 (resolve.go), whose rules are neither those of YAML 1.1 nor of 1.2: `1e-4`, `08`
+and `0o17` are numbers, `y` is true, `1:30` and dates are texts. The values become JSON, which has no separate
+type for whole floats (`1.0` is 1) and no infinity.
 """
 
 from __future__ import annotations
@@ -18,22 +18,26 @@ from typing import Any
 import yaml
 
 _TAG = "tag:yaml.org,2002:"
-MERGE, TEXT, PLAIN = f"{_TAG}merge", f"{_TAG}str", "?"  # PLAIN: neither tagged nor quoted
+MERGE, TEXT, PLAIN = f"{_TAG}merge", f"{_TAG}str", "?"  # PLAIN: a scalar without a tag and without quotes
 _WORDS: dict[str, Any] = {
-    **{form: True for one in ("y", "yes", "true", "on") for form in (one, one.capitalize(), one.upper())},
-    **{form: False for one in ("n", "no", "false", "off") for form in (one, one.capitalize(), one.upper())},
+    **{form: True for word in ("y", "yes", "true", "on") for form in (word, word.capitalize(), word.upper())},
+    **{
+        form: False
+        for word in ("n", "no", "false", "off")
+        for form in (word, word.capitalize(), word.upper())
+    },
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys((".nan", ".NaN", ".NAN"), math.nan),
     **dict.fromkeys((".inf", ".Inf", ".INF", "+.inf", "+.Inf", "+.INF"), math.inf),
     **dict.fromkeys(("-.inf", "-.Inf", "-.INF"), -math.inf),
 }
-# strconv.ParseInt of base 0, once underscores are gone; after `0b` resolve.go takes a second sign.
+# strconv.ParseInt with base 0, after underscores are removed; after `0b` resolve.go accepts a second sign.
 _WHOLE = re.compile(
     r"(?P<sign>[-+]?)(?:0[xX](?P<hex>[0-9a-fA-F]+)|0[bB](?P<binary>[01]+)"
     r"|0[oO]?(?P<octal>[0-7]+)|(?P<decimal>0|[1-9][0-9]*))|0b(?P<signed>[-+][01]+)"
 )
 _BASES = {"hex": 16, "binary": 2, "octal": 8, "decimal": 10, "signed": 2}
-_MOST_DIGITS = 20  # of 64 bits in decimal; int() refuses 4,300
+_MOST_DIGITS = 20  # of a 64-bit number; Python's int() refuses more than 4,300 digits
 _FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _DOTTED = re.compile(r"\.[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+(?:_[0-9]+)*)?")
 # yaml.org/spec/1.2.2, 10.3.2 (core schema), which readers in other languages follow.
@@ -41,15 +45,14 @@ _CORE = re.compile(
     r"~?|null|Null|NULL|true|True|TRUE|false|False|FALSE|0o[0-7]+|0x[0-9a-fA-F]+"
     r"|[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
 )
-# yaml.org/type/int and float: `1:30` is 90 to YAML 1.1.
-# With underscores among the digits: "._5" is 0.5 to YAML 1.1, and "+_" breaks a reader.
+# yaml.org/type/int and float: in YAML 1.1 `1:30` is 90 and `._5` is 0.5; `+_` makes some readers fail.
 _SPACED = re.compile(r"(?=[-+0-9_.])[-+]?[0-9_]*\.?[0-9_]*(?:[eE][-+]?[0-9_]+)?")
 _SEXAGESIMAL = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
-_EXACT = 21  # digits: Go's encoding/json writes larger floats, and those below 1e-6, with an exponent
+_EXACT = 21  # digits: Go's encoding/json writes floats from 1e21 on with an exponent
 
 
 class Loader(yaml.CSafeLoader):
-    """Composes nodes whose plain scalars have the tag PLAIN: `value` says what they are."""
+    """Composes nodes whose plain scalars have the tag PLAIN; `value` decides their type."""
 
     def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> str:
         if kind is yaml.ScalarNode:
@@ -60,43 +63,51 @@ class Loader(yaml.CSafeLoader):
 
 
 def value(node: yaml.ScalarNode) -> Any:
-    """What a scalar of `Loader` is in JSON.
+    """The JSON value of a scalar that `Loader` composed.
 
     Raises:
-        ValueError: It is not of the type of its tag, or JSON has no such number.
+        ValueError: The text does not match the tag, or JSON has no such number.
     """
-    found = _tagged(node.tag, node.value)
-    if isinstance(found, float):
-        if not math.isfinite(found):
-            raise ValueError(f"{node.value} is a number that JSON does not have; a text stands in quotes")
-        if found.is_integer() and abs(found) < 10**_EXACT:
-            return int(Decimal(repr(found)))  # as encoding/json writes it
-    return found
+    parsed = _tagged(node.tag, node.value)
+    if isinstance(parsed, float):
+        if not math.isfinite(parsed):
+            raise ValueError(f"{node.value} is a number that JSON does not have; put a text in quotes")
+        if parsed.is_integer() and abs(parsed) < 10**_EXACT:
+            return int(Decimal(repr(parsed)))  # as encoding/json writes it
+    return parsed
 
 
 def key(node: yaml.ScalarNode) -> str:
-    """What a scalar is as a key in JSON, for example `true` of `on`.
+    """The JSON key of a scalar, for example `true` for `on`.
 
     Raises:
-        ValueError: It is null, or not of the type of its tag.
+        ValueError: The scalar is null, or does not match its tag.
     """
-    found = _tagged(node.tag, node.value)
-    if isinstance(found, bool):
-        return "true" if found else "false"
-    if found is None or (isinstance(found, int) and found >= 1 << 63):
-        raise ValueError(f"{node.value or 'nothing'} is no key in JSON; a text stands in quotes")
-    return _short(found) if isinstance(found, float) else str(found)
+    parsed = _tagged(node.tag, node.value)
+    if isinstance(parsed, bool):
+        return "true" if parsed else "false"
+    if parsed is None or (isinstance(parsed, int) and parsed >= 1 << 63):
+        raise ValueError(f"{node.value or 'nothing'} is no key in JSON; put a text in quotes")
+    return _short(parsed) if isinstance(parsed, float) else str(parsed)
 
 
 def is_text(text: str) -> bool:
-    """Whether every reader of YAML takes a plain scalar for a text: Go's, and those of YAML 1.1 and 1.2."""
+    """Whether every YAML reader reads a plain scalar as a text: Go's, and those of YAML 1.1 and 1.2.
+
+    >>> is_text("nvidia"), is_text("1:30"), is_text("on")
+    (True, False, False)
+    """
     if _CORE.fullmatch(text) or _SEXAGESIMAL.fullmatch(text) or _SPACED.fullmatch(text):
         return False
     return isinstance(plain(text), str)
 
 
 def plain(text: str) -> Any:
-    """What a scalar is that is neither tagged nor quoted; whole floats are floats."""
+    """The value of a scalar without tag and quotes; whole floats stay floats.
+
+    >>> plain("08"), plain("1e-4"), plain("y"), plain("1:30")
+    (8.0, 0.0001, True, '1:30')
+    """
     if text in _WORDS:
         return _WORDS[text]
     if text[0] == ".":
@@ -120,14 +131,14 @@ def _tagged(tag: str, text: str) -> Any:
         except (binascii.Error, UnicodeEncodeError) as error:
             raise ValueError(f"no base64: {error}") from None
     if kind not in ("int", "float", "bool", "null"):
-        return text  # a text, a time, or a tag that nobody here knows
-    found = plain(text)
-    if kind == "float" and isinstance(found, int) and not isinstance(found, bool):
-        return float(found)
-    is_kind: bool = found is None if kind == "null" else type(found).__name__ == kind
+        return text  # a text, a time, or an unknown tag
+    parsed = plain(text)
+    if kind == "float" and isinstance(parsed, int) and not isinstance(parsed, bool):
+        return float(parsed)
+    is_kind: bool = parsed is None if kind == "null" else type(parsed).__name__ == kind
     if not is_kind:
-        raise ValueError(f"{text} is not of its type, !!{kind}")
-    return found
+        raise ValueError(f"{text} is not of the type of its tag, !!{kind}")
+    return parsed
 
 
 def _whole(text: str) -> int | None:
@@ -137,15 +148,15 @@ def _whole(text: str) -> int | None:
     name = str(match.lastgroup)
     if name == "decimal" and len(match[name]) > _MOST_DIGITS:
         return None
-    found = int((match["sign"] or "") + match[name], _BASES[name])
-    beyond = 1 << 63 if "+" in text else 1 << 64  # strconv.ParseUint, which is tried next, takes no sign
-    return found if -(1 << 63) <= found < beyond else None
+    number = int((match["sign"] or "") + match[name], _BASES[name])
+    beyond = 1 << 63 if "+" in text else 1 << 64  # ParseUint, which resolve.go tries next, accepts no sign
+    return number if -(1 << 63) <= number < beyond else None
 
 
 def _number(text: str) -> float | str:
-    """A float; what is too large for one is a text to strconv.ParseFloat's callers."""
-    found = float(text)
-    return found if math.isfinite(found) else text
+    """A float; a number that is too large stays a text, because strconv.ParseFloat fails for it."""
+    number = float(text)
+    return number if math.isfinite(number) else text
 
 
 def _short(number: float) -> str:
@@ -153,7 +164,9 @@ def _short(number: float) -> str:
     number = _single(number)
     if not math.isfinite(number):
         return ".nan" if math.isnan(number) else ".inf" if number > 0 else "-.inf"
-    digits = next(one for one in range(9) if _single(float(f"{number:.{one}e}")) == number)
+    digits = next(
+        digit_count for digit_count in range(9) if _single(float(f"{number:.{digit_count}e}")) == number
+    )
     mantissa, _, exponent = f"{number:.{digits}e}".partition("e")
     if -4 <= int(exponent) < 6:
         return f"{number:.{max(digits - int(exponent), 0)}f}"

@@ -1,7 +1,7 @@
-"""Whether a pod fits a live node, in the words of the scheduler.
+"""Whether a pod fits a node, in the words of kube-scheduler.
 
-The order is kube-scheduler's (pkg/scheduler/framework/plugins): cordoned, taints, affinity, room. What
-topology, volumes and affinity between pods ask for is the scheduler's alone.
+The checks have the order of kube-scheduler (pkg/scheduler/framework/plugins): cordoned, taints, affinity,
+resources. Topology, volumes and affinity between pods are not evaluated here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.units import is_whole
 
-CORDON = "node.kubernetes.io/unschedulable"  # the taint that a cordon brings
-# What a pod may ask for as a whole; GPUs only its containers (k8s.io/component-helpers/resource/helpers.go:
-# IsSupportedPodLevelResource).
+CORDON = "node.kubernetes.io/unschedulable"  # the taint that `kubectl cordon` adds
+# Resources that a pod may request as a whole; only containers may request GPUs
+# (k8s.io/component-helpers/resource/helpers.go: IsSupportedPodLevelResource).
 POD_LEVEL = re.compile(r"cpu|memory|hugepages-.+")
 Spec = Mapping[str, Any]
 ZERO, ONE = Decimal(0), Decimal(1)
@@ -26,7 +26,7 @@ ZERO, ONE = Decimal(0), Decimal(1)
 class FilterFailure(NamedTuple):
     """Why a pod does not fit a node."""
 
-    kind: Literal["cordoned", "taint", "selector", "room"]
+    kind: Literal["cordoned", "taint", "selector", "resources"]
     text: str
 
 
@@ -34,42 +34,48 @@ def containers(spec: Spec) -> list[Mapping[str, Any]]:
     return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
 
 
-def asked(spec: Spec) -> int:
-    """GPUs that a pod asks for, of whatever name NVIDIA's plugin gives them."""
+def gpus_requested(spec: Spec) -> int:
+    """GPUs and MIG devices that a pod requests, under any resource name of NVIDIA's plugin."""
     return int(
         sum(
             amount(value)
-            for one in spec.get("containers") or ()
-            for key, value in _part(one, "resources", "limits").items()
+            for container in spec.get("containers") or ()
+            for key, value in _part(container, "resources", "limits").items()
             if key.startswith("nvidia.com/")
         )
     )
 
 
 def requests(spec: Spec) -> dict[str, Decimal]:
-    """What a pod takes of a node: its containers together, or one of those that prepare it, and its overhead.
+    """Resources that a pod takes of a node: all containers or the largest init container, and its overhead.
 
-    A container that prepares and stays (restartPolicy Always) counts with the others (KEP 753). What the pod
-    itself asks for replaces the sum of its containers (KEP 2837; component-helpers' PodRequests).
+    A sidecar (an init container with restartPolicy Always) counts like a container (KEP 753). Pod-level
+    requests replace the sum of the containers (KEP 2837; component-helpers' PodRequests).
+
+    >>> requests({"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]})
+    {'nvidia.com/gpu': Decimal('1')}
     """
     total: dict[str, Decimal] = {}
     peak: dict[str, Decimal] = {}
-    for one in spec.get("initContainers") or ():
-        if one.get("restartPolicy") == "Always":
-            _add(total, _of(one))
+    for container in spec.get("initContainers") or ():
+        if container.get("restartPolicy") == "Always":
+            _add(total, _container_requests(container))
             _most(peak, total)
         else:
-            _most(peak, {key: value + total.get(key, ZERO) for key, value in _of(one).items()})
-    for one in spec.get("containers") or ():
-        _add(total, _of(one))
+            _most(
+                peak,
+                {key: value + total.get(key, ZERO) for key, value in _container_requests(container).items()},
+            )
+    for container in spec.get("containers") or ():
+        _add(total, _container_requests(container))
     _most(total, peak)
-    total |= _of_pod_level(spec, total)
+    total |= _pod_level_requests(spec, total)
     _add(total, {key: amount(value) for key, value in _part(spec, "overhead").items()})
     return total
 
 
-def free_of(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decimal]:
-    """What a node has left."""
+def free_resources(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decimal]:
+    """Allocatable resources of a node that no pod has requested."""
     left = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
     for pod in pods:
         here = pod["spec"].get("nodeName") == node["metadata"]["name"]
@@ -80,25 +86,32 @@ def free_of(node: Manifest, pods: Iterable[Manifest]) -> dict[str, Decimal]:
 
 
 def tolerates(spec: Spec, taint: Mapping[str, str]) -> bool:
-    """Whether a pod tolerates a taint; EKS and GKE add a toleration for resources that it asks for.
+    """Whether a pod tolerates a taint.
 
-    (Admission plugin ExtendedResourceToleration: the taint's key is the resource's name, and the effect that
-    it tolerates is NoSchedule.)
+    On EKS and GKE the admission plugin ExtendedResourceToleration adds a toleration for each extended
+    resource in the limits: its key is the resource's name and its effect NoSchedule.
+
+    >>> pod = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}
+    >>> tolerates(pod, {"key": "nvidia.com/gpu", "effect": "NoSchedule"})
+    True
     """
-    for one in spec.get("tolerations") or ():
+    for toleration in spec.get("tolerations") or ():
         if (
-            one.get("key") in (None, "", taint["key"])
-            and one.get("effect") in (None, "", taint["effect"])
-            and (one.get("operator") == "Exists" or one.get("value", "") == taint.get("value", ""))
+            toleration.get("key") in (None, "", taint["key"])
+            and toleration.get("effect") in (None, "", taint["effect"])
+            and (
+                toleration.get("operator") == "Exists"
+                or toleration.get("value", "") == taint.get("value", "")
+            )
         ):
             return True
     return taint["effect"] == "NoSchedule" and any(
-        taint["key"] in _part(one, "resources", "limits") for one in containers(spec)
+        taint["key"] in _part(container, "resources", "limits") for container in containers(spec)
     )
 
 
-def of_daemon_set(spec: Spec) -> Spec:
-    """A pod's spec as the DaemonSet controller completes it: it goes to cordoned nodes and to those in need.
+def as_daemon_set_pod(spec: Spec) -> Spec:
+    """A pod spec with the tolerations that the DaemonSet controller adds, for cordoned and unhealthy nodes.
 
     (pkg/controller/daemon/util: AddOrUpdateDaemonPodTolerations)
     """
@@ -108,45 +121,45 @@ def of_daemon_set(spec: Spec) -> Spec:
 
 
 def mismatches(spec: Spec, node: Manifest) -> list[FilterFailure]:
-    """What keeps a pod off a node however much room it has; empty: nothing."""
-    labels, found = node["metadata"].get("labels", {}), []
+    """Why a pod can't run on a node regardless of free resources; empty if nothing prevents it."""
+    labels, failures = node["metadata"].get("labels", {}), []
     cordoned = node["spec"].get("unschedulable")
-    # the plugin NodeUnschedulable lets a pod pass that tolerates the taint, whether or not it is there yet
+    # The plugin NodeUnschedulable accepts a pod that tolerates this taint, even before the taint is added.
     if cordoned and not tolerates(spec, {"key": CORDON, "effect": "NoSchedule"}):
-        found.append(FilterFailure("cordoned", "it is cordoned"))
+        failures.append(FilterFailure("cordoned", "it is cordoned"))
     for taint in node["spec"].get("taints", ()):
         if cordoned and taint["key"] == CORDON:
             continue
         if taint["effect"] != "PreferNoSchedule" and not tolerates(spec, taint):
             value = f"={taint['value']}" if taint.get("value") else ""
             text = f"taint {taint['key']}{value}:{taint['effect']} is not tolerated"
-            found.append(FilterFailure("taint", text))
+            failures.append(FilterFailure("taint", text))
     for key, value in _part(spec, "nodeSelector").items():
         if labels.get(key) != value:
             has = f"it has {labels[key]}" if key in labels else "it has no such label"
-            found.append(FilterFailure("selector", f"selector {key}={value}: {has}"))
+            failures.append(FilterFailure("selector", f"selector {key}={value}: {has}"))
     terms = required_terms(spec)
     if terms and not any(_term(labels, node, term) for term in terms):
         either = " or ".join(_term_words(term) for term in terms)
-        found.append(FilterFailure("selector", f"affinity {either} does not match"))
-    return found
+        failures.append(FilterFailure("selector", f"affinity {either} does not match"))
+    return failures
 
 
-def shortages(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> list[FilterFailure]:
-    """What a node has too little of."""
-    found = []
-    for resource, want in wanted.items():
-        room = max(left.get(resource, ZERO), ZERO)
-        if want > room:
-            words = f"{shown(resource, want)} asked, {shown(resource, room)} left"
-            found.append(FilterFailure("room", f"Insufficient {resource}: {words}"))
+def shortages(requested: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> list[FilterFailure]:
+    """Resources of which a node has less than the pod requests."""
+    failures = []
+    for resource, want in requested.items():
+        available = max(left.get(resource, ZERO), ZERO)
+        if want > available:
+            words = f"{quantity_text(resource, want)} requested, {quantity_text(resource, available)} left"
+            failures.append(FilterFailure("resources", f"Insufficient {resource}: {words}"))
     if left.get("pods", ONE) < 1:
-        found.append(FilterFailure("room", "Too many pods"))
-    return found
+        failures.append(FilterFailure("resources", "Too many pods"))
+    return failures
 
 
 def required_terms(spec: Spec) -> list[Mapping[str, Any]]:
-    """Node selector terms of which one has to match."""
+    """The required node selector terms, of which one must match."""
     required = _part(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
     return list(required.get("nodeSelectorTerms") or ())
 
@@ -154,16 +167,16 @@ def required_terms(spec: Spec) -> list[Mapping[str, Any]]:
 def nearest(
     spec: Spec, nodes: Iterable[Manifest], pods: Iterable[Manifest]
 ) -> tuple[Manifest, list[FilterFailure]] | None:
-    """The node that comes nearest to taking a pod, and what keeps it from that; None: there is no node.
+    """The node with the fewest obstacles for a pod, and these obstacles; None if there is no node.
 
-    What time doesn't change counts first: a selector, a taint, GPUs that the node does not have. Then comes
-    what is missing now.
+    Obstacles that waiting does not remove count first: a selector, a taint, GPUs that the node does not have.
+    Then come resources that other pods use now.
     """
-    every, wanted = list(pods), requests(spec)
-    gpus = {key: value for key, value in wanted.items() if key.startswith("nvidia.com/") and value}
+    every, requested = list(pods), requests(spec)
+    gpus = {key: value for key, value in requested.items() if key.startswith("nvidia.com/") and value}
 
-    def lack(one: tuple[Manifest, list[FilterFailure], dict[str, Decimal]]) -> tuple[Any, ...]:
-        node, problems, left = one
+    def lack(candidate: tuple[Manifest, list[FilterFailure], dict[str, Decimal]]) -> tuple[Any, ...]:
+        node, problems, left = candidate
         all_of_it = {key: amount(value) for key, value in node["status"].get("allocatable", {}).items()}
         return (
             distance(problems)[0],
@@ -174,28 +187,32 @@ def nearest(
 
     tried = []
     for node in nodes:
-        left = free_of(node, every)
-        tried.append((node, [*mismatches(spec, node), *shortages(wanted, left)], left))
+        left = free_resources(node, every)
+        tried.append((node, [*mismatches(spec, node), *shortages(requested, left)], left))
     best = min(tried, key=lack, default=None)
     return best and best[:2]
 
 
-def _missing(wanted: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Decimal:
-    lacking = (value - max(left.get(key, ZERO), ZERO) for key, value in wanted.items())
-    return sum((one for one in lacking if one > 0), ZERO)
+def _missing(requested: Mapping[str, Decimal], left: Mapping[str, Decimal]) -> Decimal:
+    lacking = (value - max(left.get(key, ZERO), ZERO) for key, value in requested.items())
+    return sum((amount for amount in lacking if amount > 0), ZERO)
 
 
 def distance(problems: Iterable[FilterFailure]) -> tuple[int, int]:
-    """How far a node is from taking a pod: what was not meant is farther than what lacks room."""
-    found = list(problems)
-    kinds = {problem.kind for problem in found}
-    return ("selector" in kinds) * 2 + ("taint" in kinds), len(found)
+    """Sort key of a node's obstacles: first a wrong selector, then a taint, then the number of obstacles."""
+    every = list(problems)
+    kinds = {problem.kind for problem in every}
+    return ("selector" in kinds) * 2 + ("taint" in kinds), len(every)
 
 
-def shown(resource: str, value: Decimal) -> str:
-    """A quantity as people write it."""
+def quantity_text(resource: str, value: Decimal) -> str:
+    """A quantity as people write it.
+
+    >>> quantity_text("cpu", Decimal("3.5")), quantity_text("memory", Decimal(2**30))
+    ('3500m', '1024Mi')
+    """
     if resource == "cpu":
-        whole = value == value.to_integral_value()  # `%` raises on more than 28 digits
+        whole = value == value.to_integral_value()  # Decimal's % raises an error for more than 28 digits
         return str(int(value)) if whole else f"{int(value * 1000)}m"
     if resource in ("memory", "ephemeral-storage"):
         return f"{int(value / 2**20)}Mi"
@@ -203,37 +220,38 @@ def shown(resource: str, value: Decimal) -> str:
 
 
 def amount(value: Any) -> Decimal:
-    """A quantity that the API server has taken already."""
+    """A quantity that the API server has validated; 0 for any other value."""
     return quantity(value) or ZERO
 
 
-def _of(container: Mapping[str, Any]) -> dict[str, Decimal]:
-    # a request that is left out is its limit
+def _container_requests(container: Mapping[str, Any]) -> dict[str, Decimal]:
+    # The API server sets a missing request to the limit.
     merged = {**_part(container, "resources", "limits"), **_part(container, "resources", "requests")}
     return {key: amount(value) for key, value in merged.items()}
 
 
-def _of_pod_level(spec: Spec, total: Mapping[str, Decimal]) -> dict[str, Decimal]:
-    """What the pod asks for as a whole.
+def _pod_level_requests(spec: Spec, total: Mapping[str, Decimal]) -> dict[str, Decimal]:
+    """The pod-level requests.
 
-    The API server gives a pod that has only limits the sum of its containers as its request, and the limit
-    where none of them asks (pkg/apis/core/v1/defaults.go).
+    For a pod with only limits the API server sets the request to the sum of its containers, or to the limit
+    if no container requests the resource (pkg/apis/core/v1/defaults.go).
     """
     asks, limits = _part(spec, "resources", "requests"), _part(spec, "resources", "limits")
-    found = {key: amount(value) for key, value in limits.items() if key not in total} | {
+    requests_of_pod = {key: amount(value) for key, value in limits.items() if key not in total} | {
         key: amount(value) for key, value in asks.items()
     }
-    return {key: value for key, value in found.items() if POD_LEVEL.fullmatch(key)}
+    return {key: value for key, value in requests_of_pod.items() if POD_LEVEL.fullmatch(key)}
 
 
 def _part(whole: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """A mapping in a mapping; what is empty or none of it counts as empty."""
+    """A mapping at a path; empty if there is none."""
     for key in path:
-        found = whole.get(key)
-        # none at all, or a dict, in nearly all cases: Python asks slower for an abstract class
-        if found is None or not isinstance(found, (dict, Mapping)):
+        part = whole.get(key)
+        # isinstance is much faster for dict than for the abstract class Mapping; this runs for every pod and
+        # node
+        if part is None or not isinstance(part, (dict, Mapping)):
             return {}
-        whole = found
+        whole = part
     return whole
 
 
@@ -250,9 +268,9 @@ def _most(total: dict[str, Decimal], other: Mapping[str, Decimal]) -> None:
 def _term(labels: Mapping[str, str], node: Manifest, term: Mapping[str, Any]) -> bool:
     rules, fields = term.get("matchExpressions") or (), term.get("matchFields") or ()
     if not rules and not fields:
-        return False  # an empty term selects nothing
+        return False  # an empty term matches no node (k8s.io/api/core/v1, NodeSelectorTerm)
     name = {"metadata.name": node["metadata"]["name"]}
-    return all(_rule(labels, one) for one in rules) and all(_rule(name, one) for one in fields)
+    return all(_rule(labels, rule) for rule in rules) and all(_rule(name, field) for field in fields)
 
 
 def _rule(labels: Mapping[str, str], rule: Mapping[str, Any]) -> bool:
@@ -274,5 +292,5 @@ def _rule(labels: Mapping[str, str], rule: Mapping[str, Any]) -> bool:
 def _term_words(term: Mapping[str, Any]) -> str:
     rules = (*(term.get("matchExpressions") or ()), *(term.get("matchFields") or ()))
     return " and ".join(
-        f"{one['key']} {one['operator']} {','.join(one.get('values') or ())}".strip() for one in rules
+        f"{rule['key']} {rule['operator']} {','.join(rule.get('values') or ())}".strip() for rule in rules
     )

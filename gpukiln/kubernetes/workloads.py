@@ -1,6 +1,6 @@
-"""The objects that pods come from: Jobs, Deployments, those of JobSet, Ray, Kubeflow, LeaderWorkerSet; Kueue.
+"""Objects that own pods: Jobs, Deployments, and those of JobSet, Ray, Kubeflow, LeaderWorkerSet; and Kueue.
 
-What an object says of itself stands in its conditions and events, and what Kueue says of it in its Workload.
+The state of an object is in its conditions and events, and Kueue's view of it in a Workload object.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.typed import unknown
 
-# What is typed -> the kind, with the versions that clusters serve, the newest first.
+# Name on the command line -> kind, with the API versions that clusters serve, the newest first.
 KINDS: dict[str, tuple[str, ...]] = {
     "job": ("batch/v1/Job",),
     "cronjob": ("batch/v1/CronJob",),
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "mpijob": ("kubeflow.org/v2beta1/MPIJob", "kubeflow.org/v1/MPIJob"),
     "leaderworkerset": ("leaderworkerset.x-k8s.io/v1/LeaderWorkerSet",),
 }
-SHORT = {  # of kubectl, by the CRDs' shortNames
+SHORT_NAMES = {  # as in kubectl, by the CRDs' shortNames
     "cj": "cronjob",
     "deploy": "deployment",
     "rs": "replicaset",
@@ -37,8 +37,8 @@ SHORT = {  # of kubectl, by the CRDs' shortNames
     "ds": "daemonset",
     "lws": "leaderworkerset",
 }
-# What a kind has its pods made by, where it does not make them itself.
-MADE_BY = {
+# Kind -> the kinds by which it creates its pods, if it does not create them itself.
+CHILD_KINDS = {
     "CronJob": ("job",),
     "Deployment": ("replicaset",),
     "JobSet": ("job",),
@@ -49,129 +49,145 @@ MADE_BY = {
 }
 WORKLOAD = ("kueue.x-k8s.io/v1beta2/Workload", "kueue.x-k8s.io/v1beta1/Workload")
 QUEUE = "kueue.x-k8s.io/queue-name"
-# Conditions of a Workload that keep it from running (kueue: apis/kueue/v1beta2/workload_types.go).
-KEPT_BACK = {"QuotaReserved": "False", "Admitted": "False", "PodsReady": "False", "Evicted": "True"}
+# Conditions of a Workload that prevent it from running (kueue: apis/kueue/v1beta2/workload_types.go).
+BLOCKING_CONDITIONS = {"QuotaReserved": "False", "Admitted": "False", "PodsReady": "False", "Evicted": "True"}
 
 
 def kind_of(word: str) -> str:
-    """The key of `KINDS` for what was typed, for example deploy, jobs or job.batch; empty: it is none."""
+    """The key of `KINDS` for a kubectl name of a kind; empty if there is none.
+
+    >>> kind_of("deploy"), kind_of("Jobs"), kind_of("job.batch"), kind_of("pod")
+    ('deployment', 'job', 'job', '')
+    """
     plain = word.lower().partition(".")[0]
-    for one in (plain, plain.removesuffix("s")):
-        if SHORT.get(one, one) in KINDS:
-            return SHORT.get(one, one)
+    for name in (plain, plain.removesuffix("s")):
+        if SHORT_NAMES.get(name, name) in KINDS:
+            return SHORT_NAMES.get(name, name)
     return ""
 
 
 def workload(cluster: Cluster, kind: str, name: str, namespace: str) -> Manifest:
-    """An object that pods come from.
+    """An object that owns pods.
 
     Raises:
-        UsageError: There is none of that name.
-        UnavailableError: It may not be read.
+        UsageError: There is no object of that name.
+        UnavailableError: Reading it is not allowed.
     """
     for api in KINDS[kind]:
-        if found := cluster.get(api, name, namespace):
-            return found
-    there = [one["metadata"]["name"] for api in KINDS[kind] for one in cluster.list(api, namespace)]
+        if manifest := cluster.get(api, name, namespace):
+            return manifest
+    there = [manifest["metadata"]["name"] for api in KINDS[kind] for manifest in cluster.list(api, namespace)]
     plain = KINDS[kind][0].rpartition("/")[2]
     error = unknown(f"{plain} of {namespace}", name, set(there))
-    raise UsageError(error.message, hint=error.hint or "--namespace and --context say where")
+    raise UsageError(error.message, hint=error.hint or "check --namespace and --context")
 
 
-def family(cluster: Cluster, root: Manifest, pods: list[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
-    """What an object made, directly or by others: objects, itself first, and pods.
+def descendants(
+    cluster: Cluster, root: Manifest, pods: list[Manifest]
+) -> tuple[list[Manifest], list[Manifest]]:
+    """The objects that an object created, directly or by others, itself first; and their pods.
 
     Args:
-        pods: Of the cluster.
+        pods: All pods of the cluster.
     """
     namespace = root["metadata"]["namespace"]
     others = [
-        one
-        for kind in MADE_BY.get(root["kind"], ())
+        manifest
+        for kind in CHILD_KINDS.get(root["kind"], ())
         for api in KINDS[kind]
-        for one in cluster.list(api, namespace)
+        for manifest in cluster.list(api, namespace)
     ]
-    here = [one for one in pods if one["metadata"]["namespace"] == namespace]
+    here = [pod for pod in pods if pod["metadata"]["namespace"] == namespace]
     members: dict[str, Manifest] = {root["metadata"]["uid"]: root}
     known = 0
-    while known < len(members):  # a worker's StatefulSet of LeaderWorkerSet is its leader pod's
+    while known < len(members):  # repeat: in LeaderWorkerSet a leader pod owns the workers' StatefulSet
         known = len(members)
-        members |= {one["metadata"]["uid"]: one for one in (*others, *here) if _is_owned(one, members)}
-    found = list(members.values())
-    return [one for one in found if one["kind"] != "Pod"], [one for one in found if one["kind"] == "Pod"]
+        members |= {
+            manifest["metadata"]["uid"]: manifest
+            for manifest in (*others, *here)
+            if _is_owned(manifest, members)
+        }
+    owned = list(members.values())
+    return [manifest for manifest in owned if manifest["kind"] != "Pod"], [
+        manifest for manifest in owned if manifest["kind"] == "Pod"
+    ]
 
 
-def owners(thing: Manifest) -> list[Manifest]:
-    references: list[Manifest] = thing["metadata"].get("ownerReferences") or []
+def owners(manifest: Manifest) -> list[Manifest]:
+    references: list[Manifest] = manifest["metadata"].get("ownerReferences") or []
     return references
 
 
-def _is_owned(thing: Manifest, by: Collection[str]) -> bool:
-    return any(one.get("uid") in by for one in owners(thing))
+def _is_owned(manifest: Manifest, by: Collection[str]) -> bool:
+    return any(owner.get("uid") in by for owner in owners(manifest))
 
 
-def is_suspended(thing: Manifest) -> bool:
-    """Whether its controller starts nothing until it is resumed; Kubeflow's jobs say so in runPolicy."""
-    spec = thing.get("spec", {})
+def is_suspended(manifest: Manifest) -> bool:
+    """Whether the object is suspended; Kubeflow's jobs have the field in runPolicy."""
+    spec = manifest.get("spec", {})
     return bool(spec.get("suspend") or (spec.get("runPolicy") or {}).get("suspend"))
 
 
-def lacks_pods(thing: Manifest, *, has_pods: bool) -> bool:
-    """Whether an object has fewer pods than it wants; of other kinds than Kubernetes' own: none at all."""
-    spec, status = thing.get("spec", {}), thing.get("status", {})
-    if thing["kind"] == "Job":
-        ended = any(one["status"] == "True" for one in status.get("conditions") or ())
+def lacks_pods(manifest: Manifest, *, has_pods: bool) -> bool:
+    """Whether an object has fewer pods than it specifies; for other projects' kinds: none at all."""
+    spec, status = manifest.get("spec", {}), manifest.get("status", {})
+    if manifest["kind"] == "Job":
+        ended = any(condition["status"] == "True" for condition in status.get("conditions") or ())
         at_once = spec.get("parallelism", 1)
         left = spec.get("completions", at_once) - status.get("succeeded", 0)
         return not ended and status.get("active", 0) < min(at_once, left)
-    if thing["kind"] in ("ReplicaSet", "StatefulSet"):
+    if manifest["kind"] in ("ReplicaSet", "StatefulSet"):
         return int(status.get("replicas", 0)) < int(spec.get("replicas", 1))
-    if thing["kind"] == "DaemonSet":
+    if manifest["kind"] == "DaemonSet":
         return int(status.get("currentNumberScheduled", 0)) < int(status.get("desiredNumberScheduled", 0))
     return not has_pods
 
 
-def kept_back(cluster: Cluster, namespace: str, uids: Collection[str]) -> list[Manifest] | None:
-    """Why Kueue does not let something run: conditions and admission checks of its Workload.
+def kueue_conditions(cluster: Cluster, namespace: str, uids: Collection[str]) -> list[Manifest] | None:
+    """Why Kueue does not admit an object: conditions and admission checks of its Workload.
 
     Args:
-        uids: Of the object, and of what it belongs to.
+        uids: Of the object and its owners.
 
     Returns:
-        Conditions, with type, status, reason and message; None: Kueue has no Workload of it.
+        Conditions with type, status, reason and message; None if Kueue has no Workload for the object.
 
     Raises:
-        UnavailableError: Workloads may not be read.
+        UnavailableError: Reading Workloads is not allowed.
     """
     there = next(filter(None, (cluster.list(api, namespace) for api in WORKLOAD)), [])
-    own = [one for one in there if _is_owned(one, uids)]
-    return [condition for one in own for condition in _conditions(one)] if own else None
+    own = [kueue_workload for kueue_workload in there if _is_owned(kueue_workload, uids)]
+    return [condition for kueue_workload in own for condition in _conditions(kueue_workload)] if own else None
 
 
-def _conditions(one: Manifest) -> Iterator[Manifest]:
-    status = one.get("status", {})
-    if one.get("spec", {}).get("active") is False:
+def _conditions(kueue_workload: Manifest) -> Iterator[Manifest]:
+    status = kueue_workload.get("status", {})
+    if kueue_workload.get("spec", {}).get("active") is False:
         yield {"type": "Active", "status": "False", "message": "it was deactivated (spec.active)"}
     for condition in status.get("conditions") or ():
-        if KEPT_BACK.get(condition["type"]) == condition["status"]:
+        if BLOCKING_CONDITIONS.get(condition["type"]) == condition["status"]:
             yield condition
     for check in status.get("admissionChecks") or ():
         if check.get("state") != "Ready":
             words = {"type": f"admission check {check['name']}", "status": check.get("state", "Pending")}
             yield {**words, "message": check.get("message", "")}
     if not status.get("conditions"):
-        queue = one.get("spec", {}).get("queueName", "")
-        why = f"Kueue has not looked at it: is there a queue {queue}?"
+        queue = kueue_workload.get("spec", {}).get("queueName", "")
+        why = f"Kueue has not processed it; check that the queue {queue} exists"
         yield {"type": "QuotaReserved", "status": "Unknown", "message": why}
 
 
-def words(condition: Manifest) -> str:
-    """A condition as one line."""
-    said = ": ".join(filter(None, (condition.get("reason", ""), condition.get("message", ""))))
-    return f"{condition['type']} is {condition['status']}" + (f": {said}" if said else "")
+def condition_text(condition: Manifest) -> str:
+    """A condition as one line.
+
+    >>> condition_text({"type": "Ready", "status": "False", "reason": "Pending"})
+    'Ready is False: Pending'
+    """
+    details = ": ".join(filter(None, (condition.get("reason", ""), condition.get("message", ""))))
+    return f"{condition['type']} is {condition['status']}" + (f": {details}" if details else "")
 
 
-def template(thing: Manifest) -> dict[str, Any]:
-    """The spec of the pods that it makes itself; empty where it makes none, or has several kinds of them."""
-    found: dict[str, Any] = (thing.get("spec", {}).get("template") or {}).get("spec") or {}
-    return found
+def pod_template_spec(manifest: Manifest) -> dict[str, Any]:
+    """The pod spec of an object's template; empty if it has none or several."""
+    spec: dict[str, Any] = (manifest.get("spec", {}).get("template") or {}).get("spec") or {}
+    return spec

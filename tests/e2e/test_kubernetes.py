@@ -195,11 +195,11 @@ def agent(
         cluster.create(node(name))
     [namespace] = {one["metadata"]["namespace"] for one in manifests if one["kind"] == "DaemonSet"}
     spec = {
-        "containers": [{"name": "tell", "image": "a:1"}],
+        "containers": [{"name": "report", "image": "a:1"}],
         "nodeName": OURS,
         "serviceAccountName": "gpu-health",
     }
-    running = cluster.create({**pod("tell", spec), "metadata": {"name": "tell", "namespace": namespace}})
+    running = cluster.create({**pod("report", spec), "metadata": {"name": "report", "namespace": namespace}})
     folder = credentials(
         kubeconfig, tmp_path_factory.mktemp("account"), account="gpu-health", namespace=namespace, pod=running
     )
@@ -209,12 +209,12 @@ def agent(
 
 
 def test_the_agent_of_node_health_reports_and_taints(agent: health_agent.Api) -> None:
-    teller = health_agent.Teller(agent)
-    for number, state in enumerate((health_agent.SICK, *[health_agent.WELL] * health_agent.WELL_LOOKS)):
-        teller.tell({"state": state, "message": state, "at": number}, time.time())
+    reporter = health_agent.NodeReporter(agent)
+    for number, state in enumerate((health_agent.SICK, *[health_agent.WELL] * health_agent.HEALTHY_CHECKS)):
+        reporter.report({"state": state, "message": state, "at": number}, time.time())
         written = agent.get()
         keys = [one["key"] for one in written["spec"]["taints"]]
-        assert (health_agent.TAINT in keys) == (number < health_agent.WELL_LOOKS)
+        assert (health_agent.TAINT in keys) == (number < health_agent.HEALTHY_CHECKS)
     [condition] = [one for one in written["status"]["conditions"] if one["type"] == health_agent.CONDITION]
     assert condition["status"] == "False"
 

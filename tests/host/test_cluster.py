@@ -1,6 +1,6 @@
 """A cluster hands its GPUs out: what its API says, and what pods saw that were granted some.
 
-The facts are gathered from outside, see gpukiln/kubernetes/prove.py.
+The facts are gathered from outside, see gpukiln/kubernetes/cluster_verification.py.
 """
 
 import pytest

@@ -22,7 +22,7 @@ def pod_of(*gpus: str) -> Data:
 
 
 def pod() -> Data:
-    """What gpukiln/kubernetes/prove.py finds on a cluster with two GPUs."""
+    """What gpukiln/kubernetes/cluster_verification.py finds on a cluster with two GPUs."""
     return {
         "cluster": {
             "context": "c",

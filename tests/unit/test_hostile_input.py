@@ -26,11 +26,11 @@ from gpukiln.files import full_named, whole_or_not, write_whole
 from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import digest
 from gpukiln.kubernetes import cluster, pools, scheduling
-from gpukiln.kubernetes.addons.runners import _checked
+from gpukiln.kubernetes.addons.runners import _require_runners
 from gpukiln.kubernetes.addons.settings import Runners, Settings
-from gpukiln.kubernetes.check.reading import LONGEST, Reading
-from gpukiln.kubernetes.check.workload import Unchecked
-from gpukiln.kubernetes.check.yamltree import BrokenError
+from gpukiln.kubernetes.check.reading import LONGEST_COMMAND, Reading
+from gpukiln.kubernetes.check.workload import UncheckedItem
+from gpukiln.kubernetes.check.yaml_tree import BrokenError
 from gpukiln.kubernetes.manifest import load
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.nodes.hosts import find_targets
@@ -84,7 +84,7 @@ def test_a_kubeconfig_is_refused_where_it_is_too_deep(tmp_path: Path) -> None:
     file = tmp_path / "config"
     file.write_text("[" * DEEP)
     with pytest.raises(GpukilnError, match=f"{file} is no kubeconfig: it is nested deeper"):
-        cluster._read(str(file))
+        cluster._read_kubeconfigs(str(file))
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.json", "a.md", "a.sh"])
@@ -252,9 +252,9 @@ def test_work_that_takes_too_long_ends_at_the_limit(judge: Callable[[str, str, i
 
 def test_what_stands_behind_a_commands_limit_is_named() -> None:
     reading = Reading()
-    reading.text(f"#!/bin/sh\nls\nkubectl run {'a' * LONGEST}\n", "a.sh")
+    reading.text(f"#!/bin/sh\nls\nkubectl run {'a' * LONGEST_COMMAND}\n", "a.sh")
     assert reading.unchecked == [
-        Unchecked("a.sh", 3, "longer than 32 KiB: what stands behind is not looked at")
+        UncheckedItem("a.sh", 3, "longer than 32 KiB: what stands behind is not looked at")
     ]
 
 
@@ -290,7 +290,7 @@ def test_a_quotation_goes_on_in_the_next_line(lines: str, commands: list[tuple[s
         lambda: find_targets("ssh://[:::::]", None),
         lambda: find_targets("ssh://host:99999", None),
         lambda: parse_ssh(f"ssh://host:{LONG}"),
-        lambda: _checked(Settings(runners=Runners("https://[::1", "image"))),
+        lambda: _require_runners(Settings(runners=Runners("https://[::1", "image"))),
     ],
 )
 def test_what_was_typed_is_refused(read: Callable[[], Any]) -> None:
@@ -406,7 +406,7 @@ def test_an_address_without_credentials_is_none_to_refuse(url: str) -> None:
 def test_runners_are_registered_without_credentials_in_their_address() -> None:
     url = "https://bob:hunter2@github.com/org"
     with pytest.raises(UsageError, match=r"--runners holds credentials for github\.com"):
-        _checked(Settings(runners=Runners(url, "image")))
+        _require_runners(Settings(runners=Runners(url, "image")))
 
 
 def test_options_with_credentials_are_refused_before_anything_else(tmp_path: Path) -> None:

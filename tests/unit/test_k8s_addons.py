@@ -23,7 +23,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.commands import k8s_addons
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.kubernetes import folder
-from gpukiln.kubernetes.addons import helm, monitoring, options, plugin, queue, rendered, runners, sharing
+from gpukiln.kubernetes.addons import helm, monitoring, options, plugin, queue, render, runners, sharing
 from gpukiln.kubernetes.addons.settings import Flavor, Runners, Settings, SharingSettings, Team
 from gpukiln.kubernetes.manifest import load
 from tests.support.exit_codes import invoke
@@ -46,8 +46,8 @@ def _shipped_prices(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def example():
-    settings = options.settings([EXAMPLE / "settings.yaml"], plain={})
-    return rendered.rendered(settings, rendered.chosen((), settings))
+    settings = options.load_settings([EXAMPLE / "settings.yaml"], plain={})
+    return render.render_files(settings, render.select_add_ons((), settings))
 
 
 def values(text):
@@ -169,7 +169,7 @@ def test_a_pod_can_not_ask_for_gpus_by_its_environment(example):
 
 @pytest.mark.parametrize(("devices", "code"), [([], 0), (["/dev/nvidia0"], 1)])
 def test_the_proof_of_isolation_fails_where_a_device_is_seen(example, devices, code):
-    [job] = load(example[plugin.PROOF])
+    [job] = load(example[plugin.ISOLATION_CHECK])
     [container] = job["spec"]["template"]["spec"]["containers"]
     assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]
@@ -249,16 +249,17 @@ def test_sharing_that_makes_no_sense_is_refused(how, why):
     [
         (
             Settings(
-                sharing=SharingSettings("mig-single"), flavors=(queue.flavor("g4dn.xlarge", "karpenter"),)
+                sharing=SharingSettings("mig-single"),
+                flavors=(queue.parse_flavor("g4dn.xlarge", "karpenter"),),
             ),
             "T4 has no MIG",
         ),
         (
-            Settings(sharing=SharingSettings("mig-mixed"), flavors=(queue.flavor("l4", "karpenter"),)),
+            Settings(sharing=SharingSettings("mig-mixed"), flavors=(queue.parse_flavor("l4", "karpenter"),)),
             "L4 has no MIG",
         ),
         (
-            Settings(sharing=SharingSettings("mps", 4), flavors=(queue.flavor("m60", "karpenter"),)),
+            Settings(sharing=SharingSettings("mps", 4), flavors=(queue.parse_flavor("m60", "karpenter"),)),
             "older than Volta",
         ),
         (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.5gb"),)), "mig-mixed alone"),
@@ -274,7 +275,7 @@ def test_sharing_that_the_nodes_can_not_do_is_refused(settings, why):
 
 def test_sharing_that_the_nodes_can_do_is_not():
     for how in ("mig-single", "mps:4"):
-        kinds = (queue.flavor("p5.48xlarge", "karpenter"),)
+        kinds = (queue.parse_flavor("p5.48xlarge", "karpenter"),)
         assert sharing.configurations(Settings(sharing=sharing.parse(how), flavors=kinds))
     mixed = Settings(
         sharing=SharingSettings("mig-mixed"), flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.10gb"),)
@@ -448,26 +449,26 @@ PRODUCT = {"nvidia.com/gpu.product": "NVIDIA-A10G"}
     ],
 )
 def test_a_flavor_as_it_is_typed(typed, name, labels, resource):
-    assert queue.flavor(typed, "karpenter") == Flavor(name, labels, resource)
+    assert queue.parse_flavor(typed, "karpenter") == Flavor(name, labels, resource)
 
 
 def test_a_flavor_by_gpu_is_told_apart_while_there_is_no_node():
-    two = [queue.flavor(name, "karpenter").labels for name in ("a100-40gb", "a100-80gb")]
+    two = [queue.parse_flavor(name, "karpenter").labels for name in ("a100-40gb", "a100-80gb")]
     assert {one["karpenter.k8s.aws/instance-gpu-name"] for one in two} == {"a100"}
     assert [one["karpenter.k8s.aws/instance-gpu-memory"] for one in two] == ["40960", "81920"]
-    assert queue.flavor("t4", "managed").labels == {"k8s.amazonaws.com/accelerator": "nvidia-t4"}
+    assert queue.parse_flavor("t4", "managed").labels == {"k8s.amazonaws.com/accelerator": "nvidia-t4"}
 
 
 @pytest.mark.parametrize(("typed", "near"), [("g5.xlarg", "g5.xlarge"), ("t5", "t4"), ("h10", "h100")])
 def test_a_flavor_that_is_none_is_refused_with_the_nearest(typed, near):
     with pytest.raises(UsageError) as refused:
-        queue.flavor(typed, "karpenter")
+        queue.parse_flavor(typed, "karpenter")
     assert near in refused.value.message + refused.value.hint
 
 
 def test_a_flavor_of_machines_that_nobody_gets_any_more_is_refused():
     with pytest.raises(IncompatibleError, match="retired") as refused:
-        queue.flavor("p3.2xlarge", "karpenter")
+        queue.parse_flavor("p3.2xlarge", "karpenter")
     assert "instead" in refused.value.hint
 
 
@@ -492,7 +493,7 @@ def test_queues_that_would_start_nothing_are_refused(settings, why):
 
 
 def test_shares_of_a_gpu_have_their_part_of_the_machine():
-    kinds = (queue.flavor("g4dn.xlarge", "karpenter"),)
+    kinds = (queue.parse_flavor("g4dn.xlarge", "karpenter"),)
     teams = (Team("a", {"g4dn-xlarge": 4}),)
     shared = Settings(sharing=SharingSettings("time-slicing", 4), flavors=kinds, teams=teams)
     [found] = [one for one in queues(shared) if one["kind"] == "ClusterQueue"]
@@ -734,7 +735,7 @@ def test_options_fill_in_what_a_file_leaves_open(typed, tmp_path):
 
 
 def test_what_the_command_names_is_what_there_is():
-    assert ", ".join(rendered.ADD_ONS) == k8s_addons.NAMES
+    assert ", ".join(render.ADD_ONS) == k8s_addons.NAMES
 
 
 def test_a_folder_that_is_a_file_is_refused(typed, tmp_path):

@@ -13,13 +13,13 @@ import pytest
 
 from gpukiln.errors import UnavailableError
 from gpukiln.kubernetes.check import crds, live
-from gpukiln.kubernetes.check.evaluate import Report, apply_rules
+from gpukiln.kubernetes.check.evaluate import CheckReport, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST, Context
-from gpukiln.kubernetes.check.workload import Unchecked, dotted
+from gpukiln.kubernetes.check.workload import UncheckedItem, dotted
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.kubernetes.rbac import RIGHTS
+from gpukiln.kubernetes.rbac import COMMAND_RULES
 from tests.support.api_server import ApiServer, Fault
 from tests.support.exit_codes import invoke
 
@@ -141,7 +141,7 @@ def read(text: str, name: str = "a.yaml") -> Reading:
     return reading
 
 
-def judged(text: str, name: str = "a.yaml", **context: Any) -> Report:
+def judged(text: str, name: str = "a.yaml", **context: Any) -> CheckReport:
     reading = read(text, name)
     return apply_rules(reading, Context(resources=tuple(reading.resources), **context))
 
@@ -615,7 +615,7 @@ def test_what_the_files_create_first_is_no_fault(server: ApiServer) -> None:
     team = "apiVersion: v1\nkind: Namespace\nmetadata: {name: team}\n"
     pod = GOOD.replace("{name: p}", "{name: p, namespace: team}")
     reading.text("---\n".join([CRD, PLAIN_POOL, team, pod]), "a.yaml")
-    live.ask_server(reading, Cluster())
+    live.dry_run_objects(reading, Cluster())
     assert reading.rejections == []
     assert [(one.line, "apply that first" in one.reason) for one in reading.unchecked] == [
         (6, True),
@@ -628,7 +628,7 @@ def test_an_object_that_the_server_fails_on_is_a_finding(server: ApiServer, stat
     server.faults.append(Fault("create", "pods", status, message="failed calling webhook"))
     reading = Reading()
     reading.text(f"{GOOD}---\n{GOOD.replace('{name: p}', '{name: q, namespace: nosuch}')}", "a.yaml")
-    live.ask_server(reading, Cluster())
+    live.dry_run_objects(reading, Cluster())
     assert [one.text for one in reading.rejections] == [
         "can't create Pod p: failed calling webhook",
         'can\'t create Pod q: namespaces "nosuch" not found',
@@ -639,9 +639,9 @@ def test_a_busy_server_leaves_a_gap(server: ApiServer) -> None:
     server.faults.append(Fault("create", "pods", 503, message="unable to handle the request"))
     reading = Reading()
     reading.text(f"{GOOD}---\n{GOOD.replace('{name: p}', '{name: q, namespace: nosuch}')}", "a.yaml")
-    live.ask_server(reading, Cluster())
+    live.dry_run_objects(reading, Cluster())
     assert reading.unchecked == [
-        Unchecked("a.yaml", 1, "Pod p: can't create Pod p: unable to handle the request")
+        UncheckedItem("a.yaml", 1, "Pod p: can't create Pod p: unable to handle the request")
     ]
     assert len(reading.rejections) == 1
 
@@ -698,7 +698,7 @@ def test_a_kind_that_may_not_be_listed_is_told(check: Typed, server: ApiServer) 
 
 
 def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(server: ApiServer) -> None:
-    rights = [(right, one) for right in RIGHTS["check"] for one in right.resources]
+    rights = [(right, one) for right in COMMAND_RULES["check"] for one in right.resources]
     kinds = {
         f"{one}es" if one[-1] == "s" else f"{one}s": kind for kind in live.KINDS for one in [_plain(kind)]
     }
@@ -717,7 +717,7 @@ def test_the_rights_to_judge_a_cluster_are_enough_and_the_least(server: ApiServe
     allow()
     live.read_cluster(reading, cluster, everywhere=True)
     live.live_pools(reading, cluster)
-    crds.of_cluster(cluster)
+    crds.cluster_definitions(cluster)
     assert not reading.unchecked
     for right, resource in rights:
         if right.group in ("", "apps", "batch"):  # the double has these

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.kubernetes.check.evaluate import Report, apply_rules
+from gpukiln.kubernetes.check.evaluate import CheckReport, apply_rules
 from gpukiln.kubernetes.check.reading import Reading, read
 from gpukiln.kubernetes.check.rules import Context
 
@@ -15,7 +15,7 @@ VALID = (SUPPORT / "k8s_valid.yaml").read_text().split("---\n# ")[1:]
 FAULTS = [
     ("eks.txt", "era-of-docker", "nvidia-docker2"),
     ("eks.txt", "era-of-docker", "Docker's runtime has no effect"),
-    ("eks.txt", "plugin-version-told", "v0.14.5"),
+    ("eks.txt", "plugin-version-in-document", "v0.14.5"),
     ("eks.txt", "label-no-node-has", "nvidia.com/gpu=true"),
     ("eks.txt", "values-unknown-key", "runnerLabels"),
     ("eks.txt", "values-unknown-key", "runnerResources"),
@@ -30,7 +30,7 @@ FAULTS = [
     ("eks.txt", "plugin-exec", "nvidia-smi dmon"),
     ("eks.txt", "cloudwatch-without-agent", "CloudWatch"),
     ("eks.txt", "url-moves", "dcgm-exporter/main"),
-    ("eks.txt", "type-retired-told", "p3.2xlarge"),
+    ("eks.txt", "type-retired-in-document", "p3.2xlarge"),
     ("kubernetes.txt", "kubernetes-too-old", "1.28"),
     ("kubernetes.txt", "plugin-url", "v0.14"),
     ("kubernetes.txt", "labels-by-hand", "accelerator=nvidia-tesla-v100"),
@@ -53,13 +53,13 @@ FAULTS = [
 ]
 
 
-def report(path: Path, *types: str) -> Report:
+def report(path: Path, *types: str) -> CheckReport:
     reading = read([str(path)])
     return apply_rules(reading, Context(types=types, resources=tuple(reading.resources)))
 
 
 @pytest.fixture(scope="module")
-def guides() -> dict[str, Report]:
+def guides() -> dict[str, CheckReport]:
     return {name: report(SUPPORT / "k8s_guides" / name) for name in ("eks.txt", "kubernetes.txt")}
 
 

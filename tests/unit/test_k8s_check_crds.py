@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from gpukiln.kubernetes.check.crds import definitions
-from gpukiln.kubernetes.check.custom_schemas import READ, SCHEMAS
-from gpukiln.kubernetes.check.evaluate import Report, apply_rules
+from gpukiln.kubernetes.check.custom_schemas import SCHEMA_RELEASES, SCHEMAS
+from gpukiln.kubernetes.check.evaluate import CheckReport, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 from tests.support.api_server import ApiServer
@@ -69,7 +69,7 @@ spec:
 FARM = "apiVersion: gpu.example.com/v1\nkind: Farm\nmetadata: {name: a}\nspec: {size: 2, %s}\n"
 
 
-def checked(text: str, crd: str = CRD) -> Report:
+def checked(text: str, crd: str = CRD) -> CheckReport:
     reading = Reading()
     reading.text(text, "a.yaml")
     given = definitions(yaml.safe_load_all(crd)) if crd else {}
@@ -272,4 +272,4 @@ def test_the_fallback_answers_as_the_definitions_do(text: str, path: str) -> Non
 
 
 def test_each_form_that_was_read_names_its_release() -> None:
-    assert {api.partition("/")[0] for api, _ in SCHEMAS} == READ.keys()
+    assert {api.partition("/")[0] for api, _ in SCHEMAS} == SCHEMA_RELEASES.keys()

@@ -14,11 +14,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpukiln.kubernetes.check import evaluate, output, registry
-from gpukiln.kubernetes.check.evaluate import Report, apply_rules
+from gpukiln.kubernetes.check.evaluate import CheckReport, apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.check.workload import Path
-from gpukiln.kubernetes.check.yamltree import BrokenError, documents
+from gpukiln.kubernetes.check.yaml_tree import BrokenError, documents
 from gpukiln.kubernetes.manifest import dump, load
 
 SUPPORT = File(__file__).parents[1] / "support"
@@ -82,7 +82,7 @@ def test_no_form_of_a_field_ends_a_rule(field: tuple[int, Path], value: Any) -> 
     assert not [one for one in report.unchecked if "could not read" in one.reason]
 
 
-def checked(*texts: str) -> Report:
+def checked(*texts: str) -> CheckReport:
     reading = Reading()
     for number, text in enumerate(texts):
         reading.text(text, f"{number}.yaml")

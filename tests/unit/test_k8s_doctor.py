@@ -9,7 +9,7 @@ from gpukiln.kubernetes import doctor, symptoms, workloads
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.doctor import diagnose
 from gpukiln.kubernetes.images import cuda_of_image
-from gpukiln.kubernetes.rbac import RIGHTS
+from gpukiln.kubernetes.rbac import COMMAND_RULES
 from tests.support.api_server import CUSTOM, GPU, ApiServer, Fault, node
 from tests.support.exit_codes import invoke
 
@@ -183,7 +183,7 @@ def test_what_the_plugin_says_now_counts_before_what_it_said(server):
         [], server.all("pods"), [], lambda *asked: said[asked[2]], list, lambda _: None
     )
     [bad] = [one for one in server.all("nodes") if one["metadata"]["name"] == "gpu-1"]
-    assert [one.id for one in doctor.of_node(seen, bad)] == ["device-plugin-config"]
+    assert [one.id for one in doctor.node_findings(seen, bad)] == ["device-plugin-config"]
 
 
 def test_feature_discovery_of_the_same_image_is_no_plugin():
@@ -929,7 +929,7 @@ def test_the_rights_are_enough_and_the_least(server):
     add_event(server, "other", "FailedCreate", "exceeded quota", "Job")
     kueue(server, failing, conditions=[QUOTA])
     server.objects["jobs", "default", "other"]["spec"]["suspend"] = True
-    rights = RIGHTS["doctor"]
+    rights = COMMAND_RULES["doctor"]
 
     def run(left_out=None):
         server.rules = [

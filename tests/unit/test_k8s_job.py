@@ -26,11 +26,11 @@ from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import read
 from gpukiln.kubernetes.check.rules import Context
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.follow import Patience, follow, submit
+from gpukiln.kubernetes.follow import WaitLimits, follow, submit
 from gpukiln.kubernetes.jobs import state
-from gpukiln.kubernetes.jobs.admission import admitted
+from gpukiln.kubernetes.jobs.admission import adapt_to_namespace
 from gpukiln.kubernetes.manifest import dump, load
-from gpukiln.kubernetes.rbac import RIGHTS
+from gpukiln.kubernetes.rbac import COMMAND_RULES
 from tests.support.api_server import ApiServer, Fault, Outcome, node
 from tests.support.exit_codes import invoke
 from tests.support.killed import files_in, killed_everywhere, masked
@@ -39,7 +39,7 @@ GOLDEN = Path(__file__).parents[1] / "support/golden"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
 IMAGE = "registry.example/team/train:1.2"
 DIGEST = "registry.example/team/train@sha256:" + "ab" * 32
-QUICK = Patience(start_s=10, poll_s=0.02, stuck_s=0.1, lost_s=0.5)
+QUICK = WaitLimits(start_s=10, poll_s=0.02, stuck_s=0.1, lost_s=0.5)
 
 JOBS = {
     "simple": {
@@ -496,7 +496,7 @@ def test_failures_are_tried_again_as_often_as_asked(server):
 
 def test_why_it_waits_is_told_and_one_of_ours_that_never_ran_is_removed(server):
     server.add(node("cpu-1", gpus=0))
-    told = Told().run(patience=Patience(start_s=0.3, poll_s=0.02))
+    told = Told().run(patience=WaitLimits(start_s=0.3, poll_s=0.02))
     assert type(told.error) is BusyError
     assert "didn't match Pod's node affinity/selector" in told.error.message
     assert told.text.count("waits for a node") == 1  # once, not at every look
@@ -508,7 +508,7 @@ def test_somebody_elses_job_that_waits_is_left(server):
     server.add(node("cpu-1", gpus=0))
     cluster = Cluster()
     submit(cluster, gpu_job(IMAGE), lambda _: None)
-    told = Told().watch(cluster, "train", patience=Patience(start_s=0.1, poll_s=0.02), ours=False)
+    told = Told().watch(cluster, "train", patience=WaitLimits(start_s=0.1, poll_s=0.02), ours=False)
     assert type(told.error) is BusyError
     assert "--attach --name train" in " ".join(told.error.details)
     assert server.all("jobs")
@@ -547,7 +547,7 @@ def test_a_registry_that_is_down_for_a_moment_is_waited_for(server):
             server._run_pod(server.objects["pods", "default", pod["metadata"]["name"]], [])
 
     threading.Thread(target=mend, daemon=True).start()
-    told.run(patience=Patience(start_s=10, poll_s=0.02, stuck_s=5))
+    told.run(patience=WaitLimits(start_s=10, poll_s=0.02, stuck_s=5))
     assert (told.end.exit_code, told.written) == (0, ["ok"])
     assert "can't start on gpu-1: ErrImagePull: timeout" in told.text
 
@@ -593,7 +593,7 @@ def test_events_tell_what_no_condition_does(server):
         [("Normal", "TriggeredScaleUp"), ("Warning", "FailedScheduling"), ("Normal", "Scheduled")]
     ):
         server.add(event(number, pod, kind, reason))
-    told = Told().watch(cluster, "train", patience=Patience(start_s=0.5, poll_s=0.02))
+    told = Told().watch(cluster, "train", patience=WaitLimits(start_s=0.5, poll_s=0.02))
     assert told.text.count("TriggeredScaleUp: said") == 1
     assert "FailedScheduling" not in told.text
     assert "Scheduled: said" not in told.text
@@ -604,7 +604,7 @@ def test_a_job_without_pods_says_why(server):
     [job] = gpu_job(IMAGE).manifests()
     made = server.add({**job, "status": {}})
     server.add(event(1, made, "Warning", "FailedCreate"))
-    told = Told().watch(cluster, "train", patience=Patience(start_s=0.5, poll_s=0.02))
+    told = Told().watch(cluster, "train", patience=WaitLimits(start_s=0.5, poll_s=0.02))
     assert "train: FailedCreate: said" in told.text
 
 
@@ -648,7 +648,7 @@ def test_a_queue_must_be_there_and_what_it_waits_for_is_told(server):
             },
         }
     )
-    told = Told().watch(Cluster(), "train", patience=Patience(start_s=0.2, poll_s=0.02))
+    told = Told().watch(Cluster(), "train", patience=WaitLimits(start_s=0.2, poll_s=0.02))
     assert "waits in its queue: insufficient unused quota" in told.text
     assert "insufficient unused quota" in told.error.message
 
@@ -692,9 +692,9 @@ def test_of_several_nodes_the_first_that_failed_is_the_cause():
         return state.Attempt(pod, "n", index, "failed", exit_code=code, finished=finished)
 
     rows = [failed("a", 0, "10:02", 1), failed("b", 1, "10:01", 7), failed("c", 2, "10:03", 1)]
-    assert state.culprit(rows, several=True).pod == "b"
-    assert state.culprit(rows, several=False).pod == "c"
-    assert state.culprit([], several=True) is None
+    assert state.decisive_failure(rows, several=True).pod == "b"
+    assert state.decisive_failure(rows, several=False).pod == "c"
+    assert state.decisive_failure([], several=True) is None
 
 
 def test_a_service_of_somebody_else_stops_it_and_nothing_is_left(server):
@@ -730,7 +730,7 @@ def test_a_cluster_that_stays_away_is_left_with_the_way_back(server):
     server.add(node("gpu-1"))
     server.behave = lambda *_: Outcome(wait=threading.Event())
     server.faults += [Fault("get", "jobs", 0, skip=3) for _ in range(60)]
-    told = Told().run(patience=Patience(poll_s=0.02, lost_s=0.2))
+    told = Told().run(patience=WaitLimits(poll_s=0.02, lost_s=0.2))
     assert type(told.error) is UnavailableError
     assert "--attach --name train" in " ".join(told.error.details)
     assert "asked again" in told.text
@@ -798,7 +798,7 @@ def test_a_service_that_goes_with_the_job_before_is_made_again(server):
 
 
 def test_the_rights_are_enough_and_the_least(server):
-    rights = [(right, one) for right in RIGHTS["job"] for one in right.resources]
+    rights = [(right, one) for right in COMMAND_RULES["job"] for one in right.resources]
     server.rules = [
         {"apiGroups": [right.group], "resources": [one], "verbs": [*right.verbs], "namespace": "default"}
         for right, one in rights
@@ -809,12 +809,12 @@ def test_the_rights_are_enough_and_the_least(server):
     for number in range(2):
         server.add(node(f"gpu-{number}"))
     server.behave = lambda *_: Outcome(log="a\n")
-    admitted(Cluster(), gpu_job(IMAGE), print)
+    adapt_to_namespace(Cluster(), gpu_job(IMAGE), print)
     assert Told().run(nodes=2, queue="gpu").end.exit_code == 0
     assert "did you mean train?" in Told().watch(Cluster(), "trian").error.hint
     with pytest.raises(IncompatibleError):
         submit(Cluster(), gpu_job(IMAGE, name="lost", queue="other"), lambda _: None)
-    soon = Patience(start_s=0.3, poll_s=0.02)
+    soon = WaitLimits(start_s=0.3, poll_s=0.02)
     assert type(Told().run(name="never", gpu_model="L4", patience=soon).error) is BusyError
     [job] = gpu_job(IMAGE, name="queued").manifests()
     server.add({**job, "spec": {**job["spec"], "suspend": True}, "status": {}})
@@ -870,7 +870,7 @@ def test_a_namespace_that_enforces_the_restricted_level_gets_such_pods(server):
     enforce(server, "restricted")
     server.add(node("gpu-1"))
     said = []
-    job = admitted(Cluster(), gpu_job(IMAGE, gpu_model="T4"), said.append)
+    job = adapt_to_namespace(Cluster(), gpu_job(IMAGE, gpu_model="T4"), said.append)
     assert job.security == "restricted"
     assert "default enforces Pod Security restricted" in said[0]
     submit(Cluster(), job, said.append)
@@ -882,21 +882,21 @@ def test_the_level_decides_on_folders_of_the_node(server, level):
     enforce(server, level)
     job = gpu_job(IMAGE, cache="/models:/models")
     if level == "privileged":
-        assert admitted(Cluster(), job, print) is job
+        assert adapt_to_namespace(Cluster(), job, print) is job
     else:
         with pytest.raises(IncompatibleError, match=f"default enforces Pod Security {level}"):
-            admitted(Cluster(), job, print)
+            adapt_to_namespace(Cluster(), job, print)
 
 
 def test_without_the_right_the_level_is_not_known_and_the_job_goes_as_it_is(server):
     server.rules, said, job = [], [], gpu_job(IMAGE)
-    assert admitted(Cluster(), job, said.append) is job
+    assert adapt_to_namespace(Cluster(), job, said.append) is job
     assert said[0].startswith("the Pod Security level of default is not known")
 
 
 def test_pods_that_the_level_refuses_end_the_following(server):
     enforce(server, "restricted")
-    told = Told().run(patience=Patience(start_s=None, poll_s=0.02))
+    told = Told().run(patience=WaitLimits(start_s=None, poll_s=0.02))
     assert type(told.error) is UnavailableError
     assert 'violates PodSecurity "restricted:latest": allowPrivilegeEscalation' in told.error.message
     assert "--security restricted" in told.error.hint
@@ -913,7 +913,7 @@ def test_pods_that_the_level_refuses_end_the_following(server):
 )
 def test_pods_that_are_refused_again_and_again_end_the_following(server, monkeypatch, why, hint):
     monkeypatch.setattr(server, "refuse_pod", lambda *_: why)
-    told = Told().run(patience=Patience(start_s=None, poll_s=0.02, stuck_s=0.05))
+    told = Told().run(patience=WaitLimits(start_s=None, poll_s=0.02, stuck_s=0.05))
     assert f'refused again and again: Error creating: pods "train-abcde" is forbidden: {why}' in (
         told.error.message
     )
@@ -923,7 +923,7 @@ def test_pods_that_are_refused_again_and_again_end_the_following(server, monkeyp
 def test_a_quota_that_is_used_up_is_waited_for(server, monkeypatch):
     why = "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used: 8, limited: 8"
     monkeypatch.setattr(server, "refuse_pod", lambda *_: why)
-    told = Told().run(patience=Patience(start_s=0.4, poll_s=0.02, stuck_s=0.05))
+    told = Told().run(patience=WaitLimits(start_s=0.4, poll_s=0.02, stuck_s=0.05))
     assert type(told.error) is BusyError
     assert "exceeded quota" in told.text
 

@@ -213,7 +213,7 @@ def test_every_alert_has_its_cases_and_its_section():
     names = [one.name for one in alerts.alerts(SETTINGS)]
     assert set(names) == {*CASES, "GpuDriverEndOfLife", "GpuDriverEndsSoon"}
     assert len(names) == len(set(names))
-    headings = re.findall(r"^### (\w+)$", (ROOT / alerts.PAGE).read_text(), re.MULTILINE)
+    headings = re.findall(r"^### (\w+)$", (ROOT / alerts.RUNBOOK_PAGE).read_text(), re.MULTILINE)
     assert headings == names
 
 

@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from gpukiln.kubernetes.addons import health_agent, node_health
-from gpukiln.kubernetes.addons.health_agent import SICK, UNKNOWN, WELL, Api, Teller
+from gpukiln.kubernetes.addons.health_agent import SICK, UNKNOWN, WELL, Api, NodeReporter
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.manifest import load
 
@@ -105,17 +105,17 @@ def node(monkeypatch):
 
 
 @pytest.fixture
-def teller(node, tmp_path):
+def reporter(node, tmp_path):
     (tmp_path / "token").write_text(f"{TOKEN}\n")
-    return Teller(Api(f"http://127.0.0.1:{node.server_port}", tmp_path))
+    return NodeReporter(Api(f"http://127.0.0.1:{node.server_port}", tmp_path))
 
 
 def found(state, at, message="as it is"):
     return {"state": state, "message": message, "at": at}
 
 
-def test_sick_gpus_are_a_condition_and_a_taint(node, teller):
-    teller.tell(found(SICK, 100, "sick: gpu.ecc: GPU 2"), 100)
+def test_sick_gpus_are_a_condition_and_a_taint(node, reporter):
+    reporter.report(found(SICK, 100, "sick: gpu.ecc: GPU 2"), 100)
     assert node.condition == {
         "type": "GPUProblem",
         "status": "True",
@@ -128,42 +128,42 @@ def test_sick_gpus_are_a_condition_and_a_taint(node, teller):
     assert READY in node.node["status"]["conditions"]
 
 
-def test_the_taint_goes_after_three_looks_at_gpus_that_are_well(node, teller):
-    teller.tell(found(SICK, 100), 100)
+def test_the_taint_goes_after_three_looks_at_gpus_that_are_well(node, reporter):
+    reporter.report(found(SICK, 100), 100)
     for at in (160, 160, 160, 220):  # one look is read several times
-        teller.tell(found(WELL, at), at)
+        reporter.report(found(WELL, at), at)
     assert OURS in node.taints
     assert node.condition["status"] == "False"
-    teller.tell(found(SICK, 280), 280)  # begins anew
+    reporter.report(found(SICK, 280), 280)  # begins anew
     for at in (340, 400):
-        teller.tell(found(WELL, at), at)
+        reporter.report(found(WELL, at), at)
         assert OURS in node.taints
-    teller.tell(found(WELL, 460), 460)
+    reporter.report(found(WELL, 460), 460)
     assert node.taints == [THEIRS]
 
 
-def test_while_nobody_can_tell_the_taint_stays_as_it_is(node, teller):
-    teller.tell(found(UNKNOWN, 100), 100)
+def test_while_nobody_can_tell_the_taint_stays_as_it_is(node, reporter):
+    reporter.report(found(UNKNOWN, 100), 100)
     assert node.taints == [THEIRS]
     assert node.condition["status"] == "Unknown"
-    teller.tell(found(SICK, 160), 160)
+    reporter.report(found(SICK, 160), 160)
     for at in (220, 280, 340, 400):
-        teller.tell(found(UNKNOWN, at), at)
+        reporter.report(found(UNKNOWN, at), at)
     assert OURS in node.taints
 
 
-def test_what_has_not_changed_is_not_written(node, teller):
+def test_what_has_not_changed_is_not_written(node, reporter):
     for at in (100, 160, 220):
-        teller.tell(found(WELL, at), at)
+        reporter.report(found(WELL, at), at)
     assert node.asked.count(("patch", "nodes/status")) == 1
-    teller.tell(found(WELL, 460), 460)  # a heartbeat
+    reporter.report(found(WELL, 460), 460)  # a heartbeat
     assert node.asked.count(("patch", "nodes/status")) == 2
     assert node.condition["lastTransitionTime"] == "1970-01-01T00:01:40Z"
     assert node.condition["lastHeartbeatTime"] == "1970-01-01T00:07:40Z"
     assert ("patch", "nodes") not in node.asked
 
 
-def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(node, teller):
+def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(node, reporter):
     drain = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
 
     def meanwhile():
@@ -173,18 +173,18 @@ def test_a_taint_that_somebody_else_puts_meanwhile_is_not_lost(node, teller):
 
     node.between = meanwhile
     with pytest.raises(OSError, match="409"):
-        teller.tell(found(SICK, 100), 100)
+        reporter.report(found(SICK, 100), 100)
     assert OURS not in node.taints
-    teller.tell(found(SICK, 100), 115)
+    reporter.report(found(SICK, 100), 115)
     assert node.taints == [THEIRS, drain, OURS]
 
 
-def test_an_api_that_refuses_is_asked_again(node, teller):
+def test_an_api_that_refuses_is_asked_again(node, reporter):
     node.refuse = 403
     with pytest.raises(OSError, match="403"):
-        teller.tell(found(SICK, 100), 100)
+        reporter.report(found(SICK, 100), 100)
     node.refuse = 0
-    teller.tell(found(SICK, 100), 115)
+    reporter.report(found(SICK, 100), 115)
     assert OURS in node.taints
 
 
@@ -215,21 +215,21 @@ def document(**node):
     ],
 )
 def test_a_look_is_what_the_nodes_own_program_says(tmp_path, body, state, said):
-    seen = health_agent.look(program(tmp_path, body))
+    seen = health_agent.check_health(program(tmp_path, body))
     assert seen["state"] == state
     assert said in seen["message"]
     assert abs(seen["at"] - time.time()) < 60
 
 
 def test_a_look_at_a_node_without_the_program_or_at_a_gpu_that_hangs(tmp_path, monkeypatch):
-    assert "can't be run" in health_agent.look([str(tmp_path / "nothing")])["message"]
+    assert "can't be run" in health_agent.check_health([str(tmp_path / "nothing")])["message"]
     monkeypatch.setattr(health_agent, "LOOK_AT_MOST_S", 0.2)
-    seen = health_agent.look(program(tmp_path, "exec sleep 5"))
+    seen = health_agent.check_health(program(tmp_path, "exec sleep 5"))
     assert (seen["state"], "no answer" in seen["message"]) == (UNKNOWN, True)
 
 
 def test_the_real_program_is_understood():
-    seen = health_agent.look([sys.executable, "-m", "gpukiln.gpus"])
+    seen = health_agent.check_health([sys.executable, "-m", "gpukiln.gpus"])
     assert "ended with" not in seen["message"]
 
 
@@ -263,7 +263,7 @@ def test_both_containers_together(node, tmp_path):
             env={"PATH": os.environ["PATH"], "NODE_NAME": "node-1"},
             stdout=subprocess.DEVNULL,
         )
-        for verb in ("look", "tell")
+        for verb in ("check", "report")
     ]
     try:
         end = time.monotonic() + 15
@@ -285,9 +285,9 @@ def objects():
     return {one["kind"]: one for one in load(node_health.files(Settings())[node_health.OBJECTS])}
 
 
-def test_its_role_is_what_it_asks_for_and_no_more(node, teller, objects):
+def test_its_role_is_what_it_asks_for_and_no_more(node, reporter, objects):
     for at, state in enumerate((SICK, WELL, WELL, WELL), start=1):
-        teller.tell(found(state, at * 60), at * 60)
+        reporter.report(found(state, at * 60), at * 60)
     assert node.taints == [THEIRS]
     allowed = {
         (verb, resource)

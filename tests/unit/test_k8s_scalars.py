@@ -16,7 +16,7 @@ from gpukiln.kubernetes import scalars
 from gpukiln.kubernetes.check.evaluate import apply_rules
 from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import Context
-from gpukiln.kubernetes.check.yamltree import BrokenError, documents
+from gpukiln.kubernetes.check.yaml_tree import BrokenError, documents
 from gpukiln.kubernetes.jobs.request import gpu_job
 from gpukiln.kubernetes.manifest import dump, load
 

@@ -12,7 +12,7 @@ from gpukiln.attest.keyless import IdentityKey
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.images import channels
 from gpukiln.images.channels import load_channels
-from gpukiln.kubernetes.nodes.trusted import require_trusted
+from gpukiln.kubernetes.nodes.image_trust import require_trusted
 from tests.support import signing as support
 from tests.support.release_cloud import HOME, REGIONS, ROOT, Cloud, make_image, pointed, tell
 from tests.support.signing import AMI, JUDGED, key_pair, put, sign, typed_with_one_image

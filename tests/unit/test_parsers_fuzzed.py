@@ -32,7 +32,7 @@ from gpukiln.kubernetes.addons import sharing
 from gpukiln.kubernetes.check import evaluate, output, reading, rules, schema
 from gpukiln.kubernetes.nodes import hours
 from gpukiln.kubernetes.pools import pools_in
-from gpukiln.kubernetes.quantity import amount, quantity
+from gpukiln.kubernetes.quantity import parse_quantity, quantity
 from gpukiln.nodes.hosts import find_targets
 from gpukiln.nodes.passthrough.api import _place
 from gpukiln.nodes.passthrough.apply import read_undo
@@ -158,7 +158,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "gpu --count": (lambda word: whole(word, "--count"), (UsageError,)),
     "whole number": (lambda word: int(word) if is_whole(word) else None, ()),
     "quantity": (quantity, ()),
-    "k8s.job --cpu": (lambda word: amount(word, "--cpu", "4"), (UsageError,)),
+    "k8s.job --cpu": (lambda word: parse_quantity(word, "--cpu", "4"), (UsageError,)),
     "k8s.check --kubernetes": (schema.minors, (UsageError,)),
     "k8s.addons --sharing": (sharing.parse, (UsageError, IncompatibleError)),
     "k8s.nodes --hours": (hours.parse, (UsageError,)),

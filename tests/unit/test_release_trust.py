@@ -18,7 +18,7 @@ from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer, Version, write
 from gpukiln.instances.tags import tag_list
-from gpukiln.kubernetes.nodes.trusted import require_trusted
+from gpukiln.kubernetes.nodes.image_trust import require_trusted
 from gpukiln.offers.image import choose, images_of
 from gpukiln.pipeline.verdict_tags import find_verified
 from gpukiln.verify.digest import suite_digest

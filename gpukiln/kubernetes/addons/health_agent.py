@@ -1,14 +1,14 @@
-"""Tells the cluster how a node's GPUs are: a condition of the node, and a taint while they are sick.
+"""Reports the health of a node's GPUs to the cluster: a node condition, and a taint while the GPUs are sick.
 
-It runs in two containers of one pod, and needs nothing but Python:
+It runs in two containers of one pod and needs nothing but Python:
 
-    look FILE   on the node, by its own `gpukiln-gpu health`; privileged, and without credentials
-    tell FILE   to the API, with the credentials of the pod; without any privilege
+    check FILE    runs the node's `gpukiln-gpu health` and writes the result; privileged, no credentials
+    report FILE   sends the result to the API server; has the pod's credentials and no privileges
 
-The condition GPUProblem is True while the GPUs are sick, False while they are well, and Unknown where nobody
-can tell; a node that is here for its GPUs and has none is sick. The taint is put where they are sick, and
-taken off after three looks in a row at GPUs that are well; while nobody can tell it stays as it is. No other
-condition and no other taint is touched.
+The condition GPUProblem is True while the GPUs are sick, False while they are well, and Unknown when their
+state is unknown. A node that is labelled for its GPUs and has none is sick. The agent adds the taint when the
+GPUs are sick, and removes it after three checks in a row that find them well; while their state is unknown
+the taint stays as it is. The agent changes no other condition and no other taint.
 
 Environment: NODE_NAME, KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT.
 """
@@ -27,64 +27,69 @@ from typing import Any
 
 CONDITION, TAINT = "GPUProblem", "gpukiln.io/gpu-sick"
 WELL, SICK, UNKNOWN = "well", "sick", "unknown"
-TOLD = {WELL: ("False", "GPUsAreWell"), SICK: ("True", "GPUsAreSick"), UNKNOWN: ("Unknown", "NotKnown")}
-LOOK = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", "/usr/local/bin/gpukiln-gpu")
-LOOK_S, TELL_S = 60, 15  # between two looks, and between two readings of their result
-LOOK_AT_MOST_S = 270  # the driver may take two minutes to start, and a GPU that hangs costs 40 s, each twice
-STALE_S = 600  # without a look
-HEARTBEAT_S = 300  # a condition that stays is written this often
-WELL_LOOKS = 3
+CONDITION_STATUSES = {
+    WELL: ("False", "GPUsAreWell"),
+    SICK: ("True", "GPUsAreSick"),
+    UNKNOWN: ("Unknown", "NotKnown"),
+}
+HEALTH_COMMAND = ("nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", "/usr/local/bin/gpukiln-gpu")
+CHECK_INTERVAL_S, REPORT_INTERVAL_S = 60, 15
+CHECK_TIMEOUT_S = 270  # the driver may take two minutes to start, and a GPU that hangs costs 40 s, each twice
+STALE_S = 600  # a result that is older says nothing about the GPUs now
+# The kubelet writes an unchanged condition every 5 minutes, too (nodeStatusReportFrequency).
+HEARTBEAT_S = 300
+HEALTHY_CHECKS = 3  # in a row, before the agent removes the taint
 CREDENTIALS = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-TIME = "%Y-%m-%dT%H:%M:%SZ"
+TIME_FORMAT = "%Y-%m-%dT%H:%M:%SZ"
 
-Found = dict[str, Any]  # one look: {state, message, at}
+HealthResult = dict[str, Any]  # of one check: {state, message, at}
 
 
-def look(command: Sequence[str] = LOOK) -> Found:
+def check_health(command: Sequence[str] = HEALTH_COMMAND) -> HealthResult:
     try:
         done = subprocess.run(
-            [*command, "health", "--json"], capture_output=True, timeout=LOOK_AT_MOST_S, check=False
+            [*command, "health", "--json"], capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return _found(UNKNOWN, f"gpukiln-gpu gave no answer in {LOOK_AT_MOST_S} s")
+        return _result(UNKNOWN, f"gpukiln-gpu did not answer within {CHECK_TIMEOUT_S} s")
     except OSError as error:
-        return _found(UNKNOWN, f"gpukiln-gpu can't be run: {error}")
+        return _result(UNKNOWN, f"gpukiln-gpu can't be run: {error}")
     try:
         [node] = json.loads(done.stdout)["nodes"]
         state, message, gpus = node["state"], node["message"], node["gpus"]
     except (ValueError, KeyError, TypeError):
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
-        return _found(UNKNOWN, f"gpukiln-gpu ended with {done.returncode} and said {said[0]}")
+        printed = done.stderr.decode("utf-8", "replace").strip().splitlines() or ["nothing"]
+        return _result(UNKNOWN, f"gpukiln-gpu exited with {done.returncode} and printed {printed[0]}")
     if state == WELL and not gpus:
-        return _found(SICK, f"this node is labelled for its GPUs, and has none: {message}")
-    return _found(state if state in TOLD else UNKNOWN, message)
+        return _result(SICK, f"this node is labelled for its GPUs and has none: {message}")
+    return _result(state if state in CONDITION_STATUSES else UNKNOWN, message)
 
 
-def _found(state: str, message: str) -> Found:
+def _result(state: str, message: str) -> HealthResult:
     return {"state": state, "message": message[:200], "at": time.time()}
 
 
-def write(path: Path, found: Found) -> None:
-    """In one step: the other container reads at any time."""
+def write(path: Path, result: HealthResult) -> None:
+    """Replace the file in one step, because the other container reads it at any time."""
     partial = path.with_name(f".{path.name}")
-    partial.write_text(json.dumps(found), encoding="utf-8")
+    partial.write_text(json.dumps(result), encoding="utf-8")
     partial.replace(path)
 
 
-def read(path: Path, now: float) -> Found:
-    """What was last seen; a look that is too old says nothing of now."""
+def read(path: Path, now: float) -> HealthResult:
+    """The last result; UNKNOWN if there is none or it is older than `STALE_S`."""
     try:
-        found: Found = json.loads(path.read_text(encoding="utf-8"))
+        result: HealthResult = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return {"state": UNKNOWN, "message": "nobody has looked yet", "at": 0}
-    if now - found["at"] > STALE_S:
-        text = f"the last look was {(now - found['at']) // 60:.0f} minutes ago"
-        return {"state": UNKNOWN, "message": text, "at": found["at"]}
-    return found
+        return {"state": UNKNOWN, "message": "no check has run yet", "at": 0}
+    if now - result["at"] > STALE_S:
+        text = f"the last check was {(now - result['at']) // 60:.0f} minutes ago"
+        return {"state": UNKNOWN, "message": text, "at": result["at"]}
+    return result
 
 
 class Api:
-    """The node, as the cluster has it; the credentials are read each time, because they change."""
+    """The node object in the cluster; credentials are read at each request: the kubelet renews them."""
 
     def __init__(self, address: str = "", credentials: Path = CREDENTIALS) -> None:
         self.credentials = credentials
@@ -95,7 +100,7 @@ class Api:
         self.node = f"{address}/api/v1/nodes/{os.environ['NODE_NAME']}"
 
     def get(self) -> dict[str, Any]:
-        return self._ask(urllib.request.Request(self.node))  # noqa: S310 - https, or what a test says
+        return self._send(urllib.request.Request(self.node))  # noqa: S310 - https, or the address of a test
 
     def patch(self, part: str, patch: dict[str, Any], kind: str) -> dict[str, Any]:
         request = urllib.request.Request(  # noqa: S310 - as above
@@ -104,90 +109,93 @@ class Api:
             headers={"Content-Type": f"application/{kind}-patch+json"},
             method="PATCH",
         )
-        return self._ask(request)
+        return self._send(request)
 
-    def _ask(self, request: urllib.request.Request) -> dict[str, Any]:
+    def _send(self, request: urllib.request.Request) -> dict[str, Any]:
         token = (self.credentials / "token").read_text(encoding="utf-8").strip()
         request.add_header("Authorization", f"Bearer {token}")
         trusted = None
         if request.type == "https":
             trusted = ssl.create_default_context(cafile=str(self.credentials / "ca.crt"))
         with urllib.request.urlopen(request, timeout=30, context=trusted) as answer:  # noqa: S310 - as above
-            found: dict[str, Any] = json.load(answer)
-        return found
+            node: dict[str, Any] = json.load(answer)
+        return node
 
 
-class Teller:
-    """Writes the condition and the taint, and only what has changed."""
+class NodeReporter:
+    """Writes the condition and the taint where they changed."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
-        self.well = 0  # looks in a row
-        self.counted = 0.0  # the time of the look that was counted last
+        self.well = 0  # healthy checks in a row
+        self.counted = 0.0  # time of the check that was counted last: a result is read several times
 
-    def tell(self, found: Found, now: float) -> None:
-        """Bring the node in line with a look.
+    def report(self, result: HealthResult, now: float) -> None:
+        """Update the node from the result of a check.
 
         Raises:
-            OSError: The API did not answer, or refused; another time it may not.
+            OSError: The API server did not answer or refused; the next call may succeed.
         """
-        if found["at"] != self.counted:
-            self.well = self.well + 1 if found["state"] == WELL else 0
-            self.counted = found["at"]
-        self._taint(self._condition(self.api.get(), found, now), found["state"])
+        if result["at"] != self.counted:
+            self.well = self.well + 1 if result["state"] == WELL else 0
+            self.counted = result["at"]
+        self._taint(self._condition(self.api.get(), result, now), result["state"])
 
-    def _condition(self, node: dict[str, Any], found: Found, now: float) -> dict[str, Any]:
-        """The node as it is then."""
-        status, reason = TOLD[found["state"]]
-        new = {"type": CONDITION, "status": status, "reason": reason, "message": found["message"]}
+    def _condition(self, node: dict[str, Any], result: HealthResult, now: float) -> dict[str, Any]:
+        """Write the condition if it changed or its heartbeat is due; returns the node after that."""
+        status, reason = CONDITION_STATUSES[result["state"]]
+        new = {"type": CONDITION, "status": status, "reason": reason, "message": result["message"]}
         conditions = node.get("status", {}).get("conditions", [])
-        old: dict[str, Any] = next((one for one in conditions if one["type"] == CONDITION), {})
+        old: dict[str, Any] = next(
+            (condition for condition in conditions if condition["type"] == CONDITION), {}
+        )
         same = all(old.get(key) == value for key, value in new.items())
         if same and now - _seconds(old.get("lastHeartbeatTime", "")) < HEARTBEAT_S:
             return node
-        stamp = time.strftime(TIME, time.gmtime(now))
+        stamp = time.strftime(TIME_FORMAT, time.gmtime(now))
         turned = old.get("status") != status
         new["lastHeartbeatTime"] = stamp
         new["lastTransitionTime"] = stamp if turned else old.get("lastTransitionTime", stamp)
         node = self.api.patch("/status", {"status": {"conditions": [new]}}, "strategic-merge")
         if turned:
-            print(f"{CONDITION} is {status}: {found['message']}", flush=True)
+            print(f"{CONDITION} is {status}: {result['message']}", flush=True)
         return node
 
     def _taint(self, node: dict[str, Any], state: str) -> None:
         taints = node.get("spec", {}).get("taints", [])
-        others = [one for one in taints if one["key"] != TAINT]
+        others = [taint for taint in taints if taint["key"] != TAINT]
         put = state == SICK and others == taints
-        taken_off = state == WELL and self.well >= WELL_LOOKS and others != taints
+        taken_off = state == WELL and self.well >= HEALTHY_CHECKS and others != taints
         if not (put or taken_off):
             return
-        wanted = [*others, {"key": TAINT, "value": "true", "effect": "NoSchedule"}] if put else others
-        # A list is replaced as a whole: whoever has changed it since it was read must not be overwritten.
+        taints_after = [*others, {"key": TAINT, "value": "true", "effect": "NoSchedule"}] if put else others
+        # A merge patch replaces the whole list (RFC 7386): with resourceVersion the API server refuses the
+        # patch if somebody changed the taints since they were read.
         version = {"resourceVersion": node["metadata"]["resourceVersion"]}
-        self.api.patch("", {"metadata": version, "spec": {"taints": wanted}}, "merge")
-        print(f"{TAINT} {'put' if put else 'taken off'}", flush=True)
+        self.api.patch("", {"metadata": version, "spec": {"taints": taints_after}}, "merge")
+        print(f"{TAINT} {'added' if put else 'removed'}", flush=True)
 
 
 def _seconds(text: str) -> int:
     try:
-        return calendar.timegm(time.strptime(text, TIME))
+        return calendar.timegm(time.strptime(text, TIME_FORMAT))
     except ValueError:
         return 0
 
 
 def main(verb: str, file: str) -> None:
     path = Path(file)
-    teller = Teller(Api()) if verb == "tell" else None
+    reporter = NodeReporter(Api()) if verb == "report" else None
     while True:
-        if teller is None:
-            write(path, look())
-            time.sleep(LOOK_S)
+        if reporter is None:
+            write(path, check_health())
+            time.sleep(CHECK_INTERVAL_S)
             continue
         try:
-            teller.tell(read(path, time.time()), time.time())
-        except (OSError, ValueError) as error:  # the next time is soon
-            print(f"the API: {error}", file=sys.stderr, flush=True)
-        time.sleep(TELL_S)
+            reporter.report(read(path, time.time()), time.time())
+        except (OSError, ValueError) as error:  # tried again in REPORT_INTERVAL_S
+            print(f"the API server: {error}", file=sys.stderr, flush=True)
+        time.sleep(REPORT_INTERVAL_S)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Values for charts of others: which keys a chart has, and the command that installs it.
+"""Values for charts of other projects: which keys a chart has, and the command that installs it.
 
-Helm takes a key that a chart does not have and says nothing, so what is written here is held against the
-chart's own keys first. `k8s.check` holds values of others against the same tables.
+Helm accepts a key that a chart does not have without a message. So gpukiln compares the values that it writes
+with the chart's own keys, and `k8s.check` compares the values of users with the same tables.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpukiln.errors import UsageError
 from gpukiln.kubernetes.manifest import dump
 from gpukiln.typed import unknown
 
-Keys = Mapping[str, Any]  # by key those below it; None: whatever the user likes, or Kubernetes takes
+Keys = Mapping[str, Any]  # key -> the keys below it; None: free form, or a type of Kubernetes
 
 
 def _keys(*free: str, **below: Keys | None) -> Keys:
@@ -25,7 +25,7 @@ def _keys(*free: str, **below: Keys | None) -> Keys:
 _SERVICE_ACCOUNT = _keys("create", "annotations", "name")
 _IMAGE = _keys("repository", "pullPolicy", "tag")
 
-# By chart its keys: values.yaml of the release that components.yaml has, with those that are commented out.
+# Chart -> keys of its values.yaml, those in comments included, at the release that components.yaml pins.
 CHARTS: Mapping[str, Keys] = {
     # NVIDIA/k8s-device-plugin: deployments/helm/nvidia-device-plugin (values.yaml, templates/*.yml), v0.20.0
     "nvidia-device-plugin": _keys(
@@ -130,10 +130,10 @@ CHARTS: Mapping[str, Keys] = {
 
 
 def unknown_keys(chart: str, values: Mapping[str, Any]) -> Iterator[tuple[str, UsageError]]:
-    """What the chart would ignore: the way to each key, and an error that names the nearest.
+    """The keys that the chart would ignore: each with its path and an error that names the nearest key.
 
     Raises:
-        UsageError: Nothing is known of the chart.
+        UsageError: The table has no such chart.
     """
     if chart not in CHARTS:
         raise unknown("chart", chart, CHARTS)
@@ -144,48 +144,51 @@ def _unknown(
     where: str, values: Mapping[str, Any], keys: Keys, above: str
 ) -> Iterator[tuple[str, UsageError]]:
     for key, value in values.items():
-        way = f"{above}{key}"
+        path = f"{above}{key}"
         if key not in keys:
-            yield way, unknown(f"key in {where}:", way, [f"{above}{one}" for one in keys])
+            yield path, unknown(f"key in {where}:", path, [f"{above}{key}" for key in keys])
         elif keys[key] is not None and isinstance(value, Mapping):
-            yield from _unknown(where, value, keys[key], f"{way}.")
+            yield from _unknown(where, value, keys[key], f"{path}.")
 
 
 def values(add_on: str, content: Mapping[str, Any], *notes: str) -> str:
-    """A file of values, with the release that it is for in its head.
+    """The text of a values file; its first comment names the chart's release.
 
     Args:
-        add_on: Of components.yaml.
-        notes: What to know, one line each.
+        add_on: Key of components.yaml.
+        notes: Further lines of the comment.
 
     Raises:
         UsageError: The chart has no such key.
     """
-    found = load_add_ons()[add_on]
-    for _, error in unknown_keys(found.chart or "", content):
+    component = load_add_ons()[add_on]
+    for _, error in unknown_keys(component.chart or "", content):
         raise error
-    return dump(content, head=(f"Values of the chart {found.chart}, release {found.version}.", *notes))
+    return dump(
+        content, head=(f"Values of the chart {component.chart}, release {component.version}.", *notes)
+    )
 
 
-def upgrade(add_on: str, release: str, namespace: str, file: str) -> str:
-    """The command that installs a chart or brings it up to date, and waits for it.
+def upgrade_command(add_on: str, release: str, namespace: str, file: str) -> str:
+    """The command that installs or upgrades a chart, and waits until it is ready.
 
     Args:
-        file: Of its values.
+        file: The values file.
     """
-    found = load_add_ons()[add_on]
-    chart, repository = str(found.chart), str(found.repository)
+    component = load_add_ons()[add_on]
+    chart, repository = str(component.chart), str(component.repository)
     oci = repository.startswith("oci:")
     source = [f"{repository}/{chart}"] if oci else [chart, "--repo", repository]
     lines = (
         ["helm", "upgrade", "--install", release, *source],
-        ["--version", found.version, "--namespace", namespace, "--create-namespace"],
+        ["--version", component.version, "--namespace", namespace, "--create-namespace"],
         ["--values", file, "--wait", "--timeout", "10m"],
     )
     return " \\\n  ".join(shlex.join(line) for line in lines)
 
 
-# In install.sh: the fields that these manifests name are gpukiln's, and no others.
+# Server-side apply: gpukiln owns the fields that its manifests name, and leaves all others alone
+# (kubernetes.io/docs/reference/using-api/server-side-apply).
 APPLY = """\
 apply() {
   kubectl apply --server-side --field-manager=gpukiln ${FORCE_CONFLICTS:+--force-conflicts} \\
@@ -197,6 +200,6 @@ apply() {
 }"""
 
 
-def apply(file: str) -> str:
+def apply_command(file: str) -> str:
     """The command of install.sh that applies manifests."""
     return shlex.join(["apply", file])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gpukiln.kubernetes.addons.rendered import ADD_ONS
+from gpukiln.kubernetes.addons.render import ADD_ONS
 from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.folder import RenderedFile, Rendering
 
@@ -32,9 +32,9 @@ class AddOns:
     """The add-ons of a cluster.
 
     Args:
-        settings: What was chosen, with every default.
-        add_ons: In the order in which they are installed.
-        others: Files of the folder that this rendering has not.
+        settings: The user's choices, with every default.
+        add_ons: In the order of installation.
+        others: Other files in the output folder.
     """
 
     schema: str

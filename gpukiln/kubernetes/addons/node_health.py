@@ -1,8 +1,8 @@
-"""The node's own health as the cluster sees it: a condition and a taint by an agent on every GPU node.
+"""Node health: an agent on every GPU node that sets a condition and a taint (`health_agent.py`).
 
-The agent, `health_agent.py`, says what it does. Here is what it may do: read and patch nodes, which RBAC can
-not narrow down to one, so an admission policy does: its own node, nothing but its taint and its condition.
-Expressions: kubernetes.io, Validating Admission Policy; the node's name comes in every pod's token from 1.32.
+The agent needs to read and patch nodes. RBAC can't limit that to one node, so an admission policy limits it
+to the agent's own node, its taint and its condition. Expressions: kubernetes.io, Validating Admission Policy;
+the token of a pod names its node since Kubernetes 1.32.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons import health_agent, helm
 from gpukiln.kubernetes.addons.settings import Settings
-from gpukiln.kubernetes.machines import PRESENT
+from gpukiln.kubernetes.machines import GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 
 OBJECTS = "health/gpu-health.yaml"
 NAME = "gpu-health"
-PROGRAM, FOUND = "/etc/gpukiln/health_agent.py", "/run/gpukiln/health.json"
+PROGRAM_FILE, RESULT_FILE = "/etc/gpukiln/health_agent.py", "/run/gpukiln/health.json"
 LABELS = {"app.kubernetes.io/name": NAME, "app.kubernetes.io/managed-by": "gpukiln"}
 NODE_CLAIM = "authentication.kubernetes.io/node-name"
-NOBODY = 65534
+NOBODY_UID = 65534
 
 
 def files(settings: Settings) -> dict[str, str]:
@@ -30,26 +30,28 @@ def files(settings: Settings) -> dict[str, str]:
     namespace = settings.namespace
     return {
         OBJECTS: dump(
-            _named("v1", "ServiceAccount", namespace, automountServiceAccountToken=False),
-            _named("rbac.authorization.k8s.io/v1", "ClusterRole", rules=_rules()),
-            _named(
+            _manifest("v1", "ServiceAccount", namespace, automountServiceAccountToken=False),
+            _manifest("rbac.authorization.k8s.io/v1", "ClusterRole", rules=_rules()),
+            _manifest(
                 "rbac.authorization.k8s.io/v1",
                 "ClusterRoleBinding",
                 roleRef={"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": NAME},
                 subjects=[{"kind": "ServiceAccount", "name": NAME, "namespace": namespace}],
             ),
-            _named("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", spec=_policy(namespace)),
-            _named(
+            _manifest(
+                "admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy", spec=_policy(namespace)
+            ),
+            _manifest(
                 "admissionregistration.k8s.io/v1",
                 "ValidatingAdmissionPolicyBinding",
                 spec={"policyName": NAME, "validationActions": ["Deny"]},
             ),
-            _named("v1", "ConfigMap", namespace, data={Path(PROGRAM).name: program}),
-            _named("apps/v1", "DaemonSet", namespace, spec=_daemon_set(program)),
+            _manifest("v1", "ConfigMap", namespace, data={Path(PROGRAM_FILE).name: program}),
+            _manifest("apps/v1", "DaemonSet", namespace, spec=_daemon_set(program)),
             head=(
                 f"The condition {health_agent.CONDITION} of each GPU node, and the taint "
                 f"{health_agent.TAINT} while its GPUs are sick.",
-                "Who takes the agent away takes the taint off: "
+                "After you remove the agent, remove its taint: "
                 f"kubectl taint nodes --all {health_agent.TAINT}-",
             ),
         )
@@ -57,10 +59,10 @@ def files(settings: Settings) -> dict[str, str]:
 
 
 def install(_: Settings) -> tuple[str, ...]:
-    return (helm.apply(OBJECTS),)
+    return (helm.apply_command(OBJECTS),)
 
 
-def _named(version: str, kind: str, namespace: str = "", **content: Any) -> Manifest:
+def _manifest(version: str, kind: str, namespace: str = "", **content: Any) -> Manifest:
     place = {"namespace": namespace} if namespace else {}
     metadata = {"name": NAME, **place, "labels": LABELS}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, **content}
@@ -95,46 +97,47 @@ def _policy(namespace: str) -> dict[str, Any]:
                 "expression": f"request.userInfo.username == 'system:serviceaccount:{namespace}:{NAME}'",
             }
         ],
-        "variables": [{"name": "node", "expression": named}, *_parts()],
+        "variables": [{"name": "node", "expression": named}, *_node_parts()],
         "validations": [
             {
                 "expression": "variables.node == object.metadata.name",
-                "message": "the agent may change the node that it runs on, and no other",
+                "message": "the agent may change no node but its own",
             },
             *(
                 {
-                    "expression": _same(part, *changing),
+                    "expression": _unchanged_except(part, *changing),
                     "message": f"the agent may not change the node's {what}",
                 }
                 for part, changing, what in (
-                    # what the API server itself changes with each write; a node has no generation yet
+                    # the API server itself changes these with each write; a Node has no generation today
                     ("metadata", ("managedFields", "resourceVersion", "generation"), "metadata"),
-                    ("spec", ("taints",), "specification, but for its taints"),
-                    ("status", ("conditions",), "status, but for its conditions"),
+                    ("spec", ("taints",), "specification, except its taints"),
+                    ("status", ("conditions",), "status, except its conditions"),
                 )
             ),
             {
-                "expression": _others("spec", "taints", "key", taint),
-                "message": f"the agent may change the taint {taint}, and no other",
+                "expression": _other_entries_unchanged("spec", "taints", "key", taint),
+                "message": f"the agent may change no taint but {taint}",
             },
             {
-                # of any other effect it would evict pods
-                "expression": f"{_list('spec', 'taints')}.all(one, one.key != '{taint}' || "
+                # NoExecute would evict the pods that run
+                "expression": f"{_node_list('spec', 'taints')}.all(one, one.key != '{taint}' || "
                 "one.effect == 'NoSchedule')",
                 "message": f"the taint {taint} has the effect NoSchedule",
             },
             {
-                "expression": _others("status", "conditions", "type", condition),
-                "message": f"the agent may change the condition {condition}, and no other",
+                "expression": _other_entries_unchanged("status", "conditions", "type", condition),
+                "message": f"the agent may change no condition but {condition}",
             },
         ],
     }
 
 
-def _parts() -> list[dict[str, str]]:
-    """Metadata, spec and status of the node as it is to be, and as it was, as maps with any keys.
+def _node_parts() -> list[dict[str, str]]:
+    """Metadata, spec and status of the new and of the old node, as maps with any keys.
 
-    Typed, a field that a server does not have yet could not be named: its policy would fail for every write.
+    dyn() turns type checks off: a policy that names a field which this server's Node type does not have would
+    fail for every write.
     """
     return [
         {"name": f"{part}{suffix}", "expression": f"has({of}.{part}) ? dyn({of}.{part}) : dyn({{}})"}
@@ -143,8 +146,8 @@ def _parts() -> list[dict[str, str]]:
     ]
 
 
-def _same(part: str, *changing: str) -> str:
-    """A part of the node has the fields that it had, each as it was, but for the named ones; in CEL."""
+def _unchanged_except(part: str, *changing: str) -> str:
+    """CEL: a part of the node is unchanged, except the named fields."""
     after, before = f"variables.{part}", f"variables.{part}Before"
     names = "[" + ", ".join(f"'{name}'" for name in changing) + "]"
     return (
@@ -153,16 +156,16 @@ def _same(part: str, *changing: str) -> str:
     )
 
 
-def _list(part: str, field: str, suffix: str = "") -> str:
-    """A list of the node, empty where it has none; in CEL."""
+def _node_list(part: str, field: str, suffix: str = "") -> str:
+    """CEL: a list of the node; empty if the node has none."""
     of = f"variables.{part}{suffix}"
     return f"(has({of}.{field}) ? {of}.{field} : [])"
 
 
-def _others(part: str, field: str, key: str, ours: str) -> str:
-    """The entries of a list that are not the agent's are what they were; in CEL."""
-    rest = f".filter(one, one.{key} != '{ours}')"
-    return f"{_list(part, field)}{rest} == {_list(part, field, 'Before')}{rest}"
+def _other_entries_unchanged(part: str, field: str, key: str, own: str) -> str:
+    """CEL: the entries of a list that do not belong to the agent are unchanged."""
+    rest = f".filter(one, one.{key} != '{own}')"
+    return f"{_node_list(part, field)}{rest} == {_node_list(part, field, 'Before')}{rest}"
 
 
 def _daemon_set(program: str) -> dict[str, Any]:
@@ -172,24 +175,24 @@ def _daemon_set(program: str) -> dict[str, Any]:
         "template": {
             "metadata": {
                 "labels": LABELS,
-                # Another program is another pod.
+                # A changed ConfigMap does not restart pods; a changed annotation of the template does.
                 "annotations": {"gpukiln.io/program": hashlib.sha256(program.encode()).hexdigest()[:12]},
             },
             "spec": {
                 "serviceAccountName": NAME,
-                "automountServiceAccountToken": False,  # the one that looks gets none
+                "automountServiceAccountToken": False,  # only the container `report` mounts credentials
                 "priorityClassName": "system-node-critical",
                 "hostPID": True,
-                "nodeSelector": {PRESENT: "true"},
+                "nodeSelector": {GPU_PRESENT: "true"},
                 "tolerations": [{"operator": "Exists"}],
                 "terminationGracePeriodSeconds": 5,
                 "containers": [
-                    _container("look", {"privileged": True}, []),
-                    _container("tell", _UNPRIVILEGED, [_ENV], "credentials"),
+                    _container("check", {"privileged": True}, []),
+                    _container("report", _UNPRIVILEGED, [_ENV], "credentials"),
                 ],
                 "volumes": [
                     {"name": "program", "configMap": {"name": NAME}},
-                    {"name": "found", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+                    {"name": "result", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
                     {"name": "credentials", "projected": {"sources": _CREDENTIALS}},
                 ],
             },
@@ -202,8 +205,8 @@ _UNPRIVILEGED = {
     "capabilities": {"drop": ["ALL"]},
     "readOnlyRootFilesystem": True,
     "runAsNonRoot": True,
-    "runAsUser": NOBODY,
-    "runAsGroup": NOBODY,
+    "runAsUser": NOBODY_UID,
+    "runAsGroup": NOBODY_UID,
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 _ENV = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
@@ -217,10 +220,10 @@ def _container(
     verb: str, context: dict[str, Any], env: list[dict[str, Any]], credentials: str = ""
 ) -> dict[str, Any]:
     mounts: list[dict[str, Any]] = [
-        {"name": "program", "mountPath": str(Path(PROGRAM).parent), "readOnly": True},
+        {"name": "program", "mountPath": str(Path(PROGRAM_FILE).parent), "readOnly": True},
         {
-            "name": "found",
-            "mountPath": str(Path(FOUND).parent),
+            "name": "result",
+            "mountPath": str(Path(RESULT_FILE).parent),
             **({"readOnly": True} if credentials else {}),
         },
     ]
@@ -230,7 +233,7 @@ def _container(
     return {
         "name": verb,
         "image": load_add_ons()["python"].image,
-        "command": ["python3", PROGRAM, verb, FOUND],
+        "command": ["python3", PROGRAM_FILE, verb, RESULT_FILE],
         **({"env": env} if env else {}),
         "resources": {
             "requests": {"cpu": "10m", "memory": "48Mi"},

@@ -1,4 +1,4 @@
-"""Settings from what was written into files and typed as options: the later goes before the earlier."""
+"""Settings from files and options; a later one takes precedence over an earlier one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpukiln.typed import dump, load
 from gpukiln.units import is_whole
 
 
-def settings(
+def load_settings(
     files: Iterable[Path],
     *,
     plain: Mapping[str, str],
@@ -25,23 +25,23 @@ def settings(
     shared: Iterable[str] = (),
     runners: Mapping[str, str] | None = None,
 ) -> Settings:
-    """What somebody chose.
+    """Read and check the settings.
 
     Args:
-        files: In the form of `Settings`, the later goes before the earlier.
-        plain: Options that are fields of `Settings`; empty ones were not typed.
-        teams: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS where there are several flavors.
-        flavors: As `queue.flavor` reads them.
-        shared: As `sharing.parse` reads them, or NAME=HOW for nodes with the label of that name.
-        runners: Options that are fields of `Runners`; empty ones were not typed.
+        files: In the form of `Settings`; a later file takes precedence over an earlier one.
+        plain: Options that are fields of `Settings`; an empty one was not given.
+        teams: NAME=GPUS, or NAME=FLAVOR:GPUS,FLAVOR:GPUS if there are several flavors.
+        flavors: As `queue.parse_flavor` reads them.
+        shared: As `sharing.parse` reads them, or NAME=SHARING for nodes whose label has this value.
+        runners: Options that are fields of `Runners`; an empty one was not given.
 
     Raises:
-        UsageError: A file or an option does not fit.
+        UsageError: A file or an option is not valid.
     """
     document: dict[str, Any] = {}
     names = []
     for file in files:
-        document = _merged(document, read_yaml(file))
+        document = _merge(document, read_yaml(file))
         names.append(str(file))
     where = ", ".join(names) or "options"
     load(Settings, {key: value for key, value in document.items() if key != "runners"}, where=where)
@@ -62,55 +62,55 @@ def settings(
         else:
             document["sharing"] = dump(sharing.parse(how))
     base = load(Settings, document, where=where)
-    kinds = [queue.flavor(text, base.provider) for text in flavors]
-    document["flavors"] = _by_name(document.get("flavors", ()), [dump(one) for one in kinds])
+    kinds = [queue.parse_flavor(text, base.provider) for text in flavors]
+    document["flavors"] = _by_name(document.get("flavors", ()), [dump(flavor) for flavor in kinds])
     known = load(Settings, document, where=where).flavors
     typed_teams = [_team(text, known) for text in teams]
     document["teams"] = _by_name(document.get("teams", ()), typed_teams)
-    found = load(Settings, document, where=where)
-    if found.region not in offerings.regions():
+    settings = load(Settings, document, where=where)
+    if settings.region not in offerings.regions():
         from gpukiln.catalog.regions import check_region  # noqa: PLC0415 - botocore's, slow to import
 
-        check_region(found.region)
-    return found
+        check_region(settings.region)
+    return settings
 
 
-def _merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Keys of both, down to the last; a list is replaced as a whole."""
-    merged = dict(one)
+def _merge(base: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of both mappings at all levels; a list is replaced as a whole."""
+    merged = dict(base)
     for key, value in other.items():
         before = merged.get(key)
         both = isinstance(before, dict) and isinstance(value, dict)
-        merged[key] = _merged(before, value) if both else value  # type: ignore[arg-type]  # both are
+        merged[key] = _merge(before, value) if both else value  # type: ignore[arg-type]  # both are
     return merged
 
 
 def _by_name(rows: Iterable[Any], typed: list[Any]) -> list[Any]:
-    names = [one["name"] for one in typed]
-    kept = [one for one in rows if not (isinstance(one, dict) and one.get("name") in names)]
+    names = [row["name"] for row in typed]
+    kept = [row for row in rows if not (isinstance(row, dict) and row.get("name") in names)]
     return [*kept, *typed]
 
 
 def _team(text: str, flavors: tuple[Flavor, ...]) -> dict[str, Any]:
-    hint = "--team vision=4, or --team vision=t4:4,h100:2 where there are several flavors"
+    hint = "--team vision=4, or --team vision=t4:4,h100:2 with several flavors"
     name, equals, quotas = text.partition("=")
     if not equals or not name or not quotas:
         raise UsageError(f"can't read --team {text!r}", hint=hint)
     if is_whole(quotas):
         if len(flavors) > 1:
-            kinds = ", ".join(one.name for one in flavors)
+            kinds = ", ".join(flavor.name for flavor in flavors)
             raise UsageError(
-                f"--team {text}: of which flavor? There are {kinds}",
+                f"--team {text} names no flavor, and there are several: {kinds}",
                 hint=f"--team {name}={flavors[0].name}:{quotas}",
             )
-        [kind] = flavors or (queue.ANY,)
+        [kind] = flavors or (queue.ANY_GPU,)
         return {"name": name, "gpus": {kind.name: int(quotas)}}
     gpus = {}
     for part in quotas.split(","):
-        found = re.fullmatch(r"\s*([^:\s]+):(\d{1,9})\s*", part)
-        if not found:
+        match = re.fullmatch(r"\s*([^:\s]+):(\d{1,9})\s*", part)
+        if not match:
             raise UsageError(f"can't read {part!r} of --team {text}", hint=hint)
-        if found[1] in gpus:
-            raise UsageError(f"--team {text} names {found[1]} twice", hint=hint)
-        gpus[found[1]] = int(found[2])
+        if match[1] in gpus:
+            raise UsageError(f"--team {text} names {match[1]} twice", hint=hint)
+        gpus[match[1]] = int(match[2])
     return {"name": name, "gpus": gpus}

@@ -1,8 +1,8 @@
-"""NVIDIA's device plugin with feature discovery: GPUs as a resource, and labels that say which.
+"""NVIDIA's device plugin with GPU feature discovery: GPUs as a resource, and labels with their model.
 
-A pod gets its GPUs through CDI, in a field of the runtime's interface that no pod can write (`cdi-cri`), and
-no GPU in another way: what asks by NVIDIA_VISIBLE_DEVICES, in a pod or in its image, is ignored on nodes that
-have `ISOLATION`. The plugin itself still asks so, as one who may: the runtime takes CAP_SYS_ADMIN for that.
+A pod gets its GPUs through CDI, in a field of the runtime's interface that no pod can write (`cdi-cri`). On
+nodes that have the settings of `ISOLATION` there is no other way: the runtime ignores NVIDIA_VISIBLE_DEVICES
+of a pod or its image. The plugin itself still needs that variable; the runtime honours it for CAP_SYS_ADMIN.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from typing import Any
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons import helm, sharing
 from gpukiln.kubernetes.addons.settings import Settings
-from gpukiln.kubernetes.machines import PRESENT
+from gpukiln.kubernetes.machines import GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 
-VALUES, PROOF = "device-plugin/values.yaml", "device-plugin/isolation-check.yaml"
+VALUES, ISOLATION_CHECK = "device-plugin/values.yaml", "device-plugin/isolation-check.yaml"
 RELEASE = "nvidia-device-plugin"
 
-# What a node must have in /etc/nvidia-container-runtime/config.toml before its first pod; as shell, for its
-# user data. Without it every pod without a GPU sees all of them if it, or its image, says so.
+# Commands for the node's user data that change /etc/nvidia-container-runtime/config.toml; they must run
+# before the first pod. Without these settings a pod without a GPU sees all GPUs of the node if it, or its
+# image, sets NVIDIA_VISIBLE_DEVICES=all.
 # NVIDIA/nvidia-container-toolkit: api/config/v1/config.go; NVIDIA/k8s-device-plugin v0.20.0: README.md.
 ISOLATION = (
     "nvidia-ctk config --in-place --set accept-nvidia-visible-devices-envvar-when-unprivileged=false",
@@ -32,42 +33,46 @@ def files(settings: Settings) -> dict[str, str]:
         VALUES: helm.values(
             "nvidia_device_plugin",
             _values(settings),
-            "The nodes need in their user data, or a pod reaches GPUs that it was not given:",
+            "The nodes need these commands in their user data; without them a pod can use GPUs of others:",
             *(f"  {line}" for line in ISOLATION),
         ),
-        PROOF: dump(
-            _proof(settings),
+        ISOLATION_CHECK: dump(
+            _isolation_check(settings),
             head=(
-                "Proves on one node that a pod without a GPU can't take one: it completes, or it fails and",
-                "its log says which devices it saw.",
+                "Shows on one node that a pod without a GPU can't use one: the Job completes, or it fails "
+                "and",
+                "its log names the devices that it saw.",
             ),
         ),
     }
 
 
 def install(settings: Settings) -> tuple[str, ...]:
-    return (helm.upgrade("nvidia_device_plugin", RELEASE, settings.namespace, VALUES),)
+    return (helm.upgrade_command("nvidia_device_plugin", RELEASE, settings.namespace, VALUES),)
 
 
 def _values(settings: Settings) -> dict[str, Any]:
     configurations = sharing.configurations(settings)
-    strategies = {one["flags"]["migStrategy"] for one in configurations.values()}
+    strategies = {configuration["flags"]["migStrategy"] for configuration in configurations.values()}
     return {
         "deviceListStrategy": "cdi-cri",
         "nvidiaDriverRoot": "/",
         "cdi": {"nvidiaHookPath": "/usr/bin/nvidia-cdi-hook"},  # of the package nvidia-container-toolkit-base
-        # Where all nodes agree; a value here goes before the configurations'.
+        # Only if all configurations agree: a value here takes precedence over theirs.
         **({"migStrategy": strategies.pop()} if len(strategies) == 1 else {}),
         "config": {
             "default": sharing.DEFAULT,
-            "map": {name: dump(one).removeprefix("---\n") for name, one in configurations.items()},
+            "map": {
+                name: dump(configuration).removeprefix("---\n")
+                for name, configuration in configurations.items()
+            },
         },
         "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
         "affinity": {
             "nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {
                     "nodeSelectorTerms": [
-                        {"matchExpressions": [{"key": PRESENT, "operator": "In", "values": ["true"]}]}
+                        {"matchExpressions": [{"key": GPU_PRESENT, "operator": "In", "values": ["true"]}]}
                     ]
                 }
             }
@@ -76,14 +81,14 @@ def _values(settings: Settings) -> dict[str, Any]:
         "gfd": {"enabled": True},
         "nfd": {
             "worker": {
-                "nodeSelector": {PRESENT: "true"},
+                "nodeSelector": {GPU_PRESENT: "true"},
                 "tolerations": [{"operator": "Exists"}],
             }
         },
     }
 
 
-def _proof(settings: Settings) -> Manifest:
+def _isolation_check(settings: Settings) -> Manifest:
     program = (
         "import glob, sys\n"
         "seen = glob.glob('/dev/nvidia[0-9]*')\n"
@@ -96,7 +101,7 @@ def _proof(settings: Settings) -> Manifest:
             "name": "gpu-isolation-check",
             "namespace": settings.namespace,
             "annotations": {
-                "gpukiln.io/skip.nvidia-visible-devices": "the job proves that this does nothing"
+                "gpukiln.io/skip.nvidia-visible-devices": "the job shows that this variable has no effect"
             },
         },
         "spec": {
@@ -107,7 +112,7 @@ def _proof(settings: Settings) -> Manifest:
                 "spec": {
                     "restartPolicy": "Never",
                     "automountServiceAccountToken": False,
-                    "nodeSelector": {PRESENT: "true"},
+                    "nodeSelector": {GPU_PRESENT: "true"},
                     "tolerations": [settings.taint.toleration()],
                     "containers": [
                         {

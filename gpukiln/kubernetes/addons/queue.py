@@ -1,4 +1,4 @@
-"""Kueue: jobs wait for GPUs in a queue of their team, which has a quota and borrows what others leave.
+"""Kueue: jobs wait in the queue of their team, which has a GPU quota and may borrow unused quota of others.
 
 Fields: kubernetes-sigs/kueue, apis/kueue/v1beta2 and apis/config/v1beta2.
 """
@@ -18,22 +18,22 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import QUEUE, Flavor, Provider, Settings, Team
 from gpukiln.kubernetes.addons.sharing import GPU_NAME, INSTANCE_TYPE, replicas
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.kubernetes.quantity import quantity
-from gpukiln.kubernetes.scheduling import shown
+from gpukiln.kubernetes.scheduling import quantity_text
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
 
 VALUES, QUEUES = "queue/values.yaml", "queue/queues.yaml"
 NAMESPACE = "kueue-system"
 API = "kueue.x-k8s.io/v1beta2"
-SYSTEM = ("default", "kueue-system", "arc-systems", "arc-runners")
+RESERVED_NAMESPACES = ("default", "kueue-system", "arc-systems", "arc-runners")
 COHORT = "gpu"
-TEAM = "gpukiln.io/team"  # on the namespaces whose jobs must go through a queue
-ANY = Flavor("gpu", {PRESENT: "true"})  # where nobody tells kinds of GPUs apart
+TEAM_LABEL = "gpukiln.io/team"  # label of namespaces whose jobs must go through a queue
+ANY_GPU = Flavor("gpu", {GPU_PRESENT: "true"})  # the only flavor, unless the settings name others
 
-# What is suspended until its queue admits it; Deployments and bare Pods are not.
+# Kinds that Kueue suspends until their queue admits them. Deployments and Pods are not among them.
 FRAMEWORKS = (
     *("batch/job", "jobset.x-k8s.io/jobset", "ray.io/rayjob", "ray.io/raycluster", "kubeflow.org/mpijob"),
     *("kubeflow.org/pytorchjob", "kubeflow.org/jaxjob", "trainer.kubeflow.org/trainjob"),
@@ -45,26 +45,27 @@ def files(settings: Settings) -> dict[str, str]:
     return {
         VALUES: helm.values("kueue", _values()),
         QUEUES: dump(
-            *(_flavor(settings, one) for one in _flavors(settings)),
+            *(_flavor(settings, flavor) for flavor in _flavors(settings)),
             {"apiVersion": API, "kind": "Cohort", "metadata": {"name": COHORT}, "spec": {}},
-            *(one for team in settings.teams for one in _team(settings, team)),
+            *(manifest for team in settings.teams for manifest in _team(settings, team)),
             head=(
                 f"A job joins the queue of its namespace by the label kueue.x-k8s.io/queue-name: {QUEUE}.",
-                "What a team has not in use others borrow; it gets it back by ending the newest of theirs.",
+                "Other teams may borrow unused quota; when the team needs it, Kueue ends the newest of their "
+                "jobs.",
             ),
         ),
     }
 
 
 def install(_: Settings) -> tuple[str, ...]:
-    return helm.upgrade("kueue", "kueue", NAMESPACE, VALUES), helm.apply(QUEUES)
+    return helm.upgrade_command("kueue", "kueue", NAMESPACE, VALUES), helm.apply_command(QUEUES)
 
 
-def flavor(text: str, provider: Provider) -> Flavor:
-    """Read what was typed: NAME=WHAT, or WHAT alone: an instance type, a GPU, or LABEL=VALUE.
+def parse_flavor(text: str, provider: Provider) -> Flavor:
+    """Read a flavor: [NAME=]WHAT[:RESOURCE], where WHAT is an instance type, a GPU or LABEL=VALUE.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: It has another form, or names an unknown type or GPU.
     """
     text, _, resource = text.partition(":")
     first, equals, rest = text.partition("=")
@@ -77,7 +78,7 @@ def flavor(text: str, provider: Provider) -> Flavor:
         machine = instance_type(what)
         if machine.status == "retired":
             raise IncompatibleError(
-                f"{what} is retired, so no node of the flavor would ever come",
+                f"{what} is retired: AWS starts no node of this flavor",
                 hint=f"{' or '.join(machine.alternatives) or 'another type'} instead",
             )
         labels = {INSTANCE_TYPE: what}
@@ -91,58 +92,60 @@ def flavor(text: str, provider: Provider) -> Flavor:
 
 
 def _labels_of_gpu(key: str, provider: Provider) -> dict[str, str]:
-    """What tells the nodes of a GPU apart while there is none yet, which feature discovery's labels don't.
+    """Labels of nodes with a GPU that are known before a node exists, which feature discovery's are not.
 
     aws/karpenter-provider-aws, pkg/providers/instancetype/types.go: EC2's name in small letters, and MiB;
     cluster-autoscaler, cloudprovider/aws/README.md: the node group's own value of the label.
     """
-    machines = [one for one in instance_types().values() if gpu(one.gpu).manufacturer == "NVIDIA"]
-    known = {one.gpu for one in machines}
+    machines = [machine for machine in instance_types().values() if gpu(machine.gpu).manufacturer == "NVIDIA"]
+    known = {machine.gpu for machine in machines}
     if key not in known:
         raise unknown("GPU", key, known)
     if provider != "karpenter":
         return {"k8s.amazonaws.com/accelerator": f"nvidia-{key}"}
     labels = {GPU_NAME: ec2_label(key)}
     if is_ambiguous(key):
-        memory = next(one.gpu_memory_mib for one in machines if one.gpu == key and one.gpu_fraction == 1)
+        memory = next(
+            machine.gpu_memory_mib for machine in machines if machine.gpu == key and machine.gpu_fraction == 1
+        )
         labels["karpenter.k8s.aws/instance-gpu-memory"] = str(memory)
     return labels
 
 
 def _check(settings: Settings) -> None:
     if not settings.teams:
-        raise UsageError("no team is named, and a queue is for teams", hint="--team vision=4, for example")
+        raise UsageError("the add-on queue needs a team", hint="--team vision=4, for example")
     least = load_add_ons()["kueue"].kubernetes or ""
     if version_key(settings.kubernetes) < version_key(least):
         raise IncompatibleError(
-            f"Kueue {load_add_ons()['kueue'].version} is made for Kubernetes {least} or later, "
+            f"Kueue {load_add_ons()['kueue'].version} needs Kubernetes {least} or later, "
             f"the cluster has {settings.kubernetes}",
             hint="upgrade the cluster; `--only` renders the other add-ons",
         )
     for kind, rows in (("team", settings.teams), ("flavor", settings.flavors)):
-        names = [one.name for one in rows]
+        names = [row.name for row in rows]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(f"{kind} {', '.join(twice)} is named twice", hint=f"one {kind} of each name")
     for team in settings.teams:
-        if team.name in (*SYSTEM, settings.namespace, settings.monitoring_namespace) or (
+        if team.name in (*RESERVED_NAMESPACES, settings.namespace, settings.monitoring_namespace) or (
             team.name.startswith("kube-")
         ):
             raise UsageError(
-                f"team {team.name} is the namespace of something else, whose pods would be refused: a team's "
-                "may not be privileged",
-                hint="name the team otherwise",
+                f"team {team.name} would use a namespace whose privileged pods a team's namespace does not "
+                "admit",
+                hint="give the team another name",
             )
-    known = [one.name for one in _flavors(settings)]
+    known = [flavor.name for flavor in _flavors(settings)]
     for team in settings.teams:
         for name in team.gpus:
             if name not in known:
                 raise unknown(f"flavor of team {team.name}", name, known)
-        if not any(team.gpus.values()) and not any(any(one.gpus.values()) for one in settings.teams):
-            raise UsageError("no team has a GPU, so no job would ever start", hint="--team vision=4")
+        if not any(team.gpus.values()) and not any(any(team.gpus.values()) for team in settings.teams):
+            raise UsageError("no team has a GPU: no job would start", hint="--team vision=4")
 
 
 def _flavors(settings: Settings) -> tuple[Flavor, ...]:
-    return settings.flavors or (ANY,)
+    return settings.flavors or (ANY_GPU,)
 
 
 def _values() -> dict[str, Any]:
@@ -153,14 +156,15 @@ def _values() -> dict[str, Any]:
         "metrics": {"bindAddress": ":8443", "enableClusterQueueResources": True},
         "webhook": {"port": 9443},
         "leaderElection": {"leaderElect": True, "resourceName": "c1f6bfd2.kueue.x-k8s.io"},
-        # Nobody gets around a queue by leaving the label out; other namespaces are none of its business.
+        # A job without the queue label must not bypass the queue; namespaces without TEAM_LABEL stay
+        # unmanaged.
         "manageJobsWithoutQueueName": True,
-        "managedJobsNamespaceSelector": {"matchExpressions": [{"key": TEAM, "operator": "Exists"}]},
-        # Where no machine can be had the next job has its turn.
+        "managedJobsNamespaceSelector": {"matchExpressions": [{"key": TEAM_LABEL, "operator": "Exists"}]},
+        # After this time without a node, Kueue evicts the job and the next one gets its turn.
         "waitForPodsReady": {"timeout": "30m", "blockAdmission": False},
         "integrations": {"frameworks": list(FRAMEWORKS)},
         "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
-        # A job that asks for a resource without a quota never starts.
+        # Kueue never admits a job that requests a resource without a quota, so it must not count these.
         "resources": {"excludeResourcePrefixes": ["ephemeral-storage", "hugepages-", "vpc.amazonaws.com/"]},
     }
     return {
@@ -169,12 +173,12 @@ def _values() -> dict[str, Any]:
     }
 
 
-def _flavor(settings: Settings, one: Flavor) -> Manifest:
+def _flavor(settings: Settings, flavor: Flavor) -> Manifest:
     return {
         "apiVersion": API,
         "kind": "ResourceFlavor",
-        "metadata": {"name": one.name},
-        "spec": {"nodeLabels": dict(one.labels), "tolerations": [settings.taint.toleration()]},
+        "metadata": {"name": flavor.name},
+        "spec": {"nodeLabels": dict(flavor.labels), "tolerations": [settings.taint.toleration()]},
     }
 
 
@@ -187,8 +191,8 @@ def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
             "metadata": {
                 "name": team.name,
                 "labels": {
-                    TEAM: team.name,
-                    # Who is privileged or mounts /dev has every GPU of the node.
+                    TEAM_LABEL: team.name,
+                    # A pod that is privileged or mounts /dev can use every GPU of the node.
                     "pod-security.kubernetes.io/enforce": "baseline",
                 },
             },
@@ -203,7 +207,7 @@ def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
                 "queueingStrategy": "BestEffortFIFO",
                 "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
                 "flavorFungibility": {"whenCanBorrow": "TryNextFlavor", "whenCanPreempt": "TryNextFlavor"},
-                "fairSharing": {"weight": _number(Decimal(str(team.weight)))},
+                "fairSharing": {"weight": _decimal_text(Decimal(str(team.weight)))},
                 "resourceGroups": [_quotas(settings, team)],
             },
         },
@@ -217,15 +221,15 @@ def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
 
 
 def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
-    """Every flavor lists every resource, in one order: the API refuses it otherwise."""
+    """The quotas; every flavor lists every resource in the same order, or the API server refuses them."""
     kinds = _flavors(settings)
-    resources = ["cpu", "memory", *dict.fromkeys(one.resource for one in kinds)]
+    resources = ["cpu", "memory", *dict.fromkeys(kind.resource for kind in kinds)]
     rows = []
     for kind in kinds:
         count = team.gpus.get(kind.name, 0)
-        cpu, memory = _beside(settings, kind)
+        cpu, memory = _cpu_and_memory(settings, kind)
         amount = {
-            "cpu": shown("cpu", (quantity(cpu) or 0) * Decimal(count)),
+            "cpu": quantity_text("cpu", (quantity(cpu) or 0) * Decimal(count)),
             "memory": Memory(Memory.parse(memory, "memory_per_gpu") * count).quantity,
             kind.resource: str(count),
         }
@@ -235,8 +239,8 @@ def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
     return {"coveredResources": resources, "flavors": rows}
 
 
-def _beside(settings: Settings, kind: Flavor) -> tuple[str, str]:
-    """CPU and memory that go with one GPU, or with one share of it."""
+def _cpu_and_memory(settings: Settings, kind: Flavor) -> tuple[str, str]:
+    """CPU and memory for one GPU, or for one share of a shared GPU."""
     machine = instance_types().get(kind.labels.get(INSTANCE_TYPE, ""))
     if machine is None:
         return settings.cpu_per_gpu, settings.memory_per_gpu
@@ -244,5 +248,5 @@ def _beside(settings: Settings, kind: Flavor) -> tuple[str, str]:
     return f"{machine.vcpu * 1000 // shares}m", f"{machine.memory_mib // shares}Mi"
 
 
-def _number(value: Decimal) -> str:
+def _decimal_text(value: Decimal) -> str:
     return f"{value.normalize():f}"

@@ -1,4 +1,4 @@
-"""GitHub Actions runners with GPUs: a scale set on the project's runner image, none while there is no job.
+"""GitHub Actions runners with GPUs: a scale set on gpukiln's runner image that is empty without jobs.
 
 Keys and names: actions/actions-runner-controller 0.14.2, charts/gha-runner-scale-set; the hooks' variables:
 actions/runner, docs/adrs/1751-runner-job-hooks.md; uid 1001: docker/runner-gpu/Dockerfile.
@@ -15,29 +15,30 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.errors import UsageError
 from gpukiln.kubernetes.addons import helm
 from gpukiln.kubernetes.addons.settings import Runners, Settings
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest, dump
 from gpukiln.parsing import refuse_credentials
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
 
 CONTROLLER, VALUES, OBJECTS = "runners/controller-values.yaml", "runners/values.yaml", "runners/objects.yaml"
-SYSTEM, NAMESPACE = "arc-systems", "arc-runners"
+CONTROLLER_NAMESPACE, NAMESPACE = "arc-systems", "arc-runners"
 ACCOUNT = "arc-controller"
-HOOKS, HOOKS_AT = "gpu-job-hooks", "/etc/gpukiln/hooks"
+HOOKS, HOOKS_FOLDER = "gpu-job-hooks", "/etc/gpukiln/hooks"
 CACHE = "/ccache"
-USER = 1001
+USER_ID = 1001
 
 
 def files(settings: Settings) -> dict[str, str]:
-    runners = _checked(settings)
+    runners = _require_runners(settings)
     return {
         CONTROLLER: helm.values(
             "actions_runner_controller",
             {
                 "serviceAccount": {"create": True, "name": ACCOUNT},
                 "replicaCount": 2,
-                # Another image waits until the jobs that run are done.
+                # eventual: a new image is rolled out after the running jobs ended; immediate would double the
+                # runners.
                 "flags": {"logLevel": "info", "updateStrategy": "eventual"},
             },
         ),
@@ -45,30 +46,32 @@ def files(settings: Settings) -> dict[str, str]:
         VALUES: helm.values(
             "actions_runner_set",
             _values(settings, runners),
-            f"A workflow asks for it by `runs-on: {runners.name}`. Each pod runs one job and goes.",
+            f"A workflow selects it by `runs-on: {runners.name}`. Each pod runs one job and is removed.",
         ),
     }
 
 
 def install(settings: Settings) -> tuple[str, ...]:
-    runners = _checked(settings)
+    runners = _require_runners(settings)
     return (
-        helm.upgrade("actions_runner_controller", "arc", SYSTEM, CONTROLLER),
-        helm.apply(OBJECTS),
-        f"# It holds github_app_id, github_app_installation_id and github_app_private_key, or github_token.\n"
+        helm.upgrade_command("actions_runner_controller", "arc", CONTROLLER_NAMESPACE, CONTROLLER),
+        helm.apply_command(OBJECTS),
+        "# The Secret has github_app_id, github_app_installation_id and github_app_private_key, or "
+        "github_token.\n"
         f"kubectl --namespace {NAMESPACE} get secret {runners.secret}",
-        helm.upgrade("actions_runner_set", runners.name, NAMESPACE, VALUES),
+        helm.upgrade_command("actions_runner_set", runners.name, NAMESPACE, VALUES),
     )
 
 
-def _checked(settings: Settings) -> Runners:
+def _require_runners(settings: Settings) -> Runners:
     runners = settings.runners
     if runners is None:
         raise UsageError(
-            "nothing is said about runners", hint="--runners URL --image REF, or --only without runners"
+            "the add-on runners needs --runners and --image",
+            hint="--runners URL --image REF, or leave runners out of --only",
         )
     wrong = UsageError(
-        f"runners of {runners.url!r}, wanted the address of a repository, organisation or enterprise",
+        f"--runners {runners.url!r}, wanted the URL of a repository, organisation or enterprise",
         hint="https://github.com/my-organisation/my-repository, for example",
     )
     refuse_credentials(runners.url, "--runners", where="the rendered values")
@@ -80,17 +83,17 @@ def _checked(settings: Settings) -> Runners:
         raise wrong
     if not re.fullmatch(r"[^\s@]+@sha256:[0-9a-f]{64}", runners.image):
         raise UsageError(
-            f"the runners' image is {runners.image!r}, wanted one with its digest: a tag can move",
+            f"--image {runners.image!r}, wanted an image with its digest: a tag can change",
             hint="`invoke docker.push --image runner-gpu --repository REPOSITORY` prints it",
         )
-    known = [one.name for one in settings.flavors]
+    known = [flavor.name for flavor in settings.flavors]
     if runners.flavor and runners.flavor not in known:
         raise unknown("flavor of the runners", runners.flavor, known)
     return runners
 
 
 def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
-    labels = next((one.labels for one in settings.flavors if one.name == runners.flavor), {})
+    labels = next((flavor.labels for flavor in settings.flavors if flavor.name == runners.flavor), {})
     return {
         "githubConfigUrl": runners.url,
         "githubConfigSecret": runners.secret,
@@ -98,18 +101,18 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
         **({"scaleSetLabels": list(runners.labels)} if runners.labels else {}),
         "minRunners": 0,
         "maxRunners": runners.most,
-        "controllerServiceAccount": {"namespace": SYSTEM, "name": ACCOUNT},
+        "controllerServiceAccount": {"namespace": CONTROLLER_NAMESPACE, "name": ACCOUNT},
         "template": {
-            # A job is not moved; its runner goes when it is done.
+            # A runner can't continue its job on another node; it is removed when the job ends.
             "metadata": {"annotations": {"karpenter.sh/do-not-disrupt": "true"}},
             "spec": {
-                "nodeSelector": {PRESENT: "true", **labels},
+                "nodeSelector": {GPU_PRESENT: "true", **labels},
                 "tolerations": [settings.taint.toleration()],
                 "securityContext": {
                     "runAsNonRoot": True,
-                    "runAsUser": USER,
-                    "runAsGroup": USER,
-                    "fsGroup": USER,
+                    "runAsUser": USER_ID,
+                    "runAsGroup": USER_ID,
+                    "fsGroup": USER_ID,
                     "fsGroupChangePolicy": "OnRootMismatch",
                     "seccompProfile": {"type": "RuntimeDefault"},
                 },
@@ -122,14 +125,14 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
 
 def _container(runners: Runners) -> dict[str, Any]:
     return {
-        "name": "runner",  # the chart finds it by this name
+        "name": "runner",  # the chart requires this name
         "image": runners.image,
         "command": ["/home/runner/run.sh"],
-        # The image has no sudo, and nothing in it gains rights by its file.
+        # The image has no sudo and no setuid programs.
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         "env": [
-            {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_AT}/gpu-job-started.sh"},
-            {"name": "ACTIONS_RUNNER_HOOK_JOB_COMPLETED", "value": f"{HOOKS_AT}/gpu-job-completed.sh"},
+            {"name": "ACTIONS_RUNNER_HOOK_JOB_STARTED", "value": f"{HOOKS_FOLDER}/gpu-job-started.sh"},
+            {"name": "ACTIONS_RUNNER_HOOK_JOB_COMPLETED", "value": f"{HOOKS_FOLDER}/gpu-job-completed.sh"},
             {"name": "CCACHE_DIR", "value": CACHE},
             {"name": "CCACHE_MAXSIZE", "value": _cache_limit(runners)},
         ],
@@ -138,7 +141,7 @@ def _container(runners: Runners) -> dict[str, Any]:
             "limits": {"memory": runners.memory, GPU: str(runners.gpus)},
         },
         "volumeMounts": [
-            {"name": "hooks", "mountPath": HOOKS_AT, "readOnly": True},
+            {"name": "hooks", "mountPath": HOOKS_FOLDER, "readOnly": True},
             {"name": "ccache", "mountPath": CACHE},
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - in the container
         ],
@@ -154,10 +157,11 @@ def _volumes(runners: Runners) -> list[dict[str, Any]]:
 
 
 def _cache(runners: Runners) -> dict[str, Any]:
-    """Where a runner's compiler cache lies.
+    """The volume of the compiler cache.
 
-    Whoever writes to a cache decides what others compile. Only a set that one repository registers keeps one:
-    which repository's job a runner of an organisation gets is not known when its pod is made.
+    A job that can write to the cache can change what later jobs build. So only runners of one repository
+    share a
+    volume: the repository whose job a runner of an organisation gets is unknown when its pod is created.
     """
     if _repository(runners):
         return {"persistentVolumeClaim": {"claimName": _claim(runners)}}
@@ -165,12 +169,12 @@ def _cache(runners: Runners) -> dict[str, Any]:
 
 
 def _cache_limit(runners: Runners) -> str:
-    """Nine tenths of the volume, for ccache removes files after it has written others."""
+    """Nine tenths of the volume, because ccache removes files only after it has written new ones."""
     return Memory.of_mib(Memory.parse(runners.ccache, "ccache").mib * 9 // 10).quantity
 
 
 def _repository(runners: Runners) -> str:
-    """ORGANISATION/REPOSITORY, in lower case as GitHub compares it; empty for an organisation's runners."""
+    """ORGANISATION/REPOSITORY in lower case, as GitHub compares it; empty for runners of an organisation."""
     path = urlsplit(runners.url).path.strip("/").removesuffix(".git").lower()
     owner, slash, name = path.partition("/")
     return path if slash and "/" not in name and owner != "enterprises" else ""

@@ -1,6 +1,6 @@
-"""What somebody chose for the add-ons of a cluster: the one input of every module of this package.
+"""The settings of a cluster's add-ons: the input of every module of this package.
 
-`Settings` is also the form of the files of `--values`: a key that is not here is refused, with the nearest.
+`Settings` is also the form of the files of `--values`; an unknown key is an error that names the nearest one.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ Count = Annotated[int, Field(ge=0)]
 
 @strict
 class Taint:
-    """What keeps pods without a GPU off the nodes; every add-on that runs there tolerates it."""
+    """The taint that keeps pods without a GPU off the nodes; every add-on that runs there tolerates it."""
 
     key: str = GPU
     value: str = "true"
     effect: Literal["NoSchedule", "NoExecute"] = "NoSchedule"
 
     def toleration(self) -> dict[str, str]:
-        """Of any value: providers set different ones (true, present, the model)."""
+        """A toleration of any value: providers set different ones (true, present, the model)."""
         return {"key": self.key, "operator": "Exists", "effect": self.effect}
 
 
@@ -70,7 +70,7 @@ class SharingSettings:
     """How the GPUs of a node are shared.
 
     Args:
-        replicas: Pods for each GPU, where it is time-sliced or shared by MPS; else 0.
+        replicas: Pods for each GPU with time-slicing or MPS; 0 with other strategies.
     """
 
     strategy: Strategy = "none"
@@ -79,12 +79,12 @@ class SharingSettings:
 
 @strict
 class Flavor:
-    """A kind of GPU node that quotas tell apart.
+    """A kind of GPU node with a quota of its own (a ResourceFlavor of Kueue).
 
     Args:
-        labels: What the nodes bear, and what pods that get this flavor are sent to; Kueue takes eight.
-        resource: What its pods ask for; another one where MIG devices of several sizes are distinguished
-            (mig-mixed), nvidia.com/mig-1g.10gb for example.
+        labels: Labels of the nodes, to which Kueue sends pods with this flavor; at most eight.
+        resource: The resource that pods request; with mig-mixed a MIG device, for example
+            nvidia.com/mig-1g.10gb.
     """
 
     name: Name
@@ -94,13 +94,13 @@ class Flavor:
 
 @strict
 class Team:
-    """Who shares the GPUs: a namespace, with a quota of its own.
+    """A team: a namespace with a GPU quota.
 
     Args:
-        gpus: By flavor, how many of its resource the team has when everybody wants some; it may borrow what
-            others leave. Where GPUs are shared, these are shares.
-        lends: Whether others may borrow what it leaves.
-        weight: Its share of what is borrowed, against the others'.
+        gpus: Flavor -> its guaranteed GPUs, or shares of GPUs with sharing; the team may borrow unused quota
+            of other teams beyond that.
+        lends: Whether other teams may borrow its unused quota.
+        weight: Its share of borrowed quota, relative to the other teams.
     """
 
     name: Name
@@ -111,23 +111,23 @@ class Team:
 
 @strict
 class Runners:
-    """A set of GitHub Actions runners on the project's runner image.
+    """A set of GitHub Actions runners on gpukiln's runner image.
 
     Args:
-        url: The repository, organisation or enterprise that they register with.
-        image: With its digest, as `invoke docker.push` says it.
-        secret: Of the runners' namespace: the keys of a GitHub App, or github_token.
-        name: What workflows ask for by `runs-on`.
-        labels: Further words for `runs-on`.
-        most: Runners at the same time; there are none while there is no job.
-        gpus: Of each runner.
-        flavor: Of the queue's, whose nodes they run on; empty: any with a GPU.
-        cpu: That each asks for; what a g4dn.xlarge has left beside its DaemonSets, unless set.
-        memory: Of each, with the shared memory.
-        shared_memory: Of each, in /dev/shm.
-        ccache: Size of the compiler cache: a volume that the runners of one repository share. Runners of an
-            organisation or enterprise have one each, which goes with its pod.
-        storage_class: Of that volume; it must be one of which several nodes can mount a volume.
+        url: The repository, organisation or enterprise that the runners register with.
+        image: With its digest, as `invoke docker.push` prints it.
+        secret: A Secret in the runners' namespace with the keys of a GitHub App, or github_token.
+        name: The name that workflows use in `runs-on`.
+        labels: Further labels for `runs-on`.
+        most: Most runners at the same time; without jobs there are none.
+        gpus: GPUs of each runner.
+        flavor: Name of the flavor whose nodes the runners use; empty: any node with a GPU.
+        cpu: CPU request of each runner; the default fits a g4dn.xlarge with its DaemonSets.
+        memory: Memory of each runner, /dev/shm included.
+        shared_memory: Size of /dev/shm.
+        ccache: Size of the compiler cache: one volume for all runners of a repository. Each runner of an
+            organisation or enterprise has its own, which is removed with its pod.
+        storage_class: Storage class of that volume; it must support ReadWriteMany.
     """
 
     url: str
@@ -147,26 +147,26 @@ class Runners:
 
 @strict
 class Settings:
-    """Everything that somebody chose.
+    """All settings.
 
     Args:
-        cluster: Its name, as metrics and rules tell it.
-        region: Of AWS, whose prices count.
-        kubernetes: The minor version of the cluster; that of our images, unless set.
-        provider: Of the nodes, as for `k8s.nodes`: it decides which labels tell GPU models apart.
-        namespace: Of the device plugin, the exporter and the nodes' health.
-        monitoring_namespace: Of Prometheus and Grafana.
-        monitoring_labels: What the cluster's Prometheus looks for on rules and monitors.
-        idle_percent: Of a GPU's use, below which whoever holds it leaves it idle.
-        idle_minutes: After how many of them that is reported.
-        usd_per_hour: By instance type what you pay, where that is not the price on demand.
-        taint: Of the GPU nodes.
-        sharing: Of nodes that say nothing else.
-        named_sharing: By the value of the node label nvidia.com/device-plugin.config, another one.
-        flavors: Of the queue.
-        teams: Of the queue.
-        cpu_per_gpu: Of the quotas, where a flavor is no instance type, which says it better.
-        memory_per_gpu: The same.
+        cluster: Name of the cluster on the dashboard.
+        region: AWS region, for prices.
+        kubernetes: Minor version of the cluster; default: that of gpukiln's images.
+        provider: What starts the nodes, as for `k8s.nodes`; it decides which labels name the GPU model.
+        namespace: Namespace of the device plugin, the exporter and the health agent.
+        monitoring_namespace: Namespace of Prometheus and Grafana.
+        monitoring_labels: Labels by which the cluster's Prometheus selects rules and monitors.
+        idle_percent: Utilisation of a GPU below which it counts as idle.
+        idle_minutes: Minutes after which an idle GPU is reported.
+        usd_per_hour: Instance type -> price, if it is not the on-demand price.
+        taint: Taint of the GPU nodes.
+        sharing: Sharing on nodes without the label nvidia.com/device-plugin.config.
+        named_sharing: Value of that label -> sharing on these nodes.
+        flavors: Flavors of the queue.
+        teams: Teams of the queue.
+        cpu_per_gpu: CPU quota for each GPU of a flavor that is not an instance type.
+        memory_per_gpu: Memory quota, likewise.
         runners: None: no runners.
     """
 

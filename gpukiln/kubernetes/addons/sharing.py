@@ -1,4 +1,4 @@
-"""Several pods on one GPU: time slices, MPS, or MIG devices, and what excludes what.
+"""Several pods on one GPU: time slicing, MPS or MIG, and which of them exclude each other.
 
 Facts: NVIDIA/k8s-device-plugin v0.20.0, README.md (shared access, MPS) and api/config/v1.
 """
@@ -17,7 +17,7 @@ from gpukiln.kubernetes.machines import GPU
 from gpukiln.typed import unknown
 from gpukiln.units import is_whole
 
-DEFAULT = "default"  # the configuration of nodes without a label
+DEFAULT = "default"  # the configuration of nodes without `LABEL`
 LABEL = "nvidia.com/device-plugin.config"
 INSTANCE_TYPE, GPU_NAME = "node.kubernetes.io/instance-type", "karpenter.k8s.aws/instance-gpu-name"
 MIG = re.compile(r"nvidia\.com/mig-\d+g\.\d+gb(\.me)?")
@@ -30,23 +30,26 @@ def configurations(settings: Settings) -> dict[str, dict[str, Any]]:
     """The device plugin's configuration files by name; a node's label `LABEL` names its own.
 
     Raises:
-        UsageError: Replicas are missing, or are said where there are none.
-        IncompatibleError: It excludes something else that was asked for.
+        UsageError: Replicas are missing, or are given for a strategy without replicas.
+        IncompatibleError: A flavor's GPU or resource does not support the strategy.
     """
     if DEFAULT in settings.named_sharing:
-        raise UsageError(f"{DEFAULT!r} names the sharing of all other nodes", hint="it is `sharing`")
+        raise UsageError(
+            f"named_sharing has {DEFAULT!r}, which is the configuration of all other nodes",
+            hint="write it as `sharing`",
+        )
     named = {DEFAULT: settings.sharing, **settings.named_sharing}
-    for name, one in named.items():
-        _check(name, one)
+    for name, sharing in named.items():
+        _check_replicas(name, sharing)
     _check_flavors(settings, list(named.values()))
-    return {name: _configuration(one) for name, one in named.items()}
+    return {name: _configuration(sharing) for name, sharing in named.items()}
 
 
 def parse(text: str) -> SharingSettings:
-    """Read what was typed: none, time-slicing:4, mps:4, mig-single or mig-mixed.
+    """Read --sharing: none, time-slicing:4, mps:4, mig-single or mig-mixed.
 
     Raises:
-        UsageError: It is none of these.
+        UsageError: The text has another form.
     """
     strategy, colon, count = text.partition(":")
     if "+" in text or "," in text:
@@ -61,9 +64,9 @@ def parse(text: str) -> SharingSettings:
         raise UsageError(
             f"--sharing {text}: {count!r} is no number of pods", hint=f"{strategy}:4, for example"
         )
-    found = SharingSettings(strategy, int(count or 0))  # type: ignore[arg-type]  # one of them
-    _check(DEFAULT, found)
-    return found
+    sharing = SharingSettings(strategy, int(count or 0))  # type: ignore[arg-type]  # checked above
+    _check_replicas(DEFAULT, sharing)
+    return sharing
 
 
 def replicas(sharing: SharingSettings) -> int:
@@ -72,37 +75,41 @@ def replicas(sharing: SharingSettings) -> int:
 
 
 def gpu_of(flavor: Flavor) -> Gpu | None:
-    """The GPU of a flavor that is an instance type or a GPU's name; None where its labels say neither."""
-    if found := instance_types().get(flavor.labels.get(INSTANCE_TYPE, "")):
-        return gpu(found.gpu)
+    """The GPU of a flavor; None if its labels name neither an instance type nor a GPU."""
+    if machine := instance_types().get(flavor.labels.get(INSTANCE_TYPE, "")):
+        return gpu(machine.gpu)
     keys = keys_of(flavor.labels.get(GPU_NAME, ""))
-    return gpu(keys[0]) if keys else None  # what shares a name differs in memory alone
+    return gpu(keys[0]) if keys else None  # GPUs of the same name differ only in memory
 
 
-def _check(name: str, one: SharingSettings) -> None:
+def _check_replicas(name: str, sharing: SharingSettings) -> None:
     of = "" if name == DEFAULT else f" of {name}"
-    if one.strategy in ("time-slicing", "mps"):
-        if one.replicas < 2:
+    if sharing.strategy in ("time-slicing", "mps"):
+        if sharing.replicas < 2:
             raise UsageError(
-                f"sharing{of} by {one.strategy} has {one.replicas} pods for each GPU, wanted 2 or more",
-                hint=f"--sharing {one.strategy}:4, for example; `none` gives each pod a whole GPU",
+                f"sharing{of} by {sharing.strategy} has {sharing.replicas} pods for each GPU, wanted 2 or "
+                "more",
+                hint=f"--sharing {sharing.strategy}:4, for example; `none` gives each pod a whole GPU",
             )
-        if one.strategy == "mps" and one.replicas > MPS_CLIENTS:
+        if sharing.strategy == "mps" and sharing.replicas > MPS_CLIENTS:
             raise IncompatibleError(
-                f"sharing{of} by MPS has {one.replicas} pods for each GPU; MPS serves at most {MPS_CLIENTS}",
+                f"sharing{of} by MPS has {sharing.replicas} pods for each GPU; MPS serves at most "
+                f"{MPS_CLIENTS}",
                 hint="fewer, or time-slicing",
             )
-    elif one.replicas:
+    elif sharing.replicas:
         why = (
-            "MPS and MIG exclude each other, and MIG devices are cut by their profiles"
-            if one.strategy.startswith("mig")
-            else "without sharing each pod has whole GPUs"
+            "the size of a MIG device is its profile"
+            if sharing.strategy.startswith("mig")
+            else "each pod has whole GPUs"
         )
-        raise UsageError(f"sharing{of}: {one.strategy} has no replicas: {why}", hint="leave the number out")
+        raise UsageError(
+            f"sharing{of}: {sharing.strategy} has no replicas: {why}", hint="leave the number out"
+        )
 
 
 def _check_flavors(settings: Settings, named: list[SharingSettings]) -> None:
-    strategies = {one.strategy for one in named}
+    strategies = {sharing.strategy for sharing in named}
     for flavor in settings.flavors:
         if flavor.resource != GPU:
             if not MIG.fullmatch(flavor.resource):
@@ -112,36 +119,37 @@ def _check_flavors(settings: Settings, named: list[SharingSettings]) -> None:
                 )
             if "mig-mixed" not in strategies:
                 raise IncompatibleError(
-                    f"flavor {flavor.name} counts {flavor.resource}, which nodes have with mig-mixed alone: "
+                    f"flavor {flavor.name} counts {flavor.resource}, which nodes have only with mig-mixed: "
                     f"with mig-single each MIG device is one {GPU}",
                     hint=f"--sharing mig-mixed, or leave out the resource of {flavor.name}",
                 )
     if len(strategies) > 1:
-        return  # which nodes bear which label is not known here
+        return  # the labels of the nodes are not known here
     for flavor in settings.flavors:
         board = gpu_of(flavor)
         if board is None or board.cc is None:
             continue
         if settings.sharing.strategy.startswith("mig") and board.cc not in MIG_CAPABILITIES:
             raise IncompatibleError(
-                f"flavor {flavor.name}: {board.name} has no MIG, and its nodes would share by "
+                f"flavor {flavor.name}: {board.name} has no MIG, and its nodes would use "
                 f"{settings.sharing.strategy}",
                 hint="time-slicing:4 or mps:4; A100, A30 and data-centre GPUs from Hopper on have MIG",
             )
         if settings.sharing.strategy == "mps" and float(board.cc) < MPS_CAPABILITY:
             raise IncompatibleError(
-                f"flavor {flavor.name}: {board.name} is older than Volta, and its MPS isolates nobody",
+                f"flavor {flavor.name}: {board.name} is older than Volta, whose MPS does not isolate memory",
                 hint="time-slicing:4",
             )
 
 
-def _configuration(one: SharingSettings) -> dict[str, Any]:
-    mig = one.strategy.removeprefix("mig-") if one.strategy.startswith("mig-") else "none"
-    found: dict[str, Any] = {"version": "v1", "flags": {"migStrategy": mig}}
-    shared = {"resources": [{"name": GPU, "replicas": one.replicas}]}
-    if one.strategy == "time-slicing":
-        # Two slices are not twice the time: who asks for more than one is mistaken, and is told.
-        found["sharing"] = {"timeSlicing": {"failRequestsGreaterThanOne": True, **shared}}
-    elif one.strategy == "mps":
-        found["sharing"] = {"mps": shared}
-    return found
+def _configuration(sharing: SharingSettings) -> dict[str, Any]:
+    mig = sharing.strategy.removeprefix("mig-") if sharing.strategy.startswith("mig-") else "none"
+    configuration: dict[str, Any] = {"version": "v1", "flags": {"migStrategy": mig}}
+    shared = {"resources": [{"name": GPU, "replicas": sharing.replicas}]}
+    if sharing.strategy == "time-slicing":
+        # Two slices are not twice the time: without this a pod that requests two would get a wrong idea of
+        # its share (NVIDIA/k8s-device-plugin: README.md, With CUDA Time-Slicing).
+        configuration["sharing"] = {"timeSlicing": {"failRequestsGreaterThanOne": True, **shared}}
+    elif sharing.strategy == "mps":
+        configuration["sharing"] = {"mps": shared}
+    return configuration

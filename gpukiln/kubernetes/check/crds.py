@@ -10,9 +10,9 @@ from datetime import datetime, timedelta
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
-from gpukiln.kubernetes.check.celfunctions import FUNCTIONS
+from gpukiln.kubernetes.check.cel_functions import FUNCTIONS
 from gpukiln.kubernetes.check.keywords import Schema, ServerValidator
-from gpukiln.kubernetes.check.workload import Path, Resource, Violation, at, is_open, mapping, sequence
+from gpukiln.kubernetes.check.workload import Path, Resource, Violation, at, is_placeholder, mapping, sequence
 from gpukiln.typed import short
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KIND = "CustomResourceDefinition"
 _NUMBER, _TYPES_OF = (int, float), ("array", "boolean", "integer", "number", "object", "string")
 # Keywords of OpenAPI that mean the same in JSON Schema, and the type of their values.
-_TAKEN: dict[str, type | tuple[type, ...]] = {
+_SAME_KEYWORDS: dict[str, type | tuple[type, ...]] = {
     "type": str,
     "format": str,
     "enum": list,
@@ -48,7 +48,7 @@ class Definition:
     Args:
         schema: Its structural schema; empty where it has none.
         form: The same as JSON Schema.
-        left_out: What of the schema can't be checked here.
+        left_out: Parts of the schema that can't be checked here.
     """
 
     api: str
@@ -59,38 +59,38 @@ class Definition:
 
 
 def definitions(objects: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], Definition]:
-    """(apiVersion, kind) -> what the CustomResourceDefinitions among some objects say of it."""
-    found = {}
-    for one in objects:
-        if one.get("kind") != KIND or one.get("apiVersion") != "apiextensions.k8s.io/v1":
+    """(apiVersion, kind) -> its definition, from the CustomResourceDefinitions among the objects."""
+    known = {}
+    for candidate in objects:
+        if candidate.get("kind") != KIND or candidate.get("apiVersion") != "apiextensions.k8s.io/v1":
             continue
-        spec = mapping(one.get("spec"))
+        spec = mapping(candidate.get("spec"))
         group, kind = str(spec.get("group", "")), str(mapping(spec.get("names")).get("kind", ""))
         for version in sequence(spec.get("versions")):
             if mapping(version).get("served") is True:
                 api = f"{group}/{version.get('name')}"
                 schema = dict(mapping(at(version, ("schema", "openAPIV3Schema"))))
                 left_out: list[str] = []
-                form = ServerValidator(_root(schema, left_out))
-                found[api, kind] = Definition(api, kind, schema, form, tuple(left_out))
-    return found
+                form = ServerValidator(_root_schema(schema, left_out))
+                known[api, kind] = Definition(api, kind, schema, form, tuple(left_out))
+    return known
 
 
 def definitions_of(resources: Iterable[Resource]) -> dict[tuple[str, str], Definition]:
-    return definitions(one.object for one in resources if one.role == "object")
+    return definitions(resource.object for resource in resources if resource.role == "object")
 
 
-def of_cluster(cluster: Cluster) -> list[dict[str, Any]]:
+def cluster_definitions(cluster: Cluster) -> list[dict[str, Any]]:
     """The CustomResourceDefinitions of a cluster.
 
     Raises:
-        UnavailableError: They may not be listed.
+        UnavailableError: Listing them is not allowed.
     """
-    return [dict(one) for one in cluster.list(f"apiextensions.k8s.io/v1/{KIND}")]
+    return [dict(definition) for definition in cluster.list(f"apiextensions.k8s.io/v1/{KIND}")]
 
 
-def _root(schema: Schema, left_out: list[str]) -> Schema:
-    form = _form(schema, (), left_out)
+def _root_schema(schema: Schema, left_out: list[str]) -> Schema:
+    form = _json_schema(schema, (), left_out)
     if "additionalProperties" in form:
         form["properties"] = {
             **form.get("properties", {}),
@@ -102,32 +102,34 @@ def _root(schema: Schema, left_out: list[str]) -> Schema:
     return form
 
 
-def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
+def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     """A structural schema as JSON Schema; strict decoding refuses a field that it does not name."""
-    form = _taken(schema)
-    for bound in ("Minimum", "Maximum"):  # in OpenAPI 3.0 a flag of the bound
+    form = _same_keywords(schema)
+    for bound in ("Minimum", "Maximum"):  # in OpenAPI 3.0 a boolean; in JSON Schema the bound itself
         if schema.get(f"exclusive{bound}") is True and bound.lower() in form:
             form[f"exclusive{bound}"] = form.pop(bound.lower())
     if isinstance(pattern := schema.get("pattern"), str):
         if _is_pattern(pattern):
             form["pattern"] = pattern
         else:
-            left_out.append(f"{'.'.join(map(str, path))}: the pattern {short(pattern)} can't be read here")
+            left_out.append(
+                f"{'.'.join(map(str, path))}: the pattern {short(pattern)} is no regular expression of Python"
+            )
     int_or_text = schema.get("x-kubernetes-int-or-string") is True
     if int_or_text:
         form |= {"type": ["integer", "string"], "format": form.get("format", "int64")}
     if schema.get("nullable") is True:
         form |= {key: [*form[key], None] for key in ("enum",) if key in form}
-        form |= {"type": [*_types(form), "null"]} if "type" in form else {}
-    conditions = _condition(schema)
+        form |= {"type": [*_type_list(form), "null"]} if "type" in form else {}
+    conditions = _condition_schema(schema)
     form |= {
         key: conditions[key]
         for key in ("allOf", "anyOf", "oneOf", "not")
-        if key in conditions and not int_or_text  # whose anyOf says integer or string again
+        if key in conditions and not int_or_text  # its anyOf only repeats integer or string
     }
     if isinstance(schema.get("items"), Mapping):
-        form["items"] = _form(schema["items"], (*path, "[]"), left_out)
-    form |= _fields(schema, path, left_out)
+        form["items"] = _json_schema(schema["items"], (*path, "[]"), left_out)
+    form |= _field_schemas(schema, path, left_out)
     kind = schema.get("x-kubernetes-list-type")
     if kind == "set":
         form["once"] = ()
@@ -136,9 +138,9 @@ def _form(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     return form
 
 
-def _taken(schema: Mapping[str, Any]) -> Schema:
-    """The keywords that are the same in JSON Schema; a value that none of them can have is left out."""
-    form = {key: schema[key] for key, kind in _TAKEN.items() if isinstance(schema.get(key), kind)}
+def _same_keywords(schema: Mapping[str, Any]) -> Schema:
+    """The keywords that JSON Schema has as well; a keyword with a value of the wrong type is left out."""
+    form = {key: schema[key] for key, kind in _SAME_KEYWORDS.items() if isinstance(schema.get(key), kind)}
     if form.get("type") not in _TYPES_OF:
         form.pop("type", None)
     return form
@@ -152,15 +154,16 @@ def _is_pattern(text: str) -> bool:
     return True
 
 
-def _fields(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
+def _field_schemas(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schema:
     form: Schema = {}
     properties, more = mapping(schema.get("properties")), schema.get("additionalProperties")
     if properties:
         form["properties"] = {
-            name: _form(mapping(one), (*path, name), left_out) for name, one in properties.items()
+            name: _json_schema(mapping(field_schema), (*path, name), left_out)
+            for name, field_schema in properties.items()
         }
     if isinstance(more, Mapping):
-        form["additionalProperties"] = _form(more, (*path, "*"), left_out)
+        form["additionalProperties"] = _json_schema(more, (*path, "*"), left_out)
     elif schema.get("x-kubernetes-embedded-resource") is True:
         form["required"] = [*sequence(schema.get("required")), "apiVersion", "kind"]
     elif (
@@ -172,62 +175,62 @@ def _fields(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> Schem
     return form
 
 
-def _condition(schema: Mapping[str, Any]) -> Schema:
-    """A schema below allOf, anyOf, oneOf or not: it names fields and forbids no others."""
-    form = _taken(schema)
+def _condition_schema(schema: Mapping[str, Any]) -> Schema:
+    """A schema below allOf, anyOf, oneOf or not, which allows fields that it does not name."""
+    form = _same_keywords(schema)
     if isinstance(schema.get("pattern"), str) and _is_pattern(schema["pattern"]):
         form["pattern"] = schema["pattern"]
     if mapping(schema.get("properties")):
         fields = schema["properties"].items()
-        form["properties"] = {name: _condition(mapping(one)) for name, one in fields}
+        form["properties"] = {name: _condition_schema(mapping(field_schema)) for name, field_schema in fields}
     for key in ("items", "not"):
         if isinstance(schema.get(key), Mapping):
-            form[key] = _condition(schema[key])
+            form[key] = _condition_schema(schema[key])
     for key in ("allOf", "anyOf", "oneOf"):
         if isinstance(schema.get(key), list):
-            form[key] = [_condition(mapping(one)) for one in schema[key]]
+            form[key] = [_condition_schema(mapping(part)) for part in schema[key]]
     return form
 
 
-def _types(form: Schema) -> list[str]:
+def _type_list(form: Schema) -> list[str]:
     return form["type"] if isinstance(form.get("type"), list) else [form["type"]]
 
 
 def without_nulls(value: Any) -> Any:
-    """A custom object as the API server sees it: a null is as if the key were left out."""
+    """A custom object as the API server decodes it, without keys whose value is null."""
     if isinstance(value, Mapping):
-        return {key: without_nulls(one) for key, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    return [without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def defaulted(value: Any, schema: Mapping[str, Any]) -> Any:
     """A value with the defaults of its schema, as the API server fills them in before it validates."""
     if isinstance(value, list):
-        return [defaulted(one, mapping(schema.get("items"))) for one in value]
+        return [defaulted(item, mapping(schema.get("items"))) for item in value]
     if not isinstance(value, Mapping):
         return value
     properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
-    made = {
-        name: defaulted(one, below)
-        for name, one in value.items()
+    filled = {
+        name: defaulted(item, below)
+        for name, item in value.items()
         for below in [mapping(properties.get(name, more))]
-        if one is not None or below.get("nullable") is True or not below  # a null is as if it were left out
+        if item is not None or below.get("nullable") is True or not below  # the API server drops a null
     }
-    for name, one in properties.items():
-        if name not in made and isinstance(one, Mapping) and "default" in one:
-            made[name] = defaulted(one["default"], one)
-    return made
+    for name, field_schema in properties.items():
+        if name not in filled and isinstance(field_schema, Mapping) and "default" in field_schema:
+            filled[name] = defaulted(field_schema["default"], field_schema)
+    return filled
 
 
 def cel_violations(
     schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
 ) -> Iterator[Violation]:
-    """The CEL rules of a schema that do not hold; what can't be evaluated is added to `not_checked`."""
-    if value is None or is_open(value):
+    """Violations of a schema's CEL rules; a rule that can't be evaluated is added to `not_checked`."""
+    if value is None or is_placeholder(value):
         return
-    for one in sequence(schema.get("x-kubernetes-validations")):
-        if isinstance(mapping(one).get("rule"), str):
-            yield from _evaluate(mapping(one), schema, value, path, not_checked)
+    for validation in sequence(schema.get("x-kubernetes-validations")):
+        if isinstance(mapping(validation).get("rule"), str):
+            yield from _rule_violations(mapping(validation), schema, value, path, not_checked)
     if isinstance(value, Mapping):
         properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
         for name, below in value.items():
@@ -237,29 +240,29 @@ def cel_violations(
             yield from cel_violations(mapping(schema.get("items")), below, (*path, index), not_checked)
 
 
-def _evaluate(
-    one: Mapping[str, Any], schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
+def _rule_violations(
+    validation: Mapping[str, Any], schema: Mapping[str, Any], value: Any, path: Path, not_checked: list[str]
 ) -> Iterator[Violation]:
-    rule = str(one["rule"])
+    rule = str(validation["rule"])
     try:
         program = _program(rule)
-        if "oldSelf" in program.variables():  # of an update alone
+        if "oldSelf" in program.variables():  # a transition rule, for updates only
             return
         known = _cel().Context(variables={"self": _cel_value(value, schema)}, functions=FUNCTIONS)
         holds = program.execute(known)
         if not isinstance(holds, bool):
-            raise TypeError(f"it gives {short(holds)}, and neither true nor false")
-    except Exception as error:  # the library's errors have no common class
+            raise TypeError(f"it returns {short(holds)}, not true or false")
+    except Exception as error:  # the library has no common error class
         where = f"{'.'.join(map(str, path))}: " if path else ""
         not_checked.append(f"{where}the CEL rule {short(rule)} can't be evaluated: {short(str(error))}")
         return
     if not holds:
-        yield Violation(_message(one, known, rule), (*path, *_field_path(one.get("fieldPath"))))
+        yield Violation(_message(validation, known, rule), (*path, *_field_path(validation.get("fieldPath"))))
 
 
 @cache
 def _cel() -> Any:
-    """The library, which takes 0.1 s to load and only rules of custom kinds need."""
+    """The CEL library; loaded late because it takes 0.1 s and only custom kinds need it."""
     return importlib.import_module("cel")
 
 
@@ -268,35 +271,39 @@ def _program(rule: str) -> Any:
     return _cel().compile(rule)
 
 
-def _message(one: Mapping[str, Any], known: Any, rule: str) -> str:
-    if isinstance(one.get("messageExpression"), str):
+def _message(validation: Mapping[str, Any], known: Any, rule: str) -> str:
+    if isinstance(validation.get("messageExpression"), str):
         try:
-            found = _program(one["messageExpression"]).execute(known)
-            if isinstance(found, str) and found:
-                return found
-        except Exception:  # noqa: S110 - the API server falls back to the message, too
+            message = _program(validation["messageExpression"]).execute(known)
+            if isinstance(message, str) and message:
+                return message
+        except Exception:  # noqa: S110 - the API server falls back to the message as well
             pass
-    return str(one.get("message") or f"the rule does not hold: {rule}").strip()
+    return str(validation.get("message") or f"the rule does not hold: {rule}").strip()
 
 
 def _field_path(text: Any) -> Path:
-    """`.spec.list[0].name` or `.spec['a']` as a path."""
+    """A fieldPath of a CEL rule as a path.
+
+    >>> _field_path(".spec.list[0].name"), _field_path(".spec['a']")
+    (('spec', 'list', 0, 'name'), ('spec', 'a'))
+    """
     parts = re.findall(r"\.([\w-]+)|\[(\d+)\]|\['([^']+)'\]", text) if isinstance(text, str) else []
     return tuple(int(index) if index else name or key for name, index, key in parts)
 
 
 def _cel_value(value: Any, schema: Mapping[str, Any]) -> Any:
-    """A value with the types that its schema gives it in CEL, its fields by the names that rules use."""
+    """A value as CEL sees it: typed by its schema, with escaped field names."""
     if isinstance(value, Mapping):
         properties, more = mapping(schema.get("properties")), mapping(schema.get("additionalProperties"))
         return {
             _escaped(name) if name in properties else name: _cel_value(
-                one, mapping(properties.get(name, more))
+                item, mapping(properties.get(name, more))
             )
-            for name, one in value.items()
+            for name, item in value.items()
         }
     if isinstance(value, list):
-        return [_cel_value(one, mapping(schema.get("items"))) for one in value]
+        return [_cel_value(item, mapping(schema.get("items"))) for item in value]
     if schema.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and schema.get("format") == "date-time":

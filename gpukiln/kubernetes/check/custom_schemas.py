@@ -1,14 +1,14 @@
-"""The forms of other people's kinds, as far as GPU clusters use them; JSON Schema, pods by Kubernetes' own.
+"""JSON Schemas of other projects' kinds that GPU clusters use; pods in them refer to Kubernetes' schemas.
 
-They are the fallback where no CustomResourceDefinition is given: a kind that is here is checked, one that is
-not is reported as unchecked. Fields and values are those of the release that is named.
+They are used if no CustomResourceDefinition is given. A kind that is missing here is reported as unchecked.
+Fields and values are those of the named release.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpukiln.kubernetes.check import customrelations as r
+from gpukiln.kubernetes.check import custom_relations as r
 
 Schema = dict[str, Any]
 TEXT: Schema = {"type": "string"}
@@ -224,11 +224,11 @@ _CLUSTER_QUEUE: dict[str, Schema] = dict(  # noqa: C408 - as the forms above
 # v1beta2 renamed the cohort and dropped the plain list of admission checks.
 _CLUSTER_QUEUES: dict[str, Schema] = {
     "kueue.x-k8s.io/v1beta1": _form(**_CLUSTER_QUEUE, cohort=_of("subdomain"), admissionChecks=_list(TEXT))
-    | {"check": (r.alone("cohort"),)},
+    | {"check": (r.cohort_limits("cohort"),)},
     "kueue.x-k8s.io/v1beta2": _form(
         **_CLUSTER_QUEUE, cohortName=_of("subdomain"), concurrentAdmissionPolicy={"type": "object"}
     )
-    | {"check": (r.alone("cohortName"),)},
+    | {"check": (r.cohort_limits("cohortName"),)},
 }
 _LOCAL_QUEUE = _form(clusterQueue=_of("subdomain"), stopPolicy=_STOP, fairSharing={"type": "object"})
 _COHORT = _form(parentName=_of("subdomain"), resourceGroups=_GROUPS, fairSharing={"type": "object"})
@@ -301,8 +301,8 @@ SCHEMAS: dict[tuple[str, str], Schema] = {
     ),
 }
 
-# Group -> the release that its forms were read from.
-READ = {
+# Group -> the release from which its schemas were taken.
+SCHEMA_RELEASES = {
     "karpenter.sh": "Karpenter v1.14.1",
     "karpenter.k8s.aws": "Karpenter v1.14.1",
     "kueue.x-k8s.io": "Kueue v0.19.2",

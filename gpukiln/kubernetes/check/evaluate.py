@@ -1,4 +1,4 @@
-"""Applies the rules to all that was read: findings, what was not checked, and their counts."""
+"""Applies the rules to everything that was read; returns findings, unchecked items and counts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import get_args
 
 from gpukiln.findings import SEVERITIES, Finding
-from gpukiln.kubernetes.check.fit import Elsewhere, Placed, has_form, placed
-from gpukiln.kubernetes.check.reading import Reading, add_gap, guarded
+from gpukiln.kubernetes.check.fit import Misfit, Placement, has_pod_shape, placement
+from gpukiln.kubernetes.check.reading import Reading, add_gap, unchecked_on_error
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.kubernetes.check.rules import Context, ManifestRule
 from gpukiln.kubernetes.check.rules_form import unserved
 from gpukiln.kubernetes.check.rules_running import PREFERRED
-from gpukiln.kubernetes.check.schema import custom_violations, known
+from gpukiln.kubernetes.check.schema import custom_violations, has_schema
 from gpukiln.kubernetes.check.workload import (
     CommandLine,
     Prose,
@@ -20,7 +20,7 @@ from gpukiln.kubernetes.check.workload import (
     Rejection,
     Resource,
     Subject,
-    Unchecked,
+    UncheckedItem,
     Violation,
     Workload,
     dotted,
@@ -29,19 +29,19 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.typed import strict, unknown
 
 SCHEMA = "k8s.check/1"
-# Rules on labels that no node bears: a pod that violates one is not said to run where the label is.
-NOWHERE = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
-SKIP = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
+# Rules on selectors that no node satisfies: the report lists no machine for a pod that violates one.
+UNSATISFIABLE_RULES = ("karpenter-old-label", "label-by-hand", "spot-label", "spot-value", "type-retired")
+SKIP_ANNOTATION = "gpukiln.io/skip."  # annotation of an object or its pod: SKIP + rule = reason
 
 
 @strict
-class Skipped:
-    """Findings that were not wanted.
+class SkippedRule:
+    """A rule that the user skips.
 
     Args:
-        rule: Its id.
-        reason: Why, as it was given; empty where it was not.
-        findings: How many there are.
+        rule: Id of the rule.
+        reason: The reason that the user gave; empty: none.
+        findings: Number of skipped findings.
     """
 
     rule: str
@@ -50,8 +50,8 @@ class Skipped:
 
 
 @strict
-class Counts:
-    """How much was read, and what came of it."""
+class CheckCounts:
+    """Numbers of read items and of findings."""
 
     files: int
     objects: int
@@ -62,113 +62,115 @@ class Counts:
 
 
 @strict
-class Report:
-    """What `k8s.check` says.
+class CheckReport:
+    """The document of `k8s.check --json`.
 
     Args:
         kubernetes: Versions whose schemas were used.
-        findings: The evidence of each has file, line (from 1), path in the object, and reason: what happens.
-        placed: GPU pods, and where they can run.
+        findings: The evidence of each has file, line (from 1), path in the object, and the reason of the
+            rule.
+        placed: GPU pods and the machines that they fit.
     """
 
     schema: str
     kubernetes: tuple[str, ...]
     findings: tuple[Finding, ...]
-    unchecked: tuple[Unchecked, ...]
-    skipped: tuple[Skipped, ...]
-    placed: tuple[Placed, ...]
-    counts: Counts
+    unchecked: tuple[UncheckedItem, ...]
+    skipped: tuple[SkippedRule, ...]
+    placed: tuple[Placement, ...]
+    counts: CheckCounts
 
 
-def choose(only: Iterable[str], skip: Iterable[str]) -> tuple[list[ManifestRule], dict[str, str]]:
-    """The rules to apply, and the reason of each that is skipped.
+def select_rules(only: Iterable[str], skip: Iterable[str]) -> tuple[list[ManifestRule], dict[str, str]]:
+    """The rules to apply, and the skipped ids with their reasons.
 
     Args:
-        only: Ids; all where there are none.
-        skip: Ids, each with `=` and a reason behind it or without.
+        only: Ids; empty: all rules.
+        skip: ID or ID=REASON.
 
     Raises:
         UsageError: There is no such rule.
     """
-    named = {one.id: one for one in rules()}
-    skipped = {name: reason for name, _, reason in (one.partition("=") for one in skip)}
-    wanted = list(only)
-    for name in (*wanted, *skipped):
+    named = {known_rule.id: known_rule for known_rule in rules()}
+    skipped = {name: reason for name, _, reason in (option.partition("=") for option in skip)}
+    ids = list(only)
+    for name in (*ids, *skipped):
         if name not in named:
             raise unknown("rule", name, named)
-    return [one for one in rules() if not wanted or one.id in wanted], skipped
+    return [known_rule for known_rule in rules() if not ids or known_rule.id in ids], skipped
 
 
 def apply_rules(
     reading: Reading, context: Context, only: Iterable[str] = (), skip: Iterable[str] = ()
-) -> Report:
+) -> CheckReport:
     """Apply rules to what was read.
 
     Args:
         only: See `choose`.
         skip: See `choose`.
     """
-    chosen, skipped = choose(only, skip)
+    chosen, skipped = select_rules(only, skip)
     findings: list[Finding] = []
     gaps = list(reading.unchecked)
     nowhere: dict[int, str] = {}
     left: dict[tuple[str, str], int] = dict.fromkeys(skipped.items(), 0)
-    of_subject = {kind: [one for one in chosen if one.subject is kind] for kind in get_args(Subject)}
+    of_subject = {
+        kind: [chosen_rule for chosen_rule in chosen if chosen_rule.subject is kind]
+        for kind in get_args(Subject)
+    }
     for subject in _subjects(reading):
         for rule in of_subject[type(subject)]:
             if isinstance(subject, Workload) and not (rule.fragments or subject.whole):
                 continue
             try:
                 for violation in rule.check(subject, context):
-                    reason = skipped.get(rule.id, _annotated(subject, rule))
+                    reason = skipped.get(rule.id, _skip_reason(subject, rule))
                     if reason is None:
-                        if rule.id in NOWHERE and PREFERRED not in violation.path:
+                        if rule.id in UNSATISFIABLE_RULES and PREFERRED not in violation.path:
                             nowhere.setdefault(id(subject), violation.text)
                         findings.append(_finding(rule, subject, violation))
                     else:
                         left[rule.id, reason] = left.get((rule.id, reason), 0) + 1
-            except Exception as error:  # as `guarded`, which would look up each document's line
+            except Exception as error:  # not `unchecked_on_error`: it needs the line for every subject
                 add_gap(gaps, subject.file, _line(subject), f"rule {rule.id}", error)
-    fits: list[Placed] = []
+    fits: list[Placement] = []
     for workload in reading.workloads:
-        with guarded(gaps, workload.file, workload.line, "the search for machines"):
+        with unchecked_on_error(gaps, workload.file, workload.line, "the search for machines"):
             why = nowhere.get(id(workload))
-            where = placed(workload, context.places, Elsewhere(context.where, why) if why else None)
+            where = placement(workload, context.node_fits, Misfit(context.where, why) if why else None)
             fits += [where] if where else []
-            if workload.whole and workload.gpus and not has_form(workload.pod):
-                what = (
-                    f"{workload.label}: no machine is looked for: what it selects nodes by has another form"
-                )
-                gaps.append(Unchecked(workload.file, workload.line, what))
+            if workload.whole and workload.wants_gpus and not has_pod_shape(workload.pod):
+                what = f"{workload.label}: its node selection is malformed, so no machine is searched"
+                gaps.append(UncheckedItem(workload.file, workload.line, what))
     order = {name: number for number, name in enumerate(reading.files)}
     unique = {
         (
-            order[one.evidence["file"]],
-            one.evidence["line"],
-            SEVERITIES.index(one.severity),
-            one.id,
-            one.message,
-            one.evidence["path"],
-            one.object,
-            one.remedy,
-        ): one
-        for one in findings
+            order[finding.evidence["file"]],
+            finding.evidence["line"],
+            SEVERITIES.index(finding.severity),
+            finding.id,
+            finding.message,
+            finding.evidence["path"],
+            finding.object,
+            finding.remedy,
+        ): finding
+        for finding in findings
     }
     findings = [unique[key] for key in sorted(unique)]
     unchecked = [*gaps, *_unknown_kinds(reading.resources, context)]
-    return Report(
+    return CheckReport(
         SCHEMA,
         tuple(f"1.{minor}" for minor in context.minors),
         tuple(findings),
         tuple(unchecked),
-        tuple(Skipped(name, reason, many) for (name, reason), many in sorted(left.items())),
+        tuple(SkippedRule(name, reason, many) for (name, reason), many in sorted(left.items())),
         tuple(fits),
-        Counts(
+        CheckCounts(
             files=len(reading.files),
-            objects=sum(one.role == "object" for one in reading.resources),
+            objects=sum(resource.role == "object" for resource in reading.resources),
             pods=len(reading.workloads),
-            errors=sum(one.severity == "error" for one in findings),
-            warnings=sum(one.severity == "warning" for one in findings),
+            errors=sum(finding.severity == "error" for finding in findings),
+            warnings=sum(finding.severity == "warning" for finding in findings),
             unchecked=len(unchecked),
         ),
     )
@@ -183,14 +185,14 @@ def _subjects(reading: Reading) -> Iterable[Subject]:
     yield from reading.prose
 
 
-def _annotated(subject: Subject, rule: ManifestRule) -> str | None:
-    """The reason why a rule is not to be applied to an object; None where it is."""
+def _skip_reason(subject: Subject, rule: ManifestRule) -> str | None:
+    """The reason in the skip annotation of an object; None if it has none for the rule."""
     resource = _resource(subject)
     metadata = [resource.metadata] if resource else []
     if isinstance(subject, Workload):
         metadata.append(subject.pod_metadata)
-    for one in metadata:
-        reason = mapping(one.get("annotations")).get(SKIP + rule.id)
+    for part in metadata:
+        reason = mapping(part.get("annotations")).get(SKIP_ANNOTATION + rule.id)
         if reason is not None:
             return str(reason)
     return None
@@ -226,20 +228,22 @@ def _finding(rule: ManifestRule, subject: Subject, violation: Violation) -> Find
     )
 
 
-def _unknown_kinds(resources: Iterable[Resource], context: Context) -> list[Unchecked]:
-    """Kinds whose schema is not known here; their pods are checked all the same."""
+def _unknown_kinds(resources: Iterable[Resource], context: Context) -> list[UncheckedItem]:
+    """Kinds without a known schema; the pods in them are checked nevertheless."""
     return [
-        Unchecked(one.file, one.line, f"{one.api} {one.kind}: its form is not known here")
-        for one in resources
-        if one.role == "object"
-        and one.api
-        and one.kind
-        and not unserved(one)
-        and not known(one, context.minor)
-        and (one.api, one.kind) not in context.custom_kinds
+        UncheckedItem(
+            resource.file, resource.line, f"{resource.api} {resource.kind}: gpukiln has no schema of it"
+        )
+        for resource in resources
+        if resource.role == "object"
+        and resource.api
+        and resource.kind
+        and not unserved(resource)
+        and not has_schema(resource, context.minor)
+        and (resource.api, resource.kind) not in context.custom_kinds
     ] + [
-        Unchecked(one.file, one.line, f"{one.label}: {text}")
-        for one in resources
-        if (custom := context.custom_form(one, custom_violations)) is not None
+        UncheckedItem(resource.file, resource.line, f"{resource.label}: {text}")
+        for resource in resources
+        if (custom := context.custom_form(resource, custom_violations)) is not None
         for text in custom[1]
     ]

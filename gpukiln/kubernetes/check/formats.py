@@ -1,4 +1,4 @@
-"""Formats of single values as the API server takes them: names, keys, addresses, quantities, schedules."""
+"""Formats of single values that the API server accepts: names, keys, addresses, quantities, schedules."""
 
 from __future__ import annotations
 
@@ -42,16 +42,21 @@ _BARE_RESOURCES = re.compile(
 
 
 def is_label(key: str, value: str) -> bool:
+    """Whether key and value are a valid label.
+
+    >>> is_label("example.com/team", "vision"), is_label("team", "a b")
+    (True, False)
+    """
     return LABEL_KEY.fullmatch(key) is not None and LABEL_VALUE.fullmatch(value) is not None
 
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """What a value must look like.
+    """A format.
 
     Args:
-        wanted: In words, for a message.
-        holds: Whether a value has the form; it is given texts, and numbers where the field takes them.
+        wanted: Description for messages.
+        holds: Whether a value has the format; values are texts, or numbers in fields that allow them.
     """
 
     wanted: str
@@ -81,7 +86,11 @@ def _network(value: Any) -> bool:
 
 
 def _without_zeros(text: str) -> str:
-    """The API server still reads 010.0.0.1 as 10.0.0.1 in the fields that are older than that rule."""
+    """Without leading zeros: in older fields the API server still accepts 010.0.0.1 as 10.0.0.1.
+
+    >>> _without_zeros("010.0.0.1")
+    '10.0.0.1'
+    """
     return text if ":" in text else re.sub(r"(?<!\d)0+(?=\d)", "", text)
 
 
@@ -129,7 +138,11 @@ def _base64(value: Any) -> bool:
 
 
 def resource_name(value: Any) -> bool:
-    """Whether a resource is a standard one, or is qualified by a domain."""
+    """Whether a resource is a standard one or has a domain.
+
+    >>> resource_name("nvidia.com/gpu"), resource_name("cpu"), resource_name("gpu")
+    (True, True, False)
+    """
     text = str(value)
     return (LABEL_KEY.fullmatch(text) is not None and "/" in text) or (
         _BARE_RESOURCES.fullmatch(text) is not None
@@ -137,12 +150,16 @@ def resource_name(value: Any) -> bool:
 
 
 def _indexes(value: Any) -> bool:
-    """Rising numbers and ranges: 0,2-4,7."""
+    """Rising numbers and ranges.
+
+    >>> _indexes("0,2-4,7"), _indexes("3,1")
+    (True, False)
+    """
     if not isinstance(value, str):
         return True
     last = -1
-    for one in value.split(",") if value else ():
-        if not (match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", one)):
+    for part in value.split(",") if value else ():
+        if not (match := re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part)):
             return False
         first, end = int(match[1]), int(match[2] or match[1])
         if first <= last or end < first or (match[2] and end == first):
@@ -155,7 +172,7 @@ _MOST_OF_VOLUME = {"Gi": 59_000, "G": 64_000, "Ti": 58, "T": 64}
 
 
 def _volume_size(value: Any) -> bool:
-    """Of an EBS volume, as Karpenter takes it."""
+    """The size of an EBS volume in an EC2NodeClass."""
     match = re.fullmatch(r"([1-9]\d{0,4})(Gi?|Ti?)", value) if isinstance(value, str) else None
     return match is not None and int(match[1]) <= _MOST_OF_VOLUME[match[2]]
 

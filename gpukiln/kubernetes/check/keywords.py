@@ -1,4 +1,4 @@
-"""The keywords of `validation.py` beyond JSON Schema, and schemas that its table is joined to."""
+"""The keywords of `validation.py` that JSON Schema lacks, and how its table is merged into the schemas."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from jsonschema import Draft202012Validator, ValidationError, validators  # type
 from gpukiln.kubernetes.check.formats import FORMATS, LABEL_KEY
 from gpukiln.kubernetes.check.relations import Check
 from gpukiln.kubernetes.check.validation import FIELDS, Row
-from gpukiln.kubernetes.check.workload import is_open
+from gpukiln.kubernetes.check.workload import is_placeholder
 from gpukiln.typed import short
 
 Schema = dict[str, Any]
 Errors = Iterator[ValidationError]
-WHOLE = ("given", "some", "filled")  # what a part of an object need not have
+WHOLE_OBJECT_KEYWORDS = ("given", "some", "filled")  # keywords that don't apply to a part of an object
 _RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 
 
@@ -26,15 +26,15 @@ def _words(_: Any, words: tuple[str, ...], value: Any, schema: Schema) -> Errors
         return
     if schema.get("qualified") and "/" in value and LABEL_KEY.fullmatch(value):
         return
-    wanted = [one for one in words if one]
-    yield ValidationError(f"found {short(value)}, wanted {' or '.join(wanted)}")
+    choices = [word for word in words if word]
+    yield ValidationError(f"found {short(value)}, wanted {' or '.join(choices)}")
 
 
 def _between(_: Any, limits: tuple[int, int | None], value: Any, __: Schema) -> Errors:
     least, most = limits
     if isinstance(value, int) and not isinstance(value, bool) and (value < least or (most and value > most)):
-        wanted = f"{least} to {most}" if most else f"{least} or more"
-        yield ValidationError(f"found {value}, wanted {wanted}")
+        allowed = f"{least} to {most}" if most else f"{least} or more"
+        yield ValidationError(f"found {value}, wanted {allowed}")
 
 
 def _form(_: Any, name: str, value: Any, schema: Schema) -> Errors:
@@ -46,30 +46,30 @@ def _form(_: Any, name: str, value: Any, schema: Schema) -> Errors:
 
 
 def _values(_: Any, name: str, value: Any, __: Schema) -> Errors:
-    for key, one in value.items() if isinstance(value, Mapping) else ():
-        if one is None or isinstance(one, bool | list | Mapping) or is_open(one):
+    for key, item in value.items() if isinstance(value, Mapping) else ():
+        if item is None or isinstance(item, bool | list | Mapping) or is_placeholder(item):
             continue
-        if not FORMATS[name].holds(one):
-            yield ValidationError(f"found {short(one)}, wanted {FORMATS[name].wanted}", path=(key,))
+        if not FORMATS[name].holds(item):
+            yield ValidationError(f"found {short(item)}, wanted {FORMATS[name].wanted}", path=(key,))
 
 
 def _keys(_: Any, name: str, value: Any, __: Schema) -> Errors:
     for key in value if isinstance(value, Mapping) else ():
-        if not FORMATS[name].holds(key) and not is_open(key):
+        if not FORMATS[name].holds(key) and not is_placeholder(key):
             yield ValidationError(f"found the key {short(key)}, wanted {FORMATS[name].wanted}", path=(key,))
 
 
 def _once(_: Any, fields: tuple[str, ...], value: Any, __: Schema) -> Errors:
     if not isinstance(value, list) or len(value) < 2:
         return
-    found = Counter(
-        json.dumps([one.get(field) for field in fields] if fields else one, default=str, sort_keys=True)
-        for one in value
-        if not fields or (isinstance(one, Mapping) and one.get(fields[0]))
+    counted = Counter(
+        json.dumps([item.get(field) for field in fields] if fields else item, default=str, sort_keys=True)
+        for item in value
+        if not fields or (isinstance(item, Mapping) and item.get(fields[0]))
     )
-    for text, many in found.items():
+    for text, many in counted.items():
         if many > 1:
-            yield ValidationError(f"{text.strip('[]')} stands {many} times; wanted once")
+            yield ValidationError(f"{text.strip('[]')} occurs {many} times; wanted once")
 
 
 def _filled(_: Any, __: bool, value: Any, ___: Schema) -> Errors:
@@ -91,10 +91,10 @@ def _given(_: Any, fields: tuple[str, ...], value: Any, schema: Schema) -> Error
 def _most(_: Any, fields: tuple[str, ...], value: Any, __: Schema) -> Errors:
     if not isinstance(value, Mapping):
         return
-    found = [field for field in fields if value.get(field) not in (None, "", 0)]
-    if len(found) > 1:
+    given = [field for field in fields if value.get(field) not in (None, "", 0)]
+    if len(given) > 1:
         yield ValidationError(
-            f"{' and '.join(found)} exclude each other; wanted one of them", path=(found[1],)
+            f"{' and '.join(given)} exclude each other; wanted one of them", path=(given[1],)
         )
 
 
@@ -136,40 +136,48 @@ KEYWORDS = {
 ServerValidator: Any = validators.extend(Draft202012Validator, KEYWORDS)
 
 
-def joined(name: str, definition: Schema) -> Schema:
-    """A definition with its rows of the table.
+def with_server_rules(name: str, definition: Schema) -> Schema:
+    """A definition merged with its row of the table.
 
     Args:
-        name: io.k8s.api.core.v1.Pod; rows of other groups have the last part alone.
-        definition: With its references replaced; what they were replaced by is not changed.
+        name: For example io.k8s.api.core.v1.Pod; rows outside io.k8s.api have only the last part.
+        definition: Its references are resolved; the resolved definitions are not modified.
     """
     row = FIELDS.get(name.removeprefix("io.k8s.api.")) or FIELDS.get(name.rpartition(".")[2])
     if row is None:
         return definition
-    made = {**definition, "properties": {**definition.get("properties", {})}}
-    fields = made["properties"]
+    extended = {**definition, "properties": {**definition.get("properties", {})}}
+    fields = extended["properties"]
     given = tuple(field[:-1] for field in row if field.endswith("!") and field[:-1] in fields)
     if given:
-        made["given"] = given
+        extended["given"] = given
     for key in ("@most", "@some", "@check"):
         if key in row:
-            made[key[1:]] = row[key]
+            extended[key[1:]] = row[key]
     if "@optional" in row:
-        made["required"] = [one for one in made.get("required", ()) if one not in row["@optional"]]
+        extended["required"] = [
+            field for field in extended.get("required", ()) if field not in row["@optional"]
+        ]
     for field in row.get("@any", ()):
         fields[field] = {"type": ["object", "null"]}
-    for key, wanted in row.items():
+    for key, field_row in row.items():
         field = key.rstrip("![]")
-        if key.startswith("@") or field not in fields or not wanted:  # a field that this version has not
+        if (
+            key.startswith("@") or field not in fields or not field_row
+        ):  # this version does not have the field
             continue
         if key.endswith("[]"):
-            fields[field] = {**fields[field], "items": _with(fields[field].get("items", {}), wanted)}
+            fields[field] = {
+                **fields[field],
+                "items": _merged_schema(fields[field].get("items", {}), field_row),
+            }
         else:
-            fields[field] = _with(fields[field], wanted)
-    return made
+            fields[field] = _merged_schema(fields[field], field_row)
+    return extended
 
 
-def _with(schema: Schema, row: Row) -> Schema:
+def _merged_schema(schema: Schema, row: Row) -> Schema:
     more = {("values" if key == "form{}" else key): value for key, value in row.items()}
-    # what a reference was replaced by is filled later, where it refers to itself
+    # A resolved reference may still be empty here, if its definition refers to itself: allOf keeps the
+    # reference.
     return {**schema, **more} if schema.get("type") or "oneOf" in schema else {"allOf": [schema], **more}

@@ -1,4 +1,4 @@
-"""What a cluster has, to be judged as files are; and whether its API server would take what files have."""
+"""Reads objects of a cluster, to check them like files; validates files by a dry run on its API server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpukiln.kubernetes.check.reading import Reading
 from gpukiln.kubernetes.check.rules import NEWEST
 from gpukiln.kubernetes.check.rules_form import NO_OBJECTS
 from gpukiln.kubernetes.check.schema import OLDEST
-from gpukiln.kubernetes.check.workload import Rejection, Unchecked, at
+from gpukiln.kubernetes.check.workload import Rejection, UncheckedItem, at
 from gpukiln.kubernetes.cluster import AnswerError, MissingError
 from gpukiln.kubernetes.pools import pool_of_nodes, pools_in
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.kubernetes.pools import Pool
 
-# What is judged; those that another object made are its owner's fault.
+# Kinds that are read. Objects with an owner are skipped, because the fault is in the owner.
 KINDS = (
     "Pod",
     "Job",
@@ -37,87 +37,92 @@ KINDS = (
     "actions.github.com/v1alpha1/AutoscalingRunnerSet",
 )
 CLUSTER_WIDE = ("NodePool", "EC2NodeClass")
-# What only the server writes, and nobody is asked to mend.
-WRITTEN = ("status",)
+# Fields that only the server writes; users can't fix them.
+SERVER_FIELDS = ("status",)
 
 
 def read_cluster(
     reading: Reading, cluster: Cluster, namespace: str = "", *, everywhere: bool = False
 ) -> None:
-    """Take what a cluster has, namespace by namespace; a kind that may not be listed is told as unchecked.
+    """Read the objects of a cluster; a kind that can't be listed is reported as unchecked.
 
     Args:
-        namespace: Empty: the context's.
+        namespace: Empty: that of the context.
 
     Raises:
-        UnavailableError: It can't be asked at all.
+        UnavailableError: No kind can be listed.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
+    by_namespace: dict[str, list[dict[str, Any]]] = {}
     name = f"context {cluster.context}"
-    told: list[GpukilnError] = []
+    errors: list[GpukilnError] = []
     for kind in KINDS:
         try:
             listed = cluster.list(kind, namespace, everywhere=everywhere)
         except (UnavailableError, BusyError) as error:
-            told.append(error)
-            reading.unchecked.append(Unchecked(name, 1, f"{kind}: {error.message}"))
+            errors.append(error)
+            reading.unchecked.append(UncheckedItem(name, 1, f"{kind}: {error.message}"))
             continue
-        for one in listed:
-            metadata = one.get("metadata", {})
+        for item in listed:
+            metadata = item.get("metadata", {})
             owned = any(owner.get("controller", True) for owner in metadata.get("ownerReferences") or ())
             if not owned:
-                one = {key: value for key, value in one.items() if key not in WRITTEN}  # noqa: PLW2901 - the same
-                found.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(one)
-    if len(told) == len(KINDS):
-        raise told[0]
-    for file, objects in sorted(found.items()):
+                item = {key: value for key, value in item.items() if key not in SERVER_FIELDS}  # noqa: PLW2901 - the same
+                by_namespace.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(
+                    item
+                )
+    if len(errors) == len(KINDS):
+        raise errors[0]
+    for file, objects in sorted(by_namespace.items()):
         reading.objects(objects, file)
 
 
 def live_pools(reading: Reading, cluster: Cluster) -> tuple[Pool, ...]:
     """Where pods may land: the nodes that offer GPUs, and Karpenter's pools, which may start more.
 
-    Nothing is known where nodes may not be listed; that is told as unchecked.
+    Empty if listing nodes is not allowed; that is reported as unchecked.
     """
     try:
         nodes = pool_of_nodes(cluster.list("Node"))
     except (UnavailableError, BusyError) as error:
-        reading.unchecked.append(Unchecked(f"context {cluster.context}", 1, f"Node: {error.message}"))
+        reading.unchecked.append(UncheckedItem(f"context {cluster.context}", 1, f"Node: {error.message}"))
         return ()
-    pools = pools_in(one.object for one in reading.resources if one.role == "object")
+    pools = pools_in(resource.object for resource in reading.resources if resource.role == "object")
     return (*((nodes,) if nodes.nodes else ()), *pools)
 
 
-def versions(reading: Reading, cluster: Cluster) -> str:
-    """The cluster's version as `schema.minors` reads it, or the nearest that has schemas.
+def schema_version(reading: Reading, cluster: Cluster) -> str:
+    """The cluster's version for `schema.minors`, or the nearest version with a schema.
 
     Raises:
-        UnavailableError: It can't be asked.
+        UnavailableError: The API server does not answer.
     """
     _, minor = cluster.version()
     nearest = min(max(minor, OLDEST), NEWEST)
     if nearest != minor:
-        what = f"Kubernetes 1.{minor} has no schema here: 1.{nearest} is taken for it"
-        reading.unchecked.append(Unchecked(f"context {cluster.context}", 1, what))
+        what = f"Kubernetes 1.{minor} has no schema here; that of 1.{nearest} is used"
+        reading.unchecked.append(UncheckedItem(f"context {cluster.context}", 1, what))
     return f"1.{nearest}"
 
 
-def ask_server(reading: Reading, cluster: Cluster) -> None:
-    """Let the API server validate and admit every object by a dry run; nothing is kept.
+def dry_run_objects(reading: Reading, cluster: Cluster) -> None:
+    """Let the API server validate and admit every object by a dry run; it stores nothing.
 
     Raises:
-        UnavailableError: It can't be asked.
+        UnavailableError: The API server does not answer.
     """
     objects = [
-        one
-        for one in reading.resources
-        if one.role == "object" and one.api and one.kind and (one.api, one.kind) not in NO_OBJECTS
+        resource
+        for resource in reading.resources
+        if resource.role == "object"
+        and resource.api
+        and resource.kind
+        and (resource.api, resource.kind) not in NO_OBJECTS
     ]
-    namespaces = {one.name for one in objects if one.kind == "Namespace"}
+    namespaces = {resource.name for resource in objects if resource.kind == "Namespace"}
     defined = {
-        (at(one.object, ("spec", "group")), at(one.object, ("spec", "names", "kind")))
-        for one in objects
-        if one.kind == "CustomResourceDefinition"
+        (at(resource.object, ("spec", "group")), at(resource.object, ("spec", "names", "kind")))
+        for resource in objects
+        if resource.kind == "CustomResourceDefinition"
     }
     for resource in objects:
         gap = ""
@@ -127,7 +132,7 @@ def ask_server(reading: Reading, cluster: Cluster) -> None:
             if not gap:
                 cluster.create(dict(resource.object), dry_run=True)
         except RefusedError:
-            continue  # one of that name is there: it was validated and admitted before it was compared
+            continue  # the name exists: the server checks that after validation and admission
         except MissingError as error:
             if (
                 resource.namespace in namespaces
@@ -135,7 +140,7 @@ def ask_server(reading: Reading, cluster: Cluster) -> None:
             ):
                 gap = (
                     f"{resource.label}: {error.message}; these files create it: "
-                    "apply that first, then ask again"
+                    "apply that first, then check again"
                 )
             else:
                 reading.rejections.append(Rejection(resource.file, resource.line, error.message, resource))
@@ -144,4 +149,4 @@ def ask_server(reading: Reading, cluster: Cluster) -> None:
         except BusyError as error:
             gap = f"{resource.label}: {error.message}"
         if gap:
-            reading.unchecked.append(Unchecked(resource.file, resource.line, gap))
+            reading.unchecked.append(UncheckedItem(resource.file, resource.line, gap))

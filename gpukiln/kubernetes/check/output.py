@@ -10,41 +10,41 @@ from typing import Any
 
 from gpukiln.findings import Finding
 from gpukiln.kubernetes.check import fit
-from gpukiln.kubernetes.check.evaluate import Report
+from gpukiln.kubernetes.check.evaluate import CheckReport
 from gpukiln.kubernetes.check.registry import rules
 from gpukiln.reports.junit import Case, Suite, write_suites
 from gpukiln.reports.sanitize import sanitize
 from gpukiln.reports.sarif import sarif
 
 
-def lines(report: Report) -> Iterator[str]:
-    """The report as text: file by file; why and what to do stand with a rule's first finding."""
+def lines(report: CheckReport) -> Iterator[str]:
+    """The report as text, file by file; reason and fix follow the first finding of a rule."""
     shown: set[str] = set()
     file = ""
-    width = max((len(f"{one.evidence['line']}") for one in report.findings), default=0)
-    for one in report.findings:
-        if one.evidence["file"] != file:
-            file = one.evidence["file"]
+    width = max((len(f"{finding.evidence['line']}") for finding in report.findings), default=0)
+    for finding in report.findings:
+        if finding.evidence["file"] != file:
+            file = finding.evidence["file"]
             yield sanitize(file)
-        where = f"{one.object}: " if one.object else ""
-        line = f"{one.evidence['line']:>{width}} {one.severity:<7} {one.id}"
-        yield sanitize(f"  {line}: {where}{one.message}")
-        if one.id not in shown or one.remedy not in shown:
-            if one.id not in shown:
-                yield f"  {'':>{width}}         why: {one.evidence['reason']}"
-            yield sanitize(f"  {'':>{width}}         fix: {one.remedy}")
-            shown |= {one.id, one.remedy}
+        where = f"{finding.object}: " if finding.object else ""
+        line = f"{finding.evidence['line']:>{width}} {finding.severity:<7} {finding.id}"
+        yield sanitize(f"  {line}: {where}{finding.message}")
+        if finding.id not in shown or finding.remedy not in shown:
+            if finding.id not in shown:
+                yield f"  {'':>{width}}         why: {finding.evidence['reason']}"
+            yield sanitize(f"  {'':>{width}}         fix: {finding.remedy}")
+            shown |= {finding.id, finding.remedy}
     if report.findings:
         yield ""
     for pod in report.placed:
-        for text in fit.words(pod):
+        for text in fit.placement_lines(pod):
             yield sanitize(text)
     if report.placed:
         yield ""
     for gap in report.unchecked:
         yield sanitize(f"not checked: {gap.file}:{gap.line}: {gap.reason}")
     for left in report.skipped:
-        why = f" ({left.reason})" if left.reason else ", and no reason given (--skip RULE=REASON)"
+        why = f" ({left.reason})" if left.reason else ", without a reason (--skip RULE=REASON)"
         yield sanitize(f"skipped: {left.rule}, {_many(left.findings, 'finding')}{why}")
     counts = report.counts
     yield (
@@ -59,49 +59,51 @@ def _many(number: int, word: str) -> str:
     return f"{number} {word}" + ("" if number == 1 else "s")
 
 
-def write_junit(report: Report, files: tuple[str, ...], path: Path) -> None:
-    """Write one suite a file, one test case a rule that is violated; warnings pass, and are shown.
+def write_junit(report: CheckReport, files: tuple[str, ...], path: Path) -> None:
+    """Write a suite for each file and a test case for each violated rule; warnings pass and are shown.
 
     Args:
-        files: All that were read: what has no finding passes.
+        files: All files that were read; one without findings passes.
 
     Raises:
         OSError: It can't be written.
     """
     by_file: dict[str, dict[str, list[Finding]]] = {file: defaultdict(list) for file in files}
-    for one in report.findings:
-        by_file[one.evidence["file"]][one.id].append(one)
+    for finding in report.findings:
+        by_file[finding.evidence["file"]][finding.id].append(finding)
     gaps = defaultdict(list)
     for gap in report.unchecked:
         gaps[gap.file].append(gap)
     suites = []
     for file in [*by_file, *(name for name in gaps if name not in by_file)]:
-        cases = [_case(file, rule, found) for rule, found in by_file.get(file, {}).items()]
+        cases = [_case(file, rule, findings) for rule, findings in by_file.get(file, {}).items()]
         cases += [Case(file, f"line {gap.line}", "skipped", message=gap.reason) for gap in gaps[file]]
         suites.append(Suite(file, cases or [Case(file, "k8s.check")]))
     write_suites("gpukiln k8s.check", suites, path, mode=0o644)
 
 
-def _case(file: str, rule: str, found: list[Finding]) -> Case:
-    first = found[0]
-    text = "\n".join(f"{file}:{one.evidence['line']}: {one.object} {one.message}" for one in found)
+def _case(file: str, rule: str, findings: list[Finding]) -> Case:
+    first = findings[0]
+    text = "\n".join(
+        f"{file}:{finding.evidence['line']}: {finding.object} {finding.message}" for finding in findings
+    )
     text += f"\nwhy: {first.evidence['reason']}\nfix: {first.remedy}\nsource: {first.source}"
     if first.severity == "error":
         return Case(file, rule, "failure", rule, first.message, text)
     return Case(file, rule, text=text)
 
 
-def code_scanning(report: Report) -> dict[str, Any]:
+def code_scanning(report: CheckReport) -> dict[str, Any]:
     """The report as SARIF."""
     findings = [
         replace(
-            one,
-            message=sanitize(one.message),
-            object=sanitize(one.object),
-            remedy=sanitize(one.remedy),
+            finding,
+            message=sanitize(finding.message),
+            object=sanitize(finding.object),
+            remedy=sanitize(finding.remedy),
         )
-        for one in report.findings
+        for finding in report.findings
     ]
-    gaps = ((one.file, one.line, sanitize(one.reason)) for one in report.unchecked)
-    titles = {one.id: (one.title, one.fix) for one in rules()}
+    gaps = ((gap.file, gap.line, sanitize(gap.reason)) for gap in report.unchecked)
+    titles = {known_rule.id: (known_rule.title, known_rule.fix) for known_rule in rules()}
     return sarif("gpukiln k8s.check", titles, findings, gaps)

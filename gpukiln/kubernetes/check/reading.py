@@ -1,4 +1,4 @@
-"""Files as they lie about: manifests, values, scripts, documents with blocks of code, rules, dashboards."""
+"""Reads manifests, values, scripts, documents with code blocks, Prometheus rules and dashboards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path as File
 from typing import Any, TypeVar
 
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.kubernetes.check import yamltree
+from gpukiln.kubernetes.check import yaml_tree
 from gpukiln.kubernetes.check.values import chart_of
 from gpukiln.kubernetes.check.workload import (
     CONTAINER_KEYS,
@@ -27,7 +27,7 @@ from gpukiln.kubernetes.check.workload import (
     Rejection,
     Resource,
     Role,
-    Unchecked,
+    UncheckedItem,
     Workload,
     mapping,
     sequence,
@@ -39,18 +39,18 @@ from gpukiln.units import Memory
 
 T = TypeVar("T")
 YAML, SCRIPTS, DOCUMENTS = (".yaml", ".yml", ".json"), (".sh", ".bash"), (".md", ".markdown", ".txt", ".rst")
-LARGEST = 16 << 20  # bytes of a file; a chart rendered whole has less than one MiB
+LARGEST_FILE = 16 << 20  # bytes of a file; a completely rendered chart has less than 1 MiB
 SHELLS = ("bash", "sh", "shell", "console", "shell-session", "zsh")
-# What a chart's template has and no manifest: it must be rendered before it says anything.
+# Syntax of Helm templates that no manifest has: a template must be rendered before it can be checked.
 TEMPLATE = re.compile(
     r"\{\{-?\s*(?:\.(?:Values|Release|Chart|Capabilities|Files)\b|include |if |range |with |toYaml |tpl )"
 )
-NEITHER = "neither an object nor values that are known here"
+UNKNOWN_DOCUMENT = "neither an object nor values of a known chart"
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<mark>```+|~~~+)[ \t]*\{?\.?(?P<language>[\w+-]*)")
-LONGEST = 32 << 10  # characters of a command that is looked at; more is no command that somebody types
-MOST_LINES = 200  # of a command; a quotation that is open for more is an apostrophe
+LONGEST_COMMAND = 32 << 10  # characters of a command that are checked; nobody types longer ones
+MOST_LINES = 200  # of a command: a quote that stays open for longer is an apostrophe in prose
 HEREDOC = re.compile(r"<<-?\s*(['\"]?)(?P<end>\w+)\1")
-_WITHIN = {  # what ends a quotation, or begins one
+_QUOTE_ENDS = {  # open quote -> what ends it; without one, what begins a quote or a comment
     "": re.compile(r"\\.|['\"#]"),
     "'": re.compile("'"),
     '"': re.compile(r'\\.|"'),
@@ -60,11 +60,11 @@ TOOLS = re.compile(r"^\s*(?:\$ |sudo |kubectl |helm |docker |eksctl |aws |apt(?:
 
 @dataclass
 class Reading:
-    """What was found in some files.
+    """Everything that was read from files or a cluster.
 
     Args:
-        unchecked: What can't be checked.
-        pools: Node pools that a cluster has.
+        unchecked: Items that can't be checked.
+        pools: Node pools of a cluster.
     """
 
     files: list[str] = field(default_factory=list)
@@ -74,18 +74,18 @@ class Reading:
     queries: list[Query] = field(default_factory=list)
     prose: list[Prose] = field(default_factory=list)
     rejections: list[Rejection] = field(default_factory=list)
-    unchecked: list[Unchecked] = field(default_factory=list)
+    unchecked: list[UncheckedItem] = field(default_factory=list)
     pools: tuple[Pool, ...] = ()
 
     def text(self, text: str, name: str) -> None:
-        """Read what a file holds.
+        """Read the text of a file.
 
         Args:
-            name: Of the file; its ending says what it is, where it has one.
+            name: Of the file; its suffix decides the format, if it has one.
         """
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
-        with guarded(self.unchecked, name, 1, "the reader"):
+        with unchecked_on_error(self.unchecked, name, 1, "the reader"):
             self._text(text, name)
 
     def _text(self, text: str, name: str) -> None:
@@ -99,11 +99,11 @@ class Reading:
             self._document(text, name)
 
     def objects(self, objects: Iterable[dict[str, Any]], name: str) -> None:
-        """Take objects as an API gives them."""
+        """Add objects of an API server."""
         self.files.append(name)
-        for one in objects:
-            with guarded(self.unchecked, name, 1, "the reader"):
-                self._resource(Resource(name, one))
+        for item in objects:
+            with unchecked_on_error(self.unchecked, name, 1, "the reader"):
+                self._resource(Resource(name, item))
 
     def _document(self, text: str, name: str) -> None:
         lines, blocks = _blocks(text)
@@ -117,13 +117,13 @@ class Reading:
                 self._promql(block, name, line)
             elif not language:
                 self._unnamed(block, name, line)
-        if not blocks:  # a document without marks: its here-documents and command lines count
+        if not blocks:  # without code blocks, read here-documents and command lines in the text
             self._script(text, name, 0, strict=False)
 
     def _unnamed(self, block: str, name: str, line: int) -> None:
         if re.search(r"^[ \t]*(?:apiVersion|kind|resources|nodeSelector|tolerations):", block, re.MULTILINE):
             self._yaml(block, name, line, whole=False)
-        elif any(TOOLS.match(one) for one in block.splitlines()):
+        elif any(TOOLS.match(row) for row in block.splitlines()):
             self._script(block, name, line, strict=False)
 
     def _promql(self, block: str, name: str, above: int) -> None:
@@ -132,36 +132,36 @@ class Reading:
                 self.queries.append(Query(name, number, line.strip()))
 
     def _script(self, text: str, name: str, above: int, *, strict: bool = True) -> None:
-        """Command lines and here-documents.
+        """Read command lines and here-documents.
 
         Args:
-            strict: Every line is a command; else only one that begins with a tool's name.
+            strict: Every line is a command; otherwise only lines that begin with the name of a known tool.
         """
         lines = text.splitlines()
         number = 0
         while number < len(lines):
             start, line = number, lines[number]
             number += 1
-            parts, length, quote = [line], len(line), _quotation(line, "")
+            parts, length, quote = [line], len(line), _open_quote(line, "")
             while number < min(len(lines), start + MOST_LINES) and (line.endswith("\\") or quote):
-                if length > LONGEST:
+                if length > LONGEST_COMMAND:
                     break
                 if line.endswith("\\"):
                     parts[-1] = line[:-1] + " "
                 else:
                     parts.append("\n")
                 line = lines[number]
-                quote = _quotation(line, quote)
+                quote = _open_quote(line, quote)
                 parts.append(line)
                 length += len(line) + 1
                 number += 1
             line = "".join(parts)
             is_command = strict or TOOLS.match(line) is not None
-            if length > LONGEST:
-                line = line[:LONGEST]
+            if length > LONGEST_COMMAND:
+                line = line[:LONGEST_COMMAND]
                 if is_command:
-                    what = f"longer than {Memory(LONGEST).shown}: what stands behind is not looked at"
-                    self.unchecked.append(Unchecked(name, above + start + 1, what))
+                    what = f"longer than {Memory(LONGEST_COMMAND).shown}: the rest is not checked"
+                    self.unchecked.append(UncheckedItem(name, above + start + 1, what))
             if is_command:
                 self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
             if not line.lstrip().startswith("#") and (heredoc := HEREDOC.search(line)):
@@ -177,79 +177,83 @@ class Reading:
         for words in _split(line):
             command = CommandLine(name, number, tuple(words))
             self.commands.append(command)
-            if (resource := _run(command)) is not None:
+            if (resource := _pod_of_kubectl_run(command)) is not None:
                 self._resource(resource)
 
     def _yaml(self, text: str, name: str, above: int, *, whole: bool) -> None:
-        if found := TEMPLATE.search(text):
-            line = above + text.count("\n", 0, found.start()) + 1
+        if match := TEMPLATE.search(text):
+            line = above + text.count("\n", 0, match.start()) + 1
             self.unchecked.append(
-                Unchecked(name, line, "a chart's template: give the output of `helm template`")
+                UncheckedItem(name, line, "a chart's template: check the output of `helm template` instead")
             )
             return
-        for one in yamltree.documents(text, above):
-            if isinstance(one, yamltree.BrokenError):
+        for document in yaml_tree.documents(text, above):
+            if isinstance(document, yaml_tree.BrokenError):
                 if "{{" in text:
                     self.unchecked.append(
-                        Unchecked(name, one.line, "a template: give what it is rendered to")
+                        UncheckedItem(name, document.line, "a template: check its rendered output instead")
                     )
                 else:
-                    self.rejections.append(Rejection(name, one.line, one.text))
-            elif not isinstance(one.value, dict):
+                    self.rejections.append(Rejection(name, document.line, document.text))
+            elif not isinstance(document.value, dict):
                 if whole:
                     self.unchecked.append(
-                        Unchecked(name, one.line_of(()), "no mapping: no object, no values")
+                        UncheckedItem(
+                            name, document.line_of(()), "not a mapping, so neither an object nor values"
+                        )
                     )
             else:
-                with guarded(self.unchecked, name, one.above + 1, "the reader"):
-                    self._value(one, name, whole=whole)
+                with unchecked_on_error(self.unchecked, name, document.above + 1, "the reader"):
+                    self._value(document, name, whole=whole)
 
-    def _value(self, document: yamltree.Document, name: str, *, whole: bool) -> None:
+    def _value(self, document: yaml_tree.Document, name: str, *, whole: bool) -> None:
         value = document.value
         if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
             for number, item in enumerate(value["items"]):
                 if isinstance(item, dict):
-                    line_of = _below(document.line_of, ("items", number))
-                    written = _below(document.written, ("items", number))
+                    line_of = _relative_to(document.line_of, ("items", number))
+                    written = _relative_to(document.written, ("items", number))
                     self._resource(Resource(name, item, line_of=line_of, written=written))
             return
         role, chart = _role(value, whole=whole)
-        if role == "unknown":  # a document may show the settings of anything
+        if role == "unknown":  # code blocks may show settings of any program
             if whole:
-                self.unchecked.append(Unchecked(name, document.line_of(()), NEITHER))
+                self.unchecked.append(UncheckedItem(name, document.line_of(()), UNKNOWN_DOCUMENT))
             return
-        self._resource(Resource(name, value, role, chart, document.line_of, document.twice, document.written))
+        self._resource(
+            Resource(name, value, role, chart, document.line_of, document.repeated, document.written)
+        )
 
     def _resource(self, resource: Resource) -> None:
         self.resources.append(resource)
-        for one in workloads(resource):
-            self.workloads.append(one)
-            for container in one.containers:
-                self._container(one, container)
+        for workload in workloads(resource):
+            self.workloads.append(workload)
+            for container in workload.containers:
+                self._container(workload, container)
         for path, text in _expressions(resource):
             self.queries.append(Query(resource.file, resource.line_of(path), text))
 
     def _container(self, workload: Workload, container: PodContainer) -> None:
         path = workload.at(*container.where, "command" if "command" in container.spec else "args")
-        words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
+        words = [str(word) for key in ("command", "args") for word in sequence(container.spec.get(key))]
         if not words:
             return
         resource = workload.resource
         line = resource.line_of(path)
-        texts = [words[index + 1] for index, one in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", one)]
+        texts = [words[index + 1] for index, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)]
         if texts and File(words[0]).name in ("sh", "bash", "ash", "dash"):
-            for one in (words for text in texts for row in text.splitlines() for words in _split(row)):
-                self.commands.append(CommandLine(resource.file, line, tuple(one), resource, path))
+            for line_words in (words for text in texts for row in text.splitlines() for words in _split(row)):
+                self.commands.append(CommandLine(resource.file, line, tuple(line_words), resource, path))
         else:
             self.commands.append(CommandLine(resource.file, line, tuple(words), resource, path))
 
 
 @contextmanager
-def guarded(gaps: list[Unchecked], file: str, line: int, what: str) -> Iterator[None]:
-    """Take an error that nobody expected for a gap: one document never hides what is found in others.
+def unchecked_on_error(gaps: list[UncheckedItem], file: str, line: int, what: str) -> Iterator[None]:
+    """Report an unexpected error as unchecked, so that one document does not hide findings in others.
 
     Args:
-        what: That reads the document, for example "rule schema".
+        what: What processes the document, for example "rule schema".
     """
     try:
         yield
@@ -257,11 +261,11 @@ def guarded(gaps: list[Unchecked], file: str, line: int, what: str) -> Iterator[
         add_gap(gaps, file, line, what, error)
 
 
-def add_gap(gaps: list[Unchecked], file: str, line: int, what: str, error: Exception) -> None:
-    """See `guarded`."""
+def add_gap(gaps: list[UncheckedItem], file: str, line: int, what: str, error: Exception) -> None:
+    """Add an unexpected error to the unchecked items."""
     why = f"{type(error).__name__}: {error}"
-    gap = Unchecked(
-        file, line, f"{what} could not read this document; please report it with the document ({why})"
+    gap = UncheckedItem(
+        file, line, f"{what} failed on this document; please report that with the document ({why})"
     )
     if gap not in gaps:
         gaps.append(gap)
@@ -271,22 +275,23 @@ def read(names: Iterable[str]) -> Reading:
     """Read files, folders and standard input.
 
     Args:
-        names: Paths; `-` is standard input. Of a folder, what ends as manifests, scripts and documents do.
+        names: Paths; `-` is standard input. Of a folder, files with the suffix of manifests, scripts or
+            documents.
 
     Raises:
-        UsageError: Nothing is there, or a folder has none of them.
+        UsageError: A path does not exist, or a folder has no such file.
         UnavailableError: A file can't be read.
     """
     reading = Reading()
-    paths = [one for name in names for one in ([name] if name == "-" else _files(File(name)))]
+    paths = [source for name in names for source in ([name] if name == "-" else _files(File(name)))]
     collects = gc.isenabled()
-    gc.disable()  # nodes of YAML are many and in no circle: looking for some took two thirds of the time
+    gc.disable()  # YAML nodes are many and have no cycles: the collector took two thirds of the time
     try:
-        for one in paths:
-            if isinstance(one, File):
-                _file(reading, one)
+        for path in paths:
+            if isinstance(path, File):
+                _file(reading, path)
             else:
-                reading.text(sys.stdin.read(), one)
+                reading.text(sys.stdin.read(), path)
     finally:
         if collects:
             gc.enable()
@@ -295,30 +300,30 @@ def read(names: Iterable[str]) -> Reading:
 
 def _files(path: File) -> list[File]:
     if path.is_dir():
-        found = sorted(one for one in path.rglob("*") if _taken(one, path))
-        if not found:
+        files = sorted(file for file in path.rglob("*") if _is_read(file, path))
+        if not files:
             kinds = ", ".join((*YAML, *SCRIPTS, *DOCUMENTS))
-            raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files")
-        return found
+            raise UsageError(f"{path}: no file in it ends in {kinds}", hint="name the files themselves")
+        return files
     if path.exists():
         return [path]
-    near = [str(one) for one in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
+    near = [str(file) for file in path.parent.glob(f"{path.stem[:3]}*")][:3] if path.stem else []
     hint = f"did you mean {' or '.join(near)}?" if near else ""
     raise UsageError(f"{path}: no such file or folder", hint=hint)
 
 
-def _taken(path: File, below: File) -> bool:
+def _is_read(path: File, below: File) -> bool:
     parts = path.relative_to(below).parts
-    hidden = any((one.startswith(".") and one != ".github") or one == "node_modules" for one in parts)
+    hidden = any((part.startswith(".") and part != ".github") or part == "node_modules" for part in parts)
     return path.is_file() and not hidden and path.suffix.lower() in (*YAML, *SCRIPTS, *DOCUMENTS)
 
 
 def _file(reading: Reading, path: File) -> None:
     name = str(path)
     try:
-        if path.stat().st_size > LARGEST:
+        if path.stat().st_size > LARGEST_FILE:
             reading.files.append(name)
-            reading.unchecked.append(Unchecked(name, 1, f"larger than {Memory(LARGEST).shown}"))
+            reading.unchecked.append(UncheckedItem(name, 1, f"larger than {Memory(LARGEST_FILE).shown}"))
             return
         data = path.read_bytes()
     except OSError as error:
@@ -328,7 +333,7 @@ def _file(reading: Reading, path: File) -> None:
     except UnicodeDecodeError as error:
         reading.files.append(name)
         line = data.count(b"\n", 0, error.start) + 1
-        reading.rejections.append(Rejection(name, line, "no text in UTF-8"))
+        reading.rejections.append(Rejection(name, line, "not UTF-8 text"))
         return
     reading.text(text, name)
 
@@ -344,7 +349,7 @@ def _kind(text: str, suffix: str) -> str:
 
 
 def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
-    """Lines of a document without its blocks of code; line above, language and text of each block."""
+    """The lines of a document outside code blocks; line above, language and text of each block."""
     lines: list[str] = []
     blocks: list[tuple[int, str, str]] = []
     end, language, indent, start = "", "", "", 0
@@ -363,27 +368,38 @@ def _blocks(text: str) -> tuple[list[str], list[tuple[int, str, str]]]:
             lines.append("")
         else:
             lines.append(line)
-    if end:  # never closed: it goes on to the end, as renderers take it
+    if end:  # never closed: as in CommonMark, the block extends to the end
         blocks.append((start, language, "\n".join(body) + "\n"))
     return lines, blocks
 
 
-def _quotation(line: str, quote: str) -> str:
-    """The quotation mark that is open at a line's end, by the one that was open at its beginning."""
+def _open_quote(line: str, quote: str) -> str:
+    """The quote that is open at the end of a line.
+
+    >>> _open_quote("echo 'a", ""), _open_quote("b'", "'")
+    ("'", '')
+
+    Args:
+        quote: The quote that is open at its beginning, or empty.
+    """
     at = 0
-    while found := (_WITHIN[quote].search(line, at) if at < len(line) else None):
-        at = found.end()
-        if found[0] == "#" and not quote:  # a comment, to the end of the line
+    while match := (_QUOTE_ENDS[quote].search(line, at) if at < len(line) else None):
+        at = match.end()
+        if match[0] == "#" and not quote:  # a comment, to the end of the line
             break
-        if not found[0].startswith("\\"):
-            quote = "" if quote else found[0]
+        if not match[0].startswith("\\"):
+            quote = "" if quote else match[0]
     return quote
 
 
 def _split(line: str) -> Iterator[list[str]]:
-    """The commands of a command line, without what connects them."""
+    """The commands of a command line, without operators.
+
+    >>> list(_split("sudo apt update && kubectl get pods"))
+    [['apt', 'update'], ['kubectl', 'get', 'pods']]
+    """
     try:
-        if len(line) > LONGEST:  # shlex takes a time that grows with the square of a word
+        if len(line) > LONGEST_COMMAND:  # shlex takes quadratic time for a long word
             raise ValueError
         lexer = shlex.shlex(line, posix=True, punctuation_chars=";|&()")
         lexer.whitespace_split = True
@@ -393,20 +409,20 @@ def _split(line: str) -> Iterator[list[str]]:
     command: list[str] = []
     for word in [*words, ";"]:
         if word and not word.strip(";|&()"):
-            if command := list(itertools.dropwhile(_is_before, command)):
+            if command := list(itertools.dropwhile(_is_prefix, command)):
                 yield command
             command = []
         else:
             command.append(word)
 
 
-def _is_before(word: str) -> bool:
-    """Whether a word stands before the name of a command."""
+def _is_prefix(word: str) -> bool:
+    """Whether a word may precede the name of a command."""
     return word in ("sudo", "time", "exec") or re.fullmatch(r"\w+=\S*", word) is not None
 
 
-def _run(command: CommandLine) -> Resource | None:
-    """The pod that `kubectl run` would make."""
+def _pod_of_kubectl_run(command: CommandLine) -> Resource | None:
+    """The pod that `kubectl run` would create."""
     words = command.words
     if words[:1] != ("kubectl",) or "run" not in words[1:3]:
         return None
@@ -423,47 +439,51 @@ def _run(command: CommandLine) -> Resource | None:
 
 
 def options_of(words: Iterable[str]) -> dict[str, str]:
-    """Options of a command line, with `=` or with a word behind; those without a value are empty."""
-    found: dict[str, str] = {}
+    """Options of a command line with their values; an option without a value is empty.
+
+    >>> options_of("kubectl run a --image=b -n ml --rm".split())
+    {'image': 'b', 'n': 'ml', 'rm': ''}
+    """
+    options: dict[str, str] = {}
     last = ""
     for word in words:
         if word == "--":
             break
         if word.startswith("-"):
             name, _, value = word.lstrip("-").partition("=")
-            found[name] = value
+            options[name] = value
             last = "" if "=" in word else name
         elif last:
-            found[last], last = word, ""
-    return found
+            options[last], last = word, ""
+    return options
 
 
-def _below(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
+def _relative_to(of: Callable[[Path], T], where: Path) -> Callable[[Path], T]:
     return lambda path: of((*where, *path))
 
 
 def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
-    """What a mapping is, and of values, for which chart.
+    """The role of a mapping, and for values the chart.
 
     Args:
-        whole: It is a file and no block of a document: what says something of pods is a chart's values, in
-            which the rest may have any form.
+        whole: It is a whole file, not a code block: a mapping with keys of pods is then values of a chart,
+            whose other keys may have any form.
     """
     of_pods = (CONTAINER_KEYS | POD_KEYS) & value.keys()
-    tells = {"resources", "nodeSelector", "tolerations", "affinity", "containers"} & value.keys()
+    pod_keys = {"resources", "nodeSelector", "tolerations", "affinity", "containers"} & value.keys()
     chart = "" if "kind" in value or "apiVersion" in value else chart_of(value)
     if "kind" in value or ("apiVersion" in value and "metadata" in value):
         role: Role = "object"
     elif isinstance(value.get("jobs"), dict) and {"true", "name"} & value.keys():
-        # `on`, as the readers of manifests take it
+        # the key `on` of a workflow, which YAML 1.1 readers take for true
         role = "workflow"
     elif "panels" in value or "panels" in mapping(value.get("dashboard")):
         role = "dashboard"
-    elif any("rules" in mapping(one) for one in sequence(value.get("groups"))):
+    elif any("rules" in mapping(group) for group in sequence(value.get("groups"))):
         role = "rules"
-    elif chart or (whole and tells):
+    elif chart or (whole and pod_keys):
         role = "values"
-    elif not whole and (tells or {"limits", "requests"} >= value.keys() or of_pods == value.keys()):
+    elif not whole and (pod_keys or {"limits", "requests"} >= value.keys() or of_pods == value.keys()):
         role = "fragment"
     else:
         role = "unknown"
@@ -471,15 +491,17 @@ def _role(value: dict[str, Any], *, whole: bool) -> tuple[Role, str]:
 
 
 def _expressions(resource: Resource) -> Iterator[tuple[Path, str]]:
-    """PromQL in rules, dashboards, and ConfigMaps that carry either."""
+    """PromQL expressions in rules, dashboards, and ConfigMaps with either."""
     if resource.role in ("rules", "dashboard") or resource.kind in ("PrometheusRule", "GrafanaDashboard"):
         yield from _expr(resource.object, ())
     elif resource.kind == "ConfigMap":
         for key, text in mapping(resource.object.get("data")).items():
             if isinstance(text, str) and "expr" in text:
-                for one in yamltree.documents(text):
-                    if isinstance(one, yamltree.Document):
-                        yield from ((("data", key), found) for _, found in _expr(one.value, ()))
+                for document in yaml_tree.documents(text):
+                    if isinstance(document, yaml_tree.Document):
+                        yield from (
+                            (("data", key), expression) for _, expression in _expr(document.value, ())
+                        )
 
 
 def _expr(value: Any, path: Path) -> Iterator[tuple[Path, str]]:

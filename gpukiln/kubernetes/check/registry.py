@@ -1,4 +1,4 @@
-"""All rules. `python -m gpukiln.kubernetes.check.registry > docs/k8s-rules.md` makes their table."""
+"""All rules. `python -m gpukiln.kubernetes.check.registry > docs/k8s-rules.md` writes their documentation."""
 
 from __future__ import annotations
 
@@ -48,13 +48,15 @@ MODULES: tuple[ModuleType, ...] = (
 
 @cache
 def rules() -> tuple[ManifestRule, ...]:
-    """In the order of the modules, and as they stand there."""
-    return tuple(one for module in MODULES for one in vars(module).values() if isinstance(one, ManifestRule))
+    """All rules, in the order of the modules and of their definitions."""
+    return tuple(
+        member for module in MODULES for member in vars(module).values() if isinstance(member, ManifestRule)
+    )
 
 
 @strict
 class ListedRule:
-    """A rule, without its function; see `ManifestRule`."""
+    """A `ManifestRule` without its function."""
 
     id: str
     severity: Severity
@@ -67,7 +69,7 @@ class ListedRule:
 
 @strict
 class RuleList:
-    """What `k8s.check --rules` says."""
+    """The document of `k8s.check --rules --json`."""
 
     schema: str
     rules: tuple[ListedRule, ...]
@@ -78,9 +80,15 @@ def listing() -> RuleList:
         SCHEMA,
         tuple(
             ListedRule(
-                one.id, one.severity, one.subject.__name__.lower(), one.title, one.reason, one.fix, one.source
+                listed.id,
+                listed.severity,
+                listed.subject.__name__.lower(),
+                listed.title,
+                listed.reason,
+                listed.fix,
+                listed.source,
             )
-            for one in rules()
+            for listed in rules()
         ),
     )
 
@@ -92,20 +100,21 @@ def markdown() -> str:
         "",
         "<!-- Generated: python -m gpukiln.kubernetes.check.registry > docs/k8s-rules.md -->",
         "",
-        f"{len(rules())} rules; [k8s-check.md](k8s-check.md) says how to use them. An error can't "
+        f"{len(rules())} rules; [k8s-check.md](k8s-check.md) explains their use. An error can't "
         f"work, or does harm;",
-        "a warning works, and costs or fails later. Each is shown to fire, and not to fire, by a test.",
+        "a warning works, and costs or fails later. A test shows for each rule when it reports and when it "
+        "does not.",
     ]
     for module in MODULES:
         lines += ["", f"## {_title(module)}", ""]
-        for one in (one for one in vars(module).values() if isinstance(one, ManifestRule)):
+        for listed in (member for member in vars(module).values() if isinstance(member, ManifestRule)):
             lines += [
-                f"### {one.id}",
+                f"### {listed.id}",
                 "",
-                f"{one.severity.capitalize()}. {one.title}: {one.reason}.",
+                f"{listed.severity.capitalize()}. {listed.title}: {listed.reason}.",
                 "",
-                f"- Fix: {one.fix}.",
-                f"- Source: {one.source}.",
+                f"- Fix: {listed.fix}.",
+                f"- Source: {listed.source}.",
                 "",
             ]
         lines.pop()
@@ -113,7 +122,7 @@ def markdown() -> str:
 
 
 def _title(module: ModuleType) -> str:
-    """The first line of a module, without the word that all have."""
+    """The first line of a module's docstring, without `Rules on`."""
     text = (module.__doc__ or "").partition("\n")[0].removeprefix("Rules on ").rstrip(".")
     return text[:1].upper() + text[1:]
 

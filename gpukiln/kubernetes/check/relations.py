@@ -1,6 +1,6 @@
-"""What the fields of one definition must have in common: the checks of `validation.py`'s table.
+"""Checks across fields of one definition, for the table in `validation.py`.
 
-Each is given a mapping of its definition, and yields the path in it and what is wrong there. Sources:
+Each function gets a mapping of its definition and yields a path in it and what is wrong there. Sources:
 pkg/apis/*/validation of kubernetes/kubernetes, v1.36.
 """
 
@@ -14,59 +14,68 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpukiln.kubernetes.check.formats import FORMATS, resource_name
-from gpukiln.kubernetes.check.workload import Path, is_open, mapping, sequence
+from gpukiln.kubernetes.check.workload import Path, is_placeholder, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
-Found = Iterator[tuple[Path, str]]
-Check = Callable[[Mapping[str, Any]], Found]
+Mismatches = Iterator[tuple[Path, str]]
+Check = Callable[[Mapping[str, Any]], Mismatches]
 
 
-def selector_requirement(one: Mapping[str, Any]) -> Found:
-    operator, values = one.get("operator"), sequence(one.get("values"))
+def selector_requirement(requirement: Mapping[str, Any]) -> Mismatches:
+    operator, values = requirement.get("operator"), sequence(requirement.get("values"))
     if operator in ("In", "NotIn") and not values:
         yield ("values",), f"operator {operator} without values"
     if operator in ("Exists", "DoesNotExist") and values:
         yield ("values",), f"operator {operator} with values"
 
 
-def node_term(term: Mapping[str, Any]) -> Found:
-    for index, one in enumerate(sequence(term.get("matchExpressions"))):
-        for number, value in enumerate(sequence(mapping(one).get("values"))):
-            if isinstance(value, str) and not FORMATS["value"].holds(value) and not is_open(value):
+def node_term(term: Mapping[str, Any]) -> Mismatches:
+    for index, requirement in enumerate(sequence(term.get("matchExpressions"))):
+        for number, value in enumerate(sequence(mapping(requirement).get("values"))):
+            if isinstance(value, str) and not FORMATS["value"].holds(value) and not is_placeholder(value):
                 path = ("matchExpressions", index, "values", number)
                 yield path, f"found {short(value)}, wanted {FORMATS['value'].wanted}"
-    for index, one in enumerate(sequence(term.get("matchFields"))):
-        if len(sequence(mapping(one).get("values"))) != 1 or mapping(one).get("key") != "metadata.name":
+    for index, requirement in enumerate(sequence(term.get("matchFields"))):
+        if (
+            len(sequence(mapping(requirement).get("values"))) != 1
+            or mapping(requirement).get("key") != "metadata.name"
+        ):
             yield ("matchFields", index), "wanted the key metadata.name, In or NotIn, and one value"
 
 
-def profile(one: Mapping[str, Any]) -> Found:
-    local = one.get("localhostProfile")
-    if one.get("type") == "Localhost" and local is None:
+def profile(security: Mapping[str, Any]) -> Mismatches:
+    local = security.get("localhostProfile")
+    if security.get("type") == "Localhost" and local is None:
         yield (), "type Localhost without localhostProfile"
-    if one.get("type") != "Localhost" and local:
-        yield ("localhostProfile",), f"localhostProfile with type {one.get('type')}; wanted Localhost"
+    if security.get("type") != "Localhost" and local:
+        yield ("localhostProfile",), f"localhostProfile with type {security.get('type')}; wanted Localhost"
 
 
-def env(one: Mapping[str, Any]) -> Found:
-    field = mapping(mapping(one.get("valueFrom")).get("fieldRef")).get("fieldPath")
+def env(variable: Mapping[str, Any]) -> Mismatches:
+    field = mapping(mapping(variable.get("valueFrom")).get("fieldRef")).get("fieldPath")
     if field in ("metadata.labels", "metadata.annotations"):
         path = ("valueFrom", "fieldRef", "fieldPath")
         yield path, f"{field} as a variable; wanted one of them, {field}['key']"
-    if one.get("value") and one.get("valueFrom"):
+    if variable.get("value") and variable.get("valueFrom"):
         yield ("valueFrom",), "value and valueFrom; wanted one of them"
 
 
-def mount(one: Mapping[str, Any]) -> Found:
-    if one.get("recursiveReadOnly") in ("Enabled", "IfPossible") and one.get("readOnly") is not True:
-        yield ("recursiveReadOnly",), f"recursiveReadOnly {one['recursiveReadOnly']} without readOnly: true"
+def mount(volume_mount: Mapping[str, Any]) -> Mismatches:
+    if (
+        volume_mount.get("recursiveReadOnly") in ("Enabled", "IfPossible")
+        and volume_mount.get("readOnly") is not True
+    ):
+        yield (
+            ("recursiveReadOnly",),
+            f"recursiveReadOnly {volume_mount['recursiveReadOnly']} without readOnly: true",
+        )
 
 
-def spread(one: Mapping[str, Any]) -> Found:
-    if one.get("whenUnsatisfiable") == "ScheduleAnyway" and one.get("minDomains") is not None:
+def spread(constraint: Mapping[str, Any]) -> Mismatches:
+    if constraint.get("whenUnsatisfiable") == "ScheduleAnyway" and constraint.get("minDomains") is not None:
         yield ("minDomains",), "minDomains with whenUnsatisfiable ScheduleAnyway; wanted DoNotSchedule"
-    selector, keys_ = one.get("labelSelector"), sequence(one.get("matchLabelKeys"))
+    selector, keys_ = constraint.get("labelSelector"), sequence(constraint.get("matchLabelKeys"))
     if keys_ and selector is None:
         yield ("matchLabelKeys",), "matchLabelKeys without labelSelector"
     taken: list[Any] = [*mapping(mapping(selector).get("matchLabels"))]
@@ -76,56 +85,56 @@ def spread(one: Mapping[str, Any]) -> Found:
             yield ("matchLabelKeys", index), f"{key} in matchLabelKeys and in labelSelector"
 
 
-def probes(one: Mapping[str, Any]) -> Found:
+def probes(container: Mapping[str, Any]) -> Mismatches:
     for probe in ("livenessProbe", "startupProbe"):
-        many = mapping(one.get(probe)).get("successThreshold")
+        many = mapping(container.get(probe)).get("successThreshold")
         if isinstance(many, int) and many > 1:
             yield (probe, "successThreshold"), f"successThreshold {many} of a {probe}; wanted 1"
-    if mapping(one.get("readinessProbe")).get("terminationGracePeriodSeconds") is not None:
+    if mapping(container.get("readinessProbe")).get("terminationGracePeriodSeconds") is not None:
         yield (
             ("readinessProbe", "terminationGracePeriodSeconds"),
             "terminationGracePeriodSeconds of a readinessProbe; wanted in livenessProbe or startupProbe",
         )
-    if one.get("restartPolicyRules") and not one.get("restartPolicy"):
+    if container.get("restartPolicyRules") and not container.get("restartPolicy"):
         yield ("restartPolicyRules",), "restartPolicyRules without restartPolicy"
 
 
-def privileges(one: Mapping[str, Any]) -> Found:
-    context = mapping(one.get("securityContext"))
+def privileges(container: Mapping[str, Any]) -> Mismatches:
+    context = mapping(container.get("securityContext"))
     if context.get("allowPrivilegeEscalation") is False:
         if context.get("privileged") is True:
             yield ("securityContext",), "allowPrivilegeEscalation false with privileged true"
         elif "CAP_SYS_ADMIN" in sequence(mapping(context.get("capabilities")).get("add")):
             yield ("securityContext",), "allowPrivilegeEscalation false with the capability CAP_SYS_ADMIN"
     if context.get("privileged") is not True:
-        for index, mount in enumerate(sequence(one.get("volumeMounts"))):
+        for index, mount in enumerate(sequence(container.get("volumeMounts"))):
             if mapping(mount).get("mountPropagation") == "Bidirectional":
                 yield ("volumeMounts", index), "mountPropagation Bidirectional without privileged: true"
 
 
-def device_paths(one: Mapping[str, Any]) -> Found:
-    mounted = {str(mapping(mount).get("mountPath")) for mount in sequence(one.get("volumeMounts"))}
-    for index, device in enumerate(sequence(one.get("volumeDevices"))):
+def device_paths(container: Mapping[str, Any]) -> Mismatches:
+    mounted = {str(mapping(mount).get("mountPath")) for mount in sequence(container.get("volumeMounts"))}
+    for index, device in enumerate(sequence(container.get("volumeDevices"))):
         if str(mapping(device).get("devicePath")) in mounted:
             yield ("volumeDevices", index), "a volume is mounted at the path of the device"
 
 
-def image(one: Mapping[str, Any]) -> Found:
-    image = one.get("image")
+def image(container: Mapping[str, Any]) -> Mismatches:
+    image = container.get("image")
     if isinstance(image, str) and image.strip() != image:
         yield ("image",), f"found {short(image)}, wanted it without spaces around it"
 
 
-def resources(one: Mapping[str, Any]) -> Found:
-    resources = mapping(one.get("resources"))
+def resources(container: Mapping[str, Any]) -> Mismatches:
+    resources = mapping(container.get("resources"))
     yield from _huge_pages(resources)
     for side in ("requests", "limits"):
         for name in mapping(resources.get(side)):
-            if not resource_name(name) and not is_open(name):
+            if not resource_name(name) and not is_placeholder(name):
                 yield ("resources", side, name), f"{short(name)} is no resource; {FORMATS['resource'].wanted}"
 
 
-def _huge_pages(resources: Mapping[str, Any]) -> Found:
+def _huge_pages(resources: Mapping[str, Any]) -> Mismatches:
     limits, requests = mapping(resources.get("limits")), mapping(resources.get("requests"))
     huge = [name for name in {**limits, **requests} if name.startswith("hugepages-")]
     for name in huge:
@@ -140,21 +149,25 @@ def _huge_pages(resources: Mapping[str, Any]) -> Found:
         yield ("resources",), f"{huge[0]} without cpu or memory"
 
 
-def host_ports(pod: Mapping[str, Any]) -> Found:
+def host_ports(pod: Mapping[str, Any]) -> Mismatches:
     seen: set[tuple[str, str, str]] = set()
     for index, container in enumerate(sequence(pod.get("containers"))):
         for number, port in enumerate(sequence(mapping(container).get("ports"))):
-            one = mapping(port)
-            outer = one.get("hostPort") or (
-                one.get("containerPort") if pod.get("hostNetwork") is True else None
+            mapped_port = mapping(port)
+            outer = mapped_port.get("hostPort") or (
+                mapped_port.get("containerPort") if pod.get("hostNetwork") is True else None
             )
-            key = (str(one.get("protocol") or "TCP"), str(one.get("hostIP") or ""), str(outer))
+            key = (
+                str(mapped_port.get("protocol") or "TCP"),
+                str(mapped_port.get("hostIP") or ""),
+                str(outer),
+            )
             if outer and key in seen:
                 yield ("containers", index, "ports", number), f"a second hostPort {outer} of {key[0]}"
             seen.add(key)
 
 
-def network(pod: Mapping[str, Any]) -> Found:
+def network(pod: Mapping[str, Any]) -> Mismatches:
     if pod.get("dnsPolicy") == "None" and not mapping(pod.get("dnsConfig")).get("nameservers"):
         yield ("dnsPolicy",), "dnsPolicy None without nameservers in dnsConfig"
     if pod.get("hostPID") is True and pod.get("shareProcessNamespace") is True:
@@ -169,7 +182,7 @@ def network(pod: Mapping[str, Any]) -> Found:
                 yield path, f"hostPort {outer} with hostNetwork and containerPort {inner}; wanted equal"
 
 
-def init_containers(pod: Mapping[str, Any]) -> Found:
+def init_containers(pod: Mapping[str, Any]) -> Mismatches:
     for index, container in enumerate(sequence(pod.get("initContainers"))):
         if mapping(container).get("restartPolicy") != "Always":
             for key in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"):
@@ -183,31 +196,31 @@ def _each_container(pod: Mapping[str, Any]) -> Iterator[tuple[Path, Mapping[str,
             yield (key, index), mapping(container)
 
 
-def claims(pod: Mapping[str, Any]) -> Found:
-    claims = [mapping(one).get("name") for one in sequence(pod.get("resourceClaims"))]
+def claims(pod: Mapping[str, Any]) -> Mismatches:
+    claims = [mapping(entry).get("name") for entry in sequence(pod.get("resourceClaims"))]
     for where, container in _each_container(pod):
-        for index, one in enumerate(sequence(mapping(container.get("resources")).get("claims"))):
-            if (name := mapping(one).get("name")) not in claims:
+        for index, entry in enumerate(sequence(mapping(container.get("resources")).get("claims"))):
+            if (name := mapping(entry).get("name")) not in claims:
                 yield (
                     (*where, "resources", "claims", index),
                     f"claim {name} is not in the pod's resourceClaims",
                 )
 
 
-def block_volumes(pod: Mapping[str, Any]) -> Found:
-    volumes = {str(mapping(one).get("name")): mapping(one) for one in sequence(pod.get("volumes"))}
+def block_volumes(pod: Mapping[str, Any]) -> Mismatches:
+    volumes = {str(mapping(entry).get("name")): mapping(entry) for entry in sequence(pod.get("volumes"))}
     for where, container in _each_container(pod):
-        for index, one in enumerate(sequence(container.get("volumeDevices"))):
-            name = str(mapping(one).get("name"))
+        for index, device in enumerate(sequence(container.get("volumeDevices"))):
+            name = str(mapping(device).get("name"))
             kinds = volumes.get(name, {}).keys() & {"persistentVolumeClaim", "ephemeral"}
-            if not kinds and not is_open(name):
+            if not kinds and not is_placeholder(name):
                 text = f"volumeDevices names {name}, and the pod has no claim of that name"
                 yield (*where, "volumeDevices", index), text
 
 
-def own_pod(one: Mapping[str, Any]) -> Found:
-    """Of a Pod alone: in a template an admission plugin may still add the account."""
-    pod = mapping(one.get("spec"))
+def bare_pod(manifest: Mapping[str, Any]) -> Mismatches:
+    """Checks of a Pod object only: in a template an admission plugin may add the service account."""
+    pod = mapping(manifest.get("spec"))
     if pod.get("ephemeralContainers"):
         yield ("spec", "ephemeralContainers"), "ephemeralContainers of a new pod; `kubectl debug` adds them"
     if pod.get("serviceAccountName") or pod.get("serviceAccount"):
@@ -221,9 +234,9 @@ def own_pod(one: Mapping[str, Any]) -> Found:
                 )
 
 
-def projected(one: Mapping[str, Any]) -> Found:
+def projected(source_list: Mapping[str, Any]) -> Mismatches:
     seen: set[str] = set()
-    for index, part in enumerate(sequence(one.get("sources"))):
+    for index, part in enumerate(sequence(source_list.get("sources"))):
         for kind, source in mapping(part).items():
             for path in [str(mapping(item).get("path")) for item in sequence(mapping(source).get("items"))]:
                 if path in seen:
@@ -231,8 +244,8 @@ def projected(one: Mapping[str, Any]) -> Found:
                 seen.add(path)
 
 
-def resource_field(one: Mapping[str, Any]) -> Found:
-    divisor, resource = one.get("divisor"), str(one.get("resource", ""))
+def resource_field(selector: Mapping[str, Any]) -> Mismatches:
+    divisor, resource = selector.get("divisor"), str(selector.get("resource", ""))
     if divisor is None or divisor in ("", "0"):
         return
     if resource.endswith(".cpu"):
@@ -242,7 +255,7 @@ def resource_field(one: Mapping[str, Any]) -> Found:
         yield ("divisor",), f"divisor {divisor} of {resource}; wanted 1, 1k, 1Mi or another power"
 
 
-def _selector_filled(spec: Mapping[str, Any]) -> Found:
+def _selector_filled(spec: Mapping[str, Any]) -> Mismatches:
     selector = spec.get("selector")
     if isinstance(selector, Mapping) and not any(
         selector.get(key) for key in ("matchLabels", "matchExpressions")
@@ -250,8 +263,8 @@ def _selector_filled(spec: Mapping[str, Any]) -> Found:
         yield ("selector",), "the selector is empty; wanted matchLabels or matchExpressions"
 
 
-def lasting(spec: Mapping[str, Any]) -> Found:
-    """Of what keeps its pods running."""
+def kept_pods(spec: Mapping[str, Any]) -> Mismatches:
+    """Checks of controllers that keep their pods running."""
     yield from _selector_filled(spec)
     if mapping(mapping(spec.get("template")).get("spec")).get("activeDeadlineSeconds") is not None:
         yield (
@@ -260,13 +273,13 @@ def lasting(spec: Mapping[str, Any]) -> Found:
         )
 
 
-def deployment(spec: Mapping[str, Any]) -> Found:
-    yield from lasting(spec)
+def deployment(spec: Mapping[str, Any]) -> Mismatches:
+    yield from kept_pods(spec)
     strategy = mapping(spec.get("strategy"))
     rolling = mapping(strategy.get("rollingUpdate"))
     if strategy.get("type") == "Recreate" and strategy.get("rollingUpdate") is not None:
         yield ("strategy", "rollingUpdate"), "rollingUpdate with type Recreate"
-    if _nothing(rolling.get("maxSurge", 1)) and _nothing(rolling.get("maxUnavailable", 1)):
+    if _is_zero(rolling.get("maxSurge", 1)) and _is_zero(rolling.get("maxUnavailable", 1)):
         yield (
             ("strategy", "rollingUpdate"),
             "maxSurge and maxUnavailable are both 0; no pod could be replaced",
@@ -279,29 +292,29 @@ def deployment(spec: Mapping[str, Any]) -> Found:
         )
 
 
-def daemon_set(spec: Mapping[str, Any]) -> Found:
-    yield from lasting(spec)
+def daemon_set(spec: Mapping[str, Any]) -> Mismatches:
+    yield from kept_pods(spec)
     rolling = mapping(mapping(spec.get("updateStrategy")).get("rollingUpdate"))
     surge, missing = rolling.get("maxSurge", 0), rolling.get("maxUnavailable", 1)
     path = ("updateStrategy", "rollingUpdate")
-    if _nothing(surge) and _nothing(missing):
+    if _is_zero(surge) and _is_zero(missing):
         yield path, "maxSurge and maxUnavailable are both 0; no pod could be replaced"
-    if not _nothing(surge) and not _nothing(missing):
+    if not _is_zero(surge) and not _is_zero(missing):
         yield path, "maxSurge and maxUnavailable are both more than 0; wanted one of them 0"
 
 
-def stateful(spec: Mapping[str, Any]) -> Found:
-    yield from lasting(spec)
+def stateful(spec: Mapping[str, Any]) -> Mismatches:
+    yield from kept_pods(spec)
     update = mapping(spec.get("updateStrategy"))
     if update.get("type") == "OnDelete" and update.get("rollingUpdate") is not None:
         yield ("updateStrategy", "rollingUpdate"), "rollingUpdate with type OnDelete"
 
 
-def _nothing(value: Any) -> bool:
+def _is_zero(value: Any) -> bool:
     return value in (0, "0%")
 
 
-def indexes(spec: Mapping[str, Any]) -> Found:
+def indexes(spec: Mapping[str, Any]) -> Mismatches:
     completions, failed = spec.get("completions"), spec.get("maxFailedIndexes")
     parallel = spec.get("parallelism")
     if isinstance(failed, int) and isinstance(completions, int) and failed > completions:
@@ -312,7 +325,7 @@ def indexes(spec: Mapping[str, Any]) -> Found:
         yield ("successPolicy",), "successPolicy without completionMode Indexed"
 
 
-def job_selector(spec: Mapping[str, Any]) -> Found:
+def job_selector(spec: Mapping[str, Any]) -> Mismatches:
     if spec.get("manualSelector") is True:
         if spec.get("selector") is None:
             yield ("manualSelector",), "manualSelector without selector"
@@ -324,21 +337,24 @@ def job_selector(spec: Mapping[str, Any]) -> Found:
             yield ("template", "metadata", "labels", label), f"label {label}: the Job controller sets it"
 
 
-def failure_policy(spec: Mapping[str, Any]) -> Found:
+def failure_policy(spec: Mapping[str, Any]) -> Mismatches:
     policy = spec.get("podFailurePolicy")
     if policy and spec.get("podReplacementPolicy") == "TerminatingOrFailed":
         yield ("podReplacementPolicy",), "TerminatingOrFailed with podFailurePolicy; wanted Failed"
     if spec.get("backoffLimitPerIndex") is None:
-        for index, one in enumerate(sequence(mapping(policy).get("rules"))):
-            if mapping(one).get("action") == "FailIndex":
+        for index, policy_entry in enumerate(sequence(mapping(policy).get("rules"))):
+            if mapping(policy_entry).get("action") == "FailIndex":
                 path = ("podFailurePolicy", "rules", index, "action")
                 yield path, "action FailIndex without backoffLimitPerIndex"
 
 
-def success_policy(spec: Mapping[str, Any]) -> Found:
+def success_policy(spec: Mapping[str, Any]) -> Mismatches:
     completions = spec.get("completions")
-    for index, one in enumerate(sequence(mapping(spec.get("successPolicy")).get("rules"))):
-        many, text = mapping(one).get("succeededCount"), mapping(one).get("succeededIndexes")
+    for index, policy_entry in enumerate(sequence(mapping(spec.get("successPolicy")).get("rules"))):
+        many, text = (
+            mapping(policy_entry).get("succeededCount"),
+            mapping(policy_entry).get("succeededIndexes"),
+        )
         path = ("successPolicy", "rules", index)
         if isinstance(many, int) and isinstance(completions, int) and many > completions:
             yield path, f"succeededCount {many} above completions {completions}"
@@ -355,18 +371,18 @@ def success_policy(spec: Mapping[str, Any]) -> Found:
 
 
 def _numbers(text: str) -> list[tuple[int, int]]:
-    parts = [one.partition("-") for one in text.split(",")] if text else []
+    parts = [part.partition("-") for part in text.split(",")] if text else []
     return [(int(first), int(last or first)) for first, _, last in parts]
 
 
-def exit_codes(one: Mapping[str, Any]) -> Found:
-    values = [value for value in sequence(one.get("values")) if isinstance(value, int)]
+def exit_codes(requirement: Mapping[str, Any]) -> Mismatches:
+    values = [value for value in sequence(requirement.get("values")) if isinstance(value, int)]
     if values != sorted(set(values)):
         yield ("values",), f"values {values}; wanted rising and each once"
 
 
-def job_template(one: Mapping[str, Any]) -> Found:
-    spec = mapping(one.get("spec"))
+def job_template(template: Mapping[str, Any]) -> Mismatches:
+    spec = mapping(template.get("spec"))
     if spec.get("manualSelector") is True:
         yield ("spec", "manualSelector"), "manualSelector in a CronJob's jobTemplate"
 
@@ -374,7 +390,7 @@ def job_template(one: Mapping[str, Any]) -> Found:
 _LOCAL_ADDRESS = re.compile(r"127\.|0\.0\.0\.0$|169\.254\.|224\.0\.0\.|::1?$|fe80:|ff02:", re.IGNORECASE)
 
 
-def service(spec: Mapping[str, Any]) -> Found:
+def service(spec: Mapping[str, Any]) -> Mismatches:
     kind, headless = spec.get("type") or "ClusterIP", spec.get("clusterIP") == "None"
     if kind == "ExternalName":
         if not spec.get("externalName"):
@@ -390,7 +406,7 @@ def service(spec: Mapping[str, Any]) -> Found:
         yield ("clusterIPs",), "clusterIPs without clusterIP"
 
 
-def from_outside(spec: Mapping[str, Any]) -> Found:
+def external_traffic(spec: Mapping[str, Any]) -> Mismatches:
     kind, outside = spec.get("type") or "ClusterIP", spec.get("externalTrafficPolicy")
     if kind != "LoadBalancer":
         for key in ("loadBalancerClass", "loadBalancerSourceRanges", "allocateLoadBalancerNodePorts"):
@@ -406,22 +422,22 @@ def from_outside(spec: Mapping[str, Any]) -> Found:
             yield ("externalIPs", index), f"{text} is a loopback, link-local or unspecified address"
 
 
-def service_ports(spec: Mapping[str, Any]) -> Found:
+def service_ports(spec: Mapping[str, Any]) -> Mismatches:
     kind, ports = spec.get("type") or "ClusterIP", sequence(spec.get("ports"))
     seen: set[tuple[str, str, str]] = set()
-    for index, one in enumerate(ports):
+    for index, port in enumerate(ports):
         for key in ("port", "nodePort"):
-            number = (key, str(mapping(one).get(key)), str(mapping(one).get("protocol") or "TCP"))
-            if mapping(one).get(key) and number in seen:
+            number = (key, str(mapping(port).get(key)), str(mapping(port).get("protocol") or "TCP"))
+            if mapping(port).get(key) and number in seen:
                 yield ("ports", index, key), f"a second {key} {number[1]} of {number[2]}"
             seen.add(number)
-        if len(ports) > 1 and not mapping(one).get("name"):
+        if len(ports) > 1 and not mapping(port).get("name"):
             yield ("ports", index), "a port without a name among several"
-        if mapping(one).get("nodePort") and kind == "ClusterIP":
+        if mapping(port).get("nodePort") and kind == "ClusterIP":
             yield ("ports", index, "nodePort"), f"nodePort with type {kind}; wanted NodePort or LoadBalancer"
 
 
-def claim(spec: Mapping[str, Any]) -> Found:
+def claim(spec: Mapping[str, Any]) -> Mismatches:
     if not mapping(mapping(spec.get("resources")).get("requests")).get("storage"):
         yield ("resources",), "no size in resources.requests.storage"
     modes = sequence(spec.get("accessModes"))
@@ -446,7 +462,7 @@ VOLUMES = (
 )
 
 
-def volume(spec: Mapping[str, Any]) -> Found:
+def volume(spec: Mapping[str, Any]) -> Mismatches:
     if mapping(spec.get("capacity")).keys() ^ {"storage"}:
         yield ("capacity",), "wanted the key storage, and no other"
     if not any(spec.get(key) is not None for key in VOLUMES):
@@ -455,19 +471,23 @@ def volume(spec: Mapping[str, Any]) -> Found:
         yield ("local",), "a local volume without nodeAffinity"
 
 
-def scaler(spec: Mapping[str, Any]) -> Found:
+def scaler(spec: Mapping[str, Any]) -> Mismatches:
     least, most = spec.get("minReplicas", 1), spec.get("maxReplicas")
     if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
         yield ("maxReplicas",), f"maxReplicas {most} below minReplicas {least}"
     if least == 0 and not any(
-        mapping(one).get("type") in ("Object", "External") for one in sequence(spec.get("metrics"))
+        mapping(entry).get("type") in ("Object", "External") for entry in sequence(spec.get("metrics"))
     ):
         yield ("minReplicas",), "minReplicas 0 without a metric of type Object or External"
 
 
-def scaled(one: Mapping[str, Any]) -> Found:
-    if one.get("kind") != "ReplicationController" and "/" not in str(one.get("apiVersion", "")):
-        yield (), f"apiVersion {one.get('apiVersion', 'left out')} without a group; wanted apps/v1 or another"
+def scale_target(reference: Mapping[str, Any]) -> Mismatches:
+    if reference.get("kind") != "ReplicationController" and "/" not in str(reference.get("apiVersion", "")):
+        yield (
+            (),
+            f"apiVersion {reference.get('apiVersion', 'left out')} without a group; wanted apps/v1 or "
+            "another",
+        )
 
 
 _SOURCES = {
@@ -479,17 +499,17 @@ _SOURCES = {
 }
 
 
-def metric(one: Mapping[str, Any]) -> Found:
-    wanted = _SOURCES.get(str(one.get("type")))
-    if wanted and not one.get(wanted):
-        yield (), f"type {one.get('type')} without {wanted}"
+def metric(entry: Mapping[str, Any]) -> Mismatches:
+    source = _SOURCES.get(str(entry.get("type")))
+    if source and not entry.get(source):
+        yield (), f"type {entry.get('type')} without {source}"
     for key in _SOURCES.values():
-        if wanted and key != wanted and one.get(key) is not None:
-            yield (key,), f"{key} with type {one.get('type')}; wanted {wanted} alone"
+        if source and key != source and entry.get(key) is not None:
+            yield (key,), f"{key} with type {entry.get('type')}; wanted {source} alone"
 
 
 def target(*allowed: str, most: int = 1) -> Check:
-    def check(source: Mapping[str, Any]) -> Found:
+    def check(source: Mapping[str, Any]) -> Mismatches:
         target = mapping(source.get("target"))
         given = [
             key for key in ("averageUtilization", "averageValue", "value") if target.get(key) is not None
@@ -503,60 +523,66 @@ def target(*allowed: str, most: int = 1) -> Check:
     return check
 
 
-def limits(one: Mapping[str, Any]) -> Found:
-    kind = one.get("type")
+def limits(limit_range: Mapping[str, Any]) -> Mismatches:
+    kind = limit_range.get("type")
     if kind in ("Pod", "PersistentVolumeClaim"):
         for key in ("default", "defaultRequest"):
-            if kind == "Pod" and one.get(key):
+            if kind == "Pod" and limit_range.get(key):
                 yield (key,), f"{key} with type Pod; wanted Container"
     if kind == "PersistentVolumeClaim" and not (
-        mapping(one.get("min")).get("storage") or mapping(one.get("max")).get("storage")
+        mapping(limit_range.get("min")).get("storage") or mapping(limit_range.get("max")).get("storage")
     ):
         yield (), "type PersistentVolumeClaim without storage in min or max"
     order = ("min", "defaultRequest", "default", "max")
-    for name in {name for key in order for name in mapping(one.get(key))}:
-        amounts = [(key, quantity(mapping(one.get(key)).get(name))) for key in order]
+    for name in {name for key in order for name in mapping(limit_range.get(key))}:
+        amounts = [(key, quantity(mapping(limit_range.get(key)).get(name))) for key in order]
         known = [(key, amount) for key, amount in amounts if amount is not None]
         for (low, first), (high, second) in itertools.pairwise(known):
             if first > second:
                 yield (
                     (low, name),
-                    f"{name}: {low} {mapping(one[low])[name]} above {high} {mapping(one[high])[name]}",
+                    f"{name}: {low} {mapping(limit_range[low])[name]} above {high} "
+                    f"{mapping(limit_range[high])[name]}",
                 )
-        ratio = quantity(mapping(one.get("maxLimitRequestRatio")).get(name))
+        ratio = quantity(mapping(limit_range.get("maxLimitRequestRatio")).get(name))
         least, most = dict(known).get("min"), dict(known).get("max")
         if ratio is not None and least and most and ratio > most / least:
             yield ("maxLimitRequestRatio", name), f"{name}: the ratio is above that of max and min"
 
 
-def policy_rule(one: Mapping[str, Any]) -> Found:
-    paths = one.get("nonResourceURLs")
-    if paths and any(one.get(key) for key in ("apiGroups", "resources", "resourceNames")):
+def policy_rule(entry: Mapping[str, Any]) -> Mismatches:
+    paths = entry.get("nonResourceURLs")
+    if paths and any(entry.get(key) for key in ("apiGroups", "resources", "resourceNames")):
         yield ("nonResourceURLs",), "nonResourceURLs with apiGroups, resources or resourceNames"
     elif not paths:
         for key in ("apiGroups", "resources"):
-            if not one.get(key):
+            if not entry.get(key):
                 yield (), f"{key} is missing or empty"
 
 
-def role(role: Mapping[str, Any]) -> Found:
-    for index, one in enumerate(sequence(role.get("rules"))):
-        if mapping(one).get("nonResourceURLs"):
+def role(role: Mapping[str, Any]) -> Mismatches:
+    for index, entry in enumerate(sequence(role.get("rules"))):
+        if mapping(entry).get("nonResourceURLs"):
             yield ("rules", index, "nonResourceURLs"), "nonResourceURLs in a Role; wanted a ClusterRole"
 
 
-def subject(one: Mapping[str, Any]) -> Found:
-    kind, group, name = one.get("kind"), one.get("apiGroup"), one.get("name")
+def subject(entry: Mapping[str, Any]) -> Mismatches:
+    kind, group, name = entry.get("kind"), entry.get("apiGroup"), entry.get("name")
     if kind == "ServiceAccount" and group:
         yield ("apiGroup",), f"apiGroup {group} of a ServiceAccount; wanted none"
-    if kind == "ServiceAccount" and name and not is_open(name) and not FORMATS["subdomain"].holds(name):
+    if (
+        kind == "ServiceAccount"
+        and name
+        and not is_placeholder(name)
+        and not FORMATS["subdomain"].holds(name)
+    ):
         yield ("name",), f"{short(name)} is no name of a ServiceAccount"
     if kind in ("User", "Group") and group and group != "rbac.authorization.k8s.io":
         yield ("apiGroup",), f"apiGroup {group} of a {kind}; wanted rbac.authorization.k8s.io"
 
 
 def role_of(*kinds: str) -> Check:
-    def check(binding: Mapping[str, Any]) -> Found:
+    def check(binding: Mapping[str, Any]) -> Mismatches:
         role = mapping(binding.get("roleRef"))
         if role and role.get("kind") is not None and role["kind"] not in kinds:
             yield ("roleRef", "kind"), f"found {short(role['kind'])}, wanted {' or '.join(kinds)}"
@@ -564,21 +590,21 @@ def role_of(*kinds: str) -> Check:
     return check
 
 
-def cluster_binding(binding: Mapping[str, Any]) -> Found:
+def cluster_binding(binding: Mapping[str, Any]) -> Mismatches:
     yield from role_of("ClusterRole")(binding)
-    for index, one in enumerate(sequence(binding.get("subjects"))):
-        if mapping(one).get("kind") == "ServiceAccount" and not mapping(one).get("namespace"):
+    for index, entry in enumerate(sequence(binding.get("subjects"))):
+        if mapping(entry).get("kind") == "ServiceAccount" and not mapping(entry).get("namespace"):
             yield ("subjects", index), "a ServiceAccount without its namespace"
 
 
-def peer(one: Mapping[str, Any]) -> Found:
-    selectors = [key for key in ("podSelector", "namespaceSelector") if one.get(key) is not None]
-    if one.get("ipBlock") is not None and selectors:
+def peer(entry: Mapping[str, Any]) -> Mismatches:
+    selectors = [key for key in ("podSelector", "namespaceSelector") if entry.get(key) is not None]
+    if entry.get("ipBlock") is not None and selectors:
         yield ("ipBlock",), f"ipBlock with {selectors[0]}"
 
 
-def policy_port(one: Mapping[str, Any]) -> Found:
-    port, end = one.get("port"), one.get("endPort")
+def policy_port(entry: Mapping[str, Any]) -> Mismatches:
+    port, end = entry.get("port"), entry.get("endPort")
     if end is None:
         return
     if not isinstance(port, int):
@@ -590,10 +616,10 @@ def policy_port(one: Mapping[str, Any]) -> Found:
         yield ("endPort",), f"endPort {end} below port {port}"
 
 
-def address_range(one: Mapping[str, Any]) -> Found:
+def address_range(block: Mapping[str, Any]) -> Mismatches:
     try:
-        whole = ipaddress.ip_network(str(one.get("cidr")), strict=False)
-        for index, text in enumerate(sequence(one.get("except"))):
+        whole = ipaddress.ip_network(str(block.get("cidr")), strict=False)
+        for index, text in enumerate(sequence(block.get("except"))):
             part = ipaddress.ip_network(str(text), strict=False)
             if part.version != whole.version or not part.subnet_of(whole) or part == whole:  # type: ignore[arg-type]
                 yield ("except", index), f"{part} is not within {whole}"
@@ -601,8 +627,8 @@ def address_range(one: Mapping[str, Any]) -> Found:
         return
 
 
-def ingress_path(one: Mapping[str, Any]) -> Found:
-    path, kind = one.get("path"), one.get("pathType")
+def ingress_path(entry: Mapping[str, Any]) -> Mismatches:
+    path, kind = entry.get("path"), entry.get("pathType")
     if kind in ("Exact", "Prefix"):
         if not isinstance(path, str) or not path.startswith("/"):
             yield (), f"path {short(path)} with pathType {kind}; wanted a path that begins with /"
@@ -612,49 +638,49 @@ def ingress_path(one: Mapping[str, Any]) -> Found:
             yield ("path",), f"path {short(path)}; wanted without //, /./, /../ and %2f"
 
 
-def backend(one: Mapping[str, Any]) -> Found:
-    resource = one.get("resource")
+def backend(entry: Mapping[str, Any]) -> Mismatches:
+    resource = entry.get("resource")
     for key in ("kind", "name") if isinstance(resource, Mapping) else ():
         if not mapping(resource).get(key):
             yield ("resource",), f"{key} is missing"
 
 
-def ingress(spec: Mapping[str, Any]) -> Found:
+def ingress(spec: Mapping[str, Any]) -> Mismatches:
     if not spec.get("rules") and not spec.get("defaultBackend"):
         yield (), "neither rules nor defaultBackend"
 
 
-def webhook_client(one: Mapping[str, Any]) -> Found:
-    service = mapping(one.get("service"))
+def webhook_client(config: Mapping[str, Any]) -> Mismatches:
+    service = mapping(config.get("service"))
     port = service.get("port")
     if isinstance(port, int) and not 1 <= port <= 65535:
         yield ("service", "port"), f"port {port}; wanted 1 to 65535"
 
 
-def claim_request(one: Mapping[str, Any]) -> Found:
-    if one.get("allocationMode") == "All" and one.get("count"):
+def claim_request(request: Mapping[str, Any]) -> Mismatches:
+    if request.get("allocationMode") == "All" and request.get("count"):
         yield ("count",), "count with allocationMode All"
 
 
-def device_claim(one: Mapping[str, Any]) -> Found:
-    names = {str(mapping(part).get("name")) for part in sequence(one.get("requests"))}
+def device_claim(device_spec: Mapping[str, Any]) -> Mismatches:
+    names = {str(mapping(part).get("name")) for part in sequence(device_spec.get("requests"))}
     for key in ("constraints", "config"):
-        for index, part in enumerate(sequence(one.get(key))):
+        for index, part in enumerate(sequence(device_spec.get(key))):
             for number, name in enumerate(sequence(mapping(part).get("requests"))):
                 if isinstance(name, str) and name.partition("/")[0] not in names:
                     yield (key, index, "requests", number), f"{name}, and there is no such request"
 
 
-def definition(one: Mapping[str, Any]) -> Found:
-    spec = mapping(one.get("spec"))
+def definition(manifest: Mapping[str, Any]) -> Mismatches:
+    spec = mapping(manifest.get("spec"))
     if not spec:
         return
-    name, versions = mapping(one.get("metadata")).get("name"), sequence(spec.get("versions"))
-    wanted = f"{mapping(spec.get('names')).get('plural')}.{spec.get('group')}"
-    if name is not None and name != wanted and not is_open(name):
+    name, versions = mapping(manifest.get("metadata")).get("name"), sequence(spec.get("versions"))
+    expected = f"{mapping(spec.get('names')).get('plural')}.{spec.get('group')}"
+    if name is not None and name != expected and not is_placeholder(name):
         yield (
             ("metadata", "name"),
-            f"name {short(name)}; wanted {wanted}, of spec.names.plural and spec.group",
+            f"name {short(name)}; wanted {expected}, of spec.names.plural and spec.group",
         )
     for index, version in enumerate(versions):
         schema = mapping(mapping(mapping(version).get("schema")).get("openAPIV3Schema"))
@@ -672,27 +698,28 @@ def definition(one: Mapping[str, Any]) -> Found:
 
 
 def _without_type(schema: Mapping[str, Any]) -> Iterator[Path]:
-    """Fields of a structural schema that have to have a type, and have not."""
+    """Fields of a structural schema that lack their required type."""
     parts: list[tuple[Path, Any]] = [
-        (("properties", name), one) for name, one in mapping(schema.get("properties")).items()
+        (("properties", name), field_schema)
+        for name, field_schema in mapping(schema.get("properties")).items()
     ]
     parts += [
         ((key,), schema[key])
         for key in ("items", "additionalProperties")
         if isinstance(schema.get(key), Mapping)
     ]
-    for path, one in parts:
-        if not isinstance(one, Mapping):
+    for path, field_schema in parts:
+        if not isinstance(field_schema, Mapping):
             continue
         free = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
-        if not one.get("type") and not any(one.get(key) for key in free):
+        if not field_schema.get("type") and not any(field_schema.get(key) for key in free):
             yield path
-        for below in _without_type(one):
+        for below in _without_type(field_schema):
             yield (*path, *below)
 
 
-def claim_template(one: Mapping[str, Any]) -> Found:
-    for key in mapping(one.get("metadata")):
+def claim_template(template: Mapping[str, Any]) -> Mismatches:
+    for key in mapping(template.get("metadata")):
         if key not in ("labels", "annotations"):
             yield (
                 ("metadata", key),
@@ -700,13 +727,13 @@ def claim_template(one: Mapping[str, Any]) -> Found:
             )
 
 
-def node(spec: Mapping[str, Any]) -> Found:
-    ranges = [str(one) for one in sequence(spec.get("podCIDRs"))]
-    if len({":" in one for one in ranges}) < len(ranges):
+def node(spec: Mapping[str, Any]) -> Mismatches:
+    ranges = [str(cidr) for cidr in sequence(spec.get("podCIDRs"))]
+    if len({":" in cidr for cidr in ranges}) < len(ranges):
         yield ("podCIDRs",), "two ranges of one IP family"
 
 
-def quota(spec: Mapping[str, Any]) -> Found:
+def quota(spec: Mapping[str, Any]) -> Mismatches:
     yield from _counted(mapping(spec.get("hard")))
     scopes = sequence(spec.get("scopes"))
     if "BestEffort" in scopes:
@@ -719,9 +746,9 @@ def quota(spec: Mapping[str, Any]) -> Found:
         yield ("scopes",), "scopes that exclude each other"
 
 
-def scope(one: Mapping[str, Any]) -> Found:
-    yield from selector_requirement(one)
-    name, operator = one.get("scopeName"), one.get("operator")
+def scope(selector: Mapping[str, Any]) -> Mismatches:
+    yield from selector_requirement(selector)
+    name, operator = selector.get("scopeName"), selector.get("operator")
     if name in ("BestEffort", "NotBestEffort", "Terminating", "NotTerminating") and operator not in (
         None,
         "Exists",
@@ -729,31 +756,37 @@ def scope(one: Mapping[str, Any]) -> Found:
         yield ("operator",), f"operator {operator} of scope {name}; wanted Exists"
 
 
-def slice(one: Mapping[str, Any]) -> Found:
-    if one.get("addressType") in ("IPv4", "IPv6"):
-        for index, endpoint in enumerate(sequence(one.get("endpoints"))):
+def endpoint_slice(manifest: Mapping[str, Any]) -> Mismatches:
+    if manifest.get("addressType") in ("IPv4", "IPv6"):
+        for index, endpoint in enumerate(sequence(manifest.get("endpoints"))):
             for number, address in enumerate(sequence(mapping(endpoint).get("addresses"))):
                 if isinstance(address, str) and not FORMATS["ip"].holds(address):
                     path = ("endpoints", index, "addresses", number)
                     yield path, f"found {short(address)}, wanted {FORMATS['ip'].wanted}"
 
 
-def scheduling(one: Mapping[str, Any]) -> Found:
-    for index, toleration in enumerate(sequence(one.get("tolerations"))):
+def scheduling(spec: Mapping[str, Any]) -> Mismatches:
+    for index, toleration in enumerate(sequence(spec.get("tolerations"))):
         for text in toleration_errors(mapping(toleration)):
             yield ("tolerations", index), text
 
 
-def toleration_errors(one: Mapping[str, Any]) -> Iterator[str]:
-    """What a toleration says and can't say at once."""
-    operator, effect = one.get("operator") or "Equal", one.get("effect")
-    if operator == "Exists" and one.get("value"):
+def toleration_errors(toleration: Mapping[str, Any]) -> Iterator[str]:
+    """Contradictions in a toleration.
+
+    >>> list(toleration_errors({"key": "nvidia.com/gpu", "operator": "Exists"}))
+    []
+    >>> list(toleration_errors({"operator": "Exists", "value": "true"}))
+    ['operator Exists with a value; wanted none, or Equal']
+    """
+    operator, effect = toleration.get("operator") or "Equal", toleration.get("effect")
+    if operator == "Exists" and toleration.get("value"):
         yield "operator Exists with a value; wanted none, or Equal"
-    if operator != "Exists" and not one.get("key"):
+    if operator != "Exists" and not toleration.get("key"):
         yield f"operator {operator} without a key; wanted a key, or Exists"
     if effect and effect not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
         yield f"effect {effect}; wanted NoSchedule, PreferNoSchedule or NoExecute"
-    if one.get("tolerationSeconds") is not None and effect != "NoExecute":
+    if toleration.get("tolerationSeconds") is not None and effect != "NoExecute":
         yield "tolerationSeconds without effect NoExecute"
 
 
@@ -766,29 +799,36 @@ _SECRET_KEYS = {  # core/v1: SecretType
 }
 
 
-def config_map(one: Mapping[str, Any]) -> Found:
-    for key in sorted(mapping(one.get("data")).keys() & mapping(one.get("binaryData")).keys()):
+def config_map(manifest: Mapping[str, Any]) -> Mismatches:
+    for key in sorted(mapping(manifest.get("data")).keys() & mapping(manifest.get("binaryData")).keys()):
         yield ("data", key), f"{key} in data and in binaryData"
-    size = sum(len(value.encode()) for value in mapping(one.get("data")).values() if isinstance(value, str))
+    size = sum(
+        len(value.encode()) for value in mapping(manifest.get("data")).values() if isinstance(value, str)
+    )
     if size > _LARGEST:
         yield ("data",), f"{size} bytes of data; at most {_LARGEST}"
 
 
-def secret(one: Mapping[str, Any]) -> Found:
-    kind = str(one.get("type", ""))
-    data, texts = mapping(one.get("data")), mapping(one.get("stringData"))
+def secret(manifest: Mapping[str, Any]) -> Mismatches:
+    kind = str(manifest.get("type", ""))
+    data, texts = mapping(manifest.get("data")), mapping(manifest.get("stringData"))
     for key in _SECRET_KEYS.get(kind, ()):
         if key not in data and key not in texts:
             yield (), f"type {kind} without the key {key}"
     if kind == "kubernetes.io/basic-auth" and not {"username", "password"} & {**data, **texts}.keys():
         yield (), f"type {kind} without the keys username and password"
     if kind == "kubernetes.io/service-account-token" and not mapping(
-        mapping(one.get("metadata")).get("annotations")
+        mapping(manifest.get("metadata")).get("annotations")
     ).get("kubernetes.io/service-account.name"):
         yield ("type",), f"type {kind} without the annotation kubernetes.io/service-account.name"
     for key in (".dockercfg", ".dockerconfigjson"):
         text = texts.get(key)
-        if kind.endswith(key) and isinstance(text, str) and not is_open(text) and not _is_json_object(text):
+        if (
+            kind.endswith(key)
+            and isinstance(text, str)
+            and not is_placeholder(text)
+            and not _is_json_object(text)
+        ):
             yield ("stringData", key), f"{key} is no object in JSON"
 
 
@@ -799,8 +839,8 @@ def _is_json_object(text: str) -> bool:
         return False
 
 
-def priority(one: Mapping[str, Any]) -> Found:
-    value, name = one.get("value"), str(mapping(one.get("metadata")).get("name", ""))
+def priority(manifest: Mapping[str, Any]) -> Mismatches:
+    value, name = manifest.get("value"), str(mapping(manifest.get("metadata")).get("name", ""))
     if name in ("system-cluster-critical", "system-node-critical"):
         return
     if isinstance(value, int) and value > 1_000_000_000:
@@ -809,7 +849,7 @@ def priority(one: Mapping[str, Any]) -> Found:
         yield ("metadata", "name"), f"{name}: names with system- are Kubernetes' own"
 
 
-def _counted(hard: Mapping[str, Any]) -> Found:
+def _counted(hard: Mapping[str, Any]) -> Mismatches:
     for name, value in hard.items():
         number = quantity(value)
         if (name in _COUNTED or name.startswith("count/")) and number is not None and number % 1:
@@ -822,6 +862,6 @@ _COUNTED = (
 )
 
 
-def device_toleration(one: Mapping[str, Any]) -> Found:
-    if one.get("operator") == "Exists" and one.get("value"):
+def device_toleration(toleration: Mapping[str, Any]) -> Mismatches:
+    if toleration.get("operator") == "Exists" and toleration.get("value"):
         yield ("value",), "operator Exists with a value; wanted none, or Equal"

@@ -1,4 +1,4 @@
-"""What a rule is, and what it knows beside its subject."""
+"""The rule type, and the context that a rule gets in addition to its subject."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from gpukiln.findings import Severity
 from gpukiln.kubernetes.check.crds import Definition, definitions_of
-from gpukiln.kubernetes.check.fit import OF_EKS, DaemonSetLoad, NodeFit, has_form, places
+from gpukiln.kubernetes.check.fit import EKS_DAEMON_SETS, DaemonSetLoad, NodeFit, has_pod_shape, node_fits
 from gpukiln.kubernetes.check.workload import Prose, Resource, Violation, Workload, at
 from gpukiln.kubernetes.pools import Pool, default_pool, pools_in
 
@@ -19,15 +19,15 @@ NEWEST = 37  # minor of Kubernetes that kubernetes-validate 1.37 knows
 
 @dataclass(frozen=True)
 class Context:
-    """What a rule may know beside what it judges.
+    """What a rule may use in addition to its subject.
 
     Args:
-        minors: Of Kubernetes 1.x, those asked for, in order.
-        pools: Node pools that pods may land on; empty: those of the resources, else every type that is sold.
-        types: Instance types that pods may land on, where there are no pools.
-        driver: NVIDIA driver of the nodes, where nothing else says it.
-        resources: All that was read in the same run.
-        definitions: CustomResourceDefinitions beside them, by apiVersion and kind.
+        minors: The requested minor versions of Kubernetes, ascending.
+        pools: Node pools where pods may land; empty: those among the resources, or else all GPU types.
+        types: Instance types where pods may land, if there are no pools.
+        driver: NVIDIA driver of the nodes, if nothing else defines it.
+        resources: Everything that was read in the same run.
+        definitions: Further CustomResourceDefinitions, by apiVersion and kind.
     """
 
     minors: tuple[int, ...] = (NEWEST,)
@@ -43,25 +43,28 @@ class Context:
 
     @cached_property
     def _kinds(self) -> Mapping[str, tuple[Resource, ...]]:
-        found: dict[str, list[Resource]] = {}
-        for one in self.resources:
-            found.setdefault(one.kind, []).append(one)
-        return {kind: tuple(resources) for kind, resources in found.items()}
+        by_kind: dict[str, list[Resource]] = {}
+        for resource in self.resources:
+            by_kind.setdefault(resource.kind, []).append(resource)
+        return {kind: tuple(resources) for kind, resources in by_kind.items()}
 
-    def of_kind(self, kind: str, *, beside: Resource | None = None) -> tuple[Resource, ...]:
+    def of_kind(self, kind: str, *, same_namespace_as: Resource | None = None) -> tuple[Resource, ...]:
         """Objects that were read in the same run.
 
         Args:
-            beside: An object in whose namespace they must be; one that states none may be in any.
+            same_namespace_as: Only objects in the namespace of this one; an object without a namespace may be
+                in any.
         """
-        found = self._kinds.get(kind, ())
-        if beside is None or not beside.namespace:
-            return found
-        return tuple(one for one in found if one.namespace in ("", beside.namespace))
+        same_kind = self._kinds.get(kind, ())
+        if same_namespace_as is None or not same_namespace_as.namespace:
+            return same_kind
+        return tuple(
+            resource for resource in same_kind if resource.namespace in ("", same_namespace_as.namespace)
+        )
 
     @property
     def minor(self) -> int:
-        """The newest of them: what is gone there is gone."""
+        """The newest version: an API that it no longer serves counts as removed."""
         return self.minors[-1]
 
     @cached_property
@@ -69,7 +72,7 @@ class Context:
         """Where GPU pods may land."""
         if self.types:
             return (default_pool(self.types, self.driver),)
-        objects = [one.object for one in self.resources if one.role == "object"]
+        objects = [resource.object for resource in self.resources if resource.role == "object"]
         return self.pools or pools_in(objects, self.driver) or (default_pool(driver=self.driver),)
 
     @property
@@ -78,31 +81,31 @@ class Context:
         if self.types:
             return ", ".join(self.types)
         if self.candidates[0].anything:
-            return f"all {len(self.candidates[0].types)} types with a GPU that EC2 sells"
-        names = ", ".join(one.name for one in self.candidates)
+            return f"all {len(self.candidates[0].types)} GPU types of EC2"
+        names = ", ".join(pool.name for pool in self.candidates)
         return f"{'pools' if len(self.candidates) > 1 else 'pool'} {names}"
 
     @cached_property
     def _load(self) -> DaemonSetLoad:
-        """What the DaemonSets of the resources, else those that EKS runs, take of nodes."""
-        found = {
-            one.name: one.object["spec"]["template"]["spec"]
-            for one in self.resources
-            if one.kind == "DaemonSet"
-            and at(one.object, ("spec", "template", "spec", "containers"))
-            and has_form(one.object["spec"]["template"]["spec"])
+        """The load of DaemonSets: those among the resources, and those of EKS that they don't replace."""
+        own = {
+            resource.name: resource.object["spec"]["template"]["spec"]
+            for resource in self.resources
+            if resource.kind == "DaemonSet"
+            and at(resource.object, ("spec", "template", "spec", "containers"))
+            and has_pod_shape(resource.object["spec"]["template"]["spec"])
         }
-        return DaemonSetLoad({**OF_EKS, **found}.values())
+        return DaemonSetLoad({**EKS_DAEMON_SETS, **own}.values())
 
     @cached_property
     def custom_kinds(self) -> Mapping[tuple[str, str], Definition]:
-        """Custom kinds by apiVersion and kind: those that were given, then those among the resources."""
+        """Custom kinds by apiVersion and kind; `definitions` take precedence over those of the resources."""
         return {**definitions_of(self.resources), **self.definitions}
 
     def custom_form(
         self, resource: Resource, check: Callable[[Resource, Definition], tuple[list[Violation], list[str]]]
     ) -> tuple[list[Violation], list[str]] | None:
-        """What a check says of a custom object by its definition, asked once; None where there is none."""
+        """The result of a check of a custom object, computed once; None if its kind has no definition."""
         definition = (
             self.custom_kinds.get((resource.api, resource.kind)) if resource.role == "object" else None
         )
@@ -112,27 +115,27 @@ class Context:
             self._custom[id(resource)] = check(resource, definition)
         return self._custom[id(resource)]
 
-    def places(self, workload: Workload) -> list[NodeFit]:
-        """Every place that a GPU pod may land on, and why it can't."""
+    def node_fits(self, workload: Workload) -> list[NodeFit]:
+        """Every candidate for a GPU pod, with the reasons why it does not fit."""
         if id(workload) not in self._places:
-            self._places[id(workload)] = places(workload.pod, self.candidates, self._load)
+            self._places[id(workload)] = node_fits(workload.pod, self.candidates, self._load)
         return self._places[id(workload)]
 
 
 @dataclass(frozen=True)
 class ManifestRule:
-    """Something that must hold.
+    """A rule.
 
     Args:
-        id: Words with hyphens; never changed, people skip it by name.
+        id: Words with hyphens; stays the same, because users skip rules by id.
         severity: error: it can't work, or does harm; warning: it works, and costs or fails later.
-        title: What must hold.
-        reason: What happens where it doesn't.
-        source: Where that is stated.
+        title: The rule as a statement that must hold.
+        reason: What happens if it does not hold.
+        source: Source of the fact.
         fix: What to write instead.
-        subject: What it examines: Workload, Resource, CommandLine, Query, Prose or Rejection.
-        check: Gives the violations of a subject.
-        fragments: Of Workload: whether it examines what is only a part of a pod.
+        subject: The type that it examines: Workload, Resource, CommandLine, Query, Prose or Rejection.
+        check: Yields the violations of a subject.
+        fragments: For Workload: whether it applies to parts of a pod as well.
     """
 
     id: str
@@ -157,7 +160,7 @@ def rule(
     fix: str,
     fragments: bool = True,
 ) -> Callable[[Callable[[S, Context], Iterable[Violation]]], ManifestRule]:
-    """Make a rule of a function that checks; see `ManifestRule`. `registry.py` finds it by its type."""
+    """Make a rule from a check function; see `ManifestRule`. `registry.py` finds it by its type."""
 
     def of(check: Callable[[S, Context], Iterable[Violation]]) -> ManifestRule:
         return ManifestRule(id, severity, title, reason, source, fix, subject, check, fragments)

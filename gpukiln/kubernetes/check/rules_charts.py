@@ -1,4 +1,4 @@
-"""Rules on other people's charts and add-ons: values that they have not, versions that are too old."""
+"""Rules on charts and add-ons of other projects: unknown values, versions that are too old."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpukiln.kubernetes.addons import helm
-from gpukiln.kubernetes.check import yamltree
+from gpukiln.kubernetes.check import yaml_tree
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.workload import (
     CommandLine,
@@ -21,8 +21,8 @@ from gpukiln.kubernetes.check.workload import (
 
 RUNNERS = "gha-runner-scale-set"
 CHART = "actions/actions-runner-controller:charts/gha-runner-scale-set"
-# What people write, and where the chart has it.
-MOVED = {
+# Wrong key -> the key that the chart has instead.
+CHART_KEY_PLACES = {
     "runnerLabels": "scaleSetLabels",
     "runnerResources": "template.spec.containers[name: runner].resources",
     "resources": "template.spec.containers[name: runner].resources",
@@ -33,10 +33,10 @@ MOVED = {
     "affinity": "template.spec.affinity",
     "volumes": "template.spec.volumes",
     "replicas": "minRunners and maxRunners",
-    "runnerScaleDownDelaySecondsAfterScaleOut": "nothing: runners are gone after their one job",
-    "scaleDownDelaySecondsAfterScaleOut": "nothing: it is the legacy HorizontalRunnerAutoscaler's",
+    "runnerScaleDownDelaySecondsAfterScaleOut": "no key: a runner is removed after its job",
+    "scaleDownDelaySecondsAfterScaleOut": "no key: it belongs to the legacy HorizontalRunnerAutoscaler",
 }
-OLDEST_PLUGIN = (0, 17)  # CDI and UBI 9; 0.14 is of 2023, and its manifest lay at another path
+OLDEST_PLUGIN = (0, 17)  # the first with CDI on UBI 9; 0.14 is from 2023, and its manifest had another path
 PLUGIN_IMAGE = re.compile(r"k8s-device-plugin:v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")
 PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1,9})\.(\d{1,9})")
 
@@ -46,7 +46,7 @@ PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1
     "error",
     Resource,
     title="Values are those that the chart has",
-    reason="Helm takes unknown values without a word: the runner gets the stock image, no GPU and no "
+    reason="Helm ignores unknown values without a message: the runner gets the default image, no GPU and no "
     "toleration",
     source=f"{CHART}/values.yaml, 0.14.2; NVIDIA/k8s-device-plugin:deployments/helm, v0.20.0",
     fix="`helm show values` lists them",
@@ -54,11 +54,11 @@ PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1
 def values_unknown_key(resource: Resource, _: Context) -> Iterator[Violation]:
     wrong = helm.unknown_keys(resource.chart, resource.object) if resource.chart in helm.CHARTS else ()
     for way, error in wrong:
-        where, told = tuple(way.split(".")), f"{way} is no value of {resource.chart}"
-        if resource.chart == RUNNERS and way in MOVED:
-            yield Violation(told, where, fix=f"what it is meant for: {MOVED[way]}")
-        elif error.hint or resource.chart == RUNNERS:  # others' charts may have more than is known here
-            yield Violation(told + (f"; {error.hint}" if error.hint else ""), where)
+        where, text = tuple(way.split(".")), f"{way} is no value of {resource.chart}"
+        if resource.chart == RUNNERS and way in CHART_KEY_PLACES:
+            yield Violation(text, where, fix=f"use instead: {CHART_KEY_PLACES[way]}")
+        elif error.hint or resource.chart == RUNNERS:  # other charts may have keys that the table lacks
+            yield Violation(text + (f"; {error.hint}" if error.hint else ""), where)
 
 
 @rule(
@@ -66,13 +66,13 @@ def values_unknown_key(resource: Resource, _: Context) -> Iterator[Violation]:
     "error",
     Resource,
     title="The runner's container is called `runner`",
-    reason="the chart adds its command and its job to that one alone; another is a side container",
+    reason="the chart adds command and job only to that container; any other is a sidecar",
     source=f"{CHART}/templates/_helpers.tpl",
     fix="name: runner",
 )
 def runner_container(resource: Resource, _: Context) -> Iterator[Violation]:
     containers = sequence(at(resource.object, ("template", "spec", "containers")))
-    names = [str(mapping(one).get("name")) for one in containers]
+    names = [str(mapping(container).get("name")) for container in containers]
     if resource.chart == RUNNERS and names and "runner" not in names:
         yield Violation(f"containers {', '.join(names)}", ("template", "spec", "containers"))
 
@@ -82,9 +82,9 @@ def runner_container(resource: Resource, _: Context) -> Iterator[Violation]:
     "error",
     Resource,
     title="minRunners is at most maxRunners",
-    reason="the chart refuses it",
+    reason="the chart refuses to render",
     source=f"{CHART}/templates/autoscalingrunnerset.yaml",
-    fix="minRunners: 0 for GPUs, and maxRunners as many as there may be",
+    fix="minRunners: 0 for GPUs, and maxRunners for the upper limit",
 )
 def runner_counts(resource: Resource, _: Context) -> Iterator[Violation]:
     low, high = resource.object.get("minRunners"), resource.object.get("maxRunners")
@@ -97,7 +97,7 @@ def runner_counts(resource: Resource, _: Context) -> Iterator[Violation]:
     "error",
     Resource,
     title="The name of a scale set has at most 45 characters",
-    reason="the chart refuses it",
+    reason="the chart refuses to render",
     source=f"{CHART}/templates/_helpers.tpl",
     fix="a shorter runnerScaleSetName",
 )
@@ -112,7 +112,7 @@ def runner_name(resource: Resource, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="No GPU waits for jobs",
-    reason="minRunners above 0 holds a GPU node day and night",
+    reason="minRunners above 0 keeps a GPU node running day and night",
     source=f"{CHART}/values.yaml",
     fix="minRunners: 0; a job waits some minutes for its node",
 )
@@ -121,7 +121,7 @@ def runner_idle(workload: Workload, _: Context) -> Iterator[Violation]:
     if workload.resource.chart != RUNNERS and workload.kind != "AutoscalingRunnerSet":
         return
     least = values.get("minRunners")
-    if workload.gpus and isinstance(least, int) and least > 0:
+    if workload.wants_gpus and isinstance(least, int) and least > 0:
         above = () if workload.resource.chart == RUNNERS else ("spec",)
         yield Violation(f"minRunners {least} with GPUs", (*above, "minRunners"))
 
@@ -131,14 +131,14 @@ def runner_idle(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="Jobs with GPUs do not run in Docker within Docker",
-    reason="containers that the side container `dind` starts have no GPU: it has neither the toolkit nor CDI",
+    reason="containers that the sidecar `dind` starts have no GPU: it has neither the toolkit nor CDI",
     source=f"{CHART}/templates/_helpers.tpl",
-    fix="leave containerMode out and use an image with what the jobs need, or `kubernetes-novolume` with a "
+    fix="remove containerMode and use an image with the tools of the jobs, or `kubernetes-novolume` with a "
     "hook template",
 )
 def runner_docker(workload: Workload, _: Context) -> Iterator[Violation]:
     mode = at(workload.object, ("containerMode", "type"))
-    if workload.resource.chart == RUNNERS and workload.gpus and mode == "dind":
+    if workload.resource.chart == RUNNERS and workload.wants_gpus and mode == "dind":
         yield Violation("containerMode dind with GPUs", ("containerMode", "type"))
 
 
@@ -149,9 +149,9 @@ HOOKS, HOOK_TEMPLATE = "ACTIONS_RUNNER_CONTAINER_HOOKS", "ACTIONS_RUNNER_CONTAIN
     "runner-hook-template",
     "warning",
     Workload,
-    title="With containerMode kubernetes the jobs' pods ask for the GPUs",
-    reason="a job's containers run in pods of their own, which ask for no GPU: the runner holds it idle, and "
-    "the job finds none",
+    title="With containerMode kubernetes the pods of the jobs request the GPUs",
+    reason="a job's containers run in separate pods, which request no GPU: the runner holds an idle GPU, and "
+    "the job has none",
     source="actions/runner-container-hooks:docs/adrs/0134-hook-extensions.md",
     fix=f"{HOOK_TEMPLATE} with a file whose container $job has the limits, and none on the runner",
 )
@@ -172,23 +172,23 @@ def runner_hook_template(workload: Workload, _: Context) -> Iterator[Violation]:
     "runs-on",
     "warning",
     Resource,
-    title="A job names its scale set",
-    reason="a scale set of ARC answers to its name, and since 0.14 to its scaleSetLabels; a list of others, "
-    "`self-hosted` among them, is never matched and waits a day",
+    title="runs-on names the scale set",
+    reason="a scale set of ARC matches its name, and since 0.14 its scaleSetLabels; any other list, such as "
+    "one with `self-hosted`, matches no runner, and the job waits for a day",
     source="actions/actions-runner-controller:docs/gha-runner-scale-set-controller; its 0.14.0 release notes",
-    fix="runs-on: NAME-OF-THE-SCALE-SET, or give the set these labels in scaleSetLabels",
+    fix="runs-on: NAME-OF-THE-SCALE-SET, or add these labels to scaleSetLabels",
 )
 def runs_on(resource: Resource, context: Context) -> Iterator[Violation]:
     if resource.role != "workflow":
         return
     sets = [
-        {str(label) for label in sequence(one.object.get("scaleSetLabels"))}
-        for one in context.resources
-        if one.chart == RUNNERS
+        {str(label) for label in sequence(values.object.get("scaleSetLabels"))}
+        for values in context.resources
+        if values.chart == RUNNERS
     ]
     for name, job in mapping(resource.object.get("jobs")).items():
-        labels = [str(one) for one in sequence(mapping(job).get("runs-on"))]
-        if "self-hosted" in labels and not any({*labels} <= one for one in sets):
+        labels = [str(label) for label in sequence(mapping(job).get("runs-on"))]
+        if "self-hosted" in labels and not any({*labels} <= labels_of_set for labels_of_set in sets):
             yield Violation(f"runs-on: [{', '.join(labels)}]", ("jobs", name, "runs-on"))
 
 
@@ -197,7 +197,7 @@ def runs_on(resource: Resource, context: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="The device plugin is 0.17 or newer",
-    reason="older ones are without CDI and its isolation, take Xid 109 for a broken GPU, and get no mends",
+    reason="older ones are without CDI and its isolation, mark a GPU unhealthy for Xid 109, and get no fixes",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
     fix="`invoke k8s.addons` renders the pinned one",
 )
@@ -212,8 +212,8 @@ def plugin_version(workload: Workload, _: Context) -> Iterator[Violation]:
     "plugin-url",
     "error",
     CommandLine,
-    title="The device plugin is installed from where it lies, in a version that is maintained",
-    reason="the manifest moved to deployments/static/ in 0.15, and what lies at the old path is of "
+    title="The device plugin is installed from its current path, in a maintained version",
+    reason="the manifest moved to deployments/static/ in 0.15; the one at the old path is from "
     "2024 or before",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.15.0",
     fix="`invoke k8s.addons`, or the chart nvdp/nvidia-device-plugin with --version",
@@ -228,11 +228,11 @@ def plugin_url(command: CommandLine, _: Context) -> Iterator[Violation]:
     "plugin-no-gpu-ok",
     "warning",
     Workload,
-    title="The device plugin tells when it finds no GPU",
-    reason="FAIL_ON_INIT_ERROR=false makes it wait for ever on a GPU node whose driver did not come up: "
-    "the node looks well and has no GPU",
+    title="The device plugin fails if it finds no GPU",
+    reason="with FAIL_ON_INIT_ERROR=false it waits for ever on a GPU node whose driver did not load: "
+    "the node looks healthy and offers no GPU",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0",
-    fix="leave it out, and select GPU nodes",
+    fix="remove the variable, and select GPU nodes",
 )
 def plugin_no_gpu_ok(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
@@ -249,9 +249,9 @@ def _plugin_configs(resource: Resource) -> Iterator[tuple[tuple[str, ...], dict[
     for key, text in mapping(at(resource.object, where)).items():
         if not isinstance(text, str) or "sharing" not in text:
             continue
-        for one in yamltree.documents(text):
-            if isinstance(one, yamltree.Document) and isinstance(one.value, dict):
-                yield (*where, key), one.value
+        for document in yaml_tree.documents(text):
+            if isinstance(document, yaml_tree.Document) and isinstance(document.value, dict):
+                yield (*where, key), document.value
 
 
 @rule(
@@ -259,9 +259,9 @@ def _plugin_configs(resource: Resource) -> Iterator[tuple[tuple[str, ...], dict[
     "error",
     Resource,
     title="GPUs are shared in one way",
-    reason="the device plugin refuses time slicing beside MPS, and MPS with MIG",
+    reason="the device plugin rejects time slicing together with MPS, and MPS with MIG",
     source="NVIDIA/k8s-device-plugin:README.md, shared access to GPUs",
-    fix="timeSlicing, mps or MIG: one of them a node",
+    fix="one of timeSlicing, mps or MIG for each node",
 )
 def plugin_sharing(resource: Resource, _: Context) -> Iterator[Violation]:
     for path, config in _plugin_configs(resource):
@@ -278,7 +278,7 @@ def plugin_sharing(resource: Resource, _: Context) -> Iterator[Violation]:
     "warning",
     Resource,
     title="A pod can't ask for two slices of a GPU",
-    reason="two replicas are not twice the time, and may be one GPU: who asks for two is mistaken",
+    reason="two replicas are not twice the time and may be the same GPU, so such a request is a mistake",
     source="NVIDIA/k8s-device-plugin:README.md, with CUDA time-slicing",
     fix="failRequestsGreaterThanOne: true",
 )
@@ -293,15 +293,15 @@ PLUGIN_CONFIG = "nvidia.com/device-plugin.config"
 
 
 def _config_names(resource: Resource, context: Context) -> set[str]:
-    """Names of the device plugin's configurations that values have or point at; empty: they are not known."""
+    """Names of the device plugin's configurations in values or in their ConfigMap; empty if unknown."""
     if resource.chart != "nvidia-device-plugin":
         return set()
     config = mapping(resource.object.get("config"))
     if named := mapping(config.get("map")):
         return {*named}
-    for one in context.of_kind("ConfigMap"):
-        if config.get("name") and one.name == config["name"]:
-            return {*mapping(one.object.get("data"))}
+    for config_map in context.of_kind("ConfigMap"):
+        if config.get("name") and config_map.name == config["name"]:
+            return {*mapping(config_map.object.get("data"))}
     return set()
 
 
@@ -309,10 +309,10 @@ def _config_names(resource: Resource, context: Context) -> set[str]:
     "plugin-config",
     "error",
     Resource,
-    title="A configuration of the device plugin that is named is there",
-    reason="the plugin's pod waits for a file that never comes, and the nodes have no GPU",
+    title="A configuration of the device plugin that is named exists",
+    reason="the plugin's pod waits for a file that never appears, and the nodes offer no GPU",
     source="NVIDIA/k8s-device-plugin:README.md, with multiple configurations; deployments/helm/values.yaml",
-    fix="the name of one in config.map, or of a key of the ConfigMap",
+    fix="a name in config.map, or a key of the ConfigMap",
 )
 def plugin_config(resource: Resource, context: Context) -> Iterator[Violation]:
     names, default = _config_names(resource, context), at(resource.object, ("config", "default"))
@@ -322,7 +322,11 @@ def plugin_config(resource: Resource, context: Context) -> Iterator[Violation]:
         )
     where = ("spec", "template", "metadata", "labels", PLUGIN_CONFIG)
     label = str(at(resource.object, where) or "") if resource.kind == "NodePool" else ""
-    known = {name for one in context.resources for name in _config_names(one, context)} if label else set()
+    known = (
+        {name for resource in context.resources for name in _config_names(resource, context)}
+        if label
+        else set()
+    )
     if known and label not in known:
         yield Violation(f"label {PLUGIN_CONFIG}: {label}; there are {', '.join(sorted(known))}", where)
 
@@ -334,22 +338,25 @@ POD_RESOURCES = "/var/lib/kubelet"
     "exporter-pod-resources",
     "warning",
     Workload,
-    title="dcgm-exporter reads from the kubelet which pod has which GPU",
-    reason="without its socket the metrics have no pod, and queries by pod find nothing",
+    title="dcgm-exporter can ask the kubelet which pod has which GPU",
+    reason="without the kubelet's socket the metrics have no pod label, and queries by pod return nothing",
     source="NVIDIA/dcgm-exporter:deployment/templates/daemonset.yaml",
     fix=f"a hostPath volume {POD_RESOURCES}/pod-resources, mounted read-only at the same path",
     fragments=False,
 )
 def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.main_containers:
-        words = [str(one) for key in ("command", "args") for one in sequence(container.spec.get(key))]
+        words = [str(word) for key in ("command", "args") for word in sequence(container.spec.get(key))]
         by_variable = any(
             name == "DCGM_EXPORTER_KUBERNETES" and str(value).lower() in ("true", "1")
             for _index, name, value in container.env
         )
-        by_option = any(one in ("-k", "--kubernetes", "--kubernetes=true") for one in words)
-        mounts = [str(mapping(one).get("mountPath")) for one in sequence(container.spec.get("volumeMounts"))]
-        mounted = any(one.startswith(POD_RESOURCES) or "pod-resources" in one for one in mounts)
+        by_option = any(word in ("-k", "--kubernetes", "--kubernetes=true") for word in words)
+        mounts = [
+            str(mapping(volume_mount).get("mountPath"))
+            for volume_mount in sequence(container.spec.get("volumeMounts"))
+        ]
+        mounted = any(path.startswith(POD_RESOURCES) or "pod-resources" in path for path in mounts)
         if "dcgm-exporter" in container.image and (by_variable or by_option) and not mounted:
             yield Violation(
                 "Kubernetes is on, and pod-resources is not mounted", workload.at(*container.where)
@@ -360,9 +367,10 @@ def exporter_pod_resources(workload: Workload, _: Context) -> Iterator[Violation
     "exporter-nodes",
     "warning",
     Resource,
-    title="dcgm-exporter runs on GPU nodes, and there alone",
-    reason="the chart tolerates no taint of GPU nodes and selects none: it misses them and fails on "
-    "the others",
+    title="dcgm-exporter runs on all GPU nodes and on no others",
+    reason="by default the chart neither tolerates the taint of GPU nodes nor selects them: it does not run "
+    "on them "
+    "and fails on the others",
     source="NVIDIA/dcgm-exporter:deployment/values.yaml, 4.8.2",
     fix="tolerations: [{key: nvidia.com/gpu, operator: Exists}] and "
     'nodeSelector: {nvidia.com/gpu.present: "true"}',

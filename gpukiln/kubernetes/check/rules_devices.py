@@ -1,4 +1,4 @@
-"""Rules on how a container gets its GPUs: by the device plugin alone, never by a variable or a path."""
+"""Rules on how a container gets its GPUs: only by the device plugin, never by a variable or a path."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ from gpukiln.kubernetes.check.workload import PodContainer, Violation, Workload,
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.units import is_whole
 
-NONE = ("", "none", "void", "-1", "NoDevFiles")
-# What manages GPUs and serves no user: it must see all of them. NVIDIA reserves its variable for these
+NO_DEVICES = ("", "none", "void", "-1", "NoDevFiles")
+# Images that manage GPUs and must see all of them. NVIDIA reserves its variable for these
 # (NVIDIA/cloud-native-docs:gpu-operator/cdi.rst).
-MANAGES = re.compile(
+NODE_AGENTS = re.compile(
     r"k8s-device-plugin|gpu-feature-discovery|dcgm|gpu-operator|container-toolkit|mig-manager|k8s-driver-manager"
     r"|node-monitoring|node-problem-detector|nvidia-driver|kata-manager|gpukiln|vgpu|k8s-dra-driver|dra-driver"
 )
-PATHS = re.compile(
+DEVICE_PATHS = re.compile(
     r"/dev/nvidia|/proc/driver/nvidia|/usr/local/nvidia|/usr/lib(?:64|/x86_64-linux-gnu|/aarch64-linux-gnu)?/?"
     r"(?:lib)?(?:nvidia|cuda)|/usr/bin/nvidia|/dev/dri"
 )
 
 
-def manages(workload: Workload, container: PodContainer) -> bool:
-    """Whether a container serves the node and not a user: an agent of NVIDIA's or a DaemonSet's."""
-    return workload.kind == "DaemonSet" or bool(MANAGES.search(container.image))
+def is_node_agent(workload: Workload, container: PodContainer) -> bool:
+    """Whether a container is an agent of the node: of NVIDIA or of a DaemonSet."""
+    return workload.kind == "DaemonSet" or bool(NODE_AGENTS.search(container.image))
 
 
 @rule(
     "cuda-visible-devices",
     "warning",
     Workload,
-    title="CUDA_VISIBLE_DEVICES is not set beside the device plugin",
-    reason="the GPUs of a container are numbered from 0 again, whatever the host's numbers: it does "
-    "nothing, or "
-    "hides GPUs that are paid for; with MIG, whose ids are UUIDs, it hides all",
+    title="CUDA_VISIBLE_DEVICES is not set together with the device plugin",
+    reason="in a container GPUs are numbered from 0, independent of the host: the variable has no effect "
+    "or hides GPUs that are paid for; with MIG, whose ids are UUIDs, it hides all",
     source="NVIDIA/k8s-device-plugin:README.md; its --device-id-strategy is uuid",
-    fix="leave it out: the container sees the GPUs that it was given, and no others",
+    fix="remove it: the container sees exactly the GPUs that it was given",
 )
 def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         for index, name, value in container.env:
             if (
                 name == "CUDA_VISIBLE_DEVICES"
-                and value not in NONE
+                and value not in NO_DEVICES
                 and (container.gpu_keys or not workload.whole)
             ):
                 yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
@@ -54,10 +53,10 @@ def cuda_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
     "cuda-device-beyond",
     "error",
     Workload,
-    title="CUDA_VISIBLE_DEVICES names no GPU that the container has not",
-    reason="CUDA stops at the first number that there is not, and with MIG at any number: no GPU is found",
+    title="CUDA_VISIBLE_DEVICES names only GPUs that the container has",
+    reason="CUDA stops at the first number that does not exist, and with MIG at any number: it finds no GPU",
     source="docs.nvidia.com/cuda/cuda-c-programming-guide, environment variables",
-    fix="leave it out",
+    fix="remove it",
 )
 def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
@@ -65,14 +64,14 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Violation]:
             continue
         mig = any("mig-" in key for key in container.gpu_keys)
         amounts = [quantity(container.limits.get(key)) for key in container.gpu_keys]
-        many = sum(one for one in amounts if one is not None)
+        many = sum(amount for amount in amounts if amount is not None)
         for index, name, value in container.env:
-            numbers = [one.strip() for one in str(value or "").split(",")]
-            if name != "CUDA_VISIBLE_DEVICES" or not all(is_whole(one) for one in numbers):
+            numbers = [number.strip() for number in str(value or "").split(",")]
+            if name != "CUDA_VISIBLE_DEVICES" or not all(is_whole(number) for number in numbers):
                 continue
-            if mig or any(int(one) >= many for one in numbers):
-                told = "MIG devices have no numbers" if mig else f"the container has {many}"
-                yield Violation(f"{name}={value}, and {told}", workload.at(*container.where, "env", index))
+            if mig or any(int(number) >= many for number in numbers):
+                why = "MIG devices have no numbers" if mig else f"the container has {many}"
+                yield Violation(f"{name}={value}, and {why}", workload.at(*container.where, "env", index))
 
 
 @rule(
@@ -80,17 +79,18 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="NVIDIA_VISIBLE_DEVICES is not set in pods",
-    reason="the device plugin sets it to the GPUs that were given; the pod's own value may win, and shows "
-    "GPUs of others; without a request it takes GPUs that the scheduler gives to somebody else",
+    reason="the device plugin sets it to the allocated GPUs; the pod's own value may take precedence and "
+    "show "
+    "GPUs of others; without a request it takes GPUs that the scheduler gives to other pods",
     source="NVIDIA/k8s-device-plugin:README.md; NVIDIA/cloud-native-docs:gpu-operator/cdi.rst",
-    fix="leave it out and ask for nvidia.com/gpu in limits; `void` hides GPUs from what needs none",
+    fix="remove it and request nvidia.com/gpu in limits; `void` hides all GPUs",
 )
 def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
         for index, name, value in container.env:
-            if name != "NVIDIA_VISIBLE_DEVICES" or value in NONE:
+            if name != "NVIDIA_VISIBLE_DEVICES" or value in NO_DEVICES:
                 continue
-            if not manages(workload, container):
+            if not is_node_agent(workload, container):
                 yield Violation(f"{name}={value}", workload.at(*container.where, "env", index))
 
 
@@ -99,11 +99,11 @@ def nvidia_visible_devices(workload: Workload, _: Context) -> Iterator[Violation
     "warning",
     Workload,
     title="A container has one MIG device",
-    reason="a CUDA process uses one MIG device, the first that it sees: the others are idle, unless each has "
-    "a process of its own",
+    reason="a CUDA process uses only the first MIG device that it sees: the others are idle, unless each has "
+    "its own process",
     source="docs.nvidia.com/datacenter/tesla/mig-user-guide, CUDA Device Enumeration",
     fix="one container or pod per MIG device, or one device of a larger profile; where a container starts a "
-    "process per device, each with CUDA_VISIBLE_DEVICES=<UUID>, leave the rule out by the annotation",
+    "process per device, each with CUDA_VISIBLE_DEVICES=<UUID>, skip the rule by its annotation",
 )
 def mig_several(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
@@ -122,9 +122,9 @@ def mig_several(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A container with GPUs is not privileged",
-    reason="a privileged container sees every GPU of the node, whatever it was given",
+    reason="a privileged container sees every GPU of the node, not only those that it was given",
     source="NVIDIA/k8s-device-plugin:README.md",
-    fix="drop privileged; for profiling, capabilities: {add: [SYS_ADMIN]}",
+    fix="remove privileged; for profiling use capabilities: {add: [SYS_ADMIN]}",
 )
 def gpu_privileged(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
@@ -138,19 +138,18 @@ def gpu_privileged(workload: Workload, _: Context) -> Iterator[Violation]:
     "gpu-host-path",
     "error",
     Workload,
-    title="GPUs do not come in by hostPath",
-    reason="the scheduler does not know that the GPU is used and gives it to another pod; libraries "
-    "of the node "
-    "that are mounted break with its next driver",
+    title="GPUs are not mounted by hostPath",
+    reason="the scheduler does not know that the GPU is used and gives it to another pod; mounted libraries "
+    "of the node break with its next driver",
     source="kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus; NVIDIA/nvidia-container-toolkit",
-    fix="ask for nvidia.com/gpu in limits; the container toolkit brings device files and libraries",
+    fix="request nvidia.com/gpu in limits; the container toolkit adds device files and libraries",
 )
 def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
-    if all(manages(workload, one) for one in workload.containers) and workload.containers:
+    if all(is_node_agent(workload, container) for container in workload.containers) and workload.containers:
         return
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         path = mapping(mapping(volume).get("hostPath")).get("path")
-        if isinstance(path, str) and PATHS.match(path):
+        if isinstance(path, str) and DEVICE_PATHS.match(path):
             yield Violation(f"hostPath {path}", workload.at("volumes", index))
 
 
@@ -158,17 +157,18 @@ def gpu_host_path(workload: Workload, _: Context) -> Iterator[Violation]:
     "runtime-class-without-gpu",
     "warning",
     Workload,
-    title="What asks for no GPU does not run with NVIDIA's runtime",
-    reason="CUDA images carry NVIDIA_VISIBLE_DEVICES=all: with that runtime the pod sees every GPU "
-    "of the node, "
-    "and none of them is counted",
+    title="A pod without a GPU does not use NVIDIA's runtime",
+    reason="CUDA images set NVIDIA_VISIBLE_DEVICES=all: with that runtime the pod sees every GPU of the node "
+    "without a request",
     source="NVIDIA/k8s-device-plugin:README.md",
-    fix="ask for nvidia.com/gpu in limits, or leave runtimeClassName out",
+    fix="request nvidia.com/gpu in limits, or remove runtimeClassName",
     fragments=False,
 )
 def runtime_class_without_gpu(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("runtimeClassName")
-    agents = workload.containers and all(manages(workload, one) for one in workload.containers)
-    asks = workload.gpus or workload.pod.get("resourceClaims")
+    agents = workload.containers and all(
+        is_node_agent(workload, container) for container in workload.containers
+    )
+    asks = workload.wants_gpus or workload.pod.get("resourceClaims")
     if isinstance(name, str) and name.startswith("nvidia") and not asks and not agents:
-        yield Violation(f"runtimeClassName {name}, and no GPU is asked for", workload.at("runtimeClassName"))
+        yield Violation(f"runtimeClassName {name}, and no GPU is requested", workload.at("runtimeClassName"))

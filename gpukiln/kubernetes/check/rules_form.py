@@ -1,4 +1,4 @@
-"""Rules on form: what can't be read, has not the form of its kind, or an API that is gone."""
+"""Rules on form: unreadable documents, objects that violate their schema, removed APIs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from gpukiln.kubernetes.check import schema
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.workload import Rejection, Resource, Violation
 
-# kubernetes.io/docs/reference/using-api/deprecation-guide: what was served until a minor, and what is now.
+# kubernetes.io/docs/reference/using-api/deprecation-guide: (apiVersion, kind) -> the minor version that
+# removed it, and its successor.
 REMOVED: dict[tuple[str, str], tuple[int, str]] = {
     **{
         ("extensions/v1beta1", kind): (16, "apps/v1")
@@ -50,7 +51,7 @@ NO_OBJECTS = (("v1", "Config"), ("v1", "List"))  # a kubeconfig; an empty list
 
 
 def unserved(resource: Resource) -> bool:
-    """Whether a rule below tells that there is no such kind: Kubernetes' own, or another's that is gone."""
+    """Whether a rule below reports the kind as unknown or removed."""
     return (resource.api, resource.kind) in REMOVED or schema.is_builtin(resource.api)
 
 
@@ -59,9 +60,9 @@ def unserved(resource: Resource) -> bool:
     "error",
     Rejection,
     title="A file can be read",
-    reason="what stands in it was not judged; kubectl refuses it, too",
+    reason="it could not be checked, and kubectl rejects it as well",
     source="yaml.org/spec/1.2.2",
-    fix="mend the line that is named",
+    fix="fix the line that the message names",
 )
 def unreadable(rejection: Rejection, _: Context) -> Iterator[Violation]:
     if rejection.resource is None:
@@ -72,8 +73,8 @@ def unreadable(rejection: Rejection, _: Context) -> Iterator[Violation]:
     "server-refuses",
     "error",
     Rejection,
-    title="The API server takes it (--server)",
-    reason="a dry run on the server of the current context was refused",
+    title="The API server accepts it (--server)",
+    reason="the server of the current context rejected it in a dry run",
     source="kubernetes.io/docs/reference/using-api/api-concepts/#dry-run",
     fix="as the server's answer says",
 )
@@ -86,23 +87,24 @@ def server_refuses(rejection: Rejection, _: Context) -> Iterator[Violation]:
     "key-twice",
     "warning",
     Resource,
-    title="A key stands once in a mapping",
-    reason="kubectl sends the last one, and the first is lost without a message; strict decoding refuses "
-    "it (YAML sent to the API server with fieldValidation=Strict)",
+    title="A mapping has each key once",
+    reason="kubectl sends the last value, and the first is lost without a message; strict decoding rejects "
+    "it "
+    "(YAML sent to the API server with fieldValidation=Strict)",
     source="kubernetes.io/docs/reference/using-api/api-concepts/#field-validation",
-    fix="make one key of both",
+    fix="merge both into one key",
 )
 def key_twice(resource: Resource, _: Context) -> Iterator[Violation]:
-    for line, key in resource.twice:
-        yield Violation(f"{key} stands twice", line=line)
+    for line, key in resource.repeated:
+        yield Violation(f"{key} occurs twice", line=line)
 
 
 @rule(
     "schema",
     "error",
     Resource,
-    title="An object has the form of its kind",
-    reason="the API server refuses it, or, asked not to validate, drops what it does not know",
+    title="An object matches the schema of its kind",
+    reason="the API server rejects it, or without validation drops unknown fields",
     source="the OpenAPI schemas of Kubernetes (kubernetes-validate); its validation (pkg/apis/*/validation "
     "at v1.36); of other kinds, their CRDs (custom_schemas.py)",
     fix="`kubectl explain KIND.PATH` shows the fields",
@@ -112,11 +114,11 @@ def form(resource: Resource, context: Context) -> Iterator[Violation]:
     if custom is not None:
         yield from custom[0]
         return
-    told: set[tuple[object, ...]] = set()
+    reported: set[tuple[object, ...]] = set()
     for minor in context.minors:
         for violation in schema.violations(resource, minor):
-            if violation.path not in told:
-                told.add(violation.path)
+            if violation.path not in reported:
+                reported.add(violation.path)
                 yield violation
 
 
@@ -127,20 +129,22 @@ def form(resource: Resource, context: Context) -> Iterator[Violation]:
     title="The API is still served",
     reason="the API server answers `no matches for kind`",
     source="kubernetes.io/docs/reference/using-api/deprecation-guide; upgrade notes of Karpenter and KubeRay",
-    fix="write the apiVersion that is served now, and what its fields became",
+    fix="use the current apiVersion, and adapt the fields",
 )
 def api_removed(resource: Resource, context: Context) -> Iterator[Violation]:
     removed = REMOVED.get((resource.api, resource.kind))
     if removed and removed[0] <= context.minor:
         since = f" since 1.{removed[0]}" if removed[0] else ""
-        yield Violation(f"{resource.api} {resource.kind} is gone{since}; now: {removed[1]}", ("apiVersion",))
+        yield Violation(
+            f"{resource.api} {resource.kind} was removed{since}; now: {removed[1]}", ("apiVersion",)
+        )
 
 
 @rule(
     "api-unknown",
     "error",
     Resource,
-    title="A kind of Kubernetes itself exists",
+    title="A kind in an API group of Kubernetes exists",
     reason="the API server answers `no matches for kind`",
     source="the OpenAPI schemas of Kubernetes (kubernetes-validate)",
     fix="`kubectl api-resources` lists kinds and their apiVersions",
@@ -165,14 +169,14 @@ def api_unknown(resource: Resource, context: Context) -> Iterator[Violation]:
     if not resource.kind or not resource.api:
         missing = "kind" if resource.api else "apiVersion"
         yield Violation(f"{missing} is missing")
-    elif schema.is_builtin(resource.api) and not schema.known(resource, context.minor):
-        right = schema.versions(resource.kind, context.minor)
+    elif schema.is_builtin(resource.api) and not schema.has_schema(resource, context.minor):
+        right = schema.api_versions(resource.kind, context.minor)
         if right:
             yield Violation(
                 f"{resource.kind} has no {resource.api}; it has {', '.join(right)}", ("apiVersion",)
             )
         else:
-            near = schema.nearest(resource.kind, context.minor)
+            near = schema.nearest_kind(resource.kind, context.minor)
             yield Violation(
                 f"no kind {resource.kind} in {resource.api}" + (f"; {near}" if near else ""), ("kind",)
             )

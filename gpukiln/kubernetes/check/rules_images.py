@@ -1,4 +1,4 @@
-"""Rules on images: that they are there, and the same tomorrow."""
+"""Rules on images: they exist, are maintained, and do not change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ CUDA_TAG = re.compile(
 )
 RETIRED = {
     "bitnami/": "bitnami moved its free images away in 2025-09; bitnamilegacy is frozen",
-    "bitnamilegacy/": "bitnamilegacy is frozen since 2025-09: no mends",
-    "k8s.gcr.io/": "k8s.gcr.io is frozen since 2023-04; registry.k8s.io has what follows",
-    "gcr.io/google_containers/": "gcr.io/google_containers is frozen; registry.k8s.io has what follows",
+    "bitnamilegacy/": "bitnamilegacy is frozen since 2025-09 and gets no fixes",
+    "k8s.gcr.io/": "k8s.gcr.io is frozen since 2023-04; registry.k8s.io replaces it",
+    "gcr.io/google_containers/": "gcr.io/google_containers is frozen; registry.k8s.io replaces it",
     "summerwind/actions-runner": "the legacy controller's runner; now ghcr.io/actions/actions-runner",
 }
-LAST_GONE = (12, 1)  # CUDA's newest minor whose images are at their end, and deleted half a year later
+LAST_GONE = (
+    12,
+    1,
+)  # newest CUDA minor version past its end of life; NVIDIA deletes its images half a year later
 
 
 def images(workload: Workload) -> Iterator[tuple[str, Path]]:
@@ -36,10 +39,10 @@ def images(workload: Workload) -> Iterator[tuple[str, Path]]:
     "image-latest",
     "warning",
     Workload,
-    title="Images have a tag that stays, or a digest",
-    reason="`latest` is another image tomorrow: nodes run different ones, and nobody can go back",
+    title="Images have a fixed tag or a digest",
+    reason="`latest` changes: nodes run different images, and a rollback is impossible",
     source="kubernetes.io/docs/concepts/containers/images",
-    fix="the version's tag, best with its digest behind @",
+    fix="a version tag, preferably with @ and the digest",
 )
 def image_latest(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
@@ -53,9 +56,8 @@ def image_latest(workload: Workload, _: Context) -> Iterator[Violation]:
     "image-missing",
     "warning",
     Workload,
-    title="Every container says its image",
-    reason="the API server refuses a container without one; a controller may put one in, and nobody "
-    "else does",
+    title="Every container has an image",
+    reason="the API server rejects a container without an image; only some controllers add one",
     source="kubernetes/kubernetes:pkg/apis/core/validation/validation.go",
     fix="image: NAME:TAG",
     fragments=False,
@@ -72,10 +74,10 @@ def image_missing(workload: Workload, _: Context) -> Iterator[Violation]:
     "image-never-was",
     "error",
     Workload,
-    title="Tags of nvidia/cuda are whole: version, flavour, system",
+    title="Tags of nvidia/cuda have version, flavour and operating system",
     reason="the image can't be pulled; nvidia/cuda has no `latest` and no short tags",
     source="gitlab.com/nvidia/container-images/cuda, doc/supported-tags.md",
-    fix="for example nvidia/cuda:12.9.1-base-ubuntu24.04, or an image of your own",
+    fix="for example nvidia/cuda:12.9.1-base-ubuntu24.04, or your own image",
 )
 def image_never_was(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
@@ -94,27 +96,27 @@ def image_never_was(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="The CUDA of an image is still maintained",
-    reason="NVIDIA deletes tags of nvidia/cuda about half a year after a version's end: the pull "
-    "fails one day",
+    reason="NVIDIA deletes tags of nvidia/cuda about half a year after a version's end of life, and "
+    "pulls fail",
     source="gitlab.com/nvidia/container-images/cuda, doc/support-policy.md",
-    fix="a newer version that the driver runs, or a copy in a registry of your own",
+    fix="a newer version that the driver supports, or a copy in your own registry",
 )
 def image_ends(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):
         match = CUDA.fullmatch(image.partition("@")[0])
         version = re.match(r"(\d{1,9})\.(\d{1,9})\.\d+-", match["tag"]) if match else None
         if version and (int(version[1]), int(version[2])) <= LAST_GONE:
-            yield Violation(f"{image}: CUDA {version[1]}.{version[2]} is at its end", path)
+            yield Violation(f"{image}: CUDA {version[1]}.{version[2]} is past its end of life", path)
 
 
 @rule(
     "image-retired",
     "error",
     Workload,
-    title="Images come from where they are still kept",
-    reason="the image is gone, or gets no mends any more",
+    title="Images come from a registry that still maintains them",
+    reason="the image was deleted, or gets no fixes any more",
     source="bitnami/containers issue 83267; kubernetes.io/blog/2023/02/06/k8s-gcr-io-freeze-announcement",
-    fix="registry.k8s.io/kubectl for kubectl; else the project's own image, or one of yours",
+    fix="registry.k8s.io/kubectl for kubectl; otherwise the project's own image, or your own",
 )
 def image_retired(workload: Workload, _: Context) -> Iterator[Violation]:
     for image, path in images(workload):

@@ -1,4 +1,4 @@
-"""Rules on PromQL: labels that the exporter gives, and a gauge that keeps its last value."""
+"""Rules on PromQL: labels that the exporter sets, and a gauge that keeps its last value."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpukiln.kubernetes.check.workload import Query, Violation
 
 SELECTOR = re.compile(r"\b(DCGM_\w+)\s*\{([^}]*)\}")
 LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
-# Labels that scrape jobs of an old chart added, and that people copied (helm/charts pull request 9321).
+# Labels that scrape jobs of an old chart added, and that were copied widely (helm/charts pull request 9321).
 NOT_GIVEN = {"kubernetes_node", "kubernetes_name", "kubernetes_namespace", "kubernetes_pod_name"}
 
 
@@ -18,8 +18,8 @@ NOT_GIVEN = {"kubernetes_node", "kubernetes_name", "kubernetes_namespace", "kube
     "metric-label",
     "warning",
     Query,
-    title="Metrics of GPUs are selected by labels that the exporter gives",
-    reason="there is no such label: the query is empty, and an alert on it never fires",
+    title="Queries of GPU metrics use labels that the exporter sets",
+    reason="the label does not exist: the query returns nothing, and an alert on it never fires",
     source="NVIDIA/dcgm-exporter:internal/pkg/rendermetrics",
     fix="hostname (Hostname up to 4.8.2), or relabel __meta_kubernetes_pod_node_name in the scrape job",
 )
@@ -34,8 +34,9 @@ def metric_label(query: Query, _: Context) -> Iterator[Violation]:
     "metric-hostname",
     "warning",
     Query,
-    title="Queries know both names of the exporter's host label",
-    reason="dcgm-exporter renamed Hostname to hostname after 4.8.2: the query is empty after an upgrade",
+    title="Queries use both names of the exporter's host label",
+    reason="dcgm-exporter renamed Hostname to hostname after 4.8.2: the query returns nothing after an "
+    "upgrade",
     source="NVIDIA/dcgm-exporter at d5e5f51",
     fix="both, joined with `or`, or a label of your own by relabelling",
 )
@@ -52,8 +53,8 @@ def metric_hostname(query: Query, _: Context) -> Iterator[Violation]:
     "metric-last-xid",
     "warning",
     Query,
-    title="An alert on Xids looks at changes",
-    reason="the gauge keeps the last Xid for ever: the alert never ends, and the same Xid again is not seen",
+    title="An alert on Xids uses changes()",
+    reason="the gauge keeps the last Xid: the alert never ends, and a repeated Xid goes unnoticed",
     source="NVIDIA/dcgm-exporter:etc/default-counters.csv",
     fix="changes(DCGM_FI_DEV_XID_ERRORS[10m]) > 0",
 )

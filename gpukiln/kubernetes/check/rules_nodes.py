@@ -1,4 +1,4 @@
-"""Rules on where pods may land: a node whose labels match, whose taints are tolerated, that has the room."""
+"""Rules on scheduling: some node has matching labels, tolerated taints and enough resources."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ MIG = "nvidia.com/mig-"
 SCHEDULER = "kubernetes.io/docs/concepts/scheduling-eviction"
 
 
-def _lacking(workload: Workload, context: Context, *kinds: str) -> tuple[list[NodeFit], list[NodeFit]]:
-    """Of the places that nothing before these kinds of problem rules out: all, and those that they do."""
-    order = ("selector", "taint", "room")
+def _misfits(workload: Workload, context: Context, *kinds: str) -> tuple[list[NodeFit], list[NodeFit]]:
+    """Candidates without problems of an earlier kind: all, and those with problems of these kinds."""
+    order = ("selector", "taint", "resources")
     before = order[: order.index(kinds[0])]
     left = [
         place
-        for place in context.places(workload)
+        for place in context.node_fits(workload)
         if not any(problem.kind in before for problem in place.problems)
     ]
     return left, [place for place in left if any(problem.kind in kinds for problem in place.problems)]
 
 
-def _nearest(places: list[NodeFit], kind: str) -> str:
-    place = min(places, key=lambda one: (distance(one.problems), one.lacks_altogether))
-    told = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
+def _nearest_text(places: list[NodeFit], kind: str) -> str:
+    place = min(places, key=lambda fit: (distance(fit.problems), fit.absent_resources))
+    why = "; ".join(problem.text for problem in place.problems if problem.kind == kind)
     pool = "" if place.pool.anything else f" of {place.pool.name}"
-    return f"{place.name}{pool} comes nearest: {told}"
+    return f"{place.name}{pool} is nearest: {why}"
 
 
-def _nowhere(workload: Workload, context: Context, kind: str) -> str:
-    """What comes nearest, where each place is ruled out by a kind of problem; else nothing."""
+def _nearest_misfit(workload: Workload, context: Context, kind: str) -> str:
+    """The nearest candidate in words, if a kind of problem excludes all candidates; otherwise empty."""
     if not is_schedulable(workload):
         return ""
-    every, lacking = _lacking(workload, context, kind)
-    return _nearest(lacking, kind) if every and len(lacking) == len(every) else ""
+    every, lacking = _misfits(workload, context, kind)
+    return _nearest_text(lacking, kind) if every and len(lacking) == len(every) else ""
 
 
 @rule(
     "no-node-has-labels",
     "error",
     Workload,
-    title="Some node bears the labels that a GPU pod selects by",
+    title="Some node has the labels that a GPU pod selects",
     reason="the pod stays Pending: node(s) didn't match Pod's node affinity/selector",
     source=f"{SCHEDULER}/assign-pod-node",
-    fix="select by labels that the pool sets or feature discovery finds, such as nvidia.com/gpu.product",
+    fix="select by labels that the pool or feature discovery sets, such as nvidia.com/gpu.product",
     fragments=False,
 )
 def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Violation]:
-    if said := _nowhere(workload, context, "selector"):
+    if said := _nearest_misfit(workload, context, "selector"):
         key = "nodeSelector" if "nodeSelector" in workload.pod else "affinity"
         yield Violation(f"of {context.where}, {said}", workload.at(key))
 
@@ -75,7 +75,7 @@ def no_node_has_labels(workload: Workload, context: Context) -> Iterator[Violati
     fragments=False,
 )
 def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Violation]:
-    if said := _nowhere(workload, context, "taint"):
+    if said := _nearest_misfit(workload, context, "taint"):
         yield Violation(f"of {context.where}, {said}", workload.at("tolerations"))
 
 
@@ -83,35 +83,35 @@ def taint_not_tolerated(workload: Workload, context: Context) -> Iterator[Violat
     "fits-no-machine",
     "error",
     Workload,
-    title="Some machine has room for a GPU pod",
-    reason="the pod stays Pending for ever: kubelet, system and DaemonSets take part of each machine",
+    title="Some machine has the resources that a GPU pod requests",
+    reason="the pod stays Pending for ever: kubelet, system and DaemonSets use a part of each machine",
     source="awslabs/amazon-eks-ami:nodeadm/internal/kubelet/config.go",
-    fix="ask for what a node has left, such as 3500m and 13Gi of a g4dn.xlarge, or take a larger type",
+    fix="request what a node has left, such as 3500m and 13Gi of a g4dn.xlarge, or use a larger type",
 )
 def fits_no_machine(workload: Workload, context: Context) -> Iterator[Violation]:
-    if said := _nowhere(workload, context, "room"):
+    if said := _nearest_misfit(workload, context, "resources"):
         lacks_mig = re.search(r"Insufficient nvidia\.com/mig-(\S+):", said)
         profile = lacks_mig[1] if lacks_mig else ""
         if profile and profile not in _profiles():
             said = f"no GPU has a MIG profile {profile}"
-        yield Violation(f"of {context.where}, {said}", _resources(workload), fix=_about_mig(profile))
+        yield Violation(f"of {context.where}, {said}", _resources(workload), fix=_mig_fix(profile))
 
 
 @cache
 def _profiles() -> Mapping[str, tuple[str, ...]]:
-    """MIG profiles, as the plugin's resources are called, and the products of the GPUs that have each."""
-    found: dict[str, tuple[str, ...]] = {}
-    for name in machines.sold():
+    """MIG profile, as in the name of the plugin's resource -> products of the GPUs that have it."""
+    products: dict[str, tuple[str, ...]] = {}
+    for name in machines.launchable_types():
         product = machines.labels(name).get(machines.PRODUCT, "")
         for key in machines.allocatable(name):
             if key.startswith(MIG) and product:
                 profile = key.removeprefix(MIG)
-                found[profile] = tuple(dict.fromkeys((*found.get(profile, ()), product)))
-    return found
+                products[profile] = tuple(dict.fromkeys((*products.get(profile, ()), product)))
+    return products
 
 
-def _about_mig(profile: str) -> str:
-    """What to write instead of a MIG profile of which no machine has so many."""
+def _mig_fix(profile: str) -> str:
+    """The fix for a MIG profile of which no machine has enough instances."""
     if not profile:
         return ""
     if profile not in _profiles():
@@ -124,30 +124,31 @@ def _about_mig(profile: str) -> str:
     "cuda-newer-than-driver",
     "error",
     Workload,
-    title="The driver of the nodes runs the CUDA of the image",
+    title="The driver of the nodes supports the CUDA version of the image",
     reason="the container fails: CUDA driver version is insufficient for CUDA runtime version",
     source=GUIDE,
     fix="an image with an older CUDA, or nodes with a newer driver: `invoke docker.check` compares them",
 )
 def cuda_newer_than_driver(workload: Workload, context: Context) -> Iterator[Violation]:
     drivers = sorted({pool.driver for pool in context.candidates if pool.driver})
-    for one in workload.main_containers:
-        wanted = cuda_of_image(one.image)
-        for driver in drivers if wanted and one.gpu_keys else ():
+    for container in workload.main_containers:
+        cuda_version = cuda_of_image(container.image)
+        for driver in drivers if cuda_version and container.gpu_keys else ():
             try:
-                support = cuda.support(wanted, driver, [])
-            except UsageError:  # a version that the catalogue does not know: nothing is said of it
+                support = cuda.support(cuda_version, driver, [])
+            except UsageError:  # the catalogue does not know the version
                 continue
             if not support.runs:
-                least = cuda.needs(wanted).first
+                least = cuda.needs(cuda_version).first
                 text = (
-                    f"{one.image} is CUDA {wanted}, the nodes have driver {driver}; wanted {least} or later"
+                    f"{container.image} is CUDA {cuda_version}, the nodes have driver {driver}; "
+                    f"wanted {least} or later"
                 )
-                yield Violation(text, workload.at(*one.where, "image"))
+                yield Violation(text, workload.at(*container.where, "image"))
 
 
 def _resources(workload: Workload) -> Path:
-    for one in workload.main_containers:
-        if one.gpu_keys:
-            return workload.at(*one.where, "resources")
+    for container in workload.main_containers:
+        if container.gpu_keys:
+            return workload.at(*container.where, "resources")
     return workload.at("containers")

@@ -1,4 +1,4 @@
-"""Rules on objects held against each other: pools' limits, quotas, claims, Ray's groups, renamed labels."""
+"""Rules that compare objects: limits of pools, quotas, claims, Ray groups, renamed labels."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpukiln.catalog.instance_types import instance_types
 from gpukiln.kubernetes import machines
 from gpukiln.kubernetes.check.fit import is_schedulable
 from gpukiln.kubernetes.check.rules import Context, rule
-from gpukiln.kubernetes.check.rules_running import selected
-from gpukiln.kubernetes.check.rules_volumes import surge
+from gpukiln.kubernetes.check.rules_running import node_selections
+from gpukiln.kubernetes.check.rules_volumes import update_surge
 from gpukiln.kubernetes.check.workload import (
     RAY,
     Path,
@@ -21,7 +21,7 @@ from gpukiln.kubernetes.check.workload import (
     Workload,
     at,
     is_gpu,
-    is_open,
+    is_placeholder,
     mapping,
     sequence,
 )
@@ -30,15 +30,15 @@ from gpukiln.kubernetes.pools import other_types, pools_in
 from gpukiln.kubernetes.quantity import quantity
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs"
-FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # of instance types with GPUs, and their categories
+FAMILY = re.compile(r"(?:p|g|gr)(?:\d.*)?")  # instance families with GPUs, and their categories
 REQUIREMENTS: Path = ("spec", "template", "spec", "requirements")
 
 
 def _only_gpus(resource: Resource) -> bool:
-    """Whether a NodePool starts no machine without a GPU."""
-    for one in map(mapping, sequence(at(resource.object, REQUIREMENTS))):
-        key, operator = str(one.get("key")), one.get("operator")
-        values = [str(value) for value in sequence(one.get("values"))]
+    """Whether a NodePool starts only machines with GPUs."""
+    for requirement in map(mapping, sequence(at(resource.object, REQUIREMENTS))):
+        key, operator = str(requirement.get("key")), requirement.get("operator")
+        values = [str(value) for value in sequence(requirement.get("values"))]
         if key.startswith("karpenter.k8s.aws/instance-gpu") and operator in ("In", "Exists", "Gt", "Gte"):
             return True
         if operator != "In" or not values:
@@ -55,17 +55,19 @@ def _only_gpus(resource: Resource) -> bool:
     "nodepool-limit-below-machine",
     "error",
     Resource,
-    title="A pool may have at least one of its machines",
-    reason="Karpenter starts no node that would bring the pool above its limits: this one never has any",
+    title="The limits of a pool allow at least one machine",
+    reason="Karpenter starts no node that would exceed the limits, so this pool never has a node",
     source="kubernetes-sigs/karpenter:pkg/controllers/provisioning/scheduling/scheduler.go; "
     f"{KARPENTER}/concepts/nodepools.md",
-    fix="limits of at least the smallest machine, or of GPUs alone: limits: {nvidia.com/gpu: 8}",
+    fix="limits of at least the smallest machine, or only for GPUs: limits: {nvidia.com/gpu: 8}",
 )
 def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Violation]:
     if not resource.is_node_pool or not _only_gpus(resource):
         return
     for pool in pools_in([resource.object]):
-        limits = {key: value for key, value in pool.limits.items() if value > 0}  # 0 closes a pool
+        limits = {
+            key: value for key, value in pool.limits.items() if value > 0
+        }  # a limit of 0 switches a pool off on purpose
         types = (*pool.types, *other_types(resource.object))
         beyond = {name: pool.beyond_limits(name) for name in types}
         if len(limits) == len(pool.limits) and limits and all(beyond.values()):
@@ -77,10 +79,10 @@ def nodepool_limit_below_machine(resource: Resource, _: Context) -> Iterator[Vio
     "nodepool-label-refused",
     "error",
     Resource,
-    title="A pool sets and asks for no label that is Karpenter's own",
-    reason="the API server refuses the NodePool",
+    title="A pool neither sets nor requires labels of Karpenter",
+    reason="the API server rejects the NodePool",
     source="aws/karpenter-provider-aws:pkg/apis/crds/karpenter.sh_nodepools.yaml",
-    fix="a label of your own domain; nodes of a pool bear karpenter.sh/nodepool by themselves",
+    fix="a label of your own domain; Karpenter sets karpenter.sh/nodepool itself",
 )
 def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation]:
     if not resource.is_node_pool:
@@ -89,8 +91,8 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
     keys: list[tuple[Path, str]] = [
         ((*labels, key), str(key)) for key in mapping(at(resource.object, labels))
     ]
-    for index, one in enumerate(sequence(at(resource.object, REQUIREMENTS))):
-        keys.append(((*REQUIREMENTS, index), str(mapping(one).get("key"))))
+    for index, requirement in enumerate(sequence(at(resource.object, REQUIREMENTS))):
+        keys.append(((*REQUIREMENTS, index), str(mapping(requirement).get("key"))))
     for path, key in keys:
         domain = key.partition("/")[0] if "/" in key else ""
         own = domain.endswith("karpenter.sh") and key != "karpenter.sh/capacity-type"
@@ -102,9 +104,9 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
     "gpus-above-pool-limit",
     "warning",
     Workload,
-    title="The pools may have the GPUs of a Deployment, and of its updates",
+    title="The limits of the pools allow the GPUs of a Deployment and of its updates",
     reason="an update starts new pods before old ones end: above the limit they stay Pending, and the update "
-    "never ends",
+    "never completes",
     source="kubernetes.io/docs/concepts/workloads/controllers/deployment/#rolling-update-deployment",
     fix="a higher limit, fewer replicas, or strategy: {rollingUpdate: {maxSurge: 0, maxUnavailable: 1}}",
     fragments=False,
@@ -112,12 +114,12 @@ def nodepool_label_refused(resource: Resource, _: Context) -> Iterator[Violation
 def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Violation]:
     if workload.kind != "Deployment" or not is_schedulable(workload):
         return
-    each = sum((quantity(one.limits.get(GPU)) or Decimal(0)) for one in workload.main_containers)
-    pools = {place.pool.name: place.pool for place in context.places(workload) if not place.problems}
+    each = sum((quantity(container.limits.get(GPU)) or Decimal(0)) for container in workload.main_containers)
+    pools = {place.pool.name: place.pool for place in context.node_fits(workload) if not place.problems}
     if not each or not pools or not all(GPU in pool.limits for pool in pools.values()):
         return
     most = sum(pool.limits[GPU] for pool in pools.values())
-    many, more, fewer = surge(workload)
+    many, more, fewer = update_surge(workload)
     may = f"{', '.join(pools)} may have {most}"
     if many * each > most:
         yield Violation(f"{many} replicas ask for {many * each} GPUs, and {may}", ("spec", "replicas"))
@@ -129,19 +131,19 @@ def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Viol
     "claim-of-container",
     "error",
     Workload,
-    title="A container's device claims are the pod's",
-    reason="the API server refuses a name that resourceClaims has not",
+    title="The device claims of a container are in resourceClaims of the pod",
+    reason="the API server rejects a name that is not in resourceClaims",
     source="kubernetes/kubernetes:pkg/apis/core/validation/validation.go",
     fix="an entry of that name in the pod's resourceClaims",
     fragments=False,
 )
 def claim_of_container(workload: Workload, _: Context) -> Iterator[Violation]:
-    names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("resourceClaims"))}
+    names = {str(mapping(entry).get("name")) for entry in sequence(workload.pod.get("resourceClaims"))}
     for container in workload.containers:
         where = (*container.where, "resources", "claims")
         for index, claim in enumerate(sequence(at(container.spec, ("resources", "claims")))):
             name = mapping(claim).get("name")
-            if isinstance(name, str) and name not in names and not is_open(name):
+            if isinstance(name, str) and name not in names and not is_placeholder(name):
                 text = f"{container.name} claims {name}, and the pod has "
                 yield Violation(
                     text + (", ".join(sorted(names)) or "no resourceClaims"), workload.at(*where, index)
@@ -152,8 +154,8 @@ def claim_of_container(workload: Workload, _: Context) -> Iterator[Violation]:
     "pod-resources",
     "error",
     Workload,
-    title="A pod itself asks for CPU, memory and huge pages alone",
-    reason="the API server refuses GPUs there: devices are given to containers",
+    title="Pod-level resources are only CPU, memory and huge pages",
+    reason="the API server rejects GPUs there: devices are allocated to containers",
     source="kubernetes.io/docs/concepts/configuration/manage-resources-containers; "
     "kubernetes/kubernetes:pkg/apis/core/validation/validation.go",
     fix="GPUs in limits of the container that uses them",
@@ -169,16 +171,16 @@ def pod_resources(workload: Workload, _: Context) -> Iterator[Violation]:
     "node-name",
     "warning",
     Workload,
-    title="A scheduler places GPU pods, and no nodeName",
-    reason="the pod goes past the scheduler: where the node's GPUs are taken it fails with "
-    "UnexpectedAdmissionError, again with each retry, and no node is started for it",
+    title="GPU pods are placed by a scheduler, not by nodeName",
+    reason="the pod bypasses the scheduler: if the node's GPUs are in use, it fails with "
+    "UnexpectedAdmissionError at each retry, and no node is started for it",
     source="kubernetes.io/docs/concepts/scheduling-eviction/assign-pod-node/#nodename",
     fix="nodeSelector: {kubernetes.io/hostname: NODE}",
     fragments=False,
 )
 def node_name(workload: Workload, _: Context) -> Iterator[Violation]:
     name = workload.pod.get("nodeName")
-    if name and workload.gpus and workload.kind != "Pod":  # a pod by hand is there to look at one node
+    if name and workload.wants_gpus and workload.kind != "Pod":  # a bare Pod may be meant for one node
         yield Violation(f"nodeName {name} in a {workload.kind} with GPUs", workload.at("nodeName"))
 
 
@@ -187,7 +189,7 @@ def node_name(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Resource,
     title="A quota of GPUs counts requests",
-    reason="extended resources are counted as requests.RESOURCE alone: this key limits nothing",
+    reason="a quota counts extended resources only as requests.RESOURCE: this key limits nothing",
     source="kubernetes.io/docs/concepts/policy/resource-quotas/#resource-quota-for-extended-resources",
     fix='requests.nvidia.com/gpu: "4"',
 )
@@ -205,29 +207,30 @@ def _ray_groups(resource: Resource) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         return
     yield (*above, "headGroupSpec"), mapping(at(resource.object, (*above, "headGroupSpec")))
     workers: Path = (*above, "workerGroupSpecs")
-    for index, one in enumerate(sequence(at(resource.object, workers))):
-        yield (*workers, index), mapping(one)
+    for index, worker in enumerate(sequence(at(resource.object, workers))):
+        yield (*workers, index), mapping(worker)
 
 
 @rule(
     "ray-num-gpus",
     "warning",
     Resource,
-    title="Ray counts the GPUs that its pods have",
-    reason="num-gpus takes the place of what KubeRay reads from the limits: with more, tasks start without a "
-    "GPU of their own; with fewer, GPUs that are paid for get no task",
+    title="num-gpus of Ray is the number of GPUs of its pods",
+    reason="num-gpus replaces the number that KubeRay reads from the limits: with more, tasks share a GPU; "
+    "with "
+    "fewer, GPUs that are paid for get no task",
     source="ray-project/kuberay:ray-operator/controllers/ray/common/pod.go",
-    fix="leave num-gpus out",
+    fix="remove num-gpus",
 )
 def ray_num_gpus(resource: Resource, _: Context) -> Iterator[Violation]:
     for where, group in _ray_groups(resource):
-        told = at(group, ("rayStartParams", "num-gpus"))
+        declared = at(group, ("rayStartParams", "num-gpus"))
         limits = mapping(at(group, ("template", "spec", "containers", 0, "resources", "limits")))
-        counted = quantity(told)
+        counted = quantity(declared)
         has = sum((quantity(value) or Decimal(0)) for key, value in limits.items() if is_gpu(key))
         kept_from_ray = counted == 0 and where[-1] == "headGroupSpec"
         if counted is not None and counted != has and not kept_from_ray:
-            text = f"num-gpus {told}, and the limits have {has} GPU{'s' if has != 1 else ''}"
+            text = f"num-gpus {declared}, and the limits have {has} GPU{'s' if has != 1 else ''}"
             yield Violation(text, (*where, "rayStartParams", "num-gpus"))
 
 
@@ -241,8 +244,8 @@ OLD_LABEL = "karpenter.sh/provisioner-name"
     "karpenter-old-annotation",
     "error",
     Workload,
-    title="Karpenter's annotations are those that it reads",
-    reason="it was renamed and is ignored since v1: Karpenter takes the node away under the pod",
+    title="Annotations for Karpenter have their current name",
+    reason="it was renamed, and v1 ignores the old name: Karpenter removes the node while the pod runs",
     source="aws/karpenter-provider-aws:website/content/en/v1.0/upgrading/v1-migration.md",
     fix=f'{ANNOTATION}: "true"',
 )
@@ -258,12 +261,12 @@ def karpenter_old_annotation(workload: Workload, _: Context) -> Iterator[Violati
     "karpenter-old-label",
     "error",
     Workload,
-    title="Karpenter's labels are those that its nodes bear",
-    reason="no node bears it since v1beta1: the pod stays Pending",
+    title="Labels of Karpenter have their current name",
+    reason="since v1beta1 no node has it: the pod stays Pending",
     source=f"{KARPENTER}/upgrading/upgrade-guide.md",
     fix="karpenter.sh/nodepool: NAME",
 )
 def karpenter_old_label(workload: Workload, _: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload, required=True):
+    for path, key, values in node_selections(workload, required=True):
         if key == OLD_LABEL:
             yield Violation(f"{key}: {', '.join(values)}; now karpenter.sh/nodepool", path)

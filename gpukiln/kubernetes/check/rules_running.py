@@ -1,4 +1,4 @@
-"""Rules on pods that the API server takes, and that fail, hang or cost later."""
+"""Rules on pods that the API server accepts and that fail, hang or cost money later."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from gpukiln.kubernetes.check.workload import (
 )
 from gpukiln.kubernetes.quantity import quantity
 
-TRAINS = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
-LAUNCHES = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
+TRAINING_IMAGES = re.compile(r"pytorch|tensorflow|nemo|deepspeed|megatron|horovod|mxnet|paddle")
+LAUNCHERS = re.compile(r"\b(?:torchrun|deepspeed|accelerate|horovodrun|mpirun|torch\.distributed)\b")
 SHM = "/dev/shm"  # noqa: S108 - of a container
 PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
-DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; spot gives two minutes
+DEFAULT_GRACE = 30  # seconds between SIGTERM and SIGKILL; EC2 warns two minutes before a spot interruption
 
 
-def _mounted(container: PodContainer) -> str | None:
+def _shm_volume(container: PodContainer) -> str | None:
     """The volume that is mounted at /dev/shm."""
     for mount in sequence(container.spec.get("volumeMounts")):
         if str(mapping(mount).get("mountPath", "")).rstrip("/") == SHM:
@@ -39,7 +39,11 @@ def _mounted(container: PodContainer) -> str | None:
 def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     volumes = sequence(workload.pod.get("volumes"))
     return next(
-        ((index, mapping(one)) for index, one in enumerate(volumes) if mapping(one).get("name") == name),
+        (
+            (index, mapping(volume))
+            for index, volume in enumerate(volumes)
+            if mapping(volume).get("name") == name
+        ),
         (-1, {}),
     )
 
@@ -48,7 +52,7 @@ def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     "shm-default",
     "warning",
     Workload,
-    title="What trains, or has several GPUs, has more than 64 MiB of /dev/shm",
+    title="Training, or several GPUs, have more than 64 MiB of /dev/shm",
     reason="data loaders and NCCL exchange data there: `bus error`, or `unable to write to file "
     "</torch_...>`",
     source="pytorch.org/docs/stable/multiprocessing.html; docs.nvidia.com/deeplearning/nccl, troubleshooting",
@@ -60,9 +64,11 @@ def shm_default(workload: Workload, _: Context) -> Iterator[Violation]:
         return
     for container in workload.main_containers:
         many = sum((quantity(container.limits.get(key)) or 0) for key in container.gpu_keys)
-        words = " ".join(str(one) for key in ("command", "args") for one in sequence(container.spec.get(key)))
-        trains = TRAINS.search(container.image) or LAUNCHES.search(words)
-        if container.gpu_keys and (many > 1 or trains) and _mounted(container) is None:
+        words = " ".join(
+            str(word) for key in ("command", "args") for word in sequence(container.spec.get(key))
+        )
+        trains = TRAINING_IMAGES.search(container.image) or LAUNCHERS.search(words)
+        if container.gpu_keys and (many > 1 or trains) and _shm_volume(container) is None:
             why = f"{many} GPUs" if many > 1 else f"{container.image or words} trains or serves"
             yield Violation(f"{why}, and /dev/shm has 64 MiB", workload.at(*container.where))
 
@@ -72,9 +78,9 @@ def shm_default(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A volume in memory has a sizeLimit",
-    reason="without one it takes half of the node's memory, which is counted nowhere",
+    reason="without one it may use half of the node's memory, which the scheduler does not count",
     source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
-    fix="sizeLimit: 2Gi, and as much more in the container's memory limit",
+    fix="sizeLimit: 2Gi, and add the same to the container's memory limit",
 )
 def shm_size_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
@@ -88,13 +94,14 @@ def shm_size_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="The memory limit is larger than the /dev/shm within it",
-    reason="what lies in it counts against the container's memory limit: it is killed before it is full",
+    reason="its files count against the container's memory limit: the kernel kills it before /dev/shm is "
+    "full",
     source="kubernetes.io/docs/concepts/storage/volumes/#emptydir",
     fix="raise the memory limit by the sizeLimit",
 )
 def shm_above_memory(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
-        name = _mounted(container)
+        name = _shm_volume(container)
         index, volume = _volume(workload, name) if name else (-1, {})
         empty = mapping(volume.get("emptyDir"))
         size, memory = quantity(empty.get("sizeLimit")), quantity(container.limits.get("memory"))
@@ -108,13 +115,13 @@ def shm_above_memory(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A Job with GPUs has a deadline",
-    reason="what hangs keeps its GPUs, and is paid for, until somebody looks",
+    reason="a Job that hangs holds its GPUs, which are paid for, until somebody notices",
     source="kubernetes.io/docs/concepts/workloads/controllers/job/#job-termination-and-cleanup",
-    fix="activeDeadlineSeconds in the Job's spec: the longest it may take, retries included",
+    fix="activeDeadlineSeconds in the Job's spec: its longest duration, retries included",
     fragments=False,
 )
 def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
-    if workload.kind not in JOB_KINDS or not workload.gpus or workload.job is None:
+    if workload.kind not in JOB_KINDS or not workload.wants_gpus or workload.job is None:
         return
     if not workload.job.get("activeDeadlineSeconds") and not workload.pod.get("activeDeadlineSeconds"):
         yield Violation("no activeDeadlineSeconds", workload.job_where)
@@ -125,7 +132,7 @@ def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A container with GPUs has a memory limit",
-    reason="one leak takes the node's memory, and the kernel kills whom it likes, the device plugin too",
+    reason="a leak uses up the node's memory, and the kernel may kill any process, also the device plugin",
     source="kubernetes.io/docs/concepts/configuration/manage-resources-containers",
     fix="limits: {memory: 14Gi}; k8s.check says what the types have for pods",
     fragments=False,
@@ -141,8 +148,8 @@ def memory_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "cpu-request",
     "warning",
     Workload,
-    title="A container with GPUs asks for CPUs",
-    reason="the scheduler counts none, and the data loader shares what is left: the GPU waits",
+    title="A container with GPUs requests CPUs",
+    reason="the scheduler reserves none, so the data loader gets only what is left and the GPU waits",
     source="kubernetes.io/docs/concepts/configuration/manage-resources-containers",
     fix="requests: {cpu: 3500m}",
     fragments=False,
@@ -152,15 +159,15 @@ def cpu_request(workload: Workload, _: Context) -> Iterator[Violation]:
     asked = {*mapping(of_pod.get("requests")), *mapping(of_pod.get("limits"))}
     for container in workload.containers:
         if container.gpu_keys and "cpu" not in {*asked, *container.requests, *container.limits}:
-            yield Violation(f"{container.name} asks for no CPU", workload.at(*container.where))
+            yield Violation(f"{container.name} requests no CPU", workload.at(*container.where))
 
 
 @rule(
     "memory-milli",
     "error",
     Workload,
-    title="Memory is not counted in thousandths of a byte",
-    reason="`m` is a thousandth: 512m is half a byte, and the container never starts",
+    title="Memory has no unit m",
+    reason="`m` means a thousandth: 512m is half a byte, and the container never starts",
     source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
     fix="512Mi",
 )
@@ -174,7 +181,7 @@ def memory_milli(workload: Workload, _: Context) -> Iterator[Violation]:
                 )
 
 
-# What makes a node spot, by who sets it: eksctl, AWS's user guide for EKS, karpenter.sh/docs, AKS, GKE.
+# Label of spot nodes -> its values; set by eksctl, AWS's user guide for EKS, karpenter.sh/docs, AKS, GKE.
 SPOT = {
     "eks.amazonaws.com/capacityType": ("SPOT", "ON_DEMAND", "CAPACITY_BLOCK"),
     "karpenter.sh/capacity-type": ("spot", "on-demand", "reserved"),
@@ -182,7 +189,7 @@ SPOT = {
     "kubernetes.azure.com/scalesetpriority": ("spot",),
     "cloud.google.com/gke-spot": ("true",),
 }
-NOT_SPOT = (
+UNSET_SPOT_LABELS = (
     "node.kubernetes.io/lifecycle",
     "lifecycle",
     "spot",
@@ -192,21 +199,25 @@ NOT_SPOT = (
 )
 
 
-def selected(workload: Workload, *, required: bool = False) -> Iterator[tuple[Path, str, list[str]]]:
-    """Path, label and wanted values of all that a pod selects nodes by.
+def node_selections(workload: Workload, *, required: bool = False) -> Iterator[tuple[Path, str, list[str]]]:
+    """Path, label and values of each node selection of a pod.
 
     Args:
-        required: Leave out what it only prefers.
+        required: Skip preferences.
     """
     for key, value in mapping(workload.pod.get("nodeSelector")).items():
         yield workload.at("nodeSelector", key), key, [str(value)]
-    for path, one in expressions(workload):
-        if one.get("operator", "In") == "In" and not (required and PREFERRED in path):
-            yield path, str(one.get("key")), [str(value) for value in sequence(one.get("values"))]
+    for path, expression in expressions(workload):
+        if expression.get("operator", "In") == "In" and not (required and PREFERRED in path):
+            yield (
+                path,
+                str(expression.get("key")),
+                [str(value) for value in sequence(expression.get("values"))],
+            )
 
 
 def _set_by_pool(key: str, context: Context) -> bool:
-    """Whether a pool that the pod may land on sets a label, or a live node bears it."""
+    """Whether a candidate pool sets a label, or a live node has it."""
     return any(
         key in pool.labels
         or key in pool.choices
@@ -219,17 +230,17 @@ def _set_by_pool(key: str, context: Context) -> bool:
     "spot-label",
     "warning",
     Workload,
-    title="Spot is selected by a label that somebody sets",
-    reason="no provider sets this label: the pod stays Pending until somebody labels nodes by hand",
+    title="Spot nodes are selected by a label that the provider sets",
+    reason="no provider sets this label: the pod stays Pending until a user labels nodes by hand",
     source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
     "karpenter.sh/docs/concepts/scheduling",
     fix="eks.amazonaws.com/capacityType: SPOT (managed groups) or karpenter.sh/capacity-type: spot "
     "(Karpenter)",
 )
 def spot_label(workload: Workload, context: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload):
+    for path, key, values in node_selections(workload):
         spot = any("spot" in value.lower() or value == "true" for value in values)
-        if key in NOT_SPOT and spot and not _set_by_pool(key, context):
+        if key in UNSET_SPOT_LABELS and spot and not _set_by_pool(key, context):
             yield Violation(f"{key}: {', '.join(values)}", path)
 
 
@@ -237,14 +248,14 @@ def spot_label(workload: Workload, context: Context) -> Iterator[Violation]:
     "spot-value",
     "error",
     Workload,
-    title="Spot is written as its provider writes it",
-    reason="labels are compared letter by letter: no node has this one",
+    title="The value for spot has the provider's spelling",
+    reason="label values are compared exactly: no node has this one",
     source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
     "karpenter.sh/docs/concepts/scheduling",
-    fix="capital letters for EKS (SPOT), small ones for Karpenter (spot)",
+    fix="upper case for EKS (SPOT), lower case for Karpenter (spot)",
 )
 def spot_value(workload: Workload, _: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload):
+    for path, key, values in node_selections(workload):
         for value in values:
             if key in SPOT and value not in SPOT[key]:
                 yield Violation(f"{key}: {value}; wanted {' or '.join(SPOT[key])}", path)
@@ -253,12 +264,15 @@ def spot_value(workload: Workload, _: Context) -> Iterator[Violation]:
 SPOT_TAINTS = ("spot", "spot-instance", "lifecycle", "node.kubernetes.io/lifecycle")
 
 
-def _tainted(key: str, context: Context) -> bool:
-    """Whether a pool that the pod may land on, or a live node, is tainted with a key."""
+def _is_taint_set(key: str, context: Context) -> bool:
+    """Whether a candidate pool or a live node has a taint with a key."""
     taints = [
         taint
         for pool in context.candidates
-        for taint in (*pool.taints, *(one for node in pool.nodes for one in node["spec"].get("taints", ())))
+        for taint in (
+            *pool.taints,
+            *(node_taint for node in pool.nodes for node_taint in node["spec"].get("taints", ())),
+        )
     ]
     return any(mapping(taint).get("key") == key for taint in taints)
 
@@ -267,20 +281,19 @@ def _tainted(key: str, context: Context) -> bool:
     "spot-toleration",
     "warning",
     Workload,
-    title="A taint of spot nodes that is tolerated is one that somebody sets",
-    reason="neither EKS nor Karpenter taint spot nodes by themselves: the toleration does nothing, "
-    "and a pod that "
-    "is to run on spot needs a selector",
+    title="A toleration for spot nodes matches a taint that exists",
+    reason="neither EKS nor Karpenter taints spot nodes by itself: the toleration has no effect, and a pod "
+    "for spot nodes needs a selector",
     source="docs.aws.amazon.com/eks/latest/userguide/managed-node-groups.html; "
     "karpenter.sh/docs/concepts/nodepools",
-    fix="leave it out, or taint the pool's nodes with it",
+    fix="remove it, or add the taint to the pool",
 )
 def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]:
-    if any(key in SPOT for _path, key, _values in selected(workload)):
-        return  # it runs on spot whatever is tainted, and tolerates a pool of its own
-    for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
-        key = mapping(one).get("key")
-        if key in SPOT_TAINTS and not _tainted(str(key), context):
+    if any(key in SPOT for _path, key, _values in node_selections(workload)):
+        return  # a selector puts it on spot nodes; the toleration may be for its own pool
+    for index, toleration in enumerate(sequence(workload.pod.get("tolerations"))):
+        key = mapping(toleration).get("key")
+        if key in SPOT_TAINTS and not _is_taint_set(str(key), context):
             yield Violation(f"toleration of {key}", workload.at("tolerations", index))
 
 
@@ -288,9 +301,8 @@ def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]
     "spot-checkpoint",
     "warning",
     Workload,
-    title="A Job on spot is prepared for its end",
-    reason="a node that is taken away counts as a failure of the Job, and 30 seconds are no time for "
-    "a checkpoint",
+    title="A Job on spot nodes is prepared for interruptions",
+    reason="an interruption counts as a failure of the Job, and 30 seconds are too short for a checkpoint",
     source="kubernetes.io/docs/concepts/workloads/controllers/job/#pod-failure-policy",
     fix="podFailurePolicy with {action: Ignore, onPodConditions: [{type: DisruptionTarget}]} and "
     "terminationGracePeriodSeconds: 100",
@@ -298,15 +310,15 @@ def spot_toleration(workload: Workload, context: Context) -> Iterator[Violation]
 )
 def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
     on_spot = any(
-        key in (*SPOT, *NOT_SPOT) and any("spot" in value.lower() for value in values)
-        for _path, key, values in selected(workload)
+        key in (*SPOT, *UNSET_SPOT_LABELS) and any("spot" in value.lower() for value in values)
+        for _path, key, values in node_selections(workload)
     )
-    if not on_spot or workload.job is None or not workload.gpus:
+    if not on_spot or workload.job is None or not workload.wants_gpus:
         return
     rules = sequence(mapping(workload.job.get("podFailurePolicy")).get("rules"))
     ignored = any(
-        mapping(one).get("action") == "Ignore" and sequence(mapping(one).get("onPodConditions"))
-        for one in rules
+        mapping(entry).get("action") == "Ignore" and sequence(mapping(entry).get("onPodConditions"))
+        for entry in rules
     )
     grace = workload.pod.get("terminationGracePeriodSeconds", DEFAULT_GRACE)
     lacking = [] if ignored else ["no podFailurePolicy that ignores DisruptionTarget"]
@@ -316,7 +328,7 @@ def spot_checkpoint(workload: Workload, _: Context) -> Iterator[Violation]:
         yield Violation(", ".join(lacking), workload.job_where)
 
 
-HAND_MADE = (
+MANUAL_LABELS = (
     "accelerator",
     "gpu",
     "gpu-type",
@@ -333,14 +345,14 @@ HAND_MADE = (
     "warning",
     Workload,
     title="GPUs are selected by labels that feature discovery or the provider set",
-    reason="a label made by hand is on no node that the autoscaler starts: the pod stays Pending",
+    reason="nodes that the autoscaler starts lack a label that was set by hand: the pod stays Pending",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix='nvidia.com/gpu.product: Tesla-T4, nvidia.com/gpu.present: "true", or the type\'s own label: '
     "node.kubernetes.io/instance-type, karpenter.k8s.aws/instance-gpu-name",
 )
 def label_by_hand(workload: Workload, context: Context) -> Iterator[Violation]:
-    for path, key, values in selected(workload):
-        by_hand = key in HAND_MADE or ("/" not in key and re.search(r"(?i)gpu|accelerator", key))
+    for path, key, values in node_selections(workload):
+        by_hand = key in MANUAL_LABELS or ("/" not in key and re.search(r"(?i)gpu|accelerator", key))
         if by_hand and not _set_by_pool(key, context):
             yield Violation(f"{key}: {', '.join(values)}", path)
 
@@ -350,7 +362,7 @@ def label_by_hand(workload: Workload, context: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A DaemonSet for GPU nodes selects them",
-    reason="on nodes without a GPU it fails again and again; the device plugin since 0.18, too",
+    reason="it keeps failing on nodes without a GPU, as the device plugin does since 0.18",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0; NVIDIA/dcgm-exporter",
     fix='nodeSelector: {nvidia.com/gpu.present: "true"}',
     fragments=False,
@@ -368,20 +380,22 @@ def daemonset_nodes(workload: Workload, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A DaemonSet for GPU nodes tolerates their taint",
-    reason="GPU nodes are tainted nvidia.com/gpu, and what asks for no GPU gets no toleration by itself: "
-    "it runs nowhere",
+    reason="GPU nodes have the taint nvidia.com/gpu, and a pod that requests no GPU gets no toleration "
+    "automatically: the DaemonSet runs nowhere",
     source=""
     "kubernetes.io/docs/reference/access-authn-authz/admission-controllers/#extendedresourcetoleration",
     fix="tolerations: [{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}]",
     fragments=False,
 )
 def daemonset_toleration(workload: Workload, _: Context) -> Iterator[Violation]:
-    tolerations = [mapping(one) for one in sequence(workload.pod.get("tolerations"))]
-    tolerated = any(not one.get("key") or is_gpu(str(one["key"])) for one in tolerations)
+    tolerations = [mapping(toleration) for toleration in sequence(workload.pod.get("tolerations"))]
+    tolerated = any(not toleration.get("key") or is_gpu(str(toleration["key"])) for toleration in tolerations)
     if _gpu_daemon(workload) and not tolerated:
         yield Violation("no toleration of nvidia.com/gpu", workload.at())
 
 
 def _gpu_daemon(workload: Workload) -> bool:
     agents = re.compile(r"k8s-device-plugin|dcgm-exporter|gpu-feature-discovery|nvidia")
-    return workload.kind == "DaemonSet" and any(agents.search(one.image) for one in workload.containers)
+    return workload.kind == "DaemonSet" and any(
+        agents.search(container.image) for container in workload.containers
+    )

@@ -1,4 +1,4 @@
-"""Rules on nodes that come and go: Karpenter's pools and classes, and Jobs that scale nodes."""
+"""Rules on scaling nodes: Karpenter's NodePools and EC2NodeClasses, and Jobs that scale nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpukiln.kubernetes.pools import pools_in
 
 KARPENTER = "aws/karpenter-provider-aws:website/content/en/docs/concepts"
 CRDS = "aws/karpenter-provider-aws:pkg/apis/crds"
-POOLS = (
+POOL_KINDS = (
     "nodepool",
     "nodepools",
     "nodepools.karpenter.sh",
@@ -28,7 +28,7 @@ POOLS = (
     "provisioner",
     "provisioners",
 )
-SCALERS = (
+SCALE_COMMANDS = (
     ("eksctl", "scale", "nodegroup"),
     ("aws", "eks", "update-nodegroup-config"),
     ("aws", "autoscaling", "set-desired-capacity"),
@@ -43,23 +43,27 @@ SCALERS = (
     "error",
     CommandLine,
     title="Nodes are not scaled by `kubectl scale nodepool`",
-    reason="a NodePool has replicas only where Karpenter's StaticCapacity is on (alpha, off by "
-    "default) and the "
-    "pool is a static one; for any other it fails, or means nothing",
+    reason="only a static NodePool has replicas, and that needs Karpenter's feature gate StaticCapacity "
+    "(alpha, "
+    "off by default); for other pools the command fails or has no effect",
     source=f"{KARPENTER}/nodepools.md, settings.md",
-    fix="pools scale to zero by themselves; `invoke k8s.nodes` renders working hours: schedules of "
-    "the group, or "
-    "a disruption budget and placeholder pods",
+    fix="pools scale to zero by themselves; `invoke k8s.nodes` renders working hours: schedules of the "
+    "group, "
+    "or a disruption budget and placeholder pods",
 )
 def scale_nodepool(command: CommandLine, context: Context) -> Iterator[Violation]:
     words = [word for word in command.words if not word.startswith("-")]
     if words[:2] != ["kubectl", "scale"] or len(words) < 3:
         return
     kind, _, name = words[2].partition("/")
-    if kind.lower() not in POOLS:
+    if kind.lower() not in POOL_KINDS:
         return
     name = name or (words[3] if len(words) > 3 else "")
-    static = {one.name for one in context.resources if at(one.object, ("spec", "replicas")) is not None}
+    static = {
+        resource.name
+        for resource in context.resources
+        if at(resource.object, ("spec", "replicas")) is not None
+    }
     if name not in static:
         yield Violation(" ".join(command.words))
 
@@ -69,8 +73,8 @@ def scale_nodepool(command: CommandLine, context: Context) -> Iterator[Violation
     "warning",
     CommandLine,
     title="No CronJob scales nodes",
-    reason="it needs cloud permissions in a pod, fails in silence, and fights the autoscaler, which "
-    "sets the number again",
+    reason="it needs cloud permissions in a pod, fails unnoticed, and the autoscaler changes the number "
+    "again",
     source="docs.aws.amazon.com/autoscaling/ec2/userguide/ec2-auto-scaling-scheduled-scaling.html",
     fix="a scheduled action of the autoscaling group: `invoke k8s.nodes` renders it",
 )
@@ -78,8 +82,9 @@ def cron_scales_nodes(command: CommandLine, _: Context) -> Iterator[Violation]:
     words = tuple(word for word in command.words if not word.startswith("-"))
     if command.resource is None or command.resource.kind != "CronJob":
         return
-    if any(words[: len(one)] == one for one in SCALERS) or (
-        words[:2] == ("kubectl", "scale") and any(word.partition("/")[0].lower() in POOLS for word in words)
+    if any(words[: len(scale_command)] == scale_command for scale_command in SCALE_COMMANDS) or (
+        words[:2] == ("kubectl", "scale")
+        and any(word.partition("/")[0].lower() in POOL_KINDS for word in words)
     ):
         yield Violation(" ".join(command.words))
 
@@ -89,7 +94,7 @@ def cron_scales_nodes(command: CommandLine, _: Context) -> Iterator[Violation]:
     "warning",
     CommandLine,
     title="A pod that runs kubectl has a service account",
-    reason="the account `default` may do nothing: the server answers `forbidden`",
+    reason="the service account `default` has no permissions: the server answers `forbidden`",
     source="kubernetes.io/docs/tasks/configure-pod-container/configure-service-account",
     fix="serviceAccountName with a Role for these verbs",
 )
@@ -109,15 +114,19 @@ def kubectl_account(command: CommandLine, _: Context) -> Iterator[Violation]:
     "warning",
     Workload,
     title="A CronJob with GPUs or kubectl does not overlap itself",
-    reason="by default a new Job starts beside one that hangs: GPUs are taken twice",
+    reason="by default a new Job starts while the previous one hangs, and both hold GPUs",
     source="kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/#concurrency-policy",
     fix="concurrencyPolicy: Forbid",
     fragments=False,
 )
 def cron_overlaps(workload: Workload, _: Context) -> Iterator[Violation]:
-    runs_kubectl = any("kubectl" in one.image for one in workload.containers)
+    runs_kubectl = any("kubectl" in container.image for container in workload.containers)
     policy = at(workload.object, ("spec", "concurrencyPolicy"))
-    if workload.kind == "CronJob" and (workload.gpus or runs_kubectl) and policy not in ("Forbid", "Replace"):
+    if (
+        workload.kind == "CronJob"
+        and (workload.wants_gpus or runs_kubectl)
+        and policy not in ("Forbid", "Replace")
+    ):
         yield Violation(f"concurrencyPolicy {policy or 'left out, which means Allow'}", ("spec",))
 
 
@@ -125,15 +134,15 @@ def cron_overlaps(workload: Workload, _: Context) -> Iterator[Violation]:
     "nodepool-budget",
     "error",
     Resource,
-    title="A disruption budget lets empty nodes go",
-    reason="a budget without reasons counts for all, Empty too: with 0 nodes the pool never scales to zero",
+    title="A disruption budget allows to remove empty nodes",
+    reason="a budget without reasons applies to Empty as well: with 0 nodes the pool never scales to zero",
     source=f"{KARPENTER}/disruption.md",
     fix='{nodes: "0", reasons: [Drifted, Underutilized]} and {nodes: "100%", reasons: [Empty]}',
 )
 def nodepool_budget(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "disruption", "budgets")
-    for index, one in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
-        budget = mapping(one)
+    for index, entry in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
+        budget = mapping(entry)
         reasons = sequence(budget.get("reasons"))
         blocks = str(budget.get("nodes")) in ("0", "0%") and (not reasons or "Empty" in reasons)
         if blocks and not budget.get("schedule"):
@@ -147,14 +156,14 @@ def nodepool_budget(resource: Resource, _: Context) -> Iterator[Violation]:
     "error",
     Resource,
     title="A budget's schedule has a duration",
-    reason="the API server refuses one without the other",
+    reason="the API server rejects one without the other",
     source=f"{CRDS}/karpenter.sh_nodepools.yaml",
     fix="schedule (UTC) and duration, or neither",
 )
 def nodepool_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "disruption", "budgets")
-    for index, one in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
-        has = [key for key in ("schedule", "duration") if mapping(one).get(key)]
+    for index, entry in enumerate(sequence(at(resource.object, where)) if resource.is_node_pool else ()):
+        has = [key for key in ("schedule", "duration") if mapping(entry).get(key)]
         if len(has) == 1:
             yield Violation(f"{has[0]} alone", (*where, index))
 
@@ -164,7 +173,7 @@ def nodepool_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
     "warning",
     Resource,
     title="A pool of GPU nodes has a limit",
-    reason="a mistake in a Deployment's replicas buys GPUs until the quota ends",
+    reason="a wrong number of replicas starts GPU machines up to the account's quota",
     source=f"{KARPENTER}/nodepools.md",
     fix='limits: {nvidia.com/gpu: "8"}',
 )
@@ -172,8 +181,8 @@ def nodepool_limits(resource: Resource, _: Context) -> Iterator[Violation]:
     if not resource.is_node_pool or at(resource.object, ("spec", "replicas")) is not None:
         return
     spec = mapping(at(resource.object, ("spec", "template", "spec")))
-    keys = [str(mapping(one).get("key")) for one in sequence(spec.get("requirements"))]
-    taints = [str(mapping(one).get("key")) for one in sequence(spec.get("taints"))]
+    keys = [str(mapping(requirement).get("key")) for requirement in sequence(spec.get("requirements"))]
+    taints = [str(mapping(taint).get("key")) for taint in sequence(spec.get("taints"))]
     gpus = any("instance-gpu" in key for key in keys) or any(is_gpu(key) for key in taints)
     if gpus and not mapping(at(resource.object, ("spec", "limits"))):
         yield Violation("no limits", ("spec",))
@@ -183,10 +192,10 @@ def nodepool_limits(resource: Resource, _: Context) -> Iterator[Violation]:
     "nodepool-static",
     "error",
     Resource,
-    title="A static pool has no limit but nodes, and no weight",
-    reason="the API server refuses it",
+    title="A static pool has no limits except nodes, and no weight",
+    reason="the API server rejects it",
     source=f"{CRDS}/karpenter.sh_nodepools.yaml",
-    fix="limits: {nodes: ...} alone",
+    fix="only limits: {nodes: ...}",
 )
 def nodepool_static(resource: Resource, _: Context) -> Iterator[Violation]:
     spec = mapping(resource.object.get("spec"))
@@ -203,11 +212,12 @@ def nodepool_static(resource: Resource, _: Context) -> Iterator[Violation]:
     "nodepool-feature-label",
     "warning",
     Resource,
-    title="A pool sets a label of feature discovery only to what discovery will say of all its types",
-    reason="discovery overwrites it when the node is up (Tesla-T4, not T4): pods that select on the pool's "
-    "value stay behind on the next start",
+    title="A pool sets a label of feature discovery only to the value that discovery sets on all its types",
+    reason="discovery overwrites it when the node is up (Tesla-T4, not T4): pods that select the pool's "
+    "value "
+    "no longer match",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
-    fix="the value that discovery says, and a pool for each GPU; or karpenter.k8s.aws/instance-gpu-name",
+    fix="the value that discovery sets, and a pool for each GPU; or karpenter.k8s.aws/instance-gpu-name",
 )
 def nodepool_feature_label(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "template", "metadata", "labels")
@@ -217,9 +227,9 @@ def nodepool_feature_label(resource: Resource, _: Context) -> Iterator[Violation
             types = [name for pool in pools_in([resource.object]) for name in pool.types]
             said = {machines.labels(name).get(key, "") for name in types}
             if said != {str(value)}:
-                known = " or ".join(sorted(one for one in said if one)[:3])
+                known = " or ".join(sorted(text for text in said if text)[:3])
                 yield Violation(
-                    f"label {key}: {value}" + f", discovery says {known}" * bool(known), (*where, key)
+                    f"label {key}: {value}" + f", discovery sets {known}" * bool(known), (*where, key)
                 )
 
 
@@ -227,15 +237,15 @@ def nodepool_feature_label(resource: Resource, _: Context) -> Iterator[Violation
     "nodeclass-family",
     "error",
     Resource,
-    title="An EC2NodeClass says its family, or an alias does",
-    reason="the API server refuses images by id, name, tags or parameter without amiFamily",
+    title="An EC2NodeClass has amiFamily or an alias",
+    reason="the API server rejects images by id, name, tags or parameter without amiFamily",
     source=f"{CRDS}/karpenter.k8s.aws_ec2nodeclasses.yaml",
     fix="amiFamily: AL2023, or Custom with user data of your own (Ubuntu)",
 )
 def nodeclass_family(resource: Resource, _: Context) -> Iterator[Violation]:
     spec = mapping(resource.object.get("spec"))
     terms = sequence(spec.get("amiSelectorTerms"))
-    alias = any(mapping(one).get("alias") for one in terms)
+    alias = any(mapping(term).get("alias") for term in terms)
     if resource.kind == "EC2NodeClass" and terms and not alias and not spec.get("amiFamily"):
         yield Violation("amiSelectorTerms without amiFamily", ("spec", "amiSelectorTerms"))
 
@@ -245,9 +255,9 @@ def nodeclass_family(resource: Resource, _: Context) -> Iterator[Violation]:
     "error",
     Resource,
     title="An EC2NodeClass has a role or an instance profile",
-    reason="the API server refuses both and neither",
+    reason="the API server rejects both and neither",
     source=f"{CRDS}/karpenter.k8s.aws_ec2nodeclasses.yaml",
-    fix="role: NAME; Karpenter makes the profile of it",
+    fix="role: NAME; Karpenter creates the instance profile",
 )
 def nodeclass_role(resource: Resource, _: Context) -> Iterator[Violation]:
     spec = mapping(resource.object.get("spec"))

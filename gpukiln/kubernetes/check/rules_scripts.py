@@ -1,4 +1,4 @@
-"""Rules on command lines of scripts and documents, and on what documents say."""
+"""Rules on command lines of scripts and documents, and on the text of documents."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from gpukiln.kubernetes.check.reading import options_of
 from gpukiln.kubernetes.check.rules import Context, rule
 from gpukiln.kubernetes.check.rules_charts import OLDEST_PLUGIN, PLUGIN_IMAGE
-from gpukiln.kubernetes.check.rules_running import HAND_MADE
+from gpukiln.kubernetes.check.rules_running import MANUAL_LABELS
 from gpukiln.kubernetes.check.workload import CommandLine, Prose, Violation
 
-# kubernetes/kubernetes pull request 108820 (1.24), and before it 1.18 (--generator and its kin).
+# kubernetes/kubernetes pull request 108820 (1.24), and before it 1.18 (--generator and others).
 RUN_FLAGS = (
     "limits",
     "requests",
@@ -24,7 +24,7 @@ RUN_FLAGS = (
     "record",
 )
 KUBECTL = ("kubectl", "oc", "k")
-DENIES = re.compile(
+NEGATIONS = re.compile(
     r"(?i)\b(?:no longer|instead of|superseded|deprecated|replaced|obsolete|never|not|old|without|retired)\b"
 )
 
@@ -33,8 +33,8 @@ DENIES = re.compile(
     "kubectl-run-flags",
     "error",
     CommandLine,
-    title="`kubectl run` is called with flags that it has",
-    reason="`unknown flag: --limits`: it went with 1.24, others with 1.18",
+    title="`kubectl run` has only flags that exist",
+    reason="`unknown flag: --limits`: 1.24 removed it, 1.18 others",
     source="kubernetes/kubernetes pull request 108820",
     fix="a Pod or Job in YAML: `invoke k8s.job --image ... --gpus 1 -- nvidia-smi`, or `invoke k8s.test`",
 )
@@ -49,8 +49,8 @@ def kubectl_run_flags(command: CommandLine, _: Context) -> Iterator[Violation]:
     "url-moves",
     "warning",
     CommandLine,
-    title="What is applied from a URL is a version",
-    reason="a branch or `latest` is another manifest tomorrow, and nobody knows what runs",
+    title="A manifest from a URL has a fixed version",
+    reason="a branch or `latest` changes, and the deployed version is unknown",
     source="kubernetes.io/docs/concepts/configuration/overview",
     fix="the URL of a tag; for the add-ons of GPU nodes, `invoke k8s.addons`",
 )
@@ -72,11 +72,10 @@ def url_moves(command: CommandLine, _: Context) -> Iterator[Violation]:
     "warning",
     CommandLine,
     title="GPU nodes are not labelled by hand",
-    reason="the next node that the autoscaler starts has no such label, and feature discovery sets "
-    "better ones",
+    reason="nodes that the autoscaler starts lack the label, and feature discovery sets better ones",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
-    fix="feature discovery (`invoke k8s.addons`); where nodes must be known before they start, the "
-    "pool's labels",
+    fix="feature discovery (`invoke k8s.addons`); for labels that must be known before a node starts, the "
+    "labels of the pool",
 )
 def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
     words = [word for word in command.words if not word.startswith("-")]
@@ -89,7 +88,7 @@ def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
         return
     for word in words[3:]:
         key, equals, _value = word.partition("=")
-        if equals and key in HAND_MADE:
+        if equals and key in MANUAL_LABELS:
             yield Violation(" ".join(command.words))
 
 
@@ -97,8 +96,8 @@ def labels_by_hand(command: CommandLine, _: Context) -> Iterator[Violation]:
     "label-no-node-has",
     "warning",
     CommandLine,
-    title="Nodes are looked for by labels that somebody sets",
-    reason="the label nvidia.com/gpu is set by nobody; it is a resource's name",
+    title="Nodes are listed by labels that exist",
+    reason="no node has the label nvidia.com/gpu; it is the name of a resource",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="-l nvidia.com/gpu.present=true",
 )
@@ -107,7 +106,7 @@ def label_no_node_has(command: CommandLine, _: Context) -> Iterator[Violation]:
     flags = [key for key in ("l", "selector", "L", "label-columns") if key in options]
     asked = options[flags[0]] if flags else ""
     nodes = {"node", "nodes", "no"} & {*command.words[:4]}
-    if command.words[0] in KUBECTL and nodes and asked.partition("=")[0] in HAND_MADE:
+    if command.words[0] in KUBECTL and nodes and asked.partition("=")[0] in MANUAL_LABELS:
         yield Violation(f"kubectl ... -{flags[0]} {asked}")
 
 
@@ -116,9 +115,9 @@ def label_no_node_has(command: CommandLine, _: Context) -> Iterator[Violation]:
     "warning",
     CommandLine,
     title="nvidia-smi is not run in the device plugin",
-    reason="its image has had no shell and no tools since 0.18, and it is no tool for monitoring",
+    reason="since 0.18 its image has no shell and no tools",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md, 0.18.0",
-    fix="dcgm-exporter for numbers (`invoke k8s.addons`), `invoke k8s.test` for a look",
+    fix="dcgm-exporter for metrics (`invoke k8s.addons`), `invoke k8s.test` for a check",
 )
 def plugin_exec(command: CommandLine, _: Context) -> Iterator[Violation]:
     text = " ".join(command.words)
@@ -131,15 +130,15 @@ def plugin_exec(command: CommandLine, _: Context) -> Iterator[Violation]:
     "metrics-server-gpu",
     "warning",
     Prose,
-    title="GPUs are not watched with metrics-server",
-    reason="it knows CPU and memory only",
+    title="GPUs are not monitored with metrics-server",
+    reason="it has only CPU and memory",
     source="kubernetes-sigs/metrics-server:README.md",
     fix="dcgm-exporter: `invoke k8s.addons`",
 )
 def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Violation]:
     for heading, line, block in _sections(prose):
-        if "gpu" in heading.lower() and (found := re.search(r"metrics-server", block)):
-            where = line + block.count("\n", 0, found.start())
+        if "gpu" in heading.lower() and (match := re.search(r"metrics-server", block)):
+            where = line + block.count("\n", 0, match.start())
             yield Violation(f"metrics-server under {heading!r}", line=where)
 
 
@@ -147,8 +146,8 @@ def metrics_server_gpu(prose: Prose, _: Context) -> Iterator[Violation]:
     "cloudwatch-without-agent",
     "warning",
     Prose,
-    title="Metrics for CloudWatch are sent there by something",
-    reason="dcgm-exporter answers Prometheus and sends nothing",
+    title="An agent sends metrics to CloudWatch",
+    reason="dcgm-exporter only answers scrapes of Prometheus and sends nothing",
     source="docs.aws.amazon.com/AmazonCloudWatch/latest/monitoring/CloudWatch-Agent-NVIDIA-GPU.html",
     fix="the CloudWatch agent's nvidia_gpu section: `invoke k8s.addons`",
 )
@@ -161,15 +160,15 @@ def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Violation]:
 
 def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
     """Heading, first line and text of each block of code."""
-    numbers = [number for number, one in enumerate(prose.lines, 1) if one.startswith("#")]
+    numbers = [number for number, text in enumerate(prose.lines, 1) if text.startswith("#")]
     for above, _language, block in prose.blocks:
         at = bisect.bisect_right(numbers, above)
         heading = prose.lines[numbers[at - 1] - 1].lstrip("# ").strip() if at else ""
         yield heading, above + 1, block
 
 
-# What documents and scripts name that is gone: expression, and what is true now.
-GONE = (
+# Obsolete names in documents and scripts, and what is true now.
+OBSOLETE = (
     (re.compile(r"\bnvidia-docker2?\b"), "nvidia-docker2 is superseded by nvidia-container-toolkit"),
     (re.compile(r"\bapt-key\b"), "apt-key is deprecated; a keyring with signed-by is read"),
     (
@@ -190,30 +189,30 @@ GONE = (
     "era-of-docker",
     "warning",
     Prose,
-    title="Nodes are set up as containerd needs it",
-    reason="it installs nothing that Kubernetes uses, or comes from a place that is not kept",
+    title="Instructions for nodes are for containerd",
+    reason="it has no effect on Kubernetes, or comes from an unmaintained source",
     source="docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html",
-    fix="nvidia-container-toolkit; on EKS AL2023 nodeadm does the rest; our images have both",
+    fix="nvidia-container-toolkit; on EKS AL2023 nodeadm configures it; gpukiln's images have both",
 )
 def era_of_docker(prose: Prose, _: Context) -> Iterator[Violation]:
     if not any("kubectl" in text for _line, text in _all_lines(prose)):
-        return  # about Docker on a machine of its own, where all of this may be right
+        return  # a document about Docker alone, for which these names may be right
     for line, text in _all_lines(prose):
-        for expression, why in GONE:
-            if expression.search(text) and not DENIES.search(text) and not text.lstrip().startswith("#"):
+        for expression, why in OBSOLETE:
+            if expression.search(text) and not NEGATIONS.search(text) and not text.lstrip().startswith("#"):
                 yield Violation(f"{text.strip()[:80]}: {why}", line=line)
 
 
 @rule(
-    "plugin-version-told",
+    "plugin-version-in-document",
     "warning",
     Prose,
-    title="Documents name a device plugin that is maintained",
-    reason="readers install what is written",
+    title="Documents name a maintained device plugin",
+    reason="readers install the version in the document",
     source="NVIDIA/k8s-device-plugin:CHANGELOG.md",
     fix="the version of components.yaml: `invoke k8s.addons`",
 )
-def plugin_version_told(prose: Prose, _: Context) -> Iterator[Violation]:
+def plugin_version_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         if (match := PLUGIN_IMAGE.search(text)) and (int(match[1]), int(match[2])) < OLDEST_PLUGIN:
             yield Violation(match[0], line=line)
@@ -228,28 +227,28 @@ OLDEST_KUBERNETES = (
     "kubernetes-too-old",
     "warning",
     Prose,
-    title="Documents name a Kubernetes that is still to be had",
-    reason="no EKS image is built for it, and today's Kueue and DRA need more",
+    title="Documents name a supported Kubernetes version",
+    reason="EKS builds no images for it, and current Kueue and DRA need a later version",
     source="awslabs/amazon-eks-ami:CHANGELOG.md; kubernetes-sigs/kueue:README.md",
-    fix="the versions that `invoke k8s.check --kubernetes VERSION` judges by",
+    fix="a version that `invoke k8s.check --kubernetes VERSION` accepts",
 )
 def kubernetes_too_old(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         match = re.search(r"(?i)\b(?:kubernetes|k8s)\s+(?:version\s+)?v?1\.(\d\d)\b\+?", text)
-        if match and int(match[1]) < OLDEST_KUBERNETES and not DENIES.search(text):
+        if match and int(match[1]) < OLDEST_KUBERNETES and not NEGATIONS.search(text):
             yield Violation(match[0], line=line)
 
 
 @rule(
-    "label-told",
+    "label-in-document",
     "warning",
     Prose,
-    title="Documents name labels that somebody sets",
-    reason="nobody sets the label nvidia.com/gpu; readers select nodes that there are not",
+    title="Documents name labels that exist",
+    reason="no node has the label nvidia.com/gpu; readers would select no nodes",
     source="NVIDIA/k8s-device-plugin:docs/gpu-feature-discovery/README.md",
     fix="nvidia.com/gpu.present=true",
 )
-def label_told(prose: Prose, _: Context) -> Iterator[Violation]:
+def label_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in _lines(prose):
         if re.search(r"(?i)nvidia\.com/gpu=true", text) and re.search(r"(?i)\blabel", text):
             yield Violation(text.strip()[:80], line=line)
@@ -260,7 +259,7 @@ def _lines(prose: Prose) -> Iterator[tuple[int, str]]:
 
 
 def _all_lines(prose: Prose) -> Iterator[tuple[int, str]]:
-    """Those of blocks of code, too."""
+    """All lines, those of code blocks included."""
     yield from _lines(prose)
     for above, _language, block in prose.blocks:
         yield from enumerate(block.splitlines(), above + 1)

@@ -1,4 +1,4 @@
-"""Rules on what the API server refuses and no schema shows (pkg/apis/{core,batch,apps}/validation)."""
+"""Rules on what the API server rejects beyond schemas (pkg/apis/{core,batch,apps}/validation)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gpukiln.kubernetes.check.formats import LABEL, LABEL_KEY, LABEL_VALUE, SEGMENT, SUBDOMAIN
 from gpukiln.kubernetes.check.relations import toleration_errors
 from gpukiln.kubernetes.check.rules import NEWEST, Context, rule
-from gpukiln.kubernetes.check.schema import custom, known
+from gpukiln.kubernetes.check.schema import has_custom_schema, has_schema
 from gpukiln.kubernetes.check.workload import (
     Path,
     PodContainer,
@@ -20,7 +20,7 @@ from gpukiln.kubernetes.check.workload import (
     Workload,
     at,
     dotted,
-    is_open,
+    is_placeholder,
     mapping,
     sequence,
 )
@@ -32,11 +32,11 @@ BATCH = "kubernetes/kubernetes:pkg/apis/batch/validation/validation.go"
 NAMES = "kubernetes.io/docs/concepts/overview/working-with-objects/names"
 GPUS = "kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus"
 JOB_KINDS = ("Job", "CronJob", "JobSet")
-KEPT_KINDS = ("Deployment", "DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
-# Kinds whose names are parts of a path, and nothing else is asked of them.
+CONTROLLER_KINDS = ("Deployment", "DaemonSet", "ReplicaSet", "ReplicationController", "StatefulSet")
+# Kinds whose name may be any segment of a path.
 PATH_NAMES = ("Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding", "APIService", "PodDisruptionBudget")
 POD_SECURITY = tuple(f"pod-security.kubernetes.io/{mode}" for mode in ("enforce", "audit", "warn"))
-UNNAMED = ("LimitRange",)  # the API server gives one a name
+NAMED_BY_SERVER = ("LimitRange",)  # the API server generates a name
 
 
 @rule(
@@ -44,7 +44,7 @@ UNNAMED = ("LimitRange",)  # the API server gives one a name
     "error",
     Workload,
     title="The pods of a Job have restartPolicy Never or OnFailure",
-    reason="the default is Always, which the API server refuses in a Job; no schema shows it",
+    reason="the default is Always, which the API server rejects in a Job",
     source=BATCH,
     fix="restartPolicy: Never in the pod's spec (podFailurePolicy needs Never, too)",
     fragments=False,
@@ -54,9 +54,9 @@ def job_restart_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     if workload.kind == "JobSet" and not policy:
         return  # its webhook sets OnFailure (kubernetes-sigs/jobset:pkg/webhooks/jobset_webhook.go, Default)
     if workload.kind in JOB_KINDS and policy not in ("Never", "OnFailure"):
-        found = f"restartPolicy {policy}" if policy else "no restartPolicy, and the default is Always"
+        policy_text = f"restartPolicy {policy}" if policy else "no restartPolicy, and the default is Always"
         yield Violation(
-            f"{found}; wanted Never or OnFailure", workload.at(*(["restartPolicy"] if policy else []))
+            f"{policy_text}; wanted Never or OnFailure", workload.at(*(["restartPolicy"] if policy else []))
         )
 
 
@@ -65,21 +65,21 @@ def job_restart_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="The pods of a Deployment, StatefulSet or DaemonSet have restartPolicy Always",
-    reason="the API server refuses any other: what ends once is a Job",
+    reason="the API server rejects any other value; a program that ends belongs into a Job",
     source="kubernetes/kubernetes:pkg/apis/apps/validation/validation.go",
-    fix="leave restartPolicy out, or make it a Job",
+    fix="remove restartPolicy, or use a Job",
     fragments=False,
 )
 def restart_policy_always(workload: Workload, _: Context) -> Iterator[Violation]:
     policy = workload.pod.get("restartPolicy", "Always")
-    if workload.kind in KEPT_KINDS and policy != "Always":
+    if workload.kind in CONTROLLER_KINDS and policy != "Always":
         yield Violation(
             f"restartPolicy {policy} in a {workload.kind}; wanted Always", workload.at("restartPolicy")
         )
 
 
-def _resources(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, str, Any]]:
-    """Container, path, requests or limits, resource and amount of all that is asked for."""
+def _amounts(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, str, Any]]:
+    """Container, path, requests or limits, resource and amount of each request and limit."""
     for container in workload.containers:
         for side, amounts in (("requests", container.requests), ("limits", container.limits)):
             for resource, amount in amounts.items():
@@ -87,7 +87,7 @@ def _resources(workload: Workload) -> Iterator[tuple[PodContainer, Path, str, st
                 yield container, path, side, resource, amount
 
 
-def _extended(resource: str) -> bool:
+def _is_extended(resource: str) -> bool:
     return "/" in resource and not resource.partition("/")[0].endswith("kubernetes.io")
 
 
@@ -95,14 +95,14 @@ def _extended(resource: str) -> bool:
     "gpu-not-in-limits",
     "error",
     Workload,
-    title="GPUs stand in limits",
-    reason="extended resources can't be overcommitted: a request without a limit is refused",
+    title="GPUs are in limits",
+    reason="extended resources can't be overcommitted: the API server rejects a request without a limit",
     source=GPUS,
-    fix="put them in limits; the request is taken from there",
+    fix="write them in limits; the API server sets the request to the limit",
 )
 def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Violation]:
-    for container, path, side, resource, _amount in _resources(workload):
-        if side == "requests" and _extended(resource) and resource not in container.limits:
+    for container, path, side, resource, _amount in _amounts(workload):
+        if side == "requests" and _is_extended(resource) and resource not in container.limits:
             yield Violation(f"{resource} in requests, and not in limits", path)
 
 
@@ -111,13 +111,13 @@ def gpu_not_in_limits(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="Request and limit of GPUs are equal",
-    reason="extended resources can't be overcommitted: the API server refuses two numbers",
+    reason="extended resources can't be overcommitted: the API server rejects different numbers",
     source=GPUS,
-    fix="leave the request out: it is taken from the limit",
+    fix="remove the request: the API server sets it to the limit",
 )
 def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Violation]:
-    for container, path, side, resource, amount in _resources(workload):
-        if side == "requests" and _extended(resource) and resource in container.limits:
+    for container, path, side, resource, amount in _amounts(workload):
+        if side == "requests" and _is_extended(resource) and resource in container.limits:
             limit = container.limits[resource]
             if quantity(amount) != quantity(limit):
                 yield Violation(f"{resource}: request {amount}, limit {limit}; wanted one number", path)
@@ -128,14 +128,14 @@ def gpu_request_is_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="GPUs are whole numbers",
-    reason="the API server refuses fractions; parts of a GPU are resources of their own",
+    reason="the API server rejects fractions; parts of a GPU are separate resources",
     source=GPUS,
-    fix="ask for 1; to share one, time slicing, MPS or MIG (nvidia.com/mig-1g.5gb)",
+    fix="request 1; to share a GPU, use time slicing, MPS or MIG (nvidia.com/mig-1g.5gb)",
 )
 def gpu_whole(workload: Workload, _: Context) -> Iterator[Violation]:
-    for _container, path, _side, resource, amount in _resources(workload):
+    for _container, path, _side, resource, amount in _amounts(workload):
         number = quantity(amount)
-        if _extended(resource) and number is not None and (number != number.to_integral() or number < 0):
+        if _is_extended(resource) and number is not None and (number != number.to_integral() or number < 0):
             yield Violation(f"{resource}: {amount}; wanted a whole number", path)
 
 
@@ -144,20 +144,20 @@ def gpu_whole(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="Amounts are quantities of Kubernetes",
-    reason="the API server refuses what it can't read",
+    reason="the API server rejects other texts",
     source="kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity",
     fix="16Gi or 16G for bytes, 500m or 0.5 for cores, without a space",
 )
 def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
-    for _container, path, _side, resource, amount in _resources(workload):
+    for _container, path, _side, resource, amount in _amounts(workload):
         number = quantity(amount)
-        if number is None and isinstance(amount, str) and not is_open(amount):
+        if number is None and isinstance(amount, str) and not is_placeholder(amount):
             yield Violation(f"{resource}: {short(amount)} is no quantity", path)
-        elif number is not None and number < 0 and not _extended(resource):
+        elif number is not None and number < 0 and not _is_extended(resource):
             yield Violation(f"{resource}: {amount} is below zero", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         limit = mapping(mapping(volume).get("emptyDir")).get("sizeLimit")
-        if isinstance(limit, str) and quantity(limit) is None and not is_open(limit):
+        if isinstance(limit, str) and quantity(limit) is None and not is_placeholder(limit):
             path = workload.at("volumes", index, "emptyDir", "sizeLimit")
             yield Violation(f"sizeLimit {short(limit)} is no quantity", path)
 
@@ -167,16 +167,16 @@ def quantities(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="A request is at most its limit",
-    reason="the API server refuses it",
+    reason="the API server rejects it",
     source=VALIDATION,
     fix="lower the request, or raise the limit",
 )
 def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
-    for container, path, side, resource, amount in _resources(workload):
-        wanted, limit = quantity(amount), quantity(container.limits.get(resource))
-        if side == "limits" or _extended(resource) or wanted is None or limit is None:
+    for container, path, side, resource, amount in _amounts(workload):
+        request, limit = quantity(amount), quantity(container.limits.get(resource))
+        if side == "limits" or _is_extended(resource) or request is None or limit is None:
             continue
-        if wanted > limit:
+        if request > limit:
             yield Violation(f"{resource}: request {amount} above limit {container.limits[resource]}", path)
 
 
@@ -184,58 +184,57 @@ def request_above_limit(workload: Workload, _: Context) -> Iterator[Violation]:
     "selector-labels",
     "error",
     Resource,
-    title="A selector selects the pods of its own template",
-    reason="the API server refuses a template whose labels the selector does not match",
+    title="A selector matches the labels of its own template",
+    reason="the API server rejects a template whose labels the selector does not match",
     source="kubernetes/kubernetes:pkg/apis/apps/validation/validation.go",
-    fix="give the template every label of the selector",
+    fix="add every label of the selector to the template",
 )
 def selector_labels(resource: Resource, _: Context) -> Iterator[Violation]:
     manual = resource.kind == "Job" and at(resource.object, ("spec", "manualSelector")) is True
-    if resource.kind not in KEPT_KINDS and not manual:
+    if resource.kind not in CONTROLLER_KINDS and not manual:
         return
     selector = mapping(at(resource.object, ("spec", "selector")))
     labels = mapping(at(resource.object, ("spec", "template", "metadata", "labels")))
-    wanted = selector if resource.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
-    for key, value in wanted.items():
+    selected = selector if resource.kind == "ReplicationController" else mapping(selector.get("matchLabels"))
+    for key, value in selected.items():
         if labels.get(key) != value:
-            found = (
-                f"the template has {key}: {labels[key]}" if key in labels else f"the template has no {key}"
-            )
-            yield Violation(f"selector {key}: {value}; {found}", ("spec", "selector"))
-    for one in sequence(selector.get("matchExpressions")):
-        if isinstance(one, Mapping) and not _matches(one, labels):
-            text = f"selector {one.get('key')} {one.get('operator')} {one.get('values', '')}".rstrip()
+            has = f"the template has {key}: {labels[key]}" if key in labels else f"the template has no {key}"
+            yield Violation(f"selector {key}: {value}; {has}", ("spec", "selector"))
+    for expression in sequence(selector.get("matchExpressions")):
+        if isinstance(expression, Mapping) and not _matches(expression, labels):
+            operator = expression.get("operator")
+            text = f"selector {expression.get('key')} {operator} {expression.get('values', '')}".rstrip()
             yield Violation(f"{text}: the template's labels do not match", ("spec", "selector"))
 
 
-def _matches(one: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
-    key, values = str(one.get("key")), sequence(one.get("values"))
+def _matches(expression: Mapping[str, Any], labels: Mapping[str, Any]) -> bool:
+    key, values = str(expression.get("key")), sequence(expression.get("values"))
     answers = {
         "In": labels.get(key) in values,
         "NotIn": labels.get(key) not in values,
         "Exists": key in labels,
         "DoesNotExist": key not in labels,
     }
-    return answers.get(str(one.get("operator")), True)
+    return answers.get(str(expression.get("operator")), True)
 
 
 @rule(
     "volume-of-mount",
     "error",
     Workload,
-    title="Every mount has its volume",
-    reason="the API server refuses a mount of a volume that the pod has not",
+    title="Every mount names a volume of the pod",
+    reason="the API server rejects a mount of a volume that the pod does not have",
     source=VALIDATION,
     fix="add the volume to the pod's volumes, or a claim of that name to volumeClaimTemplates",
     fragments=False,
 )
 def volume_of_mount(workload: Workload, _: Context) -> Iterator[Violation]:
-    names = {str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes"))}
+    names = {str(mapping(volume).get("name")) for volume in sequence(workload.pod.get("volumes"))}
     claims = sequence(at(workload.object, ("spec", "volumeClaimTemplates")))
     if workload.kind == "JobSet":  # kubernetes-sigs/jobset:api/jobset/v1alpha2, VolumeClaimPolicy
         policies = sequence(at(workload.object, ("spec", "volumeClaimPolicies")))
-        claims = [one for policy in policies for one in sequence(mapping(policy).get("templates"))]
-    names |= {str(at(one, ("metadata", "name"))) for one in claims}
+        claims = [template for policy in policies for template in sequence(mapping(policy).get("templates"))]
+    names |= {str(at(claim, ("metadata", "name"))) for claim in claims}
     for container in workload.containers:
         for index, mount in enumerate(sequence(container.spec.get("volumeMounts"))):
             name = str(mapping(mount).get("name"))
@@ -248,23 +247,23 @@ def volume_of_mount(workload: Workload, _: Context) -> Iterator[Violation]:
     "name-twice",
     "error",
     Workload,
-    title="Containers, volumes and mount paths are there once",
-    reason="the API server refuses a second of the same name or path",
+    title="Names of containers and volumes, and mount paths, are unique",
+    reason="the API server rejects a repeated name or path",
     source=VALIDATION,
-    fix="rename one, or take it away",
+    fix="rename or remove one",
 )
 def name_twice(workload: Workload, _: Context) -> Iterator[Violation]:
-    names = Counter(one.name for one in workload.containers if one.name)
+    names = Counter(container.name for container in workload.containers if container.name)
     yield from (
         Violation(f"two containers {name}", workload.at()) for name, many in names.items() if many > 1
     )
-    volumes = Counter(str(mapping(one).get("name")) for one in sequence(workload.pod.get("volumes")))
+    volumes = Counter(str(mapping(volume).get("name")) for volume in sequence(workload.pod.get("volumes")))
     yield from (
         Violation(f"two volumes {name}", workload.at("volumes")) for name, many in volumes.items() if many > 1
     )
     for container in workload.containers:
         mounts = sequence(container.spec.get("volumeMounts"))
-        paths = Counter(str(mapping(one).get("mountPath")) for one in mounts)
+        paths = Counter(str(mapping(mount).get("mountPath")) for mount in mounts)
         for path, many in paths.items():
             if many > 1:
                 where = workload.at(*container.where, "volumeMounts")
@@ -276,9 +275,9 @@ def name_twice(workload: Workload, _: Context) -> Iterator[Violation]:
     "error",
     Workload,
     title="The numbers of a Job are not negative",
-    reason="the API server refuses them",
+    reason="the API server rejects them",
     source=BATCH,
-    fix="0 or more; leave it out for the default",
+    fix="0 or more, or remove it for the default",
 )
 def job_numbers(workload: Workload, _: Context) -> Iterator[Violation]:
     for key in (
@@ -299,9 +298,9 @@ def job_numbers(workload: Workload, _: Context) -> Iterator[Violation]:
     "pod-failure-policy",
     "error",
     Workload,
-    title="podFailurePolicy goes with restartPolicy Never",
-    reason="with OnFailure the kubelet restarts the container, no pod ever fails, and the API server "
-    "refuses it",
+    title="podFailurePolicy needs restartPolicy Never",
+    reason="with OnFailure the kubelet restarts the container and no pod ever fails, so the API server "
+    "rejects it",
     source=BATCH,
     fix="restartPolicy: Never",
 )
@@ -315,12 +314,12 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Violation]:
             f"podFailurePolicy with restartPolicy {restart or 'left out'}; wanted Never",
             (*workload.job_where, "podFailurePolicy"),
         )
-    names = {one.name for one in workload.containers}
-    for index, one in enumerate(sequence(policy.get("rules"))):
-        codes = mapping(mapping(one).get("onExitCodes"))
+    names = {container.name for container in workload.containers}
+    for index, entry in enumerate(sequence(policy.get("rules"))):
+        codes = mapping(mapping(entry).get("onExitCodes"))
         path = (*workload.job_where, "podFailurePolicy", "rules", index)
         if (name := codes.get("containerName")) and str(name) not in names:
-            yield Violation(f"onExitCodes of a container {name}, which the pod has not", path)
+            yield Violation(f"onExitCodes of a container {name}, which the pod does not have", path)
         if codes.get("operator") == "In" and 0 in sequence(codes.get("values")):
             yield Violation("onExitCodes In with 0, which is no failure", path)
 
@@ -329,8 +328,8 @@ def pod_failure_policy(workload: Workload, _: Context) -> Iterator[Violation]:
     "indexed-job",
     "error",
     Workload,
-    title="What needs an Indexed Job stands in one",
-    reason="the API server refuses it elsewhere",
+    title="Fields of Indexed Jobs are only in Indexed Jobs",
+    reason="the API server rejects them in other Jobs",
     source=BATCH,
     fix="completionMode: Indexed with completions",
 )
@@ -341,12 +340,12 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Violation]:
     completions = job.get("completions")
     if indexed and workload.kind == "Job" and isinstance(completions, int) and completions > 0:
         last = f"{workload.name}-{completions - 1}"
-        if workload.name and not is_open(last) and not LABEL.fullmatch(last):
+        if workload.name and not is_placeholder(last) and not LABEL.fullmatch(last):
             text = (
                 f"its last pod would be {short(last)}; wanted small letters, digits and hyphens, 63 at most"
             )
             yield Violation(text, ("metadata", "name"))
-    # Without parallelism, too, both are 1 (pkg/apis/batch/v1/defaults.go).
+    # Without both, the API server sets both to 1 (pkg/apis/batch/v1/defaults.go).
     several = job.get("parallelism") is not None and job.get("completions") is None
     if indexed and several and workload.kind != "JobSet":
         text = "completionMode Indexed with parallelism and without completions"
@@ -364,8 +363,8 @@ def indexed_job(workload: Workload, _: Context) -> Iterator[Violation]:
     "names",
     "error",
     Resource,
-    title="Names and labels have the form that is allowed",
-    reason="the API server refuses capitals, underscores and what is too long",
+    title="Names and labels have an allowed form",
+    reason="the API server rejects upper case, underscores and names that are too long",
     source=NAMES,
     fix="small letters, digits and hyphens; 63 characters at most, a CronJob's name 52",
 )
@@ -373,7 +372,7 @@ def names(resource: Resource, _: Context) -> Iterator[Violation]:
     if resource.role != "object":
         return
     name, kind = resource.metadata.get("name"), resource.kind
-    if isinstance(name, str) and name and not is_open(name):
+    if isinstance(name, str) and name and not is_placeholder(name):
         long = _longest(resource)
         if not _name_form(kind).fullmatch(name):
             yield Violation(f"{short(name)} is no name of a {kind}", ("metadata", "name"))
@@ -381,7 +380,7 @@ def names(resource: Resource, _: Context) -> Iterator[Violation]:
             yield Violation(
                 f"{len(name)} characters in the name of a {kind}; at most {long}", ("metadata", "name")
             )
-    elif _named(resource) and not name and not resource.metadata.get("generateName"):
+    elif _needs_name(resource) and not name and not resource.metadata.get("generateName"):
         yield Violation("neither name nor generateName", ("metadata",))
     yield from _labels(resource)
     yield from _annotations(resource)
@@ -390,24 +389,24 @@ def names(resource: Resource, _: Context) -> Iterator[Violation]:
 def _labels(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "labels"), ("spec", "template", "metadata", "labels")):
         for key, value in mapping(at(resource.object, path)).items():
-            if isinstance(value, str) and not LABEL_VALUE.fullmatch(value) and not is_open(value):
+            if isinstance(value, str) and not LABEL_VALUE.fullmatch(value) and not is_placeholder(value):
                 yield Violation(f"{dotted(path)}: {short(value)} is no value of a label", (*path, key))
-            if not LABEL_KEY.fullmatch(key) and not is_open(key):
+            if not LABEL_KEY.fullmatch(key) and not is_placeholder(key):
                 yield Violation(f"{dotted(path)}: {short(key)} is no key of a label", (*path, key))
     for label in POD_SECURITY if resource.kind == "Namespace" else ():
         level = mapping(resource.metadata.get("labels")).get(label, "privileged")
-        if level not in ("privileged", "baseline", "restricted") and not is_open(level):
+        if level not in ("privileged", "baseline", "restricted") and not is_placeholder(level):
             text = f"{label}: {short(level)}; wanted privileged, baseline or restricted"
             yield Violation(text, ("metadata", "labels", label))
 
 
 def _annotations(resource: Resource) -> Iterator[Violation]:
     for path in (("metadata", "annotations"), ("spec", "template", "metadata", "annotations")):
-        found = mapping(at(resource.object, path))
-        for key in found:
-            if not LABEL_KEY.fullmatch(key.lower()) and not is_open(key):
+        annotations = mapping(at(resource.object, path))
+        for key in annotations:
+            if not LABEL_KEY.fullmatch(key.lower()) and not is_placeholder(key):
                 yield Violation(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
-        if sum(len(f"{key}{value}".encode()) for key, value in found.items()) > 262_144:
+        if sum(len(f"{key}{value}".encode()) for key, value in annotations.items()) > 262_144:
             yield Violation(f"{dotted(path)}: more than 256 KiB", path)
 
 
@@ -418,20 +417,20 @@ def _name_form(kind: str) -> re.Pattern[str]:
 
 
 def _longest(resource: Resource) -> int:
-    """Characters of a name: those of pods that are named by it count, too."""
+    """The maximum length of a name; pods that are named after the object count."""
     if resource.kind == "CronJob":
         return 52
     if resource.kind in PATH_NAMES:
-        return 1 << 20  # a request's size is the limit
+        return 1 << 20  # limited only by the size of a request
     return 63 if resource.kind == "Job" else 253
 
 
-def _named(resource: Resource) -> bool:
-    """Whether an object is of a kind of Kubernetes itself, and needs a name: a review has none."""
+def _needs_name(resource: Resource) -> bool:
+    """Whether an object is of a kind of Kubernetes that needs a name; a review needs none."""
     return (
-        known(resource, NEWEST)
-        and not custom(resource)
-        and resource.kind not in UNNAMED
+        has_schema(resource, NEWEST)
+        and not has_custom_schema(resource)
+        and resource.kind not in NAMED_BY_SERVER
         and not resource.kind.endswith(("Review", "List", "Options"))
     )
 
@@ -440,19 +439,19 @@ def _named(resource: Resource) -> bool:
     "container-name",
     "error",
     Workload,
-    title="Containers and volumes have names that are allowed",
-    reason="the API server refuses capitals, underscores and more than 63 characters",
+    title="Names of containers and volumes have an allowed form",
+    reason="the API server rejects upper case, underscores and more than 63 characters",
     source=NAMES,
     fix="small letters, digits and hyphens",
 )
 def container_name(workload: Workload, _: Context) -> Iterator[Violation]:
     for container in workload.containers:
-        if container.name and not LABEL.fullmatch(container.name) and not is_open(container.name):
+        if container.name and not LABEL.fullmatch(container.name) and not is_placeholder(container.name):
             path = workload.at(*container.where, "name")
             yield Violation(f"{short(container.name)} is no name of a container", path)
     for index, volume in enumerate(sequence(workload.pod.get("volumes"))):
         name = mapping(volume).get("name")
-        if isinstance(name, str) and not LABEL.fullmatch(name) and not is_open(name):
+        if isinstance(name, str) and not LABEL.fullmatch(name) and not is_placeholder(name):
             yield Violation(f"{short(name)} is no name of a volume", workload.at("volumes", index, "name"))
 
 
@@ -460,14 +459,14 @@ def container_name(workload: Workload, _: Context) -> Iterator[Violation]:
     "toleration-form",
     "error",
     Workload,
-    title="A toleration says one thing",
-    reason="the API server refuses Exists with a value, Equal without a key, and effects that there are not",
+    title="A toleration has no contradictions",
+    reason="the API server rejects Exists with a value, Equal without a key, and unknown effects",
     source=VALIDATION,
     fix="{key: nvidia.com/gpu, operator: Exists, effect: NoSchedule}",
 )
 def toleration_form(workload: Workload, _: Context) -> Iterator[Violation]:
-    for index, one in enumerate(sequence(workload.pod.get("tolerations"))):
-        for text in toleration_errors(mapping(one)):
+    for index, toleration in enumerate(sequence(workload.pod.get("tolerations"))):
+        for text in toleration_errors(mapping(toleration)):
             yield Violation(text, workload.at("tolerations", index))
 
 
@@ -475,22 +474,22 @@ def toleration_form(workload: Workload, _: Context) -> Iterator[Violation]:
     "affinity-form",
     "error",
     Workload,
-    title="A node affinity says what it compares with",
-    reason="the API server refuses In without values, Exists with some, and weights outside 1 to 100; "
-    "Gt and Lt with what is no number match no node",
+    title="Expressions of a node affinity have the values that their operator needs",
+    reason="the API server rejects In without values, Exists with values, and weights outside 1 to 100; "
+    "Gt and Lt without a number match no node",
     source=VALIDATION,
     fix="In and NotIn have values, Exists and DoesNotExist none, Gt and Lt one whole number in quotes",
 )
 def affinity_form(workload: Workload, _: Context) -> Iterator[Violation]:
     node = mapping(at(workload.pod, ("affinity", "nodeAffinity")))
     above = ("affinity", "nodeAffinity", "preferredDuringSchedulingIgnoredDuringExecution")
-    for index, one in enumerate(sequence(node.get(str(above[-1])))):
-        weight = mapping(one).get("weight")
+    for index, entry in enumerate(sequence(node.get(str(above[-1])))):
+        weight = mapping(entry).get("weight")
         if isinstance(weight, int) and not 1 <= weight <= 100:
             yield Violation(f"weight {weight}; wanted 1 to 100", workload.at(*above, index))
-    for path, one in expressions(workload):
-        operator, values = one.get("operator"), sequence(one.get("values"))
-        text = f"{one.get('key')} {operator}"
+    for path, expression in expressions(workload):
+        operator, values = expression.get("operator"), sequence(expression.get("values"))
+        text = f"{expression.get('key')} {operator}"
         if operator in ("In", "NotIn") and not values:
             yield Violation(f"{text} without values", path)
         if operator in ("Exists", "DoesNotExist") and values:
@@ -500,25 +499,25 @@ def affinity_form(workload: Workload, _: Context) -> Iterator[Violation]:
 
 
 def expressions(workload: Workload) -> Iterator[tuple[Path, Mapping[str, Any]]]:
-    """Path and content of every expression on labels of nodes, required and preferred."""
+    """Path and content of each expression on node labels, required and preferred."""
     above: Path = ("affinity", "nodeAffinity")
     node = mapping(at(workload.pod, above))
     required = (*above, "requiredDuringSchedulingIgnoredDuringExecution", "nodeSelectorTerms")
     preferred = (*above, "preferredDuringSchedulingIgnoredDuringExecution")
     terms: list[tuple[Path, Any]] = [
-        ((*required, index), one) for index, one in enumerate(sequence(at(workload.pod, required)))
+        ((*required, index), term) for index, term in enumerate(sequence(at(workload.pod, required)))
     ]
     terms += [
-        ((*preferred, index, "preference"), mapping(one).get("preference"))
-        for index, one in enumerate(sequence(node.get(str(preferred[-1]))))
+        ((*preferred, index, "preference"), mapping(entry).get("preference"))
+        for index, entry in enumerate(sequence(node.get(str(preferred[-1]))))
     ]
     for where, term in terms:
-        for index, one in enumerate(sequence(mapping(term).get("matchExpressions"))):
-            if isinstance(one, Mapping):
-                yield workload.at(*where, "matchExpressions", index), one
+        for index, expression in enumerate(sequence(mapping(term).get("matchExpressions"))):
+            if isinstance(expression, Mapping):
+                yield workload.at(*where, "matchExpressions", index), expression
 
 
-# robfig/cron as the CronJob controller calls it: five fields, names for months and days of the week.
+# robfig/cron as the CronJob controller uses it: five fields, with names for months and days of the week.
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 _CRON_FIELDS: tuple[tuple[str, int, int, dict[str, int]], ...] = (
@@ -535,7 +534,11 @@ _CRON_PART = re.compile(r"(?P<first>[*?]|\w+)(?:-(?P<last>\w+))?(?:/(?P<step>\d{
 
 
 def _cron_error(schedule: str) -> str:
-    """What is wrong with a schedule; empty where nothing is."""
+    """The error in a schedule; empty if it is valid.
+
+    >>> _cron_error("0 9 * * 1-5"), _cron_error("0 25 * * *")
+    ('', "'25' is no hour; wanted 0 to 23")
+    """
     if _CRON_WORDS.fullmatch(schedule):
         return ""
     if "TZ=" in schedule:
@@ -553,11 +556,11 @@ def _cron_error(schedule: str) -> str:
 def _cron_part_error(part: str, field: str, least: int, most: int, names: Mapping[str, int]) -> str:
     match = _CRON_PART.fullmatch(part)
     ends = [match["first"], match["last"]] if match and match["first"] not in ("*", "?") else []
-    numbers = [str(names.get(one.lower(), one)) for one in ends if one]
-    if not match or not all(one.isascii() and one.isdecimal() for one in numbers):
+    numbers = [str(names.get(end.lower(), end)) for end in ends if end]
+    if not match or not all(number.isascii() and number.isdecimal() for number in numbers):
         return f"{short(part)} is no {field}"
-    values = [int(one) for one in numbers]
-    if any(not least <= one <= most for one in values):
+    values = [int(number) for number in numbers]
+    if any(not least <= value <= most for value in values):
         return f"{short(part)} is no {field}; wanted {least} to {most}"
     if values != sorted(values):
         return f"{short(part)}: the range of the {field} ends before it begins"
@@ -568,8 +571,8 @@ def _cron_part_error(part: str, field: str, least: int, most: int, names: Mappin
     "cron-schedule",
     "error",
     Resource,
-    title="A CronJob's schedule and time zone can be read",
-    reason="the API server refuses others, and a time zone within the schedule",
+    title="A CronJob has a valid schedule and time zone",
+    reason="the API server rejects others, and a time zone in the schedule",
     source=BATCH,
     fix='five fields in quotes, "0 9 * * 1-5", and the zone in spec.timeZone',
 )
@@ -578,7 +581,11 @@ def cron_schedule(resource: Resource, _: Context) -> Iterator[Violation]:
         return
     spec = mapping(resource.object.get("spec"))
     schedule, zone = spec.get("schedule"), spec.get("timeZone")
-    if isinstance(schedule, str) and not is_open(schedule) and (error := _cron_error(schedule.strip())):
+    if (
+        isinstance(schedule, str)
+        and not is_placeholder(schedule)
+        and (error := _cron_error(schedule.strip()))
+    ):
         yield Violation(f"schedule {short(schedule)}: {error}", ("spec", "schedule"))
-    if isinstance(zone, str) and zone not in zoneinfo.available_timezones() and not is_open(zone):
+    if isinstance(zone, str) and zone not in zoneinfo.available_timezones() and not is_placeholder(zone):
         yield Violation(f"timeZone {short(zone)} is no time zone of tzdata", ("spec", "timeZone"))

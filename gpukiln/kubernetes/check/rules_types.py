@@ -1,4 +1,4 @@
-"""Rules on instance types that are named: that they are to be had, and not larger than what is asked for."""
+"""Rules on named instance types: AWS launches them, and they are not much larger than the request."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from gpukiln.catalog.instance_types import InstanceType, instance_types
 from gpukiln.kubernetes.check.rules import Context, rule
-from gpukiln.kubernetes.check.rules_running import selected
-from gpukiln.kubernetes.check.rules_scripts import DENIES
+from gpukiln.kubernetes.check.rules_running import node_selections
+from gpukiln.kubernetes.check.rules_scripts import NEGATIONS
 from gpukiln.kubernetes.check.workload import (
     Path,
     Prose,
@@ -26,7 +26,7 @@ NAME = re.compile(r"\b(?:p|g|gr)\d+[a-z]*\.(?:\d*x?large|\d+xlarge|metal(?:-\d+x
 CATALOGUE = "gpukiln/catalog/data/gpu_instances.yaml"
 
 
-def _instead(machine: InstanceType) -> str:
+def _alternatives(machine: InstanceType) -> str:
     return f"instead: {', '.join(machine.alternatives)}" if machine.alternatives else ""
 
 
@@ -34,9 +34,9 @@ def _since(machine: InstanceType) -> str:
     return f"retired {machine.retired_since}".strip()
 
 
-def named(workload: Workload) -> Iterator[tuple[Path, str]]:
-    """Path and name of every instance type that a pod selects nodes by."""
-    for path, key, values in selected(workload):
+def selected_types(workload: Workload) -> Iterator[tuple[Path, str]]:
+    """Path and name of each instance type that a pod selects."""
+    for path, key, values in node_selections(workload):
         if key in TYPE_LABELS:
             yield from ((path, value) for value in values)
 
@@ -45,44 +45,46 @@ def named(workload: Workload) -> Iterator[tuple[Path, str]]:
     "type-retired",
     "error",
     Workload,
-    title="Pods select types that can be had",
-    reason="AWS launches no more of them: the pod stays Pending",
+    title="Pods select instance types that AWS launches",
+    reason="AWS does not launch the type any more: the pod stays Pending",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
-    fix="`invoke offer.list --gpu T4:1` lists what there is",
+    fix="`invoke offer.list --gpu T4:1` lists the available types",
 )
 def type_retired(workload: Workload, _: Context) -> Iterator[Violation]:
-    for path, name in named(workload):
+    for path, name in selected_types(workload):
         machine = instance_types().get(name)
         if machine and machine.status == "retired":
-            yield Violation(f"{name}: {_since(machine)}", path, fix=_instead(machine))
+            yield Violation(f"{name}: {_since(machine)}", path, fix=_alternatives(machine))
 
 
 @rule(
     "pool-type-retired",
     "error",
     Resource,
-    title="Node pools ask for types that can be had",
-    reason="AWS launches no more of them: where the pool has no other, it starts no node",
+    title="Node pools name instance types that AWS launches",
+    reason="AWS does not launch the type any more: a pool without other types starts no node",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
-    fix="`invoke offer.list --gpu T4:1` lists what there is",
+    fix="`invoke offer.list --gpu T4:1` lists the available types",
 )
 def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
     where = ("spec", "template", "spec", "requirements")
-    for index, one in enumerate(sequence(at(resource.object, where)) if resource.kind == "NodePool" else ()):
-        if mapping(one).get("key") not in TYPE_LABELS or mapping(one).get("operator") != "In":
+    for index, requirement in enumerate(
+        sequence(at(resource.object, where)) if resource.kind == "NodePool" else ()
+    ):
+        if mapping(requirement).get("key") not in TYPE_LABELS or mapping(requirement).get("operator") != "In":
             continue
-        for name in map(str, sequence(mapping(one).get("values"))):
+        for name in map(str, sequence(mapping(requirement).get("values"))):
             machine = instance_types().get(name)
             if machine and machine.status == "retired":
-                yield Violation(f"{name}: {_since(machine)}", (*where, index), fix=_instead(machine))
+                yield Violation(f"{name}: {_since(machine)}", (*where, index), fix=_alternatives(machine))
 
 
 @rule(
     "type-too-large",
     "warning",
     Workload,
-    title="A pod does not select machines with far more GPUs than it asks for",
-    reason="the whole machine is paid for, and the other GPUs wait for pods that may never come",
+    title="A pod does not select machines with far more GPUs than it requests",
+    reason="the whole machine is paid for, and its other GPUs may stay unused",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
     fix="a type with fewer GPUs, or a selector on the GPU (nvidia.com/gpu.product): `invoke "
     "offer.list --gpu A100:1`",
@@ -90,30 +92,32 @@ def pool_type_retired(resource: Resource, _: Context) -> Iterator[Violation]:
 )
 def type_too_large(workload: Workload, _: Context) -> Iterator[Violation]:
     asked = sum(
-        quantity(one.limits.get(key)) or 0
-        for one in workload.main_containers
-        for key in one.gpu_keys
+        quantity(container.limits.get(key)) or 0
+        for container in workload.main_containers
+        for key in container.gpu_keys
         if key == "nvidia.com/gpu"
     )
-    machines = {name: machine for _path, name in named(workload) if (machine := instance_types().get(name))}
-    if asked and machines and all(one.gpus >= 4 * asked for one in machines.values()):
-        path = next(path for path, name in named(workload) if name in machines)
-        has = ", ".join(f"{name} has {one.gpus}" for name, one in machines.items())
+    machines = {
+        name: machine for _path, name in selected_types(workload) if (machine := instance_types().get(name))
+    }
+    if asked and machines and all(machine.gpus >= 4 * asked for machine in machines.values()):
+        path = next(path for path, name in selected_types(workload) if name in machines)
+        has = ", ".join(f"{name} has {machine.gpus}" for name, machine in machines.items())
         yield Violation(f"{asked} of nvidia.com/gpu, and {has}", path)
 
 
 @rule(
-    "type-retired-told",
+    "type-retired-in-document",
     "warning",
     Prose,
-    title="Documents name types that can be had",
-    reason="AWS launches no more of them, and readers find out at the end",
+    title="Documents name instance types that AWS launches",
+    reason="AWS does not launch the type any more, and readers notice late",
     source=f"EC2's DescribeInstanceTypes ({CATALOGUE})",
-    fix="`invoke offer.list --gpu T4:1` lists what there is",
+    fix="`invoke offer.list --gpu T4:1` lists the available types",
 )
-def type_retired_told(prose: Prose, _: Context) -> Iterator[Violation]:
+def type_retired_in_document(prose: Prose, _: Context) -> Iterator[Violation]:
     for line, text in enumerate(prose.lines, 1):
         for name in dict.fromkeys(NAME.findall(text)):
             machine = instance_types().get(name)
-            if machine and machine.status == "retired" and not DENIES.search(text):
-                yield Violation(f"{name}: {_since(machine)}", line=line, fix=_instead(machine))
+            if machine and machine.status == "retired" and not NEGATIONS.search(text):
+                yield Violation(f"{name}: {_since(machine)}", line=line, fix=_alternatives(machine))

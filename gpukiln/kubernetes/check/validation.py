@@ -1,13 +1,13 @@
-"""What the API server validates and its OpenAPI document has no keyword for, by definition and field.
+"""What the API server validates beyond its OpenAPI document, by definition and field.
 
-A row of `FIELDS` is joined to the JSON Schema of its definition, so that one pass checks both. A field's
-name may end in `!` (must be there, and not empty) or `[]` (holds for each item); `@most` and `@some` are
-fields of which at most and at least one is there, `@optional` those that the schema requires and the API
-server does not, `@any` those whose form it does not look at, `@check` functions of `relations.py`.
+A row of `FIELDS` is merged into the JSON Schema of its definition, so that one pass checks both. A field's
+name may end in `!` (required and not empty) or `[]` (applies to each item). `@most` and `@some` are fields of
+which at most or at least one is set, `@optional` fields that the schema requires and the API server does not,
+`@any` fields that the API server does not validate, `@check` functions of `relations.py`.
 
 Sources: the enumerations of Kubernetes' generated OpenAPI (pkg/generated/openapi) and pkg/apis/*/validation
 of kubernetes/kubernetes, v1.36; tests/support/k8s_server has the answers of a kube-apiserver to objects with
-one fault.
+one mistake.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Row = dict[str, Any]
 
 
 def words(text: str) -> Row:
-    """One of these; an empty text is none of them."""
+    """One of these words; an empty text is not allowed."""
     return {"words": tuple(text.split())}
 
 
 def default(text: str) -> Row:
-    """One of these; an empty text stands for the default."""
+    """One of these words; an empty text means the default."""
     return {"words": ("", *text.split())}
 
 
@@ -34,7 +34,7 @@ def between(least: int, most: int | None = None) -> Row:
 
 
 def form(name: str) -> Row:
-    """A form of `FORMATS`; an empty text has to have it, too."""
+    """A format of `FORMATS`, also for an empty text."""
     return {"form": name}
 
 
@@ -43,7 +43,7 @@ def form_or_empty(name: str) -> Row:
 
 
 def keys(name: str) -> Row:
-    """A form that the keys of a mapping have."""
+    """The format of a mapping's keys."""
     return {"keys": name}
 
 
@@ -110,7 +110,7 @@ _CONTAINER: Row = {
 # definition below io.k8s.api -> field -> what it must be
 FIELDS: dict[str, Row] = {
     # core: pods
-    "core.v1.Pod": {"spec!": ANY, "@check": (c.own_pod,)},
+    "core.v1.Pod": {"spec!": ANY, "@check": (c.bare_pod,)},
     "core.v1.PodTemplate": {"template!": ANY},
     "core.v1.PodTemplateSpec": {"spec!": ANY},
     "core.v1.PodSpec": {
@@ -257,7 +257,7 @@ FIELDS: dict[str, Row] = {
     # core: volumes
     "core.v1.Volume": {
         "@most": (
-            *(one for one in c.VOLUMES if one != "local"),
+            *(source for source in c.VOLUMES if source != "local"),
             *("configMap", "downwardAPI", "emptyDir", "ephemeral", "gitRepo", "image"),
             *("persistentVolumeClaim", "projected", "secret"),
         )
@@ -360,7 +360,7 @@ FIELDS: dict[str, Row] = {
         "sessionAffinity": default("ClientIP None"),
         "trafficDistribution": words("PreferClose PreferSameZone PreferSameNode"),
         "type": default("ClusterIP ExternalName LoadBalancer NodePort"),
-        "@check": (c.service, c.from_outside, c.service_ports),
+        "@check": (c.service, c.external_traffic, c.service_ports),
     },
     "core.v1.ServicePort": {
         "appProtocol": form("key"),
@@ -415,7 +415,7 @@ FIELDS: dict[str, Row] = {
         },
         "@check": (c.limits,),
     },
-    # apps
+    # API group apps: Deployments, StatefulSets, DaemonSets, ReplicaSets
     "apps.v1.Deployment": {"spec!": ANY},
     "apps.v1.DeploymentSpec": {
         "minReadySeconds": between(0),
@@ -450,8 +450,12 @@ FIELDS: dict[str, Row] = {
     "apps.v1.DaemonSetUpdateStrategy": {"type": default("OnDelete RollingUpdate")},
     "apps.v1.RollingUpdateDaemonSet": {"maxSurge": form("share100"), "maxUnavailable": form("share100")},
     "apps.v1.ReplicaSet": {"spec!": ANY},
-    "apps.v1.ReplicaSetSpec": {"minReadySeconds": between(0), "replicas": between(0), "@check": (c.lasting,)},
-    # batch
+    "apps.v1.ReplicaSetSpec": {
+        "minReadySeconds": between(0),
+        "replicas": between(0),
+        "@check": (c.kept_pods,),
+    },
+    # API group batch: Jobs and CronJobs
     "batch.v1.Job": {"spec!": ANY},
     "batch.v1.JobSpec": {
         "completionMode": words("Indexed NonIndexed"),
@@ -489,7 +493,7 @@ FIELDS: dict[str, Row] = {
         "jobTemplate!": ANY,
     },
     "batch.v1.JobTemplateSpec": {"spec!": ANY, "@check": (c.job_template,)},
-    # autoscaling
+    # API group autoscaling: HorizontalPodAutoscalers
     "autoscaling.v2.HorizontalPodAutoscalerSpec": {
         "maxReplicas": between(1),
         "minReplicas": between(0),
@@ -505,7 +509,7 @@ FIELDS: dict[str, Row] = {
         f"autoscaling.{version}.CrossVersionObjectReference": {
             "kind!": form("segment"),
             "name!": form("segment"),
-            "@check": (c.scaled,),
+            "@check": (c.scale_target,),
         }
         for version in ("v1", "v2")
     },
@@ -593,7 +597,7 @@ FIELDS: dict[str, Row] = {
         "name!": form("segment"),
         "scope": words("Cluster Namespace"),
     },
-    # rbac
+    # API group rbac: roles and bindings
     "rbac.v1.Role": {"@check": (c.role,)},
     "rbac.v1.PolicyRule": {"verbs!": ANY, "@check": (c.policy_rule,)},
     "rbac.v1.AggregationRule": {"clusterRoleSelectors!": ANY},
@@ -670,14 +674,14 @@ FIELDS: dict[str, Row] = {
     "discovery.v1.EndpointSlice": {
         "addressType": words("FQDN IPv4 IPv6"),
         "ports": once("name"),
-        "@check": (c.slice,),
+        "@check": (c.endpoint_slice,),
     },
     "discovery.v1.Endpoint": {"addresses!": ANY, "nodeName": NAME},
     "discovery.v1.EndpointPort": {
         "name": form_or_empty("label"),
         "protocol": words("SCTP TCP UDP"),
     },
-    # admissionregistration
+    # API group admissionregistration: webhooks and policies
     "admissionregistration.v1.ValidatingWebhook": _WEBHOOK,
     "admissionregistration.v1.MutatingWebhook": {**_WEBHOOK, "reinvocationPolicy": words("IfNeeded Never")},
     "admissionregistration.v1.ValidatingWebhookConfiguration": {"webhooks": once("name")},

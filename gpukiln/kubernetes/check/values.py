@@ -1,12 +1,12 @@
-"""Values of other people's charts: which chart they are for; which keys it has, `addons/helm.py` says."""
+"""Recognises the chart that values are for; `addons/helm.py` has the keys of each chart."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# Keys that only one chart has; those that its values never had, and that people write, too.
-TELLS = {
+# Chart -> keys that only this chart has, wrong keys that users write included.
+CHART_KEYS = {
     "gha-runner-scale-set": {
         "githubConfigUrl",
         "githubConfigSecret",
@@ -37,7 +37,11 @@ TELLS = {
 
 
 def chart_of(values: Mapping[str, Any]) -> str:
-    """The chart that values are for; empty where none is recognised."""
+    """The chart of values; empty if none is recognised.
+
+    >>> chart_of({"minRunners": 0}), chart_of({"replicaCount": 1})
+    ('gha-runner-scale-set', '')
+    """
     # The GPU Operator's values have some of these keys one level down, below devicePlugin and migManager.
     if {"operator", "migManager", "toolkit"} & values.keys() and "driver" in values:
         return ""
@@ -49,4 +53,4 @@ def chart_of(values: Mapping[str, Any]) -> str:
     for chart, name in (("dcgm-exporter", "dcgm-exporter"), ("nvidia-device-plugin", "k8s-device-plugin")):
         if repository.endswith(name):
             return chart
-    return next((chart for chart, keys in TELLS.items() if keys & values.keys()), "")
+    return next((chart for chart, keys in CHART_KEYS.items() if keys & values.keys()), "")

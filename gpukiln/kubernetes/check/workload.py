@@ -1,4 +1,4 @@
-"""What is judged: objects as they stand in a file, the pods in them, and the commands and queries beside."""
+"""The subjects of rules: objects with their lines, the pods in them, commands, queries and documents."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal
 Path = tuple[str | int, ...]
 Role = Literal["object", "values", "fragment", "workflow", "rules", "dashboard", "unknown"]
 
-# Kind -> where the pod template stands in its objects; a pod's own object is the template.
+# Kind -> path of the pod template in its objects; a Pod is its own template.
 TEMPLATES: dict[str, Path] = {
     "Pod": (),
     "PodTemplate": ("template",),
@@ -39,19 +39,20 @@ REPLICAS = {
     "JAXJob": "jaxReplicaSpecs",
 }
 JOBS: dict[str, Path] = {"Job": ("spec",), "CronJob": ("spec", "jobTemplate", "spec")}
-# Shares of GPUs by Project-HAMi/HAMi (docs/config.md): with these its plugin counts nvidia.com/gpu.
+# Resources of Project-HAMi/HAMi (docs/config.md) for shares of a GPU; they modify a request of
+# nvidia.com/gpu.
 HAMI = ("nvidia.com/gpumem", "nvidia.com/gpumem-percentage", "nvidia.com/gpucores", "nvidia.com/priority")
 
 
 @dataclass(frozen=True)
 class Violation:
-    """One place where a rule is violated; `evaluate.py` makes a `Finding` of it and of its rule.
+    """A violation of a rule; `evaluate.py` makes a `Finding` of it.
 
     Args:
         text: What was found, and what was wanted.
-        path: In the object; `workload.at(...)` makes it of a path in a pod's spec.
-        line: Of subjects without an object (Prose); 0: the subject's, or the path's.
-        fix: The next step, where the rule's own is too general.
+        path: In the object; `workload.at(...)` converts a path in a pod spec.
+        line: For subjects without an object (Prose); 0: the line of the path or of the subject.
+        fix: The next step, if that of the rule is too general.
     """
 
     text: str
@@ -62,16 +63,16 @@ class Violation:
 
 @dataclass(frozen=True)
 class Resource:
-    """One document of a file: an object, values of a chart, part of either, a workflow, rules or a dashboard.
+    """A document of a file: an object, values of a chart, a part of either, a workflow, rules, a dashboard.
 
     Args:
-        file: As it was named, `-` for standard input, `context NAME` for a cluster.
+        file: The name as given, `-` for standard input, `context NAME` for a cluster.
         object: Plain data.
         role: What it is; `values` and `fragment` have no kind.
-        chart: Of values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
-        line_of: The line (from 1) of a path in the object, or of the nearest one above it that is there.
-        twice: Line and key of what stands twice in one mapping.
-        written: The text of the scalar at a path as it stands in the file; empty where that is not known.
+        chart: For values: gha-runner-scale-set, nvidia-device-plugin, dcgm-exporter, or empty.
+        line_of: Returns the line (from 1) of a path, or of its nearest existing parent.
+        repeated: Line and key of each key that a mapping has twice.
+        written: Returns the text of the scalar at a path in the file; empty if unknown.
     """
 
     file: str
@@ -79,7 +80,7 @@ class Resource:
     role: Role = "object"
     chart: str = ""
     line_of: Callable[[Path], int] = field(default=lambda _: 1, compare=False, repr=False)
-    twice: tuple[tuple[int, str], ...] = ()
+    repeated: tuple[tuple[int, str], ...] = ()
     written: Callable[[Path], str] = field(default=lambda _: "", compare=False, repr=False)
 
     @property
@@ -112,7 +113,7 @@ class Resource:
 
     @property
     def label(self) -> str:
-        """How it is called in a message."""
+        """Its name in messages."""
         if self.role == "object":
             return f"{self.kind} {self.name or '(no name)'}"
         return f"values of {self.chart}" if self.chart else self.role
@@ -120,17 +121,17 @@ class Resource:
 
 @dataclass(frozen=True)
 class Workload:
-    """A pod that something in a file would start.
+    """A pod that an object in a file would start.
 
     Args:
-        resource: What it stands in.
-        where: Path of the pod's spec in the object, for example spec, template, spec.
-        pod: The pod's spec.
-        pod_metadata: Of the pod or its template.
-        job: Spec of the Job that it belongs to; None where there is none.
+        resource: The document that has it.
+        where: Path of the pod spec in the object, for example spec, template, spec.
+        pod: The pod spec.
+        pod_metadata: Metadata of the pod or its template.
+        job: Spec of its Job; None if it has none.
         job_where: Path of that spec.
-        whole: Nothing is left out that a pod needs; in a fragment only what is there is judged.
-        moved: Of fragments and values: a path in `pod`, and where it really stands in the object.
+        whole: Whether the pod spec is complete; in a fragment only the given keys are checked.
+        moved: For fragments and values: path in `pod` -> its path in the object.
     """
 
     resource: Resource
@@ -167,7 +168,7 @@ class Workload:
         return self.resource.label
 
     def at(self, *path: str | int) -> Path:
-        """The path in the object of a path in the pod's spec."""
+        """Convert a path in the pod spec to a path in the object."""
         for length in range(len(path), -1, -1):
             if path[:length] in self.moved:
                 return self.moved[path[:length]] + path[length:]
@@ -175,23 +176,23 @@ class Workload:
 
     @cached_property
     def containers(self) -> tuple[PodContainer, ...]:
-        """All of them; those that start the pod and end before the others come first."""
+        """All containers, init containers first."""
         return tuple(
-            PodContainer((key, index), one)
+            PodContainer((key, index), container)
             for key in ("initContainers", "containers")
-            for index, one in enumerate(sequence(self.pod.get(key)))
-            if isinstance(one, Mapping)
+            for index, container in enumerate(sequence(self.pod.get(key)))
+            if isinstance(container, Mapping)
         )
 
     @property
     def main_containers(self) -> tuple[PodContainer, ...]:
-        """Without those that start the pod."""
-        return tuple(one for one in self.containers if one.where[0] == "containers")
+        """The containers without the init containers."""
+        return tuple(container for container in self.containers if container.where[0] == "containers")
 
     @property
-    def gpus(self) -> bool:
-        """Whether a container asks for GPUs, of any name and in any form."""
-        return any(one.gpu_keys for one in self.containers)
+    def wants_gpus(self) -> bool:
+        """Whether a container requests GPUs, under any resource name."""
+        return any(container.gpu_keys for container in self.containers)
 
 
 @dataclass(frozen=True)
@@ -199,8 +200,8 @@ class PodContainer:
     """One container of a pod.
 
     Args:
-        where: Its path in the pod's spec: containers or initContainers, and which.
-        spec: What it is.
+        where: Its path in the pod spec: containers or initContainers, and its index.
+        spec: The container.
     """
 
     where: Path
@@ -220,7 +221,7 @@ class PodContainer:
 
     @property
     def requests(self) -> Mapping[str, Any]:
-        """As they are written; the API server takes a limit for a request that is left out."""
+        """The requests as written; the API server sets a missing one to the limit."""
         return mapping(mapping(self.spec.get("resources")).get("requests"))
 
     @property
@@ -230,19 +231,19 @@ class PodContainer:
 
     @property
     def env(self) -> Iterator[tuple[int, str, Any]]:
-        """Index, name and value of each variable; None where the value is taken from elsewhere."""
-        for index, one in enumerate(sequence(self.spec.get("env"))):
-            if isinstance(one, Mapping):
-                yield index, _text(one.get("name")), one.get("value")
+        """Index, name and value of each variable; the value is None with valueFrom."""
+        for index, variable in enumerate(sequence(self.spec.get("env"))):
+            if isinstance(variable, Mapping):
+                yield index, _text(variable.get("name")), variable.get("value")
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """A command line of a script, of a block in a document, or of a container.
+    """A command line of a script, a code block or a container.
 
     Args:
-        resource: Whose container runs it, or None.
-        path: In the resource, of the container's command.
+        resource: The document of the container; None for scripts and code blocks.
+        path: Path of the container's command in the document.
     """
 
     file: str
@@ -254,7 +255,7 @@ class CommandLine:
 
 @dataclass(frozen=True)
 class Query:
-    """An expression of PromQL: of rules, a dashboard, or a block in a document."""
+    """A PromQL expression of rules, a dashboard or a code block."""
 
     file: str
     line: int
@@ -263,11 +264,11 @@ class Query:
 
 @dataclass(frozen=True)
 class Prose:
-    """A document's words, or a script as it stands.
+    """The text of a document or a script.
 
     Args:
-        lines: All of them, from line 1 on; those of blocks of code are empty.
-        blocks: Line, language and text of each block of code.
+        lines: All lines; lines of code blocks are empty.
+        blocks: Line, language and text of each code block.
     """
 
     file: str
@@ -277,7 +278,7 @@ class Prose:
 
 @dataclass(frozen=True)
 class Rejection:
-    """What the parser can't read, or an API server refuses."""
+    """A document that the parser can't read, or an object that an API server rejects."""
 
     file: str
     line: int
@@ -286,8 +287,8 @@ class Rejection:
 
 
 @dataclass(frozen=True)
-class Unchecked:
-    """What was read and could not be checked; no finding, and no proof that there is none."""
+class UncheckedItem:
+    """An item that could not be checked: it has no findings, and may have mistakes."""
 
     file: str
     line: int
@@ -300,8 +301,11 @@ Subject = Resource | Workload | CommandLine | Query | Prose | Rejection
 def is_gpu(resource: str) -> bool:
     """Whether a resource is a GPU or a part of one.
 
-    nvidia.com/gpu, its .shared and nvidia.com/mig-1g.5gb are the device plugin's; amd.com/gpu and
-    gpu.intel.com/i915 are those of other vendors. HAMi's amounts of memory and cores say how much of a GPU.
+    nvidia.com/gpu, nvidia.com/gpu.shared and nvidia.com/mig-1g.5gb belong to NVIDIA's device plugin;
+    amd.com/gpu and gpu.intel.com/i915 to other vendors'. HAMi's memory and cores are amounts of a GPU.
+
+    >>> is_gpu("nvidia.com/mig-1g.5gb"), is_gpu("nvidia.com/gpumem"), is_gpu("cpu")
+    (True, False, False)
     """
     of_nvidia = resource.startswith(("nvidia.com/gpu", "nvidia.com/mig-")) and resource not in HAMI
     return of_nvidia or resource in (
@@ -311,21 +315,25 @@ def is_gpu(resource: str) -> bool:
     )
 
 
-_OPEN = re.compile(r"\$\{?\w|\$\(|<[\w .-]+>|\{\{")
+_PLACEHOLDER = re.compile(r"\$\{?\w|\$\(|<[\w .-]+>|\{\{")
 
 
-def is_open(value: Any) -> bool:
-    """Whether a text is to be filled in: $NAME, ${NAME} and <name>, as scripts and documents have them."""
-    return isinstance(value, str) and bool(_OPEN.search(value))
+def is_placeholder(value: Any) -> bool:
+    """Whether a text has a placeholder, such as $NAME, ${NAME} or <name>, that the user replaces.
+
+    >>> is_placeholder("${IMAGE}"), is_placeholder("<your-name>"), is_placeholder("a:1")
+    (True, True, False)
+    """
+    return isinstance(value, str) and bool(_PLACEHOLDER.search(value))
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """The value where it is one, else an empty one: the schema tells what it should have been."""
+    """The value if it is a mapping, otherwise an empty one; the rule `schema` reports wrong types."""
     return value if isinstance(value, Mapping) else {}
 
 
 def sequence(value: Any) -> list[Any]:
-    """The value where it is one, else an empty one."""
+    """The value if it is a list, otherwise an empty one."""
     return value if isinstance(value, list) else []
 
 
@@ -334,7 +342,7 @@ def _text(value: Any) -> str:
 
 
 def at(value: Any, path: Path) -> Any:
-    """What stands at a path; None where nothing does."""
+    """The value at a path; None if there is none."""
     for step in path:
         try:
             value = value[step]
@@ -344,7 +352,11 @@ def at(value: Any, path: Path) -> Any:
 
 
 def dotted(path: Path) -> str:
-    """A path as people write it: spec.containers[0].image."""
+    """A path as text.
+
+    >>> dotted(("spec", "containers", 0, "image"))
+    'spec.containers[0].image'
+    """
     text = ""
     for step in path:
         text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
@@ -435,23 +447,23 @@ POD_KEYS = {
 
 
 def _of_fragment(resource: Resource) -> Iterator[Workload]:
-    """The part of a pod that a document or values show; resources alone are those of a container."""
+    """The part of a pod in a code block or in values; resources alone belong to a container."""
     whole = resource.object
     if {"limits", "requests"} & whole.keys() and whole.keys() <= {"limits", "requests", "claims"}:
-        yield _part(resource, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
+        yield _partial_workload(resource, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
         return
     container = {
         key: whole[key] for key in CONTAINER_KEYS & whole.keys() if key != "name" or "image" in whole
     }
     image = container.get("image")
     moved: dict[Path, Path] = {("containers", 0, key): (key,) for key in container}
-    if isinstance(image, Mapping):  # as charts write it
+    if isinstance(image, Mapping):  # repository and tag, as in charts
         container["image"], moved["containers", 0, "image"] = image_of(image), ("image",)
-    yield _part(resource, {key: whole[key] for key in POD_KEYS & whole.keys()}, container, moved)
+    yield _partial_workload(resource, {key: whole[key] for key in POD_KEYS & whole.keys()}, container, moved)
 
 
 def _of_values(resource: Resource) -> Iterator[Workload]:
-    """The pod of a runner scale set; where the keys are not the chart's, what they were meant for."""
+    """The pod of a runner scale set; wrong keys of the chart are read as what they were meant for."""
     if resource.chart != "gha-runner-scale-set":
         yield from _of_fragment(resource)
         return
@@ -470,10 +482,10 @@ def _of_values(resource: Resource) -> Iterator[Workload]:
                 moved["containers", 0, meant] = (key,)
     pod = {key: values[key] for key in ("tolerations", "nodeSelector", "affinity") if key in values}
     if pod or container:
-        yield _part(resource, pod, container and {"name": "runner", **container}, moved)
+        yield _partial_workload(resource, pod, container and {"name": "runner", **container}, moved)
 
 
-def _part(
+def _partial_workload(
     resource: Resource, pod: Mapping[str, Any], container: Mapping[str, Any], moved: Mapping[Path, Path]
 ) -> Workload:
     pod = {**pod, "containers": [container]} if container and "containers" not in pod else pod
@@ -481,7 +493,11 @@ def _part(
 
 
 def image_of(value: Mapping[str, Any]) -> str:
-    """An image as charts have it in parts."""
+    """The name of an image that a chart's values have in parts.
+
+    >>> image_of({"repository": "nvidia/cuda", "tag": "12.9.1-base-ubuntu24.04"})
+    'nvidia/cuda:12.9.1-base-ubuntu24.04'
+    """
     name = "/".join(_text(value[key]) for key in ("registry", "repository") if value.get(key))
     tag, digest = _text(value.get("tag")), _text(value.get("digest"))
     return name + (f":{tag}" if tag else "") + (f"@{digest}" if digest else "")

@@ -1,4 +1,7 @@
-"""Which pods a namespace admits (kubernetes.io/docs/concepts/security/pod-security-admission)."""
+"""Adapts a job to the Pod Security level of its namespace.
+
+kubernetes.io/docs/concepts/security/pod-security-admission
+"""
 
 from __future__ import annotations
 
@@ -6,30 +9,30 @@ from collections.abc import Callable
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.kubernetes.cluster import AnswerError, Cluster
-from gpukiln.kubernetes.jobs.request import GpuJob, folders, restricted
+from gpukiln.kubernetes.jobs.request import GpuJob, host_folders, with_restricted_security
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
-def admitted(cluster: Cluster, job: GpuJob, say: Callable[[str], None]) -> GpuJob:
-    """The job as its namespace admits it, by the level that the namespace enforces.
+def adapt_to_namespace(cluster: Cluster, job: GpuJob, say: Callable[[str], None]) -> GpuJob:
+    """The job, restricted if the namespace enforces the level restricted.
 
     Raises:
-        IncompatibleError: The namespace can't admit it in any form.
+        IncompatibleError: The namespace does not admit the job in any form.
     """
     namespace = job.namespace or cluster.namespace
     try:
         there = cluster.get("Namespace", namespace)
     except AnswerError as error:
-        say(f"the Pod Security level of {namespace} is not known: {error.message}")
+        say(f"the Pod Security level of {namespace} is unknown: {error.message}")
         return job
     level = ((there or {}).get("metadata", {}).get("labels") or {}).get(ENFORCE, "")
-    if level in ("baseline", "restricted") and (found := folders(job)):
+    if level in ("baseline", "restricted") and (mounted := host_folders(job)):
         raise IncompatibleError(
-            f"--cache {found[0]}: {namespace} enforces Pod Security {level}: no folder of the node",
-            hint="--cache CLAIM:/PATH, or a namespace that admits it",
+            f"--cache {mounted[0]}: {namespace} enforces Pod Security {level}, which admits no hostPath",
+            hint="use --cache CLAIM:/PATH, or a namespace that admits hostPath",
         )
     if level != "restricted" or job.security == "restricted":
         return job
     say(f"{namespace} enforces Pod Security restricted: rendered as with --security restricted")
-    return restricted(job)
+    return with_restricted_security(job)

@@ -1,4 +1,4 @@
-"""Which nodes a job may run on: labels that somebody really sets, for GPUs that somebody really sells."""
+"""Which nodes a job may run on: labels that exist on nodes, and instance types that AWS launches."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from gpukiln.catalog.gpu_names import ec2_label, is_ambiguous, product
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, PRODUCT, allocatable, mig_instances, sold
+from gpukiln.kubernetes.machines import (
+    ARCHES,
+    INSTANCE_TYPE,
+    PRODUCT,
+    allocatable,
+    launchable_types,
+    mig_instances,
+)
 from gpukiln.offers.request import parse
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
@@ -25,7 +32,7 @@ GPU_LABELS = {
     "karpenter": "karpenter.k8s.aws/instance-gpu-",
     "auto-mode": "eks.amazonaws.com/instance-gpu-",
 }
-# Label and value of a spot node; who sets them: reference of each provider's node groups.
+# Provider -> label and value of its spot nodes; sources: the providers' references for node groups.
 SPOT: dict[str, tuple[str, str]] = {
     "karpenter": ("karpenter.sh/capacity-type", "spot"),  # karpenter.sh/docs/concepts/nodepools
     "auto-mode": ("karpenter.sh/capacity-type", "spot"),
@@ -40,110 +47,115 @@ Expression = dict[str, Any]
 
 
 def models_of(names: Sequence[str], option: str) -> tuple[str, ...]:
-    """Keys of NVIDIA's GPUs in the catalogue; A100 is both boards of that name.
+    """Catalogue keys of NVIDIA GPUs; A100 means both boards of that name.
+
+    >>> models_of(["T4", "L4"], "--gpu-model")
+    ('t4', 'l4')
 
     Raises:
-        UsageError: The catalogue does not know one, or the device plugin does not serve it.
+        UsageError: A GPU is unknown, or is not an NVIDIA GPU.
     """
-    found: list[str] = []
+    keys_of_models: list[str] = []
     for name in names:
         if ":" in name or not (keys := parse(name).gpus):
-            raise UsageError(f"{option} {name!r} is no GPU", hint="for example T4, L4, A100-80GB; see --gpus")
-        found += keys
-    for key in found:
+            raise UsageError(
+                f"{option} {name!r} is no GPU", hint="for example T4, L4 or A100-80GB; --gpus is the number"
+            )
+        keys_of_models += keys
+    for key in keys_of_models:
         if gpus()[key].manufacturer != "NVIDIA":
             raise UsageError(
-                f"{gpus()[key].name} is no GPU of NVIDIA, which nvidia.com/gpu stands for",
-                hint="its maker's plugin has a resource of its own",
+                f"{gpus()[key].name} is no NVIDIA GPU, and nvidia.com/gpu offers only these",
+                hint="request the resource of the vendor's device plugin",
             )
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(keys_of_models))
 
 
 def candidates(models: Sequence[str], count: int, mig: str, arch: str) -> tuple[str, ...]:
-    """Instance types that have so many of one of the models, smallest first.
+    """Instance types with at least `count` GPUs of one of the models, smallest first.
 
     Args:
-        models: Keys of the catalogue; none: any.
-        mig: A profile of which `count` are wanted; empty: whole GPUs.
+        models: Catalogue keys; none: any GPU.
+        mig: MIG profile that `count` counts; empty: whole GPUs.
         arch: x86_64 or arm64; empty: either.
 
     Raises:
-        IncompatibleError: None has; says what comes nearest.
+        IncompatibleError: No type has them; the message names the nearest type.
     """
     for model in models:
-        _require_sold(model, mig)
+        _require_launchable(model, mig)
     able = {
         name: machine
-        for name, machine in sold().items()
+        for name, machine in launchable_types().items()
         if (not models or machine.gpu in models) and arch in ("", machine.arch)
     }
-    fitting = [name for name, machine in able.items() if _room(machine, mig) >= count]
+    fitting = [name for name, machine in able.items() if _gpu_capacity(machine, mig) >= count]
     if fitting:
         return tuple(sorted(fitting, key=lambda name: _size(able[name])))
     named = " or ".join(gpus()[model].name for model in models) or "GPU"
     if not able:
         other = next(iter(ARCHES.keys() - {arch}))
         raise IncompatibleError(f"no instance type with {named} is {arch}", hint=f"--arch {other}")
-    most = max(able, key=lambda name: _room(able[name], mig))
+    most = max(able, key=lambda name: _gpu_capacity(able[name], mig))
     what = f"{mig} of {named}" if mig else named
     raise IncompatibleError(
-        f"no instance type has {count} {what}: the most is {_room(able[most], mig)}, {most}",
-        hint="fewer in a pod; --nodes N runs several pods that know each other",
+        f"no instance type has {count} {what}: {most} has the most, {_gpu_capacity(able[most], mig)}",
+        hint="use fewer --gpus; --nodes N runs several pods that can reach each other",
     )
 
 
 def named_types(names: Sequence[str], models: Sequence[str], count: int, mig: str) -> tuple[str, ...]:
-    """Instance types that were named, each of which must do.
+    """The named instance types; each of them must fit.
 
     Raises:
-        UsageError: The catalogue does not know one.
-        IncompatibleError: One has not what is wanted.
+        UsageError: A type is unknown.
+        IncompatibleError: A type does not have the GPUs.
     """
     for name in names:
         machine = instance_type(name)
-        if name not in sold():
-            why = "is retired" if machine.status == "retired" else "has no whole GPU of NVIDIA"
+        if name not in launchable_types():
+            why = "is retired" if machine.status == "retired" else "has no whole NVIDIA GPU"
             raise IncompatibleError(
                 f"{name} {why}", hint=f"instead: {', '.join(machine.alternatives) or 'see offer.list'}"
             )
         if models and machine.gpu not in models:
             raise IncompatibleError(
                 f"{name} has {gpus()[machine.gpu].name}, wanted {', '.join(gpus()[m].name for m in models)}",
-                hint="another --instance-type, or another --gpu-model",
+                hint="change --instance-type or --gpu-model",
             )
-        if _room(machine, mig) < count:
+        if _gpu_capacity(machine, mig) < count:
             raise IncompatibleError(
-                f"{name} has {_room(machine, mig)} {mig or gpus()[machine.gpu].name}, wanted {count}",
-                hint="a larger type, or fewer --gpus",
+                f"{name} has {_gpu_capacity(machine, mig)} {mig or gpus()[machine.gpu].name}, wanted {count}",
+                hint="use a larger type, or fewer --gpus",
             )
     return tuple(dict.fromkeys(names))
 
 
-def with_room(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str, ...]:
-    """Those of some instance types whose nodes can give a pod so many CPUs and so much memory, in bytes.
+def types_with_capacity(types: Sequence[str], cpu: Decimal, memory: Decimal) -> tuple[str, ...]:
+    """The instance types whose nodes have enough allocatable CPUs and memory (in bytes) for a pod.
 
-    DaemonSets take more, which only the cluster knows.
+    DaemonSets of the cluster need more; they are unknown here.
 
     Raises:
-        IncompatibleError: None can.
+        IncompatibleError: No type has enough.
     """
-    found = tuple(name for name in types if cpu <= _cores(name) and memory <= _memory(name))
-    if types and not found:
+    fitting = tuple(name for name in types if cpu <= _cores(name) and memory <= _memory(name))
+    if types and not fitting:
         most = max(types, key=lambda name: (_cores(name), _memory(name)))
         raise IncompatibleError(
-            f"no such machine has room for {cpu.normalize():f} CPUs and {Memory(memory).shown}: a node of "
+            f"no such machine has {cpu.normalize():f} CPUs and {Memory(memory).shown} for a pod: a node of "
             f"{most} has {_cores(most)} CPUs and {Memory(_memory(most)).shown} for its pods",
-            hint="less --cpu or --memory, or other GPUs",
+            hint="use less --cpu or --memory, or other GPUs",
         )
-    return found
+    return fitting
 
 
 def check_mig(profile: str, models: Sequence[str]) -> None:
-    """Refuse a MIG profile that no GPU has, or that the wanted ones don't.
+    """Refuse a MIG profile that no GPU has, or that one of the models does not have.
 
     Raises:
-        UsageError: It is none.
-        IncompatibleError: A model has it not.
+        UsageError: No GPU has the profile.
+        IncompatibleError: A model does not have it.
     """
     every = {row[2] for division in divisions().values() for row in division.profiles}
     if profile not in every:
@@ -152,7 +164,7 @@ def check_mig(profile: str, models: Sequence[str]) -> None:
         if profile not in (own := _profiles(model)):
             raise IncompatibleError(
                 f"{gpus()[model].name} has no MIG profile {profile}",
-                hint=f"it has {', '.join(own)}" if own else "it can't be divided by MIG",
+                hint=f"it has {', '.join(own)}" if own else "it does not support MIG",
             )
 
 
@@ -165,68 +177,68 @@ def expressions(
     mig: str = "",
     shared: bool = False,
 ) -> list[Expression]:
-    """What a node's labels must say; none where any node with GPUs will do.
+    """Node affinity expressions; none if any node with GPUs is accepted.
 
     Args:
-        types: Candidates, of which those with one of the models are meant.
-        products: Values of the product label that were typed.
-        shared: Whether GPUs that are time-sliced or shared by MPS will do, too.
+        types: Candidates; those with one of the models are used.
+        products: Values of the product label from --product.
+        shared: Whether GPUs that are shared by time slicing or MPS are accepted.
     """
     if products:
-        return [_in(PRODUCT, products)]
+        return [_in_expression(PRODUCT, products)]
     if select_by == "instance-type":
         mine = [name for name in types if not models or instance_type(name).gpu in models]
-        return [_in(INSTANCE_TYPE, mine)]
+        return [_in_expression(INSTANCE_TYPE, mine)]
     if not models:
         return []
     if select_by == "product":
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
-    found = [_in(f"{begin}name", [ec2_label(model) for model in models])]
+    terms = [_in_expression(f"{begin}name", [ec2_label(model) for model in models])]
     if any(is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
-        found.append(_in(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
-    return found
+        terms.append(_in_expression(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
+    return terms
 
 
 def _product(models: Sequence[str], mig: str, *, shared: bool) -> Expression:
-    """By feature discovery, and how the GPU is divided or shared.
+    """The product label of feature discovery, which depends on how the GPU is divided or shared.
 
-    NVIDIA/k8s-device-plugin:internal/lm/resource.go. GPUs that are shared bear another value, so that a whole
-    GPU is not mistaken for a part of one.
+    NVIDIA/k8s-device-plugin:internal/lm/resource.go. Shared GPUs have another value, so that a pod which
+    selects a whole GPU never gets a share of one.
     """
     names = []
     for model in models:
         if not (name := product(model)):
             raise UsageError(
-                f"the catalogue does not know what feature discovery calls {gpus()[model].name}",
-                hint=f"--product with the label of your nodes: `kubectl get nodes -L {PRODUCT}`",
+                f"the product label of {gpus()[model].name} is unknown",
+                hint=f"use --product with the label of your nodes: `kubectl get nodes -L {PRODUCT}`",
             )
         names.append(name)
     if mig:
         part = mig.replace("+", ".")
-        return _in(f"nvidia.com/mig-{part}.product", [f"{name}-MIG-{part}" for name in names])
-    return _in(PRODUCT, [*names, *(f"{name}-SHARED" for name in names if shared)])
+        return _in_expression(f"nvidia.com/mig-{part}.product", [f"{name}-MIG-{part}" for name in names])
+    return _in_expression(PRODUCT, [*names, *(f"{name}-SHARED" for name in names if shared)])
 
 
-def idle(types: Sequence[str], count: int) -> tuple[str, int]:
-    """The smallest of some instance types, and how many of its GPUs a pod leaves to others."""
+def unused_gpus(types: Sequence[str], count: int) -> tuple[str, int]:
+    """The first instance type, and how many of its GPUs a pod does not use."""
     first = types[0]
     return first, instance_type(first).gpus - count
 
 
 def arch_of(models: Sequence[str], types: Sequence[str]) -> str:
-    """The architecture of the machines that have the models: arm64 where no other has them."""
-    found = {instance_type(name).arch for name in types} if models else {"x86_64"}
-    return "arm64" if found == {"arm64"} else "x86_64"
+    """The architecture of machines with the models: arm64 only if no x86 machine has them."""
+    arches = {instance_type(name).arch for name in types} if models else {"x86_64"}
+    return "arm64" if arches == {"arm64"} else "x86_64"
 
 
 def check_choice(option: str, value: str, kind: Any) -> None:
     if value not in get_args(kind):
-        raise unknown(option, value, [one for one in get_args(kind) if one])
+        raise unknown(option, value, [choice for choice in get_args(kind) if choice])
 
 
-def _in(key: str, values: Sequence[str]) -> Expression:
+def _in_expression(key: str, values: Sequence[str]) -> Expression:
     return {"key": key, "operator": "In", "values": list(dict.fromkeys(values))}
 
 
@@ -238,21 +250,23 @@ def _memory(name: str) -> Decimal:
     return allocatable(name)["memory"]
 
 
-def _require_sold(model: str, mig: str) -> None:
+def _require_launchable(model: str, mig: str) -> None:
     if mig:
         check_mig(mig, [model])
-    if any(machine.gpu == model for machine in sold().values()):
+    if any(machine.gpu == model for machine in launchable_types().values()):
         return
     retired = [name for name, machine in instance_types().items() if machine.gpu == model]
     if not retired:
         raise IncompatibleError(
             f"no instance type of EC2 has {gpus()[model].name}",
-            hint=f"for nodes of your own: --product with the value of their label {PRODUCT}",
+            hint=f"for nodes outside EC2, use --product with the value of their label {PRODUCT}",
         )
-    instead = next((one.alternatives for one in map(instance_type, retired) if one.alternatives), ())
+    instead = next(
+        (machine.alternatives for machine in map(instance_type, retired) if machine.alternatives), ()
+    )
     raise IncompatibleError(
-        f"nobody sells {gpus()[model].name} any more: {', '.join(retired)} are retired",
-        hint=f"instead: {', '.join(instead)}" if instead else "`invoke offer.list` shows what there is",
+        f"EC2 launches no machine with {gpus()[model].name} any more: {', '.join(retired)} are retired",
+        hint=f"instead: {', '.join(instead)}" if instead else "`invoke offer.list` shows the available types",
     )
 
 
@@ -261,8 +275,8 @@ def _profiles(model: str) -> list[str]:
     return [row[2] for row in divisions()[board.mig].profiles] if board and board.mig else []
 
 
-def _room(machine: InstanceType, mig: str) -> int:
-    """GPUs of a machine, or instances of a MIG profile that it can have at once."""
+def _gpu_capacity(machine: InstanceType, mig: str) -> int:
+    """GPUs of a machine, or instances of a MIG profile that fit on it at once."""
     return mig_instances(machine).get(mig.replace("+", "."), 0) if mig else machine.gpus
 
 

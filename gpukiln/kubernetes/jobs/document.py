@@ -1,4 +1,4 @@
-"""What `k8s.job --json` prints."""
+"""The document of `k8s.job --json`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.jobs.request import GpuJob
-from gpukiln.kubernetes.jobs.state import End
+from gpukiln.kubernetes.jobs.state import JobEnd
 from gpukiln.typed import strict
 
 JOB = "k8s.job/1"
@@ -18,10 +18,10 @@ class JobDocument:
 
     Args:
         context: Where it was submitted; empty: it was only rendered.
-        instance_types: Those that can run it, smallest first; none where its nodes were named by their label.
-        manifests: As the API server takes them; none of a Job that was only followed.
-        notes: What its user may not have in mind.
-        end: Null where it was not followed.
+        instance_types: Types that can run it, smallest first; none with --product.
+        manifests: As they are sent to the API server; none for a Job that was only followed.
+        notes: Consequences that the user should know.
+        end: Null if it was not followed.
     """
 
     schema: str
@@ -31,11 +31,11 @@ class JobDocument:
     instance_types: tuple[str, ...]
     manifests: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
-    end: End | None
+    end: JobEnd | None
 
 
-def document(job: GpuJob, *, cluster: Cluster | None = None, end: End | None = None) -> JobDocument:
-    """A job that was rendered, and perhaps run."""
+def document(job: GpuJob, *, cluster: Cluster | None = None, end: JobEnd | None = None) -> JobDocument:
+    """The document of a job that was rendered, and possibly run."""
     return JobDocument(
         JOB,
         job.name,
@@ -48,6 +48,6 @@ def document(job: GpuJob, *, cluster: Cluster | None = None, end: End | None = N
     )
 
 
-def attached(cluster: Cluster, name: str, namespace: str, end: End) -> JobDocument:
-    """A Job that was there already."""
+def attached_document(cluster: Cluster, name: str, namespace: str, end: JobEnd) -> JobDocument:
+    """The document of an existing Job that was followed."""
     return JobDocument(JOB, name, namespace or cluster.namespace, cluster.context, (), (), (), end)

@@ -1,4 +1,4 @@
-"""A job as manifests: pure, plain, every quantity a text."""
+"""Renders a job as manifests: plain dicts, with every quantity as a text."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
 CONTAINER = "main"
 INDEX = "batch.kubernetes.io/job-completion-index"  # k8s.io/api/batch/v1
 JOB_NAME = "batch.kubernetes.io/job-name"
-QUEUE = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"  # kubernetes-sigs/kueue, docs of v1beta2
 DO_NOT_DISRUPT = "karpenter.sh/do-not-disrupt"
-MASTER_PORT = 29500  # torch.distributed's default
+MASTER_PORT = 29500  # default of torch.distributed
 GPU_TOLERATION = {"key": GPU, "operator": "Exists", "effect": "NoSchedule"}
-# What Pod Security `restricted` demands of a pod and of each container; of the volumes that are rendered it
-# refuses folders of the node (kubernetes.io/docs/concepts/security/pod-security-standards).
-RESTRICTED = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-CONFINED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-HOST = "kubernetes.io/hostname"
+# What Pod Security `restricted` requires of a pod and of each container. Of the volumes that are rendered
+# here it rejects hostPath (kubernetes.io/docs/concepts/security/pod-security-standards).
+POD_SECURITY = {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+CONTAINER_SECURITY = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+HOST_LABEL = "kubernetes.io/hostname"
 ZONE = "topology.kubernetes.io/zone"
 
 
 def manifests(job: GpuJob) -> list[Manifest]:
-    """The Job, after the headless Service that gives several pods their names."""
+    """The Job; before it, for several pods, the headless Service that gives them DNS names."""
     return [*([_service(job)] if job.nodes > 1 else []), _job(job)]
 
 
@@ -43,10 +43,10 @@ def _job(job: GpuJob) -> Manifest:
     meta = _meta(job)
     pod_labels = dict(meta["labels"])
     if job.queue:
-        meta["labels"] = {**meta["labels"], QUEUE: job.queue}
+        meta["labels"] = {**meta["labels"], QUEUE_LABEL: job.queue}
     indexed = {"completionMode": "Indexed", "completions": job.nodes, "parallelism": job.nodes}
     template_meta: dict[str, Any] = {"labels": pod_labels}
-    if not job.spot:  # a node that is taken away is on its way out, whatever Karpenter may do
+    if not job.spot:  # a spot interruption removes the node in any case
         template_meta["annotations"] = {DO_NOT_DISRUPT: "true"}
     return {
         "apiVersion": "batch/v1",
@@ -64,7 +64,7 @@ def _job(job: GpuJob) -> Manifest:
 
 
 def _failures(job: GpuJob) -> list[dict[str, Any]]:
-    """What the cluster did to a pod is no failure of the program; the first rule that fits counts."""
+    """The rules of podFailurePolicy; the first match applies. A disruption is no failure of the program."""
     rules: list[dict[str, Any]] = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     ]
@@ -77,8 +77,10 @@ def _failures(job: GpuJob) -> list[dict[str, Any]]:
 def _pod(job: GpuJob) -> dict[str, Any]:
     required, preferred = _selection(job)
     selector = {"kubernetes.io/arch": machines.ARCHES[job.arch], **dict(job.node_labels)}
-    selector |= {one["key"]: one["values"][0] for one in required if _is_one(one)}
-    several = [one for one in required if not _is_one(one)]
+    selector |= {
+        expression["key"]: expression["values"][0] for expression in required if _has_single_value(expression)
+    }
+    several = [expression for expression in required if not _has_single_value(expression)]
     affinity = _affinity(job, several, preferred)
     account = {"serviceAccountName": job.service_account} if job.service_account else {}
     return {
@@ -88,7 +90,11 @@ def _pod(job: GpuJob) -> dict[str, Any]:
         **(account or {"automountServiceAccountToken": False}),
         **({"runtimeClassName": job.runtime_class} if job.runtime_class else {}),
         **({"priorityClassName": job.priority_class} if job.priority_class else {}),
-        **({"imagePullSecrets": [{"name": one} for one in job.pull_secrets]} if job.pull_secrets else {}),
+        **(
+            {"imagePullSecrets": [{"name": secret} for secret in job.pull_secrets]}
+            if job.pull_secrets
+            else {}
+        ),
         **({"securityContext": security} if (security := _security(job)) else {}),
         "nodeSelector": selector,
         **({"affinity": affinity} if affinity else {}),
@@ -102,19 +108,19 @@ def _security(job: GpuJob) -> dict[str, Any]:
     user: dict[str, Any] = {}
     if job.run_as:
         uid, gid = job.run_as
-        # what is mounted is the group's, so that the user can write to it
+        # fsGroup makes mounted volumes writable for the group of the user.
         group = {"fsGroup": gid, "fsGroupChangePolicy": "OnRootMismatch"}
         user = {"runAsUser": uid, "runAsGroup": gid, **group}
-    return {**user, **(RESTRICTED if job.security else {})}
+    return {**user, **(POD_SECURITY if job.security else {})}
 
 
 def _selection(job: GpuJob) -> tuple[list[choice.Expression], list[tuple[int, list[choice.Expression]]]]:
-    """What nodes must have; and weights with what they had better have."""
+    """Required expressions on nodes, and preferred ones with their weights."""
     how: dict[str, Any] = {"mig": job.mig, "shared": job.shared}
     required = choice.expressions(job.select_by, job.models, job.types, products=job.products, **how)
     if job.provider:
         key, value = choice.SPOT[job.provider]
-        # not `on-demand`: reserved capacity and capacity blocks are not spot either
+        # NotIn spot instead of In on-demand: reserved capacity and capacity blocks are not spot either
         required.append({"key": key, "operator": "In" if job.spot else "NotIn", "values": [value]})
     preferred = [
         (weight, choice.expressions(job.select_by, [model], job.types, **how)) for model, weight in job.prefer
@@ -135,23 +141,23 @@ def _affinity(
         nodes["preferredDuringSchedulingIgnoredDuringExecution"] = [
             {"weight": weight, "preference": {"matchExpressions": terms}} for weight, terms in preferred
         ]
-    found: dict[str, Any] = {"nodeAffinity": nodes} if nodes else {}
+    affinity: dict[str, Any] = {"nodeAffinity": nodes} if nodes else {}
     if job.nodes > 1:
         mates = {"labelSelector": {"matchLabels": {JOB_NAME: job.name}}}
         near = {"weight": 100, "podAffinityTerm": {**mates, "topologyKey": ZONE}}
-        found["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
-        apart = {**mates, "topologyKey": HOST}
-        found["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
-    return found
+        affinity["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
+        apart = {**mates, "topologyKey": HOST_LABEL}
+        affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
+    return affinity
 
 
 def _tolerations(job: GpuJob) -> list[dict[str, str]]:
-    found = [dict(GPU_TOLERATION)]
+    tolerations = [dict(GPU_TOLERATION)]
     if job.spot and (taint := choice.SPOT_TAINTS.get(str(job.provider))):
-        found.append({**taint, "operator": "Equal", "effect": "NoSchedule"})
+        tolerations.append({**taint, "operator": "Equal", "effect": "NoSchedule"})
     for key, value in job.tolerate:
-        found.append({"key": key, "operator": "Equal", "value": value} if value else _any(key))
-    return found
+        tolerations.append({"key": key, "operator": "Equal", "value": value} if value else _any_value(key))
+    return tolerations
 
 
 def _container(job: GpuJob) -> dict[str, Any]:
@@ -164,18 +170,22 @@ def _container(job: GpuJob) -> dict[str, Any]:
         "name": CONTAINER,
         "image": job.image,
         **words,
-        **({"securityContext": CONFINED} if job.security else {}),
+        **({"securityContext": CONTAINER_SECURITY} if job.security else {}),
         **({"env": env} if env else {}),
-        **({"envFrom": [{"secretRef": {"name": one}} for one in job.env_secrets]} if job.env_secrets else {}),
+        **(
+            {"envFrom": [{"secretRef": {"name": secret}} for secret in job.env_secrets]}
+            if job.env_secrets
+            else {}
+        ),
         "resources": {"requests": asked, "limits": limits},
         **({"volumeMounts": mounts} if (mounts := _mounts(job)) else {}),
     }
 
 
 def _rendezvous(job: GpuJob) -> list[dict[str, Any]]:
-    """What torch.distributed reads of the environment, and torchrun of PET_... (torch.distributed.run).
+    """Variables of torch.distributed, and with PET_ of torchrun (torch.distributed.run).
 
-    RANK and WORLD_SIZE are processes', which torchrun sets.
+    RANK and WORLD_SIZE belong to a process; torchrun sets them.
     """
     if job.nodes == 1:
         return []
@@ -186,49 +196,49 @@ def _rendezvous(job: GpuJob) -> list[dict[str, Any]]:
         "NPROC_PER_NODE": str(job.gpus),
     }
     rank = {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.annotations['{INDEX}']"}}}
-    found: list[dict[str, Any]] = []
+    variables: list[dict[str, Any]] = []
     for begin in ("", "PET_"):
-        found += [{"name": f"{begin}{name}", "value": value} for name, value in values.items()]
-        found.append({"name": f"{begin}NODE_RANK", **rank})
-    return found
+        variables += [{"name": f"{begin}{name}", "value": value} for name, value in values.items()]
+        variables.append({"name": f"{begin}NODE_RANK", **rank})
+    return variables
 
 
 def _resource(job: GpuJob) -> str:
-    """The plugin's name: of whole GPUs, or with the strategy `mixed` of a MIG profile."""
+    """The name of the plugin's resource: whole GPUs, or a MIG profile with the strategy `mixed`."""
     return f"nvidia.com/mig-{job.mig.replace('+', '.')}" if job.mig else GPU
 
 
 def _volumes(job: GpuJob) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
+    volumes: list[dict[str, Any]] = []
     if job.shm:
-        found.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}})
-    for number, one in enumerate(job.mounts):
+        volumes.append({"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": job.shm}})
+    for number, mount in enumerate(job.mounts):
         name = f"mount-{number}"
-        if one.source.startswith("/"):
-            found.append({"name": name, "hostPath": {"path": one.source, "type": "DirectoryOrCreate"}})
-        elif one.source:
-            found.append({"name": name, "persistentVolumeClaim": {"claimName": one.source}})
+        if mount.source.startswith("/"):
+            volumes.append({"name": name, "hostPath": {"path": mount.source, "type": "DirectoryOrCreate"}})
+        elif mount.source:
+            volumes.append({"name": name, "persistentVolumeClaim": {"claimName": mount.source}})
         else:
-            found.append({"name": name, "emptyDir": {"sizeLimit": one.size}})
-    return found
+            volumes.append({"name": name, "emptyDir": {"sizeLimit": mount.size}})
+    return volumes
 
 
 def _mounts(job: GpuJob) -> list[dict[str, str]]:
     shm = [{"name": "shm", "mountPath": "/dev/shm"}] if job.shm else []  # noqa: S108 - the container's
-    more = [{"name": f"mount-{number}", "mountPath": one.path} for number, one in enumerate(job.mounts)]
+    more = [{"name": f"mount-{number}", "mountPath": mount.path} for number, mount in enumerate(job.mounts)]
     return shm + more
 
 
 def _scratch(job: GpuJob) -> str:
-    """What the node's disk must have for all of the pod's own folders."""
-    sizes = [one.size for one in job.mounts if one.size]
+    """The ephemeral storage that all scratch folders need together."""
+    sizes = [mount.size for mount in job.mounts if mount.size]
     if len(sizes) < 2:
         return "".join(sizes)
     return str(int(sum(quantity(size) or 0 for size in sizes)))
 
 
 def _service(job: GpuJob) -> Manifest:
-    """Pods find the first one before it is ready, which it is only when all have found it."""
+    """The headless Service; it publishes the first pod before it is ready, which needs the other pods."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -242,9 +252,9 @@ def _service(job: GpuJob) -> Manifest:
     }
 
 
-def _any(key: str) -> dict[str, str]:
+def _any_value(key: str) -> dict[str, str]:
     return {"key": key, "operator": "Exists"}
 
 
-def _is_one(expression: choice.Expression) -> bool:
+def _has_single_value(expression: choice.Expression) -> bool:
     return bool(expression["operator"] == "In" and len(expression["values"]) == 1)

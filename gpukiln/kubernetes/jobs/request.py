@@ -24,7 +24,7 @@ from gpukiln.kubernetes.jobs.choice import Provider, SelectBy
 from gpukiln.kubernetes.jobs.options import JobOptions
 from gpukiln.kubernetes.jobs.render import manifests
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.quantity import amount, quantity
+from gpukiln.kubernetes.quantity import parse_quantity, quantity
 from gpukiln.redact import redact
 from gpukiln.units import MIB, Duration, Memory, is_whole
 
@@ -35,21 +35,33 @@ VARIABLE = re.compile(r"(?!\.\.|\.$)[-._a-zA-Z][-._a-zA-Z0-9]*")
 MOST_PODS = 100_000  # of an Indexed Job (pkg/apis/batch/validation)
 MOST_INT32 = 2**31 - 1  # what backoffLimit and ttlSecondsAfterFinished may be (k8s.io/api/batch/v1)
 # Labels that the server gives the pods of a Job, and refuses a Job for (pkg/registry/batch/job/strategy.go).
-OF_JOBS = ("job-name", "controller-uid", "batch.kubernetes.io/job-name", "batch.kubernetes.io/controller-uid")
+CONTROLLER_LABELS = (
+    "job-name",
+    "controller-uid",
+    "batch.kubernetes.io/job-name",
+    "batch.kubernetes.io/controller-uid",
+)
 # distribution/reference: [HOST[:PORT]/]PATH[:TAG][@DIGEST]
 IMAGE = re.compile(
     r"(?P<name>(?:[a-zA-Z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*)"
     r"(?::(?P<tag>\w[\w.-]{0,127}))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 )
-VISIBLE = {
+DEVICE_VARIABLES = {
     "CUDA_VISIBLE_DEVICES": "the device plugin gives a container its GPUs, numbered from 0; this hides some "
     "of them, and with MIG all",
     "NVIDIA_VISIBLE_DEVICES": "the device plugin sets it; a value of the pod's may win, and shows every GPU "
     "of the node",
 }
 Security = Literal["", "restricted"]
-LAST_ID = 2**31 - 1  # kubernetes/kubernetes:pkg/apis/core/validation, IsValidUserID
-OURS = ("MASTER_ADDR", "MASTER_PORT", "NNODES", "NODE_RANK", "NPROC_PER_NODE", "JOB_COMPLETION_INDEX")
+MOST_ID = 2**31 - 1  # kubernetes/kubernetes:pkg/apis/core/validation, IsValidUserID
+RENDEZVOUS_VARIABLES = (
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+    "JOB_COMPLETION_INDEX",
+)
 
 
 @dataclass(frozen=True)
@@ -139,9 +151,9 @@ class GpuJob:
 
 
 def _check_counts(gpus: int, nodes: int, retries: int) -> None:
-    for one, option in ((gpus, "--gpus"), (nodes, "--nodes")):
-        if one < 1:
-            raise UsageError(f"{option} {one}, wanted 1 or more")
+    for number, option in ((gpus, "--gpus"), (nodes, "--nodes")):
+        if number < 1:
+            raise UsageError(f"{option} {number}, wanted 1 or more")
     if nodes > MOST_PODS:
         raise UsageError(f"--nodes {nodes}: an Indexed Job has at most {MOST_PODS} pods")
     if not 0 <= retries * nodes <= MOST_INT32:
@@ -149,7 +161,7 @@ def _check_counts(gpus: int, nodes: int, retries: int) -> None:
 
 
 def _codes(given: str | Sequence[int]) -> tuple[int, ...]:
-    codes = _texts(given) if isinstance(given, str) else [str(one) for one in given]
+    codes = _texts(given) if isinstance(given, str) else [str(code) for code in given]
     for code in codes:
         if not is_whole(code) or not 1 <= int(code) <= 255:
             raise UsageError(f"--give-up {code!r} is no exit code of a failure", hint="wanted 1 to 255")
@@ -170,10 +182,10 @@ def gpu_job(image: str, **options: Any) -> GpuJob:
         IncompatibleError: No machine could run it.
         RefusedError: It would run, and not as it is meant.
     """
-    return job_of(JobOptions(image=image, **options))
+    return job_from_options(JobOptions(image=image, **options))
 
 
-def job_of(options: JobOptions) -> GpuJob:
+def job_from_options(options: JobOptions) -> GpuJob:
     """As `gpu_job`."""
     arch = options.arch
     _check_image(options.image, allow_latest=options.allow_latest)
@@ -192,12 +204,12 @@ def job_of(options: JobOptions) -> GpuJob:
         choice.check_mig(options.mig, models)
     cpu = _cpu(options.cpu, options.gpus)
     whole, shared_memory = _memory(options.memory, options.shm, options.gpus)
-    wanted = amount(cpu, "--cpu", ""), Decimal(whole)
+    requested = parse_quantity(cpu, "--cpu", ""), Decimal(whole)
     types: tuple[str, ...] = ()
     if products:  # somebody's own nodes
         arch = arch or "x86_64"
     else:
-        arch, types = _machines(named, models, options.gpus, options.mig, arch, wanted)
+        arch, types = _machines(named, models, options.gpus, options.mig, arch, requested)
     _check_preferred(weights, types, options.gpus)
 
     if options.provider:
@@ -209,7 +221,7 @@ def job_of(options: JobOptions) -> GpuJob:
         )
     if options.security:
         choice.check_choice("--security", options.security, Security)
-    made = GpuJob(
+    job = GpuJob(
         name=chosen_name,
         image=options.image,
         command=tuple(options.command),
@@ -239,9 +251,9 @@ def job_of(options: JobOptions) -> GpuJob:
         spot=options.spot,
         mounts=_mounts(_texts(options.cache), _texts(options.scratch)),
         env=_env(options.env, several=options.nodes > 1),
-        env_secrets=tuple(_named(one, "--env-secret") for one in _texts(options.env_secret)),
+        env_secrets=tuple(_named(secret, "--env-secret") for secret in _texts(options.env_secret)),
         service_account=_named(options.service_account, "--service-account"),
-        pull_secrets=tuple(_named(one, "--pull-secret") for one in _texts(options.pull_secret)),
+        pull_secrets=tuple(_named(secret, "--pull-secret") for secret in _texts(options.pull_secret)),
         runtime_class=_named(options.runtime_class, "--runtime-class"),
         priority_class=_named(options.priority_class, "--priority-class"),
         tolerate=_tolerated(_texts(options.tolerate)),
@@ -252,18 +264,18 @@ def job_of(options: JobOptions) -> GpuJob:
         security="",
         run_as=_user(options.run_as),
     )
-    return restricted(made) if options.security else made
+    return with_restricted_security(job) if options.security else job
 
 
-def restricted(job: GpuJob) -> GpuJob:
+def with_restricted_security(job: GpuJob) -> GpuJob:
     """The job with pods that Pod Security `restricted` admits.
 
     Raises:
         IncompatibleError: It can't be had in that form.
     """
-    if found := folders(job):
+    if mounted := host_folders(job):
         raise IncompatibleError(
-            f"--cache {found[0]}: Pod Security restricted admits no folder of the node",
+            f"--cache {mounted[0]}: Pod Security restricted admits no folder of the node",
             hint="--cache CLAIM:/PATH, or --scratch SIZE:/PATH",
         )
     if job.run_as and job.run_as[0] == 0:
@@ -273,9 +285,9 @@ def restricted(job: GpuJob) -> GpuJob:
     return replace(job, security="restricted")
 
 
-def folders(job: GpuJob) -> list[str]:
+def host_folders(job: GpuJob) -> list[str]:
     """Folders of the node that it mounts, as they were typed."""
-    return [f"{one.source}:{one.path}" for one in job.mounts if one.source.startswith("/")]
+    return [f"{mount.source}:{mount.path}" for mount in job.mounts if mount.source.startswith("/")]
 
 
 def _user(text: str) -> tuple[int, int] | None:
@@ -284,22 +296,22 @@ def _user(text: str) -> tuple[int, int] | None:
         return None
     user, colon, group = text.partition(":")
     parts = (user, group if colon else user)
-    if not all(is_whole(one) and int(one) <= LAST_ID for one in parts):
-        raise UsageError(f"--run-as {text!r}, wanted UID or UID:GID, 0 to {LAST_ID}", hint="--run-as 1000")
+    if not all(is_whole(part) and int(part) <= MOST_ID for part in parts):
+        raise UsageError(f"--run-as {text!r}, wanted UID or UID:GID, 0 to {MOST_ID}", hint="--run-as 1000")
     return int(parts[0]), int(parts[1])
 
 
 def _check_image(image: str, *, allow_latest: bool) -> None:
     if not image:
         raise UsageError("--image is missing", hint="the container image, with its tag or digest")
-    found = IMAGE.fullmatch(image)
-    if not found:
+    match = IMAGE.fullmatch(image)
+    if not match:
         raise UsageError(
             f"--image {image!r} is no reference of an image",
             hint="wanted: [HOST/]NAME:TAG or [HOST/]NAME@sha256:..., in lower case",
         )
-    if not found["digest"] and found["tag"] in (None, "latest") and not allow_latest:
-        what = "tag latest" if found["tag"] else "no tag, which means latest"
+    if not match["digest"] and match["tag"] in (None, "latest") and not allow_latest:
+        what = "tag latest" if match["tag"] else "no tag, which means latest"
         raise RefusedError(
             f"--image {image} has {what}: it is another image tomorrow, and on each node another one",
             hint="name the version's tag or its digest; --allow-latest takes it as it is",
@@ -337,7 +349,7 @@ def _check_names(name: str, namespace: str, nodes: int) -> None:
 def _check_choices(
     by: str, models: Sequence[str], products: Sequence[str], named: Sequence[str], mig: str, *, shared: bool
 ) -> None:
-    for one, other, first, second in (
+    for first_value, other, first, second in (
         (products, models, "--product", "--gpu-model"),
         (products, named, "--product", "--instance-type"),
         (products, mig, "--product", "--mig"),
@@ -346,20 +358,20 @@ def _check_choices(
         (products, by != "product", "--product", f"--select-by {by}"),
         (named, by != "instance-type", "--instance-type", f"--select-by {by}"),
     ):
-        if one and other:
+        if first_value and other:
             raise UsageError(f"{first} and {second} exclude each other", hint="leave one of them out")
-    for one in products:
-        if not LABEL_VALUE.fullmatch(one):
+    for product in products:
+        if not LABEL_VALUE.fullmatch(product):
             raise UsageError(
-                f"--product {one!r} is no value of a label",
-                hint=f"did you mean {one.replace(' ', '-')}?" if " " in one else "such as Tesla-T4",
+                f"--product {product!r} is no value of a label",
+                hint=f"did you mean {product.replace(' ', '-')}?" if " " in product else "such as Tesla-T4",
             )
 
 
 def _weights(
     prefer: Mapping[str, int] | Sequence[str], models: Sequence[str], products: Sequence[str]
 ) -> tuple[tuple[str, int], ...]:
-    found: dict[str, int] = {}
+    weights: dict[str, int] = {}
     for name, weight in _pairs(prefer, "--prefer", "L4=80"):
         if products:
             raise UsageError("--prefer and --product exclude each other", hint="--gpu-model names models")
@@ -370,8 +382,8 @@ def _weights(
                 raise UsageError(
                     f"--prefer {name}: --gpu-model excludes it", hint=f"add {name} to --gpu-model"
                 )
-            found[key] = int(weight)
-    return tuple(found.items())
+            weights[key] = int(weight)
+    return tuple(weights.items())
 
 
 def _machines(
@@ -380,25 +392,25 @@ def _machines(
     count: int,
     mig: str,
     arch: str,
-    wanted: tuple[Decimal, Decimal],
+    requested: tuple[Decimal, Decimal],
 ) -> tuple[str, tuple[str, ...]]:
     """The architecture and the instance types that can run it; each of those that were named must."""
     if named:
         types = choice.named_types(named, models, count, mig)
-        for one in types:
-            choice.with_room([one], *wanted)
+        for name in types:
+            choice.types_with_capacity([name], *requested)
     else:
         types = choice.candidates(models, count, mig, arch)
     arch = arch or choice.arch_of(models or named, types)
-    found = tuple(one for one in types if instance_types()[one].arch == arch)
-    if named and not found:
+    matching = tuple(name for name in types if instance_types()[name].arch == arch)
+    if named and not matching:
         raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
-    return arch, choice.with_room(found, *wanted)
+    return arch, choice.types_with_capacity(matching, *requested)
 
 
 def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], count: int) -> None:
     """A preference for what can't be had anyway is a mistake that nobody would see."""
-    there = {instance_types()[one].gpu for one in types}
+    there = {instance_types()[name].gpu for name in types}
     for model, _ in weights:
         if model not in there:
             raise IncompatibleError(
@@ -409,7 +421,7 @@ def _check_preferred(weights: Sequence[tuple[str, int]], types: Sequence[str], c
 
 def _cpu(text: str, gpus: int) -> str:
     cpu = (text or str(CPU_A_GPU * gpus)).strip()
-    if amount(cpu, "--cpu", "3500m or 4") * 1000 % 1:
+    if parse_quantity(cpu, "--cpu", "3500m or 4") * 1000 % 1:
         raise UsageError(f"--cpu {cpu}: the least part of a CPU is 1m", hint="such as 500m")
     if cpu.endswith(("k", "M", "G", "T", "P", "E", "i")):
         raise UsageError(f"--cpu {cpu} is a unit of memory", hint="such as 3500m or 4")
@@ -431,73 +443,75 @@ def _memory(memory: str, shm: str, gpus: int) -> tuple[Memory, Memory]:
 
 
 def _mounts(caches: Sequence[str], scratches: Sequence[str]) -> tuple[Mount, ...]:
-    found = []
+    mounts = []
     for text in caches:
         source, _, path = text.rpartition(":")
         if not source or not path.startswith("/"):
             raise UsageError(
                 f"--cache {text!r}, wanted CLAIM:/PATH or /FOLDER-OF-THE-NODE:/PATH", hint="models:/models"
             )
-        found.append(Mount(path, source if source.startswith("/") else _named(source, "--cache")))
+        mounts.append(Mount(path, source if source.startswith("/") else _named(source, "--cache")))
     for text in scratches:
         size, _, path = text.partition(":")
         if not path.startswith("/"):
             raise UsageError(f"--scratch {text!r}, wanted SIZE:/PATH", hint="200Gi:/scratch")
-        found.append(Mount(path, size=Memory.parse(size, "--scratch").quantity))
-    for one in found:
-        for path in (one.path, one.source):
+        mounts.append(Mount(path, size=Memory.parse(size, "--scratch").quantity))
+    for mount in mounts:
+        for path in (mount.path, mount.source):
             if ".." in path.split("/"):
                 raise UsageError(
                     f"{path} goes up by `..`, which the server refuses", hint="the path without it"
                 )
-        if ":" in one.path:
-            raise UsageError(f"a path in a container holds no `:`, as {one.path} does", hint="another path")
-    paths = ["/dev/shm", *(one.path.rstrip("/") for one in found)]  # noqa: S108 - the container's
+        if ":" in mount.path:
+            raise UsageError(f"a path in a container holds no `:`, as {mount.path} does", hint="another path")
+    paths = ["/dev/shm", *(mount.path.rstrip("/") for mount in mounts)]  # noqa: S108 - the container's
     for path in paths:
         if not path or paths.count(path) > 1:
             raise UsageError(f"{path or '/'} can't be mounted {'twice' if path else 'over'}")
-    return tuple(found)
+    return tuple(mounts)
 
 
 def _env(env: Mapping[str, str] | Sequence[str], *, several: bool) -> tuple[tuple[str, str], ...]:
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for name, value in _pairs(env, "--env", "NAME=value"):
         if not VARIABLE.fullmatch(name):
             raise UsageError(f"--env {name!r} can't be the name of a variable", hint="letters, digits, _ - .")
-        if name in VISIBLE:
-            raise RefusedError(f"--env {name}: {VISIBLE[name]}", hint="leave it out: --gpus says how many")
-        if several and (name in OURS or name.startswith("PET_")):
+        if name in DEVICE_VARIABLES:
+            raise RefusedError(
+                f"--env {name}: {DEVICE_VARIABLES[name]}", hint="leave it out: --gpus says how many"
+            )
+        if several and (name in RENDEZVOUS_VARIABLES or name.startswith("PET_")):
             raise UsageError(f"--env {name} is set for every pod of --nodes", hint="leave it out")
-        found[name] = str(value)
-    return tuple(found.items())
+        variables[name] = str(value)
+    return tuple(variables.items())
 
 
 def _tolerated(texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    found = []
+    tolerations = []
     for text in texts:
         key, _, value = text.partition("=")
         if not is_label(key, value):
             raise UsageError(f"--tolerate {text!r}, wanted KEY or KEY=VALUE of a taint", hint="spot=true")
-        found.append((key, value))
-    return tuple(found)
+        tolerations.append((key, value))
+    return tuple(tolerations)
 
 
 def _labels(labels: Mapping[str, str] | Sequence[str], option: str) -> tuple[tuple[str, str], ...]:
-    found = {}
+    pairs = {}
     for key, value in _pairs(labels, option, "team=vision"):
         if not is_label(key, value):
             raise UsageError(f"{option} {key}={value} is no label", hint="team=vision, for example")
-        if option == "--label" and key in OF_JOBS:
+        if option == "--label" and key in CONTROLLER_LABELS:
             raise UsageError(
                 f"--label {key}: the server sets it, and refuses a Job that has it",
                 hint="--name NAME names the Job",
             )
-        found[key] = value
-    return tuple(found.items())
+        pairs[key] = value
+    return tuple(pairs.items())
 
 
 def _resources(resources: Mapping[str, str] | Sequence[str], *, scratch: bool) -> tuple[tuple[str, str], ...]:
-    found = {}
+    amounts = {}
     for name, value in _pairs(resources, "--resource", "vpc.amazonaws.com/efa=4"):
         if name in ("cpu", "memory") or name.startswith("nvidia.com/"):
             raise UsageError(
@@ -518,12 +532,12 @@ def _resources(resources: Mapping[str, str] | Sequence[str], *, scratch: bool) -
             size = Memory.parse(value, f"--resource {name}")
             if page and int(size) % int(quantity(page) or 1):
                 raise UsageError(f"--resource {name}={value}: wanted whole pages of {page}")
-            found[name] = size.quantity
+            amounts[name] = size.quantity
             continue
-        if amount(value, f"--resource {name}", "4") % 1:
+        if parse_quantity(value, f"--resource {name}", "4") % 1:
             raise UsageError(f"--resource {name}={value}: wanted a whole number")
-        found[name] = value.strip()
-    return tuple(found.items())
+        amounts[name] = value.strip()
+    return tuple(amounts.items())
 
 
 def _queue(text: str) -> str:
@@ -545,30 +559,30 @@ def _named(text: str, option: str) -> str:
 def _texts(value: str | Sequence[str]) -> tuple[str, ...]:
     """Values of which each may hold several, with commas between them."""
     each = [value] if isinstance(value, str) else value
-    return tuple(part.strip() for one in each for part in one.split(",") if part.strip())
+    return tuple(part.strip() for text in each for part in text.split(",") if part.strip())
 
 
 def _pairs(value: Mapping[str, Any] | Sequence[str], option: str, example: str) -> list[tuple[str, Any]]:
     if isinstance(value, Mapping):
         return list(value.items())
-    found = []
+    pairs = []
     for text in [value] if isinstance(value, str) else value:
         name, equals, rest = text.partition("=")
         if not equals or not name:
             raise UsageError(f"{option} {text!r} has no `=`", hint=f"wanted: {example}")
-        found.append((name.strip(), rest))
-    return found
+        pairs.append((name.strip(), rest))
+    return pairs
 
 
 def _notes(job: GpuJob) -> Any:
     if job.types and not job.mig:
-        smallest, others = choice.idle(job.types, job.gpus)
+        smallest, others = choice.unused_gpus(job.types, job.gpus)
         if others > 0:
             yield (
                 f"the smallest type with {job.gpus} GPUs is {smallest}: {others} more of its GPUs "
                 f"are paid for, whether other pods use them or not"
             )
-    if job.gpus > 1 and (job.mig or any("-MIG-" in one for one in job.products)):
+    if job.gpus > 1 and (job.mig or any("-MIG-" in product for product in job.products)):
         yield (
             f"a CUDA process uses one MIG device, the first that it sees, and each pod has {job.gpus}: start "
             "one process per device with CUDA_VISIBLE_DEVICES=UUID (nvidia-smi -L in the container lists "
@@ -584,13 +598,13 @@ def _notes(job: GpuJob) -> Any:
     for name, value in job.env:
         if value and redact(f"{name}={value}") != f"{name}={value}":
             yield f"--env {name}: who may read Jobs reads it; --env-secret takes it from a Secret"
-    if job.spot and not any(one.source for one in job.mounts):
+    if job.spot and not any(mount.source for mount in job.mounts):
         yield "spot: a checkpoint must outlive the node: --cache CLAIM:/PATH, or write it to object storage"
     if job.spot and job.nodes > 1 and not job.retries:
         yield (
             "spot with --nodes: where one pod is taken away, the others fail, which counts: "
             "--retries says how often"
         )
-    claims = [one.source for one in job.mounts if one.source and not one.source.startswith("/")]
+    claims = [mount.source for mount in job.mounts if mount.source and not mount.source.startswith("/")]
     if job.nodes > 1 and claims:
         yield f"--nodes: {', '.join(claims)} must be ReadWriteMany or ReadOnlyMany (EFS, FSx): EBS is for one"

@@ -1,4 +1,4 @@
-"""What the status of a Job and of its pods means, in words: pure, the API's objects come in."""
+"""Interprets the status of a Job and of its pods; takes objects of the API and makes no requests."""
 
 from __future__ import annotations
 
@@ -7,40 +7,41 @@ from typing import Any, Literal
 
 from gpukiln.kubernetes.jobs.render import CONTAINER, INDEX
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.symptoms import STUCK
+from gpukiln.kubernetes.symptoms import STUCK_REASONS
 
 # Reasons of the condition DisruptionTarget (kubernetes.io, "Pod disruption conditions").
 DISRUPTIONS = {
-    "PreemptionByScheduler": "a pod of higher priority took its place",
-    "DeletionByTaintManager": "its node is being taken away or does not answer",
+    "PreemptionByScheduler": "a pod of higher priority preempted it",
+    "DeletionByTaintManager": "its node is being removed or does not answer",
     "EvictionByEvictionAPI": "its node is drained: a spot interruption, a consolidation or an upgrade",
-    "DeletionByPodGC": "its node is gone",
+    "DeletionByPodGC": "its node was removed",
     "TerminationByKubelet": "the kubelet ended it: its node shuts down, or runs out of memory or disk",
 }
 DEADLINE_EXIT = 124  # as timeout(1)
-SIGNALS = {
-    137: "SIGKILL: it went on after its time to end, or the kernel took a process of it for want of memory",
-    139: "SIGSEGV: it touched memory that is not its own",
-    134: "SIGABRT: it gave itself up",
-    143: "SIGTERM: somebody asked it to end",
+SIGNAL_EXIT_CODES = {
+    137: "SIGKILL: it did not end within its grace period, or the kernel killed it for lack of memory",
+    139: "SIGSEGV: it accessed invalid memory",
+    134: "SIGABRT: it aborted itself",
+    143: "SIGTERM: it was asked to end",
 }
-NOT_FOUND = {126: "the command can't be executed", 127: "the command is not in the image"}
+COMMAND_EXIT_CODES = {126: "the command is not executable", 127: "the command is not in the image"}
 
 Phase = Literal["waiting", "starting", "stuck", "running", "succeeded", "failed", "interrupted", "gone"]
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A pod of a Job, as it was last seen.
+    """A pod of a Job in its last known state.
 
     Args:
-        index: Of a Job on several nodes; None: it is on one.
+        index: Completion index in a Job on several nodes; None for one node.
         phase: stuck: the kubelet can't start it; interrupted: the cluster ended it, which is no failure of
-            its own; gone: it was removed before its end was seen.
-        reason: The API's word; why: ours, for people.
-        exit_code: Of its container; None: it has not ended, or never began.
-        started: When its container did, as the API writes it; empty: it has not.
-        finished: When it ended.
+            the program; gone: it was removed before its end was seen.
+        reason: The reason in the API.
+        why: The reason in words.
+        exit_code: Of its container; None: it has not ended, or never started.
+        started: Start of its container, as the API writes it; empty: it has not started.
+        finished: End of its container.
     """
 
     pod: str
@@ -55,15 +56,15 @@ class Attempt:
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     """How a Job ended.
 
     Args:
-        state: failed: by itself or the cluster; deadline: its time was up.
-        exit_code: Its container's; 124 at the deadline; 1 where none ran.
-        why: For people.
+        state: failed: the program or the cluster failed; deadline: activeDeadlineSeconds are over.
+        exit_code: Of its container; 124 at the deadline; 1 if no container ran.
+        why: The reason in words.
         attempts: Its pods, oldest first.
-        notes: What is not whole of all this, such as a log.
+        notes: What is incomplete, such as a log.
     """
 
     state: Literal["succeeded", "failed", "deadline"]
@@ -75,18 +76,22 @@ class End:
 
 
 def attempt(pod: Manifest) -> Attempt:
-    """What a pod is doing, or how it ended."""
+    """The state of a pod."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
     place = {**meta.get("annotations", {}), **meta.get("labels", {})}.get(INDEX)
-    found = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
+    base = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
     container: Manifest = next(
-        (one for one in status.get("containerStatuses", ()) if one["name"] == CONTAINER),
+        (
+            container_status
+            for container_status in status.get("containerStatuses", ())
+            if container_status["name"] == CONTAINER
+        ),
         next(iter(status.get("containerStatuses", ())), {}),
     )
     state = container.get("state", {})
     if ended := state.get("terminated"):
-        found = replace(
-            found,
+        base = replace(
+            base,
             exit_code=ended.get("exitCode"),
             started=ended.get("startedAt") or "",
             finished=ended.get("finishedAt") or "",
@@ -94,11 +99,11 @@ def attempt(pod: Manifest) -> Attempt:
     disrupted = _condition(status, "DisruptionTarget")
     phase = status.get("phase", "Pending")
     if phase == "Succeeded":
-        return replace(found, phase="succeeded", reason="Completed")
+        return replace(base, phase="succeeded", reason="Completed")
     if phase == "Failed":
         if disrupted:
             return replace(
-                found,
+                base,
                 phase="interrupted",
                 reason=disrupted.get("reason", ""),
                 why=_joined(
@@ -107,76 +112,78 @@ def attempt(pod: Manifest) -> Attempt:
                 ),
             )
         reason = (ended or {}).get("reason", "") or status.get("reason", "") or "Error"
-        return replace(found, phase="failed", reason=reason, why=_why_failed(spec, status, ended or {}))
+        return replace(base, phase="failed", reason=reason, why=_why_failed(spec, status, ended or {}))
     if running := state.get("running"):
-        return replace(found, phase="running", started=str(running.get("startedAt", "")))
-    return _not_started(found, status, container)
+        return replace(base, phase="running", started=str(running.get("startedAt", "")))
+    return _not_started(base, status, container)
 
 
-def _not_started(found: Attempt, status: Manifest, container: Manifest) -> Attempt:
+def _not_started(base: Attempt, status: Manifest, container: Manifest) -> Attempt:
     scheduled = _condition(status, "PodScheduled", "False")
     if scheduled:
         reason = scheduled.get("reason", "")
         if reason == "SchedulingGated":
-            return replace(found, reason=reason, why="it is held back until its queue admits it")
-        return replace(found, reason=reason, why=scheduled.get("message", ""))
+            return replace(base, reason=reason, why="it waits until its queue admits it")
+        return replace(base, reason=reason, why=scheduled.get("message", ""))
     waiting = container.get("state", {}).get("waiting", {})
     reason, message = waiting.get("reason", ""), waiting.get("message", "")
-    if reason in STUCK:
-        return replace(found, phase="stuck", reason=reason, why=message or reason)
-    if found.node:
-        return replace(found, phase="starting", reason=reason)
-    return found
+    if reason in STUCK_REASONS:
+        return replace(base, phase="stuck", reason=reason, why=message or reason)
+    if base.node:
+        return replace(base, phase="starting", reason=reason)
+    return base
 
 
 def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
     code, reason = ended.get("exitCode", 0), ended.get("reason", "")
     limit = spec["containers"][0].get("resources", {}).get("limits", {}).get("memory", "")
     if reason == "OOMKilled":
-        why = (
-            f"its memory reached the limit{f' of {limit}' if limit else ''}, /dev/shm included: more --memory"
-        )
+        why = f"its memory with /dev/shm reached the limit{f' of {limit}' if limit else ''}; raise --memory"
     elif reason in ("StartError", "ContainerCannotRun"):
-        why = "it could not be started"
+        why = "its container could not start"
     elif not ended:
-        why = "it never ran"
+        why = "its container never ran"
     else:
-        known = SIGNALS.get(code) or NOT_FOUND.get(code)
+        known = SIGNAL_EXIT_CODES.get(code) or COMMAND_EXIT_CODES.get(code)
         why = f"exit code {code}" + (f" ({known})" if known else "")
     return _joined(why, ended.get("message") or status.get("message", ""))
 
 
-def end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> End | None:
-    """How a Job ended; None: it has not."""
+def job_end(job: Manifest, attempts: list[Attempt], notes: list[str]) -> JobEnd | None:
+    """How a Job ended; None if it has not."""
     status = job.get("status", {})
     if _condition(status, "Complete"):
-        return End("succeeded", "Complete", "", 0, tuple(attempts), tuple(notes))
+        return JobEnd("succeeded", "Complete", "", 0, tuple(attempts), tuple(notes))
     failed = _condition(status, "Failed")
     if not failed:
         return None
     reason, message = failed.get("reason", ""), failed.get("message", "")
-    told = (tuple(attempts), tuple(notes))
+    details = (tuple(attempts), tuple(notes))
     if reason == "DeadlineExceeded":
         limit = job["spec"].get("activeDeadlineSeconds")
-        ran = any(one.started or one.exit_code is not None for one in attempts)
-        why = f"its {limit} s were over" + ("" if ran else " before any of its pods ran")
-        return End("deadline", reason, f"{why}: more --timeout", DEADLINE_EXIT, *told)
-    cause = culprit(attempts, several=job["spec"].get("completionMode") == "Indexed")
+        ran = any(attempt.started or attempt.exit_code is not None for attempt in attempts)
+        why = f"its {limit} s are over" + ("" if ran else " before any of its pods ran")
+        return JobEnd("deadline", reason, f"{why}; raise --timeout", DEADLINE_EXIT, *details)
+    cause = decisive_failure(attempts, several=job["spec"].get("completionMode") == "Indexed")
     if cause is None:
-        return End("failed", reason, message, 1, *told)
-    return End("failed", reason, f"{cause.pod}: {cause.why}", cause.exit_code or 1, *told)
+        return JobEnd("failed", reason, message, 1, *details)
+    return JobEnd("failed", reason, f"{cause.pod}: {cause.why}", cause.exit_code or 1, *details)
 
 
-def culprit(attempts: list[Attempt], *, several: bool) -> Attempt | None:
-    """The pod whose failure is the Job's: the last; of several that run at once, the first that failed."""
-    failed = sorted((one for one in attempts if one.phase == "failed"), key=lambda one: one.finished)
+def decisive_failure(attempts: list[Attempt], *, several: bool) -> Attempt | None:
+    """The pod whose failure decided: the last one; of several at once, the first one that failed."""
+    failed = sorted(
+        (attempt for attempt in attempts if attempt.phase == "failed"), key=lambda attempt: attempt.finished
+    )
     if not failed:
         return None
     if not several:
         return failed[-1]
-    # the others fail because of it, within the time that they wait for each other
-    indices = {one.index for one in failed}
-    last_round = [max((one for one in failed if one.index == index), key=_finished) for index in indices]
+    # The other pods fail because of it, after their timeout for each other.
+    indices = {attempt.index for attempt in failed}
+    last_round = [
+        max((attempt for attempt in failed if attempt.index == index), key=_finished) for index in indices
+    ]
     return min(last_round, key=_finished)
 
 
@@ -184,13 +191,17 @@ def has_ended(job: Manifest) -> bool:
     return any(_condition(job.get("status", {}), kind) for kind in ("Complete", "Failed"))
 
 
-def _finished(one: Attempt) -> str:
-    return one.finished
+def _finished(attempt: Attempt) -> str:
+    return attempt.finished
 
 
 def _condition(status: Manifest, kind: str, value: str = "True") -> dict[str, Any]:
-    found = (one for one in status.get("conditions") or () if one["type"] == kind and one["status"] == value)
-    return next(found, {})
+    matching = (
+        condition
+        for condition in status.get("conditions") or ()
+        if condition["type"] == kind and condition["status"] == value
+    )
+    return next(matching, {})
 
 
 def _joined(*parts: str) -> str:

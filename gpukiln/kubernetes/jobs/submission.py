@@ -1,4 +1,4 @@
-"""What this computer keeps of a Job that it submits, until its end was seen: a killed run is continued."""
+"""The record of a submitted Job on this computer, by which a killed command finds its Job again."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ MARK = "gpukiln.io/submission"
 
 @dataclass(frozen=True)
 class Submission:
-    """A Job on its way to a cluster.
+    """The record of a Job.
 
     Args:
-        file: Holds the mark that the Job bears; its name stands for cluster, namespace and Job.
-        digest: Of the manifest: another one is another Job.
+        file: Has the mark of the Job's annotation; its name is a hash of cluster, namespace and Job.
+        digest: Of the manifest: a changed manifest is another Job.
     """
 
     file: Path
     digest: str
 
     def is_of(self, job: Manifest) -> bool:
-        """Whether a Job on the cluster is the one that an earlier run of the same command submitted."""
+        """Whether an earlier run of the same command submitted this Job."""
         mark = job["metadata"].get("annotations", {}).get(MARK, "")
         try:
             return bool(mark) and self.file.read_text() == self._content(mark)
@@ -39,19 +39,19 @@ class Submission:
             return False
 
     def begin(self, say: Callable[[str], None]) -> str:
-        """Write a new mark down, before the Job that bears it is sent; without a disk it is sent, too."""
+        """Write a new mark before the Job is sent; a failure is reported and does not stop the Job."""
         mark = secrets.token_hex(8)
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_partial_of(self.file)
             write_whole(self.file, self._content(mark))
         except OSError as error:
-            say(f"{self.file} can't be written, so a run that is killed can't be continued: {error}")
+            say(f"{self.file} can't be written, so a killed command could not find its Job again: {error}")
         return mark
 
     def end(self) -> None:
-        """Forget the mark: what became of the Job was reported."""
-        with suppress(OSError):  # it could not be written either
+        """Delete the record: the end of the Job was reported."""
+        with suppress(OSError):  # if it can't be deleted, it could not be written before either
             self.file.unlink(missing_ok=True)
 
     def _content(self, mark: str) -> str:
@@ -59,7 +59,7 @@ class Submission:
 
 
 def submission(cluster: Cluster, namespace: str, job: Manifest) -> Submission:
-    """The submission of a Job, as it was rendered."""
+    """The record for a rendered Job."""
     where = f"{cluster.server} {namespace} {job['metadata']['name']}"
     file = state_home() / "kubernetes/jobs" / hashlib.sha256(where.encode()).hexdigest()[:16]
     return Submission(file, hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest())

@@ -1,4 +1,4 @@
-"""What somebody wants of GPU nodes: the one input of every renderer of this package."""
+"""The GPU nodes that were requested: the input of every renderer of this package."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.images.pointer import Pointer
 from gpukiln.kubernetes.check.formats import is_label
-from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRESENT, PRODUCT, sold
+from gpukiln.kubernetes.machines import ARCHES, GPU, GPU_PRESENT, INSTANCE_TYPE, PRODUCT, launchable_types
 from gpukiln.kubernetes.nodes.hours import Hours
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import nothing, select
@@ -25,8 +25,8 @@ from gpukiln.typed import strict, unknown
 Provider = Literal["karpenter", "managed", "asg"]
 Capacity = Literal["on-demand", "spot", "reserved", "capacity-block"]
 
-ACCELERATOR = "k8s.amazonaws.com/accelerator"  # what cluster-autoscaler knows a GPU node by
-LEAST_VOLUME_GIB = 20  # of the node images that are built on
+ACCELERATOR = "k8s.amazonaws.com/accelerator"  # the label by which cluster-autoscaler recognises a GPU node
+LEAST_VOLUME_GIB = 20  # size of the base images' snapshots
 # Of EKS's CreateNodegroup (its API reference), and of name prefixes, to which Terraform adds 26 characters
 # (hashicorp/terraform-provider-aws:internal/service/eks/node_group.go; a launch template's name has 128).
 MOST_TYPES, LONGEST_PREFIX, LONGEST_TEMPLATE_PREFIX = 20, 63 - 26, 128 - 26
@@ -34,8 +34,8 @@ LONGEST_EKS_LABEL = 63
 LONGEST_TAG_KEY = 128  # of Auto Scaling; cluster-autoscaler reads labels from tags
 LABEL_TAG = "k8s.io/cluster-autoscaler/node-template/label/"
 KARPENTER_DOMAINS = ("karpenter.sh", "karpenter.k8s.aws")
-# Below kubernetes.io and k8s.io a kubelet takes labels of these domains, and those that it sets itself
-# (kubernetes/kubernetes:staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go).
+# Of the domains kubernetes.io and k8s.io a kubelet accepts only labels below these, and those that it sets
+# itself (kubernetes/kubernetes:staging/src/k8s.io/kubelet/pkg/apis/well_known_labels.go).
 KUBELET_DOMAINS = ("kubelet.kubernetes.io", "node.kubernetes.io")
 TAINT = (GPU, "true", "NoSchedule")
 DAYTIME = Hours(tuple(range(7)), 6 * 60, 22 * 60)
@@ -43,19 +43,20 @@ DAYTIME = Hours(tuple(range(7)), 6 * 60, 22 * 60)
 
 @strict
 class NodeGroup:
-    """GPU nodes of one kind of image.
+    """A group of GPU nodes with one image.
 
     Args:
         cluster: Name of the EKS cluster.
-        image: A pointer's parameter, or an AMI's id.
-        base: What the image was built on, in ami/bases.yaml.
-        types: The first choice first, all of one architecture.
-        minimum: Nodes that stay, of managed and asg; maximum: GPUs of a Karpenter pool, nodes of the others.
-        keep: Nodes that wait for work in `hours`.
-        hours: In which nodes are neither replaced nor packed together.
-        reservation: Of capacity, cr-...
-        dns_ip: The cluster's DNS service; only Ubuntu's bootstrap.sh asks for it.
-        local_storage: Whether local NVMe becomes one RAID 0.
+        image: SSM parameter of a channel, or the id of an AMI.
+        base: Base image, a key of ami/bases.yaml.
+        types: Instance types in order of preference, all of one architecture.
+        minimum: Nodes that always run (managed, asg); maximum: GPUs of a Karpenter pool, nodes of other
+            groups.
+        keep: Nodes that wait for work during `hours`.
+        hours: Hours during which nodes are neither replaced nor consolidated.
+        reservation: Id of a capacity reservation, cr-...
+        dns_ip: Address of the cluster's DNS service; only Ubuntu's bootstrap.sh needs it.
+        local_storage: Whether local NVMe disks become one RAID 0.
     """
 
     provider: Provider
@@ -78,21 +79,21 @@ class NodeGroup:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def of_channel(self) -> bool:
+    def follows_channel(self) -> bool:
         return not self.image.startswith("ami-")
 
     @property
     def definition(self) -> ImageDefinition | None:
-        """What is known of the image of a channel."""
-        return load_image(self.image.split("/")[2]) if self.of_channel else None
+        """The definition of the channel's image; None for an AMI id."""
+        return load_image(self.image.split("/")[2]) if self.follows_channel else None
 
     @property
-    def about_base(self) -> Base:
+    def base_image(self) -> Base:
         return base(self.base)
 
     @property
     def nodeadm(self) -> bool:
-        return self.about_base.has_nodeadm
+        return self.base_image.has_nodeadm
 
     @property
     def arch(self) -> str:
@@ -100,78 +101,80 @@ class NodeGroup:
 
     @property
     def has_local_storage(self) -> bool:
-        return self.local_storage and any(instance_type(one).local_nvme_gb for one in self.types)
+        return self.local_storage and any(instance_type(name).local_nvme_gb for name in self.types)
 
     @property
     def is_spot(self) -> bool:
         return "spot" in self.capacity
 
     def by_gpu(self) -> dict[str, tuple[str, ...]]:
-        """Types by what EC2 calls their GPU, in the order of the types."""
-        found: dict[str, tuple[str, ...]] = {}
-        for one in self.types:
-            gpu = ec2_label(instance_type(one).gpu)
-            found[gpu] = (*found.get(gpu, ()), one)
-        return found
+        """EC2's name of a GPU -> instance types with it, in the order of the types."""
+        by_name: dict[str, tuple[str, ...]] = {}
+        for name in self.types:
+            gpu = ec2_label(instance_type(name).gpu)
+            by_name[gpu] = (*by_name.get(gpu, ()), name)
+        return by_name
 
     def node_labels(self, types: Sequence[str]) -> dict[str, str]:
-        """What nodes of some types bear from their first moment.
+        """Labels that nodes of these types have from the start.
 
-        The product is feature discovery's, which knows it later: who starts nodes for a pod that selects by
-        it has to know before that they will have it. Types of different products have none.
+        Feature discovery sets the product only after the node has started. An autoscaler that starts a node
+        for a pod with a selector on the product needs it before. Types with different products get none.
         """
-        products = {product(instance_type(one).gpu) for one in types}
+        products = {product(instance_type(name).gpu) for name in types}
         known = {PRODUCT: next(iter(products))} if len(products) == 1 and "" not in products else {}
-        return {PRESENT: "true", **known, **self.labels}
+        return {GPU_PRESENT: "true", **known, **self.labels}
 
 
 def types_of(
     *, named: Sequence[str], gpu: str, cpu: int, memory: str, arch: str, region: str, today: date
 ) -> tuple[str, ...]:
-    """Instance types of some nodes: those named, or those that satisfy an offer's request.
+    """Instance types: those that are named, or those that satisfy a request for GPUs.
 
-    Of a request, types with the fewest GPUs that do are taken: others would wait for pods that nobody has.
-    The GPU that can be had cheapest is first, and of each GPU the smallest machine.
+    For a request, only the types with the fewest sufficient GPUs are used: on larger ones GPUs would stay
+    unused. The cheapest GPU comes first, and for each GPU the smallest machine.
 
     Raises:
-        UsageError: Both or neither; or an unknown type.
-        IncompatibleError: One can't be a GPU node, or nothing satisfies the request.
+        UsageError: Both or neither is given, or a type is unknown.
+        IncompatibleError: A type can't be a GPU node, or no type satisfies the request.
     """
     if bool(named) == bool(gpu):
         raise UsageError(
-            "--gpu and --instance-type both say which machines" if gpu else "which machines?",
+            "--gpu and --instance-type exclude each other"
+            if gpu
+            else "neither --gpu nor --instance-type is given",
             hint="either --gpu T4:1 with --cpu and --memory, or --instance-type g4dn.xlarge,g5.xlarge",
         )
     if named:
-        found = tuple(dict.fromkeys(named))
-        for name in found:
-            _require_sold(name)
+        types = tuple(dict.fromkeys(named))
+        for name in types:
+            _require_launchable(name)
     else:
         request = parse(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
         answer = select(request, [region], today)
-        able = [one.instance_type for one in answer.offers if one.instance_type in sold()]
+        able = [offer.instance_type for offer in answer.offers if offer.instance_type in launchable_types()]
         if not able:
             raise nothing(request, answer, [region])
-        fewest = min(instance_type(one).gpus for one in able)
-        left = [one for one in able if instance_type(one).gpus == fewest]
-        order = [instance_type(one).gpu for one in left]
-        found = tuple(sorted(left, key=lambda one: (order.index(instance_type(one).gpu), _size(one))))
-    arches = {instance_type(one).arch for one in found}
+        fewest = min(instance_type(name).gpus for name in able)
+        left = [name for name in able if instance_type(name).gpus == fewest]
+        order = [instance_type(name).gpu for name in left]
+        types = tuple(sorted(left, key=lambda name: (order.index(instance_type(name).gpu), _size(name))))
+    arches = {instance_type(name).arch for name in types}
     if len(arches) > 1:
         raise IncompatibleError(
-            f"{' and '.join(sorted(arches))} among {', '.join(found)}: one image is for one architecture",
-            hint="two pools, each with its own image",
+            f"{' and '.join(sorted(arches))} among {', '.join(types)}: an image has one architecture",
+            hint="render two pools, each with its own image",
         )
-    return found
+    return types
 
 
 def _size(name: str) -> tuple[int, int, str]:
     return instance_type(name).vcpu, instance_type(name).memory_mib, name
 
 
-def _require_sold(name: str) -> None:
+def _require_launchable(name: str) -> None:
     machine: InstanceType = instance_type(name)
-    if name in sold():
+    if name in launchable_types():
         return
     if machine.status == "retired":
         why = "is retired"
@@ -185,10 +188,10 @@ def _require_sold(name: str) -> None:
 
 
 def pointer(image: str, kubernetes: str, channel: str) -> str:
-    """The parameter that a channel is.
+    """The SSM parameter of a channel.
 
     Raises:
-        UsageError: Nobody builds such an image, or that is no version of Kubernetes.
+        UsageError: gpukiln has no such image, or the Kubernetes version has another form.
     """
     if image not in image_names():
         raise unknown("image", image, image_names())
@@ -198,11 +201,11 @@ def pointer(image: str, kubernetes: str, channel: str) -> str:
 
 
 def check(group: NodeGroup) -> NodeGroup:
-    """The same group, where it can work.
+    """Check the group and return it.
 
     Raises:
-        UsageError: What was asked for does not fit together.
-        IncompatibleError: Its machines can't have it.
+        UsageError: An option is wrong, or options exclude each other.
+        IncompatibleError: The instance types do not support it.
     """
     for name, text, form, example in (
         ("--cluster", group.cluster, r"[A-Za-z0-9][\w-]{0,99}", "main"),
@@ -218,21 +221,22 @@ def check(group: NodeGroup) -> NodeGroup:
             ip_address(group.dns_ip)
         except ValueError:
             raise UsageError(f"--dns-ip {group.dns_ip!r} is no address", hint="wanted: 10.100.0.10") from None
-    if not group.about_base.has_kubernetes:
+    if not group.base_image.has_kubernetes:
+        with_kubernetes = [name for name, known in load_bases().items() if known.has_kubernetes]
         raise UsageError(
-            f"{group.base} has no kubelet: a machine of it joins no cluster",
-            hint=f"--base {' or '.join(name for name, one in load_bases().items() if one.has_kubernetes)}",
+            f"--base {group.base} has no kubelet: its machines can't join a cluster",
+            hint=f"--base {' or '.join(with_kubernetes)}",
         )
     if group.provider == "karpenter" and not group.nodeadm and not group.dns_ip:
         raise UsageError(
-            f"no --dns-ip: bootstrap.sh of {group.base} wants the address of the cluster's DNS",
+            f"--dns-ip is missing: bootstrap.sh of {group.base} needs the address of the cluster's DNS",
             hint="`kubectl -n kube-system get service kube-dns` shows it, the tenth of the service network",
         )
     if group.definition and ARCHES[group.definition.architecture] != group.arch:
         raise IncompatibleError(
             f"{group.definition.name} is an image for {group.definition.architecture}, "
             f"{', '.join(group.types)} {'are' if len(group.types) > 1 else 'is'} {group.arch}",
-            hint="other types, or --image or --ami of one for that architecture",
+            hint="choose other types, or --image or --ami for that architecture",
         )
     for zone in group.zones:
         if not re.fullmatch(r"[a-z]{2}(-[a-z]+)+-\d[a-z]|[a-z0-9-]+-az\d", zone):
@@ -249,55 +253,57 @@ def _check_labels(group: NodeGroup) -> None:
     for key, value in group.labels.items():
         if not is_label(key, value):
             raise UsageError(f"--label {key}={value} is no label of Kubernetes", hint="wanted: team=vision")
-        if key in (PRESENT, PRODUCT, ACCELERATOR):
-            raise UsageError(f"--label {key} is set here already, by what the machines are")
-        if why := _reserved(key):
-            raise UsageError(f"--label {key}: {why}", hint="a domain of your own, such as example.com/team")
+        if key in (GPU_PRESENT, PRODUCT, ACCELERATOR):
+            raise UsageError(f"--label {key} is set by gpukiln")
+        if why := _why_reserved(key):
+            raise UsageError(
+                f"--label {key}: {why}", hint="use a domain of your own, such as example.com/team"
+            )
         if group.provider == "managed" and not 0 < len(value) <= LONGEST_EKS_LABEL >= len(key):
             raise UsageError(
                 f"--label {key}={value}: EKS takes keys and values of 1 to {LONGEST_EKS_LABEL} characters",
-                hint="a shorter key, or another value",
+                hint="use a shorter key, or another value",
             )
         if group.provider != "karpenter" and len(LABEL_TAG + key) > LONGEST_TAG_KEY:
             raise UsageError(
                 f"--label {key}: the autoscaler's tag {LABEL_TAG}{key} is longer than {LONGEST_TAG_KEY} "
-                "characters, the most that a tag of Auto Scaling may have",
-                hint="a shorter key",
+                "characters, the limit of Auto Scaling",
+                hint="use a shorter key",
             )
 
 
-def _reserved(key: str) -> str:
-    """Why a label of nodes can't be set here; empty where it can. Of Karpenter's domains its CRD says so."""
+def _why_reserved(key: str) -> str:
+    """Why nodes can't get this label; empty if they can. The rule for Karpenter's domains is in its CRD."""
     domain = key.rpartition("/")[0]
     if domain.endswith(KARPENTER_DOMAINS):
-        return "Karpenter sets the labels of its domains, and refuses a NodePool that does"
+        return "Karpenter sets the labels of its own domains, and the API server rejects a NodePool with them"
     inside = _is_below(domain, ("kubernetes.io", "k8s.io"))
     allowed = _is_below(domain, KUBELET_DOMAINS)
     if key == INSTANCE_TYPE or (inside and not allowed):
-        return "it is one of Kubernetes' own: a kubelet sets it itself, or does not start with it"
+        return "the domain belongs to Kubernetes: a kubelet does not start with this label"
     return ""
 
 
 def _is_below(domain: str, others: Sequence[str]) -> bool:
-    return any(domain == one or domain.endswith(f".{one}") for one in others)
+    return any(domain == other or domain.endswith(f".{other}") for other in others)
 
 
 def _check_terraform(group: NodeGroup) -> None:
-    """What EKS and the provider of Terraform refuse."""
+    """Refuse what EKS or Terraform's AWS provider does not accept."""
     if group.provider == "managed" and len(group.types) > MOST_TYPES:
         raise UsageError(
             f"{len(group.types)} instance types: a managed node group has at most {MOST_TYPES}",
-            hint="--instance-type with those that are wanted, or --gpu with fewer models",
+            hint="name fewer by --instance-type, or fewer models by --gpu",
         )
     if group.provider == "managed" and len(f"{group.name}-") > LONGEST_PREFIX:
         raise UsageError(
-            f"--name {group.name!r} is too long: Terraform adds 26 characters, and EKS takes 63",
+            f"--name {group.name!r} is too long: Terraform adds 26 characters, and EKS allows 63",
             hint=f"at most {LONGEST_PREFIX - 1} characters",
         )
     if len(f"{group.cluster}-{group.name}-") > LONGEST_TEMPLATE_PREFIX:
         raise UsageError(
             f"--name {group.name!r} is too long with --cluster {group.cluster!r}: Terraform adds 26 "
-            "characters to both, and a launch template's name has 128",
+            "characters to both, and the name of a launch template may have 128",
             hint=f"both together at most {LONGEST_TEMPLATE_PREFIX - 2} characters",
         )
 
@@ -310,11 +316,11 @@ def _check_sizes(group: NodeGroup) -> None:
     )
     least = group.definition.volume_size_gib if group.definition else LEAST_VOLUME_GIB
     if group.volume_gib < least:
-        raise UsageError(f"--volume {group.volume_gib} GiB: the image alone has {least}", hint="--volume 100")
+        raise UsageError(f"--volume {group.volume_gib} GiB: the image needs {least} GiB", hint="--volume 100")
     if group.volume_gib > MAX_GIB:
         raise UsageError(
-            f"--volume {group.volume_gib} GiB: a gp3 volume that boots has at most {MAX_GIB} GiB",
-            hint="--volume 100; data of pods goes to claims of their own",
+            f"--volume {group.volume_gib} GiB: a gp3 root volume has at most {MAX_GIB} GiB",
+            hint="--volume 100; use a PersistentVolumeClaim for data",
         )
     if group.maximum < 1 or group.minimum > group.maximum:
         raise UsageError(
@@ -322,8 +328,8 @@ def _check_sizes(group: NodeGroup) -> None:
         )
     if group.provider == "karpenter" and group.minimum:
         raise UsageError(
-            "--min is of node groups: Karpenter starts nodes for pods, and none without",
-            hint="--keep N has nodes wait for work in the working hours",
+            "--min is for node groups: Karpenter starts nodes only for pods",
+            hint="--keep N keeps nodes running during the working hours",
         )
     if group.provider == "karpenter" and not most:
         raise UsageError(
@@ -331,15 +337,15 @@ def _check_sizes(group: NodeGroup) -> None:
             hint="with karpenter --max counts GPUs",
         )
     if group.keep > most:
-        raise UsageError(f"--keep {group.keep} of at most {most} nodes", hint="a larger --max")
+        raise UsageError(f"--keep {group.keep}: the group has at most {most} nodes", hint="raise --max")
     if group.keep and group.keep < group.minimum:
-        raise UsageError(f"--keep {group.keep} is less than --min {group.minimum}, which stays always")
+        raise UsageError(f"--keep {group.keep} is less than --min {group.minimum}, which always runs")
 
 
 def _check_capacity(group: NodeGroup) -> None:
-    for one in group.capacity:
-        if one not in get_args(Capacity):
-            raise unknown("--capacity", one, get_args(Capacity))
+    for choice in group.capacity:
+        if choice not in get_args(Capacity):
+            raise unknown("--capacity", choice, get_args(Capacity))
     held = {"reserved", "capacity-block"} & set(group.capacity)
     if held and not group.reservation:
         raise UsageError(
@@ -354,20 +360,23 @@ def _check_capacity(group: NodeGroup) -> None:
     if "capacity-block" in group.capacity:
         if len(group.capacity) > 1:
             raise UsageError(
-                f"--capacity {','.join(group.capacity)}: a capacity block is bought, and stands alone",
-                hint="a pool of its own for it",
+                f"--capacity {','.join(group.capacity)}: a capacity block can't be combined with other "
+                "capacity",
+                hint="render a pool of its own for it",
             )
         if len(group.types) > 1:
             raise UsageError(
-                f"a capacity block is of one type, not of {', '.join(group.types)}", hint="--instance-type"
+                f"a capacity block has one instance type, and {', '.join(group.types)} are given",
+                hint="--instance-type with one type",
             )
         if not instance_type(group.types[0]).capacity_blocks:
             raise IncompatibleError(
                 f"EC2 sells no capacity blocks of {group.types[0]}",
-                hint="`invoke offer.list` shows which have them; for other reservations --capacity reserved",
+                hint="`invoke offer.list` shows the types with capacity blocks; for other reservations use "
+                "--capacity reserved",
             )
     if group.provider != "karpenter" and len(set(group.capacity)) > 1:
         raise UsageError(
-            f"--capacity {','.join(group.capacity)}: a node group has one, and falls back to no other",
-            hint="two groups, or --provider karpenter, which does",
+            f"--capacity {','.join(group.capacity)}: a node group has one capacity type and no fallback",
+            hint="render two groups, or use --provider karpenter",
         )

@@ -1,4 +1,4 @@
-"""Working hours: in a time zone for who can keep one, in UTC for Karpenter's budgets, which can't."""
+"""Working hours: in a time zone where schedules have one, in UTC for Karpenter's budgets."""
 
 from __future__ import annotations
 
@@ -11,19 +11,21 @@ from gpukiln.errors import UsageError
 from gpukiln.typed import strict, unknown
 
 DAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")  # as cron counts them
-FORM = "DAYS HH:MM-HH:MM, for example `mon-fri 08:00-18:00`, `daily 06:00-22:00` or `mon,wed 09:00-17:00`"
+HOURS_FORMAT = (
+    "DAYS HH:MM-HH:MM, for example `mon-fri 08:00-18:00`, `daily 06:00-22:00` or `mon,wed 09:00-17:00`"
+)
 DAY_MIN = 24 * 60
 
 
 @strict
 class Hours:
-    """Hours of some days of the week.
+    """The same hours on some days of the week.
 
     Args:
         days: Numbers, Sunday is 0.
         start_min: Minutes since midnight.
-        end_min: Minutes since the midnight of the same day, at most a day.
-        zone: Name in the time zone database.
+        end_min: Minutes since midnight of the same day, at most 24 hours.
+        zone: Name in the IANA time zone database.
     """
 
     days: tuple[int, ...]
@@ -34,12 +36,12 @@ class Hours:
     @property
     def text(self) -> str:
         numbers = _ranges(list(self.days)) if len(self.days) < 7 else "daily"
-        days = re.sub(r"\d", lambda found: DAYS[int(found[0])], numbers)
+        days = re.sub(r"\d", lambda match: DAYS[int(match[0])], numbers)
         return f"{days} {_clock(self.start_min)}-{_clock(self.end_min)} {self.zone}"
 
     @property
     def starts(self) -> str:
-        """Cron of their begin, in their own time zone."""
+        """Cron schedule of the start, in `zone`."""
         return _cron(self.days, self.start_min)
 
     @property
@@ -52,51 +54,58 @@ class Hours:
 
     @cached_property
     def in_utc(self) -> tuple[str, int]:
-        """Cron in UTC, and minutes, that cover them in summer and in winter."""
+        """Cron schedule in UTC and a duration in minutes that cover the hours in summer and in winter."""
         offsets = [_offset_min(self.zone, month) for month in range(1, 13)]
         first, last = self.start_min - max(offsets), self.end_min - min(offsets)
         return _cron(self.days, first), min(last - first, DAY_MIN)
 
 
 def parse(text: str, zone: str = "UTC") -> Hours:
-    """Read what people type.
+    """Read --hours.
+
+    >>> parse("mon-fri 08:00-18:00").text
+    'mon-fri 08:00-18:00 UTC'
+    >>> parse("daily 06:00-22:00", "Europe/Berlin").in_utc
+    ('0 4 * * *', 1020)
 
     Raises:
-        UsageError: It is none, or nobody knows the time zone.
+        UsageError: The text has another form, or the time zone is unknown.
     """
     if zone not in available_timezones():
         raise unknown("time zone", zone, sorted(available_timezones()))
     clock = r"([01]?\d|2[0-4]):([0-5]\d)"
-    found = re.fullmatch(rf"([a-z,-]+)\s+{clock}\s*-\s*{clock}", text.strip().lower())
-    if not found:
-        raise UsageError(f"--hours {text!r} are none", hint=f"wanted: {FORM}")
-    start, end = int(found[2]) * 60 + int(found[3]), int(found[4]) * 60 + int(found[5])
+    match = re.fullmatch(rf"([a-z,-]+)\s+{clock}\s*-\s*{clock}", text.strip().lower())
+    if not match:
+        raise UsageError(f"--hours {text!r} is not valid", hint=f"wanted: {HOURS_FORMAT}")
+    start, end = int(match[2]) * 60 + int(match[3]), int(match[4]) * 60 + int(match[5])
     if not start < end <= DAY_MIN:
         raise UsageError(
-            f"--hours {text!r}: {_clock(start)} is not before {_clock(end)} on one day",
-            hint="hours over midnight: give those in which nodes may go away instead, the other way round",
+            f"--hours {text!r}: {_clock(start)} is not before {_clock(end)} on the same day",
+            hint="hours can't span midnight: choose a start before the end",
         )
-    return Hours(_days(found[1], text), start, end, zone)
+    return Hours(_days(match[1], text), start, end, zone)
 
 
 def _days(part: str, text: str) -> tuple[int, ...]:
     if part == "daily":
         return tuple(range(7))
-    found: set[int] = set()
-    for one in part.split(","):
-        first, dash, last = one.partition("-")
+    numbers: set[int] = set()
+    for day_or_range in part.split(","):
+        first, dash, last = day_or_range.partition("-")
         for name in (first, last) if dash else (first,):
             if name not in DAYS:
                 error = unknown("day", name, DAYS)
-                raise UsageError(f"--hours {text!r}: {error.message}", hint=error.hint or f"wanted: {FORM}")
+                raise UsageError(
+                    f"--hours {text!r}: {error.message}", hint=error.hint or f"wanted: {HOURS_FORMAT}"
+                )
         begin = DAYS.index(first)
-        length = (DAYS.index(last or first) - begin) % 7  # fri-mon goes over the end of the week
-        found |= {(begin + step) % 7 for step in range(length + 1)}
-    return tuple(sorted(found))
+        length = (DAYS.index(last or first) - begin) % 7  # modulo: fri-mon spans the end of the week
+        numbers |= {(begin + step) % 7 for step in range(length + 1)}
+    return tuple(sorted(numbers))
 
 
 def _cron(days: tuple[int, ...], minute: int) -> str:
-    """Five fields; a minute before or after the day moves the days."""
+    """A cron schedule; a minute before or after the day (by a time zone) shifts the days."""
     shift, minute = divmod(minute, DAY_MIN)
     moved = sorted((day + shift) % 7 for day in days)
     return f"{minute % 60} {minute // 60} * * {'*' if len(moved) == 7 else _ranges(moved)}"
@@ -109,7 +118,7 @@ def _ranges(days: list[int]) -> str:
 
 
 def _offset_min(zone: str, month: int) -> int:
-    """Minutes that a zone is ahead of UTC, in a month of this year."""
+    """Minutes that a zone is ahead of UTC in the middle of a month of this year."""
     year = datetime.now(UTC).year
     offset = datetime(year, month, 15, tzinfo=ZoneInfo(zone)).utcoffset() or timedelta()
     return int(offset.total_seconds() // 60)

@@ -7,56 +7,62 @@ from typing import Any
 
 from gpukiln.kubernetes.machines import GPU, INSTANCE_TYPE
 from gpukiln.kubernetes.manifest import Manifest, dump
-from gpukiln.kubernetes.nodes import userdata, waiting
+from gpukiln.kubernetes.nodes import placeholders, userdata
 from gpukiln.kubernetes.nodes.group import TAINT, NodeGroup
 
 CAPACITY = "karpenter.sh/capacity-type"
 RESERVATION_KIND = "karpenter.k8s.aws/capacity-reservation-type"
-UNREGISTERED = "karpenter.sh/unregistered:NoExecute"  # a Custom image's kubelet sets it itself
+UNREGISTERED = (
+    "karpenter.sh/unregistered:NoExecute"  # Karpenter does not add it to the user data of AMI family Custom
+)
 MOST_WEIGHT = 100
 
 
 def files(group: NodeGroup) -> dict[str, str]:
-    """One file: the node class, a pool for each GPU, and what keeps nodes waiting."""
+    """One file: the node class, a pool for each GPU, and the placeholder pods."""
     objects = [_node_class(group)]
     pools = group.by_gpu()
     for place, (gpu, types) in enumerate(pools.items()):
         name = group.name if len(pools) == 1 else f"{group.name}-{gpu}"
         objects.append(_pool(group, name, types, weight=(len(pools) - place) * 10 if len(pools) > 1 else 0))
     if group.keep:
-        objects += waiting.objects(group)
+        objects += placeholders.objects(group)
     return {f"{group.name}.yaml": dump(*objects, head=_head(group))}
 
 
 def _head(group: NodeGroup) -> list[str]:
     if group.nodeadm:
         lines = [
-            "Nodes of an image on Amazon Linux 2023. Karpenter adds what nodeadm wants to know: cluster,",
-            "labels and taints.",
+            "Nodes of an image on Amazon Linux 2023. Karpenter adds the cluster, the labels and the taints "
+            "to",
+            "the user data for nodeadm.",
         ]
     else:
         lines = [
-            "Nodes of an image on Ubuntu. Karpenter adds nothing to the user data of a Custom image: all of",
-            "it is here. The taint there is the one by which Karpenter knows a node that it has not",
-            "registered yet; it then sets those of the NodePool.",
+            "Nodes of an image on Ubuntu. Karpenter adds nothing to the user data of a Custom image, so it "
+            "is",
+            "complete here. Its taint marks a node that Karpenter has not registered yet; Karpenter then",
+            "replaces it by the taints of the NodePool.",
         ]
-    if group.of_channel:
+    if group.follows_channel:
         lines += [
-            "Its controller's role needs ssm:GetParameter on the parameter. When a release moves the pointer",
-            f"every node drifts: the budgets let them go one by one, and none {group.hours.text}.",
+            "The role of Karpenter's controller needs ssm:GetParameter on the parameter. A release changes "
+            "the",
+            "parameter and every node drifts: the budgets replace one at a time, and none "
+            f"{group.hours.text}.",
         ]
     if group.hours.zone != "UTC":
-        lines += ["Budgets know UTC alone: they cover those hours in summer and in winter."]
+        lines += ["Budgets have no time zone: in UTC they cover those hours in summer and in winter."]
     if len(group.by_gpu()) > 1:
         lines += [
-            "A pool for each GPU: who starts a node for a pod that selects by the product has to know it",
-            "before. `limits` count for each pool.",
+            "There is a pool for each GPU, because Karpenter must know the product label before it starts a",
+            "node. `limits` apply to each pool.",
         ]
     return lines
 
 
 def _node_class(group: NodeGroup) -> Manifest:
-    term = {"ssmParameter": group.image} if group.of_channel else {"id": group.image}
+    term = {"ssmParameter": group.image} if group.follows_channel else {"id": group.image}
     discovery = [{"tags": {"karpenter.sh/discovery": group.cluster}}]
     spec: dict[str, Any] = {
         "amiFamily": "AL2023" if group.nodeadm else "Custom",
@@ -77,7 +83,7 @@ def _node_class(group: NodeGroup) -> Manifest:
         "encrypted": True,
         "deleteOnTermination": True,
     }
-    spec["blockDeviceMappings"] = [{"deviceName": group.about_base.root_device, "ebs": disk}]
+    spec["blockDeviceMappings"] = [{"deviceName": group.base_image.root_device, "ebs": disk}]
     return {
         "apiVersion": "karpenter.k8s.aws/v1",
         "kind": "EC2NodeClass",
@@ -98,7 +104,7 @@ def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> 
     key, value, effect = TAINT
     requirements = [
         _in(INSTANCE_TYPE, types),
-        _in(CAPACITY, ["reserved" if one == "capacity-block" else one for one in group.capacity]),
+        _in(CAPACITY, ["reserved" if choice == "capacity-block" else choice for choice in group.capacity]),
         _in("kubernetes.io/arch", [group.arch]),
     ]
     if "capacity-block" in group.capacity:
@@ -133,7 +139,7 @@ def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> 
 
 
 def _budgets(group: NodeGroup) -> list[Manifest]:
-    """Empty nodes go always, or nothing would scale to zero; others one by one, and none in working hours."""
+    """Disruption budgets: empty nodes go at any time, others one by one outside the working hours."""
     cron, minutes = group.hours.in_utc
     hours, rest = divmod(minutes, 60)
     return [

@@ -1,4 +1,4 @@
-"""Terraform of a managed node group, or of an Auto Scaling group whose machines join by themselves."""
+"""Terraform for an EKS managed node group, or an Auto Scaling group whose machines join the cluster."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from gpukiln.kubernetes.nodes.group import ACCELERATOR, TAINT, NodeGroup
 TEMPLATES = Path(__file__).with_name("terraform")
 AUTOSCALER = "k8s.io/cluster-autoscaler"
 USER_DATA = "userdata.tftpl"
+# An argument: indentation, name, value.
 ASSIGNED = re.compile(r'^( *)([\w"./-]+) += (.*)$')
 
 
 def files(group: NodeGroup) -> dict[str, str]:
-    """A root module: main.tf, variables.tf, versions.tf and the template of its user data."""
+    """A root module: main.tf, variables.tf, versions.tf and the user data template."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
         undefined=StrictUndefined,
@@ -39,7 +40,7 @@ def files(group: NodeGroup) -> dict[str, str]:
         "taint": dict(zip(("key", "value", "effect"), TAINT, strict=True)),
         "user_data": USER_DATA,
     }
-    found = {
+    modules = {
         name: formatted(environment.get_template(f"{template}.j2").render(values))
         for name, template in (
             ("main.tf", f"{group.provider}.tf"),
@@ -47,17 +48,17 @@ def files(group: NodeGroup) -> dict[str, str]:
             ("versions.tf", "versions.tf"),
         )
     }
-    return {**found, USER_DATA: _user_data(group)}
+    return {**modules, USER_DATA: _user_data(group)}
 
 
 def node_labels(group: NodeGroup) -> dict[str, str]:
-    """Labels of its nodes, with the one by which cluster-autoscaler waits for their GPUs."""
+    """Labels of the nodes, with the one by which cluster-autoscaler waits until their GPUs are ready."""
     key = instance_type(group.types[0]).gpu
     return {**group.node_labels(group.types), ACCELERATOR: f"nvidia-{key}"}
 
 
 def autoscaler_tags(group: NodeGroup) -> dict[str, str]:
-    """What cluster-autoscaler has to know of a group that has no node (its cloudprovider/aws/README.md)."""
+    """Tags from which cluster-autoscaler scales a group from zero (its cloudprovider/aws/README.md)."""
     key, value, effect = TAINT
     template = f"{AUTOSCALER}/node-template"
     return {
@@ -70,7 +71,7 @@ def autoscaler_tags(group: NodeGroup) -> dict[str, str]:
 
 
 def _user_data(group: NodeGroup) -> str:
-    """For templatefile(): what only Terraform knows stands there as its variables."""
+    """User data for templatefile(): values that only Terraform knows are its variables."""
     key, value, effect = TAINT
     taint = f"{key}={value}:{effect}"
     if group.nodeadm:
@@ -96,17 +97,17 @@ def _user_data(group: NodeGroup) -> str:
 
 
 def _hcl(value: Any) -> str:
-    """A text, a number or a list of texts; JSON's escapes are HCL's."""
+    """A string, a number or a list of strings as HCL, whose escapes are JSON's except for templates."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
     return text.replace("${", "$${").replace("%{", "%%{")
 
 
 def formatted(text: str) -> str:
-    """HCL as `terraform fmt` has it: the `=` of neighbours below one another, a line between blocks."""
+    """HCL as `terraform fmt` writes it: `=` of adjacent lines aligned, a blank line between blocks."""
     text = re.sub(r"(?m)^}\n(?=\S)", "}\n\n", re.sub(r"\n{3,}", "\n\n", text))
     lines: list[str] = []
-    for (indent, alone), found in itertools.groupby(text.splitlines(), _place):
-        group = list(found)
+    for (indent, alone), group_lines in itertools.groupby(text.splitlines(), _place):
+        group = list(group_lines)
         if indent is None or alone:
             lines += group
             continue
@@ -117,6 +118,6 @@ def formatted(text: str) -> str:
 
 
 def _place(line: str) -> tuple[int | None, bool]:
-    """How far in an argument stands, None: it is none; and whether it goes over several lines."""
-    found = ASSIGNED.match(line)
-    return (len(found[1]), found[3].endswith(("{", "[", "("))) if found else (None, False)
+    """The indentation of an argument, None if the line is none; and whether it spans several lines."""
+    match = ASSIGNED.match(line)
+    return (len(match[1]), match[3].endswith(("{", "[", "("))) if match else (None, False)

@@ -1,4 +1,4 @@
-"""What a node runs before its first pod: isolation of the GPUs, local storage, the way into the cluster."""
+"""What a node runs before its first pod: GPU isolation, local storage, joining the cluster."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ BOUNDARY = "NODE"
 SCRATCH = "/mnt/k8s-disks/0"  # of awslabs/amazon-eks-ami:nodeadm/internal/system/local_disk.go
 KUBELET = "/var/lib/kubelet"
 
-# EC2's instance storage is known by its model (EC2 User Guide, NVMe on Linux). It keeps its data when the
-# machine starts again, so that what is formatted already is only mounted.
+# EC2's instance storage is identified by its model (EC2 User Guide, NVMe on Linux). It keeps its data over a
+# reboot, so a disk that is formatted already is only mounted.
 RAID = f"""\
-# local NVMe as one RAID 0 at {SCRATCH}, as nodeadm does it; emptyDir volumes are on it
+# local NVMe as one RAID 0 at {SCRATCH}, as nodeadm mounts it; emptyDir volumes are on it
 disks=$(lsblk --nodeps --noheadings --paths --output NAME,MODEL |
   awk '/Amazon EC2 NVMe Instance Storage/ {{print $1}}')
 count=$(printf '%s' "$disks" | grep -c . || test $? -eq 1)
@@ -42,12 +42,12 @@ fi
 
 
 def isolation() -> str:
-    """A script: pods reach the GPUs that they were given, and no others."""
+    """A script: pods can use only the GPUs that the device plugin gave them."""
     return "#!/bin/bash\nset -eu\n" + "".join(f"{line}\n" for line in ISOLATION)
 
 
 def nodeadm(cluster: Mapping[str, Any], flags: list[str], *, local_storage: bool) -> str:
-    """User data of Amazon Linux 2023, MIME multipart: a script, then nodeadm's NodeConfig."""
+    """User data of Amazon Linux 2023 as MIME multipart: a script and nodeadm's NodeConfig."""
     spec: dict[str, Any] = {"cluster": dict(cluster), "kubelet": {"flags": flags}}
     if local_storage:
         spec["instance"] = {"localStorage": {"strategy": "RAID0"}}
@@ -59,13 +59,14 @@ def ubuntu(cluster: str, dns_ip: str, labels: Mapping[str, str], taint: str, *, 
     """A script for Canonical's EKS images, which have `bootstrap.sh` and no nodeadm.
 
     Args:
-        cluster, dns_ip: As the shell reads them; the tenth address of the service network.
+        cluster: As a word of the shell.
+        dns_ip: As a word of the shell; the tenth address of the service network.
         taint: KEY=VALUE:EFFECT, or several with commas.
     """
     more = "".join(f",{key}={value}" for key, value in labels.items())
     return f"""\
 {isolation()}{RAID if local_storage else ""}\
-# ends when the driver has listed every GPU; where it fails, the node does not join
+# ends when the driver has listed every GPU; if it fails, the node does not join the cluster
 systemctl start gpukiln-bootstrap.service
 labels=$(cat /run/gpukiln/node-labels)
 /etc/eks/bootstrap.sh {cluster} \\
@@ -76,7 +77,7 @@ labels=$(cat /run/gpukiln/node-labels)
 
 
 def multipart(*parts: tuple[str, str]) -> str:
-    """Content types and texts as cloud-init takes them."""
+    """Content types and texts as one MIME multipart message for cloud-init."""
     lines = ["MIME-Version: 1.0", f'Content-Type: multipart/mixed; boundary="{BOUNDARY}"', ""]
     for kind, text in parts:
         lines += [f"--{BOUNDARY}", f"Content-Type: {kind}", "", text]

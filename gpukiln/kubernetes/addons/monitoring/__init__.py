@@ -1,11 +1,13 @@
-"""Monitoring: NVIDIA's exporter on every GPU node, and what is made of its metrics.
+"""Monitoring: dcgm-exporter on every GPU node, and rules, alerts and a dashboard for its metrics.
 
-metrics     which metrics the exporter is told to have
-exporter    its chart's values, and how Prometheus scrapes it
-records     GPU-hours and money by namespace
-alerts      what somebody must know
-dashboard   for Grafana
-cloudwatch  for nodes without Prometheus
+The central value is `Metric` (metrics.py): every rule and panel uses the metrics of that list and no others.
+
+metrics     the metrics that the exporter collects
+exporter    values of its chart, and how Prometheus scrapes it
+records     recording rules: GPU-hours and cost by namespace
+alerts      alerts, each with a section in docs/k8s-monitoring.md
+dashboard   the Grafana dashboard
+cloudwatch  the CloudWatch agent's section, for clusters without Prometheus
 """
 
 from __future__ import annotations
@@ -22,8 +24,10 @@ RULES, SCRAPE, DASHBOARD, CLOUDWATCH = (
     "monitoring/plain/dashboard.json",
     "monitoring/plain/cloudwatch-agent.json",
 )
-LONG = ("yamllint disable rule:line-length",)  # a regular expression can't be broken
-OPERATOR = "servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com"
+LINE_LENGTH_RULE = (
+    "yamllint disable rule:line-length",
+)  # PromQL with a long regular expression can't be wrapped
+OPERATOR_CRDS = "servicemonitors.monitoring.coreos.com prometheusrules.monitoring.coreos.com"
 
 
 def files(settings: Settings) -> dict[str, str]:
@@ -33,13 +37,19 @@ def files(settings: Settings) -> dict[str, str]:
         OBJECTS: dump(
             exporter.monitor(settings),
             _rules(settings, rules),
-            head=(*LONG, "For clusters with Prometheus' operator; kube-state-metrics must be there as well."),
+            head=(
+                *LINE_LENGTH_RULE,
+                "For clusters with the Prometheus Operator; kube-state-metrics must be installed as well.",
+            ),
         ),
         GRAFANA: dump(dashboard.config_map(settings)),
-        RULES: dump(rules, head=(*LONG, "For Prometheus without the operator: a file of its rule_files.")),
+        RULES: dump(
+            rules,
+            head=(*LINE_LENGTH_RULE, "For Prometheus without the operator: add this file to its rule_files."),
+        ),
         SCRAPE: dump(
             {"scrape_configs": [exporter.scrape(settings)]},
-            head=("For Prometheus without the operator: a job of its scrape_configs.",),
+            head=("For Prometheus without the operator: add this job to its scrape_configs.",),
         ),
         DASHBOARD: dashboard.text(settings),
         CLOUDWATCH: cloudwatch.text(settings),
@@ -48,12 +58,12 @@ def files(settings: Settings) -> dict[str, str]:
 
 def install(settings: Settings) -> tuple[str, ...]:
     return (
-        helm.upgrade("dcgm_exporter", exporter.RELEASE, settings.namespace, VALUES),
-        f"if kubectl get crd {OPERATOR} >/dev/null; then\n"
-        f"  {helm.apply(OBJECTS)}\n"
-        f"  {helm.apply(GRAFANA)}\n"
+        helm.upgrade_command("dcgm_exporter", exporter.RELEASE, settings.namespace, VALUES),
+        f"if kubectl get crd {OPERATOR_CRDS} >/dev/null; then\n"
+        f"  {helm.apply_command(OBJECTS)}\n"
+        f"  {helm.apply_command(GRAFANA)}\n"
         "else\n"
-        '  echo "no operator of Prometheus: give Prometheus and Grafana what is in monitoring/plain" >&2\n'
+        '  echo "no Prometheus Operator: load monitoring/plain into Prometheus and Grafana" >&2\n'
         "fi",
     )
 

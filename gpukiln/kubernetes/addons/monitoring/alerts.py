@@ -1,6 +1,6 @@
-"""Alerts on what the exporter and kube-state-metrics say of GPUs.
+"""Alerts on the metrics of dcgm-exporter and kube-state-metrics.
 
-docs/k8s-monitoring.md has a section for each, which its `runbook` names: what it means and what to do.
+docs/k8s-monitoring.md has a section for each alert, which its `runbook` names: its meaning and the next step.
 Node metrics: kubernetes/kube-state-metrics, docs/metrics/cluster/node-metrics.md.
 """
 
@@ -22,14 +22,14 @@ SEVERITIES: dict[str, Severity] = {
     "warning": "warning",
     "info": "info",
 }  # of faults, as alerts
-PAGE = "docs/k8s-monitoring.md"
-SOON_DAYS = 60
+RUNBOOK_PAGE = "docs/k8s-monitoring.md"
+SOON_DAYS = 60  # before the end of life: time to build, verify and roll out an image
 _GPU = "node, gpu, UUID, modelName"
-_HELD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
-_SEEN = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
-_SEEN_BEFORE = "count by (node, UUID) (max_over_time(DCGM_FI_DEV_GPU_TEMP[1h]))"
-_POD = "{{ $labels.exported_namespace }}/{{ $labels.exported_pod }}"
-_WHERE = "GPU {{ $labels.gpu }} ({{ $labels.modelName }}) of {{ $labels.node }}"
+_GPU_AND_POD = f"{_GPU}, GPU_I_ID, exported_namespace, exported_pod"
+_GPUS_NOW = "count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP)"
+_GPUS_LAST_HOUR = "count by (node, UUID) (max_over_time(DCGM_FI_DEV_GPU_TEMP[1h]))"
+_POD_TEXT = "{{ $labels.exported_namespace }}/{{ $labels.exported_pod }}"
+_GPU_TEXT = "GPU {{ $labels.gpu }} ({{ $labels.modelName }}) of {{ $labels.node }}"
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Alert:
     """One alert.
 
     Args:
-        name: Also the heading of its section in the documentation.
-        wait: How long it must be true, as Prometheus writes it; empty: once.
+        name: Also the heading of its section in docs/k8s-monitoring.md.
+        wait: How long the expression must hold, as Prometheus writes it; empty: it fires at once.
         summary: What is wrong, and where.
         description: Why it matters, and the next step.
     """
@@ -59,17 +59,17 @@ class Alert:
             "annotations": {
                 "summary": self.summary,
                 "description": self.description,
-                "runbook": f"{PAGE}#{self.name.lower()}",
+                "runbook": f"{RUNBOOK_PAGE}#{self.name.lower()}",
             },
         }
 
 
 def group(settings: Settings) -> dict[str, Any]:
-    return {"name": "gpukiln-alerts", "interval": "1m", "rules": [one.rule() for one in alerts(settings)]}
+    return {"name": "gpukiln-alerts", "interval": "1m", "rules": [alert.rule() for alert in alerts(settings)]}
 
 
 def alerts(settings: Settings) -> tuple[Alert, ...]:
-    return (*_errors(), *_memory(), *_heat(), *_lost(), *_waste(settings), *_upkeep())
+    return (*_errors(), *_memory(), *_thermal(), *_missing_gpus(), *_idle(settings), *_driver_support())
 
 
 def _errors() -> tuple[Alert, ...]:
@@ -86,25 +86,27 @@ def _errors() -> tuple[Alert, ...]:
             SEVERITIES["error"],
             seen(f'xid=~"{numbers("error")}"'),
             "",
-            f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
-            "The GPU should get no new work before the number's action is done. Drain the node; "
-            "`gpukiln-gpu health` on it says what the number asks for.",
+            f"Xid {{{{ $labels.xid }}}} on {_GPU_TEXT}",
+            "The GPU should get no new work before the error is handled. Drain the node; `gpukiln-gpu "
+            "health` "
+            "on it prints what to do for this number.",
         ),
         Alert(
             "GpuXidWarning",
             SEVERITIES["warning"],
             seen(f'xid=~"{numbers("warning")}"'),
             "",
-            f"Xid {{{{ $labels.xid }}}} on {_WHERE}",
-            "The GPU works on, and its board or driver is to blame for what was lost. `gpukiln-gpu health` "
-            "on the node says what the number means.",
+            f"Xid {{{{ $labels.xid }}}} on {_GPU_TEXT}",
+            "The GPU still works; its board or driver caused the error. `gpukiln-gpu health` on the node "
+            "prints "
+            "what the number means.",
         ),
         Alert(
             "GpuXidUnknown",
             "warning",
             seen(f'xid!~"0|{known}",xid!=""'),
             "",
-            f"Xid {{{{ $labels.xid }}}}, which our catalogue has not, on {_WHERE}",
+            f"Xid {{{{ $labels.xid }}}}, which gpukiln does not know, on {_GPU_TEXT}",
             "Look the number up in NVIDIA's catalogue of Xid errors before the node takes the next job.",
         ),
     )
@@ -124,45 +126,45 @@ def _memory() -> tuple[Alert, ...]:
             "ecc-uncorrected",
             f"max by ({_GPU}) (DCGM_FI_DEV_ECC_DBE_VOL_TOTAL) > 0",
             "",
-            f"Uncorrected memory errors on {_WHERE}",
+            f"Uncorrected memory errors on {_GPU_TEXT}",
         ),
         _fault(
             "GpuRowRemapFailed",
             "remap-failed",
             f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_FAILURE) > 0",
             "",
-            f"Memory of {_WHERE} can't be repaired",
+            f"Memory of {_GPU_TEXT} can't be remapped",
         ),
         _fault(
             "GpuRemapPending",
             "remap-pending",
             f"max by ({_GPU}) (DCGM_FI_DEV_ROW_REMAP_PENDING > 0 or DCGM_FI_DEV_RETIRED_PENDING > 0)",
             "",
-            f"Memory of {_WHERE} waits for a reset to be repaired",
+            f"Memory of {_GPU_TEXT} is remapped at the next GPU reset",
         ),
     )
 
 
-def _heat() -> tuple[Alert, ...]:
+def _thermal() -> tuple[Alert, ...]:
     return (
         _fault(
             "GpuHot",
             "temperature-margin",
             f"max by ({_GPU}) (DCGM_FI_DEV_GPU_TEMP) >= on (modelName) group_left () {SLOWDOWN}",
             "5m",
-            f"{_WHERE} has {{{{ $value }}}} degrees, at which it slows down",
+            f"{_GPU_TEXT} is at {{{{ $value }}}} degrees, its slowdown temperature",
         ),
         _fault(
             "GpuThermalThrottling",
             "thermal-slowdown",
             f"max by ({_GPU}) (rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m])) > 0",
             "10m",
-            f"Heat holds the clocks of {_WHERE} down",
+            f"{_GPU_TEXT} lowers its clocks because of heat",
         ),
     )
 
 
-def _lost() -> tuple[Alert, ...]:
+def _missing_gpus() -> tuple[Alert, ...]:
     def of_node(metric: str) -> str:
         return f'sum by (node) (kube_node_status_{metric}{{resource="nvidia_com_gpu"}})'
 
@@ -173,7 +175,8 @@ def _lost() -> tuple[Alert, ...]:
             f"{of_node('capacity')} - {of_node('allocatable')} > 0",
             "5m",
             "{{ $value }} GPUs of {{ $labels.node }} are not allocatable",
-            "The device plugin holds them for unhealthy and does not take that back: drain the node, look at "
+            "The device plugin marked them unhealthy, and only its restart clears that: drain the node, look "
+            "at "
             "its Xid errors, then restart the plugin or replace the machine.",
         ),
         Alert(
@@ -181,24 +184,24 @@ def _lost() -> tuple[Alert, ...]:
             "critical",
             f'kube_node_status_condition{{condition="{CONDITION}",status="true"}} == 1',
             "1m",
-            "GPUs of {{ $labels.node }} are sick, and it takes no more pods",
-            "The node's own agent says so: `kubectl describe node` has the reason in the condition.",
+            "GPUs of {{ $labels.node }} are sick, and the node accepts no new pods",
+            "The agent on the node reports it: `kubectl describe node` shows the reason in the condition.",
         ),
         Alert(
             "GpuVanished",
             "critical",
-            f"count by (node) ({_SEEN_BEFORE}) - on (node) count by (node) ({_SEEN}) > 0",
+            f"count by (node) ({_GPUS_LAST_HOUR}) - on (node) count by (node) ({_GPUS_NOW}) > 0",
             "5m",
-            "{{ $value }} GPUs of {{ $labels.node }} are gone that were there within the last hour",
+            "{{ $value }} GPUs of {{ $labels.node }} disappeared within the last hour",
             "They fell off the bus. Compare `nvidia-smi -L` with the kernel's log on the node.",
         ),
         Alert(
             "GpuNotMonitored",
             "warning",
-            f"{of_node('capacity')} > 0 unless on (node) count by (node) ({_SEEN})",
+            f"{of_node('capacity')} > 0 unless on (node) count by (node) ({_GPUS_NOW})",
             "10m",
-            "{{ $labels.node }} has GPUs, and nothing is known of them",
-            "No exporter answers there, so no other alert would fire: see its pod of dcgm-exporter.",
+            "{{ $labels.node }} has GPUs without metrics",
+            "No exporter answers there, so no other alert can fire: look at its dcgm-exporter pod.",
         ),
         Alert(
             "GpuNodesUnknown",
@@ -206,27 +209,29 @@ def _lost() -> tuple[Alert, ...]:
             "absent(kube_node_info)",
             "10m",
             "No metrics of kube-state-metrics",
-            "Alerts on lost GPUs compare with them and can't fire. Install it, or see why it is not scraped.",
+            "Alerts on missing GPUs need these metrics and can't fire. Install it, or see why it is not "
+            "scraped.",
         ),
     )
 
 
-def _waste(settings: Settings) -> tuple[Alert, ...]:
-    # MIG devices have no utilisation, GPUs without profiling no engine activity.
+def _idle(settings: Settings) -> tuple[Alert, ...]:
+    # MIG devices have no DCGM_FI_DEV_GPU_UTIL, and GPUs without profiling no engine activity: take either.
     busy = 'DCGM_FI_PROF_GR_ENGINE_ACTIVE{exported_pod!=""} * 100 or DCGM_FI_DEV_GPU_UTIL{exported_pod!=""}'
     return (
         Alert(
             "GpuIdle",
             "warning",
-            f"max by ({_HELD}) ({busy}) < {settings.idle_percent}",
+            f"max by ({_GPU_AND_POD}) ({busy}) < {settings.idle_percent}",
             f"{settings.idle_minutes}m",
-            f"{_POD} leaves {_WHERE} idle",
-            f"Used below {settings.idle_percent} % for {settings.idle_minutes} minutes. Ask whose it is.",
+            f"{_POD_TEXT} does not use {_GPU_TEXT}",
+            f"Used below {settings.idle_percent} % for {settings.idle_minutes} minutes. Ask the owner of the "
+            "pod.",
         ),
     )
 
 
-def _upkeep() -> tuple[Alert, ...]:
+def _driver_support() -> tuple[Alert, ...]:
     branch = f'label_replace(DCGM_FI_DEV_GPU_TEMP, "branch", "$1", "{DRIVER}", "([0-9]+)[.].*")'
     end = f"group by (node, branch) ({branch}) * on (branch) group_left () {DRIVER_END}"
     return (
@@ -236,7 +241,7 @@ def _upkeep() -> tuple[Alert, ...]:
             f"{end} < time()",
             "",
             "The driver branch {{ $labels.branch }} of {{ $labels.node }} is past its end of life",
-            "It gets no security fixes. Roll the pool over to an image with a supported branch.",
+            "It gets no security fixes. Replace the nodes by an image with a supported branch.",
         ),
         Alert(
             "GpuDriverEndsSoon",
@@ -245,6 +250,6 @@ def _upkeep() -> tuple[Alert, ...]:
             "",
             "The driver branch {{ $labels.branch }} of {{ $labels.node }} ends within "
             f"{SOON_DAYS} days",
-            "Build an image with a later branch and prove it before that.",
+            "Build and verify an image with a later branch before that.",
         ),
     )

@@ -1,6 +1,6 @@
 """The CloudWatch agent's GPU section, for nodes whose cluster has no Prometheus.
 
-The agent asks nvidia-smi and knows neither pods nor Xid errors. Names: aws/amazon-cloudwatch-agent,
+The agent runs nvidia-smi and knows neither pods nor Xid errors. Names: aws/amazon-cloudwatch-agent,
 translator/translate/metrics/metrics_collect/gpu and translator/config/schema.json.
 """
 
@@ -23,7 +23,7 @@ MEASUREMENTS = (
 
 
 def text(_: Settings) -> str:
-    found = {
+    settings = {
         "metrics": {
             "namespace": NAMESPACE,
             "append_dimensions": {
@@ -40,4 +40,4 @@ def text(_: Settings) -> str:
             },
         }
     }
-    return json.dumps(found, indent=2) + "\n"
+    return json.dumps(settings, indent=2) + "\n"

@@ -1,4 +1,4 @@
-"""A Grafana dashboard, made from the metrics that the exporter has and the records of the rules."""
+"""The Grafana dashboard of the exporter's metrics and of the recording rules."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gpukiln.kubernetes.addons.settings import Settings
 from gpukiln.kubernetes.manifest import Manifest
 
 UID = "gpukiln-gpus"
-SCHEMA = 39  # of Grafana 11; later ones bring it up to theirs
-WIDE, HIGH = 12, 8  # of a panel, in Grafana's grid, which is 24 wide
-_CHOSEN = 'node=~"$node",gpu=~"$gpu"'
+SCHEMA_VERSION = 39  # of Grafana 11; later releases migrate the dashboard to theirs
+PANEL_WIDTH, PANEL_HEIGHT = 12, 8  # in units of Grafana's grid, which is 24 wide: two panels in a row
+_SELECTED = 'node=~"$node",gpu=~"$gpu"'
 _PROMETHEUS = {"type": "prometheus", "uid": "${prometheus}"}
 
 
@@ -22,7 +22,7 @@ def text(settings: Settings) -> str:
 
 
 def config_map(settings: Settings) -> Manifest:
-    """For the side container of Grafana that reads ConfigMaps with this label (kube-prometheus-stack's)."""
+    """The dashboard as a ConfigMap with the label by which kube-prometheus-stack's sidecar loads it."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -38,7 +38,7 @@ def config_map(settings: Settings) -> Manifest:
 def dashboard(settings: Settings) -> dict[str, Any]:
     shown = (
         ("GPUs by namespace", GPUS, "short", "{{exported_namespace}}"),
-        ("USD an hour by namespace, at prices on demand", USD, "currencyUSD", "{{exported_namespace}}"),
+        ("USD an hour by namespace, at on-demand prices", USD, "currencyUSD", "{{exported_namespace}}"),
         (
             "USD of the last day by namespace",
             "gpukiln:namespace_usd:1d",
@@ -51,23 +51,23 @@ def dashboard(settings: Settings) -> dict[str, Any]:
             "h",
             "{{exported_namespace}}",
         ),
-        ("GPUs in use whose price is not known", UNPRICED, "short", "{{instance_type}}"),
+        ("GPUs in use without a known price", UNPRICED, "short", "{{instance_type}}"),
         (
-            "Alerts that fire",
+            "Firing alerts",
             'ALERTS{alertname=~"Gpu.*",alertstate="firing"}',
             "short",
             "{{alertname}} {{node}}",
         ),
         *(
-            (one.title, _query(one), one.unit or "short", "{{node}} GPU {{gpu}} {{GPU_I_ID}}")
-            for one in METRICS
+            (metric.title, _query(metric), metric.unit or "short", "{{node}} GPU {{gpu}} {{GPU_I_ID}}")
+            for metric in METRICS
         ),
     )
     return {
         "uid": UID,
         "title": f"GPUs of {settings.cluster}",
         "tags": ["gpu", "gpukiln"],
-        "schemaVersion": SCHEMA,
+        "schemaVersion": SCHEMA_VERSION,
         "editable": True,
         "refresh": "1m",
         "time": {"from": "now-6h", "to": "now"},
@@ -82,11 +82,11 @@ def dashboard(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _query(one: Metric) -> str:
-    series = f"{one.name}{{{_CHOSEN}}}"
-    if one.kind == "counter":
+def _query(metric: Metric) -> str:
+    series = f"{metric.name}{{{_SELECTED}}}"
+    if metric.kind == "counter":
         return f"increase({series}[1h])"
-    return series if one.scale == 1 else f"{series} * {one.scale:g}"
+    return series if metric.scale == 1 else f"{series} * {metric.scale:g}"
 
 
 def _variable(name: str, label: str, query: str) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def _variable(name: str, label: str, query: str) -> dict[str, Any]:
         "type": "query",
         "datasource": _PROMETHEUS,
         "query": {"query": query, "refId": name},
-        "refresh": 2,  # whenever the time range changes
+        "refresh": 2,  # 2: on time range change
         "includeAll": True,
         "multi": True,
         "current": {"text": ["All"], "value": ["$__all"]},
@@ -109,7 +109,12 @@ def _panel(number: int, title: str, expr: str, unit: str, legend: str) -> dict[s
         "type": "timeseries",
         "title": f"{title}, increase in an hour" if expr.startswith("increase(") else title,
         "datasource": _PROMETHEUS,
-        "gridPos": {"x": number % 2 * WIDE, "y": number // 2 * HIGH, "w": WIDE, "h": HIGH},
+        "gridPos": {
+            "x": number % 2 * PANEL_WIDTH,
+            "y": number // 2 * PANEL_HEIGHT,
+            "w": PANEL_WIDTH,
+            "h": PANEL_HEIGHT,
+        },
         "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
         "targets": [{"refId": "A", "datasource": _PROMETHEUS, "expr": expr, "legendFormat": legend}],
     }

@@ -1,4 +1,4 @@
-"""dcgm-exporter on every GPU node: values of its chart, and how Prometheus gets at what it exports."""
+"""dcgm-exporter on every GPU node: values of its chart, and how Prometheus scrapes it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from gpukiln.catalog.components import load_add_ons
 from gpukiln.kubernetes.addons.monitoring.metrics import counters
 from gpukiln.kubernetes.addons.settings import Settings
-from gpukiln.kubernetes.machines import PRESENT
+from gpukiln.kubernetes.machines import GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
 
 RELEASE = "dcgm-exporter"
@@ -19,35 +19,38 @@ NODE = "__meta_kubernetes_pod_node_name"
 
 def values(settings: Settings) -> dict[str, Any]:
     repository, _, tag = str(load_add_ons()["dcgm_exporter"].image).rpartition(":")
-    shared = {one.strategy for one in (settings.sharing, *settings.named_sharing.values())}
+    shared = {sharing.strategy for sharing in (settings.sharing, *settings.named_sharing.values())}
     return {
         "image": {"repository": repository, "tag": tag},
-        # NVIDIA_VISIBLE_DEVICES is in the image; the toolkit listens to it where a pod has SYS_ADMIN, which
-        # profiling needs as well.
+        # The exporter gets all GPUs by NVIDIA_VISIBLE_DEVICES, which its image sets. On isolated nodes the
+        # container toolkit honours that variable only for pods with SYS_ADMIN; profiling metrics
+        # (DCGM_FI_PROF_*) need SYS_ADMIN as well.
         "securityContext": {
             "runAsNonRoot": False,
             "runAsUser": 0,
             "allowPrivilegeEscalation": False,
             "capabilities": {"add": ["SYS_ADMIN"], "drop": ["ALL"]},
         },
-        "nodeSelector": {PRESENT: "true"},
+        "nodeSelector": {GPU_PRESENT: "true"},
         "tolerations": [{"operator": "Exists"}],
-        # Else only one of the pods that share a GPU is named (--kubernetes-virtual-gpus).
+        # Without it the metrics name only one of the pods that share a GPU (--kubernetes-virtual-gpus).
         **(
             {"extraEnv": [{"name": "KUBERNETES_VIRTUAL_GPUS", "value": "true"}]}
             if shared & {"time-slicing", "mps"}
             else {}
         ),
-        "serviceMonitor": {"enabled": False},  # ours says more, and is there only where its kind is known
+        "serviceMonitor": {
+            "enabled": False
+        },  # `monitor` below replaces it: relabels more, and is applied only if the CRD exists
         "customMetrics": counters(),
     }
 
 
 def monitor(settings: Settings) -> Manifest:
-    """What Prometheus' operator scrapes.
+    """The ServiceMonitor for the Prometheus Operator.
 
-    The pod that a GPU was given to is in exported_pod and exported_namespace: pod and namespace are the
-    exporter's own, and of a GPU that nobody has, the only ones.
+    The labels exported_pod and exported_namespace name the pod that has the GPU; pod and namespace are those
+    of the exporter. A GPU without a pod has only the latter.
     """
     return {
         "apiVersion": "monitoring.coreos.com/v1",
@@ -58,7 +61,7 @@ def monitor(settings: Settings) -> Manifest:
             "labels": dict(settings.monitoring_labels),
         },
         "spec": {
-            "attachMetadata": {"node": True},  # for the instance type, which has a price
+            "attachMetadata": {"node": True},  # for the node's instance type: records.py has its price
             "namespaceSelector": {"matchNames": [settings.namespace]},
             "selector": {"matchLabels": CHART_LABELS},
             "endpoints": [
@@ -77,7 +80,7 @@ def monitor(settings: Settings) -> Manifest:
 
 
 def scrape(settings: Settings) -> dict[str, Any]:
-    """The same for a Prometheus without the operator, as a job of its scrape_configs."""
+    """The same as a job of scrape_configs, for Prometheus without the operator."""
     name = "__meta_kubernetes_pod_label_app_kubernetes_io_name"
     return {
         "job_name": RELEASE,

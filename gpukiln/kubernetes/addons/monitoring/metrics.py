@@ -1,7 +1,7 @@
-"""The metrics that the pinned exporter is told to have: what the rules and the dashboard are written on.
+"""The metrics that the pinned exporter collects; rules and dashboard use these and no others.
 
 Names, types and units: NVIDIA/dcgm-exporter, deployment/values.yaml (customMetrics) of the 4.8 releases; row
-remap pending and retired pages: NVIDIA/DCGM, dcgmlib/dcgm_fields.h. A name that is not here is in no rule.
+remap pending and retired pages: NVIDIA/DCGM, dcgmlib/dcgm_fields.h.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ class Metric:
     """One metric of the exporter.
 
     Args:
-        title: What it is, for people.
-        unit: As Grafana names units; empty: it has no panel of its own.
-        scale: What the value is multiplied by to have that unit.
+        title: Its description on the dashboard.
+        unit: As Grafana names units; empty: none.
+        scale: Factor from the exporter's unit to that unit.
     """
 
     name: str
@@ -57,10 +57,10 @@ METRICS: tuple[Metric, ...] = (
 )
 
 
-DRIVER = "DCGM_FI_DRIVER_VERSION"  # no series: a label of all others, where the list has it
+DRIVER = "DCGM_FI_DRIVER_VERSION"  # no series of its own: the exporter adds it to all others as a label
 
 
 def counters() -> str:
-    """The exporter's list of counters; it takes this one in place of its own, not beside it."""
-    rows = (f"{one.name}, {one.kind}, {one.title}.\n" for one in METRICS)
+    """The exporter's list of counters, which replaces its default list."""
+    rows = (f"{metric.name}, {metric.kind}, {metric.title}.\n" for metric in METRICS)
     return "".join((*rows, f"{DRIVER}, label, Driver version.\n"))

@@ -1,7 +1,7 @@
-"""Recording rules: who has GPUs, for how long, at what price; and what of our catalogue alerts compare with.
+"""Recording rules: which namespaces have GPUs, for how long and at what price; and constants for alerts.
 
-Money is the machine's price on demand in the settings' region, divided by its GPUs: for spot and reserved
-machines it is an upper bound. A GPU that several pods share is shared among them in equal parts.
+The cost is the machine's on-demand price in the settings' region, divided by its GPUs: for spot and reserved
+machines it is an upper bound. Pods that share a GPU are charged equal parts of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gpukiln.offers.prices import on_demand
 
 Rule = dict[str, Any]
 MINUTES_OF_HOUR = 60  # the groups are evaluated every minute
-# By name of a span: a range with one sample for each of its minutes. Prometheus before 3 counts both ends.
+# Span -> a range with one sample for each of its minutes: Prometheus before 3 includes both ends of a range,
+# so a full hour would have 61 samples.
 SPANS = {"1h": "59m30s", "1d": "23h59m30s"}
 
 PRICE = "gpukiln:gpu_hour_usd"
@@ -29,7 +30,7 @@ SHARE, GPUS, USD = "gpukiln:gpu_share", "gpukiln:namespace_gpus", "gpukiln:names
 UNPRICED = "gpukiln:gpus_without_price"
 
 _HOLDER = "node, instance_type, UUID, GPU_I_ID, exported_namespace, exported_pod"
-_HELD = f'group by ({_HOLDER}) (DCGM_FI_DEV_FB_USED{{exported_pod!=""}})'
+_POD_GPUS = f'group by ({_HOLDER}) (DCGM_FI_DEV_FB_USED{{exported_pod!=""}})'
 
 
 def groups(settings: Settings) -> list[Rule]:
@@ -39,55 +40,60 @@ def groups(settings: Settings) -> list[Rule]:
             "interval": "1m",
             "rules": [*prices(settings), *_slowdown(), *_driver_ends()],
         },
-        {"name": "gpukiln-use", "interval": "1m", "rules": _use()},
+        {"name": "gpukiln-use", "interval": "1m", "rules": _usage_records()},
     ]
 
 
 def prices(settings: Settings) -> list[Rule]:
-    """What a GPU of each instance type costs an hour; none where no price of the region is known.
+    """The price of one GPU of each instance type for an hour; types without a known price are left out.
 
     Raises:
-        UsageError: The settings price a machine that nobody knows, or at nothing.
+        UsageError: usd_per_hour has an unknown instance type, or a price that is not above 0.
     """
     today = datetime.now(UTC).date()
     for name, usd in settings.usd_per_hour.items():
         if not instance_type(name).gpus or usd <= 0:
             raise UsageError(f"usd_per_hour: {name} is {usd}", hint="wanted: USD an hour, above 0")
-    found = {
-        name: (settings.usd_per_hour.get(name) or _listed(name, settings, today), one.gpus)
-        for name, one in instance_types().items()
+    priced = {
+        name: (settings.usd_per_hour.get(name) or _list_price(name, settings, today), machine.gpus)
+        for name, machine in instance_types().items()
     }
     return [
-        _fact(PRICE, f"{price / gpus:.6f}", instance_type=name)
-        for name, (price, gpus) in sorted(found.items())
+        _constant_record(PRICE, f"{price / gpus:.6f}", instance_type=name)
+        for name, (price, gpus) in sorted(priced.items())
         if price and gpus
     ]
 
 
-def _listed(name: str, settings: Settings, today: date) -> Decimal | None:
+def _list_price(name: str, settings: Settings, today: date) -> Decimal | None:
     price = on_demand(name, settings.region, today)
     return price.value if price else None
 
 
 def _slowdown() -> list[Rule]:
     return [
-        _fact(SLOWDOWN, str(one.temperature.slowdown), modelName=one.name)
-        for one in boards().values()
-        if one.temperature.slowdown
+        _constant_record(SLOWDOWN, str(board.temperature.slowdown), modelName=board.name)
+        for board in boards().values()
+        if board.temperature.slowdown
     ]
 
 
 def _driver_ends() -> list[Rule]:
     ends = {row.branch: row.eol for row in branches().values() if row.eol}
     return [
-        _fact(DRIVER_END, str(int(datetime.combine(day, time(), UTC).timestamp())), branch=str(branch))
+        _constant_record(
+            DRIVER_END, str(int(datetime.combine(day, time(), UTC).timestamp())), branch=str(branch)
+        )
         for branch, day in sorted(ends.items())
     ]
 
 
-def _use() -> list[Rule]:
+def _usage_records() -> list[Rule]:
     return [
-        {"record": SHARE, "expr": f"{_HELD} / on (node, UUID) group_left () count by (node, UUID) ({_HELD})"},
+        {
+            "record": SHARE,
+            "expr": f"{_POD_GPUS} / on (node, UUID) group_left () count by (node, UUID) ({_POD_GPUS})",
+        },
         {"record": GPUS, "expr": f"sum by (exported_namespace) ({SHARE})"},
         {
             "record": USD,
@@ -105,5 +111,5 @@ def _use() -> list[Rule]:
     ]
 
 
-def _fact(name: str, value: str, **labels: str) -> Rule:
+def _constant_record(name: str, value: str, **labels: str) -> Rule:
     return {"record": name, "expr": f"vector({value})", "labels": labels}

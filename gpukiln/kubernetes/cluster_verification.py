@@ -1,9 +1,9 @@
-"""Shows on a live cluster that pods get the GPUs they ask for: what `k8s.test` does.
+"""Runs test pods on a live cluster and gathers their facts, for `k8s.test`.
 
-Three pods run at once: two with a GPU each, one with none that asks for all by its environment. A fourth
-computes on its GPU with the suite's own program. What they said, and what the API says of the nodes, are the
-facts that tests/host judges under the profile `pod`. Every pod ends by itself after a deadline and bears a
-label by which it is removed, whatever happens to this process.
+Three pods run at once: two with a GPU each, and one without a GPU that requests all of them by its
+environment. A fourth pod computes on its GPU with the suite's own program. Their output and the state of the
+nodes are the facts that tests/host checks under the profile `pod`. Every pod has a deadline and a label by
+which it is removed, so none is left if this process dies.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import Any
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.files import write_whole
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.machines import GPU, PRESENT
+from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
-from gpukiln.kubernetes.symptoms import STUCK
+from gpukiln.kubernetes.symptoms import STUCK_REASONS
 from gpukiln.parsing import parse_json
 from gpukiln.probe.base import ERROR, NOT_REACHED
 from gpukiln.probe.gather import POD_SECTIONS
@@ -32,32 +32,32 @@ from gpukiln.units import is_whole
 TEST_LABEL = "gpukiln.io/test"
 COUNT_LABEL, SHARING_LABEL = "nvidia.com/gpu.count", "nvidia.com/gpu.sharing-strategy"
 POLL_S = 1.0
-JUDGE_S = 300.0  # that the program which computes may take
-SMI = "gpukiln: nvidia-smi exits "
-NAMED = "gpukiln: NVIDIA_VISIBLE_DEVICES="
-HOLD = f"""\
+COMPUTE_TIMEOUT_S = 300.0  # for the program that computes on the GPU
+SMI_EXIT_LINE = "gpukiln: nvidia-smi exits "
+DEVICES_LINE = "gpukiln: NVIDIA_VISIBLE_DEVICES="
+HOLD_COMMAND = f"""\
 nvidia-smi -L
-echo "{SMI}$?"
-echo "{NAMED}${{NVIDIA_VISIBLE_DEVICES-}}"
+echo "{SMI_EXIT_LINE}$?"
+echo "{DEVICES_LINE}${{NVIDIA_VISIBLE_DEVICES-}}"
 exec sleep """
-# Conditions of a node that are bad when False (kubelet; EKS node monitoring agent) and when True (kubelet).
+# Conditions of a node that are bad when they are not True (kubelet; EKS node monitoring agent).
 GOOD_WHEN_TRUE = ("Ready", "AcceleratedHardwareReady")
 
 
 @dataclass(frozen=True)
 class GpuTestOptions:
-    """What is to be tested, and with what.
+    """Options of the test.
 
     Args:
-        image: With nvidia-smi's libraries injected by the runtime, bash and python3.
-        selector: Label selector of the nodes; also the pods' node selector.
-        resource: That the plugin advertises, for example nvidia.com/mig-1g.5gb.
-        wait_s: For nodes, room and images, all together.
+        image: Has bash and python3; the container runtime adds nvidia-smi and its libraries.
+        selector: Label selector of the nodes, and node selector of the pods.
+        resource: Resource of the device plugin, for example nvidia.com/mig-1g.5gb.
+        wait_s: Seconds to wait for nodes, free GPUs and images together.
     """
 
     image: str
     namespace: str = ""
-    selector: str = f"{PRESENT}=true"
+    selector: str = f"{GPU_PRESENT}=true"
     resource: str = GPU
     runtime_class: str = ""
     pull_secret: str = ""
@@ -65,15 +65,15 @@ class GpuTestOptions:
 
 
 @dataclass
-class Pod:
-    """What came of a pod.
+class VerificationPod:
+    """Result of a test pod.
 
     Args:
         asked: GPUs in its limits.
-        ran: Whether its command did what it had to.
-        why: It did not; in the scheduler's or the kubelet's words.
+        ran: Whether its command wrote all its lines.
+        why: Why it did not run, in the words of the scheduler or the kubelet.
         gpus: UUIDs that nvidia-smi listed.
-        named: What NVIDIA_VISIBLE_DEVICES said, by commas.
+        named: Values of NVIDIA_VISIBLE_DEVICES in the container.
     """
 
     name: str
@@ -87,40 +87,44 @@ class Pod:
     named: list[str] = field(default_factory=list)
 
 
-def prove(cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Callable[[str], None]) -> Path:
-    """Gather the facts of a cluster into a file of the folder.
+def gather_cluster_facts(
+    cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Callable[[str], None]
+) -> Path:
+    """Run the test pods and write their facts into a file of the folder.
 
     Raises:
-        UnavailableError: The cluster can't be asked, or the namespace is not there.
-        BusyError: Every GPU is somebody's.
-        UsageError: The selector is none.
+        UnavailableError: The cluster does not answer, or the namespace does not exist.
+        BusyError: Pods use all GPUs.
+        UsageError: The selector is not valid.
     """
     _check_selector(options)
     mark = secrets.token_hex(4)
     namespace = options.namespace or cluster.namespace
-    _remove(cluster, namespace, "what earlier tests left", say, ended=True)
+    _remove(cluster, namespace, "pods of earlier tests", say, ended=True)
     nodes = _nodes(cluster, options)
     total = sum(node["allocatable"] for node in nodes)
-    free = total - _taken(cluster, options, {node["name"] for node in nodes})
+    free = total - _gpus_in_use(cluster, options, {node["name"] for node in nodes})
     if total and free < 1:
         raise BusyError(
-            f"all {total} {options.resource} of the nodes with {options.selector} are taken by pods",
-            hint="`kubectl get pods -A -o wide` shows them; --node-selector names other nodes",
+            f"all {total} {options.resource} of the nodes with {options.selector} are in use by pods",
+            hint="`kubectl get pods -A -o wide` shows the pods; --node-selector selects other nodes",
         )
     two = not nodes or free > 1
     names = {"granted": 1, "without": 0, **({"other": 1} if two else {})}
-    pods = {name: Pod(f"gpukiln-test-{mark}-{name}", asked) for name, asked in names.items()}
+    pods = {name: VerificationPod(f"gpukiln-test-{mark}-{name}", asked) for name, asked in names.items()}
     try:
         for pod in pods.values():
-            cluster.create(_holding(options, pod, mark, namespace))
+            cluster.create(_holding_pod(options, pod, mark, namespace))
         _wait(cluster, options, namespace, list(pods.values()), say)
-        nodes = nodes or _nodes(cluster, options)  # a pool that was scaled to zero has some now
+        nodes = nodes or _nodes(cluster, options)  # a pool that was scaled to zero has nodes now
         if not _remove(cluster, namespace, mark, say):
-            computed = _nothing("the pods before it could not be removed, and have the GPUs", NOT_REACHED)
+            computed = _failed_facts(
+                "earlier test pods could not be removed and still have the GPUs", NOT_REACHED
+            )
         elif pods["granted"].ran:
             computed = _compute(cluster, options, mark, namespace, say)
         else:
-            computed = _nothing(pods["granted"].why, NOT_REACHED)
+            computed = _failed_facts(pods["granted"].why, NOT_REACHED)
     finally:
         _remove(cluster, namespace, mark, say)
     sharing = sorted({node["sharing"] for node in nodes if node["sharing"] not in ("", "none")})
@@ -141,15 +145,18 @@ def prove(cluster: Cluster, options: GpuTestOptions, folder: Path, *, say: Calla
     return file
 
 
-def pods_of(options: GpuTestOptions, namespace: str) -> list[Manifest]:
-    """The pods that a test starts, but the one that computes: its program is long.
+def pod_manifests(options: GpuTestOptions, namespace: str) -> list[Manifest]:
+    """The pods of a test, except the one that computes, whose program is long.
 
     Raises:
-        UsageError: The selector is none.
+        UsageError: The selector is not valid.
     """
     _check_selector(options)
     pods = {"granted": 1, "other": 1, "without": 0}
-    return [_holding(options, Pod(f"gpukiln-test-{name}", n), "0", namespace) for name, n in pods.items()]
+    return [
+        _holding_pod(options, VerificationPod(f"gpukiln-test-{name}", n), "0", namespace)
+        for name, n in pods.items()
+    ]
 
 
 def pod_manifest(
@@ -162,7 +169,7 @@ def pod_manifest(
     gpus: int,
     deadline_s: float,
 ) -> Manifest:
-    """A pod of the tests; it may run where Pod Security's level is `restricted`."""
+    """A test pod; it meets the Pod Security level `restricted`."""
     labels = [part.partition("=") for part in options.selector.split(",")]
     env = [] if gpus else [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
     return {
@@ -203,35 +210,44 @@ def pod_manifest(
     }
 
 
-def _holding(options: GpuTestOptions, pod: Pod, mark: str, namespace: str) -> Manifest:
-    """A pod that says what it sees and stays, so that the others can't be given the same."""
-    command = f"{HOLD}{options.wait_s:.0f}"
+def _holding_pod(options: GpuTestOptions, pod: VerificationPod, mark: str, namespace: str) -> Manifest:
+    """A pod that prints the GPUs it sees and keeps running, so that no other pod gets the same GPUs."""
+    command = f"{HOLD_COMMAND}{options.wait_s:.0f}"
     return pod_manifest(
-        options, pod.name, mark, namespace, command, gpus=pod.asked, deadline_s=options.wait_s + JUDGE_S
+        options,
+        pod.name,
+        mark,
+        namespace,
+        command,
+        gpus=pod.asked,
+        deadline_s=options.wait_s + COMPUTE_TIMEOUT_S,
     )
 
 
 def _compute(
     cluster: Cluster, options: GpuTestOptions, mark: str, namespace: str, say: Callable[[str], None]
 ) -> dict[str, Any]:
-    """The facts that the suite's program gathers in a pod with a GPU; else the reason, in each section."""
+    """The facts that the suite's program gathers in a pod with a GPU, or the reason why there are none."""
     say("a pod computes on its GPU")
-    pod = Pod(f"gpukiln-test-{mark}-compute", 1)
+    pod = VerificationPod(f"gpukiln-test-{mark}-compute", 1)
     between = secrets.token_hex(16)
-    # What it says of itself goes where the kubelet reads it from: a log has both streams in one.
-    command = f"( {gather_command('pod', between, JUDGE_S)} ) 2>/dev/termination-log"
+    # A log has stdout and stderr in one stream. So stderr goes to the termination message, and the log has
+    # only the facts (kubernetes.io/docs/tasks/debug/debug-application/determine-reason-pod-failure).
+    command = f"( {gather_command('pod', between, COMPUTE_TIMEOUT_S)} ) 2>/dev/termination-log"
     cluster.create(
-        pod_manifest(options, pod.name, mark, namespace, command, gpus=1, deadline_s=options.wait_s + JUDGE_S)
+        pod_manifest(
+            options, pod.name, mark, namespace, command, gpus=1, deadline_s=options.wait_s + COMPUTE_TIMEOUT_S
+        )
     )
     state: dict[str, Any] = {}
-    for found in _watched(cluster, namespace, [pod], options.wait_s + JUDGE_S, say):
-        state = _container(found)
+    for shown in _watch(cluster, namespace, [pod], options.wait_s + COMPUTE_TIMEOUT_S, say):
+        state = _container(shown)
         if "terminated" in state:
             break
     ended = state.get("terminated", {})
     why = (
         pod.why
-        or f"the program ended with {ended.get('exitCode')}: {ended.get('message', '').strip()[-500:]}"
+        or f"the program exited with {ended.get('exitCode')}: {ended.get('message', '').strip()[-500:]}"
     )
     if ended.get("exitCode") == 0:
         try:
@@ -241,77 +257,81 @@ def _compute(
             return facts
         except ValueError as error:
             why = f"the pod gave no facts: {error}"
-    return _nothing(why, ERROR if {"running", "terminated"} & set(state) else NOT_REACHED)
+    return _failed_facts(why, ERROR if {"running", "terminated"} & set(state) else NOT_REACHED)
 
 
-def _nothing(why: str, kind: str) -> dict[str, Any]:
-    """Facts of a pod that gave none.
+def _failed_facts(why: str, kind: str) -> dict[str, Any]:
+    """Facts of a pod without output.
 
     Args:
-        kind: ERROR: it ran, and failed; NOT_REACHED: it never started, so that nothing is known.
+        kind: ERROR if it ran and failed, NOT_REACHED if it never started.
     """
     return {"hung": {"tools": [], "kernel": []}, **{name: {kind: why} for name in POD_SECTIONS}}
 
 
 def _wait(
-    cluster: Cluster, options: GpuTestOptions, namespace: str, pods: list[Pod], say: Callable[[str], None]
+    cluster: Cluster,
+    options: GpuTestOptions,
+    namespace: str,
+    pods: list[VerificationPod],
+    say: Callable[[str], None],
 ) -> None:
-    """Until each pod has said what it sees, or can't, or the time is up."""
+    """Wait until each pod has printed the GPUs it sees, or can't start, or the time is over."""
     by_name = {pod.name: pod for pod in pods}
-    for found in _watched(cluster, namespace, pods, options.wait_s, say):
-        pod = by_name[found["metadata"]["name"]]
-        if pod.ran or not {"running", "terminated"} & set(_container(found)):
+    for shown in _watch(cluster, namespace, pods, options.wait_s, say):
+        pod = by_name[shown["metadata"]["name"]]
+        if pod.ran or not {"running", "terminated"} & set(_container(shown)):
             continue
-        pod.node = found["spec"].get("nodeName", "")
-        with contextlib.suppress(BusyError):  # it has not begun to log
-            _read(pod, list(cluster.logs(pod.name, namespace)))
-        if not pod.ran and "terminated" in _container(found):
-            pod.why = f"its container ended: {pod.said or _container(found)['terminated'].get('reason')}"
+        pod.node = shown["spec"].get("nodeName", "")
+        with contextlib.suppress(BusyError):  # the container has not started to log
+            _parse_log(pod, list(cluster.logs(pod.name, namespace)))
+        if not pod.ran and "terminated" in _container(shown):
+            pod.why = f"its container exited: {pod.said or _container(shown)['terminated'].get('reason')}"
 
 
-def _read(pod: Pod, lines: list[str]) -> None:
-    """What a pod said: nvidia-smi's lines, how it ended, and what was named to it."""
+def _parse_log(pod: VerificationPod, lines: list[str]) -> None:
+    """Read a test pod's log: nvidia-smi's lines, its exit code, and NVIDIA_VISIBLE_DEVICES."""
     for line in lines:
-        if line.startswith(SMI):
-            pod.smi_exit = int(line.removeprefix(SMI))
-        elif line.startswith(NAMED):
-            pod.named, pod.ran, pod.why = line.removeprefix(NAMED).split(","), True, ""
-    told = [line for line in lines if not line.startswith("gpukiln: ")]
-    pod.said = " ".join(told)[-500:]
-    uuids = [line.rpartition("UUID: ")[2].rstrip(")") for line in told if "(UUID: " in line]
-    mig = [one for one in uuids if one.startswith("MIG-")]
+        if line.startswith(SMI_EXIT_LINE):
+            pod.smi_exit = int(line.removeprefix(SMI_EXIT_LINE))
+        elif line.startswith(DEVICES_LINE):
+            pod.named, pod.ran, pod.why = line.removeprefix(DEVICES_LINE).split(","), True, ""
+    own_lines = [line for line in lines if not line.startswith("gpukiln: ")]
+    pod.said = " ".join(own_lines)[-500:]
+    uuids = [line.rpartition("UUID: ")[2].rstrip(")") for line in own_lines if "(UUID: " in line]
+    mig = [uuid for uuid in uuids if uuid.startswith("MIG-")]
     pod.gpus = mig or uuids
 
 
-def _watched(
-    cluster: Cluster, namespace: str, pods: list[Pod], seconds: float, say: Callable[[str], None]
+def _watch(
+    cluster: Cluster, namespace: str, pods: list[VerificationPod], seconds: float, say: Callable[[str], None]
 ) -> Iterator[Manifest]:
-    """The pods as the API shows them, again and again until each has run, is stuck, or the time is up."""
-    until, told = time.monotonic() + seconds, ""
+    """Yield the pods from the API repeatedly, until each has run or can't start, or the time is over."""
+    until, reported = time.monotonic() + seconds, ""
     while any(not pod.ran and not pod.why.startswith("it never starts") for pod in pods):
         for pod in pods:
-            found = cluster.get("Pod", pod.name, namespace)
-            if found is None:
-                raise UnavailableError(f"somebody removed the pod {pod.name} of this test")
-            pod.why = pod.why if pod.ran else _why_not(found)
-            yield found
+            shown = cluster.get("Pod", pod.name, namespace)
+            if shown is None:
+                raise UnavailableError(f"the pod {pod.name} of this test was deleted")
+            pod.why = pod.why if pod.ran else _why_not_started(shown)
+            yield shown
         waiting = next((pod.why for pod in pods if pod.why), "")
-        if waiting and waiting != told:
-            say(told := waiting)
+        if waiting and waiting != reported:
+            say(reported := waiting)
         if time.monotonic() > until:
             for pod in pods:
-                pod.why = pod.why or ("" if pod.ran else f"nothing came of it within {seconds:.0f} s")
+                pod.why = pod.why or ("" if pod.ran else f"it did not run within {seconds:.0f} s")
             return
         time.sleep(POLL_S)
 
 
-def _why_not(pod: Manifest) -> str:
-    """Why a pod has not started."""
-    for one in pod["status"].get("conditions", ()):
-        if one["type"] == "PodScheduled" and one["status"] == "False":
-            return f"it is not scheduled: {one.get('message', one.get('reason', ''))}"
+def _why_not_started(pod: Manifest) -> str:
+    """Why a pod has not started; empty if it has, or no reason is known yet."""
+    for condition in pod["status"].get("conditions", ()):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"it is not scheduled: {condition.get('message', condition.get('reason', ''))}"
     waiting = _container(pod).get("waiting", {})
-    if waiting.get("reason") in STUCK:
+    if waiting.get("reason") in STUCK_REASONS:
         return f"it never starts: {waiting['reason']}: {waiting.get('message', '')}"
     if pod["status"].get("phase") == "Failed" and not _container(pod):
         return f"it never starts: {pod['status'].get('reason', '')}: {pod['status'].get('message', '')}"
@@ -327,20 +347,22 @@ def _container(pod: Manifest) -> dict[str, Any]:
 def _check_selector(options: GpuTestOptions) -> None:
     if any("=" not in part or "!" in part for part in options.selector.split(",")):
         raise UsageError(
-            f"--node-selector {options.selector!r} is none", hint="wanted LABEL=VALUE, several with commas"
+            f"--node-selector {options.selector!r} is not valid",
+            hint="wanted LABEL=VALUE, several separated by commas",
         )
 
 
 def _nodes(cluster: Cluster, options: GpuTestOptions) -> list[dict[str, Any]]:
-    return [_node(one, options) for one in cluster.list("Node", labels=options.selector)]
+    return [_node(node, options) for node in cluster.list("Node", labels=options.selector)]
 
 
 def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
     labels, status = node["metadata"].get("labels", {}), node["status"]
     problems = [
-        f"{one['type']} is {one['status']}: {one.get('reason', '')} {one.get('message', '')}".strip()
-        for one in status.get("conditions", ())
-        if one["type"] in GOOD_WHEN_TRUE and one["status"] != "True"
+        f"{condition['type']} is {condition['status']}: {condition.get('reason', '')} "
+        f"{condition.get('message', '')}".strip()
+        for condition in status.get("conditions", ())
+        if condition["type"] in GOOD_WHEN_TRUE and condition["status"] != "True"
     ]
     counted = labels.get(COUNT_LABEL, "") if options.resource == GPU else ""
     sharing = labels.get(SHARING_LABEL, "")
@@ -355,8 +377,8 @@ def _node(node: Manifest, options: GpuTestOptions) -> dict[str, Any]:
     }
 
 
-def _taken(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
-    """GPUs of these nodes that pods have."""
+def _gpus_in_use(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
+    """GPUs of these nodes that pods request."""
     pods = cluster.list("Pod", everywhere=True, fields="status.phase!=Succeeded,status.phase!=Failed")
     return sum(
         int(container.get("resources", {}).get("limits", {}).get(options.resource, 0))
@@ -369,10 +391,11 @@ def _taken(cluster: Cluster, options: GpuTestOptions, nodes: set[str]) -> int:
 def _remove(
     cluster: Cluster, namespace: str, mark: str, say: Callable[[str], None], *, ended: bool = False
 ) -> bool:
-    """Remove pods of a test; that it fails is told, and they end by themselves.
+    """Delete pods of a test; if that fails, it is reported, and the pods end at their deadline.
 
     Args:
-        mark: Of the test; with `ended`: what they are called.
+        mark: Value of the test label; unused with `ended`.
+        ended: Delete the finished pods of all tests.
     """
     labels = TEST_LABEL if ended else f"{TEST_LABEL}={mark}"
     try:
@@ -380,6 +403,6 @@ def _remove(
             if not ended or pod["status"].get("phase") in ("Succeeded", "Failed"):
                 cluster.delete("Pod", pod["metadata"]["name"], namespace)
     except GpukilnError as error:
-        say(f"{labels}: its pods could not be removed, and end by themselves: {error.message}")
+        say(f"{labels}: its pods could not be deleted and end at their deadline: {error.message}")
         return False
     return True

@@ -1,4 +1,4 @@
-"""What the fields of Karpenter's and Kueue's objects must have in common, where their CRDs are not given.
+"""Checks across fields of Karpenter's and Kueue's objects, if their CRDs are not given.
 
 Read from the CEL rules (x-kubernetes-validations) of the CRDs that `custom_schemas.py` names, and from the
 webhook of Kueue v0.19.2 (kubernetes-sigs/kueue:pkg/webhooks/clusterqueue_webhook.go).
@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpukiln.kubernetes.check.relations import Found
-from gpukiln.kubernetes.check.workload import is_open, mapping, sequence
+from gpukiln.kubernetes.check.relations import Mismatches
+from gpukiln.kubernetes.check.workload import is_placeholder, mapping, sequence
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.typed import short
 
-# Labels of Karpenter's own domains that a NodePool may set or ask for.
+# Labels of Karpenter's domains that a NodePool may set or require.
 _OF_KARPENTER = frozenset({"karpenter.sh/capacity-type", "karpenter.sh/nodepool"})
 _OF_AWS = frozenset(
     f"karpenter.k8s.aws/{name}"
@@ -51,31 +51,31 @@ def _restricted(key: str) -> str:
     return ""
 
 
-def pool_labels(labels: Mapping[str, Any]) -> Found:
+def pool_labels(labels: Mapping[str, Any]) -> Mismatches:
     for key in labels:
         if text := _restricted(key):
             yield (key,), text
 
 
-def requirement(one: Mapping[str, Any]) -> Found:
-    key, operator, values = one.get("key"), one.get("operator"), sequence(one.get("values"))
+def requirement(term: Mapping[str, Any]) -> Mismatches:
+    key, operator, values = term.get("key"), term.get("operator"), sequence(term.get("values"))
     if isinstance(key, str) and (text := _restricted(key)):
         yield ("key",), text
     if operator == "In" and not values:
         yield (), f"{key} In without values"
     if operator in ("Gt", "Lt", "Gte", "Lte") and not (len(values) == 1 and str(values[0]).isdecimal()):
         yield (), f"{key} {operator} {values}; wanted one whole number of 0 or more"
-    least = one.get("minValues")
+    least = term.get("minValues")
     if operator == "In" and isinstance(least, int) and len(values) < least:
         yield ("minValues",), f"minValues {least} of {len(values)} values"
 
 
-def budget(one: Mapping[str, Any]) -> Found:
-    if (one.get("schedule") is None) != (one.get("duration") is None):
+def budget(entry: Mapping[str, Any]) -> Mismatches:
+    if (entry.get("schedule") is None) != (entry.get("duration") is None):
         yield (), "schedule and duration go together"
 
 
-def node_pool(spec: Mapping[str, Any]) -> Found:
+def node_pool(spec: Mapping[str, Any]) -> Mismatches:
     if spec.get("replicas") is None:
         return
     if spec.get("weight") is not None:
@@ -84,15 +84,15 @@ def node_pool(spec: Mapping[str, Any]) -> Found:
         yield ("limits",), "limits of a static NodePool (replicas); wanted nodes alone"
 
 
-def ami_terms(spec: Mapping[str, Any]) -> Found:
-    terms = [mapping(one) for one in sequence(spec.get("amiSelectorTerms"))]
-    aliases = [str(one["alias"]) for one in terms if isinstance(one.get("alias"), str)]
-    for index, one in enumerate(terms):
+def ami_terms(spec: Mapping[str, Any]) -> Mismatches:
+    terms = [mapping(term) for term in sequence(spec.get("amiSelectorTerms"))]
+    aliases = [str(term["alias"]) for term in terms if isinstance(term.get("alias"), str)]
+    for index, term in enumerate(terms):
         for key, others in (("alias", ("id", "tags", "name", "owner")), ("id", ("tags", "name", "owner"))):
-            taken = [other for other in others if one.get(other) is not None]
-            if one.get(key) is not None and taken:
+            taken = [other for other in others if term.get(other) is not None]
+            if term.get(key) is not None and taken:
                 yield ("amiSelectorTerms", index), f"{key} with {taken[0]}; wanted {key} alone"
-        if not any(one.get(key) is not None for key in ("alias", "id", "name", "ssmParameter", "tags")):
+        if not any(term.get(key) is not None for key in ("alias", "id", "name", "ssmParameter", "tags")):
             yield ("amiSelectorTerms", index), "wanted alias, id, name, ssmParameter or tags"
     if aliases and len(terms) != 1:
         yield ("amiSelectorTerms",), "an alias with other terms; wanted it alone"
@@ -100,12 +100,15 @@ def ami_terms(spec: Mapping[str, Any]) -> Found:
     if terms and not aliases and family is None:
         yield ("amiFamily",), "amiFamily is missing, and no term has an alias"
     for alias in aliases:
-        wanted = _FAMILIES.get(alias.partition("@")[0])
-        if family is not None and wanted and family not in ("Custom", wanted):
-            yield ("amiFamily",), f"amiFamily {family} with the alias {alias}; wanted {wanted} or Custom"
+        expected_family = _FAMILIES.get(alias.partition("@")[0])
+        if family is not None and expected_family and family not in ("Custom", expected_family):
+            yield (
+                ("amiFamily",),
+                f"amiFamily {family} with the alias {alias}; wanted {expected_family} or Custom",
+            )
 
 
-def selector_terms(spec: Mapping[str, Any]) -> Found:
+def selector_terms(spec: Mapping[str, Any]) -> Mismatches:
     for key, fields in (
         ("subnetSelectorTerms", ("tags", "id")),
         ("securityGroupSelectorTerms", ("tags", "id", "name")),
@@ -113,47 +116,47 @@ def selector_terms(spec: Mapping[str, Any]) -> Found:
         terms = spec.get(key)
         if terms == []:
             yield (key,), f"{key} is empty"
-        for index, one in enumerate(sequence(terms)):
-            if all(mapping(one).get(field) is None for field in fields):
+        for index, term in enumerate(sequence(terms)):
+            if all(mapping(term).get(field) is None for field in fields):
                 yield (key, index), f"wanted {' or '.join(fields)}"
     if (spec.get("role") is None) == (spec.get("instanceProfile") is None):
         yield (), "wanted role or instanceProfile, one of them"
 
 
-def volume(ebs: Mapping[str, Any]) -> Found:
+def volume(ebs: Mapping[str, Any]) -> Mismatches:
     if ebs.get("volumeSize") is None and ebs.get("snapshotID") is None:
         yield (), "wanted volumeSize or snapshotID"
 
 
-def alone(cohort: str) -> Any:
-    """A check of a ClusterQueue's spec, whose cohort has a field of that name."""
+def cohort_limits(cohort: str) -> Any:
+    """A check of a ClusterQueue's spec; `cohort` is the name of the field with its cohort."""
 
-    def check(spec: Mapping[str, Any]) -> Found:
-        for path, one in _quotas(spec):
+    def check(spec: Mapping[str, Any]) -> Mismatches:
+        for path, quota in _quotas(spec):
             for key in ("borrowingLimit", "lendingLimit"):
-                if one.get(key) is not None and not spec.get(cohort):
+                if quota.get(key) is not None and not spec.get(cohort):
                     yield path, f"{key} without {cohort}: there is no queue to share with"
-            lent, own = quantity(one.get("lendingLimit")), quantity(one.get("nominalQuota"))
+            lent, own = quantity(quota.get("lendingLimit")), quantity(quota.get("nominalQuota"))
             if lent is not None and own is not None and lent > own:
-                yield path, f"lendingLimit {one['lendingLimit']} above nominalQuota {one['nominalQuota']}"
+                yield path, f"lendingLimit {quota['lendingLimit']} above nominalQuota {quota['nominalQuota']}"
 
     return check
 
 
 def _quotas(spec: Mapping[str, Any]) -> Iterator[tuple[tuple[str | int, ...], Mapping[str, Any]]]:
-    for group, one in enumerate(sequence(spec.get("resourceGroups"))):
-        for flavor, part in enumerate(sequence(mapping(one).get("flavors"))):
+    for group, group_spec in enumerate(sequence(spec.get("resourceGroups"))):
+        for flavor, part in enumerate(sequence(mapping(group_spec).get("flavors"))):
             for index, quota in enumerate(sequence(mapping(part).get("resources"))):
                 path = ("resourceGroups", group, "flavors", flavor, "resources", index)
                 yield path, mapping(quota)
 
 
-def covered(group: Mapping[str, Any]) -> Found:
+def covered(group: Mapping[str, Any]) -> Mismatches:
     names = sequence(group.get("coveredResources"))
-    for index, one in enumerate(sequence(group.get("flavors"))):
-        found = [mapping(part).get("name") for part in sequence(mapping(one).get("resources"))]
-        if found != names and not any(map(is_open, found)):
+    for index, flavor in enumerate(sequence(group.get("flavors"))):
+        listed = [mapping(part).get("name") for part in sequence(mapping(flavor).get("resources"))]
+        if listed != names and not any(map(is_placeholder, listed)):
             text = (
-                f"resources {short(', '.join(map(str, found)))}; wanted those of coveredResources, in order"
+                f"resources {short(', '.join(map(str, listed)))}; wanted those of coveredResources, in order"
             )
             yield ("flavors", index, "resources"), text

@@ -1,7 +1,7 @@
 """Functions that Kubernetes adds to CEL (kubernetes.io/docs/reference/using-api/cel), beyond the standard's.
 
-A rule that calls another one can't be evaluated, and is reported as not checked. The receiver of a method
-is the first argument.
+A rule that calls a function that is missing here is reported as not checked. The receiver of a method is the
+first argument.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from gpukiln.kubernetes.quantity import quantity
 
 
 def _amount(text: Any) -> Decimal:
-    found = quantity(text)
-    if found is None:
+    number = quantity(text)
+    if number is None:
         raise ValueError(f"{text!r} is no quantity")
-    return found
+    return number
 
 
 def _is_quantity(text: Any) -> bool:
     return isinstance(text, str) and quantity(text) is not None
 
 
-def _compare(one: Any, other: Any) -> int:
-    return (_amount(one) > _amount(other)) - (_amount(one) < _amount(other))
+def _compare(first: Any, other: Any) -> int:
+    return (_amount(first) > _amount(other)) - (_amount(first) < _amount(other))
 
 
 def _find(text: str, pattern: str) -> str:
@@ -37,8 +37,8 @@ def _find(text: str, pattern: str) -> str:
 
 
 def _find_all(text: str, pattern: str, most: int = -1) -> list[str]:
-    found = [match[0] for match in re.finditer(pattern, text)]
-    return found if most < 0 else found[:most]
+    matches = [match[0] for match in re.finditer(pattern, text)]
+    return matches if most < 0 else matches[:most]
 
 
 def _split(text: str, separator: str, most: int = -1) -> list[str]:
@@ -58,7 +58,7 @@ def _index(of: Any, what: Any) -> int:
 def _last_index(of: Any, what: Any) -> int:
     if isinstance(of, str):
         return of.rfind(what)
-    return max((index for index, one in enumerate(of) if one == what), default=-1)
+    return max((index for index, item in enumerate(of) if item == what), default=-1)
 
 
 def _is_address(text: str) -> bool:
@@ -107,7 +107,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isURL": _is_url,
     "isQuantity": _is_quantity,
     "quantity": lambda text: str(text) if _is_quantity(text) else _amount(text),
-    "isGreaterThan": lambda one, other: _compare(one, other) > 0,
-    "isLessThan": lambda one, other: _compare(one, other) < 0,
+    "isGreaterThan": lambda first, other: _compare(first, other) > 0,
+    "isLessThan": lambda first, other: _compare(first, other) < 0,
     "compareTo": _compare,
 }

@@ -1,4 +1,4 @@
-"""The add-ons of a cluster as one folder: their files, and the script that installs them in order."""
+"""The files of the chosen add-ons as one folder, with the script that installs them in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class AddOnKind:
     install: Callable[[Settings], tuple[str, ...]]
 
 
-# In the order in which they are installed.
+# In the order of installation.
 ADD_ONS: Mapping[str, AddOnKind] = {
     "plugin": AddOnKind("NVIDIA's device plugin with feature discovery", plugin.files, plugin.install),
     "health": AddOnKind("the nodes' health as condition and taint", node_health.files, node_health.install),
@@ -39,8 +39,8 @@ ADD_ONS: Mapping[str, AddOnKind] = {
 }
 
 
-def chosen(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
-    """The add-ons that are rendered: those that are named, else all that somebody said something about.
+def select_add_ons(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
+    """The add-ons to render: those that are named, else all that need no further settings or have them.
 
     Raises:
         UsageError: One is unknown.
@@ -55,16 +55,16 @@ def chosen(only: Iterable[str], settings: Settings) -> tuple[str, ...]:
     return tuple(name for name in ADD_ONS if said.get(name, True))
 
 
-def rendered(settings: Settings, names: Iterable[str]) -> dict[str, str]:
+def render_files(settings: Settings, names: Iterable[str]) -> dict[str, str]:
     """The files of some add-ons by their path.
 
     Raises:
-        UsageError: Something that one of them needs is not said.
-        IncompatibleError: What was asked for can't be had together.
+        UsageError: An add-on lacks a setting.
+        IncompatibleError: The settings exclude each other.
     """
     if settings.namespace == "default":
         raise UsageError(
-            "the namespace default is not for add-ons: charts refuse it", hint="--namespace gpu-system"
+            "--namespace default: the charts refuse this namespace", hint="--namespace gpu-system"
         )
     parts = [(name, ADD_ONS[name]) for name in ADD_ONS if name in set(names)]
     files = {NAMESPACE: _namespace(settings)}
@@ -84,7 +84,7 @@ def _namespace(settings: Settings) -> str:
             "kind": "Namespace",
             "metadata": {
                 "name": settings.namespace,
-                # What runs here reads devices of the node.
+                # The device plugin and the exporter need privileges and host paths.
                 "labels": {"pod-security.kubernetes.io/enforce": "privileged"},
             },
         }
@@ -94,14 +94,14 @@ def _namespace(settings: Settings) -> str:
 def _script(steps: Iterable[tuple[str, tuple[str, ...]]]) -> str:
     head = (
         "#!/usr/bin/env bash",
-        "# Installs these add-ons, or brings them up to date, in the cluster of kubectl's current context.",
-        "# Helm 4 applies by the server, too: on a conflict, add --force-conflicts to its command.",
+        "# Installs or upgrades these add-ons in the cluster of kubectl's current context.",
+        "# Helm 4 uses server-side apply: on a conflict, add --force-conflicts to its command.",
         "set -euo pipefail",
         'cd "$(dirname "${BASH_SOURCE[0]}")"',
         "",
         helm.APPLY,
         "",
-        helm.apply(NAMESPACE),
+        helm.apply_command(NAMESPACE),
     )
     body = [line for title, commands in steps for line in ("", f"# {title}", *commands)]
     return "\n".join((*head, *body)) + "\n"

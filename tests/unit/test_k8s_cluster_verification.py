@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from gpukiln.errors import UnavailableError
-from gpukiln.kubernetes import prove
+from gpukiln.kubernetes import cluster_verification
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.rbac import RIGHTS, roles
+from gpukiln.kubernetes.rbac import COMMAND_RULES, roles
 from gpukiln.probe.gather import POD_SECTIONS
 from tests.support.api_server import GPU, ApiServer, Fault, Outcome, node
 from tests.support.exit_codes import invoke
@@ -27,7 +27,7 @@ def server(tmp_path, monkeypatch):
     server.behave = container = Container(server)
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(prove, "POLL_S", 0.01)
+    monkeypatch.setattr(cluster_verification, "POLL_S", 0.01)
     yield server
     container.end.set()
     server.close()
@@ -54,8 +54,10 @@ class Container:
         seen = self.sees(pod, gpus)
         lines = [f"GPU {index}: Tesla T4 (UUID: {one})" for index, one in enumerate(seen)]
         code = self.smi_exit or (0 if seen else 6)
-        lines += [*([] if seen else ["No devices were found"]), f"{prove.SMI}{code}"]
-        return Outcome(log="\n".join([*lines, f"{prove.NAMED}{self.named(gpus)}"]), wait=self.end)
+        lines += [*([] if seen else ["No devices were found"]), f"{cluster_verification.SMI_EXIT_LINE}{code}"]
+        return Outcome(
+            log="\n".join([*lines, f"{cluster_verification.DEVICES_LINE}{self.named(gpus)}"]), wait=self.end
+        )
 
 
 @pytest.fixture
@@ -77,8 +79,11 @@ def judged(tmp_path):
     """Outcome and reason of a check, of what a test found."""
 
     def run(check, wait_s=60.0):
-        facts = prove.prove(
-            Cluster(), prove.GpuTestOptions(IMAGE, wait_s=wait_s), tmp_path / "facts", say=print
+        facts = cluster_verification.gather_cluster_facts(
+            Cluster(),
+            cluster_verification.GpuTestOptions(IMAGE, wait_s=wait_s),
+            tmp_path / "facts",
+            say=print,
         )
         return evaluate_check(check, json.loads(facts.read_text()), profile="pod", expect_gpus=None)
 
@@ -246,7 +251,7 @@ def test_what_cannot_be_removed_is_told_and_ends_by_itself(server, judged, capsy
 
 def test_what_a_killed_test_left_goes_with_the_next(server, judged):
     server.add(node("n-1"))
-    old = prove.pods_of(prove.GpuTestOptions(IMAGE), "default")[0]
+    old = cluster_verification.pod_manifests(cluster_verification.GpuTestOptions(IMAGE), "default")[0]
     server.add({**old, "status": {"phase": "Failed"}})
     assert judged("cluster.pod-starts")[0] == "passed"
     assert server.all("pods") == []
@@ -255,7 +260,10 @@ def test_what_a_killed_test_left_goes_with_the_next(server, judged):
 def test_the_rights_are_enough_and_the_least(server, judged):
     server.add(node("n-1", gpus=2))
     rights = [
-        (right, verb, one) for right in RIGHTS["test"] for verb in right.verbs for one in right.resources
+        (right, verb, one)
+        for right in COMMAND_RULES["test"]
+        for verb in right.verbs
+        for one in right.resources
     ]
 
     def run(left_out=None):

@@ -1,4 +1,4 @@
-"""YAML and JSON as plain data that knows its lines, and tells keys that stand twice."""
+"""YAML and JSON as plain data that knows its lines, and reports repeated keys."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ class Document:
 
     Args:
         value: Plain data, as the API server reads it (scalars.py).
-        twice: Line and key of each key that stands twice in one mapping; the last one counted.
-        text: Of the document alone; its nodes, of which few are ever asked for a line, are not kept.
-        above: How many lines of the file stand above it.
+        repeated: Line and key of each key that a mapping has twice; `value` has the last.
+        text: Of this document; nodes are composed again from it, because lines are rarely needed.
+        above: Number of lines before it in the file.
     """
 
     value: Any
-    twice: tuple[tuple[int, str], ...]
+    repeated: tuple[tuple[int, str], ...]
     text: str = field(compare=False, repr=False)
     above: int = field(compare=False, repr=False)
 
     @cached_property
     def _keys(self) -> dict[int, dict[str, _Place]]:
-        return {}  # of each mapping whose keys were asked for, by its node
+        return {}  # id of a mapping node -> its keys
 
     @cached_property
     def _node(self) -> yaml.Node:
@@ -57,47 +57,52 @@ class Document:
         return node
 
     def line_of(self, path: Path) -> int:
-        """The line of a path's key, or of the nearest one above it that is there."""
+        """The line of a path's key, or of its nearest existing parent."""
         line = self._node.start_mark.line
-        for mark, _ in self._way(path):
+        for mark, _ in self._steps(path):
             line = mark.line
         return self.above + line + 1
 
     def written(self, path: Path) -> str:
-        """The text of a scalar as it stands in the file; empty where there is none at the path."""
-        *_, (_, node) = ((None, self._node), *self._way(path))
+        """The text of the scalar at a path in the file; empty if there is none."""
+        *_, (_, node) = ((None, self._node), *self._steps(path))
         return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
 
-    def _way(self, path: Path) -> Iterator[_Place]:
-        """What stands at each step of a path, as far as it goes."""
+    def _steps(self, path: Path) -> Iterator[_Place]:
+        """Mark and node of each step of a path, as far as it exists."""
         node = self._node
         for step in path:
-            if (found := self._below(node, step)) is None:
+            if (place := self._below(node, step)) is None:
                 return
-            yield found
-            node = found[1]
+            yield place
+            node = place[1]
 
     def _below(self, node: yaml.Node, step: str | int) -> _Place | None:
         if isinstance(node, yaml.SequenceNode) and isinstance(step, int) and step < len(node.value):
             return node.value[step].start_mark, node.value[step]
         if not isinstance(node, yaml.MappingNode):
             return None
-        if (known := self._keys.get(id(node))) is None:  # lines are asked for by thousands in one mapping
+        if (
+            known := self._keys.get(id(node))
+        ) is None:  # cached: large mappings are searched thousands of times
             pairs = ((key, value) for key, value in node.value if key.tag != scalars.MERGE)
             known = {scalars.key(key): (key.start_mark, value) for key, value in pairs}
             self._keys[id(node)] = known
-        if (found := known.get(str(step))) is not None:
-            return found
+        if (place := known.get(str(step))) is not None:
+            return place
         merged = (self._below(value, step) for key, value in node.value if key.tag == scalars.MERGE)
-        return next((one for one in merged if one is not None), None)
+        return next((place for place in merged if place is not None), None)
 
 
 def documents(text: str, above: int = 0) -> Iterator[Document | BrokenError]:
-    """The documents of a stream, each read on its own: what follows a broken one is read.
+    """The documents of a stream, each parsed on its own, so that those after a broken one are read.
+
+    >>> [document.value for document in documents("{a: 1, b: on, c: 1e-4}")]
+    [{'a': 1, 'b': True, 'c': 0.0001}]
 
     Args:
-        text: YAML or JSON; empty documents are left out.
-        above: How many lines of the file stand above the text.
+        text: YAML or JSON; empty documents are skipped.
+        above: Number of lines before the text in the file.
     """
     starts = [0, *(match.start() for match in _SPLIT.finditer(text))]
     lines, counted = above, 0
@@ -108,15 +113,15 @@ def documents(text: str, above: int = 0) -> Iterator[Document | BrokenError]:
         lines += text.count("\n", counted, start)
         counted = start
         try:
-            if (one := _document(part, lines)) is not None:
-                yield one
+            if (document := _document(part, lines)) is not None:
+                yield document
         except BrokenError as broken:
             yield broken
 
 
 def _document(text: str, above: int) -> Document | None:
     if text.lstrip().startswith(("{", "[")):
-        text = text.replace("\t", " ")  # JSON may be indented by them, and YAML not
+        text = text.replace("\t", " ")  # JSON allows tabs for indentation, YAML does not
     try:
         check_yaml(text)
         node = _nodes(text)
@@ -133,7 +138,7 @@ def _document(text: str, above: int) -> Document | None:
         return None
     reader = _NodeReader(above)
     value, _ = reader.read(node, 0)
-    return None if value is None else Document(value, tuple(reader.twice), text, above)
+    return None if value is None else Document(value, tuple(reader.repeated), text, above)
 
 
 def _nodes(text: str) -> Any:
@@ -145,11 +150,11 @@ def _nodes(text: str) -> Any:
 
 
 class _NodeReader:
-    """Makes plain data of nodes; an alias is the same object again, and counts as often as it stands."""
+    """Converts nodes to plain data; an alias is the same object, and counts for the size at each use."""
 
     def __init__(self, above: int) -> None:
         self.above = above
-        self.twice: list[tuple[int, str]] = []
+        self.repeated: list[tuple[int, str]] = []
         self._known: dict[int, tuple[Any, int]] = {}
         self._open: set[int] = set()
 
@@ -159,45 +164,46 @@ class _NodeReader:
             return self._scalar(node, scalars.value), 1
         if (known := self._known.get(id(node))) is not None:
             return known
-        if id(node) in self._open or level > DEEPEST:  # aliases may add levels
-            raise BrokenError("an alias within itself, or too many levels", self._line(node))
+        if id(node) in self._open or level > DEEPEST:  # aliases can nest deeper than the text
+            raise BrokenError("an alias that contains itself, or too many levels", self._line(node))
         self._open.add(id(node))
-        made, size = (
+        data, size = (
             self._mapping(node, level) if isinstance(node, yaml.MappingNode) else self._list(node, level)
         )
         self._open.discard(id(node))
-        self._known[id(node)] = made, size
-        return made, size
+        self._known[id(node)] = data, size
+        return data, size
 
     def _list(self, node: yaml.Node, level: int) -> tuple[list[Any], int]:
-        parts = [self.read(one, level + 1) for one in node.value]
+        parts = [self.read(item, level + 1) for item in node.value]
         return [value for value, _ in parts], 1 + sum(size for _, size in parts)
 
     def _mapping(self, node: yaml.Node, level: int) -> tuple[dict[str, Any], int]:
-        made: dict[str, Any] = {}
+        data: dict[str, Any] = {}
         written: set[str] = set()
         size = 1
         for key_node, value_node in node.value:
             value, count = self.read(value_node, level + 1)
             size += count
             if size > MOST_VALUES:
-                text = f"more than {MOST_VALUES:,} values once its aliases are written out"
+                text = f"more than {MOST_VALUES:,} values after its aliases are expanded"
                 raise BrokenError(text, self._line(key_node))
             if key_node.tag == scalars.MERGE:
-                # go.yaml.in/yaml/v2, decode.go: it replaces keys above it, and the first of a list wins
-                for one in reversed(value) if isinstance(value, list) else [value]:
-                    if not isinstance(one, dict):
+                # go.yaml.in/yaml/v2, decode.go: a merge overrides earlier keys, and the first mapping of a
+                # list wins
+                for source in reversed(value) if isinstance(value, list) else [value]:
+                    if not isinstance(source, dict):
                         raise BrokenError("`<<` takes a mapping or a list of mappings", self._line(key_node))
-                    made.update(one)
+                    data.update(source)
                 continue
             if not isinstance(key_node, yaml.ScalarNode):
-                raise BrokenError("a key that is no text", self._line(key_node))
+                raise BrokenError("a key that is not a text", self._line(key_node))
             key = self._scalar(key_node, scalars.key)
             if key in written:
-                self.twice.append((self._line(key_node), key))
+                self.repeated.append((self._line(key_node), key))
             written.add(key)
-            made[key] = value
-        return made, size
+            data[key] = value
+        return data, size
 
     def _scalar(self, node: yaml.ScalarNode, read: Callable[[yaml.ScalarNode], Any]) -> Any:
         try:

@@ -1,8 +1,8 @@
-"""Nodes that wait for work in working hours: pods that hold them, and make room for every other pod.
+"""Placeholder pods that keep nodes running in working hours, and that every other pod preempts.
 
-They come and go with a CronJob, which knows time zones: its Job's deadline is the end of the hours. When they
-are gone the nodes are empty, and Karpenter takes them away. A pod that needs the room pushes one of them
-aside; its Job makes another, for which Karpenter starts the next node that waits.
+A CronJob, which has a time zone, creates them; the deadline of its Job is the end of the hours. Without them
+the nodes are empty, and Karpenter removes them. A pod that needs their resources preempts one of them; the
+Job then creates another, for which Karpenter starts the next node.
 """
 
 from __future__ import annotations
@@ -16,15 +16,17 @@ from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.kubernetes.nodes.group import NodeGroup
 
 NAMESPACE = "kube-system"
-PRIORITY = -10  # below all that says nothing; cluster-autoscaler ignores what is below it
-LATE_S = 3600  # a controller that was away so long starts them all the same
+# Pods without a class have priority 0. cluster-autoscaler starts no nodes for pods below -10
+# (--expendable-pods-priority-cutoff).
+PRIORITY = -10
+LATE_S = 3600  # the Job still starts if the controller was down for up to this long
 
 
 def objects(group: NodeGroup) -> list[Manifest]:
     name = f"{group.name}-waiting"
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "gpukiln"}
     types = next(iter(group.by_gpu().values()))
-    gpus = min(instance_type(one).gpus for one in types)
+    gpus = min(instance_type(name).gpus for name in types)
     container = {
         "name": "wait",
         "image": load_add_ons()["pause"].image,
@@ -60,11 +62,11 @@ def objects(group: NodeGroup) -> list[Manifest]:
         },
         "containers": [container],
     }
-    pushed_aside = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    preempted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
     job = {
         "parallelism": group.keep,
         "backoffLimit": 6,
-        "podFailurePolicy": {"rules": [pushed_aside]},
+        "podFailurePolicy": {"rules": [preempted]},
         "activeDeadlineSeconds": group.hours.duration_min * 60,
         "ttlSecondsAfterFinished": 60,
         "template": {"metadata": {"labels": labels}, "spec": pod},
@@ -76,7 +78,7 @@ def objects(group: NodeGroup) -> list[Manifest]:
             "metadata": {"name": name, "labels": labels},
             "value": PRIORITY,
             "preemptionPolicy": "Never",
-            "description": "Nodes that wait for work; every other pod goes first.",
+            "description": "Placeholders on nodes that wait for work; every other pod preempts them.",
         },
         {
             "apiVersion": "batch/v1",

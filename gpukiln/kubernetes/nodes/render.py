@@ -1,4 +1,4 @@
-"""One rendering of each provider, and what its user may not have in mind."""
+"""Renders a node group for its provider, and notes for the user."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PROVIDERS: Mapping[str, Callable[[NodeGroup], dict[str, str]]] = {
 
 
 @strict
-class NodeRoom:
-    """What a node of a type has for pods: cores, bytes, GPUs."""
+class NodeCapacity:
+    """Allocatable resources of a node: cores, bytes, GPUs."""
 
     instance_type: str
     cpu: str
@@ -35,13 +35,13 @@ class Nodes:
     """What `k8s.nodes --json` prints.
 
     Args:
-        notes: What its user may not have in mind.
-        others: Files of the folder that this rendering has not.
+        notes: Consequences that the user should know.
+        others: Other files in the output folder.
     """
 
     schema: str
     group: NodeGroup
-    nodes: tuple[NodeRoom, ...]
+    nodes: tuple[NodeCapacity, ...]
     files: tuple[RenderedFile, ...]
     notes: tuple[str, ...]
     others: tuple[str, ...]
@@ -53,10 +53,10 @@ def files(group: NodeGroup) -> dict[str, str]:
 
 
 def document(group: NodeGroup, rendering: Rendering, trust: str) -> Nodes:
-    """What was rendered.
+    """The document of a rendered group.
 
     Args:
-        trust: By what the image is trusted, in words.
+        trust: Why the image is trusted, in words.
     """
     return Nodes(
         SCHEMA,
@@ -68,40 +68,43 @@ def document(group: NodeGroup, rendering: Rendering, trust: str) -> Nodes:
     )
 
 
-def _node(group: NodeGroup, name: str) -> NodeRoom:
-    room = allocatable(name)
+def _node(group: NodeGroup, name: str) -> NodeCapacity:
+    resources = allocatable(name)
     same = next(types for types in group.by_gpu().values() if name in types)
     labels = group.node_labels(same) if group.provider == "karpenter" else terraform.node_labels(group)
-    return NodeRoom(name, f"{room['cpu']:f}", int(room["memory"]), int(room[GPU]), labels)
+    return NodeCapacity(name, f"{resources['cpu']:f}", int(resources["memory"]), int(resources[GPU]), labels)
 
 
 def notes(group: NodeGroup) -> list[str]:
-    found = []
+    lines = []
     if group.provider == "karpenter":
         pools = group.by_gpu()
         if len(pools) > 1:
-            found.append(f"{len(pools)} pools, for {', '.join(pools)}: each may have {group.maximum} GPUs")
-        if not group.of_channel:
-            found.append("--ami stays: no release reaches these nodes; --channel follows releases")
+            lines.append(f"{len(pools)} pools, for {', '.join(pools)}: each may have {group.maximum} GPUs")
+        if not group.follows_channel:
+            lines.append("--ami is fixed: these nodes get no new releases; --channel follows releases")
     elif len(group.by_gpu()) > 1:
-        found.append(
-            "different GPUs in one group: cluster-autoscaler takes all nodes for the first type, and no pod "
-            "that selects by the product gets one started; a group for each GPU"
+        lines.append(
+            "different GPUs in one group: cluster-autoscaler assumes the first type for all nodes, and "
+            "starts "
+            "none for a pod with a selector on the product; render a group for each GPU"
         )
     if group.definition:
-        proven = {instance_type(one).gpu for one in group.definition.instance_types}
-        others = [one for one in group.types if instance_type(one).gpu not in proven]
+        verified = {instance_type(name).gpu for name in group.definition.instance_types}
+        others = [name for name in group.types if instance_type(name).gpu not in verified]
         if others:
-            found.append(
-                f"{group.definition.name} is not proven on the GPUs of {', '.join(others)}: "
-                f"`invoke ami.verify last --instance-types {others[0]}` does that"
+            lines.append(
+                f"{group.definition.name} is not verified on the GPUs of {', '.join(others)}: "
+                f"`invoke ami.verify last --instance-types {others[0]}` verifies it"
             )
     if group.local_storage and not group.has_local_storage:
-        found.append(f"{', '.join(group.types)}: no local NVMe, so nothing becomes a RAID 0")
+        lines.append(f"{', '.join(group.types)}: no local NVMe for a RAID 0")
     elif group.has_local_storage:
-        without = [one for one in group.types if not instance_type(one).local_nvme_gb]
+        without = [name for name in group.types if not instance_type(name).local_nvme_gb]
         if without:
-            found.append(f"{', '.join(without)}: no local NVMe; there the root volume has what pods write")
+            lines.append(f"{', '.join(without)}: no local NVMe; pods write to the root volume there")
     if group.is_spot:
-        found.append("spot: pods get two minutes; `k8s.job --spot` renders those that can bear it")
-    return found
+        lines.append(
+            "spot: pods get two minutes before an interruption; `k8s.job --spot` renders Jobs for that"
+        )
+    return lines

@@ -1,0 +1,56 @@
+"""Whether a trusted key signed the release or the verification of the nodes' image."""
+
+from __future__ import annotations
+
+from gpukiln.attest import trust
+from gpukiln.clouds.base import Cloud, explain_aws_errors
+from gpukiln.clouds.ec2 import require_image
+from gpukiln.clouds.tags import RECIPE_TAG
+from gpukiln.errors import RefusedError, UsageError
+from gpukiln.images import pointer as pointers
+from gpukiln.images.channels import load_channels
+from gpukiln.images.keys import in_words
+from gpukiln.instances.tags import tags_of
+
+REGION_HINT = "--region names the region of the image"
+
+
+def require_trusted(image: str, cloud: Cloud | None) -> str:
+    """Refuse an image without a signature of a trusted key, if trusted keys are configured.
+
+    Args:
+        image: SSM parameter of a channel, or the id of an AMI.
+        cloud: The cloud and region to look it up in; None is accepted only if no trusted key is configured.
+
+    Returns:
+        Why the image is trusted, in words.
+
+    Raises:
+        RefusedError: No trusted key signed the image, or `cloud` is missing.
+        UsageError: The channel or the image does not exist there.
+    """
+    pointer = pointers.parsed(image)
+    if cloud is None:
+        rules = load_channels()
+        named = rules[pointer.channel].trust if pointer and pointer.channel in rules else trust.all_trusted()
+        if not named:
+            return trust.UNSIGNED
+        raise RefusedError(
+            f"{image} must be signed by {in_words(named)}, and no cloud is given to look it up in",
+            hint="--cloud aws --region REGION verifies the current image",
+        )
+    if pointer is None:
+        described = require_image(cloud, image, hint=REGION_HINT)
+        is_built_here = RECIPE_TAG in tags_of(described)
+        return (
+            trust.require_verified(cloud, described)
+            if is_built_here
+            else "not built by gpukiln; used because it was named"
+        )
+    with explain_aws_errors(f"read {image}"):
+        image_id = pointers.read_all(cloud.client("ssm")).get(pointer)
+    if image_id is None:
+        raise UsageError(
+            f"{image} does not exist in {cloud.region}", hint="`invoke ami.channels` lists the channels"
+        )
+    return trust.require_released(cloud, require_image(cloud, image_id, hint=REGION_HINT), pointer)

@@ -17,7 +17,7 @@ PARTIAL = ".*.partial"  # what a killed process leaves: `.NAME.….partial`, a f
 
 
 @contextlib.contextmanager
-def whole_or_not(path: Path) -> Iterator[Path]:
+def atomic_path(path: Path) -> Iterator[Path]:
     """Let a block make a file or a folder that becomes `path` at its end, and is removed where it fails.
 
     Yields:
@@ -25,7 +25,7 @@ def whole_or_not(path: Path) -> Iterator[Path]:
     """
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with full_named(path, str(partial)):
+        with name_full_disk_error(path, str(partial)):
             yield partial
             partial.replace(path)
     except BaseException:
@@ -34,7 +34,7 @@ def whole_or_not(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def full_named(path: Path, made: str = "") -> Iterator[None]:
+def name_full_disk_error(path: Path, made: str = "") -> Iterator[None]:
     """Let the error of a full disk name what a block writes.
 
     A write of an open file names none, and a copy (`shutil.copyfile`) may name its source.
@@ -52,14 +52,14 @@ def full_named(path: Path, made: str = "") -> Iterator[None]:
         raise
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
     """Write a file in one step: readers find the old content or the new, also after a loss of power.
 
     Raises:
         OSError: It could not be written; what stood there stands there still.
     """
     data = content.encode() if isinstance(content, str) else content
-    with whole_or_not(path) as partial, open_private(partial) as file:
+    with atomic_path(path) as partial, open_private(partial) as file:
         os.fchmod(file.fileno(), mode)
         file.write(data)
         file.flush()
@@ -79,7 +79,7 @@ def remove_partial(*folders: Path) -> list[Path]:
 
 
 def remove_partial_of(path: Path) -> None:
-    """Remove what killed processes left of one file or folder, by `whole_or_not`; nobody may write it now."""
+    """Remove what killed processes left of one file or folder, by `atomic_path`; nobody may write it now."""
     for found in path.parent.glob(f".{glob.escape(path.name)}.????????.partial*"):
         remove(found)
 

@@ -26,13 +26,13 @@ POLL_S = 0.5
 READ_S = 10.0  # for the last lines of a program that has ended
 FULL_BYTES = 64 << 10
 """With less than this a disk is full: programs wait for room, or fail, at their next write."""
-ROOM_HINT = (
+SPACE_HINT = (
     "make room there (`invoke cloud.clean --images` shows what can go), or let $GPUKILN_HOME name a folder on"
     " another disk"
 )
 
 
-class LateError(UnavailableError):
+class ProgramTimeoutError(UnavailableError):
     """A program did not end in its time, and was ended."""
 
 
@@ -61,11 +61,11 @@ def run(
         The exit status, whatever it is, and the output.
 
     Raises:
-        LateError: It took too long.
+        ProgramTimeoutError: It took too long.
         UnavailableError: It is not installed, or the disk is full.
     """
     if folder is not None:
-        require_room(folder, needs_mib * MIB)
+        require_space(folder, needs_mib * MIB)
     pipe = output if output is not None else subprocess.PIPE
     process = _start(
         command,
@@ -87,7 +87,7 @@ def run(
                 if folder is not None and free_bytes(folder) < FULL_BYTES:
                     raise disk_full(folder, needs_mib) from None
                 if time.monotonic() >= deadline:
-                    raise LateError(
+                    raise ProgramTimeoutError(
                         f"`{' '.join(command[:3])}` did not end in {limit_s:.0f} s and was ended",
                         hint="check the network, the disk and the load of this machine, then try again",
                     ) from None
@@ -176,7 +176,7 @@ def stream(
     return process.returncode
 
 
-def attached(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
+def run_on_terminal(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
     """Run a program that has this process's terminal until it ends; returns its exit status."""
     return subprocess.run(command, env=environment, check=False).returncode
 
@@ -245,7 +245,7 @@ def tool(*command: str, stdin: str | None = None, folder: Path | None = None) ->
     return done.stdout.decode(errors="replace")
 
 
-def require_room(folder: Path, need: int) -> None:
+def require_space(folder: Path, need: int) -> None:
     """Refuse to write what finds no room.
 
     Args:
@@ -280,5 +280,5 @@ def disk_full(folder: Path, needs_mib: int = 0) -> UnavailableError:
     needs = f", about {Memory.of_mib(needs_mib).shown} are needed" if needs_mib else ""
     return UnavailableError(
         f"no room on the disk of {folder}: {free} of {total} are free{needs}",
-        hint=ROOM_HINT,
+        hint=SPACE_HINT,
     )

@@ -45,7 +45,7 @@ class PlainConsole(Console):
         self.file.write("".join(f"{line.rstrip(' ')}\n" for line in written.get().splitlines()))
         self.file.flush()
 
-    def tell(self, text: str) -> None:
+    def print_text(self, text: str) -> None:
         """Write a text as it is."""
         self.print(text, markup=False, soft_wrap=True)
 
@@ -131,7 +131,7 @@ class Progress:
         else:
             self._print_detail(detail)
 
-    def doing(self, detail: str) -> None:
+    def show_activity(self, detail: str) -> None:
         """As `say`, for what is over at once: a plain log tells it only when it lasts.
 
         Args:
@@ -191,7 +191,7 @@ class Meter:
         now = time.monotonic()
         if now - self._shown >= METER_S:
             self._shown = now
-            self._progress.doing(self.text(now - self._started))
+            self._progress.show_activity(self.text(now - self._started))
 
     def text(self, seconds: float) -> str:
         """For example `512 MiB of 2 GiB, 128 MiB/s, 12s left`."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gpukiln.errors import BusyError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import LimitError, parse_json, read_text
 from gpukiln.typed import dump, load
@@ -52,7 +52,7 @@ class RecordFolder(ABC, Generic[R]):
 
     def write(self, record: R) -> None:
         """Write the record in one step."""
-        write_whole(self.record_file, json.dumps(dump(record), indent=2) + "\n")
+        write_atomic(self.record_file, json.dumps(dump(record), indent=2) + "\n")
 
     def read(self) -> R:
         """Read the record.

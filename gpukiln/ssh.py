@@ -14,7 +14,7 @@ from gpukiln.errors import UsageError
 
 CONNECT_S = 20
 KEEPALIVE_S = 15
-FORM = "ssh://[USER@]HOST[:PORT]"
+URL_SYNTAX = "ssh://[USER@]HOST[:PORT]"
 _URL = re.compile(
     r"ssh://(?:[^@/\s\[\]]+@)?(?:\[(?P<v6>[0-9a-fA-F:]+)\]|[^:/?\s\[\]]+)(?::(?P<port>\d{1,5}))?(?:\?\S*)?"
 )
@@ -157,7 +157,7 @@ def parse_ssh(url: str) -> Ssh:
         UsageError: It is no such URL.
     """
     if not is_ssh(url):
-        raise UsageError(f"{url!r} is no {FORM}")
+        raise UsageError(f"{url!r} is no {URL_SYNTAX}")
     parts = urlsplit(url)
     given = {key: values[0] for key, values in parse_qs(parts.query).items()}
     key, config = given.get("ssh_identity_file"), given.get("ssh_config")

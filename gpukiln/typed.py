@@ -16,10 +16,10 @@ if TYPE_CHECKING:  # slow to import, and `invoke --list` needs none of it
     from pydantic import AfterValidator, TypeAdapter
 
 T = TypeVar("T")
-FOUND_CHARACTERS = 120  # of a wrong value that a message shows
+SHOWN_CHARACTERS = 120  # of a wrong value that a message shows
 
 _REPR = reprlib.Repr()  # of what aliases make huge, too
-_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 4 * FOUND_CHARACTERS
+_REPR.maxstring = _REPR.maxother = _REPR.maxlong = 4 * SHOWN_CHARACTERS
 _REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = 20
 _REPR.maxlevel = 4
 
@@ -104,7 +104,7 @@ def dump(value: Any) -> Any:
 
 
 # Pydantic's type of an error, or how it begins -> what is wanted.
-WANTED = {
+EXPECTED_TYPES = {
     "string": "a text",
     "int": "a whole number",
     "float": "a number",
@@ -138,7 +138,7 @@ def _mistake(kind: Any, item: Any) -> str:
     elif what == "literal_error":
         wanted = f"wanted {item['ctx']['expected']}"
     else:
-        known = WANTED.get(what.partition("_")[0])
+        known = EXPECTED_TYPES.get(what.partition("_")[0])
         wanted = f"wanted {known}" if known else item["msg"].replace("Input should be", "wanted something")
     if what == "string_type" and isinstance(item["input"], int | float):
         wanted += f': put it in quotes, "{item["input"]}"'
@@ -166,7 +166,7 @@ def _record_in(kind: Any) -> Any:
 
 def short(value: object, *, quote: bool = True) -> str:
     text = _REPR.repr(value) if quote else str(value)
-    return text if len(text) <= FOUND_CHARACTERS else f"{text[:FOUND_CHARACTERS]}..."
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:

@@ -14,13 +14,13 @@ from gpukiln.errors import RefusedError, UnavailableError, UsageError
 
 # AWS's own answer to "from which address do I come" (IPv4), which its documents use for security groups
 ADDRESS_URL = "https://checkip.amazonaws.com"
-NAME_IT = (
+SSH_CIDR_HINT = (
     "name who may reach SSH of the machines, for example --ssh-cidr 203.0.113.7/32: with a VPN, a bastion "
     "or a private subnet the network that you come from; 0.0.0.0/0 is everybody"
 )
 
 
-def refuse_this_computer(endpoint: str, service: str) -> None:
+def refuse_local_endpoint(endpoint: str, service: str) -> None:
     """Refuse an endpoint on this computer: in a shell that `cloud.env` has set up it is the embedded cloud's.
 
     Args:
@@ -90,7 +90,7 @@ class AwsCloud:
             raise UsageError(
                 f"machines in {self.subnet_id} get no public address, so they are reached from another one "
                 "than this machine has outside",
-                hint=NAME_IT,
+                hint=SSH_CIDR_HINT,
             )
         return f"{_address_outside()}/32"
 
@@ -121,7 +121,7 @@ class AwsCloud:
 
         retries: Any = {"mode": "standard", "total_max_attempts": attempts}
         client = self._session.client(service, region_name=self.region, config=Config(retries=retries))
-        refuse_this_computer(client.meta.endpoint_url, service)
+        refuse_local_endpoint(client.meta.endpoint_url, service)
         return client
 
     def in_region(self, region: str) -> "AwsCloud":
@@ -167,5 +167,5 @@ def _address_outside() -> str:
         return str(ipaddress.IPv4Address(text))
     except (OSError, ValueError) as error:
         raise UnavailableError(
-            f"this machine's public address can't be found out: {ADDRESS_URL}: {error}", hint=NAME_IT
+            f"this machine's public address can't be found out: {ADDRESS_URL}: {error}", hint=SSH_CIDR_HINT
         ) from error

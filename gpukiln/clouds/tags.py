@@ -19,7 +19,7 @@ RECIPE_TAG = "gpukiln:recipe"
 are found and may be removed. What may be launched carries `gpukiln:image`, see `gpukiln.proof.tags`."""
 BUILD_ID_TAG = "gpukiln:build-id"  # on what a build is for, its image and the snapshot; it outlives the build
 DIGEST_TAG = "gpukiln:digest"  # of the plan
-IMAGE_TAG, NOT_PROVEN = "gpukiln:image", "not-proven"
+IMAGE_TAG, NOT_VERIFIED = "gpukiln:image", "not-proven"
 VERDICT_TAG, PASSED = "gpukiln:verdict", "passed"
 VERIFIED_TAG = "gpukiln:verified-at"
 NOT_RUN_TAG = "gpukiln:not-run"  # the checks that its release excused
@@ -72,5 +72,5 @@ USER_TAG, SSH_USER_TAG = "gpukiln:user", "gpukiln:ssh-user"
 REACH_TAG, BY_SESSION_MANAGER = "gpukiln:reach", "session-manager"
 PLAN_TAG, PRICE_TAG = "gpukiln:plan", "gpukiln:usd-hour"
 IMAGE_DIGEST_TAG, IMAGE_VERDICT_TAG = "gpukiln:image-digest", "gpukiln:image-verdict"
-ASKED_TAG = "gpukiln:asked"  # which options the machine was started with, see workspaces/differs.py
+OPTIONS_TAG = "gpukiln:asked"  # which options the machine was started with, see workspaces/differs.py
 NO_GPUS = "gpu_support="  # an entry of it: no GPU was asked for

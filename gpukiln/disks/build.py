@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpukiln.disks.table import BIOS_BOOT_TYPE, ESP_TYPE, LINUX_ROOT_TYPE, SECTOR, root_partition
 from gpukiln.errors import UnavailableError
-from gpukiln.files import whole_or_not
+from gpukiln.files import atomic_path
 from gpukiln.programs import tool
 
 BIOS_BOOT_START = 2048  # sectors
@@ -45,7 +45,7 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
     """
     root_uuid = str(uuid.uuid4())
     _write_boot_files(root, root_uuid)
-    with whole_or_not(disk) as partial:
+    with atomic_path(disk) as partial:
         with partial.open("wb") as file:
             file.truncate(size_gib << 30)
         table = (

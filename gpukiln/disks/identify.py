@@ -43,7 +43,7 @@ class Disk:
     boot_mode: str
 
 
-def form_of(file: Path) -> str:
+def detect_format(file: Path) -> str:
     """Whether a file is raw or qcow2, by its content.
 
     Raises:
@@ -90,7 +90,7 @@ def _require_whole(file: Path) -> None:
         raise IncompatibleError(f"{file} is {why}", hint="`qemu-img check` and `qemu-img convert` know more")
 
 
-def look(disk: Path) -> Disk:
+def inspect_disk(disk: Path) -> Disk:
     """What a raw disk is.
 
     Raises:

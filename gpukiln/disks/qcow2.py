@@ -111,7 +111,7 @@ def write(disk: Path, part: Path, progress: Progress) -> str:
         meter = Meter(progress, len(layout.data) * CLUSTER)
         tables = b"".join(layout.tables())
         # Hashing takes as long as all the rest: it runs beside that, over what the file is made of.
-        hashing = sparse.meanwhile(_digest, number, tables, layout.data, size, moved=meter.add)
+        hashing = sparse.run_alongside(_digest, number, tables, layout.data, size, moved=meter.add)
         with hashing as digest:
             file.write(tables)
             file.flush()

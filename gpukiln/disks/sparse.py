@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UnavailableError
-from gpukiln.files import FULL, whole_or_not
+from gpukiln.files import FULL, atomic_path
 from gpukiln.programs import disk_full
 
 CHUNK = 4 << 20  # bytes
@@ -95,7 +95,7 @@ def copy_disk(source: Path, target: Path) -> None:
         UnavailableError: The copy failed, for example because there is no room.
     """
     try:
-        with whole_or_not(target) as partial:
+        with atomic_path(target) as partial:
             copy(source, partial)
             for name in os.listxattr(source):
                 if name.startswith("user."):
@@ -144,7 +144,7 @@ def copy_part(
 
 
 @contextlib.contextmanager
-def meanwhile(
+def run_alongside(
     work: Callable[..., str], *arguments: Any, moved: Callable[[int], None]
 ) -> Iterator[Future[str]]:
     """Work that is done beside a block; where the block fails, it ends at its next piece.

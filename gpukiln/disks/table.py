@@ -53,7 +53,7 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Table:
+class PartitionTable:
     """The partition table of a disk.
 
     Args:
@@ -72,7 +72,7 @@ class Table:
         return tuple(part for part in self.partitions if part.type == wanted)
 
 
-def read_table(disk: Path) -> Table:
+def read_table(disk: Path) -> PartitionTable:
     """The partition table of a raw disk.
 
     Raises:
@@ -89,7 +89,7 @@ def read_table(disk: Path) -> Table:
             )
         gpt = any(kind == MBR_PROTECTIVE for kind, _, _ in _rows(mbr))
         parts = _gpt(file, disk, size) if gpt else _dos(file, mbr)
-        return Table("gpt" if gpt else "dos", any(mbr[:BOOT_CODE]), tuple(parts))
+        return PartitionTable("gpt" if gpt else "dos", any(mbr[:BOOT_CODE]), tuple(parts))
 
 
 def root_partition(disk: Path) -> Partition:

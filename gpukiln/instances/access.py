@@ -14,12 +14,12 @@ from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import GPUS_TAG, MACHINE_TAG, SIMULATED
 from gpukiln.errors import GpukilnError, UnavailableError
-from gpukiln.instances.console import console_text, find_stop, plain, require_booting
+from gpukiln.instances.console import console_text, find_stop, require_booting, strip_control_characters
 from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user_data
-from gpukiln.instances.launch import Launched, launch, lost
-from gpukiln.instances.leftovers import sweep
+from gpukiln.instances.launch import LaunchedMachine, capacity_loss, launch
+from gpukiln.instances.orphans import sweep
 from gpukiln.instances.rehearsal import node_config
-from gpukiln.instances.tags import GONE, PRIVILEGED, build_tags, tag_specifications
+from gpukiln.instances.tags import ENDED_STATES, PRIVILEGED, build_tags, tag_specifications
 from gpukiln.state import state_home
 from gpukiln.verify.target import SshTarget, new_machine
 
@@ -28,7 +28,7 @@ PAUSES_S = (2.0, 10.0)  # a group that EC2 still takes for used can be removed s
 SAY_S = 10.0
 AGAIN_S = 60.0  # who waited longer for a machine to end does not wait for it again
 KEYS = "keys"
-EVERYBODY = "0.0.0.0/0"
+ANY_ADDRESS = "0.0.0.0/0"
 
 
 def keys_folder() -> Path:
@@ -61,7 +61,7 @@ def access_line(cloud: Cloud) -> str:
     Raises:
         GpukilnError: Nobody can say: it has to be named.
     """
-    if cloud.ssh_cidr == EVERYBODY:
+    if cloud.ssh_cidr == ANY_ADDRESS:
         return "SSH of its machines is open to everybody who has the build's key, as --ssh-cidr says"
     return f"SSH of its machines is open to {cloud.ssh_cidr}"
 
@@ -168,7 +168,7 @@ def machine_from_image(
     simulated: bool = False,
     rehearse_node: bool = False,
     timeout_s: float = 900,
-) -> Iterator[tuple[SshTarget, Launched]]:
+) -> Iterator[tuple[SshTarget, LaunchedMachine]]:
     """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
 
     Args:
@@ -297,8 +297,8 @@ def _wait_until_reachable(
         nonlocal state
         instance = calls.instance(cloud, instance_id)
         state = instance["State"]["Name"]
-        if state in (*GONE, "stopped", "stopping"):
-            if error := lost(instance):
+        if state in (*ENDED_STATES, "stopped", "stopping"):
+            if error := capacity_loss(instance):
                 raise error
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
@@ -312,7 +312,7 @@ def _wait_until_reachable(
         return UnavailableError(
             f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
             hint="the end of its console is above",
-            details=tuple(plain(console_text(cloud, instance_id)).splitlines()[-15:]),
+            details=tuple(strip_control_characters(console_text(cloud, instance_id)).splitlines()[-15:]),
         )
 
     def pause(seconds: float) -> None:

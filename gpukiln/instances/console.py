@@ -17,7 +17,7 @@ BOOT = re.compile(r"^(?:\[ *0\.0+\] )?Linux version \d", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopPattern:
     """A state in which a boot stays.
 
     Args:
@@ -39,12 +39,12 @@ def _lines(pattern: str) -> re.Pattern[str]:
 # (kernel/panic.c, init/do_mounts.c), GRUB (kern/rescue_reader.c, normal/main.c) and cloud-init
 # (sources/DataSourceNone.py, config/cc_final_message.py).
 STOPS = (
-    Stop(
+    StopPattern(
         "kernel panic",
         _lines(r"Kernel panic - not syncing"),
         _lines(r"Kernel panic - not syncing|Cannot open root device|unable to mount root|No working init"),
     ),
-    Stop(
+    StopPattern(
         "a shell of the initramfs",
         _lines(
             r"^ *\(initramfs\)|Dropping to a shell|^(?:dracut|switch_root):/.*#"
@@ -55,19 +55,19 @@ STOPS = (
             r"|No root device"
         ),
     ),
-    Stop(
+    StopPattern(
         "emergency mode",
         _lines(r"You are in (?:emergency|rescue) mode|Welcome to emergency mode"),
         _lines(
             r"FAILED|DEPEND|TIME|Timed out waiting for device|UNEXPECTED INCONSISTENCY|root account is locked"
         ),
     ),
-    Stop(
+    StopPattern(
         "the prompt of GRUB",
         _lines(r"^ *grub(?: rescue)?>|Minimal BASH-like line editing"),
         _lines(r"^ *error: "),
     ),
-    Stop(
+    StopPattern(
         "no data source",
         _lines(r"No instance datasource found|Used fallback datasource|Datasource DataSourceNone"),
         _lines(r"datasource|DataSourceNone|ci-info: .*(?:eth|ens|enp).*False"),
@@ -88,7 +88,7 @@ class StoppedBoot:
     lines: tuple[str, ...]
 
 
-def plain(console: str) -> str:
+def strip_control_characters(console: str) -> str:
     """Text of a console without escape sequences, control characters and secrets."""
     return redact(ESCAPES.sub("", console.replace("\r", "\n")))
 
@@ -102,7 +102,7 @@ def stopped_boot(console: str) -> StoppedBoot | None:
     Returns:
         None: it goes on, or has ended well.
     """
-    text = plain(console)
+    text = strip_control_characters(console)
     begins = [match.start() for match in BOOT.finditer(text)]
     last = text[begins[-1] if begins else 0 :]
     for stop in STOPS:

@@ -54,7 +54,7 @@ SPOT = {
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedMachine:
     """A machine that was started.
 
     Args:
@@ -69,7 +69,7 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Try:
+class LaunchCandidate:
     """One place of a walk: a type in a zone of the cloud's region, in a market.
 
     Args:
@@ -84,7 +84,7 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class LaunchRefusal:
     """What EC2 answered to one try."""
 
     code: str
@@ -105,7 +105,7 @@ def launch(
     spot: bool,
     say: Callable[[str], None],
     named_by: str = "--instance-types",
-) -> Launched:
+) -> LaunchedMachine:
     """Start one machine, of the first type and zone that has capacity.
 
     Args:
@@ -133,21 +133,23 @@ def launch(
             + (f" and the subnet {cloud.subnet_id}" if cloud.subnet_id else ""),
             hint=f"name other types with {named_by}, or another subnet or region",
         )
-    tries = [Try(name, zone, subnets[zone], spot) for name, zones in offers.items() for zone in zones]
-    launched, refusals = walk(cloud, request, tries, say=say)
+    tries = [
+        LaunchCandidate(name, zone, subnets[zone], spot) for name, zones in offers.items() for zone in zones
+    ]
+    launched, refusals = launch_in_order(cloud, request, tries, say=say)
     if launched is None:
         raise _nowhere(refusals, spot, named_by)
     return launched
 
 
-def walk(
+def launch_in_order(
     cloud: Cloud,
     request: dict[str, Any],
-    tries: Iterable[Try],
+    tries: Iterable[LaunchCandidate],
     *,
     say: Callable[[str], None],
-    token: Callable[[Try], str] = lambda _: "",
-) -> tuple[Launched | None, tuple[Refusal, ...]]:
+    token: Callable[[LaunchCandidate], str] = lambda _: "",
+) -> tuple[LaunchedMachine | None, tuple[LaunchRefusal, ...]]:
     """Start one machine at the first place that takes it.
 
     A quota counts for a type and market in every zone, so their other zones are left out.
@@ -166,7 +168,7 @@ def walk(
     """
     # EC2 answers "no capacity" as a fault of its own, which boto3 would try again and again in the same zone
     starter = cloud.client("ec2", attempts=2)
-    refusals: list[Refusal] = []
+    refusals: list[LaunchRefusal] = []
     for one in tries:
         name, zone = one.instance_type, one.zone
         if any(r.code in QUOTA and (r.instance_type, r.spot) == (name, one.spot) for r in refusals):
@@ -184,7 +186,7 @@ def walk(
                     MaxCount=1,
                 )["Instances"][0]
         except UnavailableError as error:
-            refusal = Refusal(*_answer(error), name, zone, one.spot)
+            refusal = LaunchRefusal(*_answer(error), name, zone, one.spot)
             if refusal.code in PERMISSION:
                 raise _not_permitted(refusal, one.spot) from error
             if refusal.code == MISMATCH:
@@ -198,7 +200,7 @@ def walk(
             refusals.append(refusal)
             say(str(refusal))
         else:
-            return Launched(instance["InstanceId"], name, zone, one.spot), tuple(refusals)
+            return LaunchedMachine(instance["InstanceId"], name, zone, one.spot), tuple(refusals)
     return None, tuple(refusals)
 
 
@@ -215,7 +217,7 @@ def _tagged(request: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
     return {**request, "TagSpecifications": named}
 
 
-def lost(instance: dict[str, Any]) -> GpukilnError | None:
+def capacity_loss(instance: dict[str, Any]) -> GpukilnError | None:
     """Why EC2 took a machine away, where that is no fault of the image.
 
     Args:
@@ -259,7 +261,7 @@ def _answer(error: UnavailableError) -> tuple[str, str]:
     return answer.get("Code", ""), answer.get("Message", "")
 
 
-def _not_permitted(refusal: Refusal, spot: bool) -> UnavailableError:
+def _not_permitted(refusal: LaunchRefusal, spot: bool) -> UnavailableError:
     hint = "the role needs ec2:RunInstances, on image, subnet, group and key too, and ec2:CreateTags"
     if "ServiceLinkedRole" in refusal.code or ("spot" in refusal.text.lower() and spot):
         hint = (
@@ -268,7 +270,7 @@ def _not_permitted(refusal: Refusal, spot: bool) -> UnavailableError:
     return UnavailableError(f"not permitted to start {refusal}", hint=hint)
 
 
-def _nowhere(refusals: Sequence[Refusal], spot: bool, named_by: str) -> GpukilnError:
+def _nowhere(refusals: Sequence[LaunchRefusal], spot: bool, named_by: str) -> GpukilnError:
     details = tuple(map(str, refusals))
     names = list(dict.fromkeys(refusal.instance_type for refusal in refusals))
     ask = "ask for more vCPUs in Service Quotas"

@@ -18,7 +18,7 @@ from gpukiln.clouds.tags import (
 )
 from gpukiln.instances.deadline import deadline_text
 
-GONE = ("terminated", "shutting-down")
+ENDED_STATES = ("terminated", "shutting-down")
 
 
 def tag_list(tags: dict[str, str]) -> list[dict[str, str]]:

@@ -19,7 +19,7 @@ from gpukiln.clouds.tags import (
     BUILD_ID_TAG,
     DIGEST_TAG,
     IMAGE_TAG,
-    NOT_PROVEN,
+    NOT_VERIFIED,
     PASSED,
     VERDICT_TAG,
     VERIFIED_TAG,
@@ -160,7 +160,7 @@ def proof_tags(recipe: str, judged: Iterable[VerdictSummary]) -> dict[str, str]:
     return {
         VERIFIED_TAG: max(one.at for one in every),
         VERDICT_TAG: PASSED if passed else "failed",
-        IMAGE_TAG: recipe if passed else NOT_PROVEN,
+        IMAGE_TAG: recipe if passed else NOT_VERIFIED,
         **dict(one.tag for one in every),
     }
 

@@ -41,7 +41,7 @@ def launched(monkeypatch):
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    monkeypatch.setattr(Instance, "terminate", spot.keeps_reason(Instance.terminate))
+    monkeypatch.setattr(Instance, "terminate", spot.keep_reason(Instance.terminate))
     monkeypatch.setattr(InstanceResponse, "run_instances", InstanceResponse.run_instances)
     spot.extend_launches()
     with mock_aws():
@@ -89,7 +89,7 @@ def wait(fulfilled):
 
 def test_the_notices_come_one_after_the_other():
     two, four = MOMENT + timedelta(minutes=2), MOMENT + timedelta(minutes=4)
-    notice = spot.Notice("terminate", MOMENT, two, four)
+    notice = spot.InterruptionNotice("terminate", MOMENT, two, four)
     assert notice.tree(MOMENT - timedelta(seconds=1)) == {}
     events = {"recommendations": {"rebalance": '{"noticeTime": "2026-11-23T08:00:00Z"}'}}
     assert notice.tree(MOMENT) == {"events": events}

@@ -17,7 +17,7 @@ def dump_iam(iam: Any) -> dict[str, Any]:
     return {
         "roles": {
             role.name: {
-                **{name: value for name, value in vars(role).items() if name not in _ELSEWHERE},
+                **{name: value for name, value in vars(role).items() if name not in _STORED_SEPARATELY},
                 "create_date": role.create_date.isoformat(),
                 "managed_policies": sorted(role.managed_policies),
             }
@@ -34,7 +34,7 @@ def dump_iam(iam: Any) -> dict[str, Any]:
     }
 
 
-_ELSEWHERE = ("create_date", "managed_policies", "last_used", "last_used_region")
+_STORED_SEPARATELY = ("create_date", "managed_policies", "last_used", "last_used_region")
 
 
 def load_iam(iam: Any, document: dict[str, Any]) -> None:

@@ -19,9 +19,9 @@ from gpukiln.clouds.embedded.block_devices import GUEST_FILES
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.disks.build import LAYOUT, build_disk
 from gpukiln.errors import BusyError, UnavailableError
-from gpukiln.files import remove, remove_partial, write_whole
+from gpukiln.files import remove, remove_partial, write_atomic
 from gpukiln.locks import locked
-from gpukiln.programs import require_room, tool
+from gpukiln.programs import require_space, tool
 from gpukiln.sources.mirror import install_debian, mirror_options, mirror_sources, write_file
 
 NAME = "debian-12"
@@ -164,7 +164,7 @@ def refresh(layout: Layout) -> BaseImage:
     """
     layout.create()
     check_generation(layout)
-    write_whole(layout.bases / "generation", str(_generation(layout) + 1))
+    write_atomic(layout.bases / "generation", str(_generation(layout) + 1))
     return current_base(layout)
 
 
@@ -184,7 +184,7 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
     with locked(layout.bases / "lock"):
         if disk.exists():
             return disk
-        require_room(layout.bases, NEED_BYTES)
+        require_space(layout.bases, NEED_BYTES)
         log = layout.bases / f"{base.key}.log"
         with tempfile.TemporaryDirectory(prefix="base-", dir=layout.bases) as folder:
             root = Path(folder) / "root"

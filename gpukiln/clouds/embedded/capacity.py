@@ -18,7 +18,7 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError
 
 NO_TOKEN = "ABCDE"  # noqa: S105 - what moto takes where a request has none
-WORKS = "Our system will be working on provisioning additional capacity."
+PROVISIONING_TEXT = "Our system will be working on provisioning additional capacity."
 
 
 class InsufficientCapacityError(EC2ClientError):
@@ -29,7 +29,7 @@ class InsufficientCapacityError(EC2ClientError):
 
 
 @contextlib.contextmanager
-def taken(
+def take_capacity(
     layout: Layout, ec2: Any, asked: Mapping[str, Any], template: Mapping[str, Any], devices: Sequence[Any]
 ) -> Iterator[str]:
     """Take capacity for the launch in the block.
@@ -92,13 +92,13 @@ def _text(
     lack = f"We currently do not have sufficient {launch.instance_type} capacity in"
     if named and elsewhere:
         return (
-            f"{lack} the Availability Zone you requested ({named}). {WORKS} You can currently get "
-            f"{launch.instance_type} capacity by not specifying an Availability Zone in your request or "
+            f"{lack} the Availability Zone you requested ({named}). {PROVISIONING_TEXT} You can "
+            f"currently get {launch.instance_type} capacity by not specifying an Availability Zone in your request or "
             f"choosing {', '.join(elsewhere)}."
         )
     if launch.market == "spot":
         return "There is no Spot capacity available that matches your request."
     if named:
-        return f"{lack} the Availability Zone you requested ({named}). {WORKS}"
+        return f"{lack} the Availability Zone you requested ({named}). {PROVISIONING_TEXT}"
     volume = devices[0]["Ebs"].get("VolumeType") or "gp2"
-    return f"{lack} zones with support for '{volume}' volumes. {WORKS}"
+    return f"{lack} zones with support for '{volume}' volumes. {PROVISIONING_TEXT}"

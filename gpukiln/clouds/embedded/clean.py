@@ -17,7 +17,7 @@ from gpukiln.units import Memory
 
 
 @dataclass
-class Cleaning:
+class CleaningPlan:
     """What goes and what stays.
 
     Args:
@@ -40,7 +40,7 @@ class Cleaning:
 
 def plan_cleaning(
     layout: Layout, *, images: bool, base: bool, released: bool, volumes: bool = False
-) -> Cleaning:
+) -> CleaningPlan:
     """Find what can go; changes nothing.
 
     Args:
@@ -53,7 +53,7 @@ def plan_cleaning(
     Raises:
         UnavailableError: A region's files are damaged, so nothing says which of its images a channel needs.
     """
-    done = Cleaning()
+    done = CleaningPlan()
     if not layout.root.exists():
         return done
     done.files |= dict.fromkeys(_leftovers(layout), "")
@@ -71,7 +71,7 @@ def plan_cleaning(
     needed: set[str] = set()
     for one in found:
         if one.document is None and released and images:
-            document = regions.empty()
+            document = regions.empty_document()
             done.changes.append(f"region {one.region}: everything; {one.problems[0]}")
             done.documents[one.region] = document
         else:
@@ -92,7 +92,7 @@ def plan_cleaning(
     return done
 
 
-def carry_out(layout: Layout, cleaning: Cleaning) -> None:
+def carry_out(layout: Layout, cleaning: CleaningPlan) -> None:
     """Remove it. A region's file forgets an image before its disk goes.
 
     Raises:
@@ -123,7 +123,7 @@ def _leftovers(layout: Layout) -> Iterator[Path]:
 
 
 def _plan_region(
-    done: Cleaning, region: str, document: dict[str, Any], *, images: bool, base: bool, released: bool
+    done: CleaningPlan, region: str, document: dict[str, Any], *, images: bool, base: bool, released: bool
 ) -> None:
     pointers = _pointers(document["parameters"])
     stay: dict[str, Any] = {}

@@ -19,7 +19,7 @@ from typing import Any
 from gpukiln import errors
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import regions
-from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, set_aside
+from gpukiln.clouds.embedded.layout import LOCK_PROBE_S, Layout, read_endpoint, set_aside
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError
 from gpukiln.locks import locked
@@ -72,7 +72,7 @@ def server_runs(layout: Layout) -> bool:
         return False
     busy = BusyError("the embedded cloud's server runs", hint="`invoke cloud.stop` ends it")
     try:
-        with locked(layout.server_lock, busy=busy, wait_s=ASKED_S):
+        with locked(layout.server_lock, busy=busy, wait_s=LOCK_PROBE_S):
             return False
     except BusyError:
         return True
@@ -216,7 +216,7 @@ def prepare_files(layout: Layout) -> list[str]:
     Raises:
         UnavailableError: Something can't be made again.
     """
-    told = regions.mend(layout)
+    told = regions.repair_files(layout)
     last = read_endpoint(layout)
     if last and last.get("home") != layout.identity():
         told.append(f"{layout.home} is a copy: it gets a server, a port and an access key of its own")

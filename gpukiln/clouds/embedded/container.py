@@ -211,7 +211,7 @@ class ContainerMachine(LocalMachine):
         root = Path(f"/proc/{init}/root")
         if self._user:
             self._devices.add_characters(init, _gpu_nodes(gpus.files))
-        self.gpus, self.shown = gpus, machine_files.MachineFiles(machine_files.FOLDER, root)
+        self.gpus, self.gpu_files = gpus, machine_files.MachineFiles(machine_files.FOLDER, root)
         # Process ids of the container mean something in its own namespace alone.
         namespace = str(Path(f"/proc/{init}/ns/pid").readlink())
         gpus.files.state.change(lambda rows: rows.update(pid_namespace=namespace))
@@ -220,7 +220,7 @@ class ContainerMachine(LocalMachine):
     def hide_gpus(self) -> None:
         """Take them away again; the image's own files are seen as they are."""
         self.run_inside("sh", "-c", machine_files.DOWN)
-        self.gpus = self.shown = None
+        self.gpus = self.gpu_files = None
 
     def _resize(self, disk: AttachedDisk) -> None:
         if (
@@ -240,7 +240,7 @@ class ContainerMachine(LocalMachine):
 
     def release(self) -> None:
         """Unmount the disk, let the others go."""
-        self.shown = None
+        self.gpu_files = None
         self._devices.release()
         cgroups.remove(self.spec.instance_id)
         if self._root.is_mount():

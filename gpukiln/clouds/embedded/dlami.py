@@ -21,7 +21,7 @@ SYSTEMS = {  # the end of the parameter's name: as the image's name has it, and 
 
 
 @dataclass(frozen=True)
-class DlamiDouble:
+class SimulatedDlami:
     """One of them; its ids are the same in every region."""
 
     parameter: str
@@ -38,7 +38,7 @@ class DlamiDouble:
         return f"snap-{self.key}"
 
 
-def _every() -> tuple[DlamiDouble, ...]:
+def _every() -> tuple[SimulatedDlami, ...]:
     made = []
     for end, (system, architectures) in SYSTEMS.items():
         for arch in architectures:
@@ -46,7 +46,7 @@ def _every() -> tuple[DlamiDouble, ...]:
             key = hashlib.sha256(parameter.encode()).hexdigest()[:17]
             prefix = "ARM64 " if arch == "arm64" else ""
             name = f"Deep Learning {prefix}Base OSS Nvidia Driver GPU AMI ({system}) {DAY}"
-            made.append(DlamiDouble(parameter, name, arch, key))
+            made.append(SimulatedDlami(parameter, name, arch, key))
     return tuple(made)
 
 

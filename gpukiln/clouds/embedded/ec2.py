@@ -37,7 +37,7 @@ from gpukiln.clouds.embedded.images import extend_images
 from gpukiln.clouds.embedded.instance_types import extend_instance_types
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.lifecycle import Lifecycle
-from gpukiln.clouds.embedded.machines import Machines, asked_kind
+from gpukiln.clouds.embedded.machines import Machines, requested_kind
 from gpukiln.clouds.embedded.pointers import resolve_image
 from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.clouds.embedded.request_checks import extend_requests
@@ -53,7 +53,7 @@ def install(machines: Machines) -> None:
     layout = machines.layout
     _publish_base(layout)
     _keep_accounts(layout)
-    _extend_instances(layout, Lifecycle(machines, terminate=spot.keeps_reason(Instance.terminate)))
+    _extend_instances(layout, Lifecycle(machines, terminate=spot.keep_reason(Instance.terminate)))
     spot.extend_launches()
     extend_instance_types()
     market.extend_market(layout)
@@ -158,19 +158,19 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
         if image is None:  # moto finds those that were deregistered too
             raise UnvailableAMIIdError(wanted)
         mapped = (template.get("BlockDeviceMappings"), kwargs.get("block_device_mappings"))
-        devices = launch_devices.merged(image, *(mappings or [] for mappings in mapped))
+        devices = launch_devices.merge_mappings(image, *(mappings or [] for mappings in mapped))
         for device in devices:  # what moto refuses is refused before there is an instance
             self.volumes.pop(launch_devices.create_volume(self, "", device["Ebs"]).id)
         kwargs["block_device_mappings"] = []  # moto would leave out the image's own
         tags = (kwargs.get("tags") or {}).get("volume", {})
         try:
-            asked_kind((kwargs.get("tags") or {}).get("instance", {}))
+            requested_kind((kwargs.get("tags") or {}).get("instance", {}))
         except ValueError as error:
             raise EC2ClientError("InvalidParameterValue", str(error)) from None
         if template.get("InstanceMarketOptions") and not kwargs.get("instance_market_options"):
             kwargs["instance_market_options"] = template["InstanceMarketOptions"].get("MarketType")
         asked = {"count": args[0] if args else kwargs["count"], **kwargs}
-        with capacity.taken(layout, self, asked, template, devices) as zone:
+        with capacity.take_capacity(layout, self, asked, template, devices) as zone:
             if not kwargs.get("subnet_id") and not kwargs.get("nics") and self.subnets.get(zone):
                 # EC2 takes the zone's default subnet; moto would take an address outside of every VPC
                 kwargs["subnet_id"] = next(iter(self.subnets[zone]))

@@ -6,7 +6,7 @@ from typing import Literal
 
 from gpukiln.disks.table import BIOS_BOOT_TYPE, ESP_TYPE, SECTOR, read_table
 from gpukiln.errors import UnavailableError
-from gpukiln.files import full_named
+from gpukiln.files import name_full_disk_error
 
 Firmware = Literal["bios", "uefi"]
 OVMF = Path("/usr/share/OVMF")
@@ -40,7 +40,7 @@ def firmware_arguments(firmware: Firmware, folder: Path) -> tuple[str, ...]:
         )
     variables = folder / VARIABLES
     if not variables.exists():
-        with full_named(variables):
+        with name_full_disk_error(variables):
             shutil.copyfile(OVMF / VARIABLES, variables)
     flash = "if=pflash,format=raw,unit"
     return (

@@ -10,10 +10,10 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.responses import EC2Response
 
 from gpukiln.clouds.embedded import regions
-from gpukiln.clouds.embedded.launch_devices import CODE, mapping_of_image, merged
+from gpukiln.clouds.embedded.launch_devices import CODE, mapping_of_image, merge_mappings
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
-from gpukiln.clouds.embedded.volumes import Members, as_answer, as_captured
+from gpukiln.clouds.embedded.volumes import Members, detach_captured_volume, raise_as_ec2_error
 
 
 def extend_images(machines: Machines) -> None:
@@ -58,11 +58,11 @@ def _images(machines: Machines) -> Members:
                     snapshot = create_snapshot(
                         self, volume.id, image.ebs_snapshot.description, None, image.id
                     )
-                    as_captured(snapshot)
+                    detach_captured_volume(snapshot)
                     made[snapshot.id], captured[snapshot.id] = snapshot, volume
                     image.devices = [*image.devices, _device(device, snapshot, attached, volume)]
-            image.devices = merged(image, mappings or [])[1:]
-            with as_answer("the disk can't be captured"):
+            image.devices = merge_mappings(image, mappings or [])[1:]
+            with raise_as_ec2_error("the disk can't be captured"):
                 machines.capture(captured)
         except BaseException:
             self.amis.pop(image.id, None)
@@ -113,7 +113,7 @@ def _registration() -> Members:
         image.virtualization_type = self._get_param("VirtualizationType") or "hvm"
         image.boot_mode = self._get_param("BootMode") or "legacy-bios"
         try:
-            image.devices = merged(image, mappings)[1:]
+            image.devices = merge_mappings(image, mappings)[1:]
         except BaseException:
             ec2.amis.pop(image.id)
             raise
@@ -211,9 +211,9 @@ def _snapshots(machines: Machines) -> Members:
 def _capture_all(machines: Machines, ec2: Any, snapshots: list[Any]) -> None:
     volumes = {snapshot.id: snapshot.volume for snapshot in snapshots}
     for snapshot in snapshots:
-        as_captured(snapshot)
+        detach_captured_volume(snapshot)
     try:
-        with as_answer("the disk can't be captured"):
+        with raise_as_ec2_error("the disk can't be captured"):
             machines.capture(volumes)
     except BaseException:
         for snapshot in snapshots:

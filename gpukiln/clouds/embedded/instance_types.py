@@ -26,7 +26,7 @@ def extend_instance_types() -> None:
         if facts.status == "retired":
             continue
         if name not in INSTANCE_TYPES:
-            INSTANCE_TYPES[name] = described(name, facts)
+            INSTANCE_TYPES[name] = describe_type(name, facts)
             InstanceTypeBackend.instance_types.append(InstanceType(name))
         if not any(
             offer["InstanceType"] == name
@@ -36,7 +36,7 @@ def extend_instance_types() -> None:
             _offer_everywhere(name)
 
 
-def described(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
+def describe_type(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
     """A type as DescribeInstanceTypes gives it; what the catalogue does not know is left out.
 
     Args:

@@ -12,14 +12,14 @@ from gpukiln.errors import UnavailableError, UsageError
 
 def every_region(layout: Layout) -> list[regions.StoredRegion]:
     """What each region has, as far as it can be known."""
-    return [regions.look(layout, region) for region in regions.regions_on_disk(layout)]
+    return [regions.inspect_region(layout, region) for region in regions.regions_on_disk(layout)]
 
 
 def image_names(found: list[regions.StoredRegion]) -> dict[str, str]:
     """Names of images by their snapshots; of a region that can't be read, by what lies beside its disks."""
     names: dict[str, str] = {}
     for one in found:
-        beside = [description["images"] for description in one.described.values()]
+        beside = [description["images"] for description in one.descriptions.values()]
         for images in [one.document["images"]] if one.document else beside:
             for image_id, image in images.items():
                 for snapshot in regions.snapshots_of_image(image):
@@ -27,7 +27,7 @@ def image_names(found: list[regions.StoredRegion]) -> dict[str, str]:
     return names
 
 
-def kept(layout: Layout) -> list[dict[str, Any]]:
+def stored_disks(layout: Layout) -> list[dict[str, Any]]:
     """Every disk that is kept, or should be.
 
     Returns:
@@ -35,7 +35,7 @@ def kept(layout: Layout) -> list[dict[str, Any]]:
     """
     found = every_region(layout)
     names, known = image_names(found), known_snapshots(found)
-    facts = {name: said["disk"] for one in found for name, said in one.described.items()}
+    facts = {name: said["disk"] for one in found for name, said in one.descriptions.items()}
     disks = {disk.stem: disk for disk in layout.snapshots.glob("*.raw")}
     return [
         {
@@ -52,7 +52,7 @@ def kept(layout: Layout) -> list[dict[str, Any]]:
 def known_snapshots(found: list[regions.StoredRegion]) -> set[str]:
     """Every snapshot that a region or a description knows."""
     of_documents = {name for one in found if one.document for name in one.document["snapshots"]}
-    return of_documents | {name for one in found if not one.document for name in one.described}
+    return of_documents | {name for one in found if not one.document for name in one.descriptions}
 
 
 def _unknown(layout: Layout, disk: Path, known: set[str]) -> str:

@@ -29,7 +29,7 @@ def mapping_of_image(image: Any) -> list[dict[str, Any]]:
     return [root, *image.devices]
 
 
-def merged(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge_mappings(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The mapping of a launch or a new image, checked.
 
     Args:
@@ -70,10 +70,10 @@ def merged(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 known.update(asked)
             elif not entry.get("VirtualName"):  # ephemeral disks: no machine here has any
                 raise MissingParameterError("ebs")
-    return [_checked(image.ec2_backend, name, ebs) for name, ebs in devices.items()]
+    return [_check_mapping(image.ec2_backend, name, ebs) for name, ebs in devices.items()]
 
 
-def _checked(ec2: Any, name: str, ebs: dict[str, Any]) -> dict[str, Any]:
+def _check_mapping(ec2: Any, name: str, ebs: dict[str, Any]) -> dict[str, Any]:
     size = int(ebs["VolumeSize"]) if ebs.get("VolumeSize") is not None else None
     if snapshot_id := ebs.get("SnapshotId"):
         size = check_snapshot_size(ec2, snapshot_id, size, code=CODE)

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
 
 DAMAGED = ".damaged-"  # in the name of what was set aside
-ASKED_S = 0.2  # seconds, many times what a look at a lock takes
+LOCK_PROBE_S = 0.2  # seconds, many times what a look at a lock takes
 ACCESS_KEY = re.compile(r"embedded[0-9a-f]{16}")
 
 
@@ -38,7 +38,7 @@ class Layout:
 
     @property
     def server_lock(self) -> Path:
-        """Held by the server as long as it lives; who asks holds it for a moment, so ask for `ASKED_S`."""
+        """The server holds it while it runs; a probe holds it for a moment: wait `LOCK_PROBE_S` for it."""
         return self.root / "server.lock"
 
     @property
@@ -139,7 +139,7 @@ class Layout:
 
     def new_access_key(self) -> None:
         """Make another access key; nobody who knows the old one gets in."""
-        write_whole(self.key_file, f"embedded{secrets.token_hex(8)}")
+        write_atomic(self.key_file, f"embedded{secrets.token_hex(8)}")
 
 
 def read_endpoint(layout: Layout) -> dict[str, Any]:
@@ -162,4 +162,4 @@ def write_in_place(path: Path, text: str) -> None:
     """Write a file whole where a damaged one may be; that one is set aside."""
     if path.is_symlink() or path.exists():
         set_aside(path)
-    write_whole(path, text)
+    write_atomic(path, text)

@@ -93,7 +93,9 @@ class Lifecycle:
             instance.launch_time = utcnow()  # API reference, Instance$LaunchTime: the last one
             for nic in instance.nics.values():  # another public address
                 nic.start()
-            self._in_background(instance, lambda: self._boot(instance, self._machines.existing(instance)))
+            self._in_background(
+                instance, lambda: self._boot(instance, self._machines.require_machine(instance))
+            )
         return before
 
     def stop(self, instance: Any) -> InstanceState:
@@ -144,7 +146,7 @@ class Lifecycle:
         """
 
         def work() -> None:
-            machine = self._machines.existing(instance)
+            machine = self._machines.require_machine(instance)
             set_state(instance, "pending")  # EC2 says running; nobody can log in meanwhile
             self._machines.stop(instance.id, clean=True)
             self._boot(instance, machine)

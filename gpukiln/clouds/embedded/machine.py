@@ -67,7 +67,7 @@ class LocalMachine(ABC):
         self.process: subprocess.Popen[bytes] | None = None
         self.disks: dict[str, AttachedDisk] = {}  # by volume id, beside the root
         self.gpus: SimulatedGpus | None = None  # that it starts with
-        self.shown: MachineFiles | None = None  # of the GPUs that it has now
+        self.gpu_files: MachineFiles | None = None  # of the GPUs that it has now
 
     @property
     def running(self) -> bool:

@@ -26,12 +26,12 @@ from gpukiln.clouds.tags import MACHINE_TAG
 from gpukiln.disks.grow import grow_file
 from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
-from gpukiln.programs import require_room
+from gpukiln.programs import require_space
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def asked_kind(tags: Mapping[str, str]) -> Kind:
+def requested_kind(tags: Mapping[str, str]) -> Kind:
     """The kind of machine that an instance's tags ask for.
 
     Raises:
@@ -104,9 +104,9 @@ class Machines:
             return machine.spec.kind
         volumes = dict(instance.get_block_device_mapping)
         root = instance.ec2_backend.volumes[volumes[instance.root_device_name].volume_id]
-        if root.snapshot_id and volume_files.is_outside(self.layout.snapshot(root.snapshot_id)):
+        if root.snapshot_id and volume_files.is_untrusted(self.layout.snapshot(root.snapshot_id)):
             return "vm"
-        return asked_kind(instance.ec2_backend.tags.get(instance.id, {}))
+        return requested_kind(instance.ec2_backend.tags.get(instance.id, {}))
 
     def create(self, instance: Any) -> LocalMachine:
         """Make the disks of a new instance's volumes.
@@ -213,7 +213,7 @@ class Machines:
         if machine := self._by_id.pop(instance_id, None):
             remove_folder(machine.spec.folder)
 
-    def existing(self, instance: Any) -> LocalMachine:
+    def require_machine(self, instance: Any) -> LocalMachine:
         """The machine of an instance that must have one.
 
         Args:
@@ -238,7 +238,7 @@ class Machines:
             UnavailableError: It has no machine, or that does not take it.
         """
         with self.lock(instance.id):
-            machine, file = self.existing(instance), self.layout.volume(volume_id)
+            machine, file = self.require_machine(instance), self.layout.volume(volume_id)
             volume_files.make_writable(file)
             machine.attach(AttachedDisk(volume_id, device, file))
 
@@ -292,7 +292,7 @@ class Machines:
             runs = machine is not None and machine.running
             if runs:
                 need = sum(used_bytes(self.layout.volume(volume.id)) for volume in volumes.values())
-                require_room(self.layout.snapshots, volume_files.SPARE + need)
+                require_space(self.layout.snapshots, volume_files.SPARE + need)
             with machine.frozen({v.id for v in volumes.values()}) if machine and runs else nullcontext():
                 for snapshot_id, volume in volumes.items():
                     disk, snapshot = self.layout.volume(volume.id), self.layout.snapshot(snapshot_id)

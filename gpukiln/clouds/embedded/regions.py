@@ -21,7 +21,7 @@ from typing import Any
 
 from gpukiln.clouds.embedded.layout import Layout, write_in_place
 from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
 
 changing = threading.Lock()
@@ -46,13 +46,13 @@ class StoredRegion:
         region: Its name.
         document: What `dump_region` returned; None where it can't be had.
         problems: What is wrong, each with the file and with what becomes of it.
-        described: Per snapshot its description, of those that can be read.
+        descriptions: Per snapshot its description, of those that can be read.
     """
 
     region: str
     document: dict[str, Any] | None
     problems: tuple[str, ...] = ()
-    described: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    descriptions: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     def require(self, layout: Layout) -> dict[str, Any]:
         """The document.
@@ -90,7 +90,7 @@ def description_files(layout: Layout, snapshot_id: str) -> list[Path]:
     return sorted(layout.snapshots.glob(f"{snapshot_id}.*.json"))
 
 
-def empty() -> dict[str, Any]:
+def empty_document() -> dict[str, Any]:
     """The document of a region that has nothing."""
     return {"images": {}, "snapshots": {}, "parameters": {}}
 
@@ -107,7 +107,7 @@ def regions_on_disk(layout: Layout) -> list[str]:
     return sorted(names)
 
 
-def look(layout: Layout, region: str) -> StoredRegion:
+def inspect_region(layout: Layout, region: str) -> StoredRegion:
     """What a region has, as far as it can be known; changes nothing."""
     described, damaged = _descriptions(layout, region)
     file, copy = region_file(layout, region), copy_file(layout, region)
@@ -122,7 +122,7 @@ def look(layout: Layout, region: str) -> StoredRegion:
         document = _with(kept, described)
         told = [f"{file} {wrong}: it is made again from {copy.name} and from what lies beside the disks"]
     elif wrong == copy_wrong == MISSING:
-        document = _with(empty(), described)
+        document = _with(empty_document(), described)
         if described:
             told = [
                 f"{file} is missing, and so is {copy.name}: images are made again from what lies beside "
@@ -147,7 +147,7 @@ def read_region(layout: Layout, region: str) -> dict[str, Any]:
     Raises:
         UnavailableError: Its files are damaged, and nothing says what was in them.
     """
-    return look(layout, region).require(layout)
+    return inspect_region(layout, region).require(layout)
 
 
 def write_region(layout: Layout, region: str, document: dict[str, Any]) -> None:
@@ -176,7 +176,7 @@ def write_region(layout: Layout, region: str, document: dict[str, Any]) -> None:
     _write(copy_file(layout, region), document)
 
 
-def mend(layout: Layout) -> list[str]:
+def repair_files(layout: Layout) -> list[str]:
     """Make again what can be made again, while no server runs; what was damaged is set aside, not removed.
 
     Returns:
@@ -185,7 +185,7 @@ def mend(layout: Layout) -> list[str]:
     Raises:
         UnavailableError: Something can't be made again; nothing was changed.
     """
-    found = [look(layout, region) for region in regions_on_disk(layout)]
+    found = [inspect_region(layout, region) for region in regions_on_disk(layout)]
     for one in found:
         one.require(layout)
     told: list[str] = []
@@ -264,7 +264,7 @@ def _write(file: Path, document: dict[str, Any]) -> None:
     if found is None and wrong != MISSING:
         write_in_place(file, text)
     else:
-        write_whole(file, text)
+        write_atomic(file, text)
 
 
 def _entries(folder: Path) -> list[Path]:

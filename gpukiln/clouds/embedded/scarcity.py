@@ -28,16 +28,16 @@ from gpukiln.catalog.instance_types import every_instance_type
 from gpukiln.catalog.quotas import QUOTAS
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.typed import dump, load, strict, unknown
 
 ANY = "*"
-FORM = "ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES]"
+RULE_SYNTAX = "ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES]"
 EXAMPLE = "for example us-west-2a:p4d.24xlarge, *:p4d.*:spot or us-west-2a:g5.xlarge:1"
-QUOTA_FORM, QUOTA_EXAMPLE = "quota:CODE:VCPUS", "for example quota:L-DB2E81BA:8"
-RESERVATION_FORM = "reservation:ZONE:TYPE:INSTANCES"
+QUOTA_SYNTAX, QUOTA_EXAMPLE = "quota:CODE:VCPUS", "for example quota:L-DB2E81BA:8"
+RESERVATION_SYNTAX = "reservation:ZONE:TYPE:INSTANCES"
 RESERVATION_EXAMPLE = "for example reservation:us-west-2a:p5.48xlarge:2"
 MARKETS = ("on-demand", "spot")
 PLENTY_VCPUS = 10_000  # of every quota that nobody wrote
@@ -108,7 +108,7 @@ class QuotaLimit:
 
 
 @strict
-class Reserved:
+class ReservedCapacity:
     """Instances of a type that are reserved in a zone, on demand."""
 
     zone: str
@@ -123,7 +123,7 @@ class Reserved:
         return f"reservation:{self.zone}:{self.instance_type}:{self.count}"
 
 
-Line = CapacityRule | QuotaLimit | Reserved
+Line = CapacityRule | QuotaLimit | ReservedCapacity
 
 
 @strict
@@ -132,7 +132,7 @@ class Script:
 
     rules: tuple[CapacityRule, ...] = ()
     limits: tuple[QuotaLimit, ...] = ()
-    reserved: tuple[Reserved, ...] = ()
+    reserved: tuple[ReservedCapacity, ...] = ()
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -317,15 +317,15 @@ def _parse(text: str) -> Line:
 def _parse_quota(text: str) -> Line:
     match = re.fullmatch(r"quota:(L-[0-9A-Z]+):([0-9]{1,6})", text)
     if not match:
-        raise UsageError(f"{text!r} is no quota, wanted {QUOTA_FORM}", hint=QUOTA_EXAMPLE)
+        raise UsageError(f"{text!r} is no quota, wanted {QUOTA_SYNTAX}", hint=QUOTA_EXAMPLE)
     return QuotaLimit(match[1], int(match[2]))
 
 
 def _parse_reservation(text: str) -> Line:
     match = re.fullmatch(r"reservation:([^:*]+):([^:*]+):([1-9][0-9]{0,5})", text)
     if not match:
-        raise UsageError(f"{text!r} is no reservation, wanted {RESERVATION_FORM}", hint=RESERVATION_EXAMPLE)
-    return Reserved(match[1], match[2], int(match[3]))
+        raise UsageError(f"{text!r} is no reservation, wanted {RESERVATION_SYNTAX}", hint=RESERVATION_EXAMPLE)
+    return ReservedCapacity(match[1], match[2], int(match[3]))
 
 
 _KINDS = {"quota": _parse_quota, "reservation": _parse_reservation}
@@ -335,7 +335,7 @@ def _parse_rule(text: str) -> CapacityRule:
     zone, _, rest = text.partition(":")
     instance_type, *more = rest.split(":")
     if not zone or not instance_type:
-        raise UsageError(f"{text!r} is no scarcity rule, wanted {FORM}", hint=EXAMPLE)
+        raise UsageError(f"{text!r} is no scarcity rule, wanted {RULE_SYNTAX}", hint=EXAMPLE)
     given: dict[str, str] = {}
     for word in more:
         if re.fullmatch(r"[0-9]{1,6}", word):
@@ -347,9 +347,11 @@ def _parse_rule(text: str) -> CapacityRule:
         elif re.fullmatch(r"[a-z-]+", word):
             raise unknown("market", word, MARKETS)
         else:
-            raise UsageError(f"{text!r}: {word!r} is no market and no number, wanted {FORM}", hint=EXAMPLE)
+            raise UsageError(
+                f"{text!r}: {word!r} is no market and no number, wanted {RULE_SYNTAX}", hint=EXAMPLE
+            )
         if what in given:
-            raise UsageError(f"{text!r}: {given[what]!r} and {word!r}, wanted {FORM}", hint=EXAMPLE)
+            raise UsageError(f"{text!r}: {given[what]!r} and {word!r}, wanted {RULE_SYNTAX}", hint=EXAMPLE)
         given[what] = word
     if given.get("times", "1").strip("0") == "":
         raise UsageError(f"{text!r} refuses no launch", hint="leave the number out to refuse every launch")
@@ -402,9 +404,9 @@ def _write(layout: Layout, lines: Sequence[Line]) -> None:
     document = Script(
         rules=tuple(one for one in lines if isinstance(one, CapacityRule)),
         limits=tuple(one for one in lines if isinstance(one, QuotaLimit)),
-        reserved=tuple(one for one in lines if isinstance(one, Reserved)),
+        reserved=tuple(one for one in lines if isinstance(one, ReservedCapacity)),
     )
-    write_whole(layout.scarcity, json.dumps(dump(document), indent=1))
+    write_atomic(layout.scarcity, json.dumps(dump(document), indent=1))
 
 
 def _damaged(layout: Layout, why: str) -> UnavailableError:

@@ -22,13 +22,13 @@ from typing import Any
 
 from gpukiln.clouds.embedded import cgroups, volume_files
 from gpukiln.clouds.embedded.base import remove_unfinished
-from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, write_in_place
+from gpukiln.clouds.embedded.layout import LOCK_PROBE_S, Layout, read_endpoint, write_in_place
 from gpukiln.clouds.embedded.network import INSTANCE
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
 from gpukiln.clouds.embedded.snapshot_blocks import SnapshotBlocks, operation_of
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
-from gpukiln.files import remove, remove_partial, write_whole
+from gpukiln.files import remove, remove_partial, write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 
@@ -178,7 +178,7 @@ class Application:
                     "address": machine.spec.address,
                     "ssh_port": machine.spec.ssh_port,
                     "running": machine.running,
-                    "simulated": machine.shown is not None,
+                    "simulated": machine.gpu_files is not None,
                 }
                 for machine in self._machines.all()
             ],
@@ -290,7 +290,7 @@ def main() -> int:
     layout.create()
     busy = BusyError("another server runs", hint="use that one")
     try:
-        with locked(layout.server_lock, busy=busy, wait_s=ASKED_S):
+        with locked(layout.server_lock, busy=busy, wait_s=LOCK_PROBE_S):
             # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
             Path("/run/netns").mkdir(exist_ok=True)
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
@@ -327,7 +327,7 @@ def _serve(layout: Layout) -> int:
     threading.Thread(target=server.serve_forever, daemon=True).start()
     home, key = layout.identity(), layout.access_key
     address = {"url": f"http://127.0.0.1:{server.port}", "port": server.port, "home": home}
-    write_whole(layout.endpoint, json.dumps(address))
+    write_atomic(layout.endpoint, json.dumps(address))
     log.info("serving on port %s", server.port)
     while not stopping.wait(CHECK_S) and not application.idle():
         if layout.identity() != home:

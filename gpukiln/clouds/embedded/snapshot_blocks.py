@@ -24,7 +24,7 @@ from urllib.parse import parse_qs
 
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE
-from gpukiln.clouds.embedded.volume_files import mark_outside
+from gpukiln.clouds.embedded.volume_files import mark_untrusted
 from gpukiln.clouds.tags import TRUST_TAG, TRUSTED
 from gpukiln.disks import sparse
 from gpukiln.parsing import parse_json
@@ -48,7 +48,7 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 Start = Callable[..., Any]
 
 
-class RefusedCall(Exception):  # noqa: N818 - an answer, not a failure of ours
+class EbsError(Exception):
     """What EBS answers instead."""
 
     def __init__(self, status: int, code: str, message: str, reason: str = "") -> None:
@@ -101,11 +101,11 @@ class SnapshotBlocks:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         try:
             status, headers, answer = self._answer(environ, body)
-        except RefusedCall as refused:
+        except EbsError as refused:
             status, headers, answer = refused.answer()
         except Exception as error:  # a crash would be answered as a page of HTML
             log.exception("%s %s", environ["REQUEST_METHOD"], environ["PATH_INFO"])
-            status, headers, answer = RefusedCall(500, "InternalServerException", str(error)).answer()
+            status, headers, answer = EbsError(500, "InternalServerException", str(error)).answer()
         start_response(
             f"{status} {HTTPStatus(status).phrase}",
             [*headers.items(), ("Content-Length", str(len(answer)))],
@@ -127,9 +127,7 @@ class SnapshotBlocks:
                 return self._put(ec2, named["snapshot"], int(named["block"]), environ, body)
             case "CompleteSnapshot":
                 return self._complete(ec2, named["snapshot"], environ)
-        raise RefusedCall(
-            400, "UnknownOperationException", f"{environ['PATH_INFO']}: not in the embedded EBS"
-        )
+        raise EbsError(400, "UnknownOperationException", f"{environ['PATH_INFO']}: not in the embedded EBS")
 
     # --- reading ---
 
@@ -176,7 +174,7 @@ class SnapshotBlocks:
         if snapshot.status != "completed":
             raise _invalid("INVALID_SNAPSHOT_ID", f"The snapshot {snapshot_id} is {snapshot.status}")
         if not disk.exists():
-            raise RefusedCall(500, "InternalServerException", f"{disk} is missing")
+            raise EbsError(500, "InternalServerException", f"{disk} is missing")
         return snapshot, disk
 
     def _seal(self, snapshot_id: str, index: int, expires: int) -> str:
@@ -219,7 +217,7 @@ class SnapshotBlocks:
                 before, answer = self._answered[token]
                 if before != asked:
                     told = "The client token was used with other parameters"
-                    raise RefusedCall(409, "ConflictException", told)
+                    raise EbsError(409, "ConflictException", told)
                 return _json(201, answer)  # that of then, whatever became of the snapshot
             source = self._readable(ec2, parent)[1] if parent else None
             snapshot_id = f"snap-{secrets.token_hex(9)[1:]}"
@@ -230,7 +228,7 @@ class SnapshotBlocks:
                 opened.truncate(size << 30)
             tags = {tag["Key"]: tag["Value"] for tag in asked.get("Tags", ())}
             if tags.get(TRUST_TAG) != TRUSTED:
-                mark_outside(file)
+                mark_untrusted(file)
             snapshot = store.add_snapshot(
                 ec2,
                 snapshot_id,
@@ -257,7 +255,7 @@ class SnapshotBlocks:
         if environ.get("HTTP_X_AMZ_CHECKSUM") != _checksum(data):
             raise _invalid("INVALID_BLOCK", "The checksum is not that of the data")
         if free_bytes(writing.file.parent) < FULL_BYTES + BLOCK:
-            raise RefusedCall(500, "InternalServerException", f"no room in {writing.file.parent}")
+            raise EbsError(500, "InternalServerException", f"no room in {writing.file.parent}")
         with writing.file.open("r+b") as file:
             os.pwrite(file.fileno(), data, index * BLOCK)
         with self._lock:
@@ -319,7 +317,7 @@ def _snapshot(ec2: Any, snapshot_id: str) -> Any:
     found = ec2.snapshots.get(snapshot_id)
     if found is None:
         told = f"The snapshot '{snapshot_id}' does not exist."
-        raise RefusedCall(404, "ResourceNotFoundException", told, "SNAPSHOT_NOT_FOUND")
+        raise EbsError(404, "ResourceNotFoundException", told, "SNAPSHOT_NOT_FOUND")
     return found
 
 
@@ -345,7 +343,7 @@ def _document(body: bytes) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise RefusedCall(400, "SerializationException", "The request is no JSON object")
+        raise EbsError(400, "SerializationException", "The request is no JSON object")
     return found
 
 
@@ -358,8 +356,8 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _invalid(reason: str, message: str) -> RefusedCall:
-    return RefusedCall(400, "ValidationException", message, reason)
+def _invalid(reason: str, message: str) -> EbsError:
+    return EbsError(400, "ValidationException", message, reason)
 
 
 def _checksum(data: bytes) -> str:

@@ -45,7 +45,7 @@ class Interruption:
 
 
 @dataclass(frozen=True)
-class Notice:
+class InterruptionNotice:
     """What an instance is told.
 
     Args:
@@ -147,7 +147,7 @@ def extend_launches() -> None:
     InstanceResponse.run_instances = keeps_behavior  # type: ignore[method-assign]
 
 
-def keeps_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def keep_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Let an instance that was interrupted say so, where moto says that a user ended it.
 
     Args:
@@ -163,12 +163,12 @@ def keeps_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return terminated
 
 
-def _announce(instance: Any, asked: Interruption) -> Notice:
+def _announce(instance: Any, asked: Interruption) -> InterruptionNotice:
     action = getattr(instance, "interruption_behavior", "terminate")
     now = datetime.now(UTC)
     noticed = now + timedelta(seconds=asked.rebalance_seconds)
     ends = noticed if action == "hibernate" else noticed + timedelta(seconds=asked.seconds)
-    notice = Notice(action, now, noticed, ends)
+    notice = InterruptionNotice(action, now, noticed, ends)
     instance.interruption, instance.interrupted = notice, ""
     timer = threading.Timer((ends - now).total_seconds(), _end, (instance, notice))
     timer.daemon = True
@@ -176,7 +176,7 @@ def _announce(instance: Any, asked: Interruption) -> Notice:
     return notice
 
 
-def _end(instance: Any, notice: Notice) -> None:
+def _end(instance: Any, notice: InterruptionNotice) -> None:
     with _lock:
         if instance.state not in ALIVE:  # it ended meanwhile, by itself or because somebody said so
             instance.interruption = None
@@ -189,9 +189,9 @@ def _end(instance: Any, notice: Notice) -> None:
             instance.stop()  # no machine here keeps its memory, so one that hibernates is stopped
 
 
-def _notice(instance: Any) -> Notice | None:
+def _notice(instance: Any) -> InterruptionNotice | None:
     """The notice that holds; one that was carried out does not after the next start."""
-    notice: Notice | None = getattr(instance, "interruption", None)
+    notice: InterruptionNotice | None = getattr(instance, "interruption", None)
     return None if notice and instance.interrupted and instance.state in ALIVE else notice
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
-from gpukiln.clouds.embedded.gpus.share import Share
+from gpukiln.clouds.embedded.gpus.share import VirtiofsShare
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.hardware import firmware_arguments, firmware_of
 from gpukiln.clouds.embedded.machine import LocalMachine
@@ -23,7 +23,7 @@ UNPLUG_S = 10  # seconds that a guest gets to give a device back before it is as
 class VirtualMachine(LocalMachine):
     """QEMU on the raw disk: its own bootloader, kernel and hardware."""
 
-    _share: Share | None = None
+    _share: VirtiofsShare | None = None
 
     @property
     def _control(self) -> Path:
@@ -40,9 +40,9 @@ class VirtualMachine(LocalMachine):
             gpus.files.put_unit(root)
             # the first namespace has this number on every kernel (linux/proc_ns.h, PROC_PID_INIT_INO)
             gpus.files.state.change(lambda rows: rows.update(pid_namespace=f"pid:[{0xEFFFFFFC}]"))
-        self._share = Share(gpus.files.folder, self.spec.folder)
+        self._share = VirtiofsShare(gpus.files.folder, self.spec.folder)
         self._share.start()
-        self.shown = gpus.files
+        self.gpu_files = gpus.files
 
     def _command(self) -> list[str]:
         spec = self.spec
@@ -82,7 +82,7 @@ class VirtualMachine(LocalMachine):
     def release(self) -> None:
         """Remove the control socket, end the share."""
         self._control.unlink(missing_ok=True)
-        self.shown = None
+        self.gpu_files = None
         if self._share:
             self._share.stop()
             self._share = None

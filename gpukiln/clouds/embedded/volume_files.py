@@ -13,13 +13,13 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.disks.grow import fit_root, grow_file
 from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
-from gpukiln.files import remove_partial, write_whole
+from gpukiln.files import remove_partial, write_atomic
 from gpukiln.parsing import parse_json
-from gpukiln.programs import require_room
+from gpukiln.programs import require_space
 
 log = logging.getLogger(__name__)
 SPARE = 2 << 30  # bytes to be free beyond a copy before a disk is copied
-OUTSIDE = "user.gpukiln.outside"  # extended attribute of a disk's file
+UNTRUSTED_ATTRIBUTE = "user.gpukiln.outside"  # extended attribute of a disk's file
 
 
 def make_disk(
@@ -38,7 +38,7 @@ def make_disk(
     disk = layout.volume(volume_id)
     if source is not None and not source.exists():
         raise UnavailableError(f"{source.stem} has no disk, so no volume can be made of it")
-    require_room(layout.volumes, SPARE + (used_bytes(source) if source else 0))
+    require_space(layout.volumes, SPARE + (used_bytes(source) if source else 0))
     try:
         if source is None:
             disk.touch()
@@ -63,22 +63,22 @@ def make_writable(disk: Path) -> None:
         UnavailableError: There is no room for a copy.
     """
     if disk.stat().st_nlink > 1:
-        require_room(disk.parent, SPARE + used_bytes(disk))
+        require_space(disk.parent, SPARE + used_bytes(disk))
         copy_disk(disk, disk)
 
 
-def mark_outside(disk: Path) -> None:
+def mark_untrusted(disk: Path) -> None:
     """Note on a disk that its content comes from outside this cloud; every copy of it says so too.
 
     Raises:
         OSError: The file system has no extended attributes of users.
     """
-    os.setxattr(disk, OUTSIDE, b"1")
+    os.setxattr(disk, UNTRUSTED_ATTRIBUTE, b"1")
 
 
-def is_outside(disk: Path) -> bool:
+def is_untrusted(disk: Path) -> bool:
     """Whether a disk, or one that it was copied from, was written from outside this cloud."""
-    return disk.exists() and OUTSIDE in os.listxattr(disk)
+    return disk.exists() and UNTRUSTED_ATTRIBUTE in os.listxattr(disk)
 
 
 def write_description(layout: Layout, volume_id: str, description: dict[str, Any]) -> None:
@@ -91,7 +91,7 @@ def write_description(layout: Layout, volume_id: str, description: dict[str, Any
     file, text = layout.volume(volume_id).with_suffix(".json"), json.dumps(description, indent=1)
     if file.exists() and file.read_text() == text:
         return
-    write_whole(file, text)
+    write_atomic(file, text)
 
 
 def read_description(file: Path) -> dict[str, Any] | None:
@@ -150,7 +150,7 @@ def sweep(layout: Layout) -> None:
             file.unlink()  # its disk was never finished
 
 
-def kept(layout: Layout) -> list[dict[str, Any]]:
+def stored_volumes(layout: Layout) -> list[dict[str, Any]]:
     """Every volume that has a disk, for the commands that show and remove them; needs no server.
 
     Args:

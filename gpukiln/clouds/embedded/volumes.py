@@ -69,7 +69,7 @@ def _disks(machines: Machines) -> Members:
         answer = create_volume(self)
         volume: Any = answer.result
         try:
-            with as_answer("the volume can't be made"):
+            with raise_as_ec2_error("the volume can't be made"):
                 make_volume(layout, volume)
         except BaseException:
             self.ec2_backend.volumes.pop(volume.id, None)
@@ -90,7 +90,7 @@ def _disks(machines: Machines) -> Members:
         _check_size(int(size))
         self.error_on_dryrun()
         with _changing:
-            with as_answer("the volume can't be grown"):
+            with raise_as_ec2_error("the volume can't be grown"):
                 machines.grow(volume, int(size))
             answer = modify_volume(self)
             if volume.attachment:
@@ -114,7 +114,7 @@ def _attachments(machines: Machines) -> Members:
         with _changing:
             _check_attachment(volume, instance, device)
             self.error_on_dryrun()
-            with as_answer("the volume can't be attached"):
+            with raise_as_ec2_error("the volume can't be attached"):
                 machines.attach(instance, volume.id, device)
             attachment = attach(self.ec2_backend, volume.id, instance.id, device)
         return _attachment(attachment, "attaching")
@@ -127,10 +127,10 @@ def _attachments(machines: Machines) -> Members:
             attachment.force = attachment.force or force
             if attachment.status == "attached":
                 _set_status(attachment, "detaching")
-                threading.Thread(target=take_away, args=(ec2, attachment), daemon=True).start()
+                threading.Thread(target=detach_when_released, args=(ec2, attachment), daemon=True).start()
         return _attachment(attachment, "detaching")
 
-    def take_away(ec2: Any, attachment: Any) -> None:
+    def detach_when_released(ec2: Any, attachment: Any) -> None:
         """A machine may be busy with the volume; it is asked until it gives it back, as on EC2."""
         volume, instance = attachment.volume, attachment.instance
         while volume.attachment is attachment:
@@ -226,7 +226,7 @@ def load(layout: Layout, ec2: Any) -> None:
         ec2.volumes[volume_id] = volume
 
 
-def as_captured(snapshot: Any) -> None:
+def detach_captured_volume(snapshot: Any) -> None:
     """A snapshot keeps its size, whatever becomes of its volume.
 
     Args:
@@ -237,7 +237,7 @@ def as_captured(snapshot: Any) -> None:
 
 
 @contextmanager
-def as_answer(what: str) -> Iterator[None]:
+def raise_as_ec2_error(what: str) -> Iterator[None]:
     """What fails is an answer of EC2's and not a crash of the server."""
     try:
         yield

@@ -10,7 +10,7 @@ from typing import Any
 from gpukiln import programs
 from gpukiln.clouds.embedded.gpus.state import State, append_region, rows_of
 from gpukiln.errors import UnavailableError
-from gpukiln.files import whole_or_not
+from gpukiln.files import atomic_path
 
 COMPILE_S = 600.0
 SONAME = "libnvidia-ml.so.1"
@@ -55,7 +55,7 @@ def _compiled(folder: Path, name: str, output: str, *flags: str, state: bool = F
             "simulated GPUs are compiled here, and there is no gcc", hint="apt-get install gcc libc6-dev"
         )
     made.parent.mkdir(parents=True, exist_ok=True)
-    with whole_or_not(made) as part:
+    with atomic_path(made) as part:
         sources = [str(file) for file in files if file.suffix == ".c"]
         command = ["gcc", *FLAGS, *flags, "-o", str(part), *sources, "-ldl", "-pthread"]
         done = programs.run(command, limit_s=COMPILE_S)

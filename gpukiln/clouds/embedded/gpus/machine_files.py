@@ -13,7 +13,7 @@ from typing import Any
 
 from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.gpus.library import build, build_load, build_smi
-from gpukiln.clouds.embedded.gpus.start import start_state
+from gpukiln.clouds.embedded.gpus.start import write_initial_state
 from gpukiln.clouds.embedded.gpus.state import State
 
 FOLDER = Path("/run/gpukiln-simulated")
@@ -138,7 +138,7 @@ class MachineFiles:
         nodes = device_nodes(count)
         (self.folder / "nodes").write_text("".join(f"{name} {minor}\n" for name, minor in nodes))
         (self.folder / UP).write_text(SCRIPT)
-        start_state(self.state, document)
+        write_initial_state(self.state, document)
 
     def put_unit(self, root: Path) -> None:
         """Let a virtual machine's own systemd start it; a container's unit is bound to its /run."""

@@ -6,9 +6,9 @@ from typing import Any
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.embedded.container import ContainerMachine
 from gpukiln.clouds.embedded.gpus import machine_files
-from gpukiln.clouds.embedded.gpus.settings import apply, play
+from gpukiln.clouds.embedded.gpus.settings import apply_setting, play_scenario
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import Rows, encoded, gpu_count
 from gpukiln.clouds.embedded.machine import LocalMachine
 from gpukiln.clouds.embedded.machines import Machines
@@ -64,9 +64,9 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
         elif asked.switch == "off":
             machines.gpus_of(instance).use_profile()
             _switch_off(instance, machine)
-        gpus, files = machine.gpus, machine.shown
-        if asked.board and machine.gpus and machine.shown:
-            asked = replace(asked, recording=_of_board(asked.board, machine.gpus, machine.shown))
+        gpus, files = machine.gpus, machine.gpu_files
+        if asked.board and machine.gpus and machine.gpu_files:
+            asked = replace(asked, recording=_of_board(asked.board, machine.gpus, machine.gpu_files))
         changes = (
             asked.recording
             or asked.board
@@ -88,7 +88,7 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
             "instance_type": instance.instance_type,
             "machine": machine.spec.kind,
             "simulated": is_simulated(instance),
-            **shown(files.state.rows() if files else {}),
+            **describe_gpus(files.state.rows() if files else {}),
         }
 
 
@@ -98,7 +98,7 @@ def _do(
     """What a machine refuses comes before what is written, and what is wrong before both."""
     before = files.state.rows()
     anew = asked.recording is not None or asked.healthy
-    rows = start_rows(asked.recording or gpus.document(files)) if anew else dict(before)
+    rows = initial_rows(asked.recording or gpus.document(files)) if anew else dict(before)
     if "pid_namespace" in before:
         rows["pid_namespace"] = before["pid_namespace"]
     _change(dict(rows), asked)
@@ -118,14 +118,14 @@ def _of_board(text: str, gpus: SimulatedGpus, files: machine_files.MachineFiles)
         raise UsageError(
             f"--board {text}: {count!r} is no number up to {MOST_GPUS}", hint="--board rtx-4090:2"
         )
-    return gpus.of_board(files, key, int(count or 1))
+    return gpus.board_document(files, key, int(count or 1))
 
 
 def _check_recording(recording: dict[str, Any]) -> None:
     """A recording is kept for later starts, too: one that can't be told must not get so far."""
     try:
-        rows = start_rows(recording)
-        shown(rows)
+        rows = initial_rows(recording)
+        describe_gpus(rows)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"the recording does not describe GPUs: {type(error).__name__}: {error}",
@@ -162,7 +162,7 @@ def _switch_on(machines: Machines, instance: Any, machine: LocalMachine) -> None
             hint="launch one of a type with GPUs, for example g4dn.xlarge",
         )
     instance.ec2_backend.create_tags([instance.id], {GPUS_TAG: SIMULATED})
-    if machine.shown:
+    if machine.gpu_files:
         return
     if not machine.running:
         return  # it has them from its next start on
@@ -176,7 +176,7 @@ def _switch_on(machines: Machines, instance: Any, machine: LocalMachine) -> None
 
 def _switch_off(instance: Any, machine: LocalMachine) -> None:
     instance.ec2_backend.delete_tags([instance.id], {GPUS_TAG: None})
-    if not machine.shown:
+    if not machine.gpu_files:
         return
     if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
@@ -188,9 +188,9 @@ def _switch_off(instance: Any, machine: LocalMachine) -> None:
 
 def _change(rows: Rows, asked: GpuChange) -> None:
     if asked.scenario:
-        play(rows, asked.scenario)
+        play_scenario(rows, asked.scenario)
     for text in asked.settings:
-        apply(rows, text)
+        apply_setting(rows, text)
     for index in asked.reset:
         if not (index.isascii() and is_whole(index) and int(index) < gpu_count(rows)):
             raise UsageError(
@@ -219,7 +219,7 @@ def _run(machine: LocalMachine, words: list[str]) -> None:
         ) from None
 
 
-def shown(rows: Rows) -> dict[str, Any]:
+def describe_gpus(rows: Rows) -> dict[str, Any]:
     """What the state says, for people and programs.
 
     Returns:

@@ -190,7 +190,7 @@ SETTINGS: dict[str, Setting] = {
 }
 
 
-def apply(rows: Rows, text: str) -> None:
+def apply_setting(rows: Rows, text: str) -> None:
     """Change one thing.
 
     Args:
@@ -256,7 +256,7 @@ def _start_takes(milliseconds: int) -> Callable[[Rows], None]:
 def _settings(*texts: str) -> Callable[[Rows], None]:
     def change(rows: Rows) -> None:
         for text in texts:
-            apply(rows, text)
+            apply_setting(rows, text)
 
     return change
 
@@ -265,7 +265,7 @@ def _hot(rows: Rows) -> None:
     """As hot as the board's slowdown threshold, or 5 degrees above the limit where it tells margins."""
     gpu = gpu_count(rows) - 1
     slowdown = rows.get(f"gpus.{gpu}.temperature.slowdown")
-    apply(rows, f"last.temperature={int(float(slowdown)) + 1 if slowdown else 95}")
+    apply_setting(rows, f"last.temperature={int(float(slowdown)) + 1 if slowdown else 95}")
 
 
 def _mig_mixed(rows: Rows) -> None:
@@ -322,7 +322,7 @@ SCENARIOS: dict[str, tuple[str, Callable[[Rows], None]]] = {
 }
 
 
-def play(rows: Rows, name: str) -> None:
+def play_scenario(rows: Rows, name: str) -> None:
     """Let a scenario happen.
 
     Args:

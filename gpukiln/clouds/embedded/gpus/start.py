@@ -8,7 +8,7 @@ from gpukiln.clouds.embedded.gpus.state import Rows, State, rows_of
 BUSY_DEGREES = 30  # how much warmer a busy GPU is than an idle one; a choice of this project
 
 
-def start_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
+def initial_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
     """The rows of a document.
 
     Args:
@@ -20,9 +20,9 @@ def start_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
     return dict(rows_of({**document, "gpus": gpus}))
 
 
-def start_state(state: State, document: dict[str, Any]) -> None:
+def write_initial_state(state: State, document: dict[str, Any]) -> None:
     """Write it; the processes of before are gone."""
-    state.write(start_rows(document))
+    state.write(initial_rows(document))
 
 
 def _kept(gpu: dict[str, Any], now: float) -> dict[str, Any]:

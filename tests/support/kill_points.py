@@ -47,7 +47,7 @@ def steps_of(work: Work, *folders: Path) -> list[str]:
     return steps
 
 
-def killed_at(number: int, work: Work, *folders: Path) -> bool:
+def run_killed_at(number: int, work: Work, *folders: Path) -> bool:
     """Do some work in a copy of this process that is killed at a step, counted from 1.
 
     Returns:
@@ -58,20 +58,20 @@ def killed_at(number: int, work: Work, *folders: Path) -> bool:
     return status != 0
 
 
-def killed_everywhere(work: Work, *folders: Path) -> Iterator[str]:
+def kill_at_each_step(work: Work, *folders: Path) -> Iterator[str]:
     """Kill some work at its first step, its second, and so on, until it ends by itself.
 
     Yields:
         The step, after each time; what the work did is undone by then, or continued.
     """
     for number in itertools.count(1):
-        killed = killed_at(number, work, *folders)
+        killed = run_killed_at(number, work, *folders)
         yield f"killed at step {number}" if killed else "not killed"
         if not killed:
             return
 
 
-def chosen(steps: list[str], *, first: int = 1, every: int = 0) -> list[int]:
+def select_steps(steps: list[str], *, first: int = 1, every: int = 0) -> list[int]:
     """Numbers of steps: the first and the last of each name, and each of so many.
 
     Args:
@@ -84,7 +84,7 @@ def chosen(steps: list[str], *, first: int = 1, every: int = 0) -> list[int]:
     return sorted({*earliest.values(), *latest.values(), *(numbers[::every] if every else ())})
 
 
-def masked(document: Any) -> str:
+def mask_varying(document: Any) -> str:
     """A document as text, without what two runs differ in."""
     text = json.dumps(document, default=str, indent=1, sort_keys=True)
     for pattern, word in VARYING:
@@ -103,7 +103,7 @@ def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
             elif status.st_size > LARGE:
                 text = sparse.sha256(file)
             else:
-                text = masked(file.read_bytes().decode("latin-1"))
+                text = mask_varying(file.read_bytes().decode("latin-1"))
             found[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
     return found
 

@@ -30,7 +30,7 @@ GRACE = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
-class Leftover:
+class Orphan:
     """One thing that nobody needs any more.
 
     Args:
@@ -39,7 +39,7 @@ class Leftover:
         build: The build that made it, or an empty string.
         owner: Who started that.
         since: When it should have been gone, ISO 8601 in UTC.
-        reason: Why it is a leftover.
+        reason: Why it is an orphan.
     """
 
     kind: str
@@ -54,14 +54,14 @@ class Leftover:
         return f"{self.kind} {self.id}{of}, started by {self.owner or 'an unknown person'}: {self.reason}"
 
 
-def nobody(_: str) -> bool:
+def no_build_ended(_: str) -> bool:
     """No build of this machine has ended."""
     return False
 
 
-def find_leftovers(
-    cloud: Cloud, *, now: datetime | None = None, ended: Callable[[str], bool] = nobody
-) -> list[Leftover]:
+def find_orphans(
+    cloud: Cloud, *, now: datetime | None = None, ended: Callable[[str], bool] = no_build_ended
+) -> list[Orphan]:
     """What nobody needs any more in one region, in the order in which it can be removed.
 
     Args:
@@ -70,7 +70,7 @@ def find_leftovers(
         ended: Whether a build, by its id, is known to have ended: then nothing waits for a deadline.
 
     Returns:
-        The leftovers; what a build still needs is not among them.
+        The orphans; what a build still needs is not among them.
 
     Raises:
         UnavailableError: The cloud could not be asked.
@@ -80,15 +80,15 @@ def find_leftovers(
         ec2 = cloud.client("ec2")
         found = [*_of_builds(ec2), *_snapshots(ec2)]
     judged = [_judge(*one, moment, ended) for one in found]
-    return [leftover for leftover in judged if leftover]
+    return [orphan for orphan in judged if orphan]
 
 
-def remove_leftovers(cloud: Cloud, leftovers: list[Leftover], say: Callable[[str], None]) -> list[Leftover]:
-    """Remove leftovers; what is gone already is no error, and one that can't be removed stops no other.
+def remove_orphans(cloud: Cloud, orphans: list[Orphan], say: Callable[[str], None]) -> list[Orphan]:
+    """Remove orphans; what is gone already is no error, and one that can't be removed stops no other.
 
     Args:
         cloud: Where they are.
-        leftovers: What `find_leftovers` found.
+        orphans: What `find_orphans` found.
         say: Told what was removed.
 
     Returns:
@@ -97,21 +97,21 @@ def remove_leftovers(cloud: Cloud, leftovers: list[Leftover], say: Callable[[str
     Raises:
         PartialError: Something could not be removed; the details say what and why.
     """
-    removed: list[Leftover] = []
+    removed: list[Orphan] = []
     failed: list[str] = []
-    for leftover in leftovers:
+    for orphan in orphans:
         try:
-            with explain_aws_errors(f"remove {leftover.kind} {leftover.id}"):
-                _remove(cloud, leftover.kind, leftover.id)
+            with explain_aws_errors(f"remove {orphan.kind} {orphan.id}"):
+                _remove(cloud, orphan.kind, orphan.id)
         except UnavailableError as error:
             if not _is_gone(error):
                 failed.append(error.message)
                 continue
-        removed.append(leftover)
-        say(f"removed {leftover.kind} {leftover.id}")
+        removed.append(orphan)
+        say(f"removed {orphan.kind} {orphan.id}")
     if failed:
         raise PartialError(
-            f"{len(removed)} of {len(leftovers)} leftovers were removed",
+            f"{len(removed)} of {len(orphans)} orphans were removed",
             hint="run it again: what was in use, such as a group of a machine that just ended, goes then",
             details=tuple(failed),
         )
@@ -132,16 +132,16 @@ def sweep(cloud: Cloud, build_id: str) -> list[str]:
     """
     with explain_aws_errors(f"look for what build {build_id} started"):
         found = list(_of_builds(cloud.client("ec2"), [build_id], volumes=False))
-    left = [Leftover(kind, id, build_id, "", "", "its build has ended") for kind, id, *_ in found]
+    left = [Orphan(kind, id, build_id, "", "", "its build has ended") for kind, id, *_ in found]
     try:
-        return [one.id for one in remove_leftovers(cloud, left, lambda _: None)]
+        return [one.id for one in remove_orphans(cloud, left, lambda _: None)]
     except PartialError as error:
         raise UnavailableError(
             f"something of build {build_id} is left: {error.details[0]}", details=error.details
         ) from error
 
 
-def builds_with_leftovers(cloud: Cloud) -> set[str]:
+def builds_with_orphans(cloud: Cloud) -> set[str]:
     """The builds of which a machine, a key pair or a security group exists.
 
     Args:
@@ -186,10 +186,10 @@ def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
     return removed
 
 
-Found = tuple[str, str, dict[str, str], datetime | None]
+TaggedResource = tuple[str, str, dict[str, str], datetime | None]
 
 
-def _of_builds(ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True) -> Iterator[Found]:
+def _of_builds(ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True) -> Iterator[TaggedResource]:
     """Everything that carries a build's tag, machines first: they use the rest."""
     wanted = {f"tag:{BUILD_TAG}": builds}
     for one in calls.instances(ec2, wanted):
@@ -206,7 +206,7 @@ def _of_builds(ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True
         yield "security group", one["GroupId"], tags_of(one), None
 
 
-def _snapshots(ec2: Any) -> Iterator[Found]:
+def _snapshots(ec2: Any) -> Iterator[TaggedResource]:
     """Snapshots of our images that no image has: their builds failed. EC2 refuses to delete one in use."""
     images = calls.images(ec2, {}, Owners=["self"])
     used = {
@@ -226,8 +226,8 @@ def _judge(
     made: datetime | None,
     now: datetime,
     ended: Callable[[str], bool],
-) -> Leftover | None:
-    """A leftover, or None while a build may need it."""
+) -> Orphan | None:
+    """A orphan, or None while a build may need it."""
     build = tags.get(BUILD_TAG, "")
     if build and ended(build):
         since, reason = now, "its build has ended, on this machine"
@@ -241,7 +241,7 @@ def _judge(
         return None  # nobody can say how old it is
     if now < since:
         return None
-    return Leftover(kind, id, build, tags.get(OWNER_TAG, ""), deadline_text(since), reason)
+    return Orphan(kind, id, build, tags.get(OWNER_TAG, ""), deadline_text(since), reason)
 
 
 def _moment(text: str) -> datetime | None:

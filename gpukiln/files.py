@@ -34,7 +34,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def name_full_disk_error(path: Path, made: str = "") -> Iterator[None]:
+def name_full_disk_error(path: Path, written_path: str = "") -> Iterator[None]:
     """Let the error of a full disk name what a block writes.
 
     A write of an open file names none, and a copy (`shutil.copyfile`) may name its source.
@@ -46,7 +46,7 @@ def name_full_disk_error(path: Path, made: str = "") -> Iterator[None]:
         yield
     except OSError as error:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-        of_block = not names or any(name.startswith(made or str(path)) for name in names)
+        of_block = not names or any(name.startswith(written_path or str(path)) for name in names)
         if error.errno in FULL and of_block:
             error.filename, error.filename2 = str(path), None
         raise
@@ -72,16 +72,16 @@ def remove_partial(*folders: Path) -> list[Path]:
     Returns:
         What was removed.
     """
-    found = [path for folder in folders for path in sorted(folder.glob(PARTIAL))]
-    for path in found:
+    partial_files = [path for folder in folders for path in sorted(folder.glob(PARTIAL))]
+    for path in partial_files:
         remove(path)
-    return found
+    return partial_files
 
 
 def remove_partial_of(path: Path) -> None:
     """Remove what killed processes left of one file or folder, by `atomic_path`; nobody may write it now."""
-    for found in path.parent.glob(f".{glob.escape(path.name)}.????????.partial*"):
-        remove(found)
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.????????.partial*"):
+        remove(partial)
 
 
 def remove(path: Path) -> None:

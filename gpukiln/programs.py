@@ -165,7 +165,7 @@ def stream(
         interrupted()
         raise
     finally:
-        _end(process, ends)
+        _end_group(process, ends)
         if guard:
             guard.kill()
             guard.communicate()
@@ -210,7 +210,7 @@ def _signal(group: int, which: int) -> bool:
     return False
 
 
-def _end(process: subprocess.Popen[bytes], ends: Signals) -> None:
+def _end_group(process: subprocess.Popen[bytes], ends: Signals) -> None:
     """End all of the group, not the program alone: its children may need a moment for their own."""
     for which, patience_s in ends:
         deadline = time.monotonic() + patience_s
@@ -263,8 +263,8 @@ def free_bytes(folder: Path) -> int:
     """What this user can still write on a folder's disk; of the nearest that is there, when it is not yet."""
     while not folder.exists():
         folder = folder.parent
-    found = os.statvfs(folder)
-    return found.f_frsize * (found.f_bfree if os.geteuid() == 0 else found.f_bavail)
+    filesystem = os.statvfs(folder)
+    return filesystem.f_frsize * (filesystem.f_bfree if os.geteuid() == 0 else filesystem.f_bavail)
 
 
 def disk_full(folder: Path, needs_mib: int = 0) -> UnavailableError:

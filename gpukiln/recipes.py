@@ -44,7 +44,7 @@ def project(folder: Path | None = None) -> Path | None:
         folder: None: where the user stands.
     """
     start = (folder or Path.cwd()).absolute()
-    return next((one for one in (start, *start.parents) if (one / PROJECT_FILE).is_file()), None)
+    return next((parent for parent in (start, *start.parents) if (parent / PROJECT_FILE).is_file()), None)
 
 
 def images(folder: Path | None = None) -> dict[str, Path]:

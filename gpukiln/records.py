@@ -129,7 +129,7 @@ class RecordFolders(Generic[F]):
         builds = [self._kind(folder) for folder in sorted(self.folder.iterdir(), reverse=True)]
         return [build for build in builds if build.record_file.exists()]
 
-    def _tell_lost(self) -> None:
+    def _warn_about_lost(self) -> None:
         """A warning names each folder whose record is gone: a build's first act is to write it."""
         for folder in self.folder.iterdir() if self.folder.exists() else ():
             if folder.is_dir() and not (folder / "record.json").exists():
@@ -138,7 +138,7 @@ class RecordFolders(Generic[F]):
     def all(self) -> list[F]:
         """Every build with a readable record, newest first; of the others a warning names the file."""
         readable = []
-        self._tell_lost()
+        self._warn_about_lost()
         for build in self.folders():
             try:
                 build.read()

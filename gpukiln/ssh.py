@@ -173,10 +173,10 @@ def parse_ssh(url: str) -> Ssh:
 
 def is_ssh(text: str) -> bool:
     """Whether a text is a URL that `parse_ssh` reads."""
-    found = _URL.fullmatch(text)
-    if found is None or int(found["port"] or 1) not in range(1, 65536):
+    match = _URL.fullmatch(text)
+    if match is None or int(match["port"] or 1) not in range(1, 65536):
         return False
     try:
-        return not found["v6"] or ipaddress.ip_address(found["v6"]).version == 6
+        return not match["v6"] or ipaddress.ip_address(match["v6"]).version == 6
     except ValueError:
         return False

@@ -91,7 +91,7 @@ def load(kind: type[T], value: object, *, where: str, hint: str = "") -> T:
         valid: T = _adapter(kind).validate_python(value)  # type: ignore[arg-type]  # every type can be hashed
         return valid
     except ValidationError as error:
-        mistakes = tuple(_mistake(kind, item) for item in error.errors())
+        mistakes = tuple(_describe_mistake(kind, item) for item in error.errors())
         if len(mistakes) == 1:
             raise UsageError(f"{where}: {mistakes[0]}", hint=hint) from error
         raise UsageError(f"{where}: {len(mistakes)} mistakes", details=mistakes, hint=hint) from error
@@ -121,7 +121,7 @@ EXPECTED_TYPES = {
 }
 
 
-def _mistake(kind: Any, item: Any) -> str:
+def _describe_mistake(kind: Any, item: Any) -> str:
     """One mistake in our words: the key, what was found, what is wanted."""
     *above, last = item["loc"] or ("",)
     key, where = ".".join(map(str, item["loc"])), ".".join(map(str, above))
@@ -129,38 +129,40 @@ def _mistake(kind: Any, item: Any) -> str:
     if what in ("missing", "missing_argument"):
         return f"{key} is missing"
     if what in ("unexpected_keyword_argument", "extra_forbidden"):
-        keys = _keys(kind, above)
+        keys = _keys_at(kind, above)
         error = unknown(f"key in {where}:" if above else "key", str(last), keys)
         return f"{error.message}; {error.hint}" if error.hint else error.message
-    found = "it has no value" if item["input"] is None else f"found {short(item['input'])}"
+    found_text = "it has no value" if item["input"] is None else f"found {short(item['input'])}"
     if what == "value_error":
-        wanted = str(item["ctx"]["error"])
+        wanted_text = str(item["ctx"]["error"])
     elif what == "literal_error":
-        wanted = f"wanted {item['ctx']['expected']}"
+        wanted_text = f"wanted {item['ctx']['expected']}"
     else:
         known = EXPECTED_TYPES.get(what.partition("_")[0])
-        wanted = f"wanted {known}" if known else item["msg"].replace("Input should be", "wanted something")
+        wanted_text = (
+            f"wanted {known}" if known else item["msg"].replace("Input should be", "wanted something")
+        )
     if what == "string_type" and isinstance(item["input"], int | float):
-        wanted += f': put it in quotes, "{item["input"]}"'
+        wanted_text += f': put it in quotes, "{item["input"]}"'
     if not key and what == "value_error":  # of the whole document, which is too long to be shown
-        return wanted
-    return f"{key}: {found}, {wanted}" if key else f"{found}, {wanted}"
+        return wanted_text
+    return f"{key}: {found_text}, {wanted_text}" if key else f"{found_text}, {wanted_text}"
 
 
-def _keys(kind: Any, way: Iterable[int | str]) -> list[str]:
+def _keys_at(kind: Any, way: Iterable[int | str]) -> list[str]:
     """The keys that may stand where a way of keys and indices leads; none where that can't be told."""
     for step in way:
-        kind = _record_in(kind)
-        inner = [one for one in get_args(kind) if one is not ...]
+        kind = _strip_optional(kind)
+        inner = [argument for argument in get_args(kind) if argument is not ...]
         kind = get_type_hints(kind).get(str(step)) if is_dataclass(kind) else inner[-1] if inner else None
-    kind = _record_in(kind)
-    return [one.name for one in fields(kind)] if is_dataclass(kind) else []
+    kind = _strip_optional(kind)
+    return [record_field.name for record_field in fields(kind)] if is_dataclass(kind) else []
 
 
-def _record_in(kind: Any) -> Any:
+def _strip_optional(kind: Any) -> Any:
     """A record that may be left out is one."""
     if isinstance(kind, UnionType):
-        return next((one for one in get_args(kind) if one is not NoneType), None)
+        return next((member for member in get_args(kind) if member is not NoneType), None)
     return kind
 
 

@@ -34,7 +34,7 @@ def refuse_local_endpoint(endpoint: str, service: str) -> None:
     if host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws")):
         return
     try:
-        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
         return  # nobody answers there: the first call says so
     if any(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
@@ -92,7 +92,7 @@ class AwsCloud:
                 "than this machine has outside",
                 hint=SSH_CIDR_HINT,
             )
-        return f"{_address_outside()}/32"
+        return f"{_public_address()}/32"
 
     def _gives_public_addresses(self, subnet_id: str) -> bool:
         with explain_aws_errors(f"look at {subnet_id}"):
@@ -158,7 +158,7 @@ class AwsCloud:
         """
 
 
-def _address_outside() -> str:
+def _public_address() -> str:
     """The IPv4 address by which the internet sees this machine; not a proxy's, because SSH takes none."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:

@@ -11,16 +11,16 @@ T = TypeVar("T")
 PENDING = {"State": {"Name": "pending"}}
 
 
-def filters(wanted: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
+def filters(values_by_name: Mapping[str, Sequence[str]]) -> list[dict[str, Any]]:
     """Filters in EC2's form.
 
     Args:
         wanted: Names of filters, each with the values of which a resource must have one.
     """
-    return [{"Name": name, "Values": list(values)} for name, values in wanted.items()]
+    return [{"Name": name, "Values": list(values)} for name, values in values_by_name.items()]
 
 
-def pages(client: Any, operation: str, key: str, **asked: Any) -> Iterator[dict[str, Any]]:
+def pages(client: Any, operation: str, key: str, **arguments: Any) -> Iterator[dict[str, Any]]:
     """What every page of an answer has.
 
     Args:
@@ -29,12 +29,12 @@ def pages(client: Any, operation: str, key: str, **asked: Any) -> Iterator[dict[
         key: The list in each page, for example "Volumes".
         asked: Arguments of the operation, and PaginationConfig.
     """
-    for page in client.get_paginator(operation).paginate(**asked):
+    for page in client.get_paginator(operation).paginate(**arguments):
         yield from page.get(key) or ()  # as botocore/paginate.py, build_full_result: a missing list is empty
 
 
 def images(
-    ec2: Any, wanted: Mapping[str, Sequence[str]], *, page_size: int = 0, **asked: Any
+    ec2: Any, values_by_name: Mapping[str, Sequence[str]], *, page_size: int = 0, **arguments: Any
 ) -> list[dict[str, Any]]:
     """The images that filters select, as DescribeImages gives them.
 
@@ -46,13 +46,13 @@ def images(
         page_size: Images a page; 0: all at once, in one call.
         asked: Other arguments, for example Owners.
     """
-    asked |= {"Filters": filters(wanted)} if wanted else {}
+    arguments |= {"Filters": filters(values_by_name)} if values_by_name else {}
     if page_size:
         return list(
-            pages(ec2, "describe_images", "Images", **asked, PaginationConfig={"PageSize": page_size})
+            pages(ec2, "describe_images", "Images", **arguments, PaginationConfig={"PageSize": page_size})
         )
-    found: list[dict[str, Any]] = ec2.describe_images(**asked)["Images"]
-    return found
+    described: list[dict[str, Any]] = ec2.describe_images(**arguments)["Images"]
+    return described
 
 
 def image(cloud: Cloud, image_id: str) -> dict[str, Any] | None:
@@ -62,8 +62,8 @@ def image(cloud: Cloud, image_id: str) -> dict[str, Any] | None:
         UnavailableError: The cloud can't be asked.
     """
     with explain_aws_errors(f"look up {image_id}"):
-        found = images(cloud.client("ec2"), {"image-id": [image_id]})
-    return found[0] if found else None
+        matches = images(cloud.client("ec2"), {"image-id": [image_id]})
+    return matches[0] if matches else None
 
 
 def require_image(cloud: Cloud, image_id: str, *, hint: str) -> dict[str, Any]:
@@ -76,20 +76,20 @@ def require_image(cloud: Cloud, image_id: str, *, hint: str) -> dict[str, Any]:
         UsageError: The region has no such image.
         UnavailableError: The cloud can't be asked.
     """
-    if (found := image(cloud, image_id)) is None:
+    if (described := image(cloud, image_id)) is None:
         raise UsageError(f"{cloud.name} has no AMI {image_id} in {cloud.region}", hint=hint)
-    return found
+    return described
 
 
-def instances(ec2: Any, wanted: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
+def instances(ec2: Any, values_by_name: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Any]]:
     """The instances that filters select, those that ended a while ago among them.
 
     Args:
         ec2: A client.
         wanted: As `filters`; empty: every instance of the region.
     """
-    asked = {"Filters": filters(wanted)} if wanted else {}
-    for reservation in pages(ec2, "describe_instances", "Reservations", **asked):
+    arguments = {"Filters": filters(values_by_name)} if values_by_name else {}
+    for reservation in pages(ec2, "describe_instances", "Reservations", **arguments):
         yield from reservation["Instances"]
 
 
@@ -127,11 +127,11 @@ def wait_until(
         GpukilnError: As `late` gives it.
     """
     began, slept = clock(), 0.0
-    while (found := condition()) is None:
+    while (result := condition()) is None:
         left = timeout_s - max(clock() - began, slept)
         if left <= 0:
             raise late()
         sleep(min(pause_s, left))
         slept += min(pause_s, left)
         pause_s = min(pause_s * 2, longest_pause_s) if longest_pause_s else pause_s
-    return found
+    return result

@@ -68,10 +68,12 @@ def partition_of(regions: Sequence[str]) -> str:
     Raises:
         UsageError: They are of several; no role spans two.
     """
-    found = {_partition(region) for region in regions} or {"aws"}
-    if len(found) > 1:
-        raise UsageError(f"{', '.join(regions)} are of {' and '.join(sorted(found))}: no role spans them")
-    return found.pop()
+    partitions = {_partition(region) for region in regions} or {"aws"}
+    if len(partitions) > 1:
+        raise UsageError(
+            f"{', '.join(regions)} are of {' and '.join(sorted(partitions))}: no role spans them"
+        )
+    return partitions.pop()
 
 
 @cache
@@ -91,13 +93,13 @@ def policy(jobs: Iterable[str], scope: Scope) -> Document:
     Raises:
         UsageError: There is no such job, or the scope is none.
     """
-    wanted = _with_included(jobs)
+    job_names = _with_included(jobs)
     _check(scope)
     statements = []
     for statement in permissions.statements():
         if statement.needs and not getattr(scope, statement.needs):
             continue
-        if actions := sorted({call.action for call in statement.calls if wanted & set(call.jobs)}):
+        if actions := sorted({call.action for call in statement.calls if job_names & set(call.jobs)}):
             statements.append(_statement(statement, actions, scope))
     return {"Version": VERSION, "Statement": statements}
 
@@ -171,16 +173,16 @@ def ec2_service(partition: str) -> str:
 
 def _with_included(jobs: Iterable[str]) -> set[str]:
     known = permissions.jobs()
-    wanted = set(jobs)
-    if wrong := sorted(wanted - set(known)):
+    job_names = set(jobs)
+    if wrong := sorted(job_names - set(known)):
         raise UsageError(
             f"there is no job {', '.join(wrong)}",
             hint=unknown("job", wrong[0], known).hint or "--for takes these, separated by commas",
             details=tuple(f"{name}: {job.what}" for name, job in known.items()),
         )
-    if not wanted:
+    if not job_names:
         raise UsageError("a policy for what?", hint=f"--for {','.join(known)}, or some of these")
-    return wanted | {known[name].includes for name in wanted if known[name].includes}
+    return job_names | {known[name].includes for name in job_names if known[name].includes}
 
 
 def _check(scope: Scope) -> None:

@@ -72,12 +72,12 @@ def compress(disk: Path, target: Path, moved: Callable[[int], None] = lambda _: 
             reader.join()
             process.wait()
         assert process.stderr  # noqa: S101 - a pipe
-        told = process.stderr.read().decode(errors="replace").strip()
+        stderr = process.stderr.read().decode(errors="replace").strip()
     if failed:
         raise failed[0]
     if process.returncode:
         raise UnavailableError(
-            f"zstd ended with {process.returncode}: {told}", hint="run the same command again"
+            f"zstd ended with {process.returncode}: {stderr}", hint="run the same command again"
         )
     return digest.hexdigest()
 
@@ -89,14 +89,14 @@ def convert(disk: Path, part: Path, source_form: str, form: str, progress: Progr
         UnavailableError: It failed, it is not installed, or there is no room.
     """
     total, (read, write) = sparse.data_bytes(disk), os.pipe()
-    meter, told = Meter(progress, total), bytearray()
+    meter, output_bytes = Meter(progress, total), bytearray()
 
     def listen() -> None:
         with os.fdopen(read, "rb", buffering=0) as output:
             while data := output.read(4096):
-                told.extend(data)
-                if found := _PERCENT.findall(data):
-                    meter.reach(int(float(found[-1]) / 100 * total))
+                output_bytes.extend(data)
+                if percentages := _PERCENT.findall(data):
+                    meter.reach(int(float(percentages[-1]) / 100 * total))
 
     listener = threading.Thread(target=listen)
     listener.start()
@@ -107,7 +107,7 @@ def convert(disk: Path, part: Path, source_form: str, form: str, progress: Progr
     finally:
         listener.join()
     if done.returncode:
-        text = _PERCENT.sub(b"", told).decode(errors="replace").replace("\r", "\n")
+        text = _PERCENT.sub(b"", output_bytes).decode(errors="replace").replace("\r", "\n")
         if "No space left" in text:
             raise programs.disk_full(part.parent)
         lines = [line for line in text.splitlines() if line.strip()] or ["it said nothing"]

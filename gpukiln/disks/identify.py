@@ -70,14 +70,14 @@ def _require_whole(file: Path) -> None:
         ["qemu-img", "info", "--output=json", "-f", "qcow2", str(file)], limit_s=programs.QUICK_S
     )
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        stderr = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise IncompatibleError(
-            f"{file} is no whole qcow2: {told[-1]}", hint="copy it again from where it came"
+            f"{file} is no whole qcow2: {stderr[-1]}", hint="copy it again from where it came"
         )
-    found = parse_json(done.stdout)
-    data = found.get("format-specific", {}).get("data", {})
+    info = parse_json(done.stdout)
+    data = info.get("format-specific", {}).get("data", {})
     for what, other in (
-        ("backing file", found.get("backing-filename")),
+        ("backing file", info.get("backing-filename")),
         ("data file", data.get("data-file")),
     ):
         if other:
@@ -85,8 +85,8 @@ def _require_whole(file: Path) -> None:
                 f"{file} has a {what}, {other}: it is not whole without it",
                 hint="where both are trusted, `qemu-img convert -O qcow2` makes one file of them",
             )
-    if data.get("corrupt") or found.get("encrypted"):
-        why = "encrypted" if found.get("encrypted") else "marked as corrupt"
+    if data.get("corrupt") or info.get("encrypted"):
+        why = "encrypted" if info.get("encrypted") else "marked as corrupt"
         raise IncompatibleError(f"{file} is {why}", hint="`qemu-img check` and `qemu-img convert` know more")
 
 
@@ -111,7 +111,7 @@ def inspect_disk(disk: Path) -> Disk:
         )
     architecture = next((ROOTS[name] for name in types if name in ROOTS), "")
     if not architecture and esp:
-        architecture = _loader(disk, esp)
+        architecture = _loader_architecture(disk, esp)
     if architecture == "arm64":
         bios = False  # it has no BIOS
     mode = "uefi-preferred" if esp and bios else "uefi" if esp else "legacy-bios"
@@ -134,7 +134,7 @@ def has_file(disk: Path, part: Partition, name: str) -> bool:
     return True
 
 
-def _loader(disk: Path, esp: Partition) -> str:
+def _loader_architecture(disk: Path, esp: Partition) -> str:
     """The architecture of the boot loader that firmware looks for, by its name in the ESP."""
     with disk.open("rb") as file:
         file.seek(esp.offset)

@@ -50,15 +50,15 @@ class Qcow2Layout:
     @classmethod
     def of(cls, size: int, data: tuple[int, ...]) -> Self:
         """Plan a file; the reference counts count the clusters that they lie in too."""
-        l1 = _count(_count(_count(size, CLUSTER), ENTRIES), ENTRIES)
-        l2 = len({one // ENTRIES for one in data})
+        l1 = _divide_up(_divide_up(_divide_up(size, CLUSTER), ENTRIES), ENTRIES)
+        l2 = len({cluster // ENTRIES for cluster in data})
         table = blocks = 0
         while True:
             all_of_it = 1 + table + blocks + l1 + l2 + len(data)
-            wanted = _count(all_of_it, REFCOUNTS)
-            if (_count(wanted, ENTRIES), wanted) == (table, blocks):
+            needed = _divide_up(all_of_it, REFCOUNTS)
+            if (_divide_up(needed, ENTRIES), needed) == (table, blocks):
                 return cls(size, data, table, blocks, l1, l2)
-            table, blocks = _count(wanted, ENTRIES), wanted
+            table, blocks = _divide_up(needed, ENTRIES), needed
 
     @property
     def clusters(self) -> int:
@@ -70,7 +70,7 @@ class Qcow2Layout:
         l1_at = 1 + self.refcount_table + self.refcount_blocks
         l2_at = l1_at + self.l1
         data_at = l2_at + self.l2
-        l1_entries = _count(_count(self.size, CLUSTER), ENTRIES)
+        l1_entries = _divide_up(_divide_up(self.size, CLUSTER), ENTRIES)
         header = HEADER.pack(
             *(MAGIC, 3, 0, 0, CLUSTER_BITS, self.size, 0),
             *(l1_entries, l1_at * CLUSTER, CLUSTER, self.refcount_table),
@@ -107,7 +107,7 @@ def write(disk: Path, part: Path, progress: Progress) -> str:
     """
     with sparse.opened(disk) as number, part.open("wb") as file:
         size = os.fstat(number).st_size
-        layout = Qcow2Layout.of(_count(size, SECTOR) * SECTOR, tuple(sparse.blocks(number, CLUSTER)))
+        layout = Qcow2Layout.of(_divide_up(size, SECTOR) * SECTOR, tuple(sparse.blocks(number, CLUSTER)))
         meter = Meter(progress, len(layout.data) * CLUSTER)
         tables = b"".join(layout.tables())
         # Hashing takes as long as all the rest: it runs beside that, over what the file is made of.
@@ -132,12 +132,12 @@ def _digest(
     piece = memoryview(bytearray(PIECE))
     for begin, count in _runs(clusters):
         for at in range(begin, begin + count, PIECE):
-            wanted = min(PIECE, begin + count - at)
-            read = os.preadv(source, [piece[:wanted]], at)
-            if read < min(wanted, size - at):
+            length = min(PIECE, begin + count - at)
+            read = os.preadv(source, [piece[:length]], at)
+            if read < min(length, size - at):
                 raise OSError(sparse.SHORTER)
             digest.update(piece[:read])
-            digest.update(bytes(wanted - read))
+            digest.update(bytes(length - read))
         moved(count)
     return digest.hexdigest()
 
@@ -157,6 +157,6 @@ def _table(entries: Sequence[int], clusters: int) -> bytes:
     return struct.pack(f">{len(entries)}Q", *entries).ljust(clusters * CLUSTER, b"\0")
 
 
-def _count(amount: int, of: int) -> int:
+def _divide_up(amount: int, of: int) -> int:
     """How many of a size hold an amount."""
     return -(-amount // of)

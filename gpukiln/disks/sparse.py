@@ -112,10 +112,10 @@ def copy(source: Path, target: Path, moved: Callable[[int], None] = lambda _: No
     Args:
         moved: Told of each piece's bytes.
     """
-    with opened(source) as wanted, target.open("wb") as file:
-        file.truncate(os.fstat(wanted).st_size)
-        for begin, end in extents(wanted):
-            copy_part(wanted, file.fileno(), begin, end, begin, moved)
+    with opened(source) as number, target.open("wb") as file:
+        file.truncate(os.fstat(number).st_size)
+        for begin, end in extents(number):
+            copy_part(number, file.fileno(), begin, end, begin, moved)
 
 
 def copy_part(

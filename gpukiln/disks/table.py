@@ -68,8 +68,8 @@ class PartitionTable:
     @property
     def system_partitions(self) -> tuple[Partition, ...]:
         """EFI system partitions; a UEFI boots an MBR's too (UEFI 2.10, 5.2.2)."""
-        wanted = ESP_TYPE if self.label == "gpt" else ESP_MBR
-        return tuple(part for part in self.partitions if part.type == wanted)
+        esp_type = ESP_TYPE if self.label == "gpt" else ESP_MBR
+        return tuple(part for part in self.partitions if part.type == esp_type)
 
 
 def read_table(disk: Path) -> PartitionTable:
@@ -87,8 +87,8 @@ def read_table(disk: Path) -> PartitionTable:
                 hint="wanted: a whole disk, as `qemu-img convert -O raw` or `dd` of a device gives it, not a"
                 " partition or a file system",
             )
-        gpt = any(kind == MBR_PROTECTIVE for kind, _, _ in _rows(mbr))
-        parts = _gpt(file, disk, size) if gpt else _dos(file, mbr)
+        gpt = any(kind == MBR_PROTECTIVE for kind, _, _ in _mbr_entries(mbr))
+        parts = _gpt_partitions(file, disk, size) if gpt else _dos_partitions(file, mbr)
         return PartitionTable("gpt" if gpt else "dos", any(mbr[:BOOT_CODE]), tuple(parts))
 
 
@@ -102,40 +102,40 @@ def root_partition(disk: Path) -> Partition:
         IncompatibleError: The disk has no partition table, or a damaged one.
         UnavailableError: The disk has none.
     """
-    found = read_table(disk).partitions
-    for wanted in ROOT_TYPES:
-        if fitting := [part for part in found if part.type == wanted]:
+    partitions = read_table(disk).partitions
+    for root_type in ROOT_TYPES:
+        if fitting := [part for part in partitions if part.type == root_type]:
             return max(fitting, key=lambda part: part.size)
-    types = ", ".join(part.type for part in found) or "none"
+    types = ", ".join(part.type for part in partitions) or "none"
     raise UnavailableError(
         f"{disk} has no partition of a Linux root file system: its partitions' types are {types}",
         hint="disks of LVM, ZFS or an encrypted root are not read",
     )
 
 
-def _rows(sector: bytes) -> list[tuple[int, int, int]]:
+def _mbr_entries(sector: bytes) -> list[tuple[int, int, int]]:
     """Of an MBR or of a logical partition's: type, first sector and number of sectors."""
     return [(sector[at + 4], *struct.unpack_from("<II", sector, at + 8)) for at in range(446, 510, 16)]
 
 
-def _dos(file: BinaryIO, mbr: bytes) -> Iterator[Partition]:
-    for number, (kind, first, count) in enumerate(_rows(mbr), start=1):
+def _dos_partitions(file: BinaryIO, mbr: bytes) -> Iterator[Partition]:
+    for number, (kind, first, count) in enumerate(_mbr_entries(mbr), start=1):
         if kind and count:
             yield Partition(number, first * SECTOR, count * SECTOR, f"{kind:X}")
-    begin = next((first for kind, first, count in _rows(mbr) if kind in MBR_EXTENDED and count), 0)
+    begin = next((first for kind, first, count in _mbr_entries(mbr) if kind in MBR_EXTENDED and count), 0)
     at = begin
     for number in range(5, 5 + MOST_LOGICAL):
         file.seek(at * SECTOR)
         sector = file.read(SECTOR)
         if not at or len(sector) < SECTOR or sector[510:] != SIGNATURE:
             return
-        (kind, first, count), (_, link, _) = _rows(sector)[:2]
+        (kind, first, count), (_, link, _) = _mbr_entries(sector)[:2]
         if kind and count:
             yield Partition(number, (at + first) * SECTOR, count * SECTOR, f"{kind:X}")
         at = link and begin + link
 
 
-def _gpt(file: BinaryIO, disk: Path, size: int) -> Iterator[Partition]:
+def _gpt_partitions(file: BinaryIO, disk: Path, size: int) -> Iterator[Partition]:
     file.seek(SECTOR)
     header = file.read(92)
     if len(header) < 92 or header[:8] != b"EFI PART":

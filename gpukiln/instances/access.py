@@ -109,7 +109,7 @@ def ssh_access(
             group = ec2.create_security_group(
                 GroupName=name,
                 Description=f"SSH to the machine of a gpukiln {purpose}",
-                VpcId=_vpc(ec2, cloud.subnet_id),
+                VpcId=_vpc_of(ec2, cloud.subnet_id),
                 TagSpecifications=tag_specifications(tags, "security-group"),
             )["GroupId"]
             ec2.authorize_security_group_ingress(
@@ -129,17 +129,17 @@ def ssh_access(
             error.add_note(
                 f"its machine's deadline, {deadline_text(deadline)}, has passed: it shut itself down"
             )
-        if left := _clear(cloud, build_id):  # the first error is the one to tell
+        if left := _remove_resources(cloud, build_id):  # the first error is the one to tell
             error.add_note(left)
         raise
     else:
-        if left := _clear(cloud, build_id):  # what was made is made
+        if left := _remove_resources(cloud, build_id):  # what was made is made
             say(left)
     finally:
         (keys_folder() / f"{build_id}.{purpose}").unlink(missing_ok=True)
 
 
-def _clear(cloud: Cloud, build_id: str) -> str:
+def _remove_resources(cloud: Cloud, build_id: str) -> str:
     """Remove what a build started, in more than one attempt; what stays, in words."""
     started, pauses = time.monotonic(), list(PAUSES_S)
     while True:
@@ -198,7 +198,7 @@ def machine_from_image(
         user_data = shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else []))
         launched = launch(
             cloud,
-            _request(access, image_id, tags, user_data),
+            _launch_request(access, image_id, tags, user_data),
             instance_types=instance_types,
             spot=spot,
             say=say,
@@ -250,7 +250,7 @@ def machine_to_bake(
     launched = launch(
         cloud,
         {
-            **_request(access, image_id, tags, shutdown_user_data(access.deadline)),
+            **_launch_request(access, image_id, tags, shutdown_user_data(access.deadline)),
             "BlockDeviceMappings": [root_volume],
         },
         instance_types=[instance_type],
@@ -263,7 +263,7 @@ def machine_to_bake(
     )
 
 
-def _request(access: SshAccess, image_id: str, tags: dict[str, str], user_data: str) -> dict[str, Any]:
+def _launch_request(access: SshAccess, image_id: str, tags: dict[str, str], user_data: str) -> dict[str, Any]:
     """Arguments of RunInstances but type, subnet and market."""
     return {
         "ImageId": image_id,
@@ -276,7 +276,7 @@ def _request(access: SshAccess, image_id: str, tags: dict[str, str], user_data: 
     }
 
 
-def _vpc(ec2: Any, subnet_id: str | None) -> str:
+def _vpc_of(ec2: Any, subnet_id: str | None) -> str:
     if subnet_id:
         return str(ec2.describe_subnets(SubnetIds=[subnet_id])["Subnets"][0]["VpcId"])
     vpcs = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]

@@ -31,7 +31,7 @@ class StopPattern:
     cause: re.Pattern[str]
 
 
-def _lines(pattern: str) -> re.Pattern[str]:
+def _multiline(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern, re.MULTILINE)
 
 
@@ -41,36 +41,38 @@ def _lines(pattern: str) -> re.Pattern[str]:
 STOPS = (
     StopPattern(
         "kernel panic",
-        _lines(r"Kernel panic - not syncing"),
-        _lines(r"Kernel panic - not syncing|Cannot open root device|unable to mount root|No working init"),
+        _multiline(r"Kernel panic - not syncing"),
+        _multiline(
+            r"Kernel panic - not syncing|Cannot open root device|unable to mount root|No working init"
+        ),
     ),
     StopPattern(
         "a shell of the initramfs",
-        _lines(
+        _multiline(
             r"^ *\(initramfs\)|Dropping to a shell|^(?:dracut|switch_root):/.*#"
             r"|^Entering emergency mode\. Exit"
         ),
-        _lines(
+        _multiline(
             r"ALERT!|Gave up waiting|fsck|dracut-initqueue.*timeout|does not exist|Failed to mount"
             r"|No root device"
         ),
     ),
     StopPattern(
         "emergency mode",
-        _lines(r"You are in (?:emergency|rescue) mode|Welcome to emergency mode"),
-        _lines(
+        _multiline(r"You are in (?:emergency|rescue) mode|Welcome to emergency mode"),
+        _multiline(
             r"FAILED|DEPEND|TIME|Timed out waiting for device|UNEXPECTED INCONSISTENCY|root account is locked"
         ),
     ),
     StopPattern(
         "the prompt of GRUB",
-        _lines(r"^ *grub(?: rescue)?>|Minimal BASH-like line editing"),
-        _lines(r"^ *error: "),
+        _multiline(r"^ *grub(?: rescue)?>|Minimal BASH-like line editing"),
+        _multiline(r"^ *error: "),
     ),
     StopPattern(
         "no data source",
-        _lines(r"No instance datasource found|Used fallback datasource|Datasource DataSourceNone"),
-        _lines(r"datasource|DataSourceNone|ci-info: .*(?:eth|ens|enp).*False"),
+        _multiline(r"No instance datasource found|Used fallback datasource|Datasource DataSourceNone"),
+        _multiline(r"datasource|DataSourceNone|ci-info: .*(?:eth|ens|enp).*False"),
     ),
 )
 

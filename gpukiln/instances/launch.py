@@ -138,7 +138,7 @@ def launch(
     ]
     launched, refusals = launch_in_order(cloud, request, tries, say=say)
     if launched is None:
-        raise _nowhere(refusals, spot, named_by)
+        raise _no_place_error(refusals, spot, named_by)
     return launched
 
 
@@ -169,26 +169,28 @@ def launch_in_order(
     # EC2 answers "no capacity" as a fault of its own, which boto3 would try again and again in the same zone
     starter = cloud.client("ec2", attempts=2)
     refusals: list[LaunchRefusal] = []
-    for one in tries:
-        name, zone = one.instance_type, one.zone
-        if any(r.code in QUOTA and (r.instance_type, r.spot) == (name, one.spot) for r in refusals):
+    for candidate in tries:
+        name, zone = candidate.instance_type, candidate.zone
+        if any(r.code in QUOTA and (r.instance_type, r.spot) == (name, candidate.spot) for r in refusals):
             continue
-        more = _tagged(request, one.tags) | ({"InstanceMarketOptions": SPOT} if one.spot else {})
-        if used := token(one):
+        more = _with_machine_tags(request, candidate.tags) | (
+            {"InstanceMarketOptions": SPOT} if candidate.spot else {}
+        )
+        if used := token(candidate):
             more["ClientToken"] = used
         try:
             with explain_aws_errors("start a machine from the image"):
                 instance = starter.run_instances(
                     **more,
                     InstanceType=name,
-                    SubnetId=one.subnet_id,
+                    SubnetId=candidate.subnet_id,
                     MinCount=1,
                     MaxCount=1,
                 )["Instances"][0]
         except UnavailableError as error:
-            refusal = LaunchRefusal(*_answer(error), name, zone, one.spot)
+            refusal = LaunchRefusal(*_code_and_text(error), name, zone, candidate.spot)
             if refusal.code in PERMISSION:
-                raise _not_permitted(refusal, one.spot) from error
+                raise _permission_error(refusal, candidate.spot) from error
             if refusal.code == MISMATCH:
                 raise RefusedError(
                     f"a machine {name} in {zone} was asked for before under the same token, but otherwise",
@@ -200,18 +202,23 @@ def launch_in_order(
             refusals.append(refusal)
             say(str(refusal))
         else:
-            return LaunchedMachine(instance["InstanceId"], name, zone, one.spot), tuple(refusals)
+            return LaunchedMachine(instance["InstanceId"], name, zone, candidate.spot), tuple(refusals)
     return None, tuple(refusals)
 
 
-def _tagged(request: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
+def _with_machine_tags(request: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
     """Arguments of RunInstances, with more tags of the machine."""
     if not tags:
         return request
     given = request.get("TagSpecifications", [])
-    own = [tag for one in given if one["ResourceType"] == "instance" for tag in one["Tags"]]
+    own = [
+        tag
+        for specification in given
+        if specification["ResourceType"] == "instance"
+        for tag in specification["Tags"]
+    ]
     named = [
-        *(one for one in given if one["ResourceType"] != "instance"),
+        *(specification for specification in given if specification["ResourceType"] != "instance"),
         {"ResourceType": "instance", "Tags": [*own, *tag_list(dict(tags))]},
     ]
     return {**request, "TagSpecifications": named}
@@ -237,20 +244,20 @@ def capacity_loss(instance: dict[str, Any]) -> GpukilnError | None:
 
 def zones_of(ec2: Any, instance_type: str) -> list[str]:
     """The zones of a region that have a type."""
-    found = ec2.describe_instance_type_offerings(
+    offerings = ec2.describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [instance_type]}]
     )["InstanceTypeOfferings"]
-    return sorted(offer["Location"] for offer in found)
+    return sorted(offer["Location"] for offer in offerings)
 
 
 def subnets_by_zone(ec2: Any, subnet_ids: Sequence[str]) -> dict[str, str]:
     """A subnet in each zone where a machine may start: those that are named, else the default VPC's."""
     default = [{"Name": "default-for-az", "Values": ["true"]}]
-    found = ec2.describe_subnets(**({"SubnetIds": [*subnet_ids]} if subnet_ids else {"Filters": default}))
-    return {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in found["Subnets"]}
+    described = ec2.describe_subnets(**({"SubnetIds": [*subnet_ids]} if subnet_ids else {"Filters": default}))
+    return {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in described["Subnets"]}
 
 
-def _answer(error: UnavailableError) -> tuple[str, str]:
+def _code_and_text(error: UnavailableError) -> tuple[str, str]:
     """EC2's code and text of an error; no code where it was none of EC2's."""
     from botocore.exceptions import ClientError  # noqa: PLC0415 - slow to import
 
@@ -261,7 +268,7 @@ def _answer(error: UnavailableError) -> tuple[str, str]:
     return answer.get("Code", ""), answer.get("Message", "")
 
 
-def _not_permitted(refusal: LaunchRefusal, spot: bool) -> UnavailableError:
+def _permission_error(refusal: LaunchRefusal, spot: bool) -> UnavailableError:
     hint = "the role needs ec2:RunInstances, on image, subnet, group and key too, and ec2:CreateTags"
     if "ServiceLinkedRole" in refusal.code or ("spot" in refusal.text.lower() and spot):
         hint = (
@@ -270,7 +277,7 @@ def _not_permitted(refusal: LaunchRefusal, spot: bool) -> UnavailableError:
     return UnavailableError(f"not permitted to start {refusal}", hint=hint)
 
 
-def _nowhere(refusals: Sequence[LaunchRefusal], spot: bool, named_by: str) -> GpukilnError:
+def _no_place_error(refusals: Sequence[LaunchRefusal], spot: bool, named_by: str) -> GpukilnError:
     details = tuple(map(str, refusals))
     names = list(dict.fromkeys(refusal.instance_type for refusal in refusals))
     ask = "ask for more vCPUs in Service Quotas"

@@ -78,9 +78,9 @@ def find_orphans(
     moment = now or datetime.now(UTC)
     with explain_aws_errors("look for what builds left"):
         ec2 = cloud.client("ec2")
-        found = [*_of_builds(ec2), *_snapshots(ec2)]
-    judged = [_judge(*one, moment, ended) for one in found]
-    return [orphan for orphan in judged if orphan]
+        resources = [*_tagged_resources(ec2), *_snapshots(ec2)]
+    orphans = [_as_orphan(*resource, moment, ended) for resource in resources]
+    return [orphan for orphan in orphans if orphan]
 
 
 def remove_orphans(cloud: Cloud, orphans: list[Orphan], say: Callable[[str], None]) -> list[Orphan]:
@@ -131,10 +131,10 @@ def sweep(cloud: Cloud, build_id: str) -> list[str]:
         UnavailableError: Something could not be removed, after everything else was; the details say what.
     """
     with explain_aws_errors(f"look for what build {build_id} started"):
-        found = list(_of_builds(cloud.client("ec2"), [build_id], volumes=False))
-    left = [Orphan(kind, id, build_id, "", "", "its build has ended") for kind, id, *_ in found]
+        resources = list(_tagged_resources(cloud.client("ec2"), [build_id], volumes=False))
+    left = [Orphan(kind, id, build_id, "", "", "its build has ended") for kind, id, *_ in resources]
     try:
-        return [one.id for one in remove_orphans(cloud, left, lambda _: None)]
+        return [orphan.id for orphan in remove_orphans(cloud, left, lambda _: None)]
     except PartialError as error:
         raise UnavailableError(
             f"something of build {build_id} is left: {error.details[0]}", details=error.details
@@ -151,7 +151,7 @@ def builds_with_orphans(cloud: Cloud) -> set[str]:
         Build ids; those of running builds are among them.
     """
     with explain_aws_errors("look for what earlier builds left"):
-        return {tags[BUILD_TAG] for _, _, tags, _ in _of_builds(cloud.client("ec2"), volumes=False)}
+        return {tags[BUILD_TAG] for _, _, tags, _ in _tagged_resources(cloud.client("ec2"), volumes=False)}
 
 
 def unrecorded_images(cloud: Cloud, build_id: str) -> list[dict[str, Any]]:
@@ -181,29 +181,31 @@ def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
             removed.append(image["ImageId"])
         # by their own tag: an AMI that is pending names no snapshot yet
         of_build = [{"Name": f"tag:{BUILD_ID_TAG}", "Values": [build_id]}]
-        for one in ec2.describe_snapshots(OwnerIds=["self"], Filters=of_build)["Snapshots"]:
-            ec2.delete_snapshot(SnapshotId=one["SnapshotId"])
+        for snapshot in ec2.describe_snapshots(OwnerIds=["self"], Filters=of_build)["Snapshots"]:
+            ec2.delete_snapshot(SnapshotId=snapshot["SnapshotId"])
     return removed
 
 
 TaggedResource = tuple[str, str, dict[str, str], datetime | None]
 
 
-def _of_builds(ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True) -> Iterator[TaggedResource]:
+def _tagged_resources(
+    ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True
+) -> Iterator[TaggedResource]:
     """Everything that carries a build's tag, machines first: they use the rest."""
-    wanted = {f"tag:{BUILD_TAG}": builds}
-    for one in calls.instances(ec2, wanted):
-        if one["State"]["Name"] != "terminated":
-            yield "instance", one["InstanceId"], tags_of(one), None
+    tag_filter = {f"tag:{BUILD_TAG}": builds}
+    for instance in calls.instances(ec2, tag_filter):
+        if instance["State"]["Name"] != "terminated":
+            yield "instance", instance["InstanceId"], tags_of(instance), None
     # one that hangs on a machine ends with it
-    available = calls.filters({**wanted, "status": ["available"]})
-    for one in calls.pages(ec2, "describe_volumes", "Volumes", Filters=available) if volumes else ():
-        yield "volume", one["VolumeId"], tags_of(one), None
-    tagged = calls.filters(wanted)
-    for one in ec2.describe_key_pairs(Filters=tagged)["KeyPairs"]:
-        yield "key pair", one["KeyName"], tags_of(one), None
-    for one in calls.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=tagged):
-        yield "security group", one["GroupId"], tags_of(one), None
+    available = calls.filters({**tag_filter, "status": ["available"]})
+    for volume in calls.pages(ec2, "describe_volumes", "Volumes", Filters=available) if volumes else ():
+        yield "volume", volume["VolumeId"], tags_of(volume), None
+    tagged = calls.filters(tag_filter)
+    for key_pair in ec2.describe_key_pairs(Filters=tagged)["KeyPairs"]:
+        yield "key pair", key_pair["KeyName"], tags_of(key_pair), None
+    for group in calls.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=tagged):
+        yield "security group", group["GroupId"], tags_of(group), None
 
 
 def _snapshots(ec2: Any) -> Iterator[TaggedResource]:
@@ -214,16 +216,18 @@ def _snapshots(ec2: Any) -> Iterator[TaggedResource]:
     }
     for tag in (DIGEST_TAG, STAGE_KEY_TAG, IMPORT_TAG):
         tagged = calls.filters({"tag-key": [tag]})
-        for one in calls.pages(ec2, "describe_snapshots", "Snapshots", OwnerIds=["self"], Filters=tagged):
-            if one["SnapshotId"] not in used:
-                yield "snapshot", one["SnapshotId"], tags_of(one), one["StartTime"]
+        for snapshot in calls.pages(
+            ec2, "describe_snapshots", "Snapshots", OwnerIds=["self"], Filters=tagged
+        ):
+            if snapshot["SnapshotId"] not in used:
+                yield "snapshot", snapshot["SnapshotId"], tags_of(snapshot), snapshot["StartTime"]
 
 
-def _judge(
+def _as_orphan(
     kind: str,
     id: str,
     tags: dict[str, str],
-    made: datetime | None,
+    created: datetime | None,
     now: datetime,
     ended: Callable[[str], bool],
 ) -> Orphan | None:
@@ -231,9 +235,9 @@ def _judge(
     build = tags.get(BUILD_TAG, "")
     if build and ended(build):
         since, reason = now, "its build has ended, on this machine"
-    elif made:
-        since, reason = made + GRACE, "no image has it"
-    elif (deadline := _moment(tags.get(DEADLINE_TAG, ""))) is not None:
+    elif created:
+        since, reason = created + GRACE, "no image has it"
+    elif (deadline := _parse_time(tags.get(DEADLINE_TAG, ""))) is not None:
         since, reason = deadline, f"its deadline was {deadline_text(deadline)}"
     elif (started := build_started(build)) is not None:
         since, reason = started + GRACE, f"its build began {deadline_text(started)}, and it has no deadline"
@@ -244,7 +248,7 @@ def _judge(
     return Orphan(kind, id, build, tags.get(OWNER_TAG, ""), deadline_text(since), reason)
 
 
-def _moment(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:

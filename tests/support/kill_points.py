@@ -42,7 +42,7 @@ VARYING = (
 
 def steps_of(work: Work, *folders: Path) -> list[str]:
     """Let a copy of this process do some work to its end; the name of each of its steps."""
-    status, steps = _copy(work, folders, 0)
+    status, steps = _run_in_copy(work, folders, 0)
     assert status == 0
     return steps
 
@@ -53,7 +53,7 @@ def run_killed_at(number: int, work: Work, *folders: Path) -> bool:
     Returns:
         Whether it was: False, it has fewer steps.
     """
-    status, _ = _copy(work, folders, number)
+    status, _ = _run_in_copy(work, folders, number)
     assert status in (0, -signal.SIGKILL), f"the work ended with {status}"
     return status != 0
 
@@ -94,7 +94,7 @@ def mask_varying(document: Any) -> str:
 
 def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
     """Mode and content of each file in folders, without what two runs differ in; of a disk its digest."""
-    found = {}
+    contents = {}
     for folder in folders:
         for file in sorted(folder.rglob("*")):
             status = file.lstat()
@@ -104,11 +104,11 @@ def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
                 text = sparse.sha256(file)
             else:
                 text = mask_varying(file.read_bytes().decode("latin-1"))
-            found[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
-    return found
+            contents[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
+    return contents
 
 
-def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list[str]]:
+def _run_in_copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list[str]]:
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
@@ -117,7 +117,7 @@ def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list
         code = 1
         try:
             os.close(read)
-            _count(folders, number, write)
+            _install_hooks(folders, number, write)
             work()
             code = 0
         except SystemExit as ended:
@@ -134,7 +134,7 @@ def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), steps
 
 
-def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
+def _install_hooks(folders: tuple[Path, ...], number: int, write: int) -> None:
     """Let each step be counted in this process, and end it at one."""
     numbers, lock, seen = itertools.count(1), threading.Lock(), set()
     before: list[tuple[str, Path]] = []
@@ -170,7 +170,7 @@ def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
             path = Path(os.fsdecode(arguments[FILE_EVENTS[event]]))
             if event in ("os.remove", "os.rmdir") and arguments[1] >= 0:  # relative to an open folder
                 path = Path(f"/proc/self/fd/{arguments[1]}").readlink() / path
-            if any(path.is_relative_to(one) for one in folders) and _is_changed(path, event, arguments):
+            if any(path.is_relative_to(folder) for folder in folders) and _is_changed(path, event, arguments):
                 if before[-1:] != [(event, path)]:  # open() with an opener is told twice
                     step(f"{event} {path.suffix or path.name}")
                 before.append((event, path))

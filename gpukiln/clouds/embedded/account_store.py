@@ -43,7 +43,7 @@ def load_iam(iam: Any, document: dict[str, Any]) -> None:
     for name, fields in kept.get("roles", {}).items():
         role = Role(iam.account_id, iam.partition, fields["id"], name, "", "/", None, "", [], None)  # type: ignore[abstract]  # moto makes them likewise
         policies = fields.pop("managed_policies")
-        _set(role, fields)
+        _set_fields(role, fields)
         iam.roles[role.id] = role
         for arn in policies:
             if arn in iam.managed_policies:  # those of the account itself end with the server
@@ -51,7 +51,7 @@ def load_iam(iam: Any, document: dict[str, Any]) -> None:
     for name, fields in kept.get("instance_profiles", {}).items():
         roles = [iam.get_role(role) for role in fields["roles"]]
         profile = InstanceProfile(iam.account_id, iam.region_name, fields["id"], name, "/", roles)  # type: ignore[abstract]  # moto makes them likewise
-        _set(profile, {**fields, "roles": roles})
+        _set_fields(profile, {**fields, "roles": roles})
         iam.instance_profiles[profile.name] = profile
 
 
@@ -72,5 +72,5 @@ def load_secrets(secrets: Any, document: dict[str, Any]) -> None:
         secrets.secrets[name] = secret
 
 
-def _set(one: Any, fields: dict[str, Any]) -> None:
-    vars(one).update({**fields, "create_date": datetime.fromisoformat(fields["create_date"])})
+def _set_fields(resource: Any, fields: dict[str, Any]) -> None:
+    vars(resource).update({**fields, "create_date": datetime.fromisoformat(fields["create_date"])})

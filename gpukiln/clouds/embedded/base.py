@@ -135,7 +135,15 @@ def current_base(layout: Layout) -> BaseImage:
         Its ids; its disk may not be built yet.
     """
     recipe = json.dumps(
-        [PACKAGES, FILES, SIZE_GIB, LAYOUT, mirror_sources(RELEASE), mirror_options(), _generation(layout)]
+        [
+            PACKAGES,
+            FILES,
+            SIZE_GIB,
+            LAYOUT,
+            mirror_sources(RELEASE),
+            mirror_options(),
+            _read_generation(layout),
+        ]
     )
     key = hashlib.sha256(recipe.encode()).hexdigest()[:17]
     return BaseImage(key, f"ami-{key}", f"snap-{key}", f"{BASE_NAME}{key[:8]}")
@@ -164,7 +172,7 @@ def refresh(layout: Layout) -> BaseImage:
     """
     layout.create()
     check_generation(layout)
-    write_atomic(layout.bases / "generation", str(_generation(layout) + 1))
+    write_atomic(layout.bases / "generation", str(_read_generation(layout) + 1))
     return current_base(layout)
 
 
@@ -225,7 +233,7 @@ def _configure(root: Path) -> None:
         tool("systemctl", f"--root={root}", "enable", unit)
 
 
-def _generation(layout: Layout) -> int:
+def _read_generation(layout: Layout) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int((layout.bases / "generation").read_text())
     return 0
@@ -243,15 +251,15 @@ def check_generation(layout: Layout) -> None:
     except FileNotFoundError:
         if not file.is_symlink():
             return  # never refreshed
-        found = "a link to nothing"
+        damage = "a link to nothing"
     except OSError as error:
-        found = error.strerror or str(error)
+        damage = error.strerror or str(error)
     except ValueError:
-        found = "no number"
+        damage = "no number"
     else:
         return
     raise UnavailableError(
-        f"{file} is damaged ({found}): it says which base image is published",
+        f"{file} is damaged ({damage}): it says which base image is published",
         hint="write into it how often `invoke cloud.refresh` ran, or remove it for the first base image",
     )
 
@@ -264,6 +272,6 @@ def remove_unfinished(layout: Layout) -> None:
     """
     busy = BusyError("a base image is being built")
     with contextlib.suppress(BusyError), locked(layout.bases / "lock", busy=busy):
-        for leftover in layout.bases.glob("base-*"):
-            remove(leftover)
+        for folder in layout.bases.glob("base-*"):
+            remove(folder)
         remove_partial(layout.bases)

@@ -94,10 +94,10 @@ def device_number(device: str) -> int:
     Args:
         device: A name that `DEVICE_NAME` knows.
     """
-    found = DEVICE_NAME.fullmatch(device)
-    if found is None:
+    match = DEVICE_NAME.fullmatch(device)
+    if match is None:
         raise ValueError(f"{device} is no device name of EC2")
     number = 0
-    for letter in found["letters"] or "a":  # /dev/sda1 is the first disk
+    for letter in match["letters"] or "a":  # /dev/sda1 is the first disk
         number = number * 26 + ord(letter) - ord("a") + 1
-    return KINDS[found["kind"] or "sd"] + number
+    return KINDS[match["kind"] or "sd"] + number

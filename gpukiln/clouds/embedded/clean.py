@@ -56,9 +56,9 @@ def plan_cleaning(
     done = CleaningPlan()
     if not layout.root.exists():
         return done
-    done.files |= dict.fromkeys(_leftovers(layout), "")
+    done.files |= dict.fromkeys(_orphaned_files(layout), "")
     if layout.scarcity.exists():
-        done.files[layout.scarcity] = f"scarcity: {_rules(layout)}"
+        done.files[layout.scarcity] = f"scarcity: {_scarcity_text(layout)}"
     if volumes:
         done.files |= {
             file: f"volume, {Memory(used_bytes(file)).shown}" if file.suffix == ".raw" else ""
@@ -66,25 +66,25 @@ def plan_cleaning(
         }
     if not (images or base):
         return done
-    found = every_region(layout)
-    names = image_names(found)
+    stored = every_region(layout)
+    names = image_names(stored)
     needed: set[str] = set()
-    for one in found:
-        if one.document is None and released and images:
+    for region in stored:
+        if region.document is None and released and images:
             document = regions.empty_document()
-            done.changes.append(f"region {one.region}: everything; {one.problems[0]}")
-            done.documents[one.region] = document
+            done.changes.append(f"region {region.region}: everything; {region.problems[0]}")
+            done.documents[region.region] = document
         else:
-            document = one.require(layout)
-            if one.problems:
-                done.documents[one.region] = document  # made again, whatever else goes
-            _plan_region(done, one.region, document, images=images, base=base, released=released)
-        needed |= set(done.documents.get(one.region, document)["snapshots"])
+            document = region.require(layout)
+            if region.problems:
+                done.documents[region.region] = document  # made again, whatever else goes
+            _plan_region(done, region.region, document, images=images, base=base, released=released)
+        needed |= set(done.documents.get(region.region, document)["snapshots"])
     current = layout.snapshot(current_base(layout).snapshot_id)
     bases = {name for name, text in names.items() if BASE_NAME in text} | {current.stem}
     for disk in sorted(layout.snapshots.glob("*.raw")):
-        wanted = base if disk.stem in bases else images
-        if wanted and disk.stem not in needed:
+        selected = base if disk.stem in bases else images
+        if selected and disk.stem not in needed:
             size = Memory(used_bytes(disk) if disk.is_file() else 0).shown
             done.files[disk] = f"{names.get(disk.stem, 'no image')}, {size}"
     if images and layout.registry.exists():
@@ -107,14 +107,14 @@ def carry_out(layout: Layout, cleaning: CleaningPlan) -> None:
             remove(file)
 
 
-def _rules(layout: Layout) -> str:
+def _scarcity_text(layout: Layout) -> str:
     try:
         return ", ".join(map(str, scarcity.script(layout).lines))
     except UnavailableError:
         return "damaged"
 
 
-def _leftovers(layout: Layout) -> Iterator[Path]:
+def _orphaned_files(layout: Layout) -> Iterator[Path]:
     """What a killed server or build left, and what was set aside as damaged."""
     yield from sorted(layout.machines.glob("*"))
     yield from sorted(layout.bases.glob("base-*"))
@@ -125,16 +125,16 @@ def _leftovers(layout: Layout) -> Iterator[Path]:
 def _plan_region(
     done: CleaningPlan, region: str, document: dict[str, Any], *, images: bool, base: bool, released: bool
 ) -> None:
-    pointers = _pointers(document["parameters"])
+    pointers = _parameters_by_image(document["parameters"])
     stay: dict[str, Any] = {}
     for image_id, image in document["images"].items():
-        wanted = base if BASE_NAME in image["name"] else images
-        if wanted and image_id in pointers and not released:
+        selected = base if BASE_NAME in image["name"] else images
+        if selected and image_id in pointers and not released:
             named = ", ".join(pointers[image_id])
             done.kept.append(
                 f"{image_id} {image['name']} ({region}): {named} names it; --released removes it too"
             )
-        if not wanted or (image_id in pointers and not released):
+        if not selected or (image_id in pointers and not released):
             stay[image_id] = image
     used = {name for image in stay.values() for name in regions.snapshots_of_image(image)}
     pointed = {name for image in document["images"].values() for name in regions.snapshots_of_image(image)}
@@ -161,7 +161,7 @@ def _plan_region(
         done.changes += [f"image {text} ({region})" for text in gone]
 
 
-def _pointers(parameters: Mapping[str, Any]) -> dict[str, list[str]]:
+def _parameters_by_image(parameters: Mapping[str, Any]) -> dict[str, list[str]]:
     """Per image the parameters whose value it is, in any case a channel's."""
     named: dict[str, list[str]] = {}
     for name, versions in parameters.items():

@@ -127,11 +127,11 @@ def ask_server(layout: Layout, path: str, document: Mapping[str, Any]) -> dict[s
     request = _request(layout, f"{status['url']}{path}", "POST", json.dumps(document).encode())
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - our own
-            found: dict[str, Any] = parse_json(answer.read())
-            return found
+            result: dict[str, Any] = parse_json(answer.read())
+            return result
     except urllib.error.HTTPError as refused:
         with refused:
-            raise _error(refused.read(), refused) from refused
+            raise _error_of(refused.read(), refused) from refused
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise UnavailableError(
             f"the embedded cloud's server did not answer {path}: {error}",
@@ -139,12 +139,14 @@ def ask_server(layout: Layout, path: str, document: Mapping[str, Any]) -> dict[s
         ) from error
 
 
-def _error(body: bytes, refused: Exception) -> GpukilnError:
+def _error_of(body: bytes, refused: Exception) -> GpukilnError:
     """The error that the server raised, of the same kind."""
     try:
-        told = parse_json(body)["error"]
-        kind = getattr(errors, told["kind"])
-        error: GpukilnError = kind(told["message"], hint=told["hint"], details=tuple(told["details"]))
+        document = parse_json(body)["error"]
+        kind = getattr(errors, document["kind"])
+        error: GpukilnError = kind(
+            document["message"], hint=document["hint"], details=tuple(document["details"])
+        )
     except (ValueError, LookupError, TypeError, AttributeError):
         text = body.decode(errors="replace")[:200]
         return UnavailableError(f"the embedded cloud's server refused: {refused}: {text}")
@@ -216,26 +218,28 @@ def prepare_files(layout: Layout) -> list[str]:
     Raises:
         UnavailableError: Something can't be made again.
     """
-    told = regions.repair_files(layout)
+    notices = regions.repair_files(layout)
     last = read_endpoint(layout)
     if last and last.get("home") != layout.identity():
-        told.append(f"{layout.home} is a copy: it gets a server, a port and an access key of its own")
+        notices.append(f"{layout.home} is a copy: it gets a server, a port and an access key of its own")
         layout.endpoint.unlink()
         layout.new_access_key()
     elif layout.endpoint.is_symlink() or (layout.endpoint.exists() and not last):
         set_aside(layout.endpoint)
-        told.append(f"{layout.endpoint} was damaged: `invoke cloud.env` prints the new settings of a shell")
+        notices.append(
+            f"{layout.endpoint} was damaged: `invoke cloud.env` prints the new settings of a shell"
+        )
     try:
         layout.access_key  # noqa: B018 - it is read to see whether it can be
     except UnavailableError as error:
         if layout.key_file.is_symlink() or layout.key_file.exists():
             set_aside(layout.key_file)
         layout.new_access_key()
-        told.append(
+        notices.append(
             f"{error.message}, so another was made: `invoke cloud.env` prints the new settings of a shell"
         )
     base_image.check_generation(layout)
-    return told
+    return notices
 
 
 def _wait_for_answer(layout: Layout) -> dict[str, Any] | None:

@@ -116,7 +116,7 @@ class ContainerMachine(LocalMachine):
             **(machine_files.CONTAINER_UNITS if self.gpus else {}),
         }
 
-    def _rights(self) -> list[str]:
+    def _privilege_arguments(self) -> list[str]:
         """The command line up to nspawn's options that say what the container may."""
         nspawn = ["systemd-nspawn", "--quiet", "--boot", "--register=no", "--keep-unit", "--settings=no"]
         if not self._user:
@@ -137,7 +137,7 @@ class ContainerMachine(LocalMachine):
         # disk of a machine that died is thrown away.
         return [
             *self._joining,
-            *self._rights(),
+            *self._privilege_arguments(),
             *("--console=read-only", "--link-journal=no", "--timezone=off", "--resolv-conf=off"),
             *(f"--machine={self.spec.instance_id}", f"--directory={self._root}"),
             *self._unit_binds(),
@@ -160,7 +160,7 @@ class ContainerMachine(LocalMachine):
         super().start()
         try:
             if self.gpus:
-                self._put_gpus(self.gpus)
+                self._copy_gpu_files(self.gpus)
             if not self._user:
                 self._open_cgroups()
             for disk in self.disks.values():
@@ -171,16 +171,16 @@ class ContainerMachine(LocalMachine):
 
     def _open_cgroups(self) -> None:
         """Let it write its own control groups."""
-        mounts = Path(f"/proc/{self._init()}/mounts").read_text(encoding="utf-8").splitlines()
+        mounts = Path(f"/proc/{self._init_pid()}/mounts").read_text(encoding="utf-8").splitlines()
         for _, where, kind, options, *_ in map(str.split, mounts):
             if kind == "cgroup" and options.split(",")[0] == "ro":
                 self.run_inside("mount", "-o", "remount,rw,bind", where)
 
     def _plug(self, disk: AttachedDisk) -> None:
-        self._devices.add(self._init(), disk)
+        self._devices.add(self._init_pid(), disk)
 
     def _unplug(self, disk: AttachedDisk, *, force: bool) -> bool:
-        return self._devices.remove(self._init(), disk, force=force)
+        return self._devices.remove(self._init_pid(), disk, force=force)
 
     def run_inside(self, *command: str) -> str:
         """Run a command in the running container, as root.
@@ -190,24 +190,33 @@ class ContainerMachine(LocalMachine):
         """
         user = ["--user"] if self._user else []  # with it nsenter becomes the container's root
         return tool(
-            *("nsenter", f"--target={self._init()}", "--mount", "--uts", "--ipc", "--net", "--pid", *user),
+            *(
+                "nsenter",
+                f"--target={self._init_pid()}",
+                "--mount",
+                "--uts",
+                "--ipc",
+                "--net",
+                "--pid",
+                *user,
+            ),
             *command,
         )
 
     def show_gpus(self, gpus: SimulatedGpus) -> None:
         """Give the running container its simulated GPUs now; its next starts have them from the beginning."""
         gpus.prepare(self._root)
-        self._put_gpus(gpus)
+        self._copy_gpu_files(gpus)
         self.run_inside("sh", str(machine_files.FOLDER / machine_files.UP))
 
-    def _put_gpus(self, gpus: SimulatedGpus) -> None:
+    def _copy_gpu_files(self, gpus: SimulatedGpus) -> None:
         """Give the running container a copy of what was prepared, the one thing that its root can change."""
         files = [
             (file.name, file.read_bytes(), stat.S_IMODE(file.stat().st_mode))
             for file in gpus.files.folder.iterdir()
         ]
         files.sort(key=lambda file: file[0] == machine_files.UP)  # last: the unit waits for it
-        init = self._init()
+        init = self._init_pid()
         root = Path(f"/proc/{init}/root")
         if self._user:
             self._devices.add_characters(init, _gpu_nodes(gpus.files))
@@ -228,7 +237,7 @@ class ContainerMachine(LocalMachine):
         ):  # the root's device can't be seen from inside: it grows at the next start
             self._devices.resize(disk)
 
-    def _init(self) -> int:
+    def _init_pid(self) -> int:
         """The container's first process, once it is one: until then it has this host's devices."""
         for _ in range(100):
             for child in children(self.process.pid) if self.process else ():
@@ -257,7 +266,7 @@ class ContainerMachine(LocalMachine):
     @contextlib.contextmanager
     def frozen(self, volume_ids: set[str]) -> Iterator[None]:
         """Freeze the file systems on them."""
-        mountpoints = self._devices.mountpoints(self._init(), volume_ids)
+        mountpoints = self._devices.mountpoints(self._init_pid(), volume_ids)
         if self.spec.root.volume_id in volume_ids:
             mountpoints.append(self._root)
         with contextlib.ExitStack() as thaw:

@@ -38,19 +38,19 @@ class SimulatedDlami:
         return f"snap-{self.key}"
 
 
-def _every() -> tuple[SimulatedDlami, ...]:
-    made = []
+def _simulated_dlamis() -> tuple[SimulatedDlami, ...]:
+    images = []
     for end, (system, architectures) in SYSTEMS.items():
         for arch in architectures:
             parameter = f"/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-{end}/latest/ami-id"
             key = hashlib.sha256(parameter.encode()).hexdigest()[:17]
             prefix = "ARM64 " if arch == "arm64" else ""
             name = f"Deep Learning {prefix}Base OSS Nvidia Driver GPU AMI ({system}) {DAY}"
-            made.append(SimulatedDlami(parameter, name, arch, key))
-    return tuple(made)
+            images.append(SimulatedDlami(parameter, name, arch, key))
+    return tuple(images)
 
 
-DLAMIS = _every()
+DLAMIS = _simulated_dlamis()
 
 
 def publish_images(ec2: Any) -> None:
@@ -59,24 +59,24 @@ def publish_images(ec2: Any) -> None:
     Args:
         ec2: moto's EC2 backend of the region.
     """
-    for one in DLAMIS:
+    for image in DLAMIS:
         snapshot = store.add_snapshot(
-            ec2, one.snapshot_id, size_gib=75, owner_id=store.AMAZON, from_ami=one.image_id
+            ec2, image.snapshot_id, size_gib=75, owner_id=store.AMAZON, from_ami=image.image_id
         )
         store.add_image(
             ec2,
-            one.image_id,
+            image.image_id,
             snapshot,
             {
-                "name": one.name,
-                "description": f"Supported EC2 instances: {FAMILIES[one.arch]}. It has no disk here.",
+                "name": image.name,
+                "description": f"Supported EC2 instances: {FAMILIES[image.arch]}. It has no disk here.",
                 "owner_id": store.AMAZON,
                 "owner_alias": "amazon",
                 "virtualization_type": "hvm",
                 "hypervisor": "xen",
-                "architecture": one.arch,
+                "architecture": image.arch,
                 "root_device_type": "ebs",
-                "root_device_name": "/dev/xvda" if "Amazon" in one.name else "/dev/sda1",
+                "root_device_name": "/dev/xvda" if "Amazon" in image.name else "/dev/sda1",
                 "launch_permissions": [{"Group": "all"}],
                 "creation_date": "2025-05-05T00:00:00",
             },
@@ -89,5 +89,7 @@ def publish_parameters(ssm: Any) -> None:
     Args:
         ssm: moto's SSM backend of the region.
     """
-    for one in DLAMIS:
-        store.add_parameter(ssm, {"name": one.parameter, "value": one.image_id, "data_type": "aws:ec2:image"})
+    for image in DLAMIS:
+        store.add_parameter(
+            ssm, {"name": image.parameter, "value": image.image_id, "data_type": "aws:ec2:image"}
+        )

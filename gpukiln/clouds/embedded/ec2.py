@@ -150,13 +150,13 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
         image_id = resolve_image(self, image_id, kwargs.get("launch_template"))
         named = kwargs.get("launch_template")
         template = self._get_template_from_args(named).data if named else {}
-        wanted = image_id or template.get("ImageId")
-        if not wanted:
+        ami_id = image_id or template.get("ImageId")
+        if not ami_id:
             raise MissingParameterError("ImageId")
-        self.describe_images(ami_ids=[wanted])  # moto's refusals
-        image = self.amis.get(wanted)
+        self.describe_images(ami_ids=[ami_id])  # moto's refusals
+        image = self.amis.get(ami_id)
         if image is None:  # moto finds those that were deregistered too
-            raise UnvailableAMIIdError(wanted)
+            raise UnvailableAMIIdError(ami_id)
         mapped = (template.get("BlockDeviceMappings"), kwargs.get("block_device_mappings"))
         devices = launch_devices.merge_mappings(image, *(mappings or [] for mappings in mapped))
         for device in devices:  # what moto refuses is refused before there is an instance
@@ -169,8 +169,8 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
             raise EC2ClientError("InvalidParameterValue", str(error)) from None
         if template.get("InstanceMarketOptions") and not kwargs.get("instance_market_options"):
             kwargs["instance_market_options"] = template["InstanceMarketOptions"].get("MarketType")
-        asked = {"count": args[0] if args else kwargs["count"], **kwargs}
-        with capacity.take_capacity(layout, self, asked, template, devices) as zone:
+        arguments = {"count": args[0] if args else kwargs["count"], **kwargs}
+        with capacity.take_capacity(layout, self, arguments, template, devices) as zone:
             if not kwargs.get("subnet_id") and not kwargs.get("nics") and self.subnets.get(zone):
                 # EC2 takes the zone's default subnet; moto would take an address outside of every VPC
                 kwargs["subnet_id"] = next(iter(self.subnets[zone]))
@@ -192,13 +192,13 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
         terminate=_method(lifecycle.terminate),
         reboot=_method(lifecycle.reboot),
     )
-    _replace(InstanceResponse, run_instances=_once(InstanceResponse.run_instances))
+    _replace(InstanceResponse, run_instances=_idempotent(InstanceResponse.run_instances))
     _replace(EC2Backend, modify_instance_metadata_options=_modify_metadata_options)
     # moto would refuse a change of what the image maps, and does not know the defaults
     _replace(InstanceResponse, _parse_block_device_mapping=_block_device_mappings)
 
 
-def _once(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _idempotent(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """RunInstances: the same client token gives the same instances (AWS, "Ensuring idempotency")."""
     launching = threading.Lock()
 
@@ -214,8 +214,8 @@ def _once(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 if first.client_token != token:
                     continue
                 if first.client_request != self.params:
-                    told = "The client token was used with other parameters"
-                    raise EC2ClientError("IdempotentParameterMismatch", told)
+                    message = "The client token was used with other parameters"
+                    raise EC2ClientError("IdempotentParameterMismatch", message)
                 self.error_on_dryrun()
                 return ActionResult(reservation)
             answer = run_instances(self)
@@ -228,12 +228,12 @@ def _once(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
-def _modify_metadata_options(self: Any, instance_id: str, **asked: Any) -> Any:
+def _modify_metadata_options(self: Any, instance_id: str, **changes: Any) -> Any:
     """What is not named stays as it was, as EC2 says of each option; moto forgets it."""
     options = self.get_instance(instance_id).metadata_options
     names = {"hop_limit": "http_put_response_hop_limit", "http_protocol": "http_protocol_ipv6"}
     names["metadata_tags"] = "instance_metadata_tags"
-    for name, value in asked.items():
+    for name, value in changes.items():
         if value is not None and name != "dry_run":
             setattr(options, names.get(name, name), value)
     return options

@@ -42,8 +42,8 @@ def extend_image_calls() -> None:
     for name, wrap in {
         "modify_image_attribute": _with_public_access_rules,
         "deregister_image": _with_protection,
-        "describe_images": _in_pages("Images"),
-        "describe_snapshots": _in_pages("Snapshots"),
+        "describe_images": _paginated("Images"),
+        "describe_snapshots": _paginated("Snapshots"),
     }.items():
         setattr(EC2Response, name, wrap(getattr(EC2Response, name)))
 
@@ -171,14 +171,14 @@ def _with_protection(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return deregister_image
 
 
-def _in_pages(key: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def _paginated(key: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def describe(self: Any) -> Any:
-            found = list(original(self).result[key])
+            items = list(original(self).result[key])
             start, size = int(self._get_param("NextToken") or 0), self._get_param("MaxResults")
-            end = start + int(size) if size else len(found)
-            more = {"NextToken": str(end)} if end < len(found) else {}
-            return ActionResult({key: found[start:end], **more})
+            end = start + int(size) if size else len(items)
+            more = {"NextToken": str(end)} if end < len(items) else {}
+            return ActionResult({key: items[start:end], **more})
 
         return describe
 

@@ -22,12 +22,17 @@ def extend_images(machines: Machines) -> None:
     Args:
         machines: Where machines run.
     """
-    for extension in (_images(machines), _registration(), _copies(machines), _snapshots(machines)):
+    for extension in (
+        _image_members(machines),
+        _registration_members(),
+        _copy_members(machines),
+        _snapshot_members(machines),
+    ):
         for (owner, name), member in extension.items():
             setattr(owner, name, member)
 
 
-def _images(machines: Machines) -> Members:
+def _image_members(machines: Machines) -> Members:
     backend_create_image, create_snapshot = EC2Backend.create_image, EC2Backend.create_snapshot
 
     def create_image_with_disk(
@@ -43,9 +48,13 @@ def _images(machines: Machines) -> Members:
             raise EC2ClientError("IncorrectState", f"{instance_id} is {instance.state}")
         snapshot_tags = _tags_of(tag_specifications, "snapshot")
         left_out = {entry["DeviceName"] for entry in mappings or () if entry.get("NoDevice") is not None}
-        others = [one for one in tag_specifications if one["ResourceType"] != "snapshot"]
+        others = [
+            specification
+            for specification in tag_specifications
+            if specification["ResourceType"] != "snapshot"
+        ]
         image: Any = backend_create_image(self, instance_id, name, description, others)
-        made = {image.ebs_snapshot.id: image.ebs_snapshot}
+        snapshots = {image.ebs_snapshot.id: image.ebs_snapshot}
         captured = {}
         try:
             image.root_device_name = instance.root_device_name
@@ -59,17 +68,17 @@ def _images(machines: Machines) -> Members:
                         self, volume.id, image.ebs_snapshot.description, None, image.id
                     )
                     detach_captured_volume(snapshot)
-                    made[snapshot.id], captured[snapshot.id] = snapshot, volume
-                    image.devices = [*image.devices, _device(device, snapshot, attached, volume)]
+                    snapshots[snapshot.id], captured[snapshot.id] = snapshot, volume
+                    image.devices = [*image.devices, _device_mapping(device, snapshot, attached, volume)]
             image.devices = merge_mappings(image, mappings or [])[1:]
             with raise_as_ec2_error("the disk can't be captured"):
                 machines.capture(captured)
         except BaseException:
             self.amis.pop(image.id, None)
-            for snapshot_id in made:
+            for snapshot_id in snapshots:
                 self.snapshots.pop(snapshot_id, None)
             raise
-        for snapshot in made.values():
+        for snapshot in snapshots.values():
             snapshot.add_tags(snapshot_tags)
         return image
 
@@ -92,7 +101,7 @@ def _images(machines: Machines) -> Members:
     }
 
 
-def _registration() -> Members:
+def _registration_members() -> Members:
     backend_register_image = EC2Backend.register_image
 
     def register_image(self: Any) -> ActionResult:
@@ -125,12 +134,12 @@ def _registration() -> Members:
     return {(EC2Response, "register_image"): register_image}
 
 
-def _copies(machines: Machines) -> Members:
+def _copy_members(machines: Machines) -> Members:
     copy_image, copy_snapshot = EC2Backend.copy_image, EC2Backend.copy_snapshot
 
     def copy_snapshot_with_disk(self: Any, source_snapshot_id: str, *args: Any, **kwargs: Any) -> Any:
         snapshot = copy_snapshot(self, source_snapshot_id, *args, **kwargs)
-        _second_name(machines.layout, source_snapshot_id, snapshot.id)
+        _link_copy(machines.layout, source_snapshot_id, snapshot.id)
         return snapshot
 
     def copy_image_with_disk(
@@ -148,7 +157,7 @@ def _copies(machines: Machines) -> Members:
             setattr(image, field, getattr(source, field))
         vars(image).update(source_image_id=source_image_id, source_image_region=source_region)
         image.ebs_snapshot.volume.size = source.ebs_snapshot.volume.size
-        _second_name(machines.layout, source.ebs_snapshot.id, image.ebs_snapshot.id)
+        _link_copy(machines.layout, source.ebs_snapshot.id, image.ebs_snapshot.id)
         for entry in source.devices:
             ebs = dict(entry["Ebs"])
             if snapshot_id := ebs.get("SnapshotId"):
@@ -163,7 +172,7 @@ def _copies(machines: Machines) -> Members:
     }
 
 
-def _snapshots(machines: Machines) -> Members:
+def _snapshot_members(machines: Machines) -> Members:
     create_snapshot, delete_snapshot = EC2Backend.create_snapshot, EC2Backend.delete_snapshot
 
     def create_snapshot_with_disk(
@@ -180,16 +189,16 @@ def _snapshots(machines: Machines) -> Members:
         """CreateSnapshots: of every volume of an instance, as of one moment."""
         instance = self.get_instance(instance_spec["InstanceId"])
         left_out = set(instance_spec.get("ExcludeDataVolumeIds", ()))
-        made = [
+        snapshots = [
             create_snapshot(self, attached.volume_id, description)
             for device, attached in instance.get_block_device_mapping
             if attached.volume_id not in left_out
             and not (instance_spec.get("ExcludeBootVolume") and device == instance.root_device_name)
         ]
-        _capture_all(machines, self, made)
-        for snapshot in made:
+        _capture_all(machines, self, snapshots)
+        for snapshot in snapshots:
             snapshot.add_tags(tags)
-        return made
+        return snapshots
 
     def delete_snapshot_with_disk(self: Any, snapshot_id: str) -> Any:
         layout = machines.layout
@@ -221,7 +230,7 @@ def _capture_all(machines: Machines, ec2: Any, snapshots: list[Any]) -> None:
         raise
 
 
-def _second_name(layout: Layout, snapshot_id: str, copy_id: str) -> None:
+def _link_copy(layout: Layout, snapshot_id: str, copy_id: str) -> None:
     """Snapshots never change, so a copy is a second name."""
     disk = layout.snapshot(snapshot_id)
     if disk.exists():
@@ -238,11 +247,11 @@ def _tags_of(specifications: list[dict[str, Any]], kind: str) -> dict[str, str]:
 
 
 def _snapshot_ids(image: Any) -> list[str]:
-    found = [entry["Ebs"].get("SnapshotId") for entry in mapping_of_image(image)]
-    return [snapshot_id for snapshot_id in found if snapshot_id]
+    snapshot_ids = [entry["Ebs"].get("SnapshotId") for entry in mapping_of_image(image)]
+    return [snapshot_id for snapshot_id in snapshot_ids if snapshot_id]
 
 
-def _device(device: str, snapshot: Any, attached: Any, volume: Any) -> dict[str, Any]:
+def _device_mapping(device: str, snapshot: Any, attached: Any, volume: Any) -> dict[str, Any]:
     return {
         "DeviceName": device,
         "Ebs": {

@@ -15,15 +15,15 @@ def every_region(layout: Layout) -> list[regions.StoredRegion]:
     return [regions.inspect_region(layout, region) for region in regions.regions_on_disk(layout)]
 
 
-def image_names(found: list[regions.StoredRegion]) -> dict[str, str]:
+def image_names(stored: list[regions.StoredRegion]) -> dict[str, str]:
     """Names of images by their snapshots; of a region that can't be read, by what lies beside its disks."""
     names: dict[str, str] = {}
-    for one in found:
-        beside = [description["images"] for description in one.descriptions.values()]
-        for images in [one.document["images"]] if one.document else beside:
+    for region in stored:
+        beside = [description["images"] for description in region.descriptions.values()]
+        for images in [region.document["images"]] if region.document else beside:
             for image_id, image in images.items():
                 for snapshot in regions.snapshots_of_image(image):
-                    names[snapshot] = f"{image_id} {image['name']} ({one.region})"
+                    names[snapshot] = f"{image_id} {image['name']} ({region.region})"
     return names
 
 
@@ -33,9 +33,9 @@ def stored_disks(layout: Layout) -> list[dict[str, Any]]:
     Returns:
         Per disk the snapshot, the image that points at it or None, the size in MiB, and what is wrong or "".
     """
-    found = every_region(layout)
-    names, known = image_names(found), known_snapshots(found)
-    facts = {name: said["disk"] for one in found for name, said in one.descriptions.items()}
+    stored = every_region(layout)
+    names, known = image_names(stored), known_snapshots(stored)
+    facts = {name: said["disk"] for region in stored for name, said in region.descriptions.items()}
     disks = {disk.stem: disk for disk in layout.snapshots.glob("*.raw")}
     return [
         {
@@ -43,19 +43,19 @@ def stored_disks(layout: Layout) -> list[dict[str, Any]]:
             "image": names.get(name),
             "mib": used_bytes(disks[name]) >> 20 if name in disks and disks[name].is_file() else 0,
             "problem": (name in facts and regions.disk_problem(layout, name, facts[name]))
-            or _unknown(layout, layout.snapshot(name), known),
+            or _unknown_problem(layout, layout.snapshot(name), known),
         }
         for name in sorted({*disks, *facts})
     ]
 
 
-def known_snapshots(found: list[regions.StoredRegion]) -> set[str]:
+def known_snapshots(stored: list[regions.StoredRegion]) -> set[str]:
     """Every snapshot that a region or a description knows."""
-    of_documents = {name for one in found if one.document for name in one.document["snapshots"]}
-    return of_documents | {name for one in found if not one.document for name in one.descriptions}
+    of_documents = {name for region in stored if region.document for name in region.document["snapshots"]}
+    return of_documents | {name for region in stored if not region.document for name in region.descriptions}
 
 
-def _unknown(layout: Layout, disk: Path, known: set[str]) -> str:
+def _unknown_problem(layout: Layout, disk: Path, known: set[str]) -> str:
     if not disk.is_file():
         return f"{disk} can't be read"
     if disk.stem in known or disk == layout.snapshot(current_base(layout).snapshot_id):
@@ -65,24 +65,24 @@ def _unknown(layout: Layout, disk: Path, known: set[str]) -> str:
 
 def problems(layout: Layout) -> list[str]:
     """What is wrong with the files that say what this cloud has, and what becomes of each."""
-    told = [text for one in every_region(layout) for text in one.problems]
+    lines = [text for region in every_region(layout) for text in region.problems]
     if not layout.root.exists():
-        return told
+        return lines
     home, last = layout.identity(), read_endpoint(layout)
     if last and last.get("home") != home:
-        told.append(
+        lines.append(
             f"{layout.home} is a copy: the next start gives it a server, a port and an access key of its own"
         )
     elif not last and (layout.endpoint.exists() or layout.endpoint.is_symlink()):
-        told.append(f"{layout.endpoint} is damaged: the server writes it again, as soon as it runs")
+        lines.append(f"{layout.endpoint} is damaged: the server writes it again, as soon as it runs")
     for check in (lambda: layout.access_key, lambda: check_generation(layout)):
         try:
             check()
         except UnavailableError as error:
-            told.append(f"{error.message}: {error.hint}")
+            lines.append(f"{error.message}: {error.hint}")
     for folder in (layout.root, layout.regions, layout.snapshots, layout.bases):
-        told += [f"{file} was set aside; remove it when nobody wants to look" for file in _set_aside(folder)]
-    return told
+        lines += [f"{file} was set aside; remove it when nobody wants to look" for file in _set_aside(folder)]
+    return lines
 
 
 def _set_aside(folder: Path) -> list[Path]:

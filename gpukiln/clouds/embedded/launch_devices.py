@@ -61,13 +61,13 @@ def merge_mappings(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str
                     raise EC2ClientError(CODE, f"The root device '{name}' can't be left out")
                 devices.pop(name, None)
             elif "Ebs" in entry:
-                asked = {field: value for field, value in entry["Ebs"].items() if value is not None}
+                given = {field: value for field, value in entry["Ebs"].items() if value is not None}
                 known = devices.setdefault(name, {"DeleteOnTermination": True})
-                if name == root and asked.get("SnapshotId", known["SnapshotId"]) != known["SnapshotId"]:
+                if name == root and given.get("SnapshotId", known["SnapshotId"]) != known["SnapshotId"]:
                     raise EC2ClientError(CODE, "snapshotId cannot be modified on root device")
-                if asked.get("SnapshotId", known.get("SnapshotId")) != known.get("SnapshotId"):
+                if given.get("SnapshotId", known.get("SnapshotId")) != known.get("SnapshotId"):
                     known.pop("VolumeSize", None)
-                known.update(asked)
+                known.update(given)
             elif not entry.get("VirtualName"):  # ephemeral disks: no machine here has any
                 raise MissingParameterError("ebs")
     return [_check_mapping(image.ec2_backend, name, ebs) for name, ebs in devices.items()]

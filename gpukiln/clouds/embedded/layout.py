@@ -123,10 +123,10 @@ class Layout:
     def identity(self) -> dict[str, int] | None:
         """Which folder this cloud's is, whatever leads to it; a copy is another. None when there is none."""
         try:
-            found = self.root.stat()
+            status = self.root.stat()
         except OSError:
             return None
-        return {"device": found.st_dev, "inode": found.st_ino}
+        return {"device": status.st_dev, "inode": status.st_ino}
 
     def create(self) -> None:
         """Make every folder, readable by nobody else: disks hold whatever a user data script wrote."""
@@ -145,10 +145,10 @@ class Layout:
 def read_endpoint(layout: Layout) -> dict[str, Any]:
     """What the last server wrote of itself: url, port, and the folder it served; empty where unreadable."""
     try:
-        found = parse_json(layout.endpoint.read_bytes())
+        document = parse_json(layout.endpoint.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("url"), str) else {}
+    return document if isinstance(document, dict) and isinstance(document.get("url"), str) else {}
 
 
 def set_aside(path: Path) -> Path:

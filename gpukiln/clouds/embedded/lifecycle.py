@@ -74,7 +74,7 @@ class Lifecycle:
         self._in_background(
             instance,
             lambda: self._boot(instance, self._machines.create(instance)),
-            failed=lambda reason: self._give_up(instance, reason),
+            failed=lambda reason: self._discard_failed_launch(instance, reason),
         )
 
     def start(self, instance: Any) -> InstanceState:
@@ -133,7 +133,7 @@ class Lifecycle:
             set_state(instance, "shutting-down")
             self._in_background(
                 instance,
-                lambda: self._end(instance),
+                lambda: self._terminate_machine(instance),
                 failed=lambda reason: set_state(instance, "terminated", reason=reason),
             )
         return before
@@ -175,16 +175,16 @@ class Lifecycle:
                 self._boot(instance, machine)
                 return
             if instance.instance_initiated_shutdown_behavior == "terminate":
-                self._end(instance)
+                self._terminate_machine(instance)
                 if code == 0:
                     text = "Client.InstanceInitiatedShutdown"
                     instance.state_reason = StateReason(f"{text}: Instance initiated shutdown", text)
             else:
                 _set_stopped(instance)
 
-        self._guarded(instance, work, failed=lambda reason: self._pull_the_plug(instance, reason))
+        self._run_locked(instance, work, failed=lambda reason: self._power_off(instance, reason))
 
-    def _end(self, instance: Any, reason: str = "") -> None:
+    def _terminate_machine(self, instance: Any, reason: str = "") -> None:
         """The machine first: a volume that stays is free only when nobody writes to it any more."""
         try:
             self._machines.remove(instance.id)
@@ -192,13 +192,13 @@ class Lifecycle:
             self._terminate(instance)
             set_state(instance, "terminated", reason=reason)
 
-    def _give_up(self, instance: Any, reason: str) -> None:
+    def _discard_failed_launch(self, instance: Any, reason: str) -> None:
         """Nobody has written to what a launch made that failed, so it keeps no volume."""
         for _, attached in instance.get_block_device_mapping:
             attached.delete_on_termination = True
-        self._end(instance, reason)
+        self._terminate_machine(instance, reason)
 
-    def _pull_the_plug(self, instance: Any, reason: str) -> None:
+    def _power_off(self, instance: Any, reason: str) -> None:
         """A machine that could not be started, stopped or booted again is stopped, with all that it has."""
         try:
             self._machines.stop(instance.id, clean=False)
@@ -208,10 +208,10 @@ class Lifecycle:
     def _in_background(
         self, instance: Any, work: Callable[[], None], *, failed: Callable[[str], None] | None = None
     ) -> None:
-        told = failed or (lambda reason: self._pull_the_plug(instance, reason))
-        threading.Thread(target=self._guarded, args=(instance, work, told), name=instance.id).start()
+        on_failure = failed or (lambda reason: self._power_off(instance, reason))
+        threading.Thread(target=self._run_locked, args=(instance, work, on_failure), name=instance.id).start()
 
-    def _guarded(self, instance: Any, work: Callable[[], None], failed: Callable[[str], None]) -> None:
+    def _run_locked(self, instance: Any, work: Callable[[], None], failed: Callable[[str], None]) -> None:
         """A thread's work; DescribeInstances tells why it failed."""
         with self._machines.lock(instance.id):
             try:

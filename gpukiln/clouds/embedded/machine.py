@@ -213,8 +213,8 @@ def children(pid: int) -> list[int]:
     Args:
         pid: The process.
     """
-    found: list[int] = []
+    pids: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += [int(child) for child in file.read_text().split()]
-    return found
+            pids += [int(child) for child in file.read_text().split()]
+    return pids

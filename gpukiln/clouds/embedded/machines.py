@@ -37,11 +37,11 @@ def requested_kind(tags: Mapping[str, str]) -> Kind:
     Raises:
         ValueError: There is no such kind; the message names those that there are.
     """
-    asked = tags.get(MACHINE_TAG, "container")
+    requested = tags.get(MACHINE_TAG, "container")
     for kind in KINDS:
-        if asked == kind:
+        if requested == kind:
             return kind
-    raise ValueError(f"The tag {MACHINE_TAG} is {asked!r}, wanted one of {', '.join(KINDS)}")
+    raise ValueError(f"The tag {MACHINE_TAG} is {requested!r}, wanted one of {', '.join(KINDS)}")
 
 
 class Machines:

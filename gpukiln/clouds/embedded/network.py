@@ -115,7 +115,7 @@ class MachineNetwork:
         Raises:
             OSError: The namespace can't be entered or the address not bound.
         """
-        made: list[socket.socket | OSError] = []
+        results: list[socket.socket | OSError] = []
 
         def enter_and_bind() -> None:  # setns changes only the calling thread
             try:
@@ -123,16 +123,16 @@ class MachineNetwork:
                     libc = CDLL(None, use_errno=True)
                     if libc.setns(namespace.fileno(), CLONE_NEWNET):
                         raise OSError(get_errno(), "setns")
-                made.append(socket.create_server((METADATA, port)))
+                results.append(socket.create_server((METADATA, port)))
             except OSError as error:
-                made.append(error)
+                results.append(error)
 
         thread = threading.Thread(target=enter_and_bind)
         thread.start()
         thread.join()
-        if isinstance(made[0], OSError):
-            raise made[0]
-        return made[0]
+        if isinstance(results[0], OSError):
+            raise results[0]
+        return results[0]
 
     def stop(self) -> None:
         """Take the network down; may be called twice."""

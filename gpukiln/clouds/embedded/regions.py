@@ -103,7 +103,7 @@ def snapshots_of_image(image: Mapping[str, Any]) -> set[str]:
 def regions_on_disk(layout: Layout) -> list[str]:
     """Every region of which there is any file, damaged or not."""
     names = {match["region"] for file in _entries(layout.regions) if (match := _NAME.fullmatch(file.name))}
-    names |= {match["region"] for match in map(_described, _entries(layout.snapshots)) if match}
+    names |= {match["region"] for match in map(_match_description, _entries(layout.snapshots)) if match}
     return sorted(names)
 
 
@@ -111,25 +111,25 @@ def inspect_region(layout: Layout, region: str) -> StoredRegion:
     """What a region has, as far as it can be known; changes nothing."""
     described, damaged = _descriptions(layout, region)
     file, copy = region_file(layout, region), copy_file(layout, region)
-    document, wrong = _read(file)
-    kept, copy_wrong = _read(copy)
-    told = []
+    document, wrong = _read_sealed(file)
+    kept, copy_wrong = _read_sealed(copy)
+    problems = []
     if document is not None:
         if copy_wrong:
-            told = [f"{copy} {copy_wrong}: it is written again from {file.name}"]
+            problems = [f"{copy} {copy_wrong}: it is written again from {file.name}"]
         damaged = {**_missing_descriptions(layout, region, document, described), **damaged}
     elif kept is not None:
-        document = _with(kept, described)
-        told = [f"{file} {wrong}: it is made again from {copy.name} and from what lies beside the disks"]
+        document = _merge_descriptions(kept, described)
+        problems = [f"{file} {wrong}: it is made again from {copy.name} and from what lies beside the disks"]
     elif wrong == copy_wrong == MISSING:
-        document = _with(empty_document(), described)
+        document = _merge_descriptions(empty_document(), described)
         if described:
-            told = [
+            problems = [
                 f"{file} is missing, and so is {copy.name}: images are made again from what lies beside "
                 "their disks; parameters (the channels) and container images were in these files alone"
             ]
     else:
-        told = [f"{file} {wrong}, and its copy {copy.name} {copy_wrong}"]
+        problems = [f"{file} {wrong}, and its copy {copy.name} {copy_wrong}"]
     known = document["snapshots"] if document else {}
     for snapshot_id, text in damaged.items():
         end = (
@@ -137,8 +137,8 @@ def inspect_region(layout: Layout, region: str) -> StoredRegion:
             if snapshot_id in known
             else "its disk stays, though nothing says what it is"
         )
-        told.append(f"{text}: {end}")
-    return StoredRegion(region, document, tuple(told), described)
+        problems.append(f"{text}: {end}")
+    return StoredRegion(region, document, tuple(problems), described)
 
 
 def read_region(layout: Layout, region: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def write_region(layout: Layout, region: str, document: dict[str, Any]) -> None:
         if not disk.is_file():
             continue
         file = description_file(layout, snapshot_id, region)
-        before, _ = _read(file)
+        before, _ = _read_sealed(file)
         description = {
             "snapshot": fields,
             "images": {
@@ -171,9 +171,9 @@ def write_region(layout: Layout, region: str, document: dict[str, Any]) -> None:
             },
             "disk": (before or {}).get("disk") or disk_facts(disk),
         }
-        _write(file, description)
-    _write(region_file(layout, region), document)
-    _write(copy_file(layout, region), document)
+        _write_sealed(file, description)
+    _write_sealed(region_file(layout, region), document)
+    _write_sealed(copy_file(layout, region), document)
 
 
 def repair_files(layout: Layout) -> list[str]:
@@ -185,15 +185,15 @@ def repair_files(layout: Layout) -> list[str]:
     Raises:
         UnavailableError: Something can't be made again; nothing was changed.
     """
-    found = [inspect_region(layout, region) for region in regions_on_disk(layout)]
-    for one in found:
+    stored = [inspect_region(layout, region) for region in regions_on_disk(layout)]
+    for one in stored:
         one.require(layout)
-    told: list[str] = []
-    for one in found:
+    problems: list[str] = []
+    for one in stored:
         if one.problems:
             write_region(layout, one.region, one.require(layout))
-            told += one.problems
-    return told
+            problems += one.problems
+    return problems
 
 
 def disk_facts(disk: Path) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def disk_facts(disk: Path) -> dict[str, Any]:
     return {"bytes": disk.stat().st_size, "head": head}
 
 
-def disk_problem(layout: Layout, snapshot_id: str, wanted: Mapping[str, Any]) -> str:
+def disk_problem(layout: Layout, snapshot_id: str, recorded: Mapping[str, Any]) -> str:
     """What is wrong with a snapshot's disk, or an empty string.
 
     Args:
@@ -213,18 +213,20 @@ def disk_problem(layout: Layout, snapshot_id: str, wanted: Mapping[str, Any]) ->
     disk = layout.snapshot(snapshot_id)
     try:
         size = disk.stat().st_size
-        if size == wanted["bytes"]:
+        if size == recorded["bytes"]:
             return (
-                "" if disk_facts(disk) == wanted else f"{disk} is not what was written: its beginning differs"
+                ""
+                if disk_facts(disk) == recorded
+                else f"{disk} is not what was written: its beginning differs"
             )
     except FileNotFoundError:
         return f"{disk} is missing"
     except OSError as error:
         return f"{disk} can't be read: {error.strerror}"
-    return f"{disk} is {size} bytes long, {wanted['bytes']} were written"
+    return f"{disk} is {size} bytes long, {recorded['bytes']} were written"
 
 
-def _read(file: Path) -> tuple[dict[str, Any] | None, str]:
+def _read_sealed(file: Path) -> tuple[dict[str, Any] | None, str]:
     """What a file says; or None, and what is wrong with it."""
     try:
         return _unseal(file.read_bytes()), ""
@@ -255,13 +257,13 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _write(file: Path, document: dict[str, Any]) -> None:
+def _write_sealed(file: Path, document: dict[str, Any]) -> None:
     document = json.loads(json.dumps(document))  # as a reader finds it: keys are text
     text = json.dumps({"sha256": _digest(document), "document": document}, indent=1)
-    found, wrong = _read(file)
-    if found == document:
+    current, wrong = _read_sealed(file)
+    if current == document:
         return
-    if found is None and wrong != MISSING:
+    if current is None and wrong != MISSING:
         write_in_place(file, text)
     else:
         write_atomic(file, text)
@@ -271,7 +273,7 @@ def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _described(file: Path) -> re.Match[str] | None:
+def _match_description(file: Path) -> re.Match[str] | None:
     return _DESCRIPTION.fullmatch(file.name)
 
 
@@ -280,9 +282,9 @@ def _descriptions(layout: Layout, region: str) -> tuple[dict[str, dict[str, Any]
     described: dict[str, dict[str, Any]] = {}
     damaged: dict[str, str] = {}
     for file in _entries(layout.snapshots):
-        match = _described(file)
+        match = _match_description(file)
         if match and match["region"] == region:
-            document, wrong = _read(file)
+            document, wrong = _read_sealed(file)
             if document is None:
                 damaged[match["snapshot"]] = f"{file} {wrong}"
             else:
@@ -301,14 +303,17 @@ def _missing_descriptions(
     }
 
 
-def _with(kept: dict[str, Any], described: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+def _merge_descriptions(kept: dict[str, Any], described: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     """A copy of a region's document with what lies beside the disks, which is as new or newer."""
     images = {
         image_id: image
         for image_id, image in kept["images"].items()
         if not snapshots_of_image(image) & set(described)
     }
-    for one in described.values():
-        images.update(one["images"])
-    snapshots = {**kept["snapshots"], **{name: one["snapshot"] for name, one in described.items()}}
+    for description in described.values():
+        images.update(description["images"])
+    snapshots = {
+        **kept["snapshots"],
+        **{name: description["snapshot"] for name, description in described.items()},
+    }
     return {**kept, "images": images, "snapshots": snapshots}

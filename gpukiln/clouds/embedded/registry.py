@@ -107,12 +107,12 @@ def dump(ecr: Any) -> dict[str, Any]:
     """
     return {
         name: {
-            "image_tag_mutability": RepoTagMutability(found.image_tag_mutability).value,
-            "image_tag_mutability_exclusion_filters": found.image_tag_mutability_exclusion_filters,
-            "image_scan_config": found.image_scanning_configuration,
-            "encryption_config": found.encryption_configuration,
-            "tags": ecr.tagger.list_tags_for_resource(found.arn)["tags"],
-            "policies": {field: getattr(found, field) for field in POLICIES},
+            "image_tag_mutability": RepoTagMutability(repository.image_tag_mutability).value,
+            "image_tag_mutability_exclusion_filters": repository.image_tag_mutability_exclusion_filters,
+            "image_scan_config": repository.image_scanning_configuration,
+            "encryption_config": repository.encryption_configuration,
+            "tags": ecr.tagger.list_tags_for_resource(repository.arn)["tags"],
+            "policies": {field: getattr(repository, field) for field in POLICIES},
             "images": [
                 {
                     "manifest": image.image_manifest,
@@ -121,10 +121,10 @@ def dump(ecr: Any) -> dict[str, Any]:
                     "tags": image.image_tags,
                     "pushed_at": image.image_pushed_at,
                 }
-                for image in found.images
+                for image in repository.images
             ],
         }
-        for name, found in ecr.repositories.items()
+        for name, repository in ecr.repositories.items()
     }
 
 
@@ -137,15 +137,15 @@ def load(ecr: Any, document: dict[str, Any]) -> None:
     """
     for name, fields in document.items():
         given = {field: value for field, value in fields.items() if field not in ("policies", "images")}
-        made = ecr.create_repository(repository_name=name, registry_id=None, **given)
+        repository = ecr.create_repository(repository_name=name, registry_id=None, **given)
         for field, text in fields["policies"].items():
-            setattr(made, field, text)
+            setattr(repository, field, text)
         for row in fields["images"]:
             image = Image(ecr.account_id, None, row["manifest"], name, row["media_type"], row["digest"])  # type: ignore[arg-type]  # it may have no tag
             image.image_tags = list(row["tags"])
             image.image_tag = row["tags"][-1] if row["tags"] else None  # type: ignore[assignment]  # it may have no tag
             image.image_pushed_at = row["pushed_at"]
-            made.images.append(image)
+            repository.images.append(image)
 
 
 class Registry:
@@ -222,10 +222,10 @@ class Registry:
         with file.open("ab") as opened:
             shutil.copyfileobj(request.stream, opened, CHUNK)
         with file.open("rb") as opened:
-            found = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
-        if found != digest:
+            actual = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
+        if actual != digest:
             file.unlink()
-            raise RegistryError(400, "DIGEST_INVALID", f"what was sent is {found}, not {digest}")
+            raise RegistryError(400, "DIGEST_INVALID", f"what was sent is {actual}, not {digest}")
         blob.parent.mkdir(exist_ok=True)
         file.replace(blob)
         return _created(f"/v2/{name}/blobs/{digest}", digest)

@@ -26,7 +26,7 @@ def metadata_of(instance: Any) -> dict[str, Any]:
         return {}
     profile = association.iam_instance_profile
     info = {"InstanceProfileArn": profile.arn, "InstanceProfileId": profile.id}
-    found: dict[str, Any] = {"info": _document(info)}
+    folder: dict[str, Any] = {"info": _document(info)}
     if profile.roles:
         role, given = profile.roles[0], _role_of(instance, profile.roles[0])
         keys = {
@@ -38,8 +38,8 @@ def metadata_of(instance: Any) -> dict[str, Any]:
         }
         since = given.expiration - timedelta(seconds=LIFE_S)
         keys["LastUpdated"] = f"{since:%Y-%m-%dT%H:%M:%SZ}"
-        found["security-credentials"] = {role.name: _document(keys)}
-    return {"iam": found}
+        folder["security-credentials"] = {role.name: _document(keys)}
+    return {"iam": folder}
 
 
 def holder(access_key: str, token: str) -> tuple[Any, Any] | None:

@@ -140,7 +140,7 @@ class Script:
 
     def limit(self, code: str) -> int:
         """The value of a quota, in virtual CPUs."""
-        return next((one.vcpus for one in self.limits if one.code == code), PLENTY_VCPUS)
+        return next((quota.vcpus for quota in self.limits if quota.code == code), PLENTY_VCPUS)
 
     def scarce(self, launch: "Launch", zone: str) -> bool:
         """Whether a launch finds no capacity in a zone."""
@@ -210,9 +210,11 @@ def add(layout: Layout, text: str) -> Line:
     _check_names(line)
     layout.create()
     with _locked(layout):
-        found = script(layout).lines
+        lines = script(layout).lines
         kept = [
-            one for one in found if one.key != line.key and not (isinstance(one, CapacityRule) and one.spent)
+            other
+            for other in lines
+            if other.key != line.key and not (isinstance(other, CapacityRule) and other.spent)
         ]
         _write(layout, [*kept, line])
     return line
@@ -245,11 +247,11 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
                 return gone
             layout.scarcity.unlink()
             return ()
-        found = script(layout).lines
-        gone = tuple(one for one in found if _is_about(one, text))
+        lines = script(layout).lines
+        gone = tuple(line for line in lines if _is_about(line, text))
         if not gone:
-            raise unknown("scarcity rule", text, map(str, found))
-        _write(layout, [one for one in found if one not in gone])
+            raise unknown("scarcity rule", text, map(str, lines))
+        _write(layout, [line for line in lines if line not in gone])
     return gone
 
 
@@ -276,13 +278,16 @@ def capacity(
     with _locked(layout):
         known = script(layout)
         zone = next((zone for zone in zones if not known.scarce(launch, zone)), None)
-        told = {zone, *zones} if zone is None else {zone}
+        named_zones = {zone, *zones} if zone is None else {zone}
         yield Capacity(
-            zone, tuple(one for one in others if one not in told and not known.scarce(launch, one))
+            zone,
+            tuple(other for other in others if other not in named_zones and not known.scarce(launch, other)),
         )
         if zone is None:
             after = tuple(
-                _refused(rule, launch) if any(rule.fits(launch, one) for one in zones) else rule
+                _count_refusal(rule, launch)
+                if any(rule.fits(launch, candidate) for candidate in zones)
+                else rule
                 for rule in known.rules
             )
         else:
@@ -296,7 +301,7 @@ def capacity(
             _write(layout, replace(known, rules=after).lines)
 
 
-def _refused(rule: CapacityRule, launch: Launch) -> CapacityRule:
+def _count_refusal(rule: CapacityRule, launch: Launch) -> CapacityRule:
     counts = rule.times is not None and rule.refuses(launch) and launch.token not in rule.refused
     return replace(rule, refused=(*rule.refused, launch.token)) if counts else rule
 
@@ -306,8 +311,8 @@ def _is_about(line: Line, text: str) -> bool:
         return text in (":".join(line.key), str(line))
     if text.partition(":")[0] in _KINDS:
         return False
-    wanted = _parse_rule(text)
-    return line.key[:2] == wanted.key[:2] and wanted.market in ("", line.market)
+    rule = _parse_rule(text)
+    return line.key[:2] == rule.key[:2] and rule.market in ("", line.market)
 
 
 def _parse(text: str) -> Line:
@@ -371,7 +376,7 @@ def _check_names(line: Line) -> None:
             raise unknown("quota", line.code, codes)
         return
     if line.zone != ANY:
-        every = _zones()
+        every = _zones_by_region()
         region = next((name for name in every if line.zone.startswith(name)), None)
         choices = every[region] if region else [zone for zones in every.values() for zone in zones]
         if line.zone not in choices:
@@ -383,14 +388,16 @@ def _check_names(line: Line) -> None:
         raise unknown("instance type", line.instance_type, meant)
 
 
-def _zones() -> dict[str, list[str]]:
+def _zones_by_region() -> dict[str, list[str]]:
     """The zones of each region, the longest names first: us-gov-west-1 is not in a region us-g."""
     from moto.ec2.models.availability_zones_and_regions import (  # noqa: PLC0415 - slow to import
         RegionsAndZonesBackend,
     )
 
-    found = {name: [zone.name for zone in zones] for name, zones in RegionsAndZonesBackend.zones.items()}
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+    zones_by_region = {
+        name: [zone.name for zone in zones] for name, zones in RegionsAndZonesBackend.zones.items()
+    }
+    return dict(sorted(zones_by_region.items(), key=lambda item: -len(item[0])))
 
 
 def _locked(layout: Layout) -> contextlib.AbstractContextManager[None]:
@@ -402,9 +409,9 @@ def _write(layout: Layout, lines: Sequence[Line]) -> None:
         layout.scarcity.unlink(missing_ok=True)
         return
     document = Script(
-        rules=tuple(one for one in lines if isinstance(one, CapacityRule)),
-        limits=tuple(one for one in lines if isinstance(one, QuotaLimit)),
-        reserved=tuple(one for one in lines if isinstance(one, ReservedCapacity)),
+        rules=tuple(line for line in lines if isinstance(line, CapacityRule)),
+        limits=tuple(line for line in lines if isinstance(line, QuotaLimit)),
+        reserved=tuple(line for line in lines if isinstance(line, ReservedCapacity)),
     )
     write_atomic(layout.scarcity, json.dumps(dump(document), indent=1))
 

@@ -64,9 +64,9 @@ class Application:
         self._access_key = layout.access_key
         self._own: dict[tuple[str, str], Answer] = {
             ("GET", STATUS): lambda _: self.status(),
-            ("POST", "/gpukiln/stop"): self._end,
+            ("POST", "/gpukiln/stop"): self._stop_soon,
             ("POST", "/gpukiln/interrupt"): _interrupt,
-            ("POST", "/gpukiln/gpus"): self._gpus,
+            ("POST", "/gpukiln/gpus"): self._change_gpus,
         }
         self.last_request = time.monotonic()
 
@@ -89,7 +89,7 @@ class Application:
         return self._answer_service(environ, start_response)
 
     def _answer_service(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
-        if answered := self._of_market(environ):
+        if answered := self._answer_market(environ):
             return _answer(start_response, *answered)
         called = operation_of(environ)
         if called and called[0] == "PutSnapshotBlock":  # no change of what is kept, and thousands of them
@@ -98,35 +98,35 @@ class Application:
 
     def _answer_own(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
         """JSON in, JSON out; `client.ask_server` raises an error of ours again."""
-        asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        route = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         try:
-            if asked not in self._own:
-                raise UsageError(f"the embedded cloud's server has no {' '.join(asked)}")
-            return _json(start_response, self._own[asked](_document(environ)))
+            if route not in self._own:
+                raise UsageError(f"the embedded cloud's server has no {' '.join(route)}")
+            return _json(start_response, self._own[route](_document(environ)))
         except GpukilnError as error:
-            status, told = HTTPStatus.BAD_REQUEST, error
+            status, failure = HTTPStatus.BAD_REQUEST, error
         except Exception as error:  # a crash would be answered as a page of HTML
-            log.exception("%s %s", *asked)
+            log.exception("%s %s", *route)
             status = HTTPStatus.INTERNAL_SERVER_ERROR
-            told = UnavailableError(
+            failure = UnavailableError(
                 f"the embedded cloud's server failed: {type(error).__name__}: {error}",
                 hint=f"its log: {self._layout.server_log}",
             )
-        return _json(start_response, {"error": error_document(told)}, status)
+        return _json(start_response, {"error": error_document(failure)}, status)
 
-    def _of_market(self, environ: dict[str, Any]) -> Refusal | None:
+    def _answer_market(self, environ: dict[str, Any]) -> Refusal | None:
         from gpukiln.clouds.embedded import market  # noqa: PLC0415 - moto is slow to import
 
         return market.answer(self._layout, environ)
 
-    def _gpus(self, document: dict[str, Any]) -> dict[str, Any]:
+    def _change_gpus(self, document: dict[str, Any]) -> dict[str, Any]:
         from gpukiln.clouds.embedded.gpus import requests  # noqa: PLC0415 - moto is slow to import
 
-        found = requests.answer(self._machines, document)
+        result = requests.answer(self._machines, document)
         self.save()  # it may have changed tags
-        return found
+        return result
 
-    def _end(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _stop_soon(self, _: dict[str, Any]) -> dict[str, Any]:
         threading.Thread(target=self._stop).start()
         return {"stopping": True}
 
@@ -138,18 +138,18 @@ class Application:
         )
 
         authorization = environ.get("HTTP_AUTHORIZATION", "")
-        found, inside = re.search("Credential=([^/]+)/", authorization), environ.get(INSTANCE)
-        key, token = found[1] if found else "", environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
+        match, inside = re.search("Credential=([^/]+)/", authorization), environ.get(INSTANCE)
+        key, token = match[1] if match else "", environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
         if not path.startswith(OWN) and (holder := role_credentials.holder(key, token)):
             instance, role = holder
             if inside in (None, instance.id):
                 return unknown_region(authorization) or role_policies.refusal(environ, instance, role)
         if key == self._access_key and not inside:
             return unknown_region(authorization)
-        told = "The access key is not this cloud's: `invoke cloud.env` prints the settings"
+        message = "The access key is not this cloud's: `invoke cloud.env` prints the settings"
         if inside:
-            told = f"The access key is not of {inside}'s role: its instance metadata has it"
-        return refusal_of(authorization, 401, "AuthFailure", told)
+            message = f"The access key is not of {inside}'s role: its instance metadata has it"
+        return refusal_of(authorization, 401, "AuthFailure", message)
 
     def _change(self, application: Any, environ: dict[str, Any], start_response: Start) -> list[bytes]:
         """Let it be answered, and answer so only when it is on disk."""
@@ -160,8 +160,10 @@ class Application:
                 self.save()
             except (OSError, GpukilnError) as error:
                 log.exception("a change is not on disk")
-                told = f"what was done is not on disk: {error}"
-                return _answer(start_response, *internal_error(environ.get("HTTP_AUTHORIZATION", ""), told))
+                message = f"what was done is not on disk: {error}"
+                return _answer(
+                    start_response, *internal_error(environ.get("HTTP_AUTHORIZATION", ""), message)
+                )
         start_response(*answered[-1])
         return body
 
@@ -271,8 +273,8 @@ def sweep(layout: Layout) -> None:
         log.info("removing what is left of %s", folder.name)
         cgroups.remove(folder.name)
         remove(folder)
-    for leftover in remove_partial(layout.root, layout.regions, layout.snapshots):
-        log.info("removed %s, which was half written", leftover)
+    for file in remove_partial(layout.root, layout.regions, layout.snapshots):
+        log.info("removed %s, which was half written", file)
     remove_unfinished(layout)
     volume_files.sweep(layout)
 
@@ -320,7 +322,7 @@ def _serve(layout: Layout) -> int:
     application = Application(layout, machines, moto, registry.Registry(layout), stopping.set)
     machines.api = application
     server = make_server(
-        "127.0.0.1", _kept_port(layout), application, threaded=True, request_handler=MotoRequestHandler
+        "127.0.0.1", _previous_port(layout), application, threaded=True, request_handler=MotoRequestHandler
     )
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, lambda *_: stopping.set())
@@ -333,7 +335,7 @@ def _serve(layout: Layout) -> int:
         if layout.identity() != home:
             log.error("%s is not the folder any more that this server was started for", layout.root)
             break
-        _write_again(layout, address, key)
+        _restore_client_files(layout, address, key)
     log.info("ending")
     server.shutdown()
     for machine in machines.all():
@@ -343,22 +345,22 @@ def _serve(layout: Layout) -> int:
     return 0
 
 
-def _write_again(layout: Layout, address: dict[str, Any], key: str) -> None:
+def _restore_client_files(layout: Layout, address: dict[str, Any], key: str) -> None:
     """What clients need to find this server, where somebody damaged it."""
     with contextlib.suppress(OSError):  # the disk may be full; the next turn tries again
         if not read_endpoint(layout):
             log.warning("%s is damaged, and is written again", layout.endpoint)
             write_in_place(layout.endpoint, json.dumps(address))
         try:
-            found = layout.access_key
+            current_key = layout.access_key
         except GpukilnError:
-            found = ""
-        if found != key:
+            current_key = ""
+        if current_key != key:
             log.warning("%s is damaged, and is written again", layout.key_file)
             write_in_place(layout.key_file, key)
 
 
-def _kept_port(layout: Layout) -> int:
+def _previous_port(layout: Layout) -> int:
     """The port of last time, so that a shell's AWS_ENDPOINT_URL stays right; 0 (any) when it is taken."""
     last = read_endpoint(layout)
     if last.get("home") != layout.identity():

@@ -143,7 +143,7 @@ class SnapshotBlocks:
             indexes = [index for index in sparse.blocks(number, BLOCK) if index >= start]
         page, rest = indexes[:most], indexes[most:]
         expires = int(time.time()) + TOKEN_S
-        found = {
+        document = {
             "BlockSize": BLOCK,
             "VolumeSize": snapshot.volume.size,
             "ExpiryTime": expires,
@@ -152,8 +152,8 @@ class SnapshotBlocks:
             ],
         }
         if rest:
-            found["NextToken"] = self._seal(snapshot_id, rest[0], expires)
-        return _json(200, found)
+            document["NextToken"] = self._seal(snapshot_id, rest[0], expires)
+        return _json(200, document)
 
     def _get(self, ec2: Any, snapshot_id: str, index: int, query: dict[str, str]) -> Answer:
         _, disk = self._readable(ec2, snapshot_id)
@@ -199,25 +199,25 @@ class SnapshotBlocks:
 
     # --- writing ---
 
-    def _start(self, ec2: Any, asked: dict[str, Any]) -> Answer:
-        size, timeout = asked.get("VolumeSize"), asked.get("Timeout", TIMEOUT_MIN)
+    def _start(self, ec2: Any, request: dict[str, Any]) -> Answer:
+        size, timeout = request.get("VolumeSize"), request.get("Timeout", TIMEOUT_MIN)
         if not isinstance(size, int) or not 1 <= size <= LARGEST_GIB:
             raise _invalid("INVALID_VOLUME_SIZE", f"VolumeSize is {size}, wanted 1 to {LARGEST_GIB} GiB")
         if not isinstance(timeout, int) or not 10 <= timeout <= 4320:
             raise _invalid("INVALID_PARAMETER_VALUE", f"Timeout is {timeout}, wanted 10 to 4320 minutes")
         from gpukiln.clouds.embedded import store  # noqa: PLC0415 - moto reads its settings first
 
-        parent = asked.get("ParentSnapshotId")
-        if parent and asked.get("Encrypted"):
+        parent = request.get("ParentSnapshotId")
+        if parent and request.get("Encrypted"):
             raise _invalid("INVALID_PARAMETER_VALUE", "Encrypted and ParentSnapshotId exclude each other")
         with self._lock:
             self._cancel_old(ec2)
-            token = ec2.region_name, str(asked.get("ClientToken") or secrets.token_hex(8))
+            token = ec2.region_name, str(request.get("ClientToken") or secrets.token_hex(8))
             if token in self._answered:
                 before, answer = self._answered[token]
-                if before != asked:
-                    told = "The client token was used with other parameters"
-                    raise EbsError(409, "ConflictException", told)
+                if before != request:
+                    message = "The client token was used with other parameters"
+                    raise EbsError(409, "ConflictException", message)
                 return _json(201, answer)  # that of then, whatever became of the snapshot
             source = self._readable(ec2, parent)[1] if parent else None
             snapshot_id = f"snap-{secrets.token_hex(9)[1:]}"
@@ -226,22 +226,22 @@ class SnapshotBlocks:
                 sparse.copy_disk(source, file)
             with file.open("ab") as opened:
                 opened.truncate(size << 30)
-            tags = {tag["Key"]: tag["Value"] for tag in asked.get("Tags", ())}
+            tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
             if tags.get(TRUST_TAG) != TRUSTED:
                 mark_untrusted(file)
             snapshot = store.add_snapshot(
                 ec2,
                 snapshot_id,
                 size_gib=size,
-                description=asked.get("Description", ""),
-                encrypted=bool(asked.get("Encrypted") or asked.get("KmsKeyArn")),
-                kms_key_id=asked.get("KmsKeyArn"),
+                description=request.get("Description", ""),
+                encrypted=bool(request.get("Encrypted") or request.get("KmsKeyArn")),
+                kms_key_id=request.get("KmsKeyArn"),
                 owner_id=ec2.account_id,
                 tags=tags,
             )
             snapshot.status = "pending"
             self._unfinished[snapshot_id] = _Unfinished(file, size, timeout * 60)
-            self._answered[token] = asked, _described(ec2, snapshot_id)
+            self._answered[token] = request, _described(ec2, snapshot_id)
         return _json(201, self._answered[token][1])
 
     def _put(self, ec2: Any, snapshot_id: str, index: int, environ: dict[str, Any], data: bytes) -> Answer:
@@ -295,13 +295,13 @@ class SnapshotBlocks:
 
     def _cancel_old(self, ec2: Any) -> None:
         """What nobody wrote to for its timeout is cancelled, and what was deleted is forgotten."""
-        for snapshot_id, one in list(self._unfinished.items()):
-            if not one.file.exists():
+        for snapshot_id, unfinished in list(self._unfinished.items()):
+            if not unfinished.file.exists():
                 self._unfinished.pop(snapshot_id)
-            elif time.monotonic() - one.written > one.timeout_s:
+            elif time.monotonic() - unfinished.written > unfinished.timeout_s:
                 if snapshot_id in ec2.snapshots:
                     ec2.snapshots[snapshot_id].status = "error"
-                one.file.unlink()
+                unfinished.file.unlink()
                 self._unfinished.pop(snapshot_id)
 
 
@@ -314,11 +314,11 @@ def _backend(environ: Mapping[str, Any]) -> Any:
 
 
 def _snapshot(ec2: Any, snapshot_id: str) -> Any:
-    found = ec2.snapshots.get(snapshot_id)
-    if found is None:
-        told = f"The snapshot '{snapshot_id}' does not exist."
-        raise EbsError(404, "ResourceNotFoundException", told, "SNAPSHOT_NOT_FOUND")
-    return found
+    snapshot = ec2.snapshots.get(snapshot_id)
+    if snapshot is None:
+        message = f"The snapshot '{snapshot_id}' does not exist."
+        raise EbsError(404, "ResourceNotFoundException", message, "SNAPSHOT_NOT_FOUND")
+    return snapshot
 
 
 def _described(ec2: Any, snapshot_id: str) -> dict[str, Any]:
@@ -339,12 +339,12 @@ def _described(ec2: Any, snapshot_id: str) -> dict[str, Any]:
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
-        found = parse_json(body)
+        document = parse_json(body)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        document = None
+    if not isinstance(document, dict):
         raise EbsError(400, "SerializationException", "The request is no JSON object")
-    return found
+    return document
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:

@@ -68,12 +68,14 @@ class InterruptionNotice:
         """
         found: dict[str, Any] = {}
         if now >= self.recommended:
-            told = json.dumps({"noticeTime": _text(self.recommended)})
-            found["events"] = {"recommendations": {"rebalance": told}}
+            rebalance = json.dumps({"noticeTime": _format_time(self.recommended)})
+            found["events"] = {"recommendations": {"rebalance": rebalance}}
         if now >= self.noticed:
-            found["spot"] = {"instance-action": json.dumps({"action": self.action, "time": _text(self.ends)})}
+            found["spot"] = {
+                "instance-action": json.dumps({"action": self.action, "time": _format_time(self.ends)})
+            }
             if self.action == "terminate":
-                found["spot"]["termination-time"] = _text(self.ends)
+                found["spot"]["termination-time"] = _format_time(self.ends)
         return found
 
 
@@ -90,11 +92,14 @@ def interrupt(document: Mapping[str, Any]) -> dict[str, Any]:
         UsageError: The document does not fit, or there is no such instance.
         IncompatibleError: It is no spot instance, or does not run.
     """
-    asked = load(Interruption, dict(document), where="interruption")
-    for name, seconds in (("seconds", asked.seconds), ("rebalance_seconds", asked.rebalance_seconds)):
+    interruption = load(Interruption, dict(document), where="interruption")
+    for name, seconds in (
+        ("seconds", interruption.seconds),
+        ("rebalance_seconds", interruption.rebalance_seconds),
+    ):
         if not 0 <= seconds <= MOST_S:
             raise UsageError(f"interruption: {name}: found {seconds:g}, wanted 0 to {MOST_S}")
-    instance = _instance(asked.instance_id)
+    instance = _find_instance(interruption.instance_id)
     if instance.lifecycle != "spot":
         raise IncompatibleError(
             f"{instance.id} is an on-demand instance, and EC2 interrupts spot instances alone",
@@ -102,20 +107,20 @@ def interrupt(document: Mapping[str, Any]) -> dict[str, Any]:
             "--instance-market-options MarketType=spot",
         )
     with _lock:
-        notice = _notice(instance)
+        notice = _current_notice(instance)
         if notice is None:
             if instance.state not in ALIVE:
                 raise IncompatibleError(
                     f"{instance.id} is {instance.state}, and only an instance that runs is interrupted",
                     hint="`invoke cloud.status` lists those that run",
                 )
-            notice = _announce(instance, asked)
+            notice = _announce(instance, interruption)
     return {
         "instance_id": instance.id,
         "action": notice.action,
-        "recommended": _text(notice.recommended),
-        "noticed": _text(notice.noticed),
-        "ends": _text(notice.ends),
+        "recommended": _format_time(notice.recommended),
+        "noticed": _format_time(notice.noticed),
+        "ends": _format_time(notice.ends),
     }
 
 
@@ -125,7 +130,7 @@ def metadata_of(instance: Any) -> dict[str, Any]:
     Args:
         instance: moto's instance.
     """
-    notice = _notice(instance)
+    notice = _current_notice(instance)
     return notice.tree(datetime.now(UTC)) if notice else {}
 
 
@@ -157,62 +162,66 @@ def keep_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def terminated(instance: Any) -> Any:
         before = terminate(instance)
         if getattr(instance, "interrupted", "") == "terminate":
-            _give_reason(instance, "terminate")
+            _set_reason(instance, "terminate")
         return before
 
     return terminated
 
 
-def _announce(instance: Any, asked: Interruption) -> InterruptionNotice:
+def _announce(instance: Any, interruption: Interruption) -> InterruptionNotice:
     action = getattr(instance, "interruption_behavior", "terminate")
     now = datetime.now(UTC)
-    noticed = now + timedelta(seconds=asked.rebalance_seconds)
-    ends = noticed if action == "hibernate" else noticed + timedelta(seconds=asked.seconds)
+    noticed = now + timedelta(seconds=interruption.rebalance_seconds)
+    ends = noticed if action == "hibernate" else noticed + timedelta(seconds=interruption.seconds)
     notice = InterruptionNotice(action, now, noticed, ends)
     instance.interruption, instance.interrupted = notice, ""
-    timer = threading.Timer((ends - now).total_seconds(), _end, (instance, notice))
+    timer = threading.Timer((ends - now).total_seconds(), _carry_out, (instance, notice))
     timer.daemon = True
     timer.start()
     return notice
 
 
-def _end(instance: Any, notice: InterruptionNotice) -> None:
+def _carry_out(instance: Any, notice: InterruptionNotice) -> None:
     with _lock:
         if instance.state not in ALIVE:  # it ended meanwhile, by itself or because somebody said so
             instance.interruption = None
             return
         instance.interrupted = notice.action
-        _give_reason(instance, notice.action)
+        _set_reason(instance, notice.action)
         if notice.action == "terminate":
             instance.terminate()
         else:
             instance.stop()  # no machine here keeps its memory, so one that hibernates is stopped
 
 
-def _notice(instance: Any) -> InterruptionNotice | None:
+def _current_notice(instance: Any) -> InterruptionNotice | None:
     """The notice that holds; one that was carried out does not after the next start."""
     notice: InterruptionNotice | None = getattr(instance, "interruption", None)
     return None if notice and instance.interrupted and instance.state in ALIVE else notice
 
 
-def _give_reason(instance: Any, action: str) -> None:
+def _set_reason(instance: Any, action: str) -> None:
     code, text = REASONS[action]
     instance._reason, instance.state_reason = code, StateReason(f"{code}: {text}", code)
 
 
-def _instance(instance_id: str) -> Any:
+def _find_instance(instance_id: str) -> Any:
     backends = ec2_backends[DEFAULT_ACCOUNT_ID]
-    found = {
+    instances = {
         instance.id: instance
         for region in list(backends)
         for reservation in list(backends[region].reservations.values())
         for instance in reservation.instances
     }
-    if instance_id not in found:
-        alive = [one.id for one in found.values() if one.lifecycle == "spot" and one.state in ALIVE]
+    if instance_id not in instances:
+        alive = [
+            instance.id
+            for instance in instances.values()
+            if instance.lifecycle == "spot" and instance.state in ALIVE
+        ]
         raise unknown("spot instance", instance_id, alive)
-    return found[instance_id]
+    return instances[instance_id]
 
 
-def _text(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -101,9 +101,9 @@ class VirtualMachine(LocalMachine):
             # asks the guest, which may still be booting; QEMU refuses to ask again while it has not answered
             with contextlib.suppress(UnavailableError):
                 qemu.execute("device_del", id=disk.serial)
-            if _within(UNPLUG_S, lambda: not _has_device(qemu, disk)):
+            if _wait_for(UNPLUG_S, lambda: not _has_device(qemu, disk)):
                 # the device is given back a moment before its file is
-                return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))
+                return _wait_for(UNPLUG_S, lambda: _deleted_node(qemu, disk))
             if not force:
                 return False
             # the guest keeps a device whose every read and write fails
@@ -118,7 +118,7 @@ class VirtualMachine(LocalMachine):
                 qemu.execute("blockdev-add", **fails)
             path = f"/machine/peripheral/{disk.serial}"
             qemu.execute("qom-set", path=path, property="drive", value=hole)
-            return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))
+            return _wait_for(UNPLUG_S, lambda: _deleted_node(qemu, disk))
 
     def _resize(self, disk: AttachedDisk) -> None:
         with Qmp(self._control) as qemu:
@@ -144,8 +144,8 @@ def _qemu_arguments(disk: AttachedDisk) -> tuple[str, ...]:
 
 
 def _has_device(qemu: Qmp, disk: AttachedDisk) -> bool:
-    found = qemu.execute("qom-list", path="/machine/peripheral")
-    return disk.serial in [entry["name"] for entry in found]
+    devices = qemu.execute("qom-list", path="/machine/peripheral")
+    return disk.serial in [entry["name"] for entry in devices]
 
 
 def _deleted_node(qemu: Qmp, disk: AttachedDisk) -> bool:
@@ -156,7 +156,7 @@ def _deleted_node(qemu: Qmp, disk: AttachedDisk) -> bool:
     return True
 
 
-def _within(seconds: float, question: Callable[[], bool]) -> bool:
+def _wait_for(seconds: float, question: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while not question():
         if time.monotonic() > deadline:

@@ -113,10 +113,10 @@ def descriptions(layout: Layout, region: str) -> dict[str, dict[str, Any]]:
     Returns:
         Their descriptions by volume id.
     """
-    found = {file.stem: read_description(file) for file in sorted(layout.volumes.glob("vol-*.json"))}
+    known = {file.stem: read_description(file) for file in sorted(layout.volumes.glob("vol-*.json"))}
     return {
         volume_id: description
-        for volume_id, description in found.items()
+        for volume_id, description in known.items()
         if description and description["region"] == region and layout.volume(volume_id).exists()
     }
 

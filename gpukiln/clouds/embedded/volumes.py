@@ -39,12 +39,12 @@ def extend_volumes(machines: Machines) -> None:
     Args:
         machines: Where machines run.
     """
-    for extension in (_disks(machines), _attachments(machines)):
+    for extension in (_disk_members(machines), _attachment_members(machines)):
         for (owner, name), member in extension.items():
             setattr(owner, name, member)
 
 
-def _disks(machines: Machines) -> Members:
+def _disk_members(machines: Machines) -> Members:
     layout = machines.layout
     create_volume, modify_volume = EC2Response.create_volume, EC2Response.modify_volume
     delete_volume = EC2Backend.delete_volume
@@ -58,10 +58,10 @@ def _disks(machines: Machines) -> Members:
             used: dict[str, tuple[Any, ActionResult]] = vars(self.ec2_backend).setdefault("volume_tokens", {})
             if token not in used:
                 used[token] = self.params, create_volume_with_disk(self)
-            asked, answer = used[token]
-        if asked != self.params:
-            told = "The client token was used with other parameters"
-            raise EC2ClientError("IdempotentParameterMismatch", told)
+            request, answer = used[token]
+        if request != self.params:
+            message = "The client token was used with other parameters"
+            raise EC2ClientError("IdempotentParameterMismatch", message)
         return answer
 
     def create_volume_with_disk(self: Any) -> ActionResult:
@@ -104,7 +104,7 @@ def _disks(machines: Machines) -> Members:
     }
 
 
-def _attachments(machines: Machines) -> Members:
+def _attachment_members(machines: Machines) -> Members:
     attach, detach = EC2Backend.attach_volume, EC2Backend.detach_volume
 
     def attach_volume(self: Any) -> ActionResult:

@@ -102,7 +102,7 @@ class SimulatedGpus:
 
 def _cuda(driver: str) -> str:
     """The CUDA version that a driver brings; one of an unknown branch is as the newest."""
-    known = branches().get(_branch(driver)) or max(branches().values(), key=lambda one: one.branch)
+    known = branches().get(_branch(driver)) or max(branches().values(), key=lambda branch: branch.branch)
     return known.native_cuda
 
 

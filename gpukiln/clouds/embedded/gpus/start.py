@@ -16,7 +16,7 @@ def initial_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
         now: Seconds since 1970.
     """
     at = time.time() if now is None else now
-    gpus = [gpu if gpu.get("error") else {**gpu, **_kept(gpu, at)} for gpu in document["gpus"]]
+    gpus = [gpu if gpu.get("error") else {**gpu, **_derived_values(gpu, at)} for gpu in document["gpus"]]
     return dict(rows_of({**document, "gpus": gpus}))
 
 
@@ -25,7 +25,7 @@ def write_initial_state(state: State, document: dict[str, Any]) -> None:
     state.write(initial_rows(document))
 
 
-def _kept(gpu: dict[str, Any], now: float) -> dict[str, Any]:
+def _derived_values(gpu: dict[str, Any], now: float) -> dict[str, Any]:
     """What a busy GPU shows, and its energy counter."""
     clocks, temperature = gpu.get("clocks") or {}, gpu.get("temperature") or {}
     power, pcie = gpu.get("power") or {}, gpu.get("pcie") or {}

@@ -1,4 +1,4 @@
-"""What builds left behind, of this machine or another one: found by its tags, and removed."""
+"""Finds, by tags, the resources that builds of this or another computer left, and removes them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,23 +22,23 @@ from gpukiln.instances.deadline import deadline_text
 from gpukiln.instances.tags import remove_image, tags_of
 from gpukiln.records import build_started
 
-# a machine with GPUs or of bare metal takes minutes to end; nothing is paid for it then
+# A machine with GPUs or of bare metal takes minutes to terminate; it costs nothing meanwhile.
 ENDS_S = 900
 POLL_S = 2
-# For what carries no deadline: older builds', and snapshots, whose image may still be in the making
+# For resources without a deadline: those of older versions, and snapshots, whose image may still be pending.
 GRACE = timedelta(hours=24)
 
 
 @dataclass(frozen=True)
 class Orphan:
-    """One thing that nobody needs any more.
+    """A resource that no build needs any more.
 
     Args:
         kind: instance, volume, key pair, security group, snapshot, image or private key.
         id: Its id; a key pair's name; a private key's path.
-        build: The build that made it, or an empty string.
-        owner: Who started that.
-        since: When it should have been gone, ISO 8601 in UTC.
+        build: The build that created it, or an empty string.
+        owner: The person who started the build.
+        since: When it should have been removed, ISO 8601 in UTC.
         reason: Why it is an orphan.
     """
 
@@ -55,28 +55,28 @@ class Orphan:
 
 
 def no_build_ended(_: str) -> bool:
-    """No build of this machine has ended."""
+    """The default of `find_orphans`: no build is known to have ended."""
     return False
 
 
 def find_orphans(
     cloud: Cloud, *, now: datetime | None = None, ended: Callable[[str], bool] = no_build_ended
 ) -> list[Orphan]:
-    """What nobody needs any more in one region, in the order in which it can be removed.
+    """The orphans of one region, in the order in which they can be removed.
 
     Args:
         cloud: The cloud and region.
-        now: The moment to judge deadlines by; the present when None.
-        ended: Whether a build, by its id, is known to have ended: then nothing waits for a deadline.
+        now: The moment that deadlines are compared with; None: the present.
+        ended: Whether the build with an id is known to have ended; its resources are orphans before the deadline.
 
     Returns:
-        The orphans; what a build still needs is not among them.
+        The orphans, without what a build still needs.
 
     Raises:
-        UnavailableError: The cloud could not be asked.
+        UnavailableError: A call failed.
     """
     moment = now or datetime.now(UTC)
-    with explain_aws_errors("look for what builds left"):
+    with explain_aws_errors("look for orphans"):
         ec2 = cloud.client("ec2")
         resources = [*_tagged_resources(ec2), *_snapshots(ec2)]
     orphans = [_as_orphan(*resource, moment, ended) for resource in resources]
@@ -84,18 +84,17 @@ def find_orphans(
 
 
 def remove_orphans(cloud: Cloud, orphans: list[Orphan], say: Callable[[str], None]) -> list[Orphan]:
-    """Remove orphans; what is gone already is no error, and one that can't be removed stops no other.
+    """Remove orphans. One that no longer exists is no error, and one that can't be removed stops no other.
 
     Args:
-        cloud: Where they are.
-        orphans: What `find_orphans` found.
-        say: Told what was removed.
+        orphans: As `find_orphans` returns them.
+        say: Gets a line about each removed orphan.
 
     Returns:
-        What was removed.
+        The removed orphans.
 
     Raises:
-        PartialError: Something could not be removed; the details say what and why.
+        PartialError: Some could not be removed; the details give each reason.
     """
     removed: list[Orphan] = []
     failed: list[str] = []
@@ -112,66 +111,63 @@ def remove_orphans(cloud: Cloud, orphans: list[Orphan], say: Callable[[str], Non
     if failed:
         raise PartialError(
             f"{len(removed)} of {len(orphans)} orphans were removed",
-            hint="run it again: what was in use, such as a group of a machine that just ended, goes then",
+            hint="run the command again: EC2 releases a security group some time after its machine has ended",
             details=tuple(failed),
         )
     return removed
 
 
 def sweep(cloud: Cloud, build_id: str) -> list[str]:
-    """Remove everything of a build but its image; what is gone already is no error.
+    """Remove every resource of a build except its image; one that no longer exists is no error.
 
     Args:
-        build_id: The build; nobody may be working on it but the caller.
+        build_id: The build; no other process may be working on it.
 
     Returns:
-        What was removed.
+        Ids of the removed resources.
 
     Raises:
-        UnavailableError: Something could not be removed, after everything else was; the details say what.
+        UnavailableError: Some could not be removed, and all others were; the details give each reason.
     """
-    with explain_aws_errors(f"look for what build {build_id} started"):
+    with explain_aws_errors(f"look for the resources of build {build_id}"):
         resources = list(_tagged_resources(cloud.client("ec2"), [build_id], volumes=False))
     left = [Orphan(kind, id, build_id, "", "", "its build has ended") for kind, id, *_ in resources]
     try:
         return [orphan.id for orphan in remove_orphans(cloud, left, lambda _: None)]
     except PartialError as error:
         raise UnavailableError(
-            f"something of build {build_id} is left: {error.details[0]}", details=error.details
+            f"a resource of build {build_id} is left: {error.details[0]}", details=error.details
         ) from error
 
 
 def builds_with_orphans(cloud: Cloud) -> set[str]:
-    """The builds of which a machine, a key pair or a security group exists.
-
-    Args:
-        cloud: Where to look.
+    """The builds that have a machine, a key pair or a security group.
 
     Returns:
-        Build ids; those of running builds are among them.
+        Build ids, of running builds too.
     """
-    with explain_aws_errors("look for what earlier builds left"):
+    with explain_aws_errors("look for orphans of earlier builds"):
         return {tags[BUILD_TAG] for _, _, tags, _ in _tagged_resources(cloud.client("ec2"), volumes=False)}
 
 
 def unrecorded_images(cloud: Cloud, build_id: str) -> list[dict[str, Any]]:
-    """The AMIs of a build whose record knows none: it was killed while or after its AMI was made.
+    """The AMIs of a build whose record has none, because it was killed during or after CreateImage.
 
     Returns:
-        As DescribeImages gives them; stages are not among them.
+        As DescribeImages gives them, without stages.
     """
     with explain_aws_errors(f"look for the image of build {build_id}"):
         return calls.images(cloud.client("ec2"), {f"tag:{BUILD_ID_TAG}": [build_id]}, Owners=["self"])
 
 
 def remove_unrecorded(cloud: Cloud, build_id: str) -> list[str]:
-    """Remove the AMIs of a build that no record knows, with their snapshots.
+    """Remove the AMIs of a build that no record has, with their snapshots.
 
     Returns:
         Their ids.
 
     Raises:
-        UnavailableError: The cloud refused.
+        UnavailableError: A call failed.
     """
     removed = []
     with explain_aws_errors(f"remove the image of build {build_id}"):
@@ -192,12 +188,12 @@ TaggedResource = tuple[str, str, dict[str, str], datetime | None]
 def _tagged_resources(
     ec2: Any, builds: Sequence[str] = ("*",), *, volumes: bool = True
 ) -> Iterator[TaggedResource]:
-    """Everything that carries a build's tag, machines first: they use the rest."""
+    """Every resource with a build's tag; machines first, because they use the others."""
     tag_filter = {f"tag:{BUILD_TAG}": builds}
     for instance in calls.instances(ec2, tag_filter):
         if instance["State"]["Name"] != "terminated":
             yield "instance", instance["InstanceId"], tags_of(instance), None
-    # one that hangs on a machine ends with it
+    # an attached volume ends with its machine
     available = calls.filters({**tag_filter, "status": ["available"]})
     for volume in calls.pages(ec2, "describe_volumes", "Volumes", Filters=available) if volumes else ():
         yield "volume", volume["VolumeId"], tags_of(volume), None
@@ -209,8 +205,9 @@ def _tagged_resources(
 
 
 def _snapshots(ec2: Any) -> Iterator[TaggedResource]:
-    """Snapshots of our images that no image has: their builds failed. EC2 refuses to delete one in use."""
+    """Snapshots with tags of gpukiln that no image uses, because their builds failed."""
     images = calls.images(ec2, {}, Owners=["self"])
+    # EC2 would refuse to delete a snapshot in use; this saves the call and the error.
     used = {
         device.get("Ebs", {}).get("SnapshotId") for image in images for device in image["BlockDeviceMappings"]
     }
@@ -231,18 +228,22 @@ def _as_orphan(
     now: datetime,
     ended: Callable[[str], bool],
 ) -> Orphan | None:
-    """A orphan, or None while a build may need it."""
+    """An orphan, or None while a build may need it."""
     build = tags.get(BUILD_TAG, "")
+    # Before the deadline: this computer knows that nobody works on the build.
     if build and ended(build):
         since, reason = now, "its build has ended, on this machine"
     elif created:
-        since, reason = created + GRACE, "no image has it"
+        since, reason = created + GRACE, "no image uses it"
     elif (deadline := _parse_time(tags.get(DEADLINE_TAG, ""))) is not None:
         since, reason = deadline, f"its deadline was {deadline_text(deadline)}"
     elif (started := build_started(build)) is not None:
-        since, reason = started + GRACE, f"its build began {deadline_text(started)}, and it has no deadline"
+        since, reason = (
+            started + GRACE,
+            f"its build began at {deadline_text(started)}, and it has no deadline",
+        )
     else:
-        return None  # nobody can say how old it is
+        return None  # its age is unknown
     if now < since:
         return None
     return Orphan(kind, id, build, tags.get(OWNER_TAG, ""), deadline_text(since), reason)
@@ -253,6 +254,7 @@ def _parse_time(text: str) -> datetime | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
+    # Tags can be edited by people: a time without a zone is read as UTC.
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
@@ -260,6 +262,7 @@ def _remove(cloud: Cloud, kind: str, id: str) -> None:
     ec2 = cloud.client("ec2")
     match kind:
         case "instance":
+            # Waited for: the security group and the volumes can go only after it.
             ec2.terminate_instances(InstanceIds=[id])
             waiter = ec2.get_waiter("instance_terminated")
             waiter.wait(InstanceIds=[id], WaiterConfig={"Delay": POLL_S, "MaxAttempts": ENDS_S // POLL_S})
@@ -279,4 +282,5 @@ def _remove(cloud: Cloud, kind: str, id: str) -> None:
 
 def _is_gone(error: UnavailableError) -> bool:
     answer = getattr(error.__cause__, "response", {}).get("Error", {})
+    # InvalidInstanceID.NotFound, InvalidGroup.NotFound, InvalidSnapshot.NotFound and so on.
     return str(answer.get("Code", "")).endswith(".NotFound")

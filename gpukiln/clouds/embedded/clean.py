@@ -1,4 +1,4 @@
-"""What `invoke cloud.clean` removes: first a list, then, when somebody said yes, the things on it."""
+"""What `invoke cloud.clean` removes: a plan first, then, with --yes, its execution."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ from gpukiln.units import Memory
 
 @dataclass
 class CleaningPlan:
-    """What goes and what stays.
+    """What is removed and what stays.
 
     Args:
-        files: Files and folders to be removed, with what each of them is.
-        documents: Per region its document without what goes.
-        kept: What was asked for and stays, with the reason.
-        changes: What goes that is no file.
+        files: Files and folders to remove, each with a description.
+        documents: The new document of each changed region.
+        kept: What was requested and stays, with the reason.
+        changes: Removed entries that are no files.
     """
 
     files: dict[Path, str] = field(default_factory=dict)
@@ -34,24 +34,24 @@ class CleaningPlan:
 
     @property
     def lines(self) -> list[str]:
-        """Everything that goes."""
+        """A line for everything that is removed."""
         return [*(f"{path}  {what}".rstrip() for path, what in self.files.items()), *self.changes]
 
 
 def plan_cleaning(
     layout: Layout, *, images: bool, base: bool, released: bool, volumes: bool = False
 ) -> CleaningPlan:
-    """Find what can go; changes nothing.
+    """Plan the removal; changes nothing.
 
     Args:
         layout: The cloud's files.
-        images: Images, snapshots and container images that were made here.
+        images: Images, snapshots and container images that were created here.
         base: Base images.
-        released: Also images that a parameter names, as a channel does, with the parameters.
-        volumes: Volumes, with what somebody wrote on them.
+        released: Also images that a parameter (a channel) names, with the parameters.
+        volumes: Volumes, with the data on them.
 
     Raises:
-        UnavailableError: A region's files are damaged, so nothing says which of its images a channel needs.
+        UnavailableError: A region's files are damaged, so the images that its channels need are unknown.
     """
     done = CleaningPlan()
     if not layout.root.exists():
@@ -77,10 +77,11 @@ def plan_cleaning(
         else:
             document = region.require(layout)
             if region.problems:
-                done.documents[region.region] = document  # made again, whatever else goes
+                done.documents[region.region] = document  # repaired, whatever else is removed
             _plan_region(done, region.region, document, images=images, base=base, released=released)
         needed |= set(done.documents.get(region.region, document)["snapshots"])
     current = layout.snapshot(current_base(layout).snapshot_id)
+    # The current base image may have a disk that no region mentions yet.
     bases = {name for name, text in names.items() if BASE_NAME in text} | {current.stem}
     for disk in sorted(layout.snapshots.glob("*.raw")):
         selected = base if disk.stem in bases else images
@@ -93,16 +94,20 @@ def plan_cleaning(
 
 
 def carry_out(layout: Layout, cleaning: CleaningPlan) -> None:
-    """Remove it. A region's file forgets an image before its disk goes.
+    """Remove what the plan has. A region's file is written before the disks of its images are removed.
 
     Raises:
-        RefusedError: The server still runs.
+        RefusedError: The server is running.
     """
     if server_runs(layout):
-        raise RefusedError("the embedded cloud's server runs", hint="`invoke cloud.stop` first")
+        raise RefusedError(
+            "the embedded cloud's server is running", hint="stop it first: `invoke cloud.stop`"
+        )
     for region, document in cleaning.documents.items():
         regions.write_region(layout, region, document)
     for path in cleaning.files:
+        # The descriptions first: a disk without one is kept and shown, a description without its disk is
+        # damage.
         for file in (*(regions.description_files(layout, path.stem) if path.suffix == ".raw" else ()), path):
             remove(file)
 
@@ -115,7 +120,7 @@ def _scarcity_text(layout: Layout) -> str:
 
 
 def _orphaned_files(layout: Layout) -> Iterator[Path]:
-    """What a killed server or build left, and what was set aside as damaged."""
+    """Files that a killed server or build left, and damaged files that were set aside."""
     yield from sorted(layout.machines.glob("*"))
     yield from sorted(layout.bases.glob("base-*"))
     for folder in (layout.root, layout.regions, layout.snapshots, layout.volumes, layout.bases):
@@ -162,7 +167,7 @@ def _plan_region(
 
 
 def _parameters_by_image(parameters: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Per image the parameters whose value it is, in any case a channel's."""
+    """For each image the parameters (channels) whose value is the image."""
     named: dict[str, list[str]] = {}
     for name, versions in parameters.items():
         if versions:

@@ -1,8 +1,8 @@
-"""AWS's Deep Learning AMIs: their public parameters, and images that have a name and no disk.
+"""AWS's Deep Learning AMIs: their public parameters, and images that have a name but no disk.
 
-Which image a machine would get can be looked up as on AWS; to launch one ends as with any image without a
-disk. Parameters and names: AWS Deep Learning AMIs developer guide and release notes; the instances in a
-description are those of 2025-05-05, on arm64 the one family with a GPU.
+The image for a machine can be looked up as on AWS; launching it fails, as for any image without a disk. Parameters
+and names: AWS Deep Learning AMIs developer guide and release notes. The instances in a description are those of
+2025-05-05; on arm64 that is the one family with a GPU.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from gpukiln.clouds.embedded import store
 
 DAY = "20250505"
 FAMILIES = {"x86_64": "G4dn, G5, G6, Gr6, G6e, P4d, P4de, P5, P5e, P5en", "arm64": "G5g"}
-SYSTEMS = {  # the end of the parameter's name: as the image's name has it, and for which architectures
+SYSTEMS = {  # end of the parameter's name: the system in the image's name, and its architectures
     "ubuntu-22.04": ("Ubuntu 22.04", ("x86_64", "arm64")),
     "ubuntu-24.04": ("Ubuntu 24.04", ("x86_64",)),
     "amazon-linux-2023": ("Amazon Linux 2023", ("x86_64", "arm64")),
@@ -22,7 +22,7 @@ SYSTEMS = {  # the end of the parameter's name: as the image's name has it, and 
 
 @dataclass(frozen=True)
 class SimulatedDlami:
-    """One of them; its ids are the same in every region."""
+    """One Deep Learning AMI; its ids are the same in every region."""
 
     parameter: str
     name: str
@@ -54,7 +54,7 @@ DLAMIS = _simulated_dlamis()
 
 
 def publish_images(ec2: Any) -> None:
-    """Let a region know the images.
+    """Add the images to a region.
 
     Args:
         ec2: moto's EC2 backend of the region.
@@ -69,7 +69,7 @@ def publish_images(ec2: Any) -> None:
             snapshot,
             {
                 "name": image.name,
-                "description": f"Supported EC2 instances: {FAMILIES[image.arch]}. It has no disk here.",
+                "description": f"Supported EC2 instances: {FAMILIES[image.arch]}. It has no disk in the embedded cloud.",
                 "owner_id": store.AMAZON,
                 "owner_alias": "amazon",
                 "virtualization_type": "hvm",
@@ -84,7 +84,7 @@ def publish_images(ec2: Any) -> None:
 
 
 def publish_parameters(ssm: Any) -> None:
-    """Let a region know the parameters.
+    """Add the parameters to a region.
 
     Args:
         ssm: moto's SSM backend of the region.

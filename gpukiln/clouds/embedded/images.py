@@ -1,4 +1,4 @@
-"""Puts disks behind moto's images and snapshots: an AMI's disks are what its machines begin with."""
+"""Puts disks behind moto's images and snapshots: machines start with copies of an AMI's disks."""
 
 import os
 from typing import Any
@@ -20,7 +20,7 @@ def extend_images(machines: Machines) -> None:
     """Put disks behind images and snapshots. Call once.
 
     Args:
-        machines: Where machines run.
+        machines: The machines behind the instances.
     """
     for extension in (
         _image_members(machines),
@@ -105,7 +105,7 @@ def _registration_members() -> Members:
     backend_register_image = EC2Backend.register_image
 
     def register_image(self: Any) -> ActionResult:
-        """RegisterImage: of snapshots, the root's among them."""
+        """RegisterImage from snapshots, with one for the root device."""
         ec2, mappings = self.ec2_backend, self._get_param("BlockDeviceMappings", [])
         root_device = self._get_param("RootDeviceName") or "/dev/sda1"
         snapshots = [
@@ -116,6 +116,7 @@ def _registration_members() -> Members:
         root = ec2.get_snapshot(snapshots[0])
         self.error_on_dryrun()
         image: Any = backend_register_image(ec2, self._get_param("Name"), self._get_param("Description", ""))
+        # moto creates a snapshot for each image; this one has the snapshot that the request gives.
         ec2.snapshots.pop(image.ebs_snapshot.id)
         image.ebs_snapshot, image.root_device_name, image.root_device_type = root, root_device, "ebs"
         image.architecture = self._get_param("Architecture") or "x86_64"
@@ -126,7 +127,9 @@ def _registration_members() -> Members:
         except BaseException:
             ec2.amis.pop(image.id)
             raise
-        for snapshot_id in _snapshot_ids(image):  # it can't be deleted before the image is deregistered
+        for snapshot_id in _snapshot_ids(
+            image
+        ):  # DeleteSnapshot then refuses until the image is deregistered
             ec2.snapshots[snapshot_id].from_ami = image.id
         image.add_tags(_tags_of(self._get_param("TagSpecifications", []), "image"))
         return ActionResult({"ImageId": image.id})
@@ -186,7 +189,7 @@ def _snapshot_members(machines: Machines) -> Members:
     def create_snapshots_with_disks(
         self: Any, instance_spec: dict[str, Any], description: str, tags: dict[str, str]
     ) -> Any:
-        """CreateSnapshots: of every volume of an instance, as of one moment."""
+        """CreateSnapshots of all volumes of an instance, at one point in time."""
         instance = self.get_instance(instance_spec["InstanceId"])
         left_out = set(instance_spec.get("ExcludeDataVolumeIds", ()))
         snapshots = [
@@ -202,11 +205,14 @@ def _snapshot_members(machines: Machines) -> Members:
 
     def delete_snapshot_with_disk(self: Any, snapshot_id: str) -> Any:
         layout = machines.layout
+        # Otherwise a concurrent save could write the description again after its removal.
         with regions.changing:
             snapshot = delete_snapshot(self, snapshot_id)
             regions.description_file(layout, snapshot_id, self.region_name).unlink(missing_ok=True)
             layout.unfinished_snapshot(snapshot_id).unlink(missing_ok=True)
-            if not regions.description_files(layout, snapshot_id):  # a base image's is other regions' too
+            if not regions.description_files(
+                layout, snapshot_id
+            ):  # the disk of a base image belongs to other regions too
                 layout.snapshot(snapshot_id).unlink(missing_ok=True)
         return snapshot
 
@@ -231,7 +237,7 @@ def _capture_all(machines: Machines, ec2: Any, snapshots: list[Any]) -> None:
 
 
 def _link_copy(layout: Layout, snapshot_id: str, copy_id: str) -> None:
-    """Snapshots never change, so a copy is a second name."""
+    """Copy a snapshot's disk by a hard link: snapshots never change."""
     disk = layout.snapshot(snapshot_id)
     if disk.exists():
         os.link(disk, layout.snapshot(copy_id))
@@ -265,7 +271,7 @@ def _device_mapping(device: str, snapshot: Any, attached: Any, volume: Any) -> d
 
 
 def _describe_as_captured(ec2: Any, instance: Any, image: Any, volume: Any) -> None:
-    """Moto describes every image alike; EC2 says what the instance and its root volume are."""
+    """Set on the image what EC2 takes from the instance and its root volume; moto sets constants."""
     snapshot = image.ebs_snapshot
     snapshot.volume.id, snapshot.volume.size = volume.id, volume.size
     snapshot.encrypted, snapshot.kms_key_id = bool(volume.encrypted), volume.kms_key_id

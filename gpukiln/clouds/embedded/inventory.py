@@ -1,4 +1,4 @@
-"""What the embedded cloud keeps on disk, for the commands that show it; needs no server."""
+"""What the embedded cloud has on disk, for the commands that show it; needs no server."""
 
 from pathlib import Path
 from typing import Any
@@ -11,16 +11,16 @@ from gpukiln.errors import UnavailableError, UsageError
 
 
 def every_region(layout: Layout) -> list[regions.StoredRegion]:
-    """What each region has, as far as it can be known."""
+    """Each region's content, as far as its files can be read."""
     return [regions.inspect_region(layout, region) for region in regions.regions_on_disk(layout)]
 
 
 def image_names(stored: list[regions.StoredRegion]) -> dict[str, str]:
-    """Names of images by their snapshots; of a region that can't be read, by what lies beside its disks."""
+    """Names of images by their snapshots; for an unreadable region from the descriptions next to its disks."""
     names: dict[str, str] = {}
     for region in stored:
-        beside = [description["images"] for description in region.descriptions.values()]
-        for images in [region.document["images"]] if region.document else beside:
+        described = [description["images"] for description in region.descriptions.values()]
+        for images in [region.document["images"]] if region.document else described:
             for image_id, image in images.items():
                 for snapshot in regions.snapshots_of_image(image):
                     names[snapshot] = f"{image_id} {image['name']} ({region.region})"
@@ -28,10 +28,10 @@ def image_names(stored: list[regions.StoredRegion]) -> dict[str, str]:
 
 
 def stored_disks(layout: Layout) -> list[dict[str, Any]]:
-    """Every disk that is kept, or should be.
+    """Every disk of a snapshot that exists, or that a description has.
 
     Returns:
-        Per disk the snapshot, the image that points at it or None, the size in MiB, and what is wrong or "".
+        For each disk the snapshot, its image or None, the size in MiB, and the problem or "".
     """
     stored = every_region(layout)
     names, known = image_names(stored), known_snapshots(stored)
@@ -50,7 +50,7 @@ def stored_disks(layout: Layout) -> list[dict[str, Any]]:
 
 
 def known_snapshots(stored: list[regions.StoredRegion]) -> set[str]:
-    """Every snapshot that a region or a description knows."""
+    """All snapshots in documents and, for unreadable regions, in descriptions."""
     of_documents = {name for region in stored if region.document for name in region.document["snapshots"]}
     return of_documents | {name for region in stored if not region.document for name in region.descriptions}
 
@@ -60,28 +60,29 @@ def _unknown_problem(layout: Layout, disk: Path, known: set[str]) -> str:
         return f"{disk} can't be read"
     if disk.stem in known or disk == layout.snapshot(current_base(layout).snapshot_id):
         return ""
-    return "no region knows it; it stays until `invoke cloud.clean --images --yes`"
+    return "it belongs to no region; `invoke cloud.clean --images --yes` removes it"
 
 
 def problems(layout: Layout) -> list[str]:
-    """What is wrong with the files that say what this cloud has, and what becomes of each."""
+    """Problems of the cloud's files, each with what the next start does about it."""
     lines = [text for region in every_region(layout) for text in region.problems]
     if not layout.root.exists():
         return lines
     home, last = layout.identity(), read_endpoint(layout)
     if last and last.get("home") != home:
-        lines.append(
-            f"{layout.home} is a copy: the next start gives it a server, a port and an access key of its own"
-        )
+        lines.append(f"{layout.home} is a copy: the next start gives it its own server, port and access key")
     elif not last and (layout.endpoint.exists() or layout.endpoint.is_symlink()):
-        lines.append(f"{layout.endpoint} is damaged: the server writes it again, as soon as it runs")
+        lines.append(f"{layout.endpoint} is damaged: the server writes it again when it runs")
     for check in (lambda: layout.access_key, lambda: check_generation(layout)):
         try:
             check()
         except UnavailableError as error:
             lines.append(f"{error.message}: {error.hint}")
     for folder in (layout.root, layout.regions, layout.snapshots, layout.bases):
-        lines += [f"{file} was set aside; remove it when nobody wants to look" for file in _set_aside(folder)]
+        lines += [
+            f"{file} is a damaged file that was set aside; remove it if you don't need it"
+            for file in _set_aside(folder)
+        ]
     return lines
 
 
@@ -97,13 +98,13 @@ def console_file(layout: Layout, instance_id: str) -> Path:
         instance_id: The instance, or `last`.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such log.
     """
     logs = sorted((layout.root / "consoles").glob("i-*.log"), key=lambda log: log.stat().st_mtime)
     chosen = [log for log in logs if instance_id in ("last", log.stem)]
     if not chosen:
         raise UsageError(
-            f"no machine {instance_id!r} has written on a console" if logs else "no machine has run yet",
+            f"no console log of a machine {instance_id!r}" if logs else "no machine has run yet",
             hint="give an instance id or `last`" if logs else "",
             details=tuple(log.stem for log in logs[-5:]),
         )

@@ -1,10 +1,9 @@
-"""What AWS tells of quotas, prices and capacity and moto does not: from the catalogue and what was scripted.
+"""Quotas, prices and capacity, which moto does not answer: from the catalogue and from scripted shortages.
 
-Nothing of it is measured. Prices on demand are those of the catalogue, where it has none of a region those of
-us-east-1; a type without one has none here. A spot price is a part of it (SPOT_SHARE), another one every
-CHANGE_HOURS, a little more in each further zone; the same moment always has the same price. A placement score
-says how many of the types that were asked for together a zone offers and has. What is scripted, and how:
-`scarcity.py`.
+No value is measured. On-demand prices are the catalogue's, for a region without prices those of us-east-1; a type
+without a price has none here. A spot price is a share of it (SPOT_SHARE) that changes every CHANGE_HOURS and is a
+little higher in each further zone; a moment always has the same price. A placement score counts how many of the
+requested types a zone offers and has. For scripted shortages see `scarcity.py`.
 """
 
 import hashlib
@@ -35,8 +34,8 @@ from gpukiln.parsing import parse_json
 LINUX = "Linux/UNIX"
 SPOT_SHARE = tuple(
     map(Decimal, ("0.40", "0.46", "0.43", "0.49", "0.38"))
-)  # of the price on demand, one after the other
-CHANGE_HOURS = 40  # between two changes of a spot price: four or five in a week
+)  # shares of the on-demand price, one after the other
+CHANGE_HOURS = 40  # hours between two spot prices: four or five changes a week
 HISTORY_DAYS = 90  # botocore, DescribeSpotPriceHistory: StartTime
 SPOT_PAGE = 1000
 FEW_TYPES, FEW_SCORE, BEST_SCORE = 3, 3, 9  # botocore, GetSpotPlacementScores: fewer types score low
@@ -72,10 +71,10 @@ def extend_market(layout: Layout) -> None:
 
 
 def refuse_beyond_quota(layout: Layout, ec2: Any, instance_type: str, market: Market, count: int) -> None:
-    """EC2's refusal of a launch for which a quota has not enough left.
+    """Refuse a launch that exceeds a quota, as EC2 does.
 
     Raises:
-        EC2ClientError: It has not, or the script can't be read.
+        EC2ClientError: It exceeds one, or the script can't be read.
     """
     quota = quota_of(instance_type, market)
     if quota is None:
@@ -99,10 +98,10 @@ def refuse_beyond_quota(layout: Layout, ec2: Any, instance_type: str, market: Ma
 
 
 def get_spot_placement_scores(self: Any, script: scarcity.Script) -> ActionResult:
-    """GetSpotPlacementScores: of types that are named."""
+    """GetSpotPlacementScores for types given by name."""
     names = _check_types(self, self._get_param("InstanceTypes", []))
     if not names:
-        raise EC2ClientError("UnsupportedOperation", "The embedded EC2 scores types that are named")
+        raise EC2ClientError("UnsupportedOperation", "The embedded EC2 scores only types given by name")
     rows = []
     for region in self._get_param("RegionNames", []) or [self.region]:
         scores = {zone: _placement_score(script, names, region, zone.name) for zone in _zones(region)}
@@ -113,12 +112,13 @@ def get_spot_placement_scores(self: Any, script: scarcity.Script) -> ActionResul
             ]
         else:
             rows.append({"Region": region, "Score": max(scores.values(), default=1)})
+    # The API answers the ten best.
     rows.sort(key=lambda row: -row["Score"])
     return ActionResult({"SpotPlacementScores": rows[:10]})
 
 
 def get_capacity_manager_supportability_scores(self: Any, script: scarcity.Script) -> ActionResult:
-    """GetCapacityManagerSupportabilityScores: as if the account had the support plan that it takes."""
+    """GetCapacityManagerSupportabilityScores, as for an account with the support plan that it requires."""
     market = self._get_param("MarketType")
     zone_ids = self._get_param("CapacityAvailabilityZoneIds", [])
     known = {zone.zone_id: (region, zone.name) for region in regions() for zone in _zones(region)}
@@ -139,7 +139,7 @@ def get_capacity_manager_supportability_scores(self: Any, script: scarcity.Scrip
 
 
 def describe_capacity_reservations(self: Any, script: scarcity.Script) -> ActionResult:
-    """DescribeCapacityReservations: those of the script, open to every launch that matches."""
+    """DescribeCapacityReservations: those of the script, open to every matching launch."""
     zones = {zone.name: zone.zone_id for zone in _zones(self.region)}
     rows = []
     for reservation in script.reserved:
@@ -183,7 +183,7 @@ def describe_capacity_reservations(self: Any, script: scarcity.Script) -> Action
 
 
 def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> ActionResult:
-    """DescribeCapacityBlockOfferings: one a zone that offers the type, for the price on demand."""
+    """DescribeCapacityBlockOfferings: one for each zone that offers the type, at the on-demand price."""
     name, hours = self._get_param("InstanceType"), int(self._get_param("CapacityDurationHours") or 0)
     count = int(self._get_param("InstanceCount") or 1)
     facts = instance_types().get(name)
@@ -220,8 +220,8 @@ def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> Act
 
 
 def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionResult:
-    """DescribeSpotPriceHistory: the changes in a time, and the price at its begin; the newest first."""
-    del script  # what is scarce costs no more here
+    """DescribeSpotPriceHistory: the price at the start of the time and each change, the newest first."""
+    del script  # a shortage does not change prices here
     end = min(_utc(self._get_param("EndTime"), _now()), _now())
     start = max(_utc(self._get_param("StartTime"), end), _now() - timedelta(days=HISTORY_DAYS))
     names = _check_types(self, self._get_param("InstanceTypes", []))
@@ -256,11 +256,11 @@ def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionRes
 def spot_prices(
     instance_type: str, region: str, zone: str, start: datetime, end: datetime
 ) -> list[tuple[datetime, Decimal]]:
-    """The changes of a spot price, the one before `start` with them; the oldest first."""
+    """The changes of a spot price, from the last one before `start`; the oldest first."""
     price = _on_demand_price(instance_type, region)
     if price is None:
         return []
-    place = ord(zone[-1]) - ord("a")  # zones change one after the other, and differ a little
+    place = ord(zone[-1]) - ord("a")  # zones change at different hours and differ a little
     period, offset = CHANGE_HOURS * 3600, place * 3600
     first, last = (int((moment.timestamp() - offset) // period) for moment in (start, end))
     return [
@@ -299,7 +299,7 @@ def _zones(region: str) -> list[Any]:
 
 @cache
 def _offered_types(region: str, zone: str) -> frozenset[str]:
-    """The types with an accelerator that a zone offers, as moto's offerings and the catalogue know."""
+    """The types with an accelerator that a zone offers, from moto's offerings without retired types."""
     offers = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ())
     here = {offer["InstanceType"] for offer in offers if offer["Location"] == zone}
     retired = {name for name, facts in instance_types().items() if facts.status == "retired"}
@@ -323,6 +323,7 @@ def _vcpus(instance_type: str) -> int:
     return int(INSTANCE_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"])
 
 
+# The same reservation has the same id in each process.
 def _stable_id(prefix: str, of: str) -> str:
     return f"{prefix}-{hashlib.sha256(of.encode()).hexdigest()[:17]}"
 
@@ -362,18 +363,18 @@ def _utc(moment: datetime | None, default: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-# --- Service Quotas and the Price List: JSON, and no package of moto's for what is asked ---
+# --- Service Quotas and the Price List: JSON protocols that moto does not serve ---
 
 
 class ServiceAnswerError(Exception):
-    """An answer that is an error: its code and text."""
+    """An error as the answer: its code and text."""
 
 
 def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
-    """The answer to a request of one of these services; None to every other request.
+    """The answer to a request for one of these services; None for other services.
 
     Args:
-        environ: WSGI's, with an authorization that was checked.
+        environ: WSGI's environ; its authorization was checked.
     """
     authorization = environ.get("HTTP_AUTHORIZATION", "")
     scope, target = SCOPE.search(authorization), environ.get("HTTP_X_AMZ_TARGET", "")
@@ -387,14 +388,14 @@ def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
     try:
         if target not in calls:
             raise ServiceAnswerError(
-                "UnknownOperationException", f"The embedded cloud does not have it: {target}"
+                "UnknownOperationException", f"The embedded cloud does not have {target}"
             )
         request = parse_json(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or "{}")
         script = scarcity.script(layout)
         return 200, JSON, json.dumps(calls[target]()).encode()
     except ServiceAnswerError as error:
         return refusal_of(authorization, 400, *error.args)
-    except (ValueError, TypeError, LookupError) as error:  # botocore would not send it
+    except (ValueError, TypeError, LookupError) as error:  # botocore would not send such a request
         message = f"{type(error).__name__}: {error}"
         return refusal_of(authorization, 400, "SerializationException", message)
     except UnavailableError as error:
@@ -405,7 +406,7 @@ def _get_quota(script: scarcity.Script, request: Mapping[str, Any]) -> dict[str,
     quotas = [quota for quota in _quotas(script, request) if quota["QuotaCode"] == request["QuotaCode"]]
     if not quotas:
         raise ServiceAnswerError(
-            "NoSuchResourceException", f"no quota {request['QuotaCode']} of this service"
+            "NoSuchResourceException", f"this service has no quota {request['QuotaCode']}"
         )
     return {"Quota": quotas[0]}
 
@@ -416,7 +417,7 @@ def _list_quotas(script: scarcity.Script, request: Mapping[str, Any]) -> dict[st
 
 def _quotas(script: scarcity.Script, request: Mapping[str, Any]) -> list[dict[str, Any]]:
     if request["ServiceCode"] != "ec2":
-        raise ServiceAnswerError("NoSuchResourceException", "the embedded cloud has quotas of ec2 alone")
+        raise ServiceAnswerError("NoSuchResourceException", "the embedded cloud has only quotas of ec2")
     return [
         {
             "ServiceCode": "ec2",
@@ -436,7 +437,7 @@ def _get_products(region: str, request: Mapping[str, Any]) -> dict[str, Any]:
     if region not in PRICING_REGIONS:
         raise ServiceAnswerError(
             "UnrecognizedClientException",
-            f"the Price List is at {', '.join(PRICING_REGIONS)}, not in {region}",
+            f"the Price List is in {', '.join(PRICING_REGIONS)}, not in {region}",
         )
     products = [
         json.dumps(product)
@@ -468,7 +469,7 @@ def _matches_filter(product: Mapping[str, Any], filter_: Mapping[str, str]) -> b
 
 @cache
 def _products() -> tuple[dict[str, Any], ...]:
-    """Machines, gp3 volumes and public addresses that have a price, by region, as the Price List has them."""
+    """The Price List's products: machines, gp3 volumes and public addresses with a price, for each region."""
     return tuple(product for region in sorted(regions()) for product in _products_of(region))
 
 
@@ -487,7 +488,7 @@ def _products_of(region: str) -> Iterator[dict[str, Any]]:
 
 
 def _machine_product(region: str, name: str, usd: Decimal) -> dict[str, Any]:
-    """Linux, shared, on demand."""
+    """The product of a machine: Linux, shared tenancy, on demand."""
     facts = instance_types()[name]
     about = {
         "instanceType": name,
@@ -508,7 +509,8 @@ def _product(
     region: str, service: str, family: str, about: dict[str, str], usd: Decimal, unit: str
 ) -> dict[str, Any]:
     sku = hashlib.sha256(f"{region} {about}".encode()).hexdigest()[:16].upper()
-    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
+    # JRTCKXETXF is the offer term "OnDemand", 6YS6EN2CT7 its hourly rate, in all of AWS's price files.
+    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # AWS's codes for on demand and per hour
     price = {
         "rateCode": rate,
         "unit": unit,

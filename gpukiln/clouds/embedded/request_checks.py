@@ -1,7 +1,7 @@
-"""What EC2 refuses before it does anything and moto does not: a look at each request, by botocore's model.
+"""Checks of requests that EC2 makes and moto does not, by botocore's model of the API.
 
 Codes: AWS, "Error codes for the Amazon EC2 API" (docs.aws.amazon.com/AWSEC2/latest/APIReference,
-errors-overview). Texts are EC2's where somebody has shown them: each names where.
+errors-overview). Texts are EC2's where a public source shows them; the source is at each.
 """
 
 import functools
@@ -23,7 +23,7 @@ from gpukiln.catalog.instance_types import every_instance_type, instance_types
 from gpukiln.clouds.embedded.pointers import PREFIX, resolve_image
 
 log = logging.getLogger(__name__)
-IDS = {  # shape of botocore's model: prefix, EC2's code, which it spells in more than one way
+IDS = {  # shape of botocore's model: prefix and error code, with EC2's different spellings
     "ImageId": ("ami", "InvalidAMIID.Malformed"),
     "InstanceId": ("i", "InvalidInstanceID.Malformed"),
     "SnapshotId": ("snap", "InvalidSnapshotID.Malformed"),
@@ -36,7 +36,7 @@ IDS = {  # shape of botocore's model: prefix, EC2's code, which it spells in mor
     "InternetGatewayId": ("igw", "InvalidInternetGatewayId.Malformed"),
     "RouteTableId": ("rtb", "InvalidRouteTableId.Malformed"),
 }
-NOT_FOUND = {  # prefix: where moto's backend has them, EC2's code; of what moto does not look for itself
+NOT_FOUND = {  # prefix: attribute of moto's backend and error code, for kinds that moto does not check itself
     "eni": ("enis", "InvalidNetworkInterfaceID.NotFound"),
     "acl": ("network_acls", "InvalidNetworkAclID.NotFound"),
     "lt": ("launch_templates", "InvalidLaunchTemplateId.NotFound"),
@@ -46,14 +46,17 @@ PAGED = {
     **dict.fromkeys(("DescribeCapacityReservations", "DescribeCapacityBlockOfferings"), r"\d+"),
     "DescribeInstances": r"r-[0-9a-f]+",
 }
-OWN_TOKENS = ("DescribeIamInstanceProfileAssociations", "DescribeVpcEndpointServices")  # moto looks at theirs
+OWN_TOKENS = (
+    "DescribeIamInstanceProfileAssociations",
+    "DescribeVpcEndpointServices",
+)  # moto checks these itself
 NAMED_IMAGES = ("CreateImage", "CopyImage", "RegisterImage")
 SHOWN_TAG = re.compile(r"[0-9a-zA-Z\-_+=,.@:]{1,255}")
 IMAGE_NAME = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")  # botocore's model, CreateImageRequest$Name
 
 
 def extend_requests() -> None:
-    """Look at each request before moto does; what moto then fails at is an answer too. Call once."""
+    """Check each request before moto gets it, and answer an exception in moto as an error. Call once."""
     setup_class, call_action = EC2Response.setup_class, EC2Response.call_action
     serialize = EC2Response.serialized
 
@@ -70,11 +73,11 @@ def extend_requests() -> None:
             )
         except NotImplementedError as error:
             call = str(error).partition(" has not been implemented")[0]
-            refusal = EC2ClientError("UnsupportedOperation", f"The embedded EC2 does not have it: {call}")
+            refusal = EC2ClientError("UnsupportedOperation", f"The embedded EC2 does not have {call}")
         except (ValueError, ParamValidationError) as error:
             log.exception("%s", self._get_action())
             refusal = EC2ClientError("InvalidParameterValue", str(error))
-        except Exception as error:  # a crash would be answered as a page of HTML, which is tried five times
+        except Exception as error:  # a crash would answer HTML, which SDKs retry five times
             log.exception("%s", self._get_action())
             refusal = EC2ClientError("InternalError", f"{type(error).__name__}: {error}")
         status, answered, body = self.serialized(ActionResult(refusal))
@@ -82,9 +85,10 @@ def extend_requests() -> None:
 
     def serialized(self: Any, result: ActionResult) -> Any:
         status, *answer = serialize(self, result)
-        fault = isinstance(result.result, ServiceException)  # botocore's model has no status of EC2's errors
+        fault = isinstance(result.result, ServiceException)  # botocore's model has no status for EC2's errors
         return getattr(result.result, "status", status) if fault else status, *answer
 
+    # Set on the class: moto creates a response object for each request.
     EC2Response.serialized = serialized  # type: ignore[method-assign,assignment]
     EC2Response._dispatch = dispatch  # type: ignore[method-assign]
 
@@ -112,7 +116,7 @@ def _check(response: Any) -> None:
 
 
 def _values(shape: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value of a request with the name of its shape, from the outside in."""
+    """All values of a request with the names of their shapes, outer values first."""
     yield shape.name, value
     if shape.type_name == "structure" and isinstance(value, Mapping):
         for name, member in shape.members.items():
@@ -124,7 +128,9 @@ def _values(shape: Any, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_value(action: str, shape: str, value: Any) -> None:
-    if shape in IDS and isinstance(value, str) and value:  # an empty one is none: Packer sends SubnetId=""
+    if (
+        shape in IDS and isinstance(value, str) and value
+    ):  # an empty id counts as missing: Packer sends SubnetId=""
         prefix, code = IDS[shape]
         if shape == "ImageId" and value.startswith(PREFIX):
             return
@@ -133,6 +139,7 @@ def _check_value(action: str, shape: str, value: Any) -> None:
             raise EC2ClientError(code, f'Invalid id: "{value}" (expecting "{prefix}-...")')
     if shape == "Tag" and action != "DeleteTags":
         key, text = value.get("Key") or "", value.get("Value") or ""
+        # EC2 user guide, "Tag restrictions".
         if key.lower().startswith("aws:"):
             message = "Tag keys starting with 'aws:' are reserved for internal use"
             raise EC2ClientError("InvalidParameterValue", message)
@@ -153,7 +160,7 @@ def _check_filters(action: str, shape: Any, request: Mapping[str, Any]) -> None:
 
 @functools.cache
 def _filter_names(action: str, member: str) -> frozenset[str]:
-    """The filters that botocore's documentation of a call lists; empty where it lists none."""
+    """The filters in botocore's documentation of a call; empty where it has none."""
     shape: Any = get_service_model("ec2").operation_model(action).input_shape
     text = shape.members[member].documentation
     names = set(re.findall(r"<li>\s*<p>\s*<code>([^<]+)</code>", text))
@@ -161,9 +168,9 @@ def _filter_names(action: str, member: str) -> frozenset[str]:
 
 
 def _check_token(response: Any, action: str, token: str | None) -> None:
-    """A token is one that was given before: only these calls give any.
+    """Refuse a NextToken that no answer had: only the calls in `PAGED` return any.
 
-    EC2's code is the same for all and its text is not (karpenter-provider-aws issue 6061, boto3 issue 2673).
+    EC2's code is the same for all calls, its texts differ (karpenter-provider-aws issue 6061, boto3 issue 2673).
     """
     if token is None or action in OWN_TOKENS:
         return
@@ -205,7 +212,7 @@ def _check_launch(ec2: Any, request: Mapping[str, Any]) -> None:
 
 
 def _architectures(type_name: str) -> list[str]:
-    """What an instance type runs, as far as moto or the catalogue know it."""
+    """The architectures of an instance type, from moto or the catalogue."""
     if type_name in INSTANCE_TYPES:
         runs: list[str] = INSTANCE_TYPES[type_name]["ProcessorInfo"]["SupportedArchitectures"]
         return runs
@@ -222,6 +229,7 @@ def _check_image_name(ec2: Any, request: Mapping[str, Any]) -> None:
             "'(', ')', '.', '-', '/' and '_'",
         )
     for image in ec2.amis.values():
+        # Names are unique within an account.
         mine = image.owner_id == ec2.account_id
         if image.name == name and mine and not (token and image.client_token == token):
             message = f"AMI name {name} is already in use by AMI {image.id}"
@@ -229,7 +237,7 @@ def _check_image_name(ec2: Any, request: Mapping[str, Any]) -> None:
 
 
 def _check_shown_tags(ec2: Any, action: str, request: Mapping[str, Any]) -> None:
-    """Tags that instance metadata shows are parts of its paths (seek-oss/aec pull 411 shows the text)."""
+    """Refuse tag keys that can't be paths of instance metadata (seek-oss/aec pull 411 shows the text)."""
     enabled, tags = False, request.get("Tags") or []
     if action == "RunInstances":
         enabled = (request.get("MetadataOptions") or {}).get("InstanceMetadataTags") == "enabled"

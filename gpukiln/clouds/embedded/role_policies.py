@@ -1,9 +1,9 @@
-"""What the role of an instance may do: a signature that is not its own, or a call that it lacks, is refused.
+"""Authorizes calls with the keys of an instance's role: checks the signature and the role's policies.
 
-Of CreateTags, GetParameter and GetSecretValue resources and conditions count; of every other call, whether a
-statement allows it for anything. A permissions boundary that the account has must allow it too. IAM user
+For CreateTags, GetParameter and GetSecretValue resources and conditions are evaluated; for other calls, whether any
+statement allows the action. A permissions boundary that exists in the account has to allow it too. IAM user
 guide, "Policy evaluation logic", "IAM JSON policy elements" and "Troubleshoot access denied error messages".
-moto's own look at policies passes over the conditions that it does not know (moto.iam.access_control).
+moto's own evaluation ignores conditions that it does not know (moto.iam.access_control).
 """
 
 import hmac
@@ -27,17 +27,20 @@ from werkzeug.datastructures import EnvironHeaders
 from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
 from gpukiln.parsing import parse_json
 
-ALWAYS = "sts:GetCallerIdentity"  # nobody needs a right for it
-NO_ACCOUNT = ("image", "snapshot")  # in ARNs (Service Authorization Reference, Amazon EC2, resource types)
-Context = Mapping[str, list[str]]  # condition keys in lower case: their values
-ResourceContext = tuple[str | None, Context]  # an ARN, and what conditions can be about
+ALWAYS = "sts:GetCallerIdentity"  # needs no permission
+NO_ACCOUNT = (
+    "image",
+    "snapshot",
+)  # kinds without an account id in their ARNs (Service Authorization Reference, Amazon EC2, resource types)
+Context = Mapping[str, list[str]]  # condition keys in lower case, with their values
+ResourceContext = tuple[str | None, Context]  # an ARN, and the values for conditions
 
 
 def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None:
-    """Why a request with the keys of an instance's role is not answered; its body can be read again.
+    """The refusal of a request with the keys of an instance's role, or None; the body can be read again.
 
     Args:
-        environ: WSGI's.
+        environ: WSGI's environ.
         instance: moto's instance.
         role: moto's assumed role.
     """
@@ -65,6 +68,7 @@ def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None
             for statement in statements
             if _statement_covers(statement, action, resource, context)
         }
+        # No matching statement is an implicit deny, and one Deny outweighs any Allow.
         if effects != {"Allow"}:
             why = f"because no {kind} allows the {action} action"
             if "Deny" in effects:
@@ -81,6 +85,7 @@ def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None
 
 def _is_signed(environ: dict[str, Any], body: bytes, role: Any, region: str, service: str) -> bool:
     authorization = environ["HTTP_AUTHORIZATION"]
+    # Only the headers that the caller signed are part of its signature.
     names = re.search(r"SignedHeaders=([^, ]+)", authorization)
     given = re.search(r"Signature=([0-9a-f]{64})", authorization)
     if not names or not given:
@@ -112,7 +117,7 @@ def _json_fields(body: bytes) -> dict[str, Any]:
 def _requested_resources(
     account: str, partition: str, region: str, action: str, fields: Mapping[str, Any]
 ) -> Iterator[ResourceContext]:
-    """What an action is asked for; each has to be allowed. None: not looked at, the action's name counts."""
+    """The resources of a call; each has to be allowed. None: only the action is evaluated."""
     of_request = {"aws:requestedregion": [region]}
     if action == "ec2:CreateTags":
         keys = {name: fields[name] for name in fields if re.fullmatch(r"Tag\.\d+\.Key", name)}
@@ -144,7 +149,7 @@ def _requested_resources(
 
 
 def _policies(ec2: Any, role: Any) -> dict[str, list[dict[str, Any]]]:
-    """The statements of a role's policies, and of its boundary; of a role that was removed there are none."""
+    """The statements of a role's policies and of its boundary; a removed role has none."""
     iam = iam_backends[ec2.account_id][ec2.partition]
     try:
         known = iam.get_role_by_arn(role.role_arn)
@@ -172,8 +177,9 @@ def _statements(texts: Iterable[str]) -> list[dict[str, Any]]:
 def _statement_covers(
     statement: Mapping[str, Any], action: str, resource: str | None, context: Context
 ) -> bool:
-    """Whether a statement is about this; what is not known here never widens what a role may do."""
+    """Whether a statement applies; an unknown element never extends what a role may do."""
     denies: bool = statement["Effect"] == "Deny"
+    # NotAction and NotResource are not evaluated: as a Deny they apply, as an Allow they do not.
     if "Action" not in statement or "Resource" not in statement:  # NotAction, NotResource
         return denies
     if not _matches_pattern(_as_list(statement["Action"]), action, flags=re.IGNORECASE):
@@ -192,7 +198,15 @@ def _statement_covers(
 
 
 def _condition_holds(operator: str, expected: list[str], values: list[str] | None) -> bool | None:
-    """Whether a condition holds; None: an operator that is not known here."""
+    """Whether a condition holds; None for an unknown operator.
+
+    >>> _condition_holds("StringEquals", ["us-west-2"], ["us-west-2"])
+    True
+    >>> _condition_holds("ForAllValues:StringEquals", ["Name"], None)
+    True
+    >>> _condition_holds("IpAddress", ["10.0.0.0/8"], ["10.0.0.1"]) is None
+    True
+    """
     of_all, _, name = operator.rpartition(":")
     if name not in ("StringEquals", "StringLike") or of_all not in ("", "ForAllValues"):
         return None
@@ -205,7 +219,13 @@ def _condition_holds(operator: str, expected: list[str], values: list[str] | Non
 
 
 def _matches_pattern(patterns: list[str], text: str, flags: int = 0) -> bool:
-    """IAM's wildcards: * is any text, ? any one character."""
+    """Whether a text matches one of IAM's patterns: * is any text, ? any character.
+
+    >>> _matches_pattern(["ec2:Describe*"], "ec2:DescribeImages")
+    True
+    >>> _matches_pattern(["i-?"], "i-12")
+    False
+    """
     return any(
         re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text, flags)
         for pattern in patterns

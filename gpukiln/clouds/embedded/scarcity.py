@@ -1,18 +1,18 @@
-"""What this cloud lacks, as somebody wrote it, so that offers and a walk over zones can be rehearsed.
+"""Scripted shortages of capacity, quotas and reservations, to rehearse offers and launches over several zones.
 
-Launches that find no capacity are written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
+A rule for launches that find no capacity is written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
 
     us-west-2a:p4d.24xlarge         no capacity in that zone
     *:p4d.*:spot                    no spot capacity in any zone, for any size
-    us-west-2a:g5.xlarge:1          one launch is refused, then there is capacity again
-    *:g5.xlarge:+2                  two instances still start, then there is no capacity
+    us-west-2a:g5.xlarge:1          EC2 refuses one launch, then there is capacity again
+    *:g5.xlarge:+2                  two more instances start, then there is no capacity
 
 A quota of the account is written quota:CODE:VCPUS, a capacity reservation reservation:ZONE:TYPE:INSTANCES:
 
     quota:L-DB2E81BA:8                      8 virtual CPUs of G and VT instances on demand, in each region
-    reservation:us-west-2a:p5.48xlarge:2    two instances are reserved there, for whatever launch matches
+    reservation:us-west-2a:p5.48xlarge:2    two instances are reserved there, for every matching launch
 
-All are kept in one file of the cloud's folder and read at each call, so they outlive the server.
+All are in one file of the cloud's folder that each call reads, so they outlive the server.
 """
 
 import contextlib
@@ -40,20 +40,20 @@ QUOTA_SYNTAX, QUOTA_EXAMPLE = "quota:CODE:VCPUS", "for example quota:L-DB2E81BA:
 RESERVATION_SYNTAX = "reservation:ZONE:TYPE:INSTANCES"
 RESERVATION_EXAMPLE = "for example reservation:us-west-2a:p5.48xlarge:2"
 MARKETS = ("on-demand", "spot")
-PLENTY_VCPUS = 10_000  # of every quota that nobody wrote
+PLENTY_VCPUS = 10_000  # of every quota without a line
 
 
 @strict
 class CapacityRule:
-    """Launches that find no capacity.
+    """A rule for launches that find no capacity.
 
     Args:
         zone: An availability zone, or `*`.
         instance_type: A type, all of a family (`p4d.*`), or `*`.
-        market: The one it is about; empty: both.
-        left: How many instances still start before it holds.
-        times: How many launches are refused until there is capacity again; None: all.
-        refused: The client tokens of those that were: what is sent again is no other launch.
+        market: Its market; empty: both.
+        left: Number of instances that start before the rule applies.
+        times: Number of launches that it refuses; None: all.
+        refused: Client tokens of the refused launches: a retry with the same token counts once.
     """
 
     zone: str
@@ -65,22 +65,22 @@ class CapacityRule:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is about; there is one rule of each."""
+        """Zone, type and market; there is at most one rule for each key."""
         return self.zone, self.instance_type, self.market
 
     @property
     def spent(self) -> bool:
-        """Whether it refuses no other launch."""
+        """Whether it has refused its number of launches."""
         return self.times is not None and len(self.refused) >= self.times
 
     def __str__(self) -> str:
-        """As `add` takes it, with what is left of it."""
+        """The line as `add` parses it, with the remaining numbers."""
         times = None if self.times is None else str(self.times - len(self.refused))
         launches = f"+{self.left}" if self.left else None
         return ":".join(filter(None, (*self.key, times, launches)))
 
     def fits(self, launch: "Launch", zone: str) -> bool:
-        """Whether it is about a launch in a zone."""
+        """Whether it applies to a launch in a zone."""
         return (
             self.zone in (ANY, zone)
             and fnmatchcase(launch.instance_type, self.instance_type)
@@ -88,7 +88,7 @@ class CapacityRule:
         )
 
     def refuses(self, launch: "Launch") -> bool:
-        """Whether a launch that it is about finds no capacity."""
+        """Whether it refuses a launch that it applies to."""
         return self.left < launch.count and (not self.spent or launch.token in self.refused)
 
 
@@ -128,7 +128,7 @@ Line = CapacityRule | QuotaLimit | ReservedCapacity
 
 @strict
 class Script:
-    """Everything that was written."""
+    """All scripted lines."""
 
     rules: tuple[CapacityRule, ...] = ()
     limits: tuple[QuotaLimit, ...] = ()
@@ -143,18 +143,18 @@ class Script:
         return next((quota.vcpus for quota in self.limits if quota.code == code), PLENTY_VCPUS)
 
     def scarce(self, launch: "Launch", zone: str) -> bool:
-        """Whether a launch finds no capacity in a zone."""
+        """Whether a zone has no capacity for a launch."""
         return any(rule.fits(launch, zone) and rule.refuses(launch) for rule in self.rules)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch that asks for capacity.
+    """A launch that needs capacity.
 
     Args:
         market: One of MARKETS.
-        count: How many instances; all of them start or none.
-        token: The request's client token; without one each request is a launch of its own.
+        count: Number of instances; all of them start or none.
+        token: The request's client token; without one each request is a separate launch.
     """
 
     instance_type: str
@@ -165,11 +165,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Where a launch finds capacity.
+    """The zones with capacity for a launch.
 
     Args:
-        zone: The first zone asked for that has some; None: none has.
-        elsewhere: The other zones that have some.
+        zone: The first requested zone with capacity; None: no zone has any.
+        elsewhere: The other zones with capacity.
     """
 
     zone: str | None
@@ -177,7 +177,7 @@ class Capacity:
 
 
 def script(layout: Layout) -> Script:
-    """What was written; rules that are spent too.
+    """All scripted lines, with rules that are used up.
 
     Raises:
         UnavailableError: The file is damaged.
@@ -191,19 +191,19 @@ def script(layout: Layout) -> Script:
     try:
         return load(Script, parse_json(text), where="scarcity rules")
     except ValueError as error:
-        raise _damaged(layout, f"it is no JSON: {error}") from error
+        raise _damaged(layout, f"it is not JSON: {error}") from error
     except UsageError as error:
         raise _damaged(layout, "; ".join([error.message, *error.details])) from error
 
 
 def add(layout: Layout, text: str) -> Line:
-    """Add a line; one about the same makes room for it, as do rules that are spent.
+    """Add a line; it replaces a line with the same key, and rules that are used up are removed.
 
     Args:
-        text: See above.
+        text: A line, see the module.
 
     Raises:
-        UsageError: It is none, or there is no such zone, type or quota.
+        UsageError: It has another form, or the zone, type or quota does not exist.
         UnavailableError: The file is damaged.
     """
     line = _parse(text)
@@ -224,16 +224,16 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
     """Remove lines.
 
     Args:
-        text: A line as it was added, or what it is about: ZONE:TYPE[:spot|on-demand], quota:CODE,
-            reservation:ZONE:TYPE; a rule without a market removes those of both. None removes all, and the
-            file with them where it is damaged.
+        text: A line as it was added, or its key: ZONE:TYPE[:spot|on-demand], quota:CODE,
+            reservation:ZONE:TYPE; a key without a market removes the rules of both. None removes all lines, also
+            of a damaged file.
 
     Returns:
-        Those removed, as far as they can be read.
+        The removed lines, as far as they can be read.
 
     Raises:
-        UsageError: There is no such line.
-        UnavailableError: The file is damaged, and one line of it was named.
+        UsageError: The line does not exist.
+        UnavailableError: The file is damaged, and `text` is not None.
     """
     if not layout.scarcity.exists():
         if text is None:
@@ -241,6 +241,7 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
         raise unknown("scarcity rule", text, ())
     with _locked(layout):
         if text is None:
+            # A damaged file can be removed only as a whole.
             with contextlib.suppress(UnavailableError):
                 gone = script(layout).lines
                 layout.scarcity.unlink()
@@ -259,14 +260,14 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
 def capacity(
     layout: Layout, launch: Launch, zones: Sequence[str], others: Sequence[str]
 ) -> Iterator[Capacity]:
-    """Take capacity for what the block launches; it is given back where the block fails.
+    """Take capacity for the launch in the block; a failed block takes none.
 
     Args:
-        zones: Those that it may start in, the best first.
-        others: All that have the type.
+        zones: The zones where it may start, the preferred one first.
+        others: All zones that offer the type.
 
     Yields:
-        Where it finds capacity.
+        The zones with capacity.
 
     Raises:
         UnavailableError: The file is damaged.
@@ -274,14 +275,17 @@ def capacity(
     if not layout.scarcity.exists():
         yield Capacity(zones[0], tuple(zone for zone in others if zone != zones[0]))
         return
+    # Without a token the launch gets one, so that its refusal is counted once.
     launch = replace(launch, token=launch.token or secrets.token_hex(8))
     with _locked(layout):
         known = script(layout)
         zone = next((zone for zone in zones if not known.scarce(launch, zone)), None)
-        named_zones = {zone, *zones} if zone is None else {zone}
+        excluded_zones = {zone, *zones} if zone is None else {zone}
         yield Capacity(
             zone,
-            tuple(other for other in others if other not in named_zones and not known.scarce(launch, other)),
+            tuple(
+                other for other in others if other not in excluded_zones and not known.scarce(launch, other)
+            ),
         )
         if zone is None:
             after = tuple(
@@ -316,20 +320,29 @@ def _is_about(line: Line, text: str) -> bool:
 
 
 def _parse(text: str) -> Line:
+    """Parse any line.
+
+    >>> str(_parse("quota:L-DB2E81BA:8"))
+    'quota:L-DB2E81BA:8'
+    >>> _parse("us-west-2a:g5.xlarge:spot:1").key
+    ('us-west-2a', 'g5.xlarge', 'spot')
+    """
     return _KINDS.get(text.partition(":")[0], _parse_rule)(text)
 
 
 def _parse_quota(text: str) -> Line:
     match = re.fullmatch(r"quota:(L-[0-9A-Z]+):([0-9]{1,6})", text)
     if not match:
-        raise UsageError(f"{text!r} is no quota, wanted {QUOTA_SYNTAX}", hint=QUOTA_EXAMPLE)
+        raise UsageError(f"{text!r} is not a quota, wanted {QUOTA_SYNTAX}", hint=QUOTA_EXAMPLE)
     return QuotaLimit(match[1], int(match[2]))
 
 
 def _parse_reservation(text: str) -> Line:
     match = re.fullmatch(r"reservation:([^:*]+):([^:*]+):([1-9][0-9]{0,5})", text)
     if not match:
-        raise UsageError(f"{text!r} is no reservation, wanted {RESERVATION_SYNTAX}", hint=RESERVATION_EXAMPLE)
+        raise UsageError(
+            f"{text!r} is not a reservation, wanted {RESERVATION_SYNTAX}", hint=RESERVATION_EXAMPLE
+        )
     return ReservedCapacity(match[1], match[2], int(match[3]))
 
 
@@ -340,7 +353,7 @@ def _parse_rule(text: str) -> CapacityRule:
     zone, _, rest = text.partition(":")
     instance_type, *more = rest.split(":")
     if not zone or not instance_type:
-        raise UsageError(f"{text!r} is no scarcity rule, wanted {RULE_SYNTAX}", hint=EXAMPLE)
+        raise UsageError(f"{text!r} is not a scarcity rule, wanted {RULE_SYNTAX}", hint=EXAMPLE)
     given: dict[str, str] = {}
     for word in more:
         if re.fullmatch(r"[0-9]{1,6}", word):
@@ -353,13 +366,17 @@ def _parse_rule(text: str) -> CapacityRule:
             raise unknown("market", word, MARKETS)
         else:
             raise UsageError(
-                f"{text!r}: {word!r} is no market and no number, wanted {RULE_SYNTAX}", hint=EXAMPLE
+                f"{text!r}: {word!r} is neither a market nor a number, wanted {RULE_SYNTAX}", hint=EXAMPLE
             )
         if what in given:
-            raise UsageError(f"{text!r}: {given[what]!r} and {word!r}, wanted {RULE_SYNTAX}", hint=EXAMPLE)
+            raise UsageError(
+                f"{text!r}: {given[what]!r} and {word!r} exclude each other, wanted {RULE_SYNTAX}",
+                hint=EXAMPLE,
+            )
         given[what] = word
+    # 0 times would be a rule that never refuses.
     if given.get("times", "1").strip("0") == "":
-        raise UsageError(f"{text!r} refuses no launch", hint="leave the number out to refuse every launch")
+        raise UsageError(f"{text!r} refuses no launch", hint="omit the number to refuse every launch")
     return CapacityRule(
         zone,
         instance_type,
@@ -418,6 +435,6 @@ def _write(layout: Layout, lines: Sequence[Line]) -> None:
 
 def _damaged(layout: Layout, why: str) -> UnavailableError:
     return UnavailableError(
-        f"{layout.scarcity} says what this cloud lacks, and can't be read: {why}",
+        f"{layout.scarcity}, the file of scripted shortages, can't be read: {why}",
         hint="`invoke cloud.gpus all --plenty all` removes it",
     )

@@ -1,8 +1,8 @@
-"""The EBS direct APIs on the disks of snapshots: read block by block, and made of blocks.
+"""The EBS direct APIs on the disks of snapshots: read and write them block by block.
 
-Forms, limits and codes: botocore's model of `ebs` 2019-11-02; moto's own backend keeps blocks in memory,
-apart from its snapshots, and looks at no token and no checksum. A snapshot that is being written is a file of
-its own until CompleteSnapshot, and ends with the server (EBS cancels what nobody writes to, too).
+Formats, limits and codes: botocore's model of `ebs` 2019-11-02. moto's own backend keeps blocks in memory, apart from
+its snapshots, and checks neither tokens nor checksums. A snapshot that is being written is a separate file until
+CompleteSnapshot and ends with the server (EBS too cancels a snapshot without writes).
 """
 
 import base64
@@ -33,7 +33,7 @@ from gpukiln.units import is_whole
 
 log = logging.getLogger(__name__)
 BLOCK = 512 << 10  # bytes
-TOKEN_S = 7 * 86400  # seconds for which a block token is good
+TOKEN_S = 7 * 86400  # seconds that a block token is valid
 FEWEST, MOST = 100, 10_000  # blocks a page
 LARGEST_GIB = 65536
 TIMEOUT_MIN = 60  # StartSnapshot$Timeout
@@ -49,7 +49,7 @@ Start = Callable[..., Any]
 
 
 class EbsError(Exception):
-    """What EBS answers instead."""
+    """An error that EBS answers."""
 
     def __init__(self, status: int, code: str, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class EbsError(Exception):
 
 
 def operation_of(environ: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
-    """The call that a request is, with what its path names; None: it is for another service."""
+    """The call of a request and the parameters in its path; None: the request is for another service."""
     scope = SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     if scope is None or scope["service"] != "ebs":
         return None
@@ -84,13 +84,14 @@ class _Unfinished:
 
 
 class SnapshotBlocks:
-    """WSGI: the service `ebs`.
+    """WSGI application: the service `ebs`.
 
     Args:
         layout: The cloud's files.
     """
 
     def __init__(self, layout: Layout) -> None:
+        # Tokens are valid for this server alone.
         self._layout, self._key = layout, secrets.token_bytes(32)
         self._unfinished: dict[str, _Unfinished] = {}
         self._answered: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}  # by client token
@@ -103,7 +104,7 @@ class SnapshotBlocks:
             status, headers, answer = self._answer(environ, body)
         except EbsError as refused:
             status, headers, answer = refused.answer()
-        except Exception as error:  # a crash would be answered as a page of HTML
+        except Exception as error:  # a crash would answer a page of HTML
             log.exception("%s %s", environ["REQUEST_METHOD"], environ["PATH_INFO"])
             status, headers, answer = EbsError(500, "InternalServerException", str(error)).answer()
         start_response(
@@ -158,7 +159,7 @@ class SnapshotBlocks:
     def _get(self, ec2: Any, snapshot_id: str, index: int, query: dict[str, str]) -> Answer:
         _, disk = self._readable(ec2, snapshot_id)
         if self._open(query.get("blockToken", ""), snapshot_id, "INVALID_BLOCK_TOKEN") != index:
-            raise _invalid("INVALID_BLOCK_TOKEN", "The block token is of another block")
+            raise _invalid("INVALID_BLOCK_TOKEN", "The block token is for another block")
         with disk.open("rb") as file:
             data = os.pread(file.fileno(), BLOCK, index * BLOCK).ljust(BLOCK, b"\0")
         headers = {
@@ -179,12 +180,13 @@ class SnapshotBlocks:
 
     def _seal(self, snapshot_id: str, index: int, expires: int) -> str:
         what = index.to_bytes(8, "big") + expires.to_bytes(8, "big")
-        proof = hmac.digest(self._key, snapshot_id.encode() + what, "sha256")[:16]
-        return base64.b64encode(what + proof).decode()
+        mac = hmac.digest(self._key, snapshot_id.encode() + what, "sha256")[:16]
+        return base64.b64encode(what + mac).decode()
 
     def _open(self, token: str, snapshot_id: str, reason: str) -> int:
-        """The block that a token is of, or the first of its page."""
+        """The block of a block token, or the first block of a page token."""
         try:
+            # parse_qs decodes "+" of base64 as a space.
             content = base64.b64decode(token.replace(" ", "+"), validate=True)
         except ValueError:
             content = b""
@@ -218,7 +220,7 @@ class SnapshotBlocks:
                 if before != request:
                     message = "The client token was used with other parameters"
                     raise EbsError(409, "ConflictException", message)
-                return _json(201, answer)  # that of then, whatever became of the snapshot
+                return _json(201, answer)  # the first answer, even if the snapshot has changed
             source = self._readable(ec2, parent)[1] if parent else None
             snapshot_id = f"snap-{secrets.token_hex(9)[1:]}"
             file = self._layout.unfinished_snapshot(snapshot_id)
@@ -228,6 +230,8 @@ class SnapshotBlocks:
                 opened.truncate(size << 30)
             tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
             if tags.get(TRUST_TAG) != TRUSTED:
+                # The blocks come from outside: a container would have this computer's kernel mount the file
+                # system.
                 mark_untrusted(file)
             snapshot = store.add_snapshot(
                 ec2,
@@ -249,13 +253,13 @@ class SnapshotBlocks:
         if len(data) != BLOCK or environ.get("HTTP_X_AMZ_DATA_LENGTH") != str(BLOCK):
             raise _invalid("INVALID_BLOCK", f"A block of {len(data)} bytes, wanted {BLOCK}")
         if index >= (writing.size_gib << 30) // BLOCK:
-            raise _invalid("INVALID_BLOCK", f"The block {index} is behind the end of the volume")
+            raise _invalid("INVALID_BLOCK", f"The block {index} is beyond the end of the volume")
         if environ.get("HTTP_X_AMZ_CHECKSUM_ALGORITHM") != "SHA256":
-            raise _invalid("INVALID_PARAMETER_VALUE", "The checksum's algorithm has to be SHA256")
+            raise _invalid("INVALID_PARAMETER_VALUE", "The checksum algorithm has to be SHA256")
         if environ.get("HTTP_X_AMZ_CHECKSUM") != _checksum(data):
-            raise _invalid("INVALID_BLOCK", "The checksum is not that of the data")
+            raise _invalid("INVALID_BLOCK", "The checksum does not match the data")
         if free_bytes(writing.file.parent) < FULL_BYTES + BLOCK:
-            raise EbsError(500, "InternalServerException", f"no room in {writing.file.parent}")
+            raise EbsError(500, "InternalServerException", f"the disk of {writing.file.parent} is full")
         with writing.file.open("r+b") as file:
             os.pwrite(file.fileno(), data, index * BLOCK)
         with self._lock:
@@ -266,35 +270,38 @@ class SnapshotBlocks:
     def _complete(self, ec2: Any, snapshot_id: str, environ: dict[str, Any]) -> Answer:
         snapshot = _snapshot(ec2, snapshot_id)
         if snapshot.status == "completed" and snapshot_id not in self._unfinished:
-            return _json(202, {"Status": "completed"})  # asked again after a lost answer
+            return _json(202, {"Status": "completed"})  # a retry after a lost answer
         writing = self._writable(ec2, snapshot_id)
         if environ.get("HTTP_X_AMZ_CHANGEDBLOCKSCOUNT") != str(len(writing.digests)):
             raise _invalid("INVALID_PARAMETER_VALUE", f"{len(writing.digests)} blocks were written")
         if given := environ.get("HTTP_X_AMZ_CHECKSUM"):
+            # The LINEAR aggregation: the checksum of the blocks' checksums in their order (CompleteSnapshot,
+            # ChecksumAggregationMethod).
             linear = b"".join(writing.digests[index] for index in sorted(writing.digests))
             if given != _checksum(linear):
-                raise _invalid("INVALID_PARAMETER_VALUE", "The checksum is not that of the blocks' checksums")
+                raise _invalid("INVALID_PARAMETER_VALUE", "The checksum does not match the blocks' checksums")
         with writing.file.open("rb") as file:
+            # Before the rename gives the snapshot its name.
             os.fsync(file.fileno())
         writing.file.replace(self._layout.snapshot(snapshot_id))
         snapshot.status = "completed"
         self._unfinished.pop(snapshot_id)
-        return _json(
-            202, {"Status": "pending"}
-        )  # EBS goes on behind it; DescribeSnapshots says when it is done
+        return _json(202, {"Status": "pending"})  # EBS completes it later; DescribeSnapshots has the state
 
     def _writable(self, ec2: Any, snapshot_id: str) -> _Unfinished:
         snapshot = _snapshot(ec2, snapshot_id)
         with self._lock:
             self._cancel_old(ec2)
         if snapshot.status == "error":
-            raise _invalid("WRITE_REQUEST_TIMEOUT", f"The snapshot {snapshot_id} was cancelled: its timeout")
+            raise _invalid(
+                "WRITE_REQUEST_TIMEOUT", f"The snapshot {snapshot_id} was cancelled at its timeout"
+            )
         if snapshot_id not in self._unfinished:
             raise _invalid("INVALID_SNAPSHOT_ID", f"The snapshot {snapshot_id} is {snapshot.status}")
         return self._unfinished[snapshot_id]
 
     def _cancel_old(self, ec2: Any) -> None:
-        """What nobody wrote to for its timeout is cancelled, and what was deleted is forgotten."""
+        """Cancel snapshots without writes for their timeout, and forget deleted ones."""
         for snapshot_id, unfinished in list(self._unfinished.items()):
             if not unfinished.file.exists():
                 self._unfinished.pop(snapshot_id)
@@ -343,7 +350,7 @@ def _document(body: bytes) -> dict[str, Any]:
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise EbsError(400, "SerializationException", "The request is no JSON object")
+        raise EbsError(400, "SerializationException", "The request is not a JSON object")
     return document
 
 

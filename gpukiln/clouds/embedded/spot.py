@@ -1,6 +1,6 @@
-"""Spot instances that are interrupted when somebody says so: notices, and the end that they announce.
+"""Interruption of spot instances on request: notices in instance metadata, then the end.
 
-Paths and forms: AWS, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations". The
+Paths and formats: AWS, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations". The
 codes of the reason: Amazon EC2 API reference, StateReason.
 """
 
@@ -19,9 +19,9 @@ from moto.ec2.responses.instances import InstanceResponse
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.typed import load, strict, unknown
 
-NOTICE_S = 120  # from the notice to the end, AWS's two minutes
+NOTICE_S = 120  # seconds from the notice to the end, as on AWS
 MOST_S = 86400
-REASONS = {  # action: code and text
+REASONS = {  # action -> code and text of the state reason
     "terminate": ("Server.SpotInstanceTermination", "Spot instance termination"),
     "stop": ("Server.SpotInstanceShutdown", "Spot instance shutdown"),
     "hibernate": ("Server.SpotInstanceShutdown", "Spot instance shutdown"),
@@ -32,10 +32,10 @@ _lock = threading.Lock()
 
 @strict
 class Interruption:
-    """What somebody asks for.
+    """A requested interruption.
 
     Args:
-        seconds: From the notice to the end; a hibernation begins with its notice.
+        seconds: From the notice to the end; a hibernation starts with its notice.
         rebalance_seconds: From the rebalance recommendation to the notice.
     """
 
@@ -46,13 +46,13 @@ class Interruption:
 
 @dataclass(frozen=True)
 class InterruptionNotice:
-    """What an instance is told.
+    """The notice of an interruption.
 
     Args:
         action: One of REASONS.
-        recommended: When it is told that it is at risk.
-        noticed: When it is told that it ends.
-        ends: When it does.
+        recommended: Time of the rebalance recommendation.
+        noticed: Time of the interruption notice.
+        ends: Time of the interruption.
     """
 
     action: str
@@ -61,36 +61,36 @@ class InterruptionNotice:
     ends: datetime
 
     def tree(self, now: datetime) -> dict[str, Any]:
-        """What instance metadata has of it at a moment.
+        """The categories of instance metadata at a moment.
 
         Args:
             now: The moment, in UTC.
         """
-        found: dict[str, Any] = {}
+        categories: dict[str, Any] = {}
         if now >= self.recommended:
             rebalance = json.dumps({"noticeTime": _format_time(self.recommended)})
-            found["events"] = {"recommendations": {"rebalance": rebalance}}
+            categories["events"] = {"recommendations": {"rebalance": rebalance}}
         if now >= self.noticed:
-            found["spot"] = {
+            categories["spot"] = {
                 "instance-action": json.dumps({"action": self.action, "time": _format_time(self.ends)})
             }
             if self.action == "terminate":
-                found["spot"]["termination-time"] = _format_time(self.ends)
-        return found
+                categories["spot"]["termination-time"] = _format_time(self.ends)
+        return categories
 
 
 def interrupt(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Interrupt a spot instance, as EC2 does when it wants the capacity back.
+    """Interrupt a spot instance, as EC2 does when it needs the capacity.
 
     Args:
         document: An Interruption.
 
     Returns:
-        The notice; that of before where there was one.
+        The notice; an earlier one where the instance has it already.
 
     Raises:
-        UsageError: The document does not fit, or there is no such instance.
-        IncompatibleError: It is no spot instance, or does not run.
+        UsageError: The document is malformed, or the instance does not exist.
+        IncompatibleError: It is not a spot instance, or is not running.
     """
     interruption = load(Interruption, dict(document), where="interruption")
     for name, seconds in (
@@ -102,7 +102,7 @@ def interrupt(document: Mapping[str, Any]) -> dict[str, Any]:
     instance = _find_instance(interruption.instance_id)
     if instance.lifecycle != "spot":
         raise IncompatibleError(
-            f"{instance.id} is an on-demand instance, and EC2 interrupts spot instances alone",
+            f"{instance.id} is an on-demand instance, and EC2 interrupts only spot instances",
             hint="launch one with the market type spot: `ami.verify --spot`, or run-instances "
             "--instance-market-options MarketType=spot",
         )
@@ -111,8 +111,8 @@ def interrupt(document: Mapping[str, Any]) -> dict[str, Any]:
         if notice is None:
             if instance.state not in ALIVE:
                 raise IncompatibleError(
-                    f"{instance.id} is {instance.state}, and only an instance that runs is interrupted",
-                    hint="`invoke cloud.status` lists those that run",
+                    f"{instance.id} is {instance.state}, and only a running instance can be interrupted",
+                    hint="`invoke cloud.status` lists running machines",
                 )
             notice = _announce(instance, interruption)
     return {
@@ -135,7 +135,7 @@ def metadata_of(instance: Any) -> dict[str, Any]:
 
 
 def extend_launches() -> None:
-    """Keep what a launch says of interruptions, which moto does not. Call once."""
+    """Store a launch's interruption behavior, which moto ignores. Call once."""
     run_instances = InstanceResponse.run_instances
 
     def keeps_behavior(self: Any) -> Any:
@@ -153,10 +153,10 @@ def extend_launches() -> None:
 
 
 def keep_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Let an instance that was interrupted say so, where moto says that a user ended it.
+    """Wrap Instance.terminate so that an interrupted instance has its reason; moto sets that of a user.
 
     Args:
-        terminate: moto's way to terminate an instance.
+        terminate: moto's Instance.terminate.
     """
 
     def terminated(instance: Any) -> Any:
@@ -176,6 +176,7 @@ def _announce(instance: Any, interruption: Interruption) -> InterruptionNotice:
     notice = InterruptionNotice(action, now, noticed, ends)
     instance.interruption, instance.interrupted = notice, ""
     timer = threading.Timer((ends - now).total_seconds(), _carry_out, (instance, notice))
+    # The server may stop before the interruption.
     timer.daemon = True
     timer.start()
     return notice
@@ -183,7 +184,7 @@ def _announce(instance: Any, interruption: Interruption) -> InterruptionNotice:
 
 def _carry_out(instance: Any, notice: InterruptionNotice) -> None:
     with _lock:
-        if instance.state not in ALIVE:  # it ended meanwhile, by itself or because somebody said so
+        if instance.state not in ALIVE:  # it has ended meanwhile
             instance.interruption = None
             return
         instance.interrupted = notice.action
@@ -191,11 +192,11 @@ def _carry_out(instance: Any, notice: InterruptionNotice) -> None:
         if notice.action == "terminate":
             instance.terminate()
         else:
-            instance.stop()  # no machine here keeps its memory, so one that hibernates is stopped
+            instance.stop()  # machines here can't store their memory, so hibernate is a stop
 
 
 def _current_notice(instance: Any) -> InterruptionNotice | None:
-    """The notice that holds; one that was carried out does not after the next start."""
+    """The present notice; one that was carried out is void after the next start."""
     notice: InterruptionNotice | None = getattr(instance, "interruption", None)
     return None if notice and instance.interrupted and instance.state in ALIVE else notice
 

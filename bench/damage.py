@@ -176,7 +176,7 @@ def _images(layout: Layout, run: Run) -> dict[str, set[str]]:
     if run.server and invoke(layout.home, "cloud.env").code == 0:
         return images_of(layout.home)
     with contextlib.suppress(GpukilnError):  # what can't be mended is compared too
-        regions.mend(layout)
+        regions.repair_files(layout)
     return {name: set(one["images"]) for name, one in everything(layout).items()}
 
 

@@ -22,7 +22,7 @@ import boto3
 from gpukiln.clouds.embedded.cloud import EmbeddedCloud
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.state import state_home
@@ -65,7 +65,7 @@ def snapshot() -> float:
     with tempfile.TemporaryDirectory() as folder:
         state = Path(folder) / "state"
         append_region(state)
-        State(state).write(start_rows(make_profile(TYPE, seed="i-1", driver="580.65.06", cuda="13.0")))
+        State(state).write(initial_rows(make_profile(TYPE, seed="i-1", driver="580.65.06", cuda="13.0")))
         env = library.environment(library.build(Path(folder), branch=580), state)
         command = [sys.executable, "-c", SNAPSHOT, " ".join(CALLS)]
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)

@@ -1,12 +1,12 @@
-"""The kinds of failure, their exit codes, and nothing else.
+"""The kinds of failure and their exit codes.
 
-Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` is the one
-place that turns an error into a message and an exit code.
+Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` alone turns an error into
+a message and an exit code.
 """
 
 
 class GpukilnError(Exception):
-    """A failure that its user can understand and act on.
+    """A failure that the user can understand and act on.
 
     Args:
         message: One line: what was found and what was wanted.
@@ -24,19 +24,19 @@ class GpukilnError(Exception):
 
 
 class CheckFailedError(GpukilnError):
-    """Something was built or looked at, and a check of it failed."""
+    """A check failed."""
 
     exit_code = 1
 
 
 class UsageError(GpukilnError):
-    """What was typed is not understood; the message lists the valid choices."""
+    """The command line or a file of the user is wrong; the message lists the valid choices."""
 
     exit_code = 2
 
 
 class IncompatibleError(GpukilnError):
-    """What was asked for can never work, for example a driver that does not know the GPU."""
+    """The request can never work, for example a driver that does not support the GPU."""
 
     exit_code = 3
 
@@ -54,12 +54,13 @@ class PartialError(GpukilnError):
 
 
 class RefusedError(GpukilnError):
-    """A safety rule forbids it."""
+    """A safety rule forbids the action."""
 
     exit_code = 6
 
 
 class BusyError(GpukilnError):
-    """Not now: somebody holds the lock, or there is no capacity."""
+    """The action can succeed later: another process holds the lock, or there is no capacity."""
 
+    # EX_TEMPFAIL of sysexits.h: "the user is invited to retry".
     exit_code = 75

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and files that nobody else may read; sent to machines, Python 3.9."""
+"""Atomic writes of files and folders, and files for their owner alone; sent to machines, so Python 3.9."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-FULL = (errno.ENOSPC, errno.EDQUOT)  # what the system says of a disk without room
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk, or of a used-up disk quota
 PARTIAL = ".*.partial"  # what a killed process leaves: `.NAME.….partial`, a file or a folder
 
 
 @contextlib.contextmanager
-def whole_or_not(path: Path) -> Iterator[Path]:
-    """Let a block make a file or a folder that becomes `path` at its end, and is removed where it fails.
+def atomic_path(path: Path) -> Iterator[Path]:
+    """A temporary path that is renamed to `path` at the block's end, and removed where the block fails.
 
     Yields:
-        Where to make it; nothing is there yet.
+        The temporary path; nothing exists there yet.
     """
+    # In the same folder, because a rename works only within a file system; hidden from globs like *.json.
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
     try:
-        with full_named(path, str(partial)):
+        with name_full_disk_error(path, str(partial)):
             yield partial
             partial.replace(path)
     except BaseException:
@@ -34,58 +35,62 @@ def whole_or_not(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def full_named(path: Path, made: str = "") -> Iterator[None]:
-    """Let the error of a full disk name what a block writes.
+def name_full_disk_error(path: Path, written_path: str = "") -> Iterator[None]:
+    """Make the error of a full disk name the path that a block writes.
 
-    A write of an open file names none, and a copy (`shutil.copyfile`) may name its source.
+    The error of a write has no path, and that of a copy (`shutil.copyfile`) may have the source's.
 
     Args:
-        made: Where the block writes it, where that is another place.
+        written_path: The path that the block really writes, where it is another one.
     """
     try:
         yield
     except OSError as error:
         names = [str(name) for name in (error.filename, error.filename2) if name is not None]
-        of_block = not names or any(name.startswith(made or str(path)) for name in names)
+        # An error about another file (the source of a copy) keeps its name.
+        of_block = not names or any(name.startswith(written_path or str(path)) for name in names)
         if error.errno in FULL and of_block:
             error.filename, error.filename2 = str(path), None
         raise
 
 
-def write_whole(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
-    """Write a file in one step: readers find the old content or the new, also after a loss of power.
+def write_atomic(path: Path, content: str | bytes, *, mode: int = 0o600) -> None:
+    """Write a file atomically: readers get the old content or the new, also after a power failure.
 
     Raises:
-        OSError: It could not be written; what stood there stands there still.
+        OSError: The write failed; the old content is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
-    with whole_or_not(path) as partial, open_private(partial) as file:
+    with atomic_path(path) as partial, open_private(partial) as file:
         os.fchmod(file.fileno(), mode)
         file.write(data)
         file.flush()
-        os.fdatasync(file.fileno())  # before the rename, or the name may outlive what it names
+        os.fdatasync(
+            file.fileno()
+        )  # before the rename: after a power failure the new name could have no content
 
 
 def remove_partial(*folders: Path) -> list[Path]:
-    """Remove what killed processes left in folders; nobody may write there.
+    """Remove the partial files that killed processes left in folders; no process may be writing there.
 
     Returns:
-        What was removed.
+        The removed paths.
     """
-    found = [path for folder in folders for path in sorted(folder.glob(PARTIAL))]
-    for path in found:
+    partial_files = [path for folder in folders for path in sorted(folder.glob(PARTIAL))]
+    for path in partial_files:
         remove(path)
-    return found
+    return partial_files
 
 
 def remove_partial_of(path: Path) -> None:
-    """Remove what killed processes left of one file or folder, by `whole_or_not`; nobody may write it now."""
-    for found in path.parent.glob(f".{glob.escape(path.name)}.????????.partial*"):
-        remove(found)
+    """Remove the partial files that killed processes left of one path; no process may be writing it."""
+    for partial in path.parent.glob(f".{glob.escape(path.name)}.????????.partial*"):
+        remove(partial)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, a link or a whole folder, where it is there."""
+    """Remove a file, a link or a whole folder, if it exists."""
+    # rmtree refuses a link to a folder; the link alone is removed.
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -93,8 +98,9 @@ def remove(path: Path) -> None:
 
 
 def open_private(path: Path, mode: str = "wb") -> IO[Any]:
-    """Open a file for writing that nobody else may read, whatever the umask and whatever it was before."""
+    """Open a file for writing with mode 0600, whatever the umask and the mode of an existing file are."""
 
+    # The mode of os.open applies to new files alone, hence fchmod.
     def opener(name: str, flags: int) -> int:
         number = os.open(name, flags, 0o600)
         os.fchmod(number, 0o600)

@@ -1,4 +1,4 @@
-"""One process at a time."""
+"""File locks between processes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def hold(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> FileLock:
-    """Take a lock; it goes with its last reference and with the process, however that ends. The file stays.
+    """Take a lock; it is released with its last reference and when the process ends. The file stays.
 
     Args:
-        busy: What is raised where another process holds it; without it the others are waited for.
-        wait_s: For so long they are waited for before that.
+        busy: The error to raise where another process holds the lock; None: wait for it.
+        wait_s: Seconds to wait before that error.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415 - slow to import, and few commands lock
 
-    # a marker file, to which it falls back where a file system has no locks, would outlive its process
+    # filelock falls back to a marker file where a file system has no locks; that would outlive a killed process
     lock = FileLock(path, timeout=wait_s if busy else -1, mode=0o600, fallback_to_soft=False)
     try:
         lock.acquire()

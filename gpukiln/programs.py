@@ -1,7 +1,7 @@
-"""Runs another program: within limits (`run`), with its lines as they come (`stream`), on the terminal.
+"""Runs other programs: within limits (`run`), line by line (`stream`), or on the terminal (`run_on_terminal`).
 
-The one way for what runs on this computer. What is sent to machines (probe, gpus, workspaces/agent.py) can't
-import it, and the embedded cloud (clouds/embedded) supervises its machines' processes itself.
+All code that runs on this computer uses it, except the embedded cloud, which supervises its machines' processes
+itself. Code that is sent to machines (probe, gpus, workspaces/agent.py) can't import it.
 """
 
 import contextlib
@@ -19,21 +19,21 @@ from typing import IO, Any, BinaryIO, cast
 from gpukiln.errors import UnavailableError
 from gpukiln.units import MIB, Memory
 
-QUICK_S = 60.0  # for what asks only this machine
-NETWORK_S = 600.0  # for what fetches little
-LONG_S = 3600.0  # for what fetches or writes gigabytes
+QUICK_S = 60.0  # for programs that only read this computer
+NETWORK_S = 600.0  # for small downloads
+LONG_S = 3600.0  # for programs that transfer or write gigabytes
 POLL_S = 0.5
-READ_S = 10.0  # for the last lines of a program that has ended
+READ_S = 10.0  # wait for the last lines of a program that has ended
 FULL_BYTES = 64 << 10
-"""With less than this a disk is full: programs wait for room, or fail, at their next write."""
-ROOM_HINT = (
-    "make room there (`invoke cloud.clean --images` shows what can go), or let $GPUKILN_HOME name a folder on"
-    " another disk"
+"""A disk with less free space counts as full: apt-get update, for example, waits forever for space for its lists."""
+SPACE_HINT = (
+    "free space there (`invoke cloud.clean --images` lists what it would remove), or set GPUKILN_HOME to a folder"
+    " on another disk"
 )
 
 
-class LateError(UnavailableError):
-    """A program did not end in its time, and was ended."""
+class ProgramTimeoutError(UnavailableError):
+    """A program did not end within its limit and was killed."""
 
 
 def run(
@@ -46,26 +46,26 @@ def run(
     given: bytes | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run a program to its end; it and what it started are killed at its limit, or when the disk is full.
+    """Run a program to its end; its process group is killed at the limit, or when the disk is full.
 
     Args:
         command: The program and its arguments.
-        limit_s: How long it may take.
-        folder: Where it writes; looked at while it runs.
-        needs_mib: What it writes there, about.
-        output: Where its output and its errors go; None: into the answer.
-        given: Its standard input.
-        environment: Its environment; None: this process's.
+        limit_s: Seconds after which it is killed.
+        folder: Folder that it writes to; the free space there is checked while it runs.
+        needs_mib: About how much it writes there.
+        output: File for its standard output and error; None: both are returned.
+        given: Its standard input; None: /dev/null.
+        environment: Its environment variables; None: this process's.
 
     Returns:
-        The exit status, whatever it is, and the output.
+        Any exit status, and the output.
 
     Raises:
-        LateError: It took too long.
+        ProgramTimeoutError: It ran until the limit.
         UnavailableError: It is not installed, or the disk is full.
     """
     if folder is not None:
-        require_room(folder, needs_mib * MIB)
+        require_space(folder, needs_mib * MIB)
     pipe = output if output is not None else subprocess.PIPE
     process = _start(
         command,
@@ -73,22 +73,24 @@ def run(
         stdout=pipe,
         stderr=subprocess.STDOUT if output is not None else subprocess.PIPE,
         env=environment,
+        # A group of its own, so that the limit kills the children too.
         process_group=0,
     )
     deadline = time.monotonic() + limit_s
     try:
         while True:
+            # Without a folder nothing has to be checked between start and limit.
             wait_s = min(POLL_S if folder else LONG_S, max(0.0, deadline - time.monotonic()))
             try:
                 out, err = process.communicate(given, timeout=wait_s)
                 break
             except subprocess.TimeoutExpired:
-                given = None  # communicate goes on with what it was first given
+                given = None  # communicate() keeps the input of its first call
                 if folder is not None and free_bytes(folder) < FULL_BYTES:
                     raise disk_full(folder, needs_mib) from None
                 if time.monotonic() >= deadline:
-                    raise LateError(
-                        f"`{' '.join(command[:3])}` did not end in {limit_s:.0f} s and was ended",
+                    raise ProgramTimeoutError(
+                        f"`{' '.join(command[:3])}` did not end within {limit_s:.0f} s and was killed",
                         hint="check the network, the disk and the load of this machine, then try again",
                     ) from None
     except BaseException:
@@ -100,7 +102,7 @@ def run(
 
 
 Signals = Sequence[tuple[signal.Signals, float]]
-"""What ends a process group: signals in their order, and the seconds after each."""
+"""How a process group is ended: signals in order, each with the seconds to wait after it."""
 
 
 def stream(
@@ -113,22 +115,22 @@ def stream(
     interrupted: Callable[[], None] = lambda: None,
     dies_with_us: bool = False,
 ) -> int:
-    """Run a program to its end, and hand on each line that it writes.
+    """Run a program to its end and pass each line that it prints to a function.
 
-    Its process group never outlives the call: Ctrl-C, which reaches it from here alone, ends it, as does an
-    error of `each`.
+    The process group never outlives the call: Ctrl-C ends it (it reaches the group only from here), and so does an
+    exception of `each`.
 
     Args:
         command: The program and its arguments.
-        each: Gets each line of its output and its errors with its end, in a thread of its own.
-        ends: For what is left of the group when the program has ended, or is to end.
+        each: Gets each line of its output and its errors with its line break, in a thread of its own.
+        ends: Signals for the group, or what is left of it, when the call ends.
         folder: Its working folder; None: this process's.
-        environment: Its environment; None: this process's.
-        interrupted: Called at Ctrl-C, before the program is told.
-        dies_with_us: Whether the group is killed when this process is.
+        environment: Its environment variables; None: this process's.
+        interrupted: Called at Ctrl-C, before the program gets a signal.
+        dies_with_us: Whether the group is killed when this process ends.
 
     Returns:
-        The exit status, whatever it is.
+        Any exit status.
 
     Raises:
         UnavailableError: It is not installed.
@@ -149,13 +151,14 @@ def stream(
         with io.TextIOWrapper(cast("BinaryIO", process.stdout), "utf-8", "replace") as lines:
             for line in lines:
                 if failed:
-                    continue  # read on: at a full pipe the program could not end
+                    continue  # keep reading: the program would block on a full pipe
                 try:
                     each(line)
                 except BaseException as error:  # raised below, by the caller's thread
                     failed.append(error)
                     _signal(process.pid, ends[0][0])
 
+    # daemon: a child that keeps the pipe open must not keep this process alive.
     reader = threading.Thread(target=read, daemon=True)
     try:
         guard = _guard(process.pid) if dies_with_us else None
@@ -165,7 +168,7 @@ def stream(
         interrupted()
         raise
     finally:
-        _end(process, ends)
+        _end_group(process, ends)
         if guard:
             guard.kill()
             guard.communicate()
@@ -176,8 +179,8 @@ def stream(
     return process.returncode
 
 
-def attached(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
-    """Run a program that has this process's terminal until it ends; returns its exit status."""
+def run_on_terminal(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
+    """Run a program on this process's terminal until it ends; returns its exit status."""
     return subprocess.run(command, env=environment, check=False).returncode
 
 
@@ -185,37 +188,41 @@ def _start(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
     try:
         return subprocess.Popen(command, **options)
     except FileNotFoundError:
+        # Popen raises FileNotFoundError for the program and for its working folder.
         if shutil.which(command[0]):
-            raise  # its working folder is missing
+            raise  # the working folder is missing
         raise UnavailableError(
             f"{command[0]} is not installed",
-            hint="scripts/run installs what is missing: call it through that",
+            hint="scripts/run installs missing tools: run the command through it",
         ) from None
 
 
 def _guard(group: int) -> subprocess.Popen[bytes]:
-    """Kill a group when this process is gone, however it ended.
+    """Start a shell that kills a group when this process has ended, for whatever reason.
 
-    A signal of the kernel's for that (PR_SET_PDEATHSIG) reaches only the program itself, not what it starts.
+    PR_SET_PDEATHSIG would signal only the program itself, not its children.
     """
+    # The read ends when this process, which holds the other end of the pipe, has ended.
     script = 'read -r _; kill -KILL "-$1"'
     return _start(["sh", "-c", script, "sh", str(group)], stdin=subprocess.PIPE, start_new_session=True)
 
 
 def _signal(group: int, which: int) -> bool:
-    """Whether the group has somebody who got it."""
+    """Signal a group; returns whether it has a process."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(group, which)
         return True
     return False
 
 
-def _end(process: subprocess.Popen[bytes], ends: Signals) -> None:
-    """End all of the group, not the program alone: its children may need a moment for their own."""
+def _end_group(process: subprocess.Popen[bytes], ends: Signals) -> None:
+    """End the whole group, not only the program; its children get the same time to end."""
     for which, patience_s in ends:
         deadline = time.monotonic() + patience_s
-        with contextlib.suppress(KeyboardInterrupt):  # again: the next signal
+        with contextlib.suppress(KeyboardInterrupt):  # a second Ctrl-C goes on to the next signal
             _signal(process.pid, which)
+            # Signal 0 only checks for a process (kill(2)); poll() reaps the program, which would count as
+            # one.
             while _signal(process.pid, 0) and time.monotonic() < deadline:
                 process.poll()
                 time.sleep(0.05)
@@ -223,17 +230,17 @@ def _end(process: subprocess.Popen[bytes], ends: Signals) -> None:
 
 
 def tool(*command: str, stdin: str | None = None, folder: Path | None = None) -> str:
-    """Run a program that has to succeed.
+    """Run a program and raise where it fails.
 
     Args:
         stdin: Text for its standard input.
-        folder: Where it writes; looked at while it runs.
+        folder: Folder that it writes to; the free space there is checked while it runs.
 
     Returns:
         Its standard output.
 
     Raises:
-        UnavailableError: See `run`; or it failed, and the details are the end of its output.
+        UnavailableError: As for `run`; or the program failed, with the end of its output in the details.
     """
     given = None if stdin is None else stdin.encode()
     done = run(command, limit_s=LONG_S, folder=folder, given=given)
@@ -245,40 +252,41 @@ def tool(*command: str, stdin: str | None = None, folder: Path | None = None) ->
     return done.stdout.decode(errors="replace")
 
 
-def require_room(folder: Path, need: int) -> None:
-    """Refuse to write what finds no room.
+def require_space(folder: Path, need: int) -> None:
+    """Raise where a disk has too little free space.
 
     Args:
-        folder: Where it would be written.
-        need: Its bytes.
+        folder: Folder on the disk.
+        need: Bytes needed.
 
     Raises:
-        UnavailableError: Fewer are free.
+        UnavailableError: Fewer bytes are free.
     """
     if free_bytes(folder) < need:
         raise disk_full(folder, need // MIB)
 
 
 def free_bytes(folder: Path) -> int:
-    """What this user can still write on a folder's disk; of the nearest that is there, when it is not yet."""
+    """Bytes that this user can write on a folder's disk; a missing folder counts as its nearest existing parent."""
     while not folder.exists():
         folder = folder.parent
-    found = os.statvfs(folder)
-    return found.f_frsize * (found.f_bfree if os.geteuid() == 0 else found.f_bavail)
+    filesystem = os.statvfs(folder)
+    # root may use the reserved blocks of ext4 (statvfs(3): f_bfree, f_bavail).
+    return filesystem.f_frsize * (filesystem.f_bfree if os.geteuid() == 0 else filesystem.f_bavail)
 
 
 def disk_full(folder: Path, needs_mib: int = 0) -> UnavailableError:
-    """The error for a disk without room.
+    """The error for a full disk.
 
     Args:
-        folder: Where something was to be written.
-        needs_mib: What is needed, about; 0: not known.
+        folder: Folder on the disk.
+        needs_mib: About how much is needed; 0: unknown.
     """
     while not folder.exists():
         folder = folder.parent
     free, total = Memory(free_bytes(folder)).shown, Memory(shutil.disk_usage(folder).total).shown
     needs = f", about {Memory.of_mib(needs_mib).shown} are needed" if needs_mib else ""
     return UnavailableError(
-        f"no room on the disk of {folder}: {free} of {total} are free{needs}",
-        hint=ROOM_HINT,
+        f"the disk of {folder} is full: {free} of {total} are free{needs}",
+        hint=SPACE_HINT,
     )

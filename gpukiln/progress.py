@@ -1,7 +1,7 @@
-"""What a person sees: results; and of long work the step, how long it takes, how long it took last time.
+"""The consoles for results and progress, and the progress of steps with their durations.
 
-On a terminal the running step is one line that changes; elsewhere every step is a plain line when it starts
-and when it ends, and so is what it does meanwhile. Progress goes to standard error.
+On a terminal the running step is one line that is redrawn. Elsewhere it prints one line when it starts, one for each
+detail, and one when it ends. Progress goes to standard error.
 """
 
 import threading
@@ -18,39 +18,41 @@ from rich.text import Text
 
 from gpukiln.units import Duration, Memory
 
-PIPE_COLUMNS = 10_000  # where no terminal is: more than a row has
+PIPE_COLUMNS = 10_000  # without a terminal: wider than any row
 HEARTBEAT_S = 60  # seconds of silence after which a plain log says that the work goes on
-METER_S = 0.2  # seconds between two looks of a meter
+METER_S = 0.2  # seconds between two updates of a meter
 
 
 class PlainConsole(Console):
-    """A console that cuts nothing: where there is no terminal, a row is a line, however long.
+    """A console that never truncates: without a terminal each row is one line of any length.
 
     Args:
         stderr: Standard error instead of standard output.
     """
 
     def __init__(self, *, stderr: bool = False) -> None:
+        # highlight: Rich would colour numbers and paths in results.
         super().__init__(stderr=stderr, highlight=False)
         if not self.is_terminal:
             self.width = PIPE_COLUMNS
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """See `Console.print`; without the spaces that fill a table's rows where nobody sees them."""
+        """See `Console.print`; without a terminal the spaces that pad a table's rows are left out."""
         if self.is_terminal:
             super().print(*objects, **options)
             return
+        # Rich pads each row of a table to its width, which a log or a pipe would keep as trailing spaces.
         with self.capture() as written:
             super().print(*objects, **options)
         self.file.write("".join(f"{line.rstrip(' ')}\n" for line in written.get().splitlines()))
         self.file.flush()
 
-    def tell(self, text: str) -> None:
-        """Write a text as it is."""
+    def print_text(self, text: str) -> None:
+        """Print a text as it is, without markup and line breaks."""
         self.print(text, markup=False, soft_wrap=True)
 
     def on_broken_pipe(self) -> None:
-        """Leave it to the command, which ends well: Rich would end with code 1."""
+        """Raise instead of Rich's exit with code 1: commands end with 0 when the reader closes the pipe."""
         raise BrokenPipeError
 
 
@@ -59,7 +61,7 @@ class Progress:
 
     Args:
         expected: Seconds that each step took last time.
-        console: Where to write; standard error by default.
+        console: Where to print; standard error by default.
     """
 
     def __init__(
@@ -74,10 +76,10 @@ class Progress:
 
     @contextmanager
     def step(self, name: str) -> Iterator[None]:
-        """Report a step; a failure is reported as such and passed on.
+        """Report a step; an exception is reported as its failure and raised.
 
         Args:
-            name: What is being done.
+            name: The step's name.
 
         Yields:
             Nothing.
@@ -90,7 +92,7 @@ class Progress:
                 rich_progress.SpinnerColumn(),
                 rich_progress.TextColumn("{task.fields[title]}"),
                 rich_progress.TimeElapsedColumn(),
-                # of what does not fit a line, what is being done is cut, and not the step's name
+                # the detail is truncated to the line, not the step's name
                 rich_progress.TextColumn(
                     "[dim]{task.description}", table_column=Column(ratio=1, no_wrap=True)
                 ),
@@ -102,6 +104,7 @@ class Progress:
             self._bar.start()
         else:
             self.console.print(f"[dim]..[/] {escape(name)}{before}")
+            # CI ends jobs without output; on a terminal the spinner moves.
             threading.Thread(target=self._heartbeat, args=(ended,), daemon=True).start()
         try:
             yield
@@ -116,36 +119,37 @@ class Progress:
             self.console.print(f"{mark} {escape(name)}  {Duration(took).shown}")
 
     def fail(self) -> None:
-        """The running step did not reach its aim, though it comes to its end."""
+        """Report the running step as failed, though its block ends without an exception."""
         self._failed = True
 
     def say(self, detail: str) -> None:
         """Show what the running step is doing now.
 
         Args:
-            detail: A few words.
+            detail: A few words about the activity.
         """
         self._detail = detail
         if self._bar:
+            # Each step has a bar of its own with one task, whose id is 0.
             self._bar.update(rich_progress.TaskID(0), description=escape(detail))
         else:
             self._print_detail(detail)
 
-    def doing(self, detail: str) -> None:
-        """As `say`, for what is over at once: a plain log tells it only when it lasts.
+    def show_activity(self, detail: str) -> None:
+        """As `say`, for short activities: a plain log prints one only when it lasts long enough for a heartbeat.
 
         Args:
-            detail: A few words.
+            detail: A few words about the activity.
         """
         if self._bar:
             self.say(detail)
         self._detail = detail
 
     def show(self, line: Text) -> None:
-        """Leave one line above the running step; cut at a terminal's edge, whole in a log.
+        """Print one line above the running step; truncated at a terminal's edge, complete in a log.
 
         Args:
-            line: What is to stay.
+            line: The line.
         """
         self._spoke = time.monotonic()
         if self.console.is_terminal:
@@ -165,24 +169,25 @@ class Progress:
 
 
 class Meter:
-    """How much of an amount was moved, how fast, and how long it still takes: the running step shows it.
+    """Shows in the running step how many bytes were moved, the rate, and the remaining time.
 
     Args:
-        total: Bytes that are to be moved.
+        total: Bytes to move.
     """
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._moved = progress, max(total, 1), 0
         self._started, self._shown = time.monotonic(), 0.0
+        # Copying and hashing threads report to one meter.
         self._lock = threading.Lock()
 
     def add(self, count: int) -> None:
-        """So many bytes more; any thread may tell it."""
+        """Count further bytes; any thread may call it."""
         with self._lock:
             self._reach(self._moved + count)
 
     def reach(self, moved: int) -> None:
-        """So many bytes in all."""
+        """Set the number of bytes moved so far."""
         with self._lock:
             self._reach(moved)
 
@@ -191,10 +196,16 @@ class Meter:
         now = time.monotonic()
         if now - self._shown >= METER_S:
             self._shown = now
-            self._progress.doing(self.text(now - self._started))
+            self._progress.show_activity(self.text(now - self._started))
 
     def text(self, seconds: float) -> str:
-        """For example `512 MiB of 2 GiB, 128 MiB/s, 12s left`."""
+        """The meter's text after some seconds.
+
+        >>> meter = Meter(Progress(), 2 << 30)
+        >>> meter.reach(512 << 20)
+        >>> meter.text(4)
+        '512 MiB of 2 GiB, 128 MiB/s, 12s left'
+        """
         rate = self._moved / seconds if seconds > 0 else 0.0
         left = f", {Duration((self._total - self._moved) / rate).shown} left" if rate else ""
         return f"{Memory(self._moved).shown} of {Memory(self._total).shown}, {Memory(rate).shown}/s{left}"

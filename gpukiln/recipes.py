@@ -1,6 +1,6 @@
-"""Where the recipes are: roles, playbooks, image recipes, components.yaml, services and the suite of checks.
+"""Finds the recipes: roles, playbooks, image recipes, components.yaml, services and the suite of checks.
 
-In a checkout they stand at its top. A wheel has them below the package, with the same names (force-include in
+A checkout has them at its top. A wheel has them below the package, with the same names (force-include in
 pyproject.toml). scripts/first-contact imports it on machines: Python 3.9.
 """
 
@@ -15,7 +15,7 @@ _INSTALLED = PACKAGE / "_recipes"
 
 
 def is_checkout() -> bool:
-    """Whether this is a checkout, not an installed package."""
+    """Whether gpukiln runs from a checkout, not from an installed package."""
     return not _INSTALLED.is_dir()
 
 
@@ -25,11 +25,11 @@ def root() -> Path:
 
 
 def file(name: str, folder: Path | None = None) -> Path:
-    """A file of this repository, where it is.
+    """Path of a file of this repository, in a checkout or an installed package.
 
     Args:
-        name: As in a checkout: `roles/...`, or `gpukiln/...` for one of the package.
-        folder: A checkout; None: this one, or what was installed.
+        name: Path in a checkout: `roles/...`, or `gpukiln/...` for a file of the package.
+        folder: A checkout; None: this one, or the installed recipes.
     """
     folder = folder or root()
     return (
@@ -38,20 +38,20 @@ def file(name: str, folder: Path | None = None) -> Path:
 
 
 def project(folder: Path | None = None) -> Path | None:
-    """The project that a folder is in: the nearest one, from it upwards, with gpukiln.toml; None: none.
+    """The project of a folder: the nearest folder, from it upwards, that has gpukiln.toml; None: no project.
 
     Args:
-        folder: None: where the user stands.
+        folder: None: the working folder.
     """
     start = (folder or Path.cwd()).absolute()
-    return next((one for one in (start, *start.parents) if (one / PROJECT_FILE).is_file()), None)
+    return next((parent for parent in (start, *start.parents) if (parent / PROJECT_FILE).is_file()), None)
 
 
 def images(folder: Path | None = None) -> dict[str, Path]:
-    """The folder of each image that can be built: a project's own, then those of here.
+    """The folders of the images that can be built, by name; a project's image replaces one of the same name here.
 
     Args:
-        folder: A checkout; None: this one, or what was installed.
+        folder: A checkout; None: this one, or the installed recipes.
     """
     places = [folder or root(), *filter(None, [project()])]
     return {file.parent.name: file.parent for place in places for file in place.glob("ami/*/image.yaml")}

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from gpukiln.errors import BusyError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import LimitError, parse_json, read_text
 from gpukiln.typed import dump, load
 
 log = logging.getLogger(__name__)
 STAMP = "%Y%m%d-%H%M%S"
-SCHEMA = 1  # of the form of every record
+SCHEMA = 1  # version of every record's form
 
 
 R = TypeVar("R")
@@ -39,11 +39,11 @@ class RecordFolder(ABC, Generic[R]):
     @staticmethod
     @abstractmethod
     def kind() -> type[R]:
-        """The record's class."""
+        """Class of the record."""
 
     @property
     def id(self) -> str:
-        """Its name."""
+        """The build's id: the folder's name."""
         return self.folder.name
 
     @property
@@ -51,26 +51,26 @@ class RecordFolder(ABC, Generic[R]):
         return self.folder / "record.json"
 
     def write(self, record: R) -> None:
-        """Write the record in one step."""
-        write_whole(self.record_file, json.dumps(dump(record), indent=2) + "\n")
+        """Write the record atomically."""
+        write_atomic(self.record_file, json.dumps(dump(record), indent=2) + "\n")
 
     def read(self) -> R:
         """Read the record.
 
         Raises:
-            UsageError: It is damaged, or of another version of gpukiln.
+            UsageError: It is damaged, or was written by another version of gpukiln.
         """
-        return self.read_file(self.record_file, hint=f"remove {self.folder} when it is not needed")
+        return self.read_file(self.record_file, hint=f"remove {self.folder} if you don't need it")
 
     @classmethod
-    def read_file(cls, path: Path, *, hint: str = "wanted: the record.json of a build") -> R:
+    def read_file(cls, path: Path, *, hint: str = "give the record.json of a build") -> R:
         """Read a record from any file.
 
         Args:
-            hint: What to do where it can't be read.
+            hint: The next step where it can't be read.
 
         Raises:
-            UsageError: It is damaged, or of another version of gpukiln.
+            UsageError: It is damaged, or was written by another version of gpukiln.
         """
         where = f"{path} can't be read"
         try:
@@ -80,7 +80,7 @@ class RecordFolder(ABC, Generic[R]):
         except LimitError as error:
             raise UsageError(f"{where}: it is {error}", hint=hint) from error
         except ValueError as error:
-            raise UsageError(f"{where}: it is no JSON: {error}", hint=hint) from error
+            raise UsageError(f"{where}: it is not JSON: {error}", hint=hint) from error
         schema = document.get("schema") if isinstance(document, dict) else None
         if schema != SCHEMA:
             raise UsageError(f"{where}: it has schema {schema}, and this version reads {SCHEMA}", hint=hint)
@@ -88,14 +88,14 @@ class RecordFolder(ABC, Generic[R]):
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the build; the lock goes with the process, however it ends.
+        """Lock the build; the lock is released when the process ends, even by a kill.
 
         Raises:
-            BusyError: Another process works on it.
+            BusyError: Another process holds the lock.
         """
         busy = BusyError(
-            f"build {self.id} is being worked on by another process",
-            hint="wait for it; `fuser` on its lock file names the process",
+            f"another process works on build {self.id}",
+            hint="wait for it; `fuser` with the lock file prints the process",
         )
         with locked(self.folder / "lock", busy=busy):
             yield
@@ -105,40 +105,41 @@ F = TypeVar("F", bound=RecordFolder[Any])
 
 
 class RecordFolders(Generic[F]):
-    """Every build of one kind on this machine."""
+    """All builds of one kind on this computer."""
 
     def __init__(self, folder: Path, kind: type[F]) -> None:
         self.folder, self._kind = folder, kind
 
     def create(self, name: str) -> F:
-        """Make the folder of a new build.
+        """Create the folder of a new build.
 
         Args:
-            name: Of what is built.
+            name: Name of the image.
         """
         stamp = datetime.now(UTC).strftime(STAMP)
+        # The stamp sorts builds by time; the random end separates two that start in one second.
         folder = self.folder / f"{stamp}-{name}-{secrets.token_hex(2)}"
         folder.mkdir(parents=True)
-        self.folder.chmod(0o700)  # logs, and for a while a private key
+        self.folder.chmod(0o700)  # logs may have what a build printed
         return self._kind(folder)
 
     def folders(self) -> list[F]:
-        """Every build with a record, newest first; a record may be damaged."""
+        """All builds with a record, the newest first; a record may be damaged."""
         if not self.folder.exists():
             return []
         builds = [self._kind(folder) for folder in sorted(self.folder.iterdir(), reverse=True)]
         return [build for build in builds if build.record_file.exists()]
 
-    def _tell_lost(self) -> None:
-        """A warning names each folder whose record is gone: a build's first act is to write it."""
+    def _warn_about_lost(self) -> None:
+        """Warn about each folder without a record: a build writes it first, so it was lost."""
         for folder in self.folder.iterdir() if self.folder.exists() else ():
             if folder.is_dir() and not (folder / "record.json").exists():
-                _warn(f"{folder} has no record.json: it is lost; remove the folder when it is not needed")
+                _warn(f"{folder} has lost its record.json; remove the folder if you don't need it")
 
     def all(self) -> list[F]:
-        """Every build with a readable record, newest first; of the others a warning names the file."""
+        """All builds with a readable record, the newest first; a warning names each other file."""
         readable = []
-        self._tell_lost()
+        self._warn_about_lost()
         for build in self.folders():
             try:
                 build.read()
@@ -151,18 +152,23 @@ class RecordFolders(Generic[F]):
 
 @functools.cache
 def _warn(message: str) -> None:
-    """Once: a command looks at the builds more than once."""
+    """Warn once (cached), because a command lists the builds several times."""
     log.warning("warning: %s", message)
 
 
 def build_started(build_id: str) -> datetime | None:
-    """When a build began, by its id.
+    """When a build began, from its id.
 
     Args:
         build_id: Any text.
 
     Returns:
-        The moment in UTC, or None where the text is no build's id.
+        The moment in UTC, or None where the text is not a build's id.
+
+    >>> build_started("20261121-200000-eks-gpu-1a2b")
+    datetime.datetime(2026, 11, 21, 20, 0, tzinfo=datetime.timezone.utc)
+    >>> build_started("latest") is None
+    True
     """
     try:
         return datetime.strptime(build_id[: len("20261121-200000")], STAMP).replace(tzinfo=UTC)

@@ -22,7 +22,7 @@ from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.findings import Examined, Outcome
 from gpukiln.images.builds import Bake, Build, Record
 from gpukiln.instances.tags import tag_list, tags_of
@@ -96,11 +96,11 @@ def write_attestation(
     baked = baked_image(record)
     image = _describe(cloud, baked.image_id)
     sbom, statement = _documents(build, record, baked, image)
-    write_whole(build.folder / SBOM, sbom)
-    write_whole(build.folder / STATEMENT, statement)
+    write_atomic(build.folder / SBOM, sbom)
+    write_atomic(build.folder / STATEMENT, statement)
     envelope = build.folder / ENVELOPE
     if signer:
-        write_whole(envelope, signing.sign(statement.encode(), signer))
+        write_atomic(envelope, signing.sign(statement.encode(), signer))
     elif envelope.exists() and not _has_payload(envelope, statement):
         envelope.unlink()
     tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), SIGNING_KEY_TAG: _key_of(envelope)}

@@ -17,7 +17,7 @@ from gpukiln.attest import statements
 from gpukiln.attest.statements import SignedRelease
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import RefusedError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.images.pointer import Pointer
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
@@ -67,7 +67,7 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
                     **_read(file),
                     path: NewestRelease(release.claim.number, release.location.image_id, release.key),
                 }
-                write_whole(file, json.dumps({name: dump(seen) for name, seen in kept.items()}, indent=1))
+                write_atomic(file, json.dumps({name: dump(seen) for name, seen in kept.items()}, indent=1))
     except OSError as error:
         log.warning(
             "warning: %s can't be written (%s): here nobody notices when %s is put back",

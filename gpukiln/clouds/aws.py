@@ -14,34 +14,40 @@ from gpukiln.errors import RefusedError, UnavailableError, UsageError
 
 # AWS's own answer to "from which address do I come" (IPv4), which its documents use for security groups
 ADDRESS_URL = "https://checkip.amazonaws.com"
-NAME_IT = (
-    "name who may reach SSH of the machines, for example --ssh-cidr 203.0.113.7/32: with a VPN, a bastion "
-    "or a private subnet the network that you come from; 0.0.0.0/0 is everybody"
+SSH_CIDR_HINT = (
+    "pass the network that SSH connections come from, for example --ssh-cidr 203.0.113.7/32; with a VPN, a "
+    "bastion or a private subnet it is that network; 0.0.0.0/0 allows every address"
 )
 
 
-def refuse_this_computer(endpoint: str, service: str) -> None:
+def refuse_local_endpoint(endpoint: str, service: str) -> None:
     """Refuse an endpoint on this computer: in a shell that `cloud.env` has set up it is the embedded cloud's.
 
     Args:
-        endpoint: Its address.
-        service: The service that is reached there.
+        endpoint: URL of the endpoint.
+        service: The service that the client calls there.
 
     Raises:
-        RefusedError: It leads to this computer.
+        RefusedError: The endpoint's host resolves to a loopback address.
+
+    >>> refuse_local_endpoint("https://ec2.us-west-2.amazonaws.com", "ec2")
+    >>> refuse_local_endpoint("http://127.0.0.1:4566", "ec2")
+    Traceback (most recent call last):
+    gpukiln.errors.RefusedError: --cloud aws is your account, but ec2's endpoint http://127.0.0.1:4566 is on this computer
     """
     host = urlsplit(endpoint).hostname or ""
+    # Suffixes of the partitions aws and aws-cn, and of the dual-stack endpoints: no DNS lookup for these.
     if host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws")):
         return
     try:
-        addresses = {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+        addresses = {str(info[4][0]) for info in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError):
-        return  # nobody answers there: the first call says so
+        return  # the name does not resolve: the first call reports it
     if any(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
         raise RefusedError(
-            f"--cloud aws is your account, and {service} is to be reached at {endpoint}, on this computer",
-            hint="unset AWS_ENDPOINT_URL and the keys that `cloud.env` has set (or mend endpoint_url in AWS's"
-            " config file), or take --cloud embedded",
+            f"--cloud aws is your account, but {service}'s endpoint {endpoint} is on this computer",
+            hint="unset AWS_ENDPOINT_URL and the keys that `cloud.env` has set (or correct endpoint_url in AWS's"
+            " config file), or use --cloud embedded",
         )
 
 
@@ -52,7 +58,7 @@ class AwsCloud:
         region: The region to build in.
         profile: Name of an AWS profile, or None for the environment's.
         subnet_id: Subnet for the machines that build and verify; None takes the default VPC's.
-        ssh_cidr: Who may reach SSH of those machines; None: the address that this machine has outside.
+        ssh_cidr: Network that may connect to SSH of those machines; None: this computer's public address.
     """
 
     name = "aws"
@@ -78,21 +84,21 @@ class AwsCloud:
 
     @functools.cached_property
     def ssh_cidr(self) -> str:
-        """Who may reach SSH of the machines, in CIDR form.
+        """Network that may connect to SSH of the machines, in CIDR form.
 
         Raises:
-            UsageError: Nobody can tell from which address machines of the subnet are reached.
-            UnavailableError: This machine's address could not be found out.
+            UsageError: The subnet gives no public addresses, so this computer's address is not the source.
+            UnavailableError: The lookup of this computer's public address failed.
         """
         if self._asked_cidr:
             return self._asked_cidr
         if self.subnet_id and not self._gives_public_addresses(self.subnet_id):
             raise UsageError(
-                f"machines in {self.subnet_id} get no public address, so they are reached from another one "
-                "than this machine has outside",
-                hint=NAME_IT,
+                f"machines in {self.subnet_id} get no public address, so SSH does not reach them from this "
+                "computer's public address",
+                hint=SSH_CIDR_HINT,
             )
-        return f"{_address_outside()}/32"
+        return f"{_public_address()}/32"
 
     def _gives_public_addresses(self, subnet_id: str) -> bool:
         with explain_aws_errors(f"look at {subnet_id}"):
@@ -119,18 +125,21 @@ class AwsCloud:
         """
         from botocore.config import Config  # noqa: PLC0415 - slow to import
 
+        # "standard" also retries throttling and transient errors, which "legacy" does not all cover
+        # (botocore, docs "Retries").
         retries: Any = {"mode": "standard", "total_max_attempts": attempts}
         client = self._session.client(service, region_name=self.region, config=Config(retries=retries))
-        refuse_this_computer(client.meta.endpoint_url, service)
+        refuse_local_endpoint(client.meta.endpoint_url, service)
         return client
 
     def in_region(self, region: str) -> "AwsCloud":
-        """The same account in another region; a login that asks for a code is asked for once.
+        """The same account in another region. The session is shared, so a login with an MFA code is needed once.
 
         Args:
             region: Name of the region.
         """
         other = AwsCloud(region, profile=self.profile, subnet_id=self.subnet_id, ssh_cidr=self._asked_cidr)
+        # A cached_property accepts the value of another instance: the same credentials, no second login.
         other._session = self._session
         return other
 
@@ -147,10 +156,10 @@ class AwsCloud:
         return str(instance.get("PublicIpAddress") or instance["PrivateIpAddress"])
 
     def snapshot_disk(self, snapshot_id: str) -> None:
-        """See `Cloud.snapshot_disk`; a disk of AWS lies nowhere here."""
+        """See `Cloud.snapshot_disk`: None, because a disk of AWS is not on this computer."""
 
     def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
-        """Nothing to do: public images are there.
+        """Nothing to do: AWS's public images are ready to start.
 
         Args:
             image_id: The AMI that is going to be started.
@@ -158,14 +167,16 @@ class AwsCloud:
         """
 
 
-def _address_outside() -> str:
-    """The IPv4 address by which the internet sees this machine; not a proxy's, because SSH takes none."""
+def _public_address() -> str:
+    """This computer's public IPv4 address; not that of an HTTP proxy, because SSH does not go through one."""
+    # An empty ProxyHandler ignores http_proxy and https_proxy of the environment.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(ADDRESS_URL, timeout=5) as answer:
+            # A captive portal may answer with a page: more than an address is not read.
             text = answer.read(100).decode(errors="replace").strip()
         return str(ipaddress.IPv4Address(text))
     except (OSError, ValueError) as error:
         raise UnavailableError(
-            f"this machine's public address can't be found out: {ADDRESS_URL}: {error}", hint=NAME_IT
+            f"the lookup of this computer's public address failed: {ADDRESS_URL}: {error}", hint=SSH_CIDR_HINT
         ) from error

@@ -1,4 +1,4 @@
-"""What a cloud is to the code above it."""
+"""The interface of a cloud, and gpukiln's errors for those of boto3."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gpukiln.errors import UnavailableError
 
+# One error has several codes, by service and by age of the API (boto3 reports what the service sent).
 ADVICE = {  # error codes of EC2, SSM and STS, with the next step
     (
         *("ExpiredToken", "ExpiredTokenException", "RequestExpired", "InvalidClientTokenId"),
@@ -18,16 +19,16 @@ ADVICE = {  # error codes of EC2, SSM and STS, with the next step
     (
         *("RequestLimitExceeded", "Throttling", "ThrottlingException", "TooManyUpdates"),
         "TooManyRequestsException",  # Service Quotas
-    ): "AWS takes no more calls for now: wait a minute, then run the same command again",
+    ): "AWS throttles this account's calls: wait a minute, then run the same command again",
     (
         *("ResourceLimitExceeded", "AMIQuotaExceeded", "SnapshotLimitExceeded"),
         *("SnapshotCopyLimitExceeded", "MaxLimitExceeded"),
-    ): "a quota is used up: ask for more, or remove what is old with `invoke ami.prune`",
+    ): "a quota is used up: request an increase, or remove old images with `invoke ami.prune`",
 }
 
 
 class NoCredentialsError(UnavailableError):
-    """Nobody can ask the cloud: there are no credentials."""
+    """boto3 finds no credentials for the cloud."""
 
 
 class Cloud(Protocol):
@@ -47,10 +48,10 @@ class Cloud(Protocol):
 
     @property
     def strict_sources(self) -> bool:
-        """Whether machines have a network of their own, on which every source must be reachable.
+        """Whether a component whose source is unreachable from this computer is an error.
 
-        False: they share this machine's network and package archive. Versions can be looked up here, and a
-        component whose source this machine can't reach is left out.
+        False: the machines share this computer's network and package archive, so versions are looked up here,
+        and the plan leaves out a component whose source this computer can't reach.
         """
 
     @property
@@ -59,19 +60,19 @@ class Cloud(Protocol):
 
     @property
     def ssh_cidr(self) -> str:
-        """Who may reach SSH of those machines, in CIDR form; nobody gets in without the build's own key.
+        """Network that may connect to SSH of those machines, in CIDR form; a login also needs the build's key.
 
         Raises:
-            GpukilnError: It can't be found out, and has to be named.
+            GpukilnError: It can't be detected: the user has to pass it.
         """
 
     @property
     def has_gpus(self) -> bool:
-        """Whether a machine of a GPU instance type has GPUs: then one without is a failure."""
+        """Whether machines of GPU instance types have GPUs; if so, one without GPUs fails verification."""
 
     @property
     def keeps_stages(self) -> bool:
-        """Whether a bake keeps its stages when nothing was said: their snapshots cost nothing here."""
+        """Whether a bake keeps its stages by default, because their snapshots cost nothing on this cloud."""
 
     def client(self, service: str, *, attempts: int = 8) -> Any:
         """A boto3 client.
@@ -90,7 +91,7 @@ class Cloud(Protocol):
 
     @property
     def has_session_manager(self) -> bool:
-        """Whether a machine that nobody can connect to is reached by Systems Manager."""
+        """Whether Systems Manager reaches a machine that has no reachable SSH port."""
 
     @property
     def ssh_port(self) -> int:
@@ -105,13 +106,13 @@ class Cloud(Protocol):
 
     @property
     def machine_endpoint(self) -> str:
-        """Where its machines reach the API with the keys of their role; empty: AWS's own endpoints."""
+        """Endpoint at which its machines call the API with their role's keys; empty: AWS's endpoints."""
 
     def environment(self) -> dict[str, str]:
         """Environment in which AWS's tools talk to this cloud."""
 
     def snapshot_disk(self, snapshot_id: str) -> Path | None:
-        """Where a snapshot's disk lies on this machine; None: it is read by the EBS direct APIs."""
+        """Path of a snapshot's disk on this computer; None: the EBS direct APIs read it."""
 
     def prepare(self, image_id: str, say: Callable[[str], None]) -> None:
         """Make sure that a base image can be started without delay.
@@ -123,10 +124,10 @@ class Cloud(Protocol):
 
 @contextmanager
 def explain_aws_errors(action: str) -> Iterator[None]:
-    """Turn the errors of boto3 into ours.
+    """Turn boto3's errors into gpukiln's.
 
     Args:
-        action: What was tried, for example "look up the base image".
+        action: What the block does, for example "look up the base image".
 
     Yields:
         Nothing.
@@ -141,6 +142,7 @@ def explain_aws_errors(action: str) -> Iterator[None]:
 
     try:
         yield
+    # Before BotoCoreError, whose subclass it is.
     except exceptions.NoCredentialsError as error:
         hint = "log in (aws sso login), set AWS_PROFILE, or use --cloud embedded"
         raise NoCredentialsError(f"can't {action}: no AWS credentials", hint=hint) from error
@@ -154,5 +156,6 @@ def explain_aws_errors(action: str) -> Iterator[None]:
             f"can't {action}: {error.operation_name} answered {code}: {text}",
             hint=hint.format(call=error.operation_name),
         ) from error
+    # A proxy or portal that answers with HTML is a ResponseParserError, which is no BotoCoreError.
     except (BotoCoreError, ResponseParserError) as error:
         raise UnavailableError(f"can't {action}: {error}") from error

@@ -1,4 +1,4 @@
-"""IAM policies of what gpukiln calls, and who may take the role that has them."""
+"""IAM policies for the calls that gpukiln makes, and trust policies for the roles that have them."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -31,15 +31,15 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True)
 class Scope:
-    """What a policy is narrowed to; everything that is empty stays open.
+    """What a policy is limited to; an empty field sets no limit.
 
     Args:
         channels: The channels that may be moved.
-        repository: The repository of ECR that may be pushed to; without it those below gpukiln/.
-        kms_keys: ARNs of the keys that volumes and copies are encrypted with, but for AWS's own `aws/ebs`;
-            without them the calls on keys are left out.
-        module_cache: The s3://BUCKET/PREFIX of --module-cache; without it the calls of S3 are left out.
-        sign_key: ARN of the key of KMS that signs statements; without it the calls on it are left out.
+        repository: The repository of ECR that may be pushed to; empty: those below gpukiln/.
+        kms_keys: ARNs of the keys that encrypt volumes and copies, except AWS's own `aws/ebs`; empty: the
+            policy has no calls on keys.
+        module_cache: The s3://BUCKET/PREFIX of --module-cache; empty: the policy has no calls of S3.
+        sign_key: ARN of the KMS key that signs statements; empty: the policy has no calls on it.
     """
 
     account: str = ""
@@ -52,26 +52,33 @@ class Scope:
 
     @property
     def partition(self) -> str:
-        """The part of AWS where the regions are."""
+        """The partition of the regions."""
         return partition_of(self.regions)
 
 
 def partition_of(regions: Sequence[str]) -> str:
-    """The part of AWS where regions are: aws, aws-cn or aws-us-gov.
+    """The partition that regions are in: aws, aws-cn or aws-us-gov.
 
     Args:
-        regions: Their names; none means the first.
+        regions: Their names; none means aws.
 
     Returns:
-        Its name in ARNs.
+        The partition's name in ARNs.
 
     Raises:
-        UsageError: They are of several; no role spans two.
+        UsageError: The regions are in several partitions; no role spans two.
+
+    >>> partition_of(["us-west-2", "eu-west-1"])
+    'aws'
+    >>> partition_of(["cn-north-1"])
+    'aws-cn'
     """
-    found = {_partition(region) for region in regions} or {"aws"}
-    if len(found) > 1:
-        raise UsageError(f"{', '.join(regions)} are of {' and '.join(sorted(found))}: no role spans them")
-    return found.pop()
+    partitions = {_partition(region) for region in regions} or {"aws"}
+    if len(partitions) > 1:
+        raise UsageError(
+            f"{', '.join(regions)} are in the partitions {' and '.join(sorted(partitions))}: no role spans them"
+        )
+    return partitions.pop()
 
 
 @cache
@@ -82,22 +89,22 @@ def _partition(region: str) -> str:
 
 
 def policy(jobs: Iterable[str], scope: Scope) -> Document:
-    """The least policy for jobs.
+    """The smallest policy that jobs need.
 
     Args:
         jobs: Names of permissions.yaml, for example build.
-        scope: What it is narrowed to.
+        scope: What it is limited to.
 
     Raises:
-        UsageError: There is no such job, or the scope is none.
+        UsageError: A job does not exist, or a field of the scope is malformed.
     """
-    wanted = _with_included(jobs)
+    job_names = _with_included(jobs)
     _check(scope)
     statements = []
     for statement in permissions.statements():
         if statement.needs and not getattr(scope, statement.needs):
             continue
-        if actions := sorted({call.action for call in statement.calls if wanted & set(call.jobs)}):
+        if actions := sorted({call.action for call in statement.calls if job_names & set(call.jobs)}):
             statements.append(_statement(statement, actions, scope))
     return {"Version": VERSION, "Statement": statements}
 
@@ -105,7 +112,7 @@ def policy(jobs: Iterable[str], scope: Scope) -> Document:
 def trust(
     account: str, repository: str, *, ids: str = "", branch: str = "", environment: str = ""
 ) -> Document:
-    """Who may take a role: one repository's workflows on GitHub, on one branch or in one environment.
+    """A trust policy: workflows of one GitHub repository, on one branch or in one environment, may assume a role.
 
     Args:
         account: The account of the role and of its OIDC provider.
@@ -113,8 +120,8 @@ def trust(
         ids: OWNER-ID/REPOSITORY-ID. GitHub puts them into the subject for repositories that were created or
             renamed on 2026-07-15 or later or opted in (GitHub changelog, 2026-04-23, "Immutable subject
             claims for GitHub Actions OIDC tokens").
-        branch: The branch that jobs without an environment must be of.
-        environment: The environment that the job must be in, instead of a branch.
+        branch: The branch that jobs without an environment must run on.
+        environment: The environment that the job must run in, instead of a branch.
 
     Returns:
         The trust policy.
@@ -123,16 +130,21 @@ def trust(
         UsageError: One of them is malformed, or not exactly one of branch and environment is given.
     """
     if not _ACCOUNT.fullmatch(account):
-        raise UsageError(f"{account!r} is no account id", hint="twelve digits: --account 111122223333")
+        raise UsageError(f"{account!r} is not an account id", hint="twelve digits: --account 111122223333")
     if not _REPOSITORY.fullmatch(repository):
-        raise UsageError(f"{repository!r} is no repository", hint="--repository OWNER/NAME")
+        raise UsageError(f"{repository!r} is not OWNER/NAME", hint="--repository OWNER/NAME")
     if ids and not _IDS.fullmatch(ids):
         hint = f"gh api repos/{repository} --jq '\"\\(.owner.id)/\\(.id)\"'"
-        raise UsageError(f"{ids!r} are no ids of owner and repository", hint=hint)
+        raise UsageError(f"{ids!r} is not OWNER-ID/REPOSITORY-ID", hint=hint)
     if bool(branch) == bool(environment):
-        raise UsageError("wanted: either --branch or --environment", hint="for example --branch main")
+        raise UsageError(
+            "exactly one of --branch and --environment is needed", hint="for example --branch main"
+        )
+    # A wildcard in StringEquals is a literal; a reader of the policy would take it for a pattern.
     if wild := [text for text in (branch, environment) if set(text) & set("*?:")]:
-        raise UsageError(f"{wild[0]!r} is no name", hint="a trust policy names one branch or environment")
+        raise UsageError(
+            f"{wild[0]!r} is a pattern, not a name", hint="a trust policy names one branch or environment"
+        )
     names, numbers = repository.split("/"), ids.split("/") if ids else []
     parts = [f"{name}@{number}" for name, number in zip(names, numbers, strict=True)] if numbers else names
     context = f"environment:{environment}" if environment else f"ref:refs/heads/{branch}"
@@ -156,7 +168,7 @@ def trust(
 
 
 def boundary_arn(partition: str, account: str) -> str:
-    """The managed policy that bounds what roles of workspaces can do, whatever their own policies say.
+    """ARN of the managed policy that is the permissions boundary of workspaces' roles.
 
     Args:
         account: Its id, or `OWN_ACCOUNT` in a condition.
@@ -165,52 +177,64 @@ def boundary_arn(partition: str, account: str) -> str:
 
 
 def ec2_service(partition: str) -> str:
-    """EC2 as a principal, and as what a role is passed to."""
+    """EC2's service principal, for trust policies and for iam:PassedToService."""
     return "ec2.amazonaws.com.cn" if partition == "aws-cn" else "ec2.amazonaws.com"
 
 
 def _with_included(jobs: Iterable[str]) -> set[str]:
     known = permissions.jobs()
-    wanted = set(jobs)
-    if wrong := sorted(wanted - set(known)):
+    job_names = set(jobs)
+    if wrong := sorted(job_names - set(known)):
         raise UsageError(
-            f"there is no job {', '.join(wrong)}",
-            hint=unknown("job", wrong[0], known).hint or "--for takes these, separated by commas",
+            f"unknown job {', '.join(wrong)}",
+            hint=unknown("job", wrong[0], known).hint or "--for takes these jobs, separated by commas",
             details=tuple(f"{name}: {job.what}" for name, job in known.items()),
         )
-    if not wanted:
-        raise UsageError("a policy for what?", hint=f"--for {','.join(known)}, or some of these")
-    return wanted | {known[name].includes for name in wanted if known[name].includes}
+    if not job_names:
+        raise UsageError("the policy needs a job", hint=f"--for {','.join(known)}, or some of these")
+    return job_names | {known[name].includes for name in job_names if known[name].includes}
 
 
 def _check(scope: Scope) -> None:
     if scope.account and not _ACCOUNT.fullmatch(scope.account):
-        raise UsageError(f"{scope.account!r} is no account id", hint="twelve digits: --account 111122223333")
+        raise UsageError(
+            f"{scope.account!r} is not an account id", hint="twelve digits: --account 111122223333"
+        )
     if scope.repository and not _ECR_NAME.fullmatch(scope.repository):
         raise UsageError(
-            f"{scope.repository!r} is no repository of ECR",
-            hint="its name without the registry, for example --repository gpukiln/runner-gpu",
+            f"{scope.repository!r} is not the name of a repository of ECR",
+            hint="pass the name without the registry, for example --repository gpukiln/runner-gpu",
         )
     keys = [*scope.kms_keys, *([scope.sign_key] if scope.sign_key else ())]
     if wrong := [key for key in keys if not re.fullmatch(r"arn:aws[\w-]*:kms:\S+:key/\S+", key)]:
-        raise UsageError(f"{wrong[0]!r} is no ARN of a key", hint="IAM takes the key's ARN, and no alias")
+        raise UsageError(
+            f"{wrong[0]!r} is not the ARN of a key", hint="pass the key's ARN: IAM accepts no alias"
+        )
     if scope.module_cache and not re.fullmatch(r"s3://[a-z0-9.-]+(/.*)?", scope.module_cache):
-        raise UsageError(f"--module-cache {scope.module_cache} is no bucket", hint="s3://BUCKET/PREFIX")
+        raise UsageError(
+            f"--module-cache {scope.module_cache} is not s3://BUCKET/PREFIX",
+            hint="for example s3://BUCKET/PREFIX",
+        )
 
 
 def _statement(statement: permissions.Statement, actions: list[str], scope: Scope) -> Document:
     condition: dict[str, dict[str, Any]] = {}
+    # Null=false: the tag exists, whatever its value is (IAM user guide, "Condition operators").
     if statement.has_tag:
         condition.setdefault("Null", {})[f"aws:ResourceTag/{statement.has_tag}"] = "false"
     if statement.gets_tag:
         condition.setdefault("Null", {})[f"aws:RequestTag/{statement.gets_tag}"] = "false"
     if statement.tag_keys:
         condition["ForAllValues:StringEquals"] = {"aws:TagKeys": list(statement.tag_keys)}
+    # Roles without the boundary would let the holder of --for workspace make an administrator.
     if statement.bound:
         arn = boundary_arn(scope.partition, scope.account or OWN_ACCOUNT)
         condition.setdefault("StringEquals", {})["iam:PermissionsBoundary"] = arn
+    # A role that can be passed to any service is a way to its permissions through that service.
     if statement.passed_to:
         condition.setdefault("StringEquals", {})["iam:PassedToService"] = ec2_service(scope.partition)
+    # Grants only for AWS services such as EBS: without it the holder of the policy can give the key to
+    # anybody.
     if statement.for_aws:
         condition["Bool"] = {"kms:GrantIsForAWSResource": "true"}
     if statement.creating:
@@ -249,4 +273,5 @@ def _arns(template: str, scope: Scope) -> list[str]:
         "prefix": f"{prefix}/" if prefix else "",
     }
     channels = scope.channels or ("*",)
+    # dict.fromkeys: a template without {channel} gives the same ARN for each channel.
     return list(dict.fromkeys(template.format(**values, channel=channel) for channel in channels))

@@ -1,4 +1,4 @@
-"""The one place that knows which clouds there are."""
+"""Makes a cloud from the value of --cloud."""
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
@@ -14,21 +14,23 @@ def make_cloud(
     subnet_id: str | None = None,
     ssh_cidr: str | None = None,
 ) -> Cloud:
-    """A cloud by its name; nothing is started or asked yet.
+    """A cloud by its name; it starts no server and calls no API.
 
     Args:
         name: embedded or aws.
         profile: AWS profile, for aws.
         subnet_id: Subnet of the machines, for aws.
-        ssh_cidr: Who may reach SSH of the machines, for aws.
+        ssh_cidr: Network that may connect to SSH of the machines, for aws.
 
     Raises:
-        UsageError: There is no such cloud or region.
+        UsageError: The cloud or the region does not exist, or an option is for another cloud.
     """
     from gpukiln.catalog.regions import check_region  # noqa: PLC0415 - reads boto3's list of regions
 
+    # Before any client exists: boto3 takes any text for a region and fails at the first call.
     check_region(region)
     if name == "aws":
+        # Each cloud is imported when it is used: neither boto3 nor moto delays the other.
         from gpukiln.clouds.aws import AwsCloud  # noqa: PLC0415
 
         return AwsCloud(region, profile=profile, subnet_id=subnet_id, ssh_cidr=check_cidr(ssh_cidr))
@@ -40,20 +42,26 @@ def make_cloud(
         from gpukiln.clouds.embedded.cloud import EmbeddedCloud  # noqa: PLC0415
 
         return EmbeddedCloud(region)
-    raise UsageError(f"there is no cloud {name!r}", hint=f"clouds: {', '.join(CLOUDS)}")
+    raise UsageError(f"unknown cloud {name!r}", hint=f"clouds: {', '.join(CLOUDS)}")
 
 
 def check_cidr(text: str | None) -> str | None:
-    """Refuse what is no network in CIDR form.
+    """Check a network in CIDR form.
 
     Args:
         text: For example 203.0.113.7/32, or None.
 
     Returns:
-        The same.
+        The network, normalised; None for None and for an empty text.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is not a network, or has bits set behind its prefix.
+
+    >>> check_cidr("203.0.113.7/32")
+    '203.0.113.7/32'
+    >>> check_cidr("203.0.113.7/24")
+    Traceback (most recent call last):
+    gpukiln.errors.UsageError: --ssh-cidr: 203.0.113.7/24 has host bits set
     """
     import ipaddress  # noqa: PLC0415 - only with the option
 

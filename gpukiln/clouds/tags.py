@@ -1,25 +1,26 @@
 """The name of every tag that gpukiln writes, each with one meaning.
 
-`workspaces/agent.py` repeats those that a machine writes: it runs there alone.
+`workspaces/agent.py` repeats those that a machine writes, because it runs there without gpukiln.
 """
 
-# what exists only while a build runs
+# On resources that exist only while a build runs.
 BUILD_TAG = "gpukiln:build"
 PURPOSE_TAG = "gpukiln:purpose"  # bake or verify
 DEADLINE_TAG = "gpukiln:deadline"  # ISO 8601
 OWNER_TAG = "gpukiln:owner"  # of a build's and of a workspace's resources, and of imported images
 
-# what an instance of the embedded cloud is
+# On instances of the embedded cloud.
 MACHINE_TAG = "gpukiln:machine"  # a `Kind` of `clouds/embedded/machine.py`
-GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # it gets a double of GPUs
+GPUS_TAG, SIMULATED = "gpukiln:gpus", "simulated"  # the machine gets simulated GPUs
 
-# on AMIs, and most of them on their snapshots
+# On AMIs, and most of them on their snapshots.
 RECIPE_TAG = "gpukiln:recipe"
-"""On every AMI and snapshot of ours, stages and images that nobody judged too: the folder of ami/. By it they
-are found and may be removed. What may be launched carries `gpukiln:image`, see pipeline/verdict_tags.py."""
-BUILD_ID_TAG = "gpukiln:build-id"  # on what a build is for, its image and the snapshot; it outlives the build
+"""The folder of ami/, on every AMI and snapshot that gpukiln created, stages and unverified images included.
+gpukiln finds and removes them by this tag. An image that may be launched has `gpukiln:image`, see pipeline/verdict_tags.py."""
+BUILD_ID_TAG = "gpukiln:build-id"  # on the image and the snapshot that a build made; it outlives the build
 DIGEST_TAG = "gpukiln:digest"  # of the plan
-IMAGE_TAG, NOT_PROVEN = "gpukiln:image", "not-proven"
+# The value is on images of existing accounts and in their IAM conditions, so it stays as it is.
+IMAGE_TAG, NOT_VERIFIED = "gpukiln:image", "not-proven"
 VERDICT_TAG, PASSED = "gpukiln:verdict", "passed"
 VERIFIED_TAG = "gpukiln:verified-at"
 NOT_RUN_TAG = "gpukiln:not-run"  # the checks that its release excused
@@ -29,48 +30,48 @@ MODULES_TAG = "gpukiln:modules"  # open or proprietary
 CUDA_TAG = "gpukiln:cuda"
 KUBERNETES_TAG = "gpukiln:kubernetes"
 TOOLKIT_TAG = "gpukiln:toolkit"
-DESKTOP_TAG = "gpukiln:kasmvnc"  # its version; none: the image has no desktop for the browser
+DESKTOP_TAG = "gpukiln:kasmvnc"  # its version; absent: the image has no desktop for the browser
 BASE_TAG = "gpukiln:base"  # name and id
 KERNEL_TAG = "gpukiln:kernel"
 COMMIT_TAG = "gpukiln:commit"
 IMPORT_TAG = "gpukiln:import"
-"""On an image that was made of somebody's disk, and on its snapshot: the SHA-256 of the file."""
+"""On an image that `ami.import` made, and on its snapshot: the SHA-256 of the imported file."""
 TRUST_TAG, TRUSTED = "gpukiln:trust", "yes"
-"""On both of them: the embedded cloud may start it as a container (`clouds/embedded/snapshot_blocks.py`)."""
+"""On the same two: the embedded cloud may start it as a container (`clouds/embedded/snapshot_blocks.py`)."""
 SBOM_TAG, STATEMENT_TAG, SIGNING_KEY_TAG = ATTESTED_TAGS = (
     "gpukiln:sbom-digest",
     "gpukiln:provenance-digest",
     "gpukiln:provenance-key",
 )
-SOURCE_TAG = "gpukiln:source-image"  # of a copy: the image that it was made of
-ENCRYPTION_TAG = "gpukiln:encryption"  # none, default, or the key that the copy was asked for
+SOURCE_TAG = "gpukiln:source-image"  # on a copy: the image that was copied
+ENCRYPTION_TAG = "gpukiln:encryption"  # none, default, or the key that was requested for the copy
 PRUNING_TAG = "gpukiln:pruning"  # on a snapshot: the image that it belonged to
 
 # on the AMI and the snapshot of a stage of a bake
 BAKED_STAGE_TAG = "gpukiln:stage-name"
 STAGE_KEY_TAG, STAGE_BUILD_TAG = "gpukiln:stage-key", "gpukiln:stage-build"
 
-# On what gpukiln made before these two tags had their own names. Nothing writes them there any more.
+# Earlier versions of gpukiln wrote these two names, each with two meanings. They are read, not written.
 OLD_BAKED_STAGE_TAG = "gpukiln:stage"  # on an AMI or a snapshot, as BAKED_STAGE_TAG
 OLD_LAST_MACHINE_TAG = "gpukiln:machine"  # on a security group, as LAST_MACHINE_TAG
 
 # on the parameter of a channel, with IMAGE_TAG
 CHANNEL_TAG = "gpukiln:channel"
 
-# on what belongs to a workspace
+# On the resources of a workspace.
 WORKSPACE_TAG = "gpukiln:workspace"
 PART_TAG = "gpukiln:part"  # machine, home, network, rights, key
-LAST_MACHINE_TAG = "gpukiln:last-machine"  # on its security group: the machine that it had last
+LAST_MACHINE_TAG = "gpukiln:last-machine"  # on its security group: the id of its last machine
 MANAGED_TAG, MANAGED = "gpukiln:managed-by", "gpukiln"
-# what its machine says of itself, with DRIVER_TAG; of all its tags it may write these alone
+# The machine writes these about itself; its role allows it to write no other tag.
 STAGE_TAG = "gpukiln:stage"  # of its boot
 HEALTH_TAG, BUSY_TAG = "gpukiln:health", "gpukiln:busy"
 OWN_TAGS = (STAGE_TAG, HEALTH_TAG, BUSY_TAG, DRIVER_TAG)
-# what `up` says of the machine
+# `workspace.up` writes these on the machine.
 HOME_TAG = "gpukiln:home"  # the volume's id, which the machine reads from its metadata
 USER_TAG, SSH_USER_TAG = "gpukiln:user", "gpukiln:ssh-user"
 REACH_TAG, BY_SESSION_MANAGER = "gpukiln:reach", "session-manager"
 PLAN_TAG, PRICE_TAG = "gpukiln:plan", "gpukiln:usd-hour"
 IMAGE_DIGEST_TAG, IMAGE_VERDICT_TAG = "gpukiln:image-digest", "gpukiln:image-verdict"
-ASKED_TAG = "gpukiln:asked"  # which options the machine was started with, see workspaces/differs.py
-NO_GPUS = "gpu_support="  # an entry of it: no GPU was asked for
+OPTIONS_TAG = "gpukiln:asked"  # the options that the machine was started with, see workspaces/differs.py
+NO_GPUS = "gpu_support="  # an entry of OPTIONS_TAG: no GPU was requested

@@ -97,13 +97,13 @@ class AmiPlan(BuildOptions):
             shown = results()
             shown.print(plan_table(planned))
             for line in cost_lines(cost):
-                shown.tell(line)
+                shown.print_text(line)
             if proven:
-                shown.tell(_nothing_to_bake(proven, again="`invoke ami.build` would judge it again"))
+                shown.print_text(_nothing_to_bake(proven, again="`invoke ami.build` would judge it again"))
             else:
-                shown.tell("`invoke ami.build` would bake it:")
+                shown.print_text("`invoke ami.build` would bake it:")
                 for line in steps.why_build(planned, _builds()):
-                    shown.tell(f"  {line}")
+                    shown.print_text(f"  {line}")
         return CHANGES_PENDING if self.exit_code and not is_current else 0
 
 
@@ -149,11 +149,13 @@ class AmiBuild(BuildOptions):
         shown = results(json=self.json)
         shown.print(plan_table(planned))
         if not self.force and (proven := find_verified(planned, where, suite_digest())):
-            shown.tell(f"{_nothing_to_bake(proven, again='it is judged again')} (--force builds anyway)")
+            shown.print_text(
+                f"{_nothing_to_bake(proven, again='it is judged again')} (--force builds anyway)"
+            )
             return _proven(proven, planned, where, dry_run=self.dry_run, signer=signer, json=self.json)
         if not self.force:
             for line in steps.why_build(planned, _builds()):
-                shown.tell(f"  {line}")
+                shown.print_text(f"  {line}")
         if self.dry_run:
             say("dry run: nothing was started")
             if self.json:
@@ -163,7 +165,7 @@ class AmiBuild(BuildOptions):
         folder, record = steps.build_image(planned, where, _builds(), progress, saved, signer)
         if record.verdict and record.bake:
             shown.print(report.ending(record.verdict))
-            shown.tell(
+            shown.print_text(
                 f"{record.bake.image_id} {record.bake.name}\n"
                 f"built and verified in {Duration(sum(record.durations_s.values())).shown}\n"
                 f"record: {folder.record_file}\n"
@@ -214,7 +216,7 @@ def _proven(
         )
         shown = results(json=json)
         shown.print(report.ending(verdict))
-        shown.tell(f"report: {folder / 'report.html'}")
+        shown.print_text(f"report: {folder / 'report.html'}")
     if json:
         print_document("ami.build.found/1", document, verdict=dump(verdict) if verdict else None)
     if verdict:
@@ -302,28 +304,30 @@ class AmiShow(JsonOptions):
         console = results()
         console.print(plan_table(record.plan))
         if record.bake:
-            console.tell(f"\n{record.bake.image_id}  {record.bake.name}")
-            console.tell(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
+            console.print_text(f"\n{record.bake.image_id}  {record.bake.name}")
+            console.print_text(f"kernel {record.bake.kernel}, {len(record.bake.packages)} packages\n")
             if record.bake.stage:
-                console.tell(f"{stage_line(record.bake.stage)}\n")
+                console.print_text(f"{stage_line(record.bake.stage)}\n")
             for use in record.bake.modules:
-                console.tell(f"{module_line(use)}\n")
+                console.print_text(f"{module_line(use)}\n")
         if record.verdict:
             console.print(render(record.verdict))
             for name, verdict in record.judged.items():
                 said = "passed" if verdict.passed else "FAILED"
-                console.tell(
+                console.print_text(
                     f"{name}: {said} on {verdict.started_at}, {counts_text(verdict.checks)}, "
                     f"suite {verdict.suite_version[:12]}",
                 )
             if record.simulated:
-                console.tell(f"on simulated GPUs, which proves nothing: {', '.join(record.simulated)}")
-            console.tell(f"{len(record.verdicts)} verdicts, reports: {folder.report_folder(1).parent}\n")
+                console.print_text(f"on simulated GPUs, which proves nothing: {', '.join(record.simulated)}")
+            console.print_text(
+                f"{len(record.verdicts)} verdicts, reports: {folder.report_folder(1).parent}\n"
+            )
         for step, seconds in record.durations_s.items():
-            console.tell(f"{step:24} {Duration(seconds).shown:>12}")
+            console.print_text(f"{step:24} {Duration(seconds).shown:>12}")
         if record.cost or record.plan.cloud == "embedded":
-            console.tell("\n" + "\n".join(cost_lines(record.cost)))
-        console.tell(
+            console.print_text("\n" + "\n".join(cost_lines(record.cost)))
+        console.print_text(
             f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
         )
 

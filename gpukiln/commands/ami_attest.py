@@ -78,11 +78,11 @@ class AmiAttest(ProfileOptions, JsonOptions):
             print_document("ami.attest/1", dump(written))
             return 0
         shown = results()
-        shown.tell(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
-        shown.tell(
+        shown.print_text(f"SBOM: {written.sbom}\nprovenance: {written.provenance}")
+        shown.print_text(
             f"signed: {written.envelope}" if written.envelope else "not signed: --sign-key FILE signs it"
         )
-        shown.tell(f"{written.image_id} is tagged with the digests of both")
+        shown.print_text(f"{written.image_id} is tagged with the digests of both")
         return 0
 
 

@@ -69,22 +69,22 @@ class AmiExport(MadeImageOptions):
             print_document("ami.export/1", dump(done))
         shown = results(json=self.json)
         size, disk = Memory(done.bytes).shown, Memory(done.virtual_bytes).shown
-        shown.tell(f"{done.output}: {done.to}, {size}, a disk of {disk}")
-        shown.tell(f"SHA-256 {done.sha256}")
+        shown.print_text(f"{done.output}: {done.to}, {size}, a disk of {disk}")
+        shown.print_text(f"SHA-256 {done.sha256}")
         if boots := done.boots_on:
-            shown.tell(
+            shown.print_text(
                 f"boots by {', '.join(boots.firmware) or 'nothing'} "
                 f"from {', '.join(boots.disks) or 'nothing'}: kernel {boots.kernel or 'none'}, "
                 f"network cards {', '.join(boots.networks) or 'none'}"
             )
         else:
-            shown.tell(f"what it boots on is not known: {done.boots_on_unknown}")
+            shown.print_text(f"what it boots on is not known: {done.boots_on_unknown}")
         for file in done.files:
-            shown.tell(f"beside it: {file.name}")
+            shown.print_text(f"beside it: {file.name}")
         for line in _missing(done.missing):
-            shown.tell(f"not there: {line}")
+            shown.print_text(f"not there: {line}")
         if not done.proven:
-            shown.tell("it was not proven")
+            shown.print_text("it was not proven")
         return 0
 
 
@@ -93,13 +93,13 @@ def _show(planned: ExportPlan) -> None:
 
     shown = results()
     holds = "" if planned.data_bytes is None else f", {Memory(planned.data_bytes).shown} of it data"
-    shown.tell(f"{planned.image_id} -> {planned.output} ({planned.to})")
-    shown.tell(f"a disk of {Memory(planned.disk_bytes).shown}{holds}")
-    shown.tell("proven" if planned.proven else f"not proven: {planned.why_unproven}")
+    shown.print_text(f"{planned.image_id} -> {planned.output} ({planned.to})")
+    shown.print_text(f"a disk of {Memory(planned.disk_bytes).shown}{holds}")
+    shown.print_text("proven" if planned.proven else f"not proven: {planned.why_unproven}")
     for line in _missing(planned.missing):
-        shown.tell(f"will not be there: {line}")
+        shown.print_text(f"will not be there: {line}")
     for device in planned.others:
-        shown.tell(f"not exported: the image's disk {device}, which is not its root")
+        shown.print_text(f"not exported: the image's disk {device}, which is not its root")
 
 
 def _missing(missing: dict[str, str]) -> list[str]:
@@ -151,7 +151,7 @@ class AmiImport(PlaceOptions):
             if self.json:
                 print_document("ami.import.plan/1", dump(disk), size_gib=disk.size_gib, name=disk.name)
             else:
-                results().tell(
+                results().print_text(
                     f"{self.file}: {disk.form}, {disk.size_gib} GiB -> {disk.name} in {where.region}"
                 )
             say("dry run: nothing was written")
@@ -160,8 +160,8 @@ class AmiImport(PlaceOptions):
         if self.json:
             print_document("ami.import/1", dump(made))
         shown = results(json=self.json)
-        shown.tell(f"{made.image_id} {made.name}{' (was there)' if made.found else ''}")
-        shown.tell(f"{made.architecture}, {made.boot_mode}, {made.size_gib} GiB, {made.snapshot_id}")
+        shown.print_text(f"{made.image_id} {made.name}{' (was there)' if made.found else ''}")
+        shown.print_text(f"{made.architecture}, {made.boot_mode}, {made.size_gib} GiB, {made.snapshot_id}")
         which = f"{made.image_id} --region {made.region} --cloud {made.cloud}"
-        shown.tell(f"not proven: `invoke ami.verify {which}` judges it")
+        shown.print_text(f"not proven: `invoke ami.verify {which}` judges it")
         return 0

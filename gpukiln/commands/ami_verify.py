@@ -94,10 +94,10 @@ class AmiVerify(MadeImageOptions, MachineOptions):
             )
             verdicts.append(verdict)
             shown.print(report.ending(verdict))
-            shown.tell(
+            shown.print_text(
                 f"judged on {machine.instance_type} in {machine.zone}{', spot' if machine.spot else ''}"
             )
-            shown.tell(f"report: {folder / 'report.html'}")
+            shown.print_text(f"report: {folder / 'report.html'}")
         if self.json:
             print_document("ami.verify/1", verdicts=[dump(verdict) for verdict in verdicts])
         for verdict in verdicts:

@@ -18,7 +18,7 @@ from gpukiln.commands import streams
 from gpukiln.errors import GpukilnError, UnavailableError
 from gpukiln.files import FULL
 from gpukiln.options import option
-from gpukiln.programs import ROOM_HINT
+from gpukiln.programs import SPACE_HINT
 
 if TYPE_CHECKING:
     from gpukiln.clouds.base import Cloud
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 INTERRUPTED = 130
 _OS_HINTS = {
-    **dict.fromkeys(FULL, ROOM_HINT),
+    **dict.fromkeys(FULL, SPACE_HINT),
     errno.EACCES: "run as root, or let $GPUKILN_HOME name a folder of your own",
     errno.EROFS: "let $GPUKILN_HOME name a folder that can be written to",
 }

@@ -27,12 +27,12 @@ class CloudStatus(JsonOptions):
 
     def run(self) -> None:
         from gpukiln.clouds.embedded.client import server_status
-        from gpukiln.clouds.embedded.inventory import kept, problems
-        from gpukiln.clouds.embedded.volume_files import kept as kept_volumes
+        from gpukiln.clouds.embedded.inventory import problems, stored_disks
+        from gpukiln.clouds.embedded.volume_files import stored_volumes
 
         layout = _layout()
-        server, disks, wrong = server_status(layout), kept(layout), problems(layout)
-        volumes = kept_volumes(layout)
+        server, disks, wrong = server_status(layout), stored_disks(layout), problems(layout)
+        volumes = stored_volumes(layout)
         if self.json:
             print_document(
                 "cloud.status/1",
@@ -161,7 +161,7 @@ class CloudSweep(RemovalOptions, PlaceOptions):
 
         from gpukiln.images import killed
         from gpukiln.images.builds import Builds
-        from gpukiln.instances.leftovers import remove_leftovers
+        from gpukiln.instances.orphans import remove_orphans
         from gpukiln.state import state_home
 
         where, builds = self.where(), Builds(state_home())
@@ -174,7 +174,7 @@ class CloudSweep(RemovalOptions, PlaceOptions):
         elif self.removes:
             gone = killed.clean_up_after_killed(where, builds, say)
             removed = [one for one in leftovers if one.id in gone]
-            removed += remove_leftovers(where, [one for one in leftovers if one.id not in gone], say)
+            removed += remove_orphans(where, [one for one in leftovers if one.id not in gone], say)
         else:
             print(f"nothing was removed: --yes removes these {len(leftovers)}", file=sys.stderr)
         if self.json:

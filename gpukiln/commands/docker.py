@@ -54,11 +54,11 @@ class DockerPlan(ContainerOptions):
             shown = results()
             shown.print(plan_table(planned))
             if built:
-                shown.tell(f"nothing to build: {built.read().reference} has this digest")
+                shown.print_text(f"nothing to build: {built.read().reference} has this digest")
             else:
-                shown.tell("`invoke docker.build` would build it:")
+                shown.print_text("`invoke docker.build` would build it:")
                 for line in why_build(planned, _builds()):
-                    shown.tell(f"  {line}")
+                    shown.print_text(f"  {line}")
         return CHANGES_PENDING if self.exit_code and not built else 0
 
 
@@ -88,13 +88,13 @@ class DockerBuild(ContainerOptions):
         there = None if self.force else find_built(planned, _builds(), found)
         if there:
             record = there.read()
-            shown.tell(
+            shown.print_text(
                 f"nothing to build: {record.reference} has this digest, built {record.plan.created_at},"
                 f" {'verified' if record.state == 'verified' else 'not verified'} (--force builds anyway)"
             )
         else:
             for line in why_build(planned, _builds()):
-                shown.tell(line)
+                shown.print_text(line)
         if self.dry_run:
             say("dry run: nothing was started")
             if self.json:
@@ -115,8 +115,8 @@ class DockerBuild(ContainerOptions):
             if record.image:
                 shown.print(layer_table(record.image))
             took = Duration(sum(record.durations_s.values())).shown
-            shown.tell(f"{record.reference}, also {planned.version}; built in {took}")
-            shown.tell(f"record: {folder.record_file}")
+            shown.print_text(f"{record.reference}, also {planned.version}; built in {took}")
+            shown.print_text(f"record: {folder.record_file}")
         verdict = None
         if not self.no_verify and record.state != "verified":  # also what an interrupted run has left to do
             record, verdict = _judge(folder.id, progress, json=self.json)
@@ -191,13 +191,13 @@ class DockerShow(JsonOptions):
         console = results()
         console.print(plan_table(record.plan))
         if record.image:
-            console.tell(f"\n{record.reference}  {record.image.id}\n")
+            console.print_text(f"\n{record.reference}  {record.image.id}\n")
             console.print(layer_table(record.image))
         if record.verdict:
             console.print(render(record.verdict))
         for step, seconds in record.durations_s.items():
-            console.tell(f"{step:40} {Duration(seconds).shown:>12}")
-        console.tell(
+            console.print_text(f"{step:40} {Duration(seconds).shown:>12}")
+        console.print_text(
             f"\nstate {record.state}{': ' + record.error if record.error else ''}\nfolder {folder.folder}"
         )
 
@@ -210,7 +210,7 @@ def _judge(name: str, progress: Progress, *, json: bool) -> tuple[ContainerRecor
     record, verdict = verify_container(folder, progress)
     shown = results(json=json)
     shown.print(report.ending(verdict))
-    shown.tell(f"report: {folder.folder / 'verify' / 'report.html'}")
+    shown.print_text(f"report: {folder.folder / 'verify' / 'report.html'}")
     return record, verdict
 
 

@@ -72,8 +72,8 @@ class OnHosts(HostOptions):
         console = results(json=self.json)
         for number, node in enumerate(nodes if not self.json else ()):
             if number:
-                console.tell("")
-            verb.show(node, options, console.tell)
+                console.print_text("")
+            verb.show(node, options, console.print_text)
         for one in failed:
             named = one["message"].startswith(one["node"])
             say(f"error: {'' if named else one['node'] + ': '}{one['message']}")

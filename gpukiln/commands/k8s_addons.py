@@ -68,7 +68,7 @@ class K8sAddons(JsonOptions):
             print_document(found.schema, dump(found))
         elif self.output:
             for line in rendering.lines(self.output):
-                results().tell(line)
+                results().print_text(line)
         else:
             for path, text in files.items():
                 print(f"# {path}\n{text}", end="")

@@ -95,7 +95,7 @@ class K8sCheck(JsonOptions):
             print_document(report.schema, dump(report))
         else:
             for line in output.lines(report):
-                results().tell(line)
+                results().print_text(line)
         return 1 if report.counts.errors or (self.strict and report.counts.warnings) else 0
 
     def _ask(self, reading: Reading) -> tuple[str, list[Mapping[str, Any]]]:
@@ -184,6 +184,6 @@ def _rules(*, json: bool) -> int:
         print_document(listed.schema, dump(listed))
         return 0
     for one in rules():
-        results().tell(f"{one.id} ({one.severity}): {one.title}")
-        results().tell(f"  why: {one.reason}\n  fix: {one.fix}\n  source: {one.source}")
+        results().print_text(f"{one.id} ({one.severity}): {one.title}")
+        results().print_text(f"  why: {one.reason}\n  fix: {one.fix}\n  source: {one.source}")
     return 0

@@ -49,7 +49,7 @@ class K8sTest(KubernetesOptions):
             MINUTE_S * self.wait_minutes,
         )
         if self.dry_run:
-            results().tell(
+            results().print_text(
                 as_yaml(*cluster_verification.pod_manifests(options, self.namespace or "default")).rstrip()
             )
             return 0
@@ -70,7 +70,7 @@ class K8sTest(KubernetesOptions):
                 progress.fail()
         shown = results(json=self.json)
         shown.print(report.ending(verdict))  # `live` has shown each check
-        shown.tell(f"report: {run.folder / 'report.html'}")
+        shown.print_text(f"report: {run.folder / 'report.html'}")
         if self.json:
             print_document("k8s.test/1", verdict=dump(verdict))
         return int(not verdict.passed)
@@ -108,7 +108,7 @@ class K8sRbac(JsonOptions):
         if self.json:
             print_document("k8s.rbac/1", manifests=found)
             return
-        results().tell(as_yaml(*found).rstrip())
+        results().print_text(as_yaml(*found).rstrip())
 
 
 @dataclass(frozen=True)
@@ -131,13 +131,13 @@ class K8sDoctor(KubernetesOptions):
         else:
             shown = results()
             for one in found.findings:
-                shown.tell(f"{one.severity}: {one.object}: {one.id}")
-                shown.tell(f"  seen   {one.message}")
-                shown.tell(f"  cause  {one.evidence['cause']}")
-                shown.tell(f"  fix    {one.remedy}\n")
-            shown.tell(f"looked at {', '.join(found.looked_at)}")
+                shown.print_text(f"{one.severity}: {one.object}: {one.id}")
+                shown.print_text(f"  seen   {one.message}")
+                shown.print_text(f"  cause  {one.evidence['cause']}")
+                shown.print_text(f"  fix    {one.remedy}\n")
+            shown.print_text(f"looked at {', '.join(found.looked_at)}")
             errors = sum(one.severity == "error" for one in found.findings)
-            shown.tell(
+            shown.print_text(
                 f"{errors} errors, {len(found.findings) - errors} warnings"
                 if found.findings
                 else "nothing is wrong with what was looked at"

@@ -123,7 +123,7 @@ class K8sNodes(ProfileOptions, JsonOptions):
             print_document(document.schema, dump(document))
         elif self.output:
             for line in rendering.lines(self.output):
-                results().tell(line)
+                results().print_text(line)
         else:
             for path, text in texts.items():
                 print(f"# {path}\n{text}" if len(texts) > 1 else text, end="")

@@ -181,7 +181,7 @@ class VerifyOptions(HostOptions):
         shown.print(render_verified(verified))
         page = run.folder / "report.html"
         write_html(verified, page)
-        shown.tell(f"report: {page}")
+        shown.print_text(f"report: {page}")
         if self.json:
             rows = [
                 {
@@ -255,7 +255,7 @@ class NodeTest(JsonOptions):
         run.write_document(document)
         shown = results(json=self.json)
         shown.print(render_outcomes(outcomes, others))
-        shown.tell(f"logs: {run.folder}")
+        shown.print_text(f"logs: {run.folder}")
         if self.json:
             print_document("node.test/1", document)
         return int(any(outcome.state == "failed" for outcome in outcomes))
@@ -345,7 +345,7 @@ def _run(purpose: str, request: PlaybookRequest) -> tuple[NodeRun, RunResult]:
             hosts,
             run.folder,
             on_host=lambda host, words: progress.say(f"{host}: {words}"),
-            on_task=lambda host, task: progress.doing(f"{host}: {task}"),
+            on_task=lambda host, task: progress.show_activity(f"{host}: {task}"),
         )
         if result.unfinished:
             progress.fail()
@@ -360,10 +360,10 @@ def _report(
 
     shown = results(json=as_json)
     shown.print(render(result, check=request.check))
-    shown.tell(f"logs: {run.folder}")
+    shown.print_text(f"logs: {run.folder}")
     if result.unfinished and not request.check:
         pve = " --pve" if request.playbook == "pve.yml" else ""
-        shown.tell(f"resume: invoke node.apply --resume {run.id}{pve}")
+        shown.print_text(f"resume: invoke node.apply --resume {run.id}{pve}")
     if as_json:
         print_document(f"node.{purpose}/1", dump(result), id=run.id, unfinished=result.unfinished)
 

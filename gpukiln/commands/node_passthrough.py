@@ -143,7 +143,7 @@ def _give(
         with progress.step(f"set {found.change.key} of VM {number}"):
             file = set_gpu(pve, node, vm, found.change, state_home() / "passthrough")
         found = replace(found, done="set", undo=str(file))
-    shown.tell(said(found))
+    shown.print_text(said(found))
     if as_json:
         print_document(found.schema, dump(found))
     return found.exit_code
@@ -191,7 +191,7 @@ def _undo(name: str, token_file: str, *, apply: bool, as_json: bool) -> int:
     shown.print(render_undone(found))
     if apply and vm is not None:
         take_back(pve, undo, vm)
-    shown.tell(
+    shown.print_text(
         {
             "as-is": "nothing was changed: it stands there as it was already",
             "looked": "nothing was changed: --apply takes it back",
@@ -263,7 +263,7 @@ def _create(
         with progress.step(f"make VM {made.vm}"):
             make(pve, order, made, progress.say)
         found = replace(found, done="made")
-    shown.tell(
+    shown.print_text(
         {
             "refused": f"nothing was made: {refusal(every)}",
             "looked": "nothing was made: --apply makes it",

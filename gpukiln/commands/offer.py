@@ -264,7 +264,7 @@ def _show(found: Any, parts: Iterable[RenderableType], *, json: bool) -> None:
     console = results()
     for part in parts:
         if isinstance(part, str):
-            console.tell(part)
+            console.print_text(part)
         else:
             console.print(part)
 

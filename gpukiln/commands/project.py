@@ -24,7 +24,7 @@ class ProjectInit(Command):
     image: str = option("also make ami/NAME in it, an image of its own that begins as eks-gpu")
 
     def run(self) -> None:
-        from gpukiln.files import write_whole
+        from gpukiln.files import write_atomic
 
         file = Path(self.folder).expanduser() / recipes.PROJECT_FILE
         if file.exists() and not self.image:
@@ -39,7 +39,7 @@ class ProjectInit(Command):
             lines += ["", f"# {about}", f'# {name} = "{default}"']
         lines += ["", "# Fields of components.yaml that images and nodes get instead, as --set has them."]
         lines += [f"# [{settings.COMPONENTS}.nvidia_driver]", '# branch = "580"', ""]
-        write_whole(file, "\n".join(lines).encode(), mode=0o644)
+        write_atomic(file, "\n".join(lines).encode(), mode=0o644)
         say(f"{file}: take the # away from what differs")
 
 

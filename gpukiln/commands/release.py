@@ -263,12 +263,12 @@ def _end(done: Release, *, json: bool) -> int:
     from gpukiln.release.view import release_table
 
     console = results(json=json)
-    console.tell(
+    console.print_text(
         f"{done.pointer.path}: {done.action} {'to' if done.action == 'rollback' else 'of'} {done.build}"
     )
     console.print(release_table(done))
     if done.not_run:
-        console.tell(f"checks not run: {done.not_run}")
+        console.print_text(f"checks not run: {done.not_run}")
     if done.trust:
         say(f"note: {done.trust}")
     for check, reason in done.excused.items():

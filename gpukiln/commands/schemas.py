@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.commands.forms import DIALECT, Form, Forms
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 
 WIDTH = 160  # of a line: what fits into one is in one
 Documents = Mapping[str, Form]
@@ -98,7 +98,7 @@ def _ami() -> Documents:
 
 
 def _cloud() -> Documents:
-    from gpukiln.instances.leftovers import Leftover
+    from gpukiln.instances.orphans import Orphan
 
     machine = Form(instance_id=str, kind=str, address=str, ssh_port=int | None, running=bool, simulated=bool)
     home = Form(path=str, device=int, inode=int)
@@ -157,7 +157,7 @@ def _cloud() -> Documents:
             volumes=[volume],
             problems=list[str],
         ),
-        "cloud.sweep/1": Form(None, "What ended builds left.", found=[Leftover], removed=list[str]),
+        "cloud.sweep/1": Form(None, "What ended builds left.", found=[Orphan], removed=list[str]),
     }
 
 
@@ -412,7 +412,7 @@ def _text(value: Any, indent: str = "", taken: int = 0) -> str:
 def main(folder: str) -> None:
     """Write every schema into a folder."""
     for name, text in files().items():
-        write_whole(Path(folder) / name, text, mode=0o644)
+        write_atomic(Path(folder) / name, text, mode=0o644)
 
 
 if __name__ == "__main__":

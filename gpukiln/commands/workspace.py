@@ -233,7 +233,7 @@ class WorkspaceDown(ExistingOptions):
         removed = view.removed_lines(found, datetime.now(UTC), keep_home=self.keep_home)
         if self.dry_run:
             for line in removed:
-                results().tell(f"would remove {line}")
+                results().print_text(f"would remove {line}")
             say("dry run: nothing was removed")
             return
         if view.loses_work(found, keep_home=self.keep_home):
@@ -281,7 +281,7 @@ class WorkspaceMove(ExistingOptions, JsonOptions):
         if self.json:
             print_document("workspace.move/1", dump(moved))
         else:
-            results().tell(f"the home of {found.name} is {moved.volume_id} in {moved.zone}")
+            results().print_text(f"the home of {found.name} is {moved.volume_id} in {moved.zone}")
 
 
 RENDERED = ("compose", "userdata", "tfvars", "terraform")
@@ -298,7 +298,7 @@ class WorkspaceRender(WorkspaceOptions):
 
     def run(self) -> None:
         from gpukiln.errors import UsageError
-        from gpukiln.files import write_whole
+        from gpukiln.files import write_atomic
         from gpukiln.typed import unknown
         from gpukiln.workspaces.render import rendered_files
 
@@ -318,7 +318,7 @@ class WorkspaceRender(WorkspaceOptions):
             if self.out:
                 path = folder / file if self.to == "terraform" else Path(self.out)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_whole(path, content, mode=0o644)
+                write_atomic(path, content, mode=0o644)
                 say(f"{path}: {len(content)} bytes")
             else:
                 sys.stdout.buffer.write(content)

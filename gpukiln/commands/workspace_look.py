@@ -109,10 +109,10 @@ class WorkspaceSsh(ExistingOptions):
         where, found = self.find()
         typed = reached(where, found).command(*self.command, batch=False)
         if self.print:
-            results().tell(shlex.join(typed))
+            results().print_text(shlex.join(typed))
             return 0
         environment = {key: value for key, value in {**os.environ, **where.environment()}.items() if value}
-        return programs.attached(typed, environment=environment)
+        return programs.run_on_terminal(typed, environment=environment)
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class WorkspaceEnv(ExistingOptions, JsonOptions):
         if self.json:
             print_document("workspace.env/1", variables=variables)
         for key, value in variables.items() if not self.json else ():
-            results().tell(f"export {key}={shlex.quote(value)}")
+            results().print_text(f"export {key}={shlex.quote(value)}")
 
 
 @dataclass(frozen=True)

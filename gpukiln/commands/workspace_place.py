@@ -130,6 +130,6 @@ def show_parts(parts: Iterable[RenderableType], *, notices: bool = False) -> Non
     console = results(json=notices)
     for part in parts:
         if isinstance(part, str):
-            console.tell(part)
+            console.print_text(part)
         else:
             console.print(part)

@@ -2,8 +2,8 @@
 
 A disk is: GRUB's first stage in the MBR, GRUB's core image in a BIOS boot partition, GRUB for UEFI in an EFI
 system partition (numbers 14 and 15, as in Debian's cloud images), and the ext4 root file system in partition
-1, last on the disk so that it can grow. Disks of before the EFI system partition, and other people's, have
-their root elsewhere: where it is, the partition table says.
+1, last on the disk so that it can grow. Disks that gpukiln built before it
+added the EFI system partition, and imported disks, have their root elsewhere: the partition table says where.
 """
 
 import struct
@@ -13,22 +13,25 @@ from pathlib import Path
 
 from gpukiln.disks.table import BIOS_BOOT_TYPE, ESP_TYPE, LINUX_ROOT_TYPE, SECTOR, root_partition
 from gpukiln.errors import UnavailableError
-from gpukiln.files import whole_or_not
+from gpukiln.files import atomic_path
 from gpukiln.programs import tool
 
+# 1 MiB, the alignment that partitioning tools use.
 BIOS_BOOT_START = 2048  # sectors
 ESP_START = 4096  # sectors
 ESP_SECTORS = 64 << 11  # FAT32, which UEFI asks for on a fixed disk (2.10, 13.3), begins at 33 MiB
 ROOT_START = ESP_START + ESP_SECTORS
+# What grub.cfg below uses, plus ext2 (which reads ext4) and part_gpt to find it.
 GRUB_MODULES = [
     *("part_gpt", "ext2", "linux", "normal", "configfile", "search", "search_fs_uuid"),
     *("serial", "terminal", "gzio", "echo", "test"),
 ]
 BIOS_MODULES = [*GRUB_MODULES, "biosdisk"]
+# fat reads the ESP; all_video because a kernel without a video mode shows no console under UEFI.
 EFI_MODULES = [*GRUB_MODULES, "fat", "all_video"]
 EFI_FILE = "EFI/BOOT/BOOTX64.EFI"  # what firmware without a boot entry starts (UEFI 2.10, 3.5.1.1)
 LAYOUT = (BIOS_BOOT_START, ESP_START, ROOT_START, *BIOS_MODULES, *EFI_MODULES)
-"""What of this module can change a disk."""
+"""The constants that change the disk: part of the base image's key, so that a change builds a new one."""
 
 
 def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
@@ -38,14 +41,14 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
 
     Args:
         root: The folder that becomes the root file system; its grub.cfg and fstab are written here.
-        disk: The raw disk to make (sparse); it must not exist.
+        disk: The raw disk to create (sparse); it must not exist.
 
     Raises:
         UnavailableError: A tool is missing or failed.
     """
     root_uuid = str(uuid.uuid4())
     _write_boot_files(root, root_uuid)
-    with whole_or_not(disk) as partial:
+    with atomic_path(disk) as partial:
         with partial.open("wb") as file:
             file.truncate(size_gib << 30)
         table = (
@@ -54,9 +57,12 @@ def build_disk(root: Path, disk: Path, *, size_gib: int) -> None:
             f"15 : start={ESP_START}, size={ESP_SECTORS}, type={ESP_TYPE}\n"
             f"1 : start={ROOT_START}, type={LINUX_ROOT_TYPE}\n"
         )
+        # --no-reread: the file is no block device, so there is no kernel to inform.
         tool("sfdisk", "--quiet", "--no-reread", str(partial), stdin=table)
         part = root_partition(partial)
         tool(
+            # -d fills the file system from the folder, so that nothing is mounted. lazy_itable_init leaves
+            # the inode tables sparse.
             *("mkfs.ext4", "-q", "-F", "-b", "4096", "-U", root_uuid, "-L", "root", "-d", str(root)),
             *("-E", f"offset={part.offset},lazy_itable_init=1", str(partial), f"{part.blocks_kib}k"),
         )
@@ -79,7 +85,7 @@ def _write_boot_files(root: Path, root_uuid: str) -> None:
 
 
 def _install_grub(disk: Path) -> None:
-    """Embed GRUB by its documented block list, which needs no device nodes.
+    """Write GRUB's boot and core image to the disk; grub-install would need a device node.
 
     Offsets are GRUB's own (grub-core/boot/i386/pc/boot.S, diskboot.S): the first stage holds the sector of
     the core image at 0x5c; the core's first sector holds the sector of its second at 0x1f4.
@@ -92,11 +98,14 @@ def _install_grub(disk: Path) -> None:
             *("-p", "(hd0,gpt1)/boot/grub", *BIOS_MODULES),
         )
         core = bytearray(core_file.read_bytes())
+    # 440 bytes: behind them are the disk signature and the partition entries.
     boot = bytearray((modules / "boot.img").read_bytes()[:440])
     struct.pack_into("<Q", boot, 0x5C, BIOS_BOOT_START)
     struct.pack_into("<Q", core, 0x1F4, BIOS_BOOT_START + 1)
     if len(core) > (ESP_START - BIOS_BOOT_START) * SECTOR:
-        raise UnavailableError(f"GRUB's core image is {len(core)} bytes, more than its partition holds")
+        raise UnavailableError(
+            f"GRUB's core image has {len(core)} bytes and its partition {(ESP_START - BIOS_BOOT_START) * SECTOR}"
+        )
     with disk.open("r+b") as file:
         file.write(boot)
         file.seek(BIOS_BOOT_START * SECTOR)
@@ -104,11 +113,12 @@ def _install_grub(disk: Path) -> None:
 
 
 def _install_grub_efi(disk: Path, root_uuid: str) -> None:
-    """Make the EFI system partition, with a GRUB that goes on with the configuration on the root.
+    """Make the EFI system partition, with a GRUB that loads the configuration on the root file system.
 
-    Which disk the root is on is looked for by its UUID: a firmware numbers its disks as it likes.
+    GRUB searches the root by its UUID, because the order of disks depends on the firmware.
     """
     with tempfile.TemporaryDirectory() as folder:
+        # early.cfg is embedded into the image, because the ESP has no grub.cfg of its own.
         early, image = Path(folder) / "early.cfg", Path(folder) / "grub.efi"
         early.write_text(
             f"search --no-floppy --fs-uuid --set=root {root_uuid}\n"
@@ -119,7 +129,7 @@ def _install_grub_efi(disk: Path, root_uuid: str) -> None:
             *("-c", str(early), "-p", "/EFI/BOOT", *EFI_MODULES),
         )
         tool(
-            # it would choose clusters and tracks by the size of the disk
+            # Without -s and -g mkfs.fat takes clusters and geometry from the size of the whole disk.
             *("mkfs.fat", "-F", "32", "-s", "1", "-g", "64/32", "-n", "EFI", "--offset", str(ESP_START)),
             *(str(disk), str(ESP_SECTORS * SECTOR >> 10)),
         )

@@ -1,4 +1,4 @@
-"""A raw disk, its partition table and its root file system reach a new end."""
+"""Enlarges a raw disk, its partition table and its root file system."""
 
 import contextlib
 from pathlib import Path
@@ -7,27 +7,27 @@ from gpukiln.disks.loop import LoopDevice
 from gpukiln.disks.table import read_table, root_partition
 from gpukiln.programs import tool
 
-GROWTH = 64 << 20  # bytes behind the root partition that are worth to be taken; volumes grow by whole GiB
+GROWTH = 64 << 20  # bytes: less free space behind the root partition is left alone; volumes grow by whole GiB
 
 
 def grow_file(disk: Path, size_gib: int) -> None:
-    """Enlarge a raw disk, whose partitions stay as they are; a larger one keeps its size.
+    """Enlarge a raw disk; its partitions stay as they are, and a larger disk keeps its size.
 
     Args:
-        size_gib: The size wanted in GiB.
+        size_gib: The new size in GiB.
     """
     with disk.open("r+b") as file:
         file.truncate(max(size_gib << 30, disk.stat().st_size))
 
 
 def fit_table(disk: Path) -> None:
-    """Let the partition table know that a disk has grown: a GPT's second copy is at the end."""
+    """Move a GPT's second copy to the new end of a disk that has grown."""
     if read_table(disk).label == "gpt":
         tool("sgdisk", "--move-second-header", str(disk))
 
 
 def fit_root(disk: Path) -> None:
-    """Let the root partition and its file system reach the end of a disk that has grown.
+    """Grow the root partition and its file system to the end of a disk that has grown.
 
     Args:
         disk: A raw disk that is not in use.
@@ -39,7 +39,9 @@ def fit_root(disk: Path) -> None:
     if disk.stat().st_size - part.end < GROWTH:
         return
     fit_table(disk)
+    # ", +": the same start, up to the end (sfdisk(8), Input formats).
     tool("sfdisk", "--quiet", "--no-reread", "-N", str(part.number), str(disk), stdin=", +\n")
     with contextlib.closing(LoopDevice(disk, offset=part.offset)) as loop:
+        # resize2fs refuses a file system that was not checked (resize2fs(8)).
         tool("e2fsck", "-f", "-p", str(loop.path))
         tool("resize2fs", str(loop.path), f"{root_partition(disk).blocks_kib}K")

@@ -1,4 +1,4 @@
-"""What a disk is by its content: the machines that boot it, the form of its file.
+"""Identifies a disk by its content: the format of its file and the firmware that boots it.
 
 The Discoverable Partitions Specification (types of partitions); QEMU, docs/interop/qcow2.rst.
 """
@@ -43,11 +43,11 @@ class Disk:
     boot_mode: str
 
 
-def form_of(file: Path) -> str:
-    """Whether a file is raw or qcow2, by its content.
+def detect_format(file: Path) -> str:
+    """The format of a file, raw or qcow2, by its first bytes.
 
     Raises:
-        IncompatibleError: It is neither, or a qcow2 that is not whole without other files.
+        IncompatibleError: It has another format, or is a qcow2 that needs other files.
     """
     with file.open("rb") as opened:
         head = opened.read(16)
@@ -55,65 +55,73 @@ def form_of(file: Path) -> str:
     if form == "raw":
         return form
     if form != "qcow2":
+        # A compressed disk is decompressed first; any other format is qemu-img's to convert.
         ways = {"zstd": f"zstd -d {file.name}", "gzip": f"gzip -d {file.name}", "xz": f"xz -d {file.name}"}
         way = ways.get(form, f"qemu-img convert -O qcow2 {file.name} {file.stem}.qcow2")
         raise IncompatibleError(
-            f"{file} is a file of {form}, wanted a raw or a qcow2 disk", hint=f"`{way}` makes one of it"
+            f"{file} has the format {form}, wanted raw or qcow2", hint=f"`{way}` converts it"
         )
     _require_whole(file)
     return form
 
 
 def _require_whole(file: Path) -> None:
-    """Refuse what would have qemu-img read other files: somebody's disk may name any of this machine."""
+    """Refuse a qcow2 that refers to other files: an untrusted disk could name any file of this computer."""
     done = programs.run(
-        ["qemu-img", "info", "--output=json", "-f", "qcow2", str(file)], limit_s=programs.QUICK_S
+        # -f: with a guessed format, a raw disk whose guest wrote a qcow2 header would be opened as qcow2.
+        ["qemu-img", "info", "--output=json", "-f", "qcow2", str(file)],
+        limit_s=programs.QUICK_S,
     )
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        stderr = done.stderr.decode(errors="replace").strip().splitlines() or ["without a message"]
         raise IncompatibleError(
-            f"{file} is no whole qcow2: {told[-1]}", hint="copy it again from where it came"
+            f"{file} is not a complete qcow2 file: {stderr[-1]}", hint="copy it again from its source"
         )
-    found = parse_json(done.stdout)
-    data = found.get("format-specific", {}).get("data", {})
+    info = parse_json(done.stdout)
+    data = info.get("format-specific", {}).get("data", {})
     for what, other in (
-        ("backing file", found.get("backing-filename")),
+        ("backing file", info.get("backing-filename")),
         ("data file", data.get("data-file")),
     ):
         if other:
             raise IncompatibleError(
-                f"{file} has a {what}, {other}: it is not whole without it",
-                hint="where both are trusted, `qemu-img convert -O qcow2` makes one file of them",
+                f"{file} needs its {what} {other}",
+                hint="if you trust both, `qemu-img convert -O qcow2` makes one file of them",
             )
-    if data.get("corrupt") or found.get("encrypted"):
-        why = "encrypted" if found.get("encrypted") else "marked as corrupt"
-        raise IncompatibleError(f"{file} is {why}", hint="`qemu-img check` and `qemu-img convert` know more")
+    if data.get("corrupt") or info.get("encrypted"):
+        why = "encrypted" if info.get("encrypted") else "marked as corrupt"
+        raise IncompatibleError(f"{file} is {why}", hint="see `qemu-img check` and `qemu-img convert`")
 
 
-def look(disk: Path) -> Disk:
-    """What a raw disk is.
+def inspect_disk(disk: Path) -> Disk:
+    """Size, partition table, architecture and firmware of a raw disk.
 
     Raises:
-        IncompatibleError: It has no partition table, was cut, or nothing on it boots.
+        IncompatibleError: It has no partition table, is truncated, or has no boot loader.
     """
     table, size = read_table(disk), disk.stat().st_size
     ends = max((part.end for part in table.partitions), default=0)
     if not ends or ends > size:
-        why = f"a partition ends at {ends} and the disk at {size}" if ends else "its table has no partition"
-        raise IncompatibleError(f"{disk} was cut or is empty: {why}", hint="copy it again from where it came")
+        why = (
+            f"a partition ends at byte {ends} and the disk at byte {size}"
+            if ends
+            else "its table has no partition"
+        )
+        raise IncompatibleError(f"{disk} is truncated or empty: {why}", hint="copy it again from its source")
     types = [part.type for part in table.partitions]
     esp = next(iter(table.system_partitions), None)
+    # An MBR boots by BIOS; on a GPT there is boot code in the first sector or a BIOS boot partition.
     bios = table.label == "dos" or table.boot_code or BIOS_BOOT_TYPE in types
     if not esp and not bios:
         raise IncompatibleError(
-            f"nothing on {disk} boots: it has no EFI system partition and no BIOS boot loader",
+            f"{disk} does not boot: it has no EFI system partition and no BIOS boot loader",
             hint="install a boot loader on it first",
         )
     architecture = next((ROOTS[name] for name in types if name in ROOTS), "")
     if not architecture and esp:
-        architecture = _loader(disk, esp)
+        architecture = _loader_architecture(disk, esp)
     if architecture == "arm64":
-        bios = False  # it has no BIOS
+        bios = False  # arm64 has no BIOS
     mode = "uefi-preferred" if esp and bios else "uefi" if esp else "legacy-bios"
     return Disk(size, table.label, architecture or "x86_64", mode)
 
@@ -129,12 +137,12 @@ def has_file(disk: Path, part: Partition, name: str) -> bool:
         tool("mdir", "-b", "-i", drive, f"::{name}")
     except UnavailableError as error:
         if not error.details:
-            raise  # there is no mdir to say anything
+            raise  # mdir is not installed: a failed mdir has output
         return False
     return True
 
 
-def _loader(disk: Path, esp: Partition) -> str:
+def _loader_architecture(disk: Path, esp: Partition) -> str:
     """The architecture of the boot loader that firmware looks for, by its name in the ESP."""
     with disk.open("rb") as file:
         file.seek(esp.offset)
@@ -143,5 +151,6 @@ def _loader(disk: Path, esp: Partition) -> str:
             for name, architecture in LOADERS.items():
                 if name in before + data:
                     return architecture
+            # A name may lie across two chunks; it has 11 bytes.
             before, left = data[-16:], left - len(data)
     return ""

@@ -1,4 +1,4 @@
-"""Loop devices that are gone when nobody holds them: nothing stays attached when this process is killed."""
+"""Loop devices that the kernel frees with their last open handle, so that a killed process leaves none attached."""
 
 import errno
 import fcntl
@@ -11,24 +11,27 @@ from gpukiln.errors import UnavailableError
 
 # include/uapi/linux/loop.h
 LOOP_CLR_FD, LOOP_SET_CAPACITY, LOOP_CONFIGURE, LOOP_CTL_GET_FREE = 0x4C01, 0x4C07, 0x4C0A, 0x4C82
+# AUTOCLEAR: detached at the last close (loop(4)), even where this process was killed.
 LO_FLAGS_READ_ONLY, LO_FLAGS_AUTOCLEAR = 1, 4
 CONFIGURATION = struct.Struct("=II 5Q4I 64s64s32s2Q 64x")  # struct loop_config: fd, block size, loop_info64
 
 
 class LoopDevice:
-    """A file as a block device, for as long as somebody has it open; this object has.
+    """A file as a block device, attached while this object or a mount has it open.
 
     Args:
-        offset: Bytes of the file before the device's first.
-        size: Bytes of the device; 0 is up to the file's end.
+        offset: Byte of the file at which the device begins.
+        size: Bytes of the device; 0: up to the file's end.
 
     Raises:
-        UnavailableError: This host gives no loop device.
+        UnavailableError: The kernel refused to attach a loop device.
     """
 
     def __init__(self, file: Path, *, offset: int = 0, size: int = 0, read_only: bool = False) -> None:
         backing = os.open(file, os.O_RDONLY if read_only else os.O_RDWR)
         flags = LO_FLAGS_AUTOCLEAR | (LO_FLAGS_READ_ONLY if read_only else 0)
+        # lo_file_name has 64 bytes with its end; the end of the path says more than its beginning. Only
+        # losetup shows it.
         name = os.fsencode(file)[-63:]
         configuration = CONFIGURATION.pack(
             backing, 0, 0, 0, 0, offset, size, 0, 0, 0, flags, name, b"", b"", 0, 0
@@ -38,6 +41,7 @@ class LoopDevice:
         except OSError as error:
             raise UnavailableError(f"no loop device for {file}: {error}") from error
         finally:
+            # The kernel holds its own reference to the file.
             os.close(backing)
 
     @property
@@ -51,8 +55,9 @@ class LoopDevice:
         return Path(f"/dev/loop{self.number}")
 
     def busy(self) -> bool:
-        """Whether somebody has claimed it, as a mounted file system does."""
+        """Whether the device is claimed exclusively, for example by a mounted file system."""
         try:
+            # O_EXCL without O_CREAT on a block device fails with EBUSY where it is in use (open(2)).
             os.close(os.open(self.path, os.O_RDONLY | os.O_EXCL))
         except OSError as error:
             if error.errno == errno.EBUSY:
@@ -69,14 +74,15 @@ class LoopDevice:
         fcntl.ioctl(self._fd, LOOP_SET_CAPACITY, 0)
 
     def close(self) -> None:
-        """Let it go; the kernel frees it when the last who has it open, a mount for example, is gone."""
+        """Close this handle; the kernel detaches the file when the last handle, for example a mount, is gone."""
         self.flush()
         os.close(self._fd)
 
 
 def _configure(configuration: bytes) -> tuple[int, int]:
-    """Take a free device; another process may be faster."""
+    """Attach to a free device; another process may take it first, so the next free one is tried."""
     with Path("/dev/loop-control").open("r+b", buffering=0) as control:
+        # LOOP_CTL_GET_FREE reserves nothing.
         for _ in range(50):
             number = fcntl.ioctl(control, LOOP_CTL_GET_FREE)
             device = os.open(f"/dev/loop{number}", os.O_RDWR | os.O_CLOEXEC)
@@ -89,4 +95,4 @@ def _configure(configuration: bytes) -> tuple[int, int]:
                 time.sleep(0.01)
                 continue
             return device, number
-    raise OSError(errno.EBUSY, "every loop device that is free is taken by somebody else at once")
+    raise OSError(errno.EBUSY, "other processes took every free loop device first")

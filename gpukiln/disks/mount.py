@@ -1,4 +1,4 @@
-"""The file systems of raw disks, mounted without partition nodes of loop devices."""
+"""Mounts the root file system of a raw disk, by a loop device at the partition's offset."""
 
 import contextlib
 import tempfile
@@ -19,15 +19,16 @@ def mount_root(disk: Path, mountpoint: Path, *, devices: bool = False, read_only
 
     Args:
         disk: A raw disk.
-        mountpoint: The folder to mount on; made when missing.
-        devices: Whether device nodes on it lead to this computer's devices.
-        read_only: Whether not even its journal is written.
+        mountpoint: The folder to mount on; created when missing.
+        devices: Whether its device nodes work (without: nodev).
+        read_only: Mounts without replaying the journal, so that not a byte changes.
 
     Raises:
         IncompatibleError: The disk has no partition table, or a damaged one.
-        UnavailableError: It could not be mounted.
+        UnavailableError: The mount failed.
     """
     part = root_partition(disk)
+    # norecovery: ext4 replays its journal even on a read-only mount (ext4(5)).
     options = [*([] if devices else ["nodev"]), *(["ro", "norecovery"] if read_only else [])]
     mountpoint.mkdir(parents=True, exist_ok=True)
     # Not mount's own `-o loop`: it refuses a file that has a loop device already, and one that was let go
@@ -41,7 +42,7 @@ def mount_root(disk: Path, mountpoint: Path, *, devices: bool = False, read_only
 def mounted_root(disk: Path, *, writable: bool = False) -> Iterator[Path]:
     """The root file system of a disk, mounted for the length of a block.
 
-    Its end unmounts it, or the next process does, where this one is killed.
+    The block's end unmounts it. Where this process is killed, the next call in any process does.
 
     Args:
         disk: A raw disk.
@@ -57,7 +58,9 @@ def mounted_root(disk: Path, *, writable: bool = False) -> Iterator[Path]:
         MOUNTS.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise UnavailableError(f"no folder to mount on: {error}", hint="mounting needs root") from error
+    # One at a time: else another process could take the new folder for one whose owner was killed.
     with locked(MOUNTS / "lock"):
+        # A lock that can be taken belongs to a process that was killed: its mount is removed here.
         for lock in MOUNTS.glob("*.lock"):
             with contextlib.suppress(BusyError, UnavailableError), locked(lock, busy=BusyError("it is used")):
                 _unmount(lock)
@@ -74,7 +77,7 @@ def mounted_root(disk: Path, *, writable: bool = False) -> Iterator[Path]:
 
 
 def _unmount(lock: Path) -> None:
-    """Give back a folder of MOUNTS and its lock, which the caller holds."""
+    """Unmount and remove a folder of MOUNTS, and its lock, which the caller holds."""
     folder = lock.with_suffix("")
     if folder.is_mount():
         tool("umount", str(folder))

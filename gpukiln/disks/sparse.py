@@ -1,4 +1,4 @@
-"""Raw disks with holes: where their data is, copied and hashed without reading the holes."""
+"""Sparse files: finds their data, and copies and hashes it without reading the holes."""
 
 import contextlib
 import errno
@@ -11,21 +11,22 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UnavailableError
-from gpukiln.files import FULL, whole_or_not
+from gpukiln.files import FULL, atomic_path
 from gpukiln.programs import disk_full
 
 CHUNK = 4 << 20  # bytes
 SHORTER = "the disk became shorter while it was read"
+# One buffer of zeros for all holes.
 _ZEROS = bytes(CHUNK)
 
 
 def extents(number: int) -> Iterator[tuple[int, int]]:
-    """The parts of an open file that are no hole: begin and end in bytes."""
+    """The data of an open file: begin and end of each extent in bytes. Holes are between them."""
     at, end = 0, os.fstat(number).st_size
     while at < end:
         try:
             at = os.lseek(number, at, os.SEEK_DATA)
-        except OSError:  # ENXIO: only a hole is left
+        except OSError:  # ENXIO: no data behind this offset (lseek(2))
             return
         hole = os.lseek(number, at, os.SEEK_HOLE)
         yield at, hole
@@ -33,29 +34,30 @@ def extents(number: int) -> Iterator[tuple[int, int]]:
 
 
 def blocks(number: int, size: int) -> Iterator[int]:
-    """The blocks of an open file that are not only a hole, in ascending order.
+    """Numbers of the blocks of an open file that have any data, in ascending order.
 
     Args:
         size: Bytes of a block.
     """
     behind = 0
     for begin, end in extents(number):
+        # Two extents may share a block: `behind` is the first block that was not yielded yet.
         yield from range(max(begin // size, behind), behind := -(-end // size))
 
 
 def used_bytes(disk: Path) -> int:
-    """Bytes that a disk takes of the file system that it lies on."""
-    return disk.stat().st_blocks * 512  # stat(2): whatever the block size is
+    """Bytes that a disk occupies on its file system."""
+    return disk.stat().st_blocks * 512  # st_blocks counts 512 bytes whatever the block size is (stat(2))
 
 
 def data_bytes(disk: Path) -> int:
-    """What a disk really holds."""
+    """Bytes of a disk that are data, not holes."""
     with opened(disk) as number:
         return sum(end - begin for begin, end in extents(number))
 
 
 def pieces(disk: Path) -> Iterator[bytes | memoryview]:
-    """All of a disk, in order; holes are zeros that nobody reads."""
+    """The content of a disk in order; for holes zeros, which are not read from the file."""
     view = memoryview(_ZEROS)
     with opened(disk) as number:
         at, size = 0, os.fstat(number).st_size
@@ -76,7 +78,7 @@ def sha256(disk: Path, moved: Callable[[int], None] = lambda _: None) -> str:
     """The digest of a file, holes included.
 
     Args:
-        moved: Told of each piece's bytes.
+        moved: Called with the number of bytes of each piece.
     """
     digest = hashlib.sha256()
     for piece in pieces(disk):
@@ -86,18 +88,20 @@ def sha256(disk: Path, moved: Callable[[int], None] = lambda _: None) -> str:
 
 
 def copy_disk(source: Path, target: Path) -> None:
-    """Copy a disk with its holes and its user attributes; nothing half-written has the target's name.
+    """Copy a disk with its holes and its user attributes; the target's name appears only with the whole copy.
 
     Args:
-        target: May be the source, which then shares its file with no other name.
+        target: May be the source: it then gets a file of its own, no longer hard-linked with other names.
 
     Raises:
-        UnavailableError: The copy failed, for example because there is no room.
+        UnavailableError: The copy failed, for example because the disk is full.
     """
     try:
-        with whole_or_not(target) as partial:
+        with atomic_path(target) as partial:
             copy(source, partial)
             for name in os.listxattr(source):
+                # Other namespaces (security, trusted) belong to this computer; `user.gpukiln.outside` marks
+                # untrusted disks.
                 if name.startswith("user."):
                     os.setxattr(partial, name, os.getxattr(source, name))
     except OSError as error:
@@ -107,15 +111,15 @@ def copy_disk(source: Path, target: Path) -> None:
 
 
 def copy(source: Path, target: Path, moved: Callable[[int], None] = lambda _: None) -> None:
-    """Copy what is no hole.
+    """Copy the data; holes stay holes.
 
     Args:
-        moved: Told of each piece's bytes.
+        moved: Called with the number of bytes of each piece.
     """
-    with opened(source) as wanted, target.open("wb") as file:
-        file.truncate(os.fstat(wanted).st_size)
-        for begin, end in extents(wanted):
-            copy_part(wanted, file.fileno(), begin, end, begin, moved)
+    with opened(source) as number, target.open("wb") as file:
+        file.truncate(os.fstat(number).st_size)
+        for begin, end in extents(number):
+            copy_part(number, file.fileno(), begin, end, begin, moved)
 
 
 def copy_part(
@@ -126,12 +130,15 @@ def copy_part(
     at: int,
     moved: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Copy a part of an open file to a place in another; the kernel shares it where the file system can."""
+    """Copy a range of an open file into another; file systems such as XFS and Btrfs share the blocks."""
     while begin < end:
+        # Pieces: a call that copies gigabytes can be neither interrupted nor shown.
         count = min(8 * CHUNK, end - begin)
         try:
             copied = os.copy_file_range(source, target, count, begin, at)
         except OSError as error:
+            # EXDEV: kernels before 5.3 refuse two file systems; EOPNOTSUPP: the file system has no such copy
+            # (copy_file_range(2)).
             if error.errno not in (errno.EXDEV, errno.EOPNOTSUPP):
                 raise
             os.lseek(target, at, os.SEEK_SET)  # two file systems
@@ -144,24 +151,24 @@ def copy_part(
 
 
 @contextlib.contextmanager
-def meanwhile(
+def run_alongside(
     work: Callable[..., str], *arguments: Any, moved: Callable[[int], None]
 ) -> Iterator[Future[str]]:
-    """Work that is done beside a block; where the block fails, it ends at its next piece.
+    """Run work in a thread while the block runs; where the block fails, the work ends at its next piece.
 
     Args:
-        work: Is given the arguments, and what to tell of each piece's bytes.
+        work: Called with the arguments and a function that it calls with the bytes of each piece.
     """
     failed = threading.Event()
 
-    def tell(count: int) -> None:
+    def report(count: int) -> None:
         if failed.is_set():
             raise CancelledError
         moved(count)
 
     with ThreadPoolExecutor(1) as pool:
         try:
-            yield pool.submit(work, *arguments, tell)
+            yield pool.submit(work, *arguments, report)
         except BaseException:
             failed.set()
             raise
@@ -169,7 +176,7 @@ def meanwhile(
 
 @contextlib.contextmanager
 def opened(disk: Path) -> Iterator[int]:
-    """A file that is read by its number."""
+    """The file descriptor of a file that is open for reading."""
     number = os.open(disk, os.O_RDONLY)
     try:
         yield number

@@ -20,7 +20,7 @@ from gpukiln.docker.context import make_context
 from gpukiln.docker.engine import BuildRequest, Engine
 from gpukiln.docker.plan import ContainerPlan
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError
-from gpukiln.files import remove_partial, whole_or_not
+from gpukiln.files import atomic_path, remove_partial
 from gpukiln.images.digest import canonical, explain_change
 from gpukiln.locks import locked
 from gpukiln.progress import Progress
@@ -174,7 +174,7 @@ def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: 
         (home / "bases").mkdir(parents=True, exist_ok=True)
         tar = home / "bases" / f"{plan.base_name}-{key}.tar"
         if not tar.exists():
-            with whole_or_not(tar) as partial:
+            with atomic_path(tar) as partial:
                 install_debian(
                     plan.base.codename,
                     partial,
@@ -199,7 +199,7 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
             output.write(line)
             output.flush()
             if line.startswith(("STEP ", "Step ", "[")) or (line.startswith("#") and "] " in line):
-                progress.doing(line.strip()[:100])
+                progress.show_activity(line.strip()[:100])
 
         try:
             status = programs.stream(

@@ -24,7 +24,7 @@ from gpukiln.catalog.components import Component
 from gpukiln.catalog.load import ROOT
 from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPart, ContainerPlan
 from gpukiln.errors import UnavailableError
-from gpukiln.files import full_named, whole_or_not, write_whole
+from gpukiln.files import atomic_path, name_full_disk_error, write_atomic
 
 # Every file of a context has the same time, so that the same content is the same layer.
 EPOCH = 315532800  # 1980-01-01, the first that a zip file can state
@@ -164,7 +164,7 @@ def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path)
     folder = cache / "wheels" / key
     if not folder.is_dir():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with whole_or_not(folder) as partial:
+        with atomic_path(folder) as partial:
             _download(lines, plan, partial, log)
     return sorted(folder.glob("*.whl"))
 
@@ -226,7 +226,7 @@ def _add_cuda(
             wheels = _fetch_wheels(chosen, plan, cache, log)
             say("unpacking them")
             kept.parent.mkdir(parents=True, exist_ok=True)
-            with whole_or_not(kept) as partial:
+            with atomic_path(kept) as partial:
                 for wheel in wheels:
                     unpack_redistributable(wheel, partial)
             shutil.rmtree(wheels[0].parent)
@@ -313,7 +313,7 @@ def _unpack_archive(part: ContainerPart, target: Path, cache: Path) -> None:
                 hint=f"was its version changed without its checksum? see components.yaml, {part.name}",
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(kept, content)
+        write_atomic(kept, content)
     with tarfile.open(kept) as archive:
         archive.extractall(target)  # noqa: S202 - its checksum is the one that was reviewed
 
@@ -330,7 +330,7 @@ def _fetch(url: str) -> bytes:
 
 
 def _copy_script(source: Path, target: Path) -> None:
-    with full_named(target):
+    with name_full_disk_error(target):
         shutil.copyfile(source, target)
     target.chmod(0o755)
 
@@ -340,5 +340,5 @@ def _link_or_copy(source: str | Path, target: str | Path) -> None:
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:
-        with full_named(Path(target)):
+        with name_full_disk_error(Path(target)):
             shutil.copyfile(source, target)

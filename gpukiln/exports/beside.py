@@ -12,7 +12,7 @@ from gpukiln.attest.attestation import ENVELOPE, SBOM, STATEMENT
 from gpukiln.attest.image_contents import IMAGE_RECORD
 from gpukiln.clouds.tags import BUILD_ID_TAG, SBOM_TAG, STATEMENT_TAG
 from gpukiln.exports.source import Source
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.images.builds import Build
 
 DIGEST, ABOUT = ".sha256", ".json"
@@ -89,11 +89,11 @@ def write(output: Path, digests: dict[str, str], about: dict[str, Any], beside: 
     written = []
     for ending, file in beside.files.items():
         written.append(beside_of(output, ending))
-        write_whole(written[-1], file.read_bytes(), mode=0o644)
+        write_atomic(written[-1], file.read_bytes(), mode=0o644)
     lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     for ending, text in ((DIGEST, lines), (ABOUT, json.dumps(about, indent=2) + "\n")):
         written.append(beside_of(output, ending))
-        write_whole(written[-1], text, mode=0o644)
+        write_atomic(written[-1], text, mode=0o644)
     return written
 
 

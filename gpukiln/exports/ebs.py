@@ -26,7 +26,7 @@ from gpukiln.clouds.base import explain_aws_errors
 from gpukiln.clouds.ec2 import wait_until
 from gpukiln.disks.sparse import blocks
 from gpukiln.errors import UnavailableError
-from gpukiln.files import remove, write_whole
+from gpukiln.files import remove, write_atomic
 from gpukiln.units import Duration
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
@@ -102,7 +102,7 @@ class Journal:
     def begin(self) -> None:
         """Start anew."""
         self.done = {}
-        write_whole(self.file, f"{self._about}\n")
+        write_atomic(self.file, f"{self._about}\n")
 
     def add(self, index: int, digest: str) -> None:
         """Note a block; it has to be where it belongs before."""

@@ -70,7 +70,7 @@ def format_of(to: str, output: Path) -> str:
 def _raw(disk: Path, part: Path, progress: Progress) -> str:
     """A copy with the same holes; the digest of what is copied is made beside it."""
     meter = Meter(progress, disk.stat().st_size)
-    with sparse.meanwhile(sparse.sha256, disk, moved=meter.add) as digest:
+    with sparse.run_alongside(sparse.sha256, disk, moved=meter.add) as digest:
         sparse.copy(disk, part, lambda _: None)
         return digest.result()
 

@@ -24,7 +24,7 @@ from gpukiln.clouds.tags import (
     IMPORT_TAG,
     KUBERNETES_TAG,
     MODULES_TAG,
-    NOT_PROVEN,
+    NOT_VERIFIED,
     OWNER_TAG,
     RECIPE_TAG,
     TRUST_TAG,
@@ -37,13 +37,13 @@ from gpukiln.disks.qcow2 import virtual_bytes
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import ebs
 from gpukiln.exports.beside import ABOUT, beside_of
-from gpukiln.files import remove, remove_partial_of, whole_or_not
+from gpukiln.files import atomic_path, remove, remove_partial_of
 from gpukiln.images.fit import refuse
 from gpukiln.images.subject import machine_findings, subject_from_tags
 from gpukiln.instances.tags import owner, snapshots_of, tag_specifications, tags_of
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
-from gpukiln.programs import require_room
+from gpukiln.programs import require_space
 from gpukiln.progress import Meter, Progress
 from gpukiln.state import state_home
 
@@ -143,8 +143,8 @@ def look(file: Path, says: Says, progress: Progress) -> DiskFile:
     """
     if not file.is_file():
         raise UsageError(f"{file} is no file", hint="wanted: a raw or a qcow2 disk")
-    form = identify.form_of(file)
-    size = identify.look(file).bytes if form == "raw" else virtual_bytes(file)
+    form = identify.detect_format(file)
+    size = identify.inspect_disk(file).bytes if form == "raw" else virtual_bytes(file)
     tags = _tags(file, says)
     before = file.stat()
     with progress.step("checksum"):
@@ -155,7 +155,7 @@ def look(file: Path, says: Says, progress: Progress) -> DiskFile:
         **tags,
         IMPORT_TAG: digest,
         BUILD_ID_TAG: f"import-{digest[:12]}",
-        IMAGE_TAG: NOT_PROVEN,
+        IMAGE_TAG: NOT_VERIFIED,
         **({TRUST_TAG: TRUSTED} if says.trust else {}),
         "Name": file.name[:128],
     }
@@ -228,12 +228,12 @@ def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> Imported:
             remove(journal)
             return made
         if disk.form == "qcow2" and not raw.exists():
-            with progress.step("unpack the disk"), whole_or_not(raw) as partial:
-                require_room(home, disk.file.stat().st_size)
+            with progress.step("unpack the disk"), atomic_path(raw) as partial:
+                require_space(home, disk.file.stat().st_size)
                 convert(disk.file, partial, "qcow2", "raw", progress)
         source = raw if disk.form == "qcow2" else disk.file
         try:
-            looked = identify.look(source)
+            looked = identify.inspect_disk(source)
         except IncompatibleError:
             remove(raw)
             raise

@@ -17,7 +17,7 @@ from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.table import read_table
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
-from gpukiln.files import remove, whole_or_not
+from gpukiln.files import atomic_path, remove
 from gpukiln.programs import tool
 
 BLOCK = 4 << 20  # bytes: what is not zero is told in such steps, so that hundreds of lines tell it
@@ -142,7 +142,7 @@ def write_installer(
             )
     say("reading the disk")
     content = read_content(disk)
-    with mounted_root(disk) as root, whole_or_not(file) as partial:
+    with mounted_root(disk) as root, atomic_path(file) as partial:
         release = release_of(root, "the installer")
         kernel = read_kernel(root)
         tree = partial.with_name(f"{partial.name}-tree")

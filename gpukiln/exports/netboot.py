@@ -14,7 +14,7 @@ from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.sparse import sha256
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
-from gpukiln.files import whole_or_not
+from gpukiln.files import atomic_path
 from gpukiln.units import MIB
 
 SEED = "seed"
@@ -88,7 +88,7 @@ def write_netboot(
         raise UsageError(
             f"{url} can't be fetched from while a machine boots", hint="wanted: http://SERVER/FOLDER"
         )
-    with mounted_root(disk) as root, whole_or_not(folder) as partial:
+    with mounted_root(disk) as root, atomic_path(folder) as partial:
         release = release_of(root, "netboot")
         kernel = read_kernel(root)
         partial.mkdir(mode=0o755)

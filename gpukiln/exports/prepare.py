@@ -12,7 +12,7 @@ from gpukiln.catalog.bases import EC2_CONFIG
 from gpukiln.disks.grow import fit_table, grow_file
 from gpukiln.disks.mount import mounted_root
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.files import whole_or_not
+from gpukiln.files import atomic_path
 from gpukiln.parsing import parse_json
 from gpukiln.units import Memory
 
@@ -139,7 +139,7 @@ def _record(root: Path, datasource: str) -> None:
 def _write(root: Path, name: str, text: str) -> None:
     file = _inside(root, name)
     file.parent.mkdir(parents=True, exist_ok=True)
-    with whole_or_not(file) as partial:
+    with atomic_path(file) as partial:
         partial.write_text(text, encoding="utf-8")
         partial.chmod(file.stat().st_mode & 0o777 if file.exists() else 0o644)
 

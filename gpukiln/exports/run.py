@@ -14,7 +14,7 @@ from rich.text import Text
 
 from gpukiln import programs
 from gpukiln.clouds.base import Cloud
-from gpukiln.clouds.tags import IMAGE_TAG, NOT_PROVEN
+from gpukiln.clouds.tags import IMAGE_TAG, NOT_VERIFIED
 from gpukiln.disks import sparse
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UsageError
 from gpukiln.exports import beside
@@ -254,7 +254,7 @@ def _why_unproven(source: Source, build: Build | None) -> str:
         return f"it failed on {', '.join(failed)}"
     if not judged:
         return "no machine judged it"
-    if source.tags.get(IMAGE_TAG, NOT_PROVEN) == NOT_PROVEN:
+    if source.tags.get(IMAGE_TAG, NOT_VERIFIED) == NOT_VERIFIED:
         return f"its tag {IMAGE_TAG} says so"
     return ""
 
@@ -263,7 +263,7 @@ def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
     meters: list[Meter] = []
 
     def begin(count: int) -> None:
-        programs.require_room(work.disk.parent, count)
+        programs.require_space(work.disk.parent, count)
         meters.append(Meter(progress, count))
 
     return read_disk(
@@ -279,7 +279,7 @@ def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
 def _prepared(options: ExportOptions, disk: Path, work: _Work, progress: Progress) -> Path:
     """A disk of ours, changed; what was read of EBS is not gone on with after that."""
     if disk != work.disk:
-        programs.require_room(work.disk.parent, sparse.data_bytes(disk))
+        programs.require_space(work.disk.parent, sparse.data_bytes(disk))
         meter = Meter(progress, sparse.data_bytes(disk))
         remove(work.disk)  # a run that was killed may have it mounted still
         sparse.copy(disk, work.disk, meter.add)
@@ -307,7 +307,7 @@ def _made(options: ExportOptions, to: str, disk: Path, work: _Work, progress: Pr
     if form.is_disk and disk == work.disk:
         return "", disk
     if not form.smaller:
-        programs.require_room(work.part.parent, sparse.data_bytes(disk))
+        programs.require_space(work.part.parent, sparse.data_bytes(disk))
     address = {"url": options.url} if form.has_url else {}
     return form.make(disk, work.part, progress, **address), work.part
 

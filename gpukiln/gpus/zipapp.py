@@ -17,7 +17,7 @@ from io import BytesIO
 from pathlib import Path
 
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.files import whole_or_not, write_whole
+from gpukiln.files import atomic_path, write_atomic
 from gpukiln.gpus.manual import completion, man_page
 from gpukiln.probe.scripts import constants
 
@@ -48,7 +48,7 @@ def build(file: Path) -> None:
     Raises:
         UnavailableError: A library is not installed.
     """
-    write_whole(file, packed(), mode=0o755)
+    write_atomic(file, packed(), mode=0o755)
 
 
 def packed() -> bytes:
@@ -82,11 +82,11 @@ def tree(folder: Path) -> Path:
         return made
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with whole_or_not(made) as partial:
+        with atomic_path(made) as partial:
             for name, (content, mode) in files().items():
                 file = partial / name
                 file.parent.mkdir(parents=True)
-                write_whole(file, content, mode=mode)
+                write_atomic(file, content, mode=mode)
     except OSError:
         if not made.is_dir():  # else another process made the same meanwhile: Ansible asks once a host
             raise

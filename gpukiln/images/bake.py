@@ -142,7 +142,7 @@ def bake(
                     log=build.folder / "packer.log",
                     events=events,
                     say=progress.say,
-                    doing=progress.doing,
+                    doing=progress.show_activity,
                     on_task=keeper.on_task if keeper else None,
                 ).build()
             installed = parse_json((build.folder / "image.json").read_text())

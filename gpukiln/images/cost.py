@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from gpukiln.catalog.prices import DatedPrice, machine_price, snapshot_price
 from gpukiln.images.plan import ImagePlan
-from gpukiln.instances.launch import Launched
+from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.typed import strict
 from gpukiln.units import Duration, Money
 
@@ -81,7 +81,10 @@ def estimate(plan: ImagePlan, durations_s: Mapping[str, float]) -> Cost | None:
 
 
 def spent(
-    plan: ImagePlan, durations_s: Mapping[str, float], machine: Launched | None, before: Cost | None = None
+    plan: ImagePlan,
+    durations_s: Mapping[str, float],
+    machine: LaunchedMachine | None,
+    before: Cost | None = None,
 ) -> Cost | None:
     """What a build, or one more verification of it, cost.
 

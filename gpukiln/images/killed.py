@@ -20,10 +20,10 @@ from gpukiln.images.builds import Build, Builds, Record
 from gpukiln.images.modules import MODULES
 from gpukiln.instances.access import key_files, keys_folder
 from gpukiln.instances.deadline import deadline_text
-from gpukiln.instances.leftovers import (
-    Leftover,
-    builds_with_leftovers,
-    find_leftovers,
+from gpukiln.instances.orphans import (
+    Orphan,
+    builds_with_orphans,
+    find_orphans,
     remove_unrecorded,
     sweep,
     unrecorded_images,
@@ -126,7 +126,7 @@ def clean_up_after_killed(
     local = {file.name.rpartition(".")[0] for file in keys_folder().glob("*")}
     local |= {file.name.removeprefix(SCRATCH) for file in _scratch("").parent.glob(f"{SCRATCH}*-*-*")}
     removed: list[str] = []
-    there = builds_with_leftovers(cloud) if ask else set()
+    there = builds_with_orphans(cloud) if ask else set()
     for build_id in sorted(unfinished | local | there):
         build = Build(builds.folder / build_id)
         if not build.folder.is_dir():
@@ -186,7 +186,7 @@ def _read(build: Build) -> Record | None:
         return None
 
 
-def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Leftover]:
+def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Orphan]:
     """What nobody needs any more: past its deadline, whoever made it, and of ended builds of this machine.
 
     Args:
@@ -199,7 +199,7 @@ def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Leftover]:
     def ended(build_id: str) -> bool:
         return has_ended(builds, build_id)
 
-    found = find_leftovers(cloud, ended=ended)
+    found = find_orphans(cloud, ended=ended)
     for build in killed_builds(builds):
         plan = (record := build.read()).plan
         if record.bake is None and (plan.cloud, plan.region) == (cloud.name, cloud.region):
@@ -214,5 +214,5 @@ def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Leftover]:
     return found
 
 
-def _of(build_id: str, kind: str, id: str, reason: str) -> Leftover:
-    return Leftover(kind, id, build_id, owner(), deadline_text(datetime.now(UTC)), reason)
+def _of(build_id: str, kind: str, id: str, reason: str) -> Orphan:
+    return Orphan(kind, id, build_id, owner(), deadline_text(datetime.now(UTC)), reason)

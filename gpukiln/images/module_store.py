@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import UsageError
-from gpukiln.files import full_named, whole_or_not
+from gpukiln.files import atomic_path, name_full_disk_error
 
 S3 = "s3://"
 NONE = "none"
@@ -44,14 +44,14 @@ class FolderStore:
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file from the store."""
-        with full_named(file):
+        with name_full_disk_error(file):
             shutil.copyfile(self._folder / name, file)
 
     def put(self, file: Path, name: str) -> None:
         """Copy a file into the store; nobody sees half of it."""
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_or_not(target) as partial:
+        with atomic_path(target) as partial:
             shutil.copyfile(file, partial)
 
 

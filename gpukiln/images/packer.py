@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
-from gpukiln.files import full_named, open_private
+from gpukiln.files import name_full_disk_error, open_private
 from gpukiln.parsing import parse_json
 from gpukiln.redact import Lines
 
@@ -60,12 +60,12 @@ def prepare_template(source: Path, folder: Path) -> None:
     """
     folder.mkdir()
     for file in source.glob("*.pkr.hcl"):
-        with full_named(folder):
+        with name_full_disk_error(folder):
             shutil.copy(file, folder)
     if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_FROM:
         return
     for file in (source / "plugins").glob("*.pkr.hcl"):
-        with full_named(folder):
+        with name_full_disk_error(folder):
             shutil.copy(file, folder)
     _install_plugins(folder)
 

@@ -1,4 +1,4 @@
-"""Access to the machines of a build, and those machines themselves: made for it, and gone at its end."""
+"""SSH access to the machines of a build, and the machines: created for the build, removed at its end."""
 
 import os
 import socket
@@ -14,30 +14,31 @@ from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import GPUS_TAG, MACHINE_TAG, SIMULATED
 from gpukiln.errors import GpukilnError, UnavailableError
-from gpukiln.instances.console import console_text, find_stop, plain, require_booting
+from gpukiln.instances.console import console_text, find_stop, require_booting, strip_control_characters
 from gpukiln.instances.deadline import deadline_of, deadline_text, shutdown_user_data
-from gpukiln.instances.launch import Launched, launch, lost
-from gpukiln.instances.leftovers import sweep
+from gpukiln.instances.launch import LaunchedMachine, capacity_loss, launch
+from gpukiln.instances.orphans import sweep
 from gpukiln.instances.rehearsal import node_config
-from gpukiln.instances.tags import GONE, PRIVILEGED, build_tags, tag_specifications
+from gpukiln.instances.tags import ENDED_STATES, PRIVILEGED, build_tags, tag_specifications
 from gpukiln.state import state_home
 from gpukiln.verify.target import SshTarget, new_machine_target
 
+# DescribeInstances is cheap against the minutes of a boot, and a machine that is up is found at once.
 POLL_S = 1.0
-PAUSES_S = (2.0, 10.0)  # a group that EC2 still takes for used can be removed soon after
+PAUSES_S = (2.0, 10.0)  # EC2 refuses to delete a security group for some seconds after its machine has ended
 SAY_S = 10.0
-AGAIN_S = 60.0  # who waited longer for a machine to end does not wait for it again
+AGAIN_S = 60.0  # after a longer wait for a machine to end there is no second attempt
 KEYS = "keys"
-EVERYBODY = "0.0.0.0/0"
+ANY_ADDRESS = "0.0.0.0/0"
 
 
 def keys_folder() -> Path:
-    """Where private keys lie while their machines live: apart from the records, which people upload."""
+    """Folder of private keys while their machines live: not the records' folder, which users upload."""
     return state_home() / KEYS
 
 
 def key_files(build_id: str) -> list[Path]:
-    """The private keys of a build that are there."""
+    """The private keys of a build that exist."""
     return sorted(keys_folder().glob(f"{build_id}.*"))
 
 
@@ -46,29 +47,29 @@ def _write_key(build_id: str, purpose: str, key: str) -> Path:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
     file = folder / f"{build_id}.{purpose}"
-    file.unlink(missing_ok=True)  # of one that was killed: whoever holds the build's lock may
+    file.unlink(missing_ok=True)  # a killed command left it: the caller holds the build's lock
+    # Created with mode 0600: a chmod after the write would leave the key readable for a moment.
     with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
         opened.write(key)
     return file
 
 
 def access_line(cloud: Cloud) -> str:
-    """Who may reach SSH of a build's machines.
-
-    Args:
-        cloud: Where they are.
+    """One sentence for the user: which network may connect to SSH of a build's machines.
 
     Raises:
-        GpukilnError: Nobody can say: it has to be named.
+        GpukilnError: It can't be detected: the user has to pass it.
     """
-    if cloud.ssh_cidr == EVERYBODY:
-        return "SSH of its machines is open to everybody who has the build's key, as --ssh-cidr says"
+    if cloud.ssh_cidr == ANY_ADDRESS:
+        return (
+            "SSH of its machines is open to every address, as --ssh-cidr says; a login needs the build's key"
+        )
     return f"SSH of its machines is open to {cloud.ssh_cidr}"
 
 
 @dataclass(frozen=True)
 class SshAccess:
-    """What lets this build, and nobody else, log in on its machine, and until when there is one."""
+    """Key pair and security group of a build, by which it alone can log in, and its machine's deadline."""
 
     key_name: str
     private_key: Path
@@ -80,22 +81,22 @@ class SshAccess:
 def ssh_access(
     cloud: Cloud, build_id: str, *, purpose: str, say: Callable[[str], None]
 ) -> Iterator[SshAccess]:
-    """A key pair and a security group of a build; at the end everything of the build but its image is gone.
+    """Create a key pair and a security group; at the end remove every resource of the build except its image.
 
-    What can't be removed then is told, and is no failure of what was done.
+    A resource that can't be removed is reported by `say`; it does not make the build a failure.
 
     Args:
-        build_id: On everything that is made, as a tag.
+        build_id: Tag of every resource.
         purpose: bake or verify.
-        say: Told what could not be removed.
+        say: Gets a line about what could not be removed.
 
     Yields:
         Both.
 
     Raises:
-        UnavailableError: The cloud refused.
+        UnavailableError: A call failed.
     """
-    cidr = cloud.ssh_cidr  # where it can't be found out nothing is started
+    cidr = cloud.ssh_cidr  # first: where it can't be detected, nothing is created
     deadline = deadline_of(purpose)
     tags = build_tags(build_id, purpose, deadline)
     name = f"gpukiln-{purpose}-{build_id}"
@@ -109,7 +110,7 @@ def ssh_access(
             group = ec2.create_security_group(
                 GroupName=name,
                 Description=f"SSH to the machine of a gpukiln {purpose}",
-                VpcId=_vpc(ec2, cloud.subnet_id),
+                VpcId=_vpc_of(ec2, cloud.subnet_id),
                 TagSpecifications=tag_specifications(tags, "security-group"),
             )["GroupId"]
             ec2.authorize_security_group_ingress(
@@ -126,21 +127,19 @@ def ssh_access(
         yield SshAccess(name, private_key, group, deadline)
     except BaseException as error:
         if datetime.now(UTC) >= deadline:
-            error.add_note(
-                f"its machine's deadline, {deadline_text(deadline)}, has passed: it shut itself down"
-            )
-        if left := _clear(cloud, build_id):  # the first error is the one to tell
+            error.add_note(f"the machine shut itself down at its deadline, {deadline_text(deadline)}")
+        if left := _remove_resources(cloud, build_id):  # the first error is the one to raise
             error.add_note(left)
         raise
     else:
-        if left := _clear(cloud, build_id):  # what was made is made
+        if left := _remove_resources(cloud, build_id):  # the build has succeeded
             say(left)
     finally:
         (keys_folder() / f"{build_id}.{purpose}").unlink(missing_ok=True)
 
 
-def _clear(cloud: Cloud, build_id: str) -> str:
-    """Remove what a build started, in more than one attempt; what stays, in words."""
+def _remove_resources(cloud: Cloud, build_id: str) -> str:
+    """Remove a build's resources, in up to three attempts; returns a sentence about what is left, or an empty text."""
     started, pauses = time.monotonic(), list(PAUSES_S)
     while True:
         try:
@@ -149,9 +148,7 @@ def _clear(cloud: Cloud, build_id: str) -> str:
             if pauses and time.monotonic() - started < AGAIN_S:
                 time.sleep(pauses.pop(0))
                 continue
-            return (
-                f"{error.message}; the next build or verification here, or `invoke cloud.sweep`, removes it"
-            )
+            return f"{error.message}; the next build or verification on this computer, or `invoke cloud.sweep`, removes it"
         return ""
 
 
@@ -168,29 +165,30 @@ def machine_from_image(
     simulated: bool = False,
     rehearse_node: bool = False,
     timeout_s: float = 900,
-) -> Iterator[tuple[SshTarget, Launched]]:
-    """A new machine booted from an image with its own kernel, reachable by SSH, gone at the end.
+) -> Iterator[tuple[SshTarget, LaunchedMachine]]:
+    """Start a machine from an image with the image's own kernel, wait for SSH, and remove it at the end.
 
     Args:
         image_id: The AMI.
-        build_id: On everything that is made, as a tag.
-        instance_types: The types to try, the best first.
-        user: Who logs in.
-        say: Told what is being waited for, and what could not be removed at the end.
-        spot: Whether it may be a spot instance.
-        simulated: Whether it gets simulated GPUs; only the embedded cloud has them.
-        rehearse_node: Whether nodeadm gets a NodeConfig, of a cluster that there is not.
-        timeout_s: Seconds until SSH must answer.
+        build_id: Tag of every resource.
+        instance_types: The types to try, the preferred one first.
+        user: User of the login.
+        say: Gets a line about each wait, and about what could not be removed at the end.
+        spot: Whether to start a spot instance.
+        simulated: Whether the machine gets simulated GPUs; only the embedded cloud has them.
+        rehearse_node: Whether nodeadm gets a NodeConfig of a cluster that does not exist.
+        timeout_s: Seconds until SSH has to answer.
 
     Yields:
-        How to reach the machine, and what it is.
+        The SSH target, and the machine.
 
     Raises:
-        BusyError: There is no capacity for any of the types now, or EC2 took the machine away.
+        BusyError: No zone has capacity for any of the types now, or EC2 took the machine away.
         IncompatibleError: The account's quota is too low, or the region has none of the types.
-        UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
+        UnavailableError: A call failed, or SSH did not answer; the details are the end of the console.
     """
     with ssh_access(cloud, build_id, purpose="verify", say=say) as access:
+        # The suite verifies the kernel of the image, so the machine has to boot it.
         # the embedded cloud boots its own kernel, not the fast container
         tags = {**build_tags(build_id, "verify", access.deadline), MACHINE_TAG: "vm"}
         if simulated:
@@ -198,7 +196,7 @@ def machine_from_image(
         user_data = shutdown_user_data(access.deadline, *([node_config()] if rehearse_node else []))
         launched = launch(
             cloud,
-            _request(access, image_id, tags, user_data),
+            _launch_request(access, image_id, tags, user_data),
             instance_types=instance_types,
             spot=spot,
             say=say,
@@ -227,30 +225,30 @@ def machine_to_bake(
     say: Callable[[str], None],
     timeout_s: float = 600,
 ) -> SshTarget:
-    """A machine to configure and capture, reachable by SSH; it ends with what `ssh_access` made.
+    """Start a machine to configure and capture, and wait for SSH; the end of `ssh_access` removes it.
 
     Args:
-        access: Of the build, made to bake.
-        image_id: The base, or a stage.
-        build_id: On the machine and its volume, as a tag.
-        user: Who logs in.
+        access: Of the build, for the purpose bake.
+        image_id: The base image, or a stage.
+        build_id: Tag of the machine and its volume.
+        user: User of the login.
         root_volume: An element of BlockDeviceMappings of RunInstances.
-        say: Told what is being waited for.
-        timeout_s: Seconds until SSH must answer.
+        say: Gets a line about each wait.
+        timeout_s: Seconds until SSH has to answer.
 
     Returns:
-        How to reach it; its name is the instance's id.
+        The SSH target; its name is the instance's id.
 
     Raises:
-        BusyError: There is no capacity for the type now.
+        BusyError: No zone has capacity for the type now.
         IncompatibleError: The account's quota is too low, or the region does not have the type.
-        UnavailableError: The cloud refused, or the machine did not come up; the console's end is shown.
+        UnavailableError: A call failed, or SSH did not answer; the details are the end of the console.
     """
     tags = {**build_tags(build_id, "bake", access.deadline), **PRIVILEGED}
     launched = launch(
         cloud,
         {
-            **_request(access, image_id, tags, shutdown_user_data(access.deadline)),
+            **_launch_request(access, image_id, tags, shutdown_user_data(access.deadline)),
             "BlockDeviceMappings": [root_volume],
         },
         instance_types=[instance_type],
@@ -263,27 +261,30 @@ def machine_to_bake(
     )
 
 
-def _request(access: SshAccess, image_id: str, tags: dict[str, str], user_data: str) -> dict[str, Any]:
-    """Arguments of RunInstances but type, subnet and market."""
+def _launch_request(access: SshAccess, image_id: str, tags: dict[str, str], user_data: str) -> dict[str, Any]:
+    """Arguments of RunInstances, without type, subnet and market."""
     return {
         "ImageId": image_id,
         "KeyName": access.key_name,
         "SecurityGroupIds": [access.group_id],
+        # IMDSv2 alone; two hops, so that a container on the machine reaches it (EC2 user guide, "Instance
+        # metadata options").
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
+        # The deadline powers the machine off, and that has to end its cost.
         "InstanceInitiatedShutdownBehavior": "terminate",
         "UserData": user_data,
         "TagSpecifications": tag_specifications(tags, "instance", "volume"),
     }
 
 
-def _vpc(ec2: Any, subnet_id: str | None) -> str:
+def _vpc_of(ec2: Any, subnet_id: str | None) -> str:
     if subnet_id:
         return str(ec2.describe_subnets(SubnetIds=[subnet_id])["Subnets"][0]["VpcId"])
     vpcs = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
     if not vpcs:
         raise UnavailableError(
-            "the region has no default VPC to start a machine in",
-            hint="name a subnet with --subnet-id, or make one: aws ec2 create-default-vpc",
+            "the region has no default VPC",
+            hint="pass a subnet with --subnet-id, or create the default VPC: aws ec2 create-default-vpc",
         )
     return str(vpcs[0]["VpcId"])
 
@@ -297,8 +298,9 @@ def _wait_until_reachable(
         nonlocal state
         instance = calls.instance(cloud, instance_id)
         state = instance["State"]["Name"]
-        if state in (*GONE, "stopped", "stopping"):
-            if error := lost(instance):
+        # A machine that shut itself down (cloud-init, deadline) would be waited for until the timeout.
+        if state in (*ENDED_STATES, "stopped", "stopping"):
+            if error := capacity_loss(instance):
                 raise error
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {state} instead of running: {reason}")
@@ -312,11 +314,12 @@ def _wait_until_reachable(
         return UnavailableError(
             f"{instance_id} is {state}, but SSH does not answer after {timeout_s:.0f} s",
             hint="the end of its console is above",
-            details=tuple(plain(console_text(cloud, instance_id)).splitlines()[-15:]),
+            details=tuple(strip_control_characters(console_text(cloud, instance_id)).splitlines()[-15:]),
         )
 
     def pause(seconds: float) -> None:
         nonlocal said
+        # The console is read only every SAY_S: it is a call of 64 KiB.
         if (waited := time.monotonic() - began) - said >= SAY_S:
             said = waited
             require_booting(cloud, instance_id)
@@ -330,6 +333,8 @@ def _speaks_ssh(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=5) as connection:
             connection.settimeout(5)
+            # The banner, not the open port: a port forward accepts connections before sshd runs (RFC 4253,
+            # 4.2).
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False

@@ -1,7 +1,7 @@
-"""The time that a build's machine may live: a tag says it, and the machine itself keeps it.
+"""The deadline of a build's machine: in a tag, and in user data by which the machine powers itself off.
 
-What a build starts is removed when the build ends. The deadline is for when nobody is left to do that: the
-machine powers itself off, which terminates it, and `invoke cloud.sweep` finds the rest by the tag.
+A build removes its resources when it ends. The deadline is for a build that was killed: the machine powers
+itself off, which terminates it, and `invoke cloud.sweep` finds the other resources by the tag.
 """
 
 from datetime import UTC, datetime, timedelta
@@ -9,13 +9,13 @@ from email.mime.base import MIMEBase
 from email.mime.multipart import MIMEMultipart
 from email.mime.text import MIMEText
 
-LIMITS = {  # far above what a build takes, far below a bill that somebody would ask about
+LIMITS = {  # several times the longest build, and still a small amount of money
     "bake": timedelta(hours=4),
     "verify": timedelta(hours=2),
 }
 UNIT = "gpukiln-deadline"
-# Runs at every boot, early: a machine that was rebooted still ends. cloud-init may run it twice in one boot.
-# Without default dependencies the timer does not wait for a boot that hangs.
+# A boothook runs early in every boot, so a machine that was rebooted still ends; cloud-init may run it twice in
+# one boot (hence is-active). Without default dependencies the timer works in a boot that hangs.
 _SCRIPT = """\
 #!/bin/sh
 systemctl --quiet is-active {unit}.timer && exit 0
@@ -28,7 +28,7 @@ exec systemd-run --quiet --no-block --unit={unit} --description="The machine's d
 
 
 def deadline_of(purpose: str) -> datetime:
-    """When a machine that is started now must be gone.
+    """The deadline of a machine that starts now.
 
     Args:
         purpose: bake or verify.
@@ -40,26 +40,28 @@ def deadline_of(purpose: str) -> datetime:
 
 
 def deadline_text(deadline: datetime) -> str:
-    """A deadline as the tag holds it.
+    """A deadline as the tag has it.
 
     Args:
         deadline: The moment, with a time zone.
 
-    Returns:
-        For example 2026-11-21T20:00:00Z.
+    >>> deadline_text(datetime(2026, 11, 21, 20, tzinfo=UTC))
+    '2026-11-21T20:00:00Z'
+    >>> deadline_text(datetime(2026, 11, 21, 20, tzinfo=UTC).astimezone())
+    '2026-11-21T20:00:00Z'
     """
     return deadline.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def shutdown_user_data(deadline: datetime, *more: MIMEBase) -> str:
-    """User data by which a machine with cloud-init powers itself off; nothing of it is left in an image.
+    """User data by which a machine with cloud-init powers itself off; it leaves nothing in an image.
 
-    MIME, because nodeadm of EKS's images reads user data too and takes any other text for its own settings
+    MIME, because nodeadm in EKS's images reads user data too and takes any other text as its own configuration
     (awslabs/amazon-eks-ami:nodeadm/internal/configprovider/mime.go).
 
     Args:
         deadline: The moment, with a time zone.
-        more: Other parts of it.
+        more: Other parts of the user data.
 
     Returns:
         User data, not yet in base64.

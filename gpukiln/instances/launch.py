@@ -1,7 +1,7 @@
-"""Starts one machine of the first instance type and zone that has one, and says why where none has.
+"""Starts one machine of the first instance type and zone that has capacity; reports every refusal where none has.
 
-Error codes: Amazon EC2 API reference, "Error codes for the Amazon EC2 API"; which of them another zone may
-cure: aws/karpenter-provider-aws:pkg/errors/errors.go.
+Error codes: Amazon EC2 API reference, "Error codes for the Amazon EC2 API"; for which of them another zone can
+help: aws/karpenter-provider-aws:pkg/errors/errors.go.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -45,16 +45,17 @@ PERMISSION = frozenset(
     }
 )
 MISMATCH = "IdempotentParameterMismatch"
-# What EC2 gives as the reason of an instance that it could not keep: (StateReason of DescribeInstances)
+# EC2's reasons for an instance that it took away again (StateReason of DescribeInstances).
 LOST_CAPACITY = frozenset({"Server.InsufficientInstanceCapacity", "Server.SpotInstanceTermination"})
 SPOT = {
     "MarketType": "spot",
+    # One-time: a persistent request would start another machine after the end of this one.
     "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
 }
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchedMachine:
     """A machine that was started.
 
     Args:
@@ -69,11 +70,11 @@ class Launched:
 
 
 @dataclass(frozen=True)
-class Try:
-    """One place of a walk: a type in a zone of the cloud's region, in a market.
+class LaunchCandidate:
+    """One place to try: a type in a zone of the cloud's region, in a market.
 
     Args:
-        tags: Of the machine, if it is started there; beside those of the request.
+        tags: Tags of a machine that starts there, in addition to those of the request.
     """
 
     instance_type: str
@@ -84,8 +85,8 @@ class Try:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """What EC2 answered to one try."""
+class LaunchRefusal:
+    """EC2's refusal for one candidate."""
 
     code: str
     text: str
@@ -105,15 +106,15 @@ def launch(
     spot: bool,
     say: Callable[[str], None],
     named_by: str = "--instance-types",
-) -> Launched:
+) -> LaunchedMachine:
     """Start one machine, of the first type and zone that has capacity.
 
     Args:
-        request: Arguments of RunInstances but type, subnet and market.
-        instance_types: What to try, the best first.
-        spot: Whether it may be taken away, for a lower price.
-        say: Told what is tried next.
-        named_by: Where the types are named, for the hint of an error.
+        request: Arguments of RunInstances, without type, subnet and market.
+        instance_types: The types to try, the preferred one first.
+        spot: Whether to start a spot instance.
+        say: Gets a line about each refusal.
+        named_by: The option or setting that has the types, for the hint of an error.
 
     Returns:
         The machine.
@@ -121,7 +122,7 @@ def launch(
     Raises:
         BusyError: No zone has capacity for any of the types now.
         IncompatibleError: The account's quota is too low, or the region has none of the types.
-        UnavailableError: Not permitted, or the cloud refused for another reason.
+        UnavailableError: The role lacks a permission, or EC2 refused for another reason.
     """
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for a zone that has the instance type"):
@@ -133,64 +134,69 @@ def launch(
             + (f" and the subnet {cloud.subnet_id}" if cloud.subnet_id else ""),
             hint=f"name other types with {named_by}, or another subnet or region",
         )
-    tries = [Try(name, zone, subnets[zone], spot) for name, zones in offers.items() for zone in zones]
-    launched, refusals = walk(cloud, request, tries, say=say)
+    tries = [
+        LaunchCandidate(name, zone, subnets[zone], spot) for name, zones in offers.items() for zone in zones
+    ]
+    launched, refusals = launch_in_order(cloud, request, tries, say=say)
     if launched is None:
-        raise _nowhere(refusals, spot, named_by)
+        raise _no_place_error(refusals, spot, named_by)
     return launched
 
 
-def walk(
+def launch_in_order(
     cloud: Cloud,
     request: dict[str, Any],
-    tries: Iterable[Try],
+    tries: Iterable[LaunchCandidate],
     *,
     say: Callable[[str], None],
-    token: Callable[[Try], str] = lambda _: "",
-) -> tuple[Launched | None, tuple[Refusal, ...]]:
-    """Start one machine at the first place that takes it.
+    token: Callable[[LaunchCandidate], str] = lambda _: "",
+) -> tuple[LaunchedMachine | None, tuple[LaunchRefusal, ...]]:
+    """Start one machine at the first candidate that EC2 accepts.
 
-    A quota counts for a type and market in every zone, so their other zones are left out.
+    A quota applies to a type and market in every zone, so after one refusal their other zones are skipped.
 
     Args:
-        request: Arguments of RunInstances but type, subnet, market and token.
-        say: Told what refused.
-        token: The ClientToken of a try, by which a repeated call starts no second machine; empty: none.
+        request: Arguments of RunInstances, without type, subnet, market and token.
+        say: Gets a line about each refusal.
+        token: The ClientToken of a candidate, so that a repeated call starts no second machine; empty: none.
 
     Returns:
-        The machine, None where every place refused; and who refused before it.
+        The machine, None where every candidate was refused; and the refusals.
 
     Raises:
-        RefusedError: The token was used for a machine that was asked for otherwise.
-        UnavailableError: Not permitted, or the cloud refused for a reason that no other place cures.
+        RefusedError: The token was used with other arguments.
+        UnavailableError: The role lacks a permission, or EC2 refused for a reason that applies to every candidate.
     """
-    # EC2 answers "no capacity" as a fault of its own, which boto3 would try again and again in the same zone
+    # EC2 answers "no capacity" with status 500, which boto3 would retry in the same zone up to its limit
     starter = cloud.client("ec2", attempts=2)
-    refusals: list[Refusal] = []
-    for one in tries:
-        name, zone = one.instance_type, one.zone
-        if any(r.code in QUOTA and (r.instance_type, r.spot) == (name, one.spot) for r in refusals):
+    refusals: list[LaunchRefusal] = []
+    for candidate in tries:
+        name, zone = candidate.instance_type, candidate.zone
+        # Quotas count vCPUs of a family and market in the region, not in a zone.
+        if any(r.code in QUOTA and (r.instance_type, r.spot) == (name, candidate.spot) for r in refusals):
             continue
-        more = _tagged(request, one.tags) | ({"InstanceMarketOptions": SPOT} if one.spot else {})
-        if used := token(one):
+        more = _with_machine_tags(request, candidate.tags) | (
+            {"InstanceMarketOptions": SPOT} if candidate.spot else {}
+        )
+        if used := token(candidate):
             more["ClientToken"] = used
         try:
             with explain_aws_errors("start a machine from the image"):
                 instance = starter.run_instances(
                     **more,
                     InstanceType=name,
-                    SubnetId=one.subnet_id,
+                    SubnetId=candidate.subnet_id,
                     MinCount=1,
                     MaxCount=1,
                 )["Instances"][0]
         except UnavailableError as error:
-            refusal = Refusal(*_answer(error), name, zone, one.spot)
+            refusal = LaunchRefusal(*_code_and_text(error), name, zone, candidate.spot)
             if refusal.code in PERMISSION:
-                raise _not_permitted(refusal, one.spot) from error
+                raise _permission_error(refusal, candidate.spot) from error
             if refusal.code == MISMATCH:
                 raise RefusedError(
-                    f"a machine {name} in {zone} was asked for before under the same token, but otherwise",
-                    hint="repeat the command as it was first typed, or end that machine, and try again",
+                    f"the token of this launch of {name} in {zone} was used before with other arguments",
+                    hint="repeat the command exactly as you typed it first, or terminate that machine and try again",
                     details=(str(refusal),),
                 ) from error
             if refusal.code not in CAPACITY | QUOTA:
@@ -198,25 +204,30 @@ def walk(
             refusals.append(refusal)
             say(str(refusal))
         else:
-            return Launched(instance["InstanceId"], name, zone, one.spot), tuple(refusals)
+            return LaunchedMachine(instance["InstanceId"], name, zone, candidate.spot), tuple(refusals)
     return None, tuple(refusals)
 
 
-def _tagged(request: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
-    """Arguments of RunInstances, with more tags of the machine."""
+def _with_machine_tags(request: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
+    """Arguments of RunInstances with additional tags for the machine."""
     if not tags:
         return request
     given = request.get("TagSpecifications", [])
-    own = [tag for one in given if one["ResourceType"] == "instance" for tag in one["Tags"]]
+    own = [
+        tag
+        for specification in given
+        if specification["ResourceType"] == "instance"
+        for tag in specification["Tags"]
+    ]
     named = [
-        *(one for one in given if one["ResourceType"] != "instance"),
+        *(specification for specification in given if specification["ResourceType"] != "instance"),
         {"ResourceType": "instance", "Tags": [*own, *tag_list(dict(tags))]},
     ]
     return {**request, "TagSpecifications": named}
 
 
-def lost(instance: dict[str, Any]) -> GpukilnError | None:
-    """Why EC2 took a machine away, where that is no fault of the image.
+def capacity_loss(instance: dict[str, Any]) -> GpukilnError | None:
+    """The error for a machine that EC2 took away for lack of capacity, which is no fault of the image.
 
     Args:
         instance: As DescribeInstances gives it.
@@ -229,27 +240,27 @@ def lost(instance: dict[str, Any]) -> GpukilnError | None:
         return None
     return BusyError(
         f"EC2 took {instance['InstanceId']} away: {reason.get('Message', reason['Code'])}",
-        hint="run it again; another of --instance-types, or no --spot, is taken away less often",
+        hint="run the command again; EC2 takes other instance types and on-demand machines away less often",
     )
 
 
 def zones_of(ec2: Any, instance_type: str) -> list[str]:
-    """The zones of a region that have a type."""
-    found = ec2.describe_instance_type_offerings(
+    """The zones of a region that offer a type."""
+    offerings = ec2.describe_instance_type_offerings(
         LocationType="availability-zone", Filters=[{"Name": "instance-type", "Values": [instance_type]}]
     )["InstanceTypeOfferings"]
-    return sorted(offer["Location"] for offer in found)
+    return sorted(offer["Location"] for offer in offerings)
 
 
 def subnets_by_zone(ec2: Any, subnet_ids: Sequence[str]) -> dict[str, str]:
-    """A subnet in each zone where a machine may start: those that are named, else the default VPC's."""
+    """One subnet for each zone: of those given, else of the default VPC."""
     default = [{"Name": "default-for-az", "Values": ["true"]}]
-    found = ec2.describe_subnets(**({"SubnetIds": [*subnet_ids]} if subnet_ids else {"Filters": default}))
-    return {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in found["Subnets"]}
+    described = ec2.describe_subnets(**({"SubnetIds": [*subnet_ids]} if subnet_ids else {"Filters": default}))
+    return {subnet["AvailabilityZone"]: subnet["SubnetId"] for subnet in described["Subnets"]}
 
 
-def _answer(error: UnavailableError) -> tuple[str, str]:
-    """EC2's code and text of an error; no code where it was none of EC2's."""
+def _code_and_text(error: UnavailableError) -> tuple[str, str]:
+    """EC2's code and text of an error; an empty code where EC2 did not answer."""
     from botocore.exceptions import ClientError  # noqa: PLC0415 - slow to import
 
     cause = error.__cause__
@@ -259,21 +270,24 @@ def _answer(error: UnavailableError) -> tuple[str, str]:
     return answer.get("Code", ""), answer.get("Message", "")
 
 
-def _not_permitted(refusal: Refusal, spot: bool) -> UnavailableError:
-    hint = "the role needs ec2:RunInstances, on image, subnet, group and key too, and ec2:CreateTags"
+def _permission_error(refusal: LaunchRefusal, spot: bool) -> UnavailableError:
+    hint = "the role needs ec2:CreateTags, and ec2:RunInstances on image, subnet, security group and key too"
+    # Without its service-linked role an account can start no spot instance; RunInstances creates it only for
+    # a caller that may (EC2 user guide, "Service-linked role for EC2 Spot").
     if "ServiceLinkedRole" in refusal.code or ("spot" in refusal.text.lower() and spot):
         hint = (
-            "once for the account: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
+            "create the role once: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"
         )
-    return UnavailableError(f"not permitted to start {refusal}", hint=hint)
+    return UnavailableError(f"the role is not allowed to start {refusal}", hint=hint)
 
 
-def _nowhere(refusals: Sequence[Refusal], spot: bool, named_by: str) -> GpukilnError:
+def _no_place_error(refusals: Sequence[LaunchRefusal], spot: bool, named_by: str) -> GpukilnError:
     details = tuple(map(str, refusals))
     names = list(dict.fromkeys(refusal.instance_type for refusal in refusals))
     ask = "ask for more vCPUs in Service Quotas"
     market = "spot " if spot else ""
     without = " or leave out --spot" if spot else ""
+    # One refusal for capacity suffices: the same command can succeed later, which a quota does not allow.
     if any(refusal.code in CAPACITY for refusal in refusals):
         return BusyError(
             f"no {market}capacity now for {' or '.join(names)}",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.machines import GPU, GPU_PRESENT
 from gpukiln.kubernetes.manifest import Manifest
@@ -141,7 +141,7 @@ def gather_cluster_facts(
     }
     file = folder / "gathered.json"
     folder.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps({"schema": 1, **computed, "cluster": outside}))
+    write_atomic(file, json.dumps({"schema": 1, **computed, "cluster": outside}))
     return file
 
 

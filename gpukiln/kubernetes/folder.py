@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpukiln.errors import UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
         same = before == text.encode()
         if not same:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(path, text, mode=0o644)
+            write_atomic(path, text, mode=0o644)
         rendered.append(RenderedFile(name, text, "new" if before is None else "same" if same else "changed"))
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return Rendering(tuple(rendered), tuple(sorted(there - set(files))))

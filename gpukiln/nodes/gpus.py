@@ -80,7 +80,7 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
         # without standard input: ssh would read what is meant for the caller's next command
         try:
             done = programs.run(reach(target, words, sudo), limit_s=ENDLESS_S if lasts else TIMEOUT_S)
-        except programs.LateError as late:
+        except programs.ProgramTimeoutError as late:
             raise UnavailableError(
                 f"{target.name} gave no answer in {TIMEOUT_S:.0f} s", hint="log in and look what hangs"
             ) from late
@@ -125,7 +125,7 @@ def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence
             hint="name it as ssh://USER@HOST",
         )
     words = [verb.name, *argv, *(["--", *command] if command else [])]
-    return programs.attached(reach(target, words, sudo, terminal=sys.stdin.isatty()))
+    return programs.run_on_terminal(reach(target, words, sudo, terminal=sys.stdin.isatty()))
 
 
 def reach(target: Target, words: Sequence[str], sudo: bool, *, terminal: bool = False) -> list[str]:

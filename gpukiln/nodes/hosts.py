@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gpukiln.errors import UsageError
 from gpukiln.nodes.playbook import PlaybookRequest, list_hosts
-from gpukiln.ssh import FORM, is_ssh, parse_ssh
+from gpukiln.ssh import URL_SYNTAX, is_ssh, parse_ssh
 from gpukiln.verify.target import Target, inventory_target, ssh_target
 
 LOCAL = "local://"
@@ -46,7 +46,7 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
             found = [ssh_target(rest.partition("?")[0], parse_ssh(url))]
         else:
             raise UsageError(
-                f"--hosts has {url!r}, wanted {FORM}, local:// or ansible://PATTERN",
+                f"--hosts has {url!r}, wanted {URL_SYNTAX}, local:// or ansible://PATTERN",
                 hint="invoke node.verify --hosts ssh://admin@192.0.2.1,local://",
             )
         targets |= {target.name: target for target in found}

@@ -16,7 +16,7 @@ from filelock import FileLock
 
 from gpukiln import locks
 from gpukiln.errors import BusyError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.nodes.playbook import PlaybookRequest
 from gpukiln.nodes.results import RunResult
 from gpukiln.parsing import parse_json
@@ -71,7 +71,7 @@ class NodeRun:
         Args:
             document: Plain data.
         """
-        write_whole(self.file, json.dumps(document, indent=2) + "\n")
+        write_atomic(self.file, json.dumps(document, indent=2) + "\n")
 
     def read(self) -> dict[str, Any]:
         """The document that was written."""

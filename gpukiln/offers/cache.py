@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gpukiln.errors import BusyError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
@@ -172,7 +172,7 @@ def update(cloud: str, region: str, parts: dict[str, Any]) -> CachedRegion:
     busy = BusyError(f"{file} is being written by another process", hint="run the same command again")
     with locked(file.with_suffix(".lock"), busy=busy, wait_s=LOCK_S):
         document = replace(read(cloud, region), **parts)
-        write_whole(file, json.dumps(dump(document), indent=1) + "\n")
+        write_atomic(file, json.dumps(dump(document), indent=1) + "\n")
     return document
 
 

@@ -26,7 +26,7 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.ec2 import images
 from gpukiln.clouds.tags import PASSED, VERDICT_TAG, VERIFIED_TAG
 from gpukiln.errors import GpukilnError, RefusedError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.images import pointer as pointers
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
@@ -145,7 +145,7 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
     if not found.notes:  # an answer with holes is not kept
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, json.dumps(dump(found), indent=1))
+            write_atomic(file, json.dumps(dump(found), indent=1))
         except OSError as error:  # read-only or full: the answer is as good
             found = replace(
                 found,

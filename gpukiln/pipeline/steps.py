@@ -22,8 +22,8 @@ from gpukiln.images.killed import scratch
 from gpukiln.images.plan import ImagePlan
 from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.access import access_line, machine_from_image
-from gpukiln.instances.launch import Launched
-from gpukiln.instances.leftovers import remove_unrecorded
+from gpukiln.instances.launch import LaunchedMachine
+from gpukiln.instances.orphans import remove_unrecorded
 from gpukiln.pipeline.verdict_signing import sign_verdict
 from gpukiln.pipeline.verdict_tags import write_verdict_tags
 from gpukiln.progress import Progress
@@ -110,7 +110,7 @@ def build_image(
             message = error.message if isinstance(error, GpukilnError) else repr(error)
             if record.bake is None:
                 _remove_unrecorded(cloud, build, error)
-            on_demand = Launched("", plan.instance_types[0], "", spot=False)
+            on_demand = LaunchedMachine("", plan.instance_types[0], "", spot=False)
             build.write(
                 replace(
                     record,
@@ -194,7 +194,7 @@ def verify_image(
     instance_types: Sequence[str] = (),
     spot: bool = False,
     simulated: bool = False,
-) -> tuple[Verdict, Launched]:
+) -> tuple[Verdict, LaunchedMachine]:
     """Boot a new machine from an image and judge it; the verdict is the caller's to keep.
 
     Args:

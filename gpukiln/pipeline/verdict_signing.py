@@ -13,7 +13,7 @@ from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import KUBERNETES_TAG
 from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.images.builds import Build
 from gpukiln.images.subject import Subject
 from gpukiln.instances.tags import tags_of
@@ -57,7 +57,7 @@ def sign_verdict(
             envelope = statements.sign_statement(
                 statements.location_of(images[0], cloud.region), claim, signer
             )
-            write_whole(report / ENVELOPE, envelope + "\n")
+            write_atomic(report / ENVELOPE, envelope + "\n")
             if not verdict.simulated:
                 ssm = cloud.client("ssm")
                 statements.store_statement(ssm, subject.image_id, VERDICT, verdict.instance_type, envelope)

@@ -19,7 +19,7 @@ from gpukiln.clouds.tags import (
     BUILD_ID_TAG,
     DIGEST_TAG,
     IMAGE_TAG,
-    NOT_PROVEN,
+    NOT_VERIFIED,
     PASSED,
     VERDICT_TAG,
     VERIFIED_TAG,
@@ -162,7 +162,7 @@ def verdict_tags(recipe: str, summaries: Iterable[VerdictSummary]) -> dict[str, 
     return {
         VERIFIED_TAG: max(summary.at for summary in every),
         VERDICT_TAG: PASSED if passed else "failed",
-        IMAGE_TAG: recipe if passed else NOT_PROVEN,
+        IMAGE_TAG: recipe if passed else NOT_VERIFIED,
         **dict(summary.tag for summary in every),
     }
 

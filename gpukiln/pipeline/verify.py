@@ -15,7 +15,7 @@ from gpukiln.images.builds import Build
 from gpukiln.images.cost import spent
 from gpukiln.images.killed import scratch
 from gpukiln.images.subject import Subject, subject_of
-from gpukiln.instances.launch import Launched
+from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.locks import locked
 from gpukiln.pipeline import steps
 from gpukiln.pipeline.verdict_signing import sign_verdict
@@ -53,7 +53,7 @@ def verify_again(
     spot: bool = False,
     simulated: bool = False,
     signer: Signer | None = None,
-) -> tuple[Verdict, Launched, Path]:
+) -> tuple[Verdict, LaunchedMachine, Path]:
     """Verify an image on the first of these instance types that can be had, and tag it with the verdict.
 
     Args:

@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.redact import HIDDEN, redact, redact_value
 
 _UUID = re.compile(r"\b(?:(GPU|MIG)-)?(?:GPU-)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
@@ -58,11 +58,11 @@ class Folder:
 
     def text(self, name: str, text: str) -> None:
         """Write a text file."""
-        write_whole(self.path / name, self.shown(text))
+        write_atomic(self.path / name, self.shown(text))
 
     def data(self, name: str, value: Any) -> None:
         """Write a JSON file."""
-        write_whole(self.path / name, json.dumps(self._values(redact_value(value)), indent=1) + "\n")
+        write_atomic(self.path / name, json.dumps(self._values(redact_value(value)), indent=1) + "\n")
 
     def _values(self, value: Any) -> Any:
         if isinstance(value, dict):

@@ -20,7 +20,7 @@ from typing import Any
 
 from gpukiln import __version__
 from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.probe.base import pci_gpus
 from gpukiln.probe.child import call
 from gpukiln.probe.nvml import read_nvml
@@ -109,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if file is None:
         sys.stdout.write(text)
     else:
-        write_whole(file, text)
+        write_atomic(file, text)
         sys.stderr.write(f"wrote {file}\n")
     return 0
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gpukiln.clouds import ec2 as calls
 from gpukiln.errors import UsageError
-from gpukiln.instances.tags import GONE
+from gpukiln.instances.tags import ENDED_STATES
 from gpukiln.release.regions import Site
 
 _RESOLVE = "resolve:ssm:"  # an image id that a launch template takes from a parameter (EC2 user guide)
@@ -27,7 +27,7 @@ def images_in_use(site: Site) -> dict[str, list[str]]:
     """
     users: defaultdict[str, list[str]] = defaultdict(list)
     for instance in calls.instances(site.ec2, {}):
-        if instance["State"]["Name"] not in GONE:
+        if instance["State"]["Name"] not in ENDED_STATES:
             users[instance["ImageId"]].append(f"instance {instance['InstanceId']}")
     for template in calls.pages(site.ec2, "describe_launch_templates", "LaunchTemplates"):
         where = {"LaunchTemplateId": template["LaunchTemplateId"]}

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import SerializerFunctionWrapHandler, model_serializer
 
 from gpukiln.errors import BusyError, GpukilnError, PartialError, UnavailableError
-from gpukiln.files import remove_partial, write_whole
+from gpukiln.files import remove_partial, write_atomic
 from gpukiln.images.pointer import Pointer
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
@@ -129,7 +129,7 @@ class ReleaseLog:
         self.folder.mkdir(parents=True, exist_ok=True)
         name = f"{release.pointer.kubernetes}-{release.pointer.channel}-{release.build}-{release.action}.json"
         file = self.folder / name
-        write_whole(file, json.dumps(dump(release), indent=2) + "\n")
+        write_atomic(file, json.dumps(dump(release), indent=2) + "\n")
         return file
 
     def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[Unfinished]:

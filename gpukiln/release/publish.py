@@ -158,7 +158,7 @@ def release(
         run = ReleaseRun(started, records, progress, sites)
         return run.all_steps(
             "copy, share and protect",
-            lambda site: _prepare(site, spec, source, progress.doing),
+            lambda site: _prepare(site, spec, source, progress.show_activity),
             moved=lambda site, image_id: require_pointed(site, spec.pointer, spec.channel, image_id),
             retire=retirement(spec.channel),
         )

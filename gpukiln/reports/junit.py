@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 from xml.etree import ElementTree as ET
 
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.reports.sanitize import sanitize
 
 Result = Literal["passed", "failure", "error", "skipped"]
@@ -81,7 +81,7 @@ def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 
         root.set("time", f"{sum(measured):.3f}")
     ET.indent(root)
     text = ET.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
-    write_whole(path, text, mode=mode)
+    write_atomic(path, text, mode=mode)
 
 
 def _counts(suite: Suite) -> dict[str, int]:

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpukiln import __version__
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.findings import Finding, Severity
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -23,7 +23,7 @@ def write_sarif(path: Path, document: dict[str, Any]) -> None:
     Raises:
         OSError: It can't be written.
     """
-    write_whole(path, json.dumps(document, indent=2) + "\n", mode=0o644)
+    write_atomic(path, json.dumps(document, indent=2) + "\n", mode=0o644)
 
 
 def sarif(

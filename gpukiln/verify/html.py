@@ -13,7 +13,7 @@ from typing import Any
 
 from jinja2 import Template
 
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.findings import OUTCOMES, Outcome
 from gpukiln.reports.html import environment
 from gpukiln.reports.sanitize import sanitize, sanitize_values
@@ -66,7 +66,7 @@ def write_html(machines: Sequence[Verification], path: Path) -> None:
     Raises:
         OSError: It can't be written.
     """
-    write_whole(path, render(machines))
+    write_atomic(path, render(machines))
 
 
 def render(machines: Sequence[Verification]) -> str:

@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from testinfra.backend import BACKENDS, get_backends
 
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.findings import Outcome
 from gpukiln.probe.base import NotReachedError
 from gpukiln.reports.sanitize import sanitize, sanitize_values
@@ -344,7 +344,7 @@ def _write(run: SuiteSession, kind: str, host: str, data: Any, *, several: bool)
     if run.report_dir is None:
         return
     suffix = "-" + re.sub(r"[^\w.]+", "_", host) if several else ""
-    write_whole(run.report_dir / f"{kind}{suffix}.json", json.dumps(data, indent=2) + "\n")
+    write_atomic(run.report_dir / f"{kind}{suffix}.json", json.dumps(data, indent=2) + "\n")
 
 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:

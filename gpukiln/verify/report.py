@@ -95,7 +95,7 @@ class LiveReport:
         if what == GATHERING:
             self.progress.say(what)
         else:
-            self.progress.doing(what)
+            self.progress.show_activity(what)
 
     def check(self, result: CheckResult) -> None:
         """Show a result.

@@ -15,7 +15,7 @@ from gpukiln.clouds import tags
 from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import GPUS_TAG, OWNER_TAG, SIMULATED, WORKSPACE_TAG
 from gpukiln.errors import BusyError, RefusedError, UnavailableError
-from gpukiln.instances.tags import GONE, tag_list, tags_of
+from gpukiln.instances.tags import ENDED_STATES, tag_list, tags_of
 from gpukiln.workspaces import iam, network, volumes
 from gpukiln.workspaces.contract import (
     VARIABLES,
@@ -118,7 +118,7 @@ def find(cloud: Cloud, name: str = "") -> tuple[ExistingWorkspace, ...]:
         instances = [one for row in rows for one in row["Instances"]]
         asked = filters(network.PART, name)
         groups = list(calls.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=asked))
-    alive = [one for one in instances if one["State"]["Name"] not in GONE]
+    alive = [one for one in instances if one["State"]["Name"] not in ENDED_STATES]
     kept = volumes.homes(cloud, name)
     tagged = [tags_of(one) for one in (*alive, *groups)]
     owners = {told[WORKSPACE_TAG]: told.get(OWNER_TAG, "") for told in tagged if WORKSPACE_TAG in told}
@@ -234,7 +234,7 @@ def wait_for(
         nonlocal now
         instance = calls.instance(cloud, instance_id)
         now = instance["State"]["Name"]
-        if now in GONE and state != "terminated":
+        if now in ENDED_STATES and state != "terminated":
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {now}, wanted {state}: {reason}")
         return instance if now == state else None
@@ -343,7 +343,7 @@ def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
         usd_hour=told.get(tags.PRICE_TAG, ""),
         image_digest=told.get(tags.IMAGE_DIGEST_TAG, ""),
         image_verdict=told.get(tags.IMAGE_VERDICT_TAG, ""),
-        asked=told.get(tags.ASKED_TAG),
+        asked=told.get(tags.OPTIONS_TAG),
     )
 
 

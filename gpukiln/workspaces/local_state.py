@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
-from gpukiln.files import remove_partial_of, write_whole
+from gpukiln.files import remove_partial_of, write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
@@ -77,7 +77,7 @@ def refresh(cloud: Cloud) -> RegionRecord:
         before = _read(file)
         spans = merge(before.spans if before else (), cloud, found, now)
         region = RegionRecord(FORM, cloud.name, cloud.region, now, found, spans)
-        write_whole(file, json.dumps(dump(region), indent=1) + "\n")
+        write_atomic(file, json.dumps(dump(region), indent=1) + "\n")
     return region
 
 

@@ -23,7 +23,15 @@ from gpukiln.errors import (
     UnavailableError,
 )
 from gpukiln.instances.console import require_booting
-from gpukiln.instances.launch import CAPACITY, Launched, Refusal, Try, subnets_by_zone, walk, zones_of
+from gpukiln.instances.launch import (
+    CAPACITY,
+    LaunchCandidate,
+    LaunchedMachine,
+    LaunchRefusal,
+    launch_in_order,
+    subnets_by_zone,
+    zones_of,
+)
 from gpukiln.instances.tags import PRIVILEGED, tag_list, tag_specifications, tags_of
 from gpukiln.locks import locked
 from gpukiln.offers.cost import OverBudgetError
@@ -446,7 +454,7 @@ def _machine_tags(cloud: Cloud, settled: WorkspacePlan) -> dict[str, str]:
         tags.REACH_TAG: "ssh" if direct else tags.BY_SESSION_MANAGER,
         tags.IMAGE_DIGEST_TAG: settled.digest,
         tags.IMAGE_VERDICT_TAG: settled.verdict,
-        tags.ASKED_TAG: marks(settled.contract, settled.roles),
+        tags.OPTIONS_TAG: marks(settled.contract, settled.roles),
         **({tags.GPUS_TAG: tags.SIMULATED} if settled.simulated else {}),
     }
 
@@ -461,7 +469,7 @@ def _launch(
     *,
     say: Callable[[str], None],
     sleep: Callable[[float], None],
-) -> Launched:
+) -> LaunchedMachine:
     """As `launch`; an instance profile that EC2 does not know yet is waited for."""
     with explain_aws_errors("look at the security group"):
         [group] = cloud.client("ec2").describe_security_groups(GroupIds=[group_id])["SecurityGroups"]
@@ -469,7 +477,7 @@ def _launch(
     last = tagged.get(tags.LAST_MACHINE_TAG) or tagged.get(tags.OLD_LAST_MACHINE_TAG, "")
     refused = UnavailableError("")
 
-    def launched() -> Launched | None:
+    def launched() -> LaunchedMachine | None:
         nonlocal refused
         try:
             return launch(
@@ -503,7 +511,7 @@ def launch(
     last: str,
     home: Home | None,
     say: Callable[[str], None],
-) -> Launched:
+) -> LaunchedMachine:
     """Start the machine of a workspace.
 
     Two commands that do this at once get the same machine: their tokens are made of the workspace's security
@@ -534,11 +542,11 @@ def launch(
         hint = _move(name, others) if home else "name subnets of other zones, or another region"
         raise IncompatibleError(f"{names} is not offered in {where}", hint=hint)
 
-    def token(one: Try) -> str:
+    def token(one: LaunchCandidate) -> str:
         parts = (group_id, last, one.instance_type, one.zone, str(one.spot))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
-    launched, refusals = walk(cloud, request, tries, say=say, token=token)
+    launched, refusals = launch_in_order(cloud, request, tries, say=say, token=token)
     if launched is None:
         raise _no_capacity(name, home, others, refusals)
     return launched
@@ -553,14 +561,16 @@ def offer_tags(offer: Offer, zone: str) -> dict[str, str]:
     return {tags.PLAN_TAG: plan_words(offer, zone), tags.PRICE_TAG: price}
 
 
-def _places(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) -> list[Try]:
+def _places(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) -> list[LaunchCandidate]:
     """Each offer in each zone that has it and a subnet, by the names that the account has for zones."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for zones that have the machine"):
         subnets = subnets_by_zone(ec2, subnet_ids)
         zones = {type_: zones_of(ec2, type_) for type_ in dict.fromkeys(one.instance_type for one in offers)}
     return [
-        Try(offer.instance_type, zone, subnets[zone], offer.market == "spot", offer_tags(offer, zone))
+        LaunchCandidate(
+            offer.instance_type, zone, subnets[zone], offer.market == "spot", offer_tags(offer, zone)
+        )
         for offer in offers
         for zone in zones[offer.instance_type]
         if zone in subnets
@@ -568,7 +578,7 @@ def _places(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) ->
 
 
 def _no_capacity(
-    name: str, home: Home | None, others: Sequence[str], refusals: Sequence[Refusal]
+    name: str, home: Home | None, others: Sequence[str], refusals: Sequence[LaunchRefusal]
 ) -> GpukilnError:
     names = " or ".join(dict.fromkeys(one.instance_type for one in refusals))
     details = tuple(map(str, refusals))

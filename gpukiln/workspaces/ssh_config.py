@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gpukiln import programs
 from gpukiln.errors import RefusedError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.ssh import Ssh
 from gpukiln.state import state_home
 
@@ -53,7 +53,7 @@ def include(home: Path) -> None:
     if target.exists():
         text, mode = target.read_text(encoding="utf-8"), stat.S_IMODE(target.stat().st_mode)
     line = f"# workspaces of gpukiln\n{include_line()}\n"
-    write_whole(target, f"{line}\n{text}" if text else line, mode=mode)
+    write_atomic(target, f"{line}\n{text}" if text else line, mode=mode)
 
 
 def is_declined() -> bool:
@@ -64,7 +64,7 @@ def is_declined() -> bool:
 def decline() -> None:
     """Remember that the line is not wanted, so that nobody is asked again."""
     entries().mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(entries() / ".declined", "")
+    write_atomic(entries() / ".declined", "")
 
 
 def write_entry(home: Path, name: str, ssh: Ssh) -> Path:
@@ -87,7 +87,7 @@ def write_entry(home: Path, name: str, ssh: Ssh) -> Path:
             hint=f"`invoke workspace.ssh {name}` reaches the workspace; --no-ssh-config writes no entry",
         )
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(file, ssh.entry(name))
+    write_atomic(file, ssh.entry(name))
     return file
 
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from gpukiln.clouds.tags import IMAGE_TAG, NOT_PROVEN
+from gpukiln.clouds.tags import IMAGE_TAG, NOT_VERIFIED
 from tests.support.exported_machine import ExportedMachine, overlay, seed
 from tests.support.harness import BOOT_S, Node, wait_for
 
@@ -149,7 +149,7 @@ def test_an_imported_disk_is_an_image_that_boots(image_cloud, key, tmp_path):
     assert (made["found"], made["boot_mode"]) == (False, "uefi-preferred")
     [image] = image_cloud.aws("ec2", "describe-images", "--image-ids", made["image_id"])["Images"]
     tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
-    assert tags[IMAGE_TAG] == NOT_PROVEN
+    assert tags[IMAGE_TAG] == NOT_VERIFIED
     assert not [name for name in tags if name.startswith("gpukiln:verdict")]
     proven = image_cloud.home / "builds" / image_cloud.document["build_id"] / "image.json"
     with Node(image_cloud, key, tmp_path, made["image_id"]) as machine:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.gpus import health
 from gpukiln.gpus.collect import now
@@ -86,7 +86,7 @@ def double(
     path = folder / f"{instance_type}.state"
     append_region(path)
     state = State(path)
-    state.write(start_rows(make_profile(instance_type, seed="i-1", driver=driver, cuda=cuda)))
+    state.write(initial_rows(make_profile(instance_type, seed="i-1", driver=driver, cuda=cuda)))
     environment = {
         **library.environment(built, path),
         "GPUKILN_GPUS_STATE": str(folder / "leases"),

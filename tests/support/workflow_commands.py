@@ -10,7 +10,7 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.commands.main import INVOKE, command
 from gpukiln.commands.main import main as type_command
 from gpukiln.errors import BusyError
-from gpukiln.instances.launch import Launched
+from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.options import options_of, read
 from gpukiln.state import state_home
 from gpukiln.verify.target import Target
@@ -69,4 +69,7 @@ def machine(_cloud, _image_id, *, instance_types, **_):
     """A machine of the first type; none is to be had where TEST_BUSY says so."""
     if "TEST_BUSY" in os.environ:
         raise BusyError(f"no zone has {instance_types[0]} now")
-    yield Target("i-1", "ssh://admin@192.0.2.1"), Launched("i-1", instance_types[0], "us-west-2a", spot=True)
+    yield (
+        Target("i-1", "ssh://admin@192.0.2.1"),
+        LaunchedMachine("i-1", instance_types[0], "us-west-2a", spot=True),
+    )

@@ -17,7 +17,7 @@ from gpukiln.errors import IncompatibleError
 from gpukiln.images import killed
 from gpukiln.images.bake import image_tags
 from gpukiln.images.subject import check_machines, subject_of
-from gpukiln.instances.launch import Launched
+from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.pipeline import steps
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.target import Target
@@ -59,7 +59,7 @@ def judge(proven, monkeypatch, capsys):
             run.machine_options = machine_options
             yield (
                 Target("i-1", "ssh://admin@192.0.2.1"),
-                Launched("i-1", instance_types[0], "us-west-2a", False),
+                LaunchedMachine("i-1", instance_types[0], "us-west-2a", False),
             )
 
         def describe(**_):

@@ -16,8 +16,8 @@ from gpukiln.images import bake as baking
 from gpukiln.images.bake import Saved
 from gpukiln.images.builds import Builds
 from gpukiln.instances import access
-from gpukiln.instances.launch import Launched
-from gpukiln.instances.leftovers import builds_with_leftovers, sweep
+from gpukiln.instances.launch import LaunchedMachine
+from gpukiln.instances.orphans import builds_with_orphans, sweep
 from gpukiln.instances.tags import tags_of
 from gpukiln.pipeline import steps
 from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags
@@ -62,7 +62,10 @@ def build(endpoint, planned, tmp_path, monkeypatch):
 
     @contextmanager
     def machine(*_args, **_options):
-        yield Target("i-1", "ssh://admin@192.0.2.1"), Launched("i-1", "g4dn.xlarge", "us-west-2a", False)
+        yield (
+            Target("i-1", "ssh://admin@192.0.2.1"),
+            LaunchedMachine("i-1", "g4dn.xlarge", "us-west-2a", False),
+        )
 
     monkeypatch.setattr(baking, "Packer", Packer)
     monkeypatch.setattr(baking, "prepare_template", lambda _, folder: folder.mkdir())
@@ -88,7 +91,7 @@ def build(endpoint, planned, tmp_path, monkeypatch):
 
     yield run
     endpoint.forget()
-    for build_id in builds_with_leftovers(endpoint):
+    for build_id in builds_with_orphans(endpoint):
         sweep(endpoint, build_id)
     for image in endpoint.client("ec2").describe_images(Owners=["self"])["Images"]:
         endpoint.client("ec2").deregister_image(ImageId=image["ImageId"])

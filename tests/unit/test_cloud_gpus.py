@@ -12,10 +12,10 @@ from moto.ec2.models import ec2_backends
 
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
 from gpukiln.clouds.embedded.container import ContainerMachine
-from gpukiln.clouds.embedded.gpus.requests import answer, shown
-from gpukiln.clouds.embedded.gpus.settings import apply
+from gpukiln.clouds.embedded.gpus.requests import answer, describe_gpus
+from gpukiln.clouds.embedded.gpus.settings import apply_setting
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import SLOT, State, append_region
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machine import MachineSpec
@@ -113,8 +113,8 @@ def test_settings_of_one_request_hold_together_or_not_at_all(
     assert machine
     gpus.files.folder.mkdir()
     append_region(gpus.files.state.path)
-    gpus.files.state.write(start_rows(made_up_machine()))
-    machine.gpus, machine.shown = gpus, gpus.files
+    gpus.files.state.write(initial_rows(made_up_machine()))
+    machine.gpus, machine.gpu_files = gpus, gpus.files
     told = answer(machines, {"instance_id": name, "settings": ["0.temperature=70", "1.lost=true"]})["gpus"]
     assert (told[0]["temperature_celsius"], told[1]["error"]) == (70, 15)
     before = gpus.files.state.rows()
@@ -150,7 +150,7 @@ def test_what_is_shown_says_what_is_wrong(tmp_path: Path) -> None:
     path = tmp_path / "state"
     append_region(path)
     state = State(path)
-    state.write(start_rows(made_up_machine()))
-    rows = state.change(lambda rows: [apply(rows, text) for text in ("0.hung=true", "1.lost=true")])
-    told = shown(rows)
+    state.write(initial_rows(made_up_machine()))
+    rows = state.change(lambda rows: [apply_setting(rows, text) for text in ("0.hung=true", "1.lost=true")])
+    told = describe_gpus(rows)
     assert [(gpu["hung"], gpu["error"]) for gpu in told["gpus"]] == [(True, None), (False, 15)]

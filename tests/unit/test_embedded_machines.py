@@ -16,8 +16,8 @@ from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.gpus.machine_files import MachineFiles
 from gpukiln.clouds.embedded.gpus.state import State
 from gpukiln.clouds.embedded.layout import Layout
-from gpukiln.clouds.embedded.machines import Machines, asked_kind
-from gpukiln.clouds.embedded.volume_files import is_outside, mark_outside
+from gpukiln.clouds.embedded.machines import Machines, requested_kind
+from gpukiln.clouds.embedded.volume_files import is_untrusted, mark_untrusted
 from gpukiln.clouds.tags import MACHINE_TAG, TRUST_TAG
 from gpukiln.disks.sparse import copy_disk
 from gpukiln.instances import tags
@@ -57,13 +57,13 @@ def test_a_strangers_disk_is_a_virtual_machine_whatever_tags_say(
     disk = layout.snapshot(volume.snapshot_id)
     disk.write_bytes(b"disk")
     if outside:
-        mark_outside(disk)
+        mark_untrusted(disk)
     assert Machines(layout).kind(instance) == ("vm" if outside else asked or "container")
 
 
 def test_a_kind_that_is_none_names_those_that_are() -> None:
     with pytest.raises(ValueError, match="'privilegd', wanted one of container, privileged, vm"):
-        asked_kind({MACHINE_TAG: "privilegd"})
+        requested_kind({MACHINE_TAG: "privilegd"})
 
 
 @pytest.mark.parametrize(("trust", "outside"), [("", True), ("no", True), ("yes", False)])
@@ -81,7 +81,7 @@ def test_a_snapshot_that_is_written_block_by_block_is_from_outside(
         status, _headers, _body = service._start(ec2, asked)
     assert status == 201
     [file] = layout.snapshots.rglob("*snap-*")
-    assert is_outside(file) is outside
+    assert is_untrusted(file) is outside
 
 
 def test_what_is_made_of_a_disk_from_outside_is_so_too(tmp_path: Path) -> None:
@@ -90,16 +90,16 @@ def test_what_is_made_of_a_disk_from_outside_is_so_too(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
     first, copied = layout.snapshot("snap-1"), layout.snapshot("snap-2")
     first.write_bytes(b"disk")
-    mark_outside(first)
+    mark_untrusted(first)
     volume = volume_files.make_disk(layout, "vol-1", size_gib=1, source=first)
     os.link(volume, copied)  # a snapshot of a volume that nobody writes to is a second name
     volume_files.make_writable(volume)  # and then a copy, in place
-    assert all(map(is_outside, (first, volume, copied)))
+    assert all(map(is_untrusted, (first, volume, copied)))
     ours = layout.snapshot("snap-3")
     ours.write_bytes(b"disk")
     copy_disk(ours, layout.snapshot("snap-4"))
-    assert not is_outside(layout.snapshot("snap-4"))
-    assert not is_outside(layout.snapshot("snap-5"))  # it has no disk
+    assert not is_untrusted(layout.snapshot("snap-4"))
+    assert not is_untrusted(layout.snapshot("snap-5"))  # it has no disk
 
 
 def test_a_link_on_a_disk_leads_to_the_disk(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import pytest
 
 from gpukiln.clouds.embedded import regions
 from gpukiln.clouds.embedded.clean import carry_out, plan_cleaning
-from gpukiln.clouds.embedded.inventory import kept, problems
+from gpukiln.clouds.embedded.inventory import problems, stored_disks
 from gpukiln.clouds.embedded.server import sweep
 from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from tests.support.embedded_home import (
     CHANNEL,
     DAMAGES,
@@ -43,8 +43,8 @@ def test_what_was_written_is_read(layout):
     assert set(before) == {HERE, THERE}
     assert set(before[HERE]["images"]) >= {image_id(1), image_id(2)}
     assert problems(layout) == []
-    assert regions.mend(layout) == []
-    assert regions.read_region(layout, "eu-west-1") == regions.empty()
+    assert regions.repair_files(layout) == []
+    assert regions.read_region(layout, "eu-west-1") == regions.empty_document()
 
 
 def test_what_did_not_change_is_not_written_again(layout):
@@ -70,7 +70,7 @@ def test_one_damaged_file_is_told_and_made_again_and_costs_nothing(layout, which
     assert everything(layout) == before
     sweep(layout)
     assert disks(layout) == had
-    assert regions.mend(layout) == [told]
+    assert regions.repair_files(layout) == [told]
     assert everything(layout) == before
     assert file.is_file()
     aside = list(file.parent.glob(f"{file.name}.damaged-*"))
@@ -82,7 +82,7 @@ def test_images_are_made_again_from_beside_their_disks_and_lost_channels_are_tol
     before = everything(layout)[HERE]
     for file in files_of(layout)[:2]:
         file.unlink()
-    [told] = regions.mend(layout)
+    [told] = regions.repair_files(layout)
     assert "parameters (the channels) and container images were in these files alone" in told
     after = everything(layout)[HERE]
     assert (after["images"], after["snapshots"]) == (before["images"], before["snapshots"])
@@ -107,7 +107,7 @@ def test_what_can_not_be_made_again_is_refused_by_name_and_no_disk_is_touched(la
     damage(file, "missing" if how == "empty" else how)
     damage(copy, how)
     for act in (
-        lambda: regions.mend(layout),
+        lambda: regions.repair_files(layout),
         lambda: regions.read_region(layout, HERE),
         lambda: plan_cleaning(layout, images=True, base=True, released=False),
     ):
@@ -132,18 +132,18 @@ def everything_of_the_other(layout):
 @pytest.mark.parametrize("how", DAMAGES)
 def test_a_damaged_disk_is_told(layout, how):
     damage(layout.snapshot(snapshot_id(2)), how)
-    [row] = [row for row in kept(layout) if row["problem"]]
+    [row] = [row for row in stored_disks(layout) if row["problem"]]
     assert row["snapshot"] == snapshot_id(2)
     assert str(layout.snapshot(snapshot_id(2))) in row["problem"]
     assert "image-2" in row["image"]
-    assert regions.mend(layout) == []
+    assert regions.repair_files(layout) == []
 
 
 def test_a_disk_that_no_region_knows_stays_until_somebody_says_otherwise(layout):
     stray = layout.snapshot(snapshot_id(9))
     stray.write_bytes(b"somebody's")
     sweep(layout)
-    [row] = [row for row in kept(layout) if row["problem"]]
+    [row] = [row for row in stored_disks(layout) if row["problem"]]
     assert row["snapshot"] == stray.stem
     assert "cloud.clean --images --yes" in row["problem"]
     carry_out(layout, plan_cleaning(layout, images=False, base=True, released=False))
@@ -165,10 +165,10 @@ def test_what_is_half_written_goes(layout):
 
 def test_a_write_that_fails_leaves_what_stood_there(tmp_path):
     file = tmp_path / "file"
-    write_whole(file, "old")
+    write_atomic(file, "old")
     assert file.stat().st_mode & 0o777 == 0o600
     with pytest.raises(UnicodeEncodeError):
-        write_whole(file, "new \udcff")
+        write_atomic(file, "new \udcff")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
 
@@ -190,7 +190,7 @@ def test_cleaning_keeps_what_a_channel_names_until_it_is_told_otherwise(layout):
     assert disks(layout) == {snapshot_id(1), *(name.replace("ami-", "snap-") for name in base)}
     assert not layout.registry.exists()
     assert problems(layout) == []
-    assert not [row for row in kept(layout) if row["problem"]]
+    assert not [row for row in stored_disks(layout) if row["problem"]]
 
     carry_out(layout, plan_cleaning(layout, images=True, base=True, released=True))
     assert not disks(layout)

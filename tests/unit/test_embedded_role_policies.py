@@ -203,15 +203,15 @@ ALLOW = {"Effect": "Allow", "Action": "ec2:CreateTags", "Resource": "*"}
 def test_what_a_statement_is_about(changes, covers):
     context = {"aws:tagkeys": ["gpu", "Name"]}
     asked = ("ec2:CreateTags", "arn:aws:ec2:us-west-2:1:instance/i-1", context)
-    assert role_policies._covers({**ALLOW, **changes}, *asked) is covers
+    assert role_policies._statement_covers({**ALLOW, **changes}, *asked) is covers
 
 
 def test_what_a_statement_does_not_name_never_widens():
     for effect, covers in (("Allow", False), ("Deny", True)):
         assert (
-            role_policies._covers({"Effect": effect, "NotAction": "s3:*"}, "ec2:RunInstances", None, {})
+            role_policies._statement_covers({"Effect": effect, "NotAction": "s3:*"}, "ec2:RunInstances", None, {})
             is covers
         )
     deny = {**ALLOW, "Effect": "Deny"}
-    assert role_policies._covers(deny, "ec2:CreateTags", None, {})
-    assert not role_policies._covers({**deny, "Resource": "arn"}, "ec2:CreateTags", None, {})
+    assert role_policies._statement_covers(deny, "ec2:CreateTags", None, {})
+    assert not role_policies._statement_covers({**deny, "Resource": "arn"}, "ec2:CreateTags", None, {})

@@ -41,7 +41,7 @@ def launched(monkeypatch):
     monkeypatch.setenv("MOTO_EC2_LOAD_DEFAULT_AMIS", "false")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
-    monkeypatch.setattr(Instance, "terminate", spot.keeps_reason(Instance.terminate))
+    monkeypatch.setattr(Instance, "terminate", spot.keep_reason(Instance.terminate))
     monkeypatch.setattr(InstanceResponse, "run_instances", InstanceResponse.run_instances)
     spot.extend_launches()
     with mock_aws():
@@ -54,7 +54,7 @@ def launched(monkeypatch):
 
         yield launch
         for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer) and thread.function is spot._end:
+            if isinstance(thread, threading.Timer) and thread.function is spot._carry_out:
                 thread.cancel()  # the instance is gone with this moto: its end would fail in a later test
 
 
@@ -89,7 +89,7 @@ def wait(fulfilled):
 
 def test_the_notices_come_one_after_the_other():
     two, four = MOMENT + timedelta(minutes=2), MOMENT + timedelta(minutes=4)
-    notice = spot.Notice("terminate", MOMENT, two, four)
+    notice = spot.InterruptionNotice("terminate", MOMENT, two, four)
     assert notice.tree(MOMENT - timedelta(seconds=1)) == {}
     events = {"recommendations": {"rebalance": '{"noticeTime": "2026-11-23T08:00:00Z"}'}}
     assert notice.tree(MOMENT) == {"events": events}
@@ -125,7 +125,7 @@ def test_one_that_is_stopped_has_no_time_of_termination_and_starts_without_a_not
     spot.interrupt({"instance_id": instance.id, "seconds": 600})
     assert json.loads(ask("spot/instance-action")[1])["action"] == "stop"
     assert ask("spot/termination-time")[0] == 404
-    spot._end(instance, instance.interruption)
+    spot._carry_out(instance, instance.interruption)
     assert instance.state == "stopped"
     instance.start()
     assert ask("spot/instance-action")[0] == 404
@@ -152,7 +152,7 @@ def test_what_ends_by_itself_meanwhile_was_not_interrupted(launched):
     spot.interrupt({"instance_id": instance.id, "seconds": 600})
     notice = instance.interruption
     instance.terminate()
-    spot._end(instance, notice)
+    spot._carry_out(instance, notice)
     assert instance.state_reason.code == "Client.UserInitiatedShutdown"
     with pytest.raises(IncompatibleError, match="is terminated"):
         spot.interrupt({"instance_id": instance.id})

@@ -107,7 +107,7 @@ def test_a_disk_that_is_removed_while_another_change_is_written_is_gone(tmp_path
     saving = threading.Thread(target=save)
     saving.start()
     assert read.wait(30)
-    members = images._snapshots(SimpleNamespace(layout=layout))
+    members = images._snapshot_members(SimpleNamespace(layout=layout))
     members[EC2Backend, "delete_snapshot"](ec2, "snap-1")
     saving.join()
     assert not list(layout.snapshots.iterdir())

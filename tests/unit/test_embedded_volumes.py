@@ -290,7 +290,7 @@ def test_a_new_server_removes_what_ended_with_its_machine_and_nothing_that_it_ca
     assert not list(home.volumes.glob(f"{gone}*"))
     assert not list(home.volumes.glob("*.partial"))
     assert set(volume_files.descriptions(home, "us-west-2")) == set(kept[:2])
-    assert {row["volume"]: row["size_gib"] for row in volume_files.kept(home)}["vol-0"] is None
+    assert {row["volume"]: row["size_gib"] for row in volume_files.stored_volumes(home)}["vol-0"] is None
 
 
 def test_no_room_makes_no_volume(home, monkeypatch):

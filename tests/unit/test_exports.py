@@ -17,10 +17,10 @@ from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError, Unavai
 from gpukiln.exports import beside, ebs, formats, run
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.netboot import Netboot
-from gpukiln.files import whole_or_not
+from gpukiln.files import atomic_path
 from gpukiln.images.builds import Record
 from tests.support.exports import BIOS_TABLE, BLOCK, INDEXES, boot_disk, image_with_disk, start_export
-from tests.support.killed import chosen, files_in, killed_at, masked, steps_of
+from tests.support.kill_points import files_in, mask_varying, run_killed_at, select_steps, steps_of
 from tests.support.release_cloud import HOME, Cloud, fault, fault_each, make_image, quiet, tell, verdict
 
 GET = "GetSnapshotBlock"
@@ -145,7 +145,7 @@ def test_killed_at_half_it_reads_only_the_rest(folder):
 
 def write_folder(disk, part, progress, url):  # noqa: ARG001 - as `Format.make` is called
     """A form that is a folder, made as netboot and the installer make theirs."""
-    with whole_or_not(part) as partial:
+    with atomic_path(part) as partial:
         tree = partial.with_name(f"{partial.name}-tree")
         tree.mkdir()
         (tree / "initrd.img").write_text("initrd")
@@ -189,15 +189,15 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(
         return [{**done, "durations_s": 0, "blocks_read": 0, "blocks_kept": 0}]
 
     def state(done):
-        return masked(done), files_in(folder, home)
+        return mask_varying(done), files_in(folder, home)
 
     empty()
     undisturbed = state(work())
     empty()
     steps = steps_of(work, folder, home)
-    for number in chosen(steps, first=1 + steps.index(first or steps[0])):
+    for number in select_steps(steps, first=1 + steps.index(first or steps[0])):
         empty()
-        assert killed_at(number, work, folder, home)
+        assert run_killed_at(number, work, folder, home)
         assert state(work()) == undisturbed, steps[number - 1]
 
 

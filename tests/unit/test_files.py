@@ -5,12 +5,12 @@ import sys
 
 import pytest
 
-from gpukiln.files import remove_partial, whole_or_not, write_whole
+from gpukiln.files import atomic_path, remove_partial, write_atomic
 
 DIE = (
     "import os, pathlib, sys\n"
-    "from gpukiln.files import whole_or_not\n"
-    "with whole_or_not(pathlib.Path(sys.argv[1])) as partial:\n"
+    "from gpukiln.files import atomic_path\n"
+    "with atomic_path(pathlib.Path(sys.argv[1])) as partial:\n"
     "    partial.mkdir()\n"
     "    (partial / 'file').touch()\n"
     "    os._exit(1)\n"
@@ -19,9 +19,9 @@ DIE = (
 
 def test_bytes_and_modes(tmp_path):
     file = tmp_path / "file"
-    write_whole(file, b"\xff\0", mode=0o644)
+    write_atomic(file, b"\xff\0", mode=0o644)
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == (b"\xff\0", 0o644)
-    write_whole(file, "grün")
+    write_atomic(file, "grün")
     assert (file.read_bytes(), file.stat().st_mode & 0o777) == ("grün".encode(), 0o600)
 
 
@@ -32,7 +32,7 @@ def names(folder):
 @pytest.mark.parametrize("folder", [False, True])
 def test_what_a_block_made_takes_the_name_at_its_end(tmp_path, folder):
     path = tmp_path / "name"
-    with whole_or_not(path) as partial:
+    with atomic_path(path) as partial:
         partial.mkdir() if folder else partial.write_text("new")
         assert not path.exists()
     assert path.is_dir() is folder
@@ -41,10 +41,10 @@ def test_what_a_block_made_takes_the_name_at_its_end(tmp_path, folder):
 
 @pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
 def test_of_a_failure_nothing_stays_and_what_stood_there_does(tmp_path, error):
-    write_whole(tmp_path / "name", "old")
+    write_atomic(tmp_path / "name", "old")
 
     def fails():
-        with whole_or_not(tmp_path / "name") as partial:
+        with atomic_path(tmp_path / "name") as partial:
             partial.mkdir()
             (partial / "file").touch()
             raise error
@@ -56,7 +56,7 @@ def test_of_a_failure_nothing_stays_and_what_stood_there_does(tmp_path, error):
 
 
 def test_a_block_that_makes_nothing_is_a_mistake(tmp_path):
-    with pytest.raises(FileNotFoundError), whole_or_not(tmp_path / "name"):
+    with pytest.raises(FileNotFoundError), atomic_path(tmp_path / "name"):
         pass
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import BusyError, IncompatibleError
 from gpukiln.gpus import amd, collect
@@ -269,7 +269,7 @@ def both(
     def make(**changed: Any) -> Path:
         folder = machine(**changed)
         append_region(folder / "state")
-        rows = start_rows(make_profile("g5.12xlarge", seed="i-1", driver="580.65.06", cuda="13.0"))
+        rows = initial_rows(make_profile("g5.12xlarge", seed="i-1", driver="580.65.06", cuda="13.0"))
         State(folder / "state").write(rows)
         monkeypatch.setenv(library.STATE, str(folder / "state"))
         monkeypatch.setattr(collect, "is_simulated", lambda: True)

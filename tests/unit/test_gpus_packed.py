@@ -101,14 +101,14 @@ def test_another_man_page_is_made_anew(tmp_path: Path, monkeypatch: pytest.Monke
 def test_two_who_make_the_files_at_once_both_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, other = zipapp.write_whole, []
+    write, other = zipapp.write_atomic, []
 
     def meanwhile(path: Path, content: bytes, *, mode: int) -> None:
-        monkeypatch.setattr(zipapp, "write_whole", write)
+        monkeypatch.setattr(zipapp, "write_atomic", write)
         other.append(zipapp.tree(tmp_path))  # as another process does in the midst of this one
         write(path, content, mode=mode)
 
-    monkeypatch.setattr(zipapp, "write_whole", meanwhile)
+    monkeypatch.setattr(zipapp, "write_atomic", meanwhile)
     assert [zipapp.tree(tmp_path)] == other == list(tmp_path.iterdir())
 
 
@@ -118,7 +118,7 @@ def test_files_that_can_not_be_written_are_told_and_leave_nothing(
     def full(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(zipapp, "write_whole", full)
+    monkeypatch.setattr(zipapp, "write_atomic", full)
     with pytest.raises(OSError, match="No space left"):
         zipapp.tree(tmp_path)
     assert list(tmp_path.iterdir()) == []

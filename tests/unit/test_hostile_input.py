@@ -22,7 +22,7 @@ from gpukiln.disks import identify
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import run
 from gpukiln.exports.scratch import image_name
-from gpukiln.files import full_named, whole_or_not, write_whole
+from gpukiln.files import atomic_path, name_full_disk_error, write_atomic
 from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import digest
 from gpukiln.kubernetes import cluster, pools, scheduling
@@ -339,12 +339,12 @@ def test_a_container_may_ask_for_any_number_of_gpus() -> None:
 
 
 def test_a_partition_table_may_point_anywhere(tmp_path: Path) -> None:
-    assert identify.look(gpt(tmp_path)).table == "gpt"
+    assert identify.inspect_disk(gpt(tmp_path)).table == "gpt"
     for name, value in (("entries", 2**60), ("entries", 2**64 - 1), ("begin", 2**60), ("begin", 2001)):
         with pytest.raises(IncompatibleError):
-            identify.look(gpt(tmp_path, **{name: value}))
+            identify.inspect_disk(gpt(tmp_path, **{name: value}))
     with pytest.raises(IncompatibleError, match="was cut or is empty"):
-        identify.look(gpt(tmp_path, last=2**60))
+        identify.inspect_disk(gpt(tmp_path, last=2**60))
 
 
 def test_a_full_disk_is_named_with_the_next_step(
@@ -355,12 +355,12 @@ def test_a_full_disk_is_named_with_the_next_step(
 
     monkeypatch.setattr(os, "fdatasync", full)
     file = tmp_path / "state.json"
-    assert end(write_whole, file, "x") == 4
+    assert end(write_atomic, file, "x") == 4
     said = capsys.readouterr().err
     assert said.startswith(f"error: {file}: No space left on device\nnext: make room there")
 
     def copies() -> None:
-        with whole_or_not(file) as partial:
+        with atomic_path(file) as partial:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(partial))
 
     assert end(copies) == 4
@@ -370,15 +370,15 @@ def test_a_full_disk_is_named_with_the_next_step(
 
 def test_a_copy_onto_a_full_disk_names_the_copy(tmp_path: Path) -> None:
     (source := tmp_path / "source").write_text("x")
-    with pytest.raises(OSError, match="No space left") as caught, full_named(Path("/dev/full")):
+    with pytest.raises(OSError, match="No space left") as caught, name_full_disk_error(Path("/dev/full")):
         shutil.copyfile(source, "/dev/full")
     assert caught.value.filename == "/dev/full"
     target = tmp_path / "target"
-    with pytest.raises(OSError, match="No space left") as caught, whole_or_not(target) as partial:
+    with pytest.raises(OSError, match="No space left") as caught, atomic_path(target) as partial:
         # as shutil's copy by sendfile says it
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(source), None, str(partial))
     assert (caught.value.filename, caught.value.filename2) == (str(target), None)
-    with pytest.raises(OSError, match="No space left") as caught, whole_or_not(target):
+    with pytest.raises(OSError, match="No space left") as caught, atomic_path(target):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/elsewhere")
     assert caught.value.filename == "/elsewhere"
 

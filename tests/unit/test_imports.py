@@ -9,16 +9,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from gpukiln.clouds.embedded.volume_files import is_outside
+from gpukiln.clouds.embedded.volume_files import is_untrusted
 from gpukiln.disks import identify, sparse
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import ebs, import_disk, run
 from gpukiln.images.subject import subject_from_tags
-from gpukiln.instances.leftovers import find_leftovers, remove_leftovers
+from gpukiln.instances.orphans import find_orphans, remove_orphans
 from gpukiln.instances.tags import tags_of
 from gpukiln.pipeline.verdict_tags import summaries_from_tags
 from tests.support.exports import boot_disk, image_with_disk
-from tests.support.killed import chosen, files_in, killed_at, masked, steps_of
+from tests.support.kill_points import files_in, mask_varying, run_killed_at, select_steps, steps_of
 from tests.support.release_cloud import HOME, Cloud, fault, fault_each, images, quiet, server, tell
 
 BIOS = "label: gpt\nstart=2048, size=2048, type=21686148-6449-6E6F-744E-656564454649\n"
@@ -196,16 +196,16 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(golden, tmp_pa
         there = Cloud().client("ec2").describe_snapshots(SnapshotIds=[*snapshots()])["Snapshots"]
         folder = server()[1].snapshots
         unfinished = sorted(one.name for one in folder.glob(".*"))
-        return masked([list(images(HOME).values()), there]), unfinished, files_in(home)
+        return mask_varying([list(images(HOME).values()), there]), unfinished, files_in(home)
 
     bring_in(file)
     undisturbed = state()
     empty()
     steps = steps_of(lambda: bring_in(file), home)
     assert {"StartSnapshot", PUT, "CompleteSnapshot", "RegisterImage"} <= set(steps)
-    for number in chosen(steps):
+    for number in select_steps(steps):
         empty()
-        assert killed_at(number, lambda: bring_in(file), home)
+        assert run_killed_at(number, lambda: bring_in(file), home)
         bring_in(file)
         assert state() == undisturbed, steps[number - 1]
 
@@ -242,10 +242,10 @@ def test_where_deleting_it_is_refused_too_the_sweep_finds_it(golden):
     assert "cloud.sweep" in refused.value.__notes__[0]
     tell("faults", [])
     [snapshot_id] = snapshots()
-    assert find_leftovers(Cloud()) == []  # somebody may be writing it
-    found = find_leftovers(Cloud(), now=datetime.now(UTC) + timedelta(days=2))
+    assert find_orphans(Cloud()) == []  # somebody may be writing it
+    found = find_orphans(Cloud(), now=datetime.now(UTC) + timedelta(days=2))
     assert [(one.kind, one.id) for one in found] == [("snapshot", snapshot_id)]
-    remove_leftovers(Cloud(), found, lambda _: None)
+    remove_orphans(Cloud(), found, lambda _: None)
     assert snapshots() == {}
     assert not list(Cloud().snapshot_disk(snapshot_id).parent.glob(".*.partial"))
 
@@ -276,7 +276,7 @@ def test_a_throttle_that_lasts_keeps_what_is_written(golden, monkeypatch):
 )
 def test_machine_and_firmware_are_read_off_the_disk(tmp_path, table, found):
     boot_disk(tmp_path / "disk", table)
-    looked = identify.look(tmp_path / "disk")
+    looked = identify.inspect_disk(tmp_path / "disk")
     assert (looked.table, looked.architecture, looked.boot_mode) == found
 
 
@@ -292,7 +292,7 @@ def test_the_loader_in_the_esp_says_the_machine(tmp_path):
     with (tmp_path / "disk").open("r+b") as file:
         file.seek(4096 * 512 + (1 << 20) - 3)
         file.write(b"BOOTAA64EFI")
-    assert identify.look(tmp_path / "disk").architecture == "arm64"
+    assert identify.inspect_disk(tmp_path / "disk").architecture == "arm64"
 
 
 def damaged(golden, how):
@@ -407,7 +407,7 @@ def test_a_disk_is_trusted_when_it_is_imported_or_never(golden):
     """What was made of the image meanwhile has its mark, which no second import takes away."""
     trusting = replace(SAYS, trust=True)
     made = bring_in(golden, trusting)
-    assert not is_outside(Cloud().snapshot_disk(made.snapshot_id))
+    assert not is_untrusted(Cloud().snapshot_disk(made.snapshot_id))
     assert bring_in(golden, trusting).found
     with pytest.raises(RefusedError, match=f"{made.image_id} was made of .* before, with --trust") as refused:
         bring_in(golden)
@@ -416,6 +416,6 @@ def test_a_disk_is_trusted_when_it_is_imported_or_never(golden):
     ec2.deregister_image(ImageId=made.image_id)
     ec2.delete_snapshot(SnapshotId=made.snapshot_id)
     again = bring_in(golden)
-    assert is_outside(Cloud().snapshot_disk(again.snapshot_id))
+    assert is_untrusted(Cloud().snapshot_disk(again.snapshot_id))
     with pytest.raises(RefusedError, match="without --trust"):
         bring_in(golden, trusting)

@@ -33,7 +33,7 @@ from gpukiln.kubernetes.manifest import dump, load
 from gpukiln.kubernetes.rbac import COMMAND_RULES
 from tests.support.api_server import ApiServer, Fault, Outcome, node
 from tests.support.exit_codes import invoke
-from tests.support.killed import files_in, killed_everywhere, masked
+from tests.support.kill_points import files_in, kill_at_each_step, mask_varying
 
 GOLDEN = Path(__file__).parents[1] / "support/golden"
 MINORS = ("1.34", "1.35", "1.36", "1.37")
@@ -1037,7 +1037,7 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(typed, server,
             assert time.monotonic() < until
             time.sleep(0.02)
         pods = [one["status"] for one in server.all("pods")]
-        text = masked([server.all("jobs"), server.all("services"), pods])
+        text = mask_varying([server.all("jobs"), server.all("services"), pods])
         return sorted(shown.out.splitlines()), text, files_in(home)
 
     empty()
@@ -1045,7 +1045,7 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(typed, server,
     assert len(json.loads(undisturbed[1])[0]) == 1
     empty()
     steps = []
-    for step in killed_everywhere(lambda: typed(*command), home):
+    for step in kill_at_each_step(lambda: typed(*command), home):
         if step != "not killed":
             assert state(typed(*command)) == undisturbed, step
         steps.append(step)

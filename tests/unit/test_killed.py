@@ -17,7 +17,7 @@ from gpukiln.images import killed
 from gpukiln.images.builds import Builds, Record
 from gpukiln.instances import access
 from gpukiln.instances.access import key_files
-from gpukiln.instances.leftovers import builds_with_leftovers, sweep, unrecorded_images
+from gpukiln.instances.orphans import builds_with_orphans, sweep, unrecorded_images
 from gpukiln.instances.tags import build_tags, tag_specifications
 from gpukiln.pipeline.verdict_tags import DIGEST_CHARS, VerifiedAmi
 from gpukiln.verify.digest import suite_digest
@@ -42,7 +42,7 @@ def ec2(endpoint):
     endpoint.forget()
     yield endpoint
     endpoint.forget()
-    for build_id in builds_with_leftovers(endpoint):
+    for build_id in builds_with_orphans(endpoint):
         sweep(endpoint, build_id)
 
 
@@ -89,7 +89,7 @@ def left(ec2, home, build):
     """Everything of a build that is there."""
     files = [*key_files(build.id), *home.glob(f"gpukiln-{build.id}"), *build.folder.glob("*.partial")]
     images = [image["ImageId"] for image in unrecorded_images(ec2, build.id)]
-    return [*builds_with_leftovers(ec2), *images, *map(str, files)]
+    return [*builds_with_orphans(ec2), *images, *map(str, files)]
 
 
 def snapshots(ec2):
@@ -166,7 +166,7 @@ def test_what_belongs_to_another_computer_waits_for_its_deadline(ec2, home, plan
     other = die(ec2, tmp_path_factory.mktemp("other"), planned)
     assert killed.clean_up_after_killed(ec2, Builds(home), pytest.fail) == []
     assert killed.find_leftovers_here(ec2, Builds(home)) == []
-    assert other.id in builds_with_leftovers(ec2)
+    assert other.id in builds_with_orphans(ec2)
 
 
 @pytest.mark.parametrize("call", [*REMOVING, "DescribeImages", "DeregisterImage", "DeleteSnapshot"])
@@ -208,7 +208,7 @@ def test_a_clean_up_that_is_refused_after_success_is_tried_again_and_then_told(e
         ec2.refuse = refuse
     assert not entry.private_key.exists()
     assert [call in line and "cloud.sweep" in line for line in said] == [True] * (times > 1)
-    assert builds_with_leftovers(ec2) == ({"b1"} if times > 1 else set())
+    assert builds_with_orphans(ec2) == ({"b1"} if times > 1 else set())
 
 
 @pytest.fixture

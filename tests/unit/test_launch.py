@@ -20,8 +20,8 @@ from gpukiln.commands import ami_verify
 from gpukiln.errors import RefusedError
 from gpukiln.images.builds import Builds, Record
 from gpukiln.instances.access import machine_from_image
-from gpukiln.instances.launch import Try, walk
-from gpukiln.instances.leftovers import builds_with_leftovers
+from gpukiln.instances.launch import LaunchCandidate, launch_in_order
+from gpukiln.instances.orphans import builds_with_orphans
 from tests.support.endpoint import serve
 from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
@@ -88,7 +88,7 @@ def test_the_first_type_is_taken_where_it_is_offered(ec2):
     assert seen["ImageId"] == "ami-0123456789abcdef0"
     assert seen["Placement"]["AvailabilityZone"] == launched.zone
     assert len(ec2.asked("RunInstances")) == 1
-    assert builds_with_leftovers(ec2) == set()
+    assert builds_with_orphans(ec2) == set()
 
 
 @pytest.mark.parametrize("simulated", [False, True])
@@ -141,9 +141,11 @@ def test_a_quota_counts_in_every_zone(ec2):
 def walked(ec2, spots):
     """Walk over one zone for each market in turn; each try has a token of its own."""
     subnet = ec2.client("ec2").describe_subnets()["Subnets"][0]
-    tries = [Try(TYPES[0], subnet["AvailabilityZone"], subnet["SubnetId"], spot) for spot in spots]
+    tries = [
+        LaunchCandidate(TYPES[0], subnet["AvailabilityZone"], subnet["SubnetId"], spot) for spot in spots
+    ]
     request = {"ImageId": "ami-0123456789abcdef0"}
-    return walk(ec2, request, tries, say=lambda _: None, token=lambda one: f"token-{one.spot}")
+    return launch_in_order(ec2, request, tries, say=lambda _: None, token=lambda one: f"token-{one.spot}")
 
 
 def test_a_quota_counts_in_its_market_alone_and_each_try_has_its_token(ec2):
@@ -209,7 +211,7 @@ def test_capacity_quota_and_permission_are_told_apart(ec2, verify, refusal, spot
         assert word in shown
     if exit_code == 4:  # another zone would refuse alike
         assert len(tried(ec2)) == 1
-    assert builds_with_leftovers(ec2) == set()
+    assert builds_with_orphans(ec2) == set()
 
 
 def test_capacity_of_one_type_and_quota_of_another_is_worth_another_try(ec2, verify):
@@ -241,7 +243,7 @@ def test_a_machine_that_ec2_takes_away_is_not_the_images_fault(ec2, verify):
     code, shown = verify(spot=True)
     assert code == 75, shown
     assert "Spot instance termination" in shown
-    assert builds_with_leftovers(ec2) == set()
+    assert builds_with_orphans(ec2) == set()
 
 
 def test_a_type_that_the_region_or_the_driver_does_not_know(ec2, verify):
@@ -257,5 +259,5 @@ def test_a_failed_start_leaves_nothing(ec2, tmp_path):
     refuse_runs(ec2, "InternalError")
     with pytest.raises(Exception, match="InternalError"):
         boot(ec2)
-    assert builds_with_leftovers(ec2) == set()
+    assert builds_with_orphans(ec2) == set()
     assert list((tmp_path / "keys").iterdir()) == []

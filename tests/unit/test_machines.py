@@ -18,7 +18,7 @@ from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.instances import access
 from gpukiln.instances.access import access_line, key_files, ssh_access
 from gpukiln.instances.deadline import LIMITS
-from gpukiln.instances.leftovers import builds_with_leftovers, sweep
+from gpukiln.instances.orphans import builds_with_orphans, sweep
 from gpukiln.instances.tags import tag_specifications
 
 
@@ -88,9 +88,9 @@ def test_a_second_sweep_finds_nothing(cloud):
 def test_builds_with_something_left_are_found(cloud):
     start(cloud, "one")
     start(cloud, "two")
-    assert builds_with_leftovers(cloud) == {"one", "two"}
+    assert builds_with_orphans(cloud) == {"one", "two"}
     sweep(cloud, "one")
-    assert builds_with_leftovers(cloud) == {"two"}
+    assert builds_with_orphans(cloud) == {"two"}
 
 
 def test_access_is_for_one_network_and_one_key_and_ends(cloud, tmp_path, said):
@@ -106,7 +106,7 @@ def test_access_is_for_one_network_and_one_key_and_ends(cloud, tmp_path, said):
     assert not entry.private_key.exists()
     assert said == []
     assert ec2.describe_key_pairs()["KeyPairs"] == []
-    assert builds_with_leftovers(cloud) == set()
+    assert builds_with_orphans(cloud) == set()
 
 
 def test_a_key_is_nobody_elses_from_its_first_byte_on(cloud, tmp_path, said, monkeypatch):
@@ -153,7 +153,7 @@ def test_a_clean_up_that_fails_after_success_is_told_and_fails_nothing(cloud, mo
     assert "cloud.sweep" in line
     assert key_files("one") == []
     monkeypatch.undo()
-    assert builds_with_leftovers(cloud) == {"one"}  # as it says: the next sweep finds it
+    assert builds_with_orphans(cloud) == {"one"}  # as it says: the next sweep finds it
 
 
 def test_a_failure_after_the_deadline_says_that_the_machine_shut_itself_down(cloud, monkeypatch, said):
@@ -235,7 +235,7 @@ def test_without_network_the_address_is_asked_for_and_nothing_is_started(cloud, 
         ssh_access(there, "one", purpose="bake", say=said.append),
     ):
         pass
-    assert builds_with_leftovers(cloud) == set()
+    assert builds_with_orphans(cloud) == set()
 
 
 @pytest.mark.usefixtures("checkip")

@@ -526,7 +526,7 @@ def test_whatever_a_container_asks_for_is_read(container: dict[str, Any]) -> Non
 @example(at=1024 + 32, data=(2**60).to_bytes(8, "little"), sealed=True)
 def test_any_partition_table_is_read_or_refused(tmp_path: Path, at: int, data: bytes, sealed: bool) -> None:
     with contextlib.suppress(IncompatibleError):
-        identify.look(gpt(tmp_path, at, data, sealed=sealed))
+        identify.inspect_disk(gpt(tmp_path, at, data, sealed=sealed))
 
 
 PARTS = ("components", "metadata", "component", "version", "name", "purl", "bom-ref")

@@ -182,7 +182,7 @@ def test_the_installed_program_says_how_its_commands_are_typed(capsys, line, cod
 
 def test_results_name_commands_as_they_are_typed(capsys, monkeypatch):
     monkeypatch.setattr(
-        OfferList, "run", lambda _: results().tell("`invoke ami.build --x` bakes; invoke --list")
+        OfferList, "run", lambda _: results().print_text("`invoke ami.build --x` bakes; invoke --list")
     )
     assert main(["offer", "list"]) == 0
     assert capsys.readouterr().out == "`gpukiln ami build --x` bakes; gpukiln --list\n"

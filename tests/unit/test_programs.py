@@ -69,7 +69,7 @@ def test_root_may_use_the_reserved_blocks(
     monkeypatch.setattr(os, "geteuid", lambda: user)
     expected = pytest.raises(UnavailableError, match="no room") if refused else contextlib.nullcontext()
     with expected:
-        programs.require_room(tmp_path, 4096 * 1000)
+        programs.require_space(tmp_path, 4096 * 1000)
 
 
 @needs_root

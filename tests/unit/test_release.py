@@ -316,7 +316,9 @@ def test_an_interrupted_release_is_taken_up_again(records):
     image_id = make_image("b2")
     tell("faults", [fault("DescribeImages", "pending", "eu-west-1", times=999)])
     progress, main = quiet(), threading.main_thread().ident
-    progress.doing = lambda _: signal.pthread_kill(main, signal.SIGINT)  # as soon as a copy is waited for
+    progress.show_activity = lambda _: signal.pthread_kill(
+        main, signal.SIGINT
+    )  # as soon as a copy is waited for
     with pytest.raises(KeyboardInterrupt):
         release(release_spec(image_id, "b2", timeout_s=60), Cloud(), records, progress)
     states = {json.loads(file.read_text())["state"] for file in records.folder.glob("*b2*.json")}

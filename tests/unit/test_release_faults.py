@@ -19,7 +19,7 @@ from gpukiln.instances.tags import tags_of
 from gpukiln.release.log import ReleaseLog, require_complete
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
-from tests.support.killed import chosen, killed_at, masked, steps_of
+from tests.support.kill_points import mask_varying, run_killed_at, select_steps, steps_of
 from tests.support.release_cloud import (
     HOME,
     POINTER,
@@ -138,10 +138,12 @@ def everything():
         there = images(region)
         ids = [device["Ebs"]["SnapshotId"] for one in there.values() for device in one["BlockDeviceMappings"]]
         found[region] = {
-            "images": sorted(masked(one) for one in there.values()),
-            "snapshots": sorted(masked(one) for one in ec2.describe_snapshots(SnapshotIds=ids)["Snapshots"]),
+            "images": sorted(mask_varying(one) for one in there.values()),
+            "snapshots": sorted(
+                mask_varying(one) for one in ec2.describe_snapshots(SnapshotIds=ids)["Snapshots"]
+            ),
             "permissions": sorted(
-                masked(
+                mask_varying(
                     ec2.describe_image_attribute(ImageId=one, Attribute="launchPermission")[
                         "LaunchPermissions"
                     ]
@@ -149,7 +151,7 @@ def everything():
                 for one in there
             ),
             "pointer": ssm.get_parameter(Name=POINTER.format("candidate"))["Parameter"]["Version"],
-            "history": masked([asdict(one) for one in history(ssm, CANDIDATE)]),
+            "history": mask_varying([asdict(one) for one in history(ssm, CANDIDATE)]),
             "tags": ssm.list_tags_for_resource(
                 ResourceType="Parameter", ResourceId=POINTER.format("candidate")
             )["TagList"],
@@ -179,7 +181,7 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(before, tmp_pa
     def state():
         files = sorted((tmp_path / "releases").iterdir())
         kept = {one.name: {**json.loads(one.read_text() or "{}"), "durations_s": 0} for one in files}
-        return everything(), masked(kept)
+        return everything(), mask_varying(kept)
 
     empty()
     work()
@@ -187,8 +189,8 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(before, tmp_pa
     empty()
     steps = steps_of(work, tmp_path)
     assert {"PutParameter", "EnableImageDeprecation"} <= set(steps)
-    for number in chosen(steps):
+    for number in select_steps(steps):
         empty()
-        assert killed_at(number, work, tmp_path)
+        assert run_killed_at(number, work, tmp_path)
         work()
         assert state() == undisturbed, f"killed at step {number}"

@@ -622,7 +622,7 @@ def test_who_can_remember_nothing_is_warned(typed, two, tmp_path, monkeypatch, c
     def write(*_):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
-    monkeypatch.setattr(newest_release, "write_whole", write)
+    monkeypatch.setattr(newest_release, "write_atomic", write)
     assert require_trusted(STABLE.path, Cloud()).startswith("signed")
     assert f"nobody notices when {STABLE.path} is put back" in caplog.text
     assert pointed("stable")[HOME] == two

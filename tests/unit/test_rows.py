@@ -54,7 +54,7 @@ def test_piped_a_row_is_one_line_without_filling(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     console = PlainConsole()
     console.print(rows())
-    console.tell(f"[bold]{'x' * 300} y[/]")
+    console.print_text(f"[bold]{'x' * 300} y[/]")
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 4
     assert WHY in lines[1]

@@ -17,7 +17,7 @@ import yaml
 
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.profile import make_machine
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from tests.support import nvml_double
 
@@ -53,7 +53,7 @@ def answers(built: Path, state: Path, capture: dict[str, Any]) -> dict[str, Any]
         bare=machine["bare"],
     )
     append_region(state)
-    State(state).write(start_rows(document))
+    State(state).write(initial_rows(document))
     double = nvml_double.build(built, branch=int(driver.partition(".")[0]))
     done = subprocess.run(
         [sys.executable, "-m", "tests.support.nvml_answers"],

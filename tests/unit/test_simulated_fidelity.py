@@ -18,8 +18,8 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.fidelity import functions
 from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.settings import play
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.settings import play_scenario
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from tests.support import nvml_double
 
@@ -119,9 +119,9 @@ def show(built: Path, tmp_path: Path) -> Show:
     def run(name: str, *words: str, scenario: str = "") -> subprocess.CompletedProcess[str]:
         path = tmp_path / name
         append_region(path)
-        rows = start_rows(make_profile(name, seed="i-1", driver="580.65.06", cuda="13.0"))
+        rows = initial_rows(make_profile(name, seed="i-1", driver="580.65.06", cuda="13.0"))
         if scenario:
-            play(rows, scenario)
+            play_scenario(rows, scenario)
         State(path).write(rows)
         program = str(Path(sys.executable).parent / words[0])
         env = {

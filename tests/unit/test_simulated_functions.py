@@ -12,8 +12,8 @@ import pytest
 
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.profile import make_machine, make_profile
-from gpukiln.clouds.embedded.gpus.settings import play
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.settings import play_scenario
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 
 Machine = Callable[..., State]
@@ -38,7 +38,7 @@ def machine(loaded_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             document = make_profile(name, seed="i-1", driver=driver, cuda=cuda)
         append_region(path)
         state = State(path)
-        state.write(start_rows(document))
+        state.write(initial_rows(document))
         pynvml.nvmlInit()
         started = True
         return state
@@ -240,7 +240,7 @@ def test_a_board_of_a_rack_says_where_it_is(machine: Machine) -> None:
 def test_mig_devices_share_the_window_of_the_bus(machine: Machine) -> None:
     """6184 and 24739 MiB of an H100, 14809 and 59237 of an H200 in captures of driver 590.48.01."""
     state = machine("p5.48xlarge")
-    state.change(lambda rows: play(rows, "mig-mixed"))
+    state.change(lambda rows: play_scenario(rows, "mig-mixed"))
     sizes = []
     for index in (0, 1):
         gpu = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -17,7 +17,7 @@ import pytest
 
 from gpukiln.clouds.embedded.gpus import library, settings
 from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import PAGE, REGION, SLOT, State, append_region
 from gpukiln.errors import UnavailableError, UsageError
 from tests.support import nvml_double
@@ -38,7 +38,7 @@ def machine(loaded_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         nonlocal started
         append_region(path)
         state = State(path)
-        state.write(start_rows(make_profile(instance_type, seed="i-1", driver="580.65.06", cuda="13.0")))
+        state.write(initial_rows(make_profile(instance_type, seed="i-1", driver="580.65.06", cuda="13.0")))
         pynvml.nvmlInit()
         started = True
         return state

@@ -10,7 +10,7 @@ import pytest
 
 from gpukiln.clouds.embedded.gpus import library
 from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.mig_change import arranged, profiles
@@ -64,7 +64,7 @@ def gpu(loaded_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
         if instance_type == A30:
             document["gpus"][0]["mig"].update(slices=4, memory_slices=4, profiles=A30_PROFILES)
         append_region(path)
-        rows = start_rows(document) | {"gpus.0.mig.current": "1", "gpus.0.mig.pending": "1"}
+        rows = initial_rows(document) | {"gpus.0.mig.current": "1", "gpus.0.mig.pending": "1"}
         State(path).write(rows)
         if not started:
             pynvml.nvmlInit()

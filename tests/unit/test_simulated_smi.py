@@ -11,7 +11,7 @@ import pytest
 
 from gpukiln.clouds.embedded.gpus import library as nvml
 from gpukiln.clouds.embedded.gpus.profile import make_profile
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import UnavailableError
 from gpukiln.workspaces import agent
@@ -367,7 +367,7 @@ def partitioned(program: Path, library: Path, tmp_path: Path) -> Partitioned:
         path = tmp_path / "state"
         append_region(path)
         on = {"gpus.0.mig.current": "1", "gpus.0.mig.pending": "1", "gpus.0.persistence": "0"}
-        before = start_rows(machine) | on
+        before = initial_rows(machine) | on
         State(path).write(before | {f"gpus.0.{name}": value for name, value in rows.items()})
         return run(program, nvml.environment(library, path), *argv.split())
 
@@ -495,7 +495,7 @@ def simulated(program: Path, tmp_path_factory: pytest.TempPathFactory) -> Callab
         library = nvml_double.build(folder, branch=int(driver.partition(".")[0]))
         path = folder / f"{instance}-{driver}-{len(list(folder.iterdir()))}"
         append_region(path)
-        State(path).write(start_rows(make_profile(instance, seed="i-1", driver=driver, cuda=cuda)) | rows)
+        State(path).write(initial_rows(make_profile(instance, seed="i-1", driver=driver, cuda=cuda)) | rows)
         return lambda *argv: run(program, nvml.environment(library, path), *argv)
 
     return make

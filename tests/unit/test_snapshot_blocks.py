@@ -88,7 +88,7 @@ def test_what_can_not_be_read_is_refused():
     # a token that has expired: in this process, whose clock can be moved
     blocks = SnapshotBlocks(Layout(disk.parent))
     token = blocks._seal(snapshot, 1, int(time.time()) - 1)
-    with pytest.raises(snapshot_blocks.RefusedCall, match="expired"):
+    with pytest.raises(snapshot_blocks.EbsError, match="expired"):
         blocks._open(token, snapshot, "INVALID_BLOCK_TOKEN")
 
 
@@ -163,7 +163,7 @@ def test_what_nobody_writes_to_is_cancelled(tmp_path):
     file.touch()
     blocks._unfinished["snap-1"] = snapshot_blocks._Unfinished(file, 1, timeout_s=600)
     blocks._unfinished["snap-1"].written -= 601
-    with pytest.raises(snapshot_blocks.RefusedCall) as told:
+    with pytest.raises(snapshot_blocks.EbsError) as told:
         blocks._writable(Backend, "snap-1")
     assert (told.value.reason, Backend.snapshots["snap-1"].status) == ("WRITE_REQUEST_TIMEOUT", "error")
     assert not file.exists()

@@ -31,7 +31,7 @@ from gpukiln.images.stages import (
     waiting_task,
     wants_stages,
 )
-from gpukiln.instances.launch import Launched
+from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.instances.tags import remove_image
 from gpukiln.pipeline import steps
 from gpukiln.progress import Progress
@@ -327,7 +327,7 @@ def build_from_a_stage(
         def judged(*_: Any, **__: Any) -> Any:
             if isinstance(ending, GpukilnError):
                 raise ending
-            return ending, Launched("i-1", "g4dn.xlarge", "us-west-2a", spot=False)
+            return ending, LaunchedMachine("i-1", "g4dn.xlarge", "us-west-2a", spot=False)
 
         monkeypatch.setattr(steps, "verify_image", judged)
         builds = Builds(tmp_path / "builds")

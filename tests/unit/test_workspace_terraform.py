@@ -23,7 +23,7 @@ import pytest
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.tags import OWN_TAGS
-from gpukiln.instances.launch import Try, walk
+from gpukiln.instances.launch import LaunchCandidate, launch_in_order
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers.request import parse
 from gpukiln.offers.select import select
@@ -223,10 +223,12 @@ def launched(layout, image_id):
         ec2.meta.events.register_first(
             "before-parameter-build.ec2.RunInstances", lambda params, **_: told.append(dict(params)), "told"
         )
-        here = Try("g4dn.xlarge", subnet["AvailabilityZone"], subnet["SubnetId"], wanted.spot)
+        here = LaunchCandidate("g4dn.xlarge", subnet["AvailabilityZone"], subnet["SubnetId"], wanted.spot)
         ec2.import_key_pair(KeyName="people", PublicKeyMaterial=KEY)
         try:
-            started, refused = walk(AlwaysThe(ec2), request, [here], say=print, token=lambda _: uuid4().hex)
+            started, refused = launch_in_order(
+                AlwaysThe(ec2), request, [here], say=print, token=lambda _: uuid4().hex
+            )
         finally:
             ec2.meta.events.unregister("before-parameter-build.ec2.RunInstances", unique_id="told")
             ec2.delete_key_pair(KeyName="people")

@@ -29,7 +29,14 @@ from gpukiln.workspaces.plan import plan
 from gpukiln.workspaces.provision import alone, there
 from gpukiln.workspaces.spec import UpOptions, spec_of
 from tests.support.exit_codes import code_of
-from tests.support.killed import chosen, files_in, killed_at, killed_everywhere, masked, steps_of
+from tests.support.kill_points import (
+    files_in,
+    kill_at_each_step,
+    mask_varying,
+    run_killed_at,
+    select_steps,
+    steps_of,
+)
 from tests.support.release_cloud import Cloud, fault, is_change, make_image, running, server, tell
 
 TODAY = date(2026, 11, 23)
@@ -286,7 +293,7 @@ def written(wanted):
     ours = [{"Name": "tag:gpukiln:workspace", "Values": [name]}]
     pages = ec2.describe_instances(Filters=[*ours, {"Name": "instance-state-name", "Values": ["running"]}])
     role = f"gpukiln-workspace-us-west-2-{name}"
-    return masked(
+    return mask_varying(
         {
             "found": [asdict(one) for one in lifecycle.find(Cloud(), name)],
             "machines": [one for page in pages["Reservations"] for one in page["Instances"]],
@@ -317,7 +324,7 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(wanted, tmp_pa
     assert "g4dn.2xlarge on-demand in us-west-2" in undisturbed[0]
     down(wanted)
     runs = 0
-    for step in killed_everywhere(lambda: start(wanted), tmp_path):
+    for step in kill_at_each_step(lambda: start(wanted), tmp_path):
         found = start(wanted)
         assert (written(wanted), modes(tmp_path)) == undisturbed, step
         down(wanted)
@@ -365,9 +372,9 @@ def test_down_killed_anywhere_and_typed_again_it_is_as_if_never_killed(wanted, t
     raise_again()
     steps = steps_of(lambda: put_away(wanted, **options), tmp_path)
     first = steps.index("DeleteKeyPair") if "keep_home" in options else 0  # before that it is the same
-    for number in chosen(steps, first=first + 1):
+    for number in select_steps(steps, first=first + 1):
         raise_again()
-        assert killed_at(number, lambda: put_away(wanted, **options), tmp_path)
+        assert run_killed_at(number, lambda: put_away(wanted, **options), tmp_path)
         put_away(wanted, **options)
         assert state() == undisturbed, f"killed at step {number}"
     down(wanted)

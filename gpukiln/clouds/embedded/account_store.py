@@ -1,6 +1,6 @@
-"""Roles, instance profiles and secrets, which outlive the server as images do (`store.py`).
+"""Stores roles, instance profiles and secrets, which outlive the server as images do (`store.py`).
 
-IAM belongs to no region; it is kept with us-east-1, where AWS itself has it.
+IAM belongs to no region; its document is that of us-east-1, where AWS has IAM's control plane.
 """
 
 from datetime import datetime
@@ -13,11 +13,11 @@ IAM_REGION, IAM_PARTITION = "us-east-1", "aws"
 
 
 def dump_iam(iam: Any) -> dict[str, Any]:
-    """What of IAM is kept: a JSON document."""
+    """The stored part of IAM, as a JSON document."""
     return {
         "roles": {
             role.name: {
-                **{name: value for name, value in vars(role).items() if name not in _ELSEWHERE},
+                **{name: value for name, value in vars(role).items() if name not in _STORED_SEPARATELY},
                 "create_date": role.create_date.isoformat(),
                 "managed_policies": sorted(role.managed_policies),
             }
@@ -34,29 +34,32 @@ def dump_iam(iam: Any) -> dict[str, Any]:
     }
 
 
-_ELSEWHERE = ("create_date", "managed_policies", "last_used", "last_used_region")
+# Values that are no JSON (dates), need moto's objects (policies), or are of no use later (last use).
+_STORED_SEPARATELY = ("create_date", "managed_policies", "last_used", "last_used_region")
 
 
 def load_iam(iam: Any, document: dict[str, Any]) -> None:
-    """Make again what `dump_iam` returned."""
+    """Create moto's objects from what `dump_iam` returned."""
     kept = document.get("iam", {})
     for name, fields in kept.get("roles", {}).items():
         role = Role(iam.account_id, iam.partition, fields["id"], name, "", "/", None, "", [], None)  # type: ignore[abstract]  # moto makes them likewise
         policies = fields.pop("managed_policies")
-        _set(role, fields)
+        _set_fields(role, fields)
         iam.roles[role.id] = role
         for arn in policies:
-            if arn in iam.managed_policies:  # those of the account itself end with the server
+            if (
+                arn in iam.managed_policies
+            ):  # the account's own policies end with the server; AWS's exist again
                 iam.attach_role_policy(arn, name)
     for name, fields in kept.get("instance_profiles", {}).items():
         roles = [iam.get_role(role) for role in fields["roles"]]
         profile = InstanceProfile(iam.account_id, iam.region_name, fields["id"], name, "/", roles)  # type: ignore[abstract]  # moto makes them likewise
-        _set(profile, {**fields, "roles": roles})
+        _set_fields(profile, {**fields, "roles": roles})
         iam.instance_profiles[profile.name] = profile
 
 
 def dump_secrets(secrets: Any) -> dict[str, Any]:
-    """What of a region's Secrets Manager is kept: a JSON document; copies of other regions' are not."""
+    """The stored part of a region's Secrets Manager, as a JSON document; replicas are left out."""
     return {
         secret.name: {name: value for name, value in vars(secret).items() if name != "replicas"}
         for secret in secrets.secrets.values()
@@ -65,12 +68,13 @@ def dump_secrets(secrets: Any) -> dict[str, Any]:
 
 
 def load_secrets(secrets: Any, document: dict[str, Any]) -> None:
-    """Make again what `dump_secrets` returned."""
+    """Create moto's objects from what `dump_secrets` returned."""
     for name, fields in document.get("secrets", {}).items():
         secret = FakeSecret(secrets.account_id, secrets.region_name, name, {}, "")
         vars(secret).update(fields)
         secrets.secrets[name] = secret
 
 
-def _set(one: Any, fields: dict[str, Any]) -> None:
-    vars(one).update({**fields, "create_date": datetime.fromisoformat(fields["create_date"])})
+def _set_fields(resource: Any, fields: dict[str, Any]) -> None:
+    # moto's constructors take only some of the attributes.
+    vars(resource).update({**fields, "create_date": datetime.fromisoformat(fields["create_date"])})

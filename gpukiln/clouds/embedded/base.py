@@ -1,9 +1,9 @@
-"""The base image that the embedded cloud publishes: Debian 12, built from this machine's own mirror.
+"""The base image that the embedded cloud publishes: Debian 12, built from this computer's mirror.
 
-It stands for Debian's official AMI: cloud-init with the EC2 data source, systemd-networkd, SSH, user `admin`.
-Nothing of a GPU is in it. Its kernel is the one of Debian's `generic` images: what is baked here goes to
-hypervisors and bare metal, and the cloud kernel has no driver for AHCI, nor for the network cards of most
-servers (linux-image-6.1.0-56-cloud-amd64, config: SATA_AHCI, E1000E, IGB, IXGBE are not set).
+It stands for Debian's official AMI: cloud-init with the EC2 data source, systemd-networkd, SSH, user `admin`; it has
+nothing for GPUs. Its kernel is that of Debian's `generic` images, because images baked here are exported to
+hypervisors and bare metal, and the cloud kernel has no driver for AHCI, nor for the network cards of most servers
+ (linux-image-6.1.0-56-cloud-amd64, config: SATA_AHCI, E1000E, IGB, IXGBE are not set).
 """
 
 import contextlib
@@ -19,18 +19,19 @@ from gpukiln.clouds.embedded.block_devices import GUEST_FILES
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.disks.build import LAYOUT, build_disk
 from gpukiln.errors import BusyError, UnavailableError
-from gpukiln.files import remove, remove_partial, write_whole
+from gpukiln.files import remove, remove_partial, write_atomic
 from gpukiln.locks import locked
-from gpukiln.programs import require_room, tool
+from gpukiln.programs import require_space, tool
 from gpukiln.sources.mirror import install_debian, mirror_options, mirror_sources, write_file
 
 NAME = "debian-12"
-BASE_NAME = "debian-12-amd64-embedded-"  # how the name of every base image begins
+BASE_NAME = "debian-12-amd64-embedded-"  # prefix of every base image's name
+# Debian 12; the name stands in URLs of the mirror.
 RELEASE = "bookworm"
 OWNER = "136693071363"  # Debian's AWS account, as in ami/bases.yaml
 SSM_PARAMETER = "/aws/service/debian/release/12/latest/amd64"
 ROOT_DEVICE = "/dev/xvda"
-NEED_BYTES = 3 << 30  # its files, and the disk they are packed into
+NEED_BYTES = 3 << 30  # bytes: its files, and the disk made of them
 SIZE_GIB = 8
 PACKAGES = [
     "systemd",
@@ -66,9 +67,9 @@ ROOT_DISKS = (
     *("virtio_pci", "virtio_blk", "virtio_scsi", "vmw_pvscsi", "hv_storvsc", "xen_blkfront"),
     *("mptspi", "mptsas", "mpt3sas", "megaraid_sas", "smartpqi", "hpsa", "aacraid"),
 )
-"""What hypervisors and servers have their first disk on."""
-# With every driver of the generic kernel (MODULES=most) an initramfs takes 17 s of a processor and 30 MB,
-# which a bake pays for at each change of a module.
+"""Drivers of the first disk in hypervisors and servers."""
+# With every driver of the generic kernel (MODULES=most) an initramfs takes 17 s of processor time and 30 MB
+# at each change of a module during a bake.
 INITRAMFS = {
     "etc/initramfs-tools/conf.d/base-disks": "MODULES=list\n",
     "etc/initramfs-tools/hooks/base-disks": (
@@ -81,17 +82,17 @@ FILES = {
     **INITRAMFS,
     "etc/cloud/cloud.cfg.d/10_embedded.cfg": (
         "system_info:\n  default_user:\n    name: admin\nlocale: C.UTF-8\nssh_deletekeys: true\n"
-        # as Amazon Linux 2023; QEMU's TCG looks for an RSA key's primes for 5 s of a processor
+        # as Amazon Linux 2023; under TCG an RSA host key takes 5 s of processor time
         "ssh_genkeytypes: [ed25519, ecdsa]\n"
     ),
     EC2_CONFIG: (
-        "# EC2's data source without asking the firmware which cloud it is: a container has none.\n"
+        "# EC2's data source without a look at the firmware: a container has none.\n"
         "datasource_list: [Ec2]\n"
         "datasource:\n  Ec2:\n    strict_id: false\n    timeout: 5\n    max_wait: 30\n"
         "network:\n  config: disabled\n"
     ),
     "etc/systemd/network/80-dhcp.network": "[Match]\nName=en* eth*\n[Network]\nDHCP=yes\n",
-    # a server has network cards without a cable, and the boot waits for one that has
+    # wait for any interface: a server has network cards without a cable
     "etc/systemd/system/systemd-networkd-wait-online.service.d/any.conf": (
         "[Service]\nExecStart=\nExecStart=/lib/systemd/systemd-networkd-wait-online --any\n"
     ),
@@ -110,7 +111,7 @@ FILES = {
 
 @dataclass(frozen=True)
 class BaseImage:
-    """One published base image.
+    """A published base image.
 
     Args:
         key: Hash of the recipe.
@@ -126,50 +127,60 @@ class BaseImage:
 
 
 def current_base(layout: Layout) -> BaseImage:
-    """The base image that this machine publishes now.
+    """The base image that this computer publishes now.
 
     Args:
         layout: The embedded cloud's files.
 
     Returns:
-        Its ids; its disk may not be built yet.
+        Its ids; its disk may still have to be built.
     """
+    # The key covers all that can change the disk, the mirror's configuration too; so a change builds a new
+    # image.
     recipe = json.dumps(
-        [PACKAGES, FILES, SIZE_GIB, LAYOUT, mirror_sources(RELEASE), mirror_options(), _generation(layout)]
+        [
+            PACKAGES,
+            FILES,
+            SIZE_GIB,
+            LAYOUT,
+            mirror_sources(RELEASE),
+            mirror_options(),
+            _read_generation(layout),
+        ]
     )
     key = hashlib.sha256(recipe.encode()).hexdigest()[:17]
     return BaseImage(key, f"ami-{key}", f"snap-{key}", f"{BASE_NAME}{key[:8]}")
 
 
 def is_built(layout: Layout, base: BaseImage) -> bool:
-    """Whether the disk of a base image is there.
+    """Whether the disk of a base image exists.
 
     Args:
         layout: The embedded cloud's files.
 
     Returns:
-        True when it is.
+        True if it does.
     """
     return layout.snapshot(base.snapshot_id).exists()
 
 
 def refresh(layout: Layout) -> BaseImage:
-    """Publish a new base image, to be built from what the mirror has now.
+    """Publish a new base image, to be built from the mirror's present packages.
 
     Args:
         layout: The embedded cloud's files.
 
     Returns:
-        The new base image, not built yet; images made from the old one stay.
+        The new base image, not built yet; images baked from the old one stay.
     """
     layout.create()
     check_generation(layout)
-    write_whole(layout.bases / "generation", str(_generation(layout) + 1))
+    write_atomic(layout.bases / "generation", str(_read_generation(layout) + 1))
     return current_base(layout)
 
 
 def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = lambda _: None) -> Path:
-    """Build the disk of a base image, once; a second caller waits for the first.
+    """Build the disk of a base image unless it exists; a second caller waits for the first.
 
     Args:
         layout: The embedded cloud's files.
@@ -178,17 +189,17 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
         The disk.
 
     Raises:
-        UnavailableError: The mirror can't be reached or a tool failed; the log's path is in the message.
+        UnavailableError: The mirror is unreachable or a tool failed; the message has the log's path.
     """
     disk = layout.snapshot(base.snapshot_id)
     with locked(layout.bases / "lock"):
         if disk.exists():
             return disk
-        require_room(layout.bases, NEED_BYTES)
+        require_space(layout.bases, NEED_BYTES)
         log = layout.bases / f"{base.key}.log"
         with tempfile.TemporaryDirectory(prefix="base-", dir=layout.bases) as folder:
             root = Path(folder) / "root"
-            say(f"installing {RELEASE} from this machine's mirror")
+            say(f"installing {RELEASE} from this computer's mirror")
             sources = Path(folder) / "debian.sources"
             install_debian(
                 RELEASE,
@@ -207,6 +218,7 @@ def build_base(layout: Layout, base: BaseImage, *, say: Callable[[str], None] = 
 
 
 def _configure(root: Path) -> None:
+    # mmdebstrap wrote the sources of the build; the image gets those of this computer's mirror.
     for stale in (root / "etc/apt/sources.list.d").iterdir():
         stale.unlink()
     (root / "etc/apt/sources.list").unlink(missing_ok=True)
@@ -215,27 +227,30 @@ def _configure(root: Path) -> None:
         files["etc/apt/apt.conf.d/90mirror"] = "".join(f"{option};\n" for option in options)
     for name, text in files.items():
         write_file(root, name, text)
+    # Each machine generates host keys of its own (cloud-init, ssh_deletekeys).
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
+    # Empty: systemd creates one at the first boot (machine-id(5)).
     (root / "etc/machine-id").write_text("")
     resolv = root / "etc/resolv.conf"
     resolv.unlink(missing_ok=True)
+    # systemd-resolved's stub, as in Debian's cloud images.
     resolv.symlink_to("../run/systemd/resolve/stub-resolv.conf")
     for unit in ("systemd-networkd", "systemd-resolved", "systemd-timesyncd", "ssh"):
         tool("systemctl", f"--root={root}", "enable", unit)
 
 
-def _generation(layout: Layout) -> int:
+def _read_generation(layout: Layout) -> int:
     with contextlib.suppress(OSError, ValueError):
         return int((layout.bases / "generation").read_text())
     return 0
 
 
 def check_generation(layout: Layout) -> None:
-    """Refuse to go on with another base image than the one that was published.
+    """Check the file that selects the base image: with a wrong number another image would be published.
 
     Raises:
-        UnavailableError: The file that says which one it is is damaged.
+        UnavailableError: The file is damaged.
     """
     file = layout.bases / "generation"
     try:
@@ -243,27 +258,27 @@ def check_generation(layout: Layout) -> None:
     except FileNotFoundError:
         if not file.is_symlink():
             return  # never refreshed
-        found = "a link to nothing"
+        damage = "it is a dangling link"
     except OSError as error:
-        found = error.strerror or str(error)
+        damage = error.strerror or str(error)
     except ValueError:
-        found = "no number"
+        damage = "it is not a number"
     else:
         return
     raise UnavailableError(
-        f"{file} is damaged ({found}): it says which base image is published",
-        hint="write into it how often `invoke cloud.refresh` ran, or remove it for the first base image",
+        f"{file} is damaged ({damage}): it selects the base image",
+        hint="write the number of runs of `invoke cloud.refresh` into it, or remove it for the first base image",
     )
 
 
 def remove_unfinished(layout: Layout) -> None:
-    """Remove what a killed build of a base image left; one that is under way is not touched.
+    """Remove what a killed build of a base image left, unless a build is running.
 
     Args:
         layout: The cloud's files.
     """
     busy = BusyError("a base image is being built")
     with contextlib.suppress(BusyError), locked(layout.bases / "lock", busy=busy):
-        for leftover in layout.bases.glob("base-*"):
-            remove(leftover)
+        for folder in layout.bases.glob("base-*"):
+            remove(folder)
         remove_partial(layout.bases)

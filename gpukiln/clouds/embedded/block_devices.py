@@ -1,4 +1,4 @@
-"""A volume as a machine sees it: by its id, and under the name that it was attached with."""
+"""Names of volumes in a machine: by volume id, and by the device name of the attachment."""
 
 import re
 from dataclasses import dataclass
@@ -7,13 +7,14 @@ from typing import Any
 
 # EC2 user guide, "Device names for volumes on Amazon EC2 instances" (HVM), and the root device of some AMIs
 DEVICE_NAME = re.compile(r"/dev/(?P<kind>sd|xvd)(?P<letters>[a-z]|(?<=xvd)[a-d][a-z])|/dev/sda1")
-EBS_LINK = "nvme-Amazon_Elastic_Block_Store_"  # what udev makes of a volume's NVMe serial on EC2
+EBS_LINK = "nvme-Amazon_Elastic_Block_Store_"  # as udev names a volume on EC2, by its NVMe serial
+# sda to sdz are 1 to 26; xvd has two letters too, so its numbers begin behind 1000.
 KINDS = {"sd": 0, "xvd": 1000}
 NAME_SCRIPT = "usr/local/lib/embedded-ec2/device-name"
 
-# QEMU offers no free text beside the serial, which is the volume's id. The asked name goes through the number
-# that the firmware gives a PCI device (QEMU, docs: acpi-index; kernel, Documentation/ABI/testing/
-# sysfs-bus-pci: acpi_index), so the guest's udev needs no network to know it. On EC2 it is in the
+# QEMU has no free text except the serial, which is the volume's id. The device name is coded as the number that the
+# firmware gives a PCI device (QEMU, docs: acpi-index; kernel, Documentation/ABI/testing/
+# sysfs-bus-pci: acpi_index), so the guest's udev needs no network for it. On EC2 it is in the
 # controller's identify data, which amazon-ec2-utils' ebsnvme-id reads.
 UDEV_RULES = f"""\
 # Volumes of the embedded EC2 under the names that they have on EC2.
@@ -48,7 +49,7 @@ class AttachedDisk:
 
     Args:
         volume_id: `vol-…`.
-        device: The name asked for, `/dev/sdf`.
+        device: The requested name, `/dev/sdf`.
         file: The raw disk.
     """
 
@@ -58,7 +59,11 @@ class AttachedDisk:
 
     @property
     def serial(self) -> str:
-        """As a volume's NVMe serial on EC2; 20 characters, the most that virtio-blk takes."""
+        """The volume's NVMe serial on EC2; 20 characters, virtio-blk's limit.
+
+        >>> AttachedDisk("vol-0123456789abcdef0", "/dev/sdf", Path("d.raw")).serial
+        'vol0123456789abcdef0'
+        """
         return self.volume_id.replace("-", "")
 
     @property
@@ -67,18 +72,19 @@ class AttachedDisk:
         return EBS_LINK + self.serial
 
     def qemu_node(self, *, durable: bool) -> dict[str, Any]:
-        """The disk's file as `blockdev-add` and -blockdev take it.
+        """The disk's file, in the form of `blockdev-add` and -blockdev.
 
         Args:
-            durable: Whether what the guest flushes is flushed to the host's disk.
+            durable: Whether a flush of the guest reaches this computer's disk.
         """
+        # discard: a TRIM of the guest makes a hole in the sparse file.
         options = {"discard": "unmap", "cache": {"direct": False, "no-flush": not durable}}
         file = {"driver": "file", "filename": str(self.file), **options}
         return {"driver": "raw", "node-name": self.serial, "file": file, **options}
 
     @property
     def qemu_device(self) -> dict[str, Any]:
-        """The device as `device_add` and -device take it."""
+        """The device, in the form of `device_add` and -device."""
         return {
             "driver": "virtio-blk-pci",
             "id": self.serial,
@@ -89,15 +95,18 @@ class AttachedDisk:
 
 
 def device_number(device: str) -> int:
-    """The number that stands for a device name in a virtual machine; DEVICE_NAME_SCRIPT reads it.
+    """The number that codes a device name for a virtual machine; DEVICE_NAME_SCRIPT decodes it.
 
     Args:
-        device: A name that `DEVICE_NAME` knows.
+        device: A name that matches `DEVICE_NAME`.
+
+    >>> device_number("/dev/sdf"), device_number("/dev/xvdf"), device_number("/dev/xvdaa")
+    (6, 1006, 1027)
     """
-    found = DEVICE_NAME.fullmatch(device)
-    if found is None:
-        raise ValueError(f"{device} is no device name of EC2")
+    match = DEVICE_NAME.fullmatch(device)
+    if match is None:
+        raise ValueError(f"{device} is not a device name of EC2")
     number = 0
-    for letter in found["letters"] or "a":  # /dev/sda1 is the first disk
+    for letter in match["letters"] or "a":  # /dev/sda1 is the first disk
         number = number * 26 + ord(letter) - ord("a") + 1
-    return KINDS[found["kind"] or "sd"] + number
+    return KINDS[match["kind"] or "sd"] + number

@@ -1,4 +1,4 @@
-"""File work in the root of a machine, where no link leads to this computer."""
+"""Runs file operations inside a machine's root, so that symbolic links can't lead to this computer's files."""
 
 import os
 import threading
@@ -12,20 +12,19 @@ T = TypeVar("T")
 
 
 def in_root(root: Path, work: Callable[[], T]) -> T:
-    """Call a function whose paths begin at a machine's root, however its links lead.
+    """Call a function in a thread whose root is a machine's.
 
-    A disk, and who is root on a running machine, can put a link to a file of this computer at any place. The
-    kernel resolves paths of the calling thread alone anew (unshare(2), CLONE_FS; chroot(2)), so that other
-    threads notice nothing; the function imports nothing and starts no program.
+    A disk, or root of a running machine, can place a link to a file of this computer anywhere. The chroot applies to
+    this thread alone (unshare(2), CLONE_FS; chroot(2)). The function must neither import nor start a program.
 
     Args:
         root: A mounted root file system, or /proc/PID/root.
 
     Returns:
-        What the function returns.
+        The function's result.
 
     Raises:
-        OSError: The root can't be entered; whatever the function raises.
+        OSError: The root can't be entered; and what the function raises.
 
     Example:
         `in_root(Path("/mnt"), lambda: Path("/etc/hostname").read_text())`
@@ -38,11 +37,14 @@ def in_root(root: Path, work: Callable[[], T]) -> T:
             if CDLL(None, use_errno=True).unshare(CLONE_FS):
                 raise OSError(get_errno(), "unshare")
             os.chroot(root)
+            # chroot(2) keeps the working folder, from which ".." would lead out.
             os.chdir("/")
             results.append(work())
         except BaseException as error:
+            # Raised below in the caller's thread.
             errors.append(error)
 
+    # A new thread, because a thread can't leave its root again.
     thread = threading.Thread(target=enter_and_work)
     thread.start()
     thread.join()

@@ -1,4 +1,4 @@
-"""What `invoke cloud.clean` removes: first a list, then, when somebody said yes, the things on it."""
+"""What `invoke cloud.clean` removes: a plan first, then, with --yes, its execution."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,14 +17,14 @@ from gpukiln.units import Memory
 
 
 @dataclass
-class Cleaning:
-    """What goes and what stays.
+class CleaningPlan:
+    """What is removed and what stays.
 
     Args:
-        files: Files and folders to be removed, with what each of them is.
-        documents: Per region its document without what goes.
-        kept: What was asked for and stays, with the reason.
-        changes: What goes that is no file.
+        files: Files and folders to remove, each with a description.
+        documents: The new document of each changed region.
+        kept: What was requested and stays, with the reason.
+        changes: Removed entries that are no files.
     """
 
     files: dict[Path, str] = field(default_factory=dict)
@@ -34,31 +34,31 @@ class Cleaning:
 
     @property
     def lines(self) -> list[str]:
-        """Everything that goes."""
+        """A line for everything that is removed."""
         return [*(f"{path}  {what}".rstrip() for path, what in self.files.items()), *self.changes]
 
 
 def plan_cleaning(
     layout: Layout, *, images: bool, base: bool, released: bool, volumes: bool = False
-) -> Cleaning:
-    """Find what can go; changes nothing.
+) -> CleaningPlan:
+    """Plan the removal; changes nothing.
 
     Args:
         layout: The cloud's files.
-        images: Images, snapshots and container images that were made here.
+        images: Images, snapshots and container images that were created here.
         base: Base images.
-        released: Also images that a parameter names, as a channel does, with the parameters.
-        volumes: Volumes, with what somebody wrote on them.
+        released: Also images that a parameter (a channel) names, with the parameters.
+        volumes: Volumes, with the data on them.
 
     Raises:
-        UnavailableError: A region's files are damaged, so nothing says which of its images a channel needs.
+        UnavailableError: A region's files are damaged, so the images that its channels need are unknown.
     """
-    done = Cleaning()
+    done = CleaningPlan()
     if not layout.root.exists():
         return done
-    done.files |= dict.fromkeys(_leftovers(layout), "")
+    done.files |= dict.fromkeys(_orphaned_files(layout), "")
     if layout.scarcity.exists():
-        done.files[layout.scarcity] = f"scarcity: {_rules(layout)}"
+        done.files[layout.scarcity] = f"scarcity: {_scarcity_text(layout)}"
     if volumes:
         done.files |= {
             file: f"volume, {Memory(used_bytes(file)).shown}" if file.suffix == ".raw" else ""
@@ -66,25 +66,26 @@ def plan_cleaning(
         }
     if not (images or base):
         return done
-    found = every_region(layout)
-    names = image_names(found)
+    stored = every_region(layout)
+    names = image_names(stored)
     needed: set[str] = set()
-    for one in found:
-        if one.document is None and released and images:
-            document = regions.empty()
-            done.changes.append(f"region {one.region}: everything; {one.problems[0]}")
-            done.documents[one.region] = document
+    for region in stored:
+        if region.document is None and released and images:
+            document = regions.empty_document()
+            done.changes.append(f"region {region.region}: everything; {region.problems[0]}")
+            done.documents[region.region] = document
         else:
-            document = one.require(layout)
-            if one.problems:
-                done.documents[one.region] = document  # made again, whatever else goes
-            _plan_region(done, one.region, document, images=images, base=base, released=released)
-        needed |= set(done.documents.get(one.region, document)["snapshots"])
+            document = region.require(layout)
+            if region.problems:
+                done.documents[region.region] = document  # repaired, whatever else is removed
+            _plan_region(done, region.region, document, images=images, base=base, released=released)
+        needed |= set(done.documents.get(region.region, document)["snapshots"])
     current = layout.snapshot(current_base(layout).snapshot_id)
+    # The current base image may have a disk that no region mentions yet.
     bases = {name for name, text in names.items() if BASE_NAME in text} | {current.stem}
     for disk in sorted(layout.snapshots.glob("*.raw")):
-        wanted = base if disk.stem in bases else images
-        if wanted and disk.stem not in needed:
+        selected = base if disk.stem in bases else images
+        if selected and disk.stem not in needed:
             size = Memory(used_bytes(disk) if disk.is_file() else 0).shown
             done.files[disk] = f"{names.get(disk.stem, 'no image')}, {size}"
     if images and layout.registry.exists():
@@ -92,30 +93,34 @@ def plan_cleaning(
     return done
 
 
-def carry_out(layout: Layout, cleaning: Cleaning) -> None:
-    """Remove it. A region's file forgets an image before its disk goes.
+def carry_out(layout: Layout, cleaning: CleaningPlan) -> None:
+    """Remove what the plan has. A region's file is written before the disks of its images are removed.
 
     Raises:
-        RefusedError: The server still runs.
+        RefusedError: The server is running.
     """
     if server_runs(layout):
-        raise RefusedError("the embedded cloud's server runs", hint="`invoke cloud.stop` first")
+        raise RefusedError(
+            "the embedded cloud's server is running", hint="stop it first: `invoke cloud.stop`"
+        )
     for region, document in cleaning.documents.items():
         regions.write_region(layout, region, document)
     for path in cleaning.files:
+        # The descriptions first: a disk without one is kept and shown, a description without its disk is
+        # damage.
         for file in (*(regions.description_files(layout, path.stem) if path.suffix == ".raw" else ()), path):
             remove(file)
 
 
-def _rules(layout: Layout) -> str:
+def _scarcity_text(layout: Layout) -> str:
     try:
         return ", ".join(map(str, scarcity.script(layout).lines))
     except UnavailableError:
         return "damaged"
 
 
-def _leftovers(layout: Layout) -> Iterator[Path]:
-    """What a killed server or build left, and what was set aside as damaged."""
+def _orphaned_files(layout: Layout) -> Iterator[Path]:
+    """Files that a killed server or build left, and damaged files that were set aside."""
     yield from sorted(layout.machines.glob("*"))
     yield from sorted(layout.bases.glob("base-*"))
     for folder in (layout.root, layout.regions, layout.snapshots, layout.volumes, layout.bases):
@@ -123,18 +128,18 @@ def _leftovers(layout: Layout) -> Iterator[Path]:
 
 
 def _plan_region(
-    done: Cleaning, region: str, document: dict[str, Any], *, images: bool, base: bool, released: bool
+    done: CleaningPlan, region: str, document: dict[str, Any], *, images: bool, base: bool, released: bool
 ) -> None:
-    pointers = _pointers(document["parameters"])
+    pointers = _parameters_by_image(document["parameters"])
     stay: dict[str, Any] = {}
     for image_id, image in document["images"].items():
-        wanted = base if BASE_NAME in image["name"] else images
-        if wanted and image_id in pointers and not released:
+        selected = base if BASE_NAME in image["name"] else images
+        if selected and image_id in pointers and not released:
             named = ", ".join(pointers[image_id])
             done.kept.append(
                 f"{image_id} {image['name']} ({region}): {named} names it; --released removes it too"
             )
-        if not wanted or (image_id in pointers and not released):
+        if not selected or (image_id in pointers and not released):
             stay[image_id] = image
     used = {name for image in stay.values() for name in regions.snapshots_of_image(image)}
     pointed = {name for image in document["images"].values() for name in regions.snapshots_of_image(image)}
@@ -161,8 +166,8 @@ def _plan_region(
         done.changes += [f"image {text} ({region})" for text in gone]
 
 
-def _pointers(parameters: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Per image the parameters whose value it is, in any case a channel's."""
+def _parameters_by_image(parameters: Mapping[str, Any]) -> dict[str, list[str]]:
+    """For each image the parameters (channels) whose value is the image."""
     named: dict[str, list[str]] = {}
     for name, versions in parameters.items():
         if versions:

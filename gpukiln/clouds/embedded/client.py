@@ -1,4 +1,4 @@
-"""Finds the embedded cloud's server, or starts it."""
+"""Finds, starts, stops and calls the embedded cloud's server."""
 
 import contextlib
 import http.client
@@ -19,7 +19,7 @@ from typing import Any
 from gpukiln import errors
 from gpukiln.clouds.embedded import base as base_image
 from gpukiln.clouds.embedded import regions
-from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, set_aside
+from gpukiln.clouds.embedded.layout import LOCK_PROBE_S, Layout, read_endpoint, set_aside
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError
 from gpukiln.locks import locked
@@ -27,10 +27,11 @@ from gpukiln.parsing import parse_json
 from gpukiln.sources.mirror import NAMESPACES
 
 log = logging.getLogger(__name__)
-START_S = 60  # seconds that the server gets to answer
-ANSWER_S = 120  # seconds that it gets for what it is asked
+START_S = 60  # seconds for a new server to answer
+ANSWER_S = 120  # seconds for the answer to a request
 SERVER = "gpukiln.clouds.embedded.server"
-ANOTHER_RUNS = 75  # exit code of a server that finds another one
+ANOTHER_RUNS = 75  # exit code of a server that finds another one running
+# Program and the Debian package that has it.
 TOOLS = {
     "systemd-nspawn": "systemd-container",
     "slirp4netns": "slirp4netns",
@@ -45,14 +46,14 @@ TOOLS = {
 
 
 def server_status(layout: Layout) -> dict[str, Any] | None:
-    """Ask the server how it is.
+    """The status of the running server.
 
     Args:
         layout: The cloud's files.
 
     Returns:
-        Its status with its url, or None when no server of this folder answers: a copied folder names the
-        server of the one that it was copied from.
+        Its status with its URL, or None where no server of this folder answers: a copied folder has the address
+        of the original folder's server.
     """
     home = layout.identity()
     if home is None or not (url := read_endpoint(layout).get("url")):
@@ -67,25 +68,25 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
 
 
 def server_runs(layout: Layout) -> bool:
-    """Whether a server of this folder runs, be it that it answers or not."""
+    """Whether a server of this folder runs, even if it does not answer."""
     if not layout.server_lock.exists():
         return False
-    busy = BusyError("the embedded cloud's server runs", hint="`invoke cloud.stop` ends it")
+    busy = BusyError("the embedded cloud's server is running", hint="`invoke cloud.stop` stops it")
     try:
-        with locked(layout.server_lock, busy=busy, wait_s=ASKED_S):
+        with locked(layout.server_lock, busy=busy, wait_s=LOCK_PROBE_S):
             return False
     except BusyError:
         return True
 
 
 def stop_server(layout: Layout) -> bool:
-    """End the server and its machines.
+    """Stop the server and its machines.
 
     Args:
         layout: The cloud's files.
 
     Returns:
-        Whether there was one.
+        Whether a server was running.
     """
     status = server_status(layout)
     if status is None and not _kill_server(layout) and not server_runs(layout):
@@ -96,55 +97,59 @@ def stop_server(layout: Layout) -> bool:
             pass
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
-        # its namespaces end after its lock is free
+        # the lock is free before its namespaces have ended
         if not server_runs(layout) and not any(_server_processes(layout)):
             return True
         time.sleep(0.1)
-    raise UnavailableError("the embedded cloud's server does not end", hint=f"its log: {layout.server_log}")
+    raise UnavailableError(
+        "the embedded cloud's server did not stop within 120 s", hint=f"see its log: {layout.server_log}"
+    )
 
 
 def ask_server(layout: Layout, path: str, document: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask the running server for something that no API of AWS has.
+    """Call the running server for what no API of AWS has.
 
     Args:
         layout: The cloud's files.
-        path: A path of the server's own, for example /gpukiln/interrupt.
-        document: What it is told, as JSON.
+        path: One of the server's own paths, for example /gpukiln/interrupt.
+        document: The request, sent as JSON.
 
     Returns:
         Its answer.
 
     Raises:
-        GpukilnError: What the server raised.
-        UnavailableError: No server runs, or it gave no answer.
+        GpukilnError: The error that the server raised.
+        UnavailableError: No server runs, or it did not answer.
     """
     status = server_status(layout)
     if status is None:
         raise UnavailableError(
-            "the embedded cloud's server does not run, so it has no machines",
-            hint="`invoke cloud.status` shows what there is; it starts with the next launch",
+            "the embedded cloud's server is not running, so there are no machines",
+            hint="`invoke cloud.status` shows what exists; the next launch starts the server",
         )
     request = _request(layout, f"{status['url']}{path}", "POST", json.dumps(document).encode())
     try:
         with urllib.request.urlopen(request, timeout=ANSWER_S) as answer:  # noqa: S310 - our own
-            found: dict[str, Any] = parse_json(answer.read())
-            return found
+            result: dict[str, Any] = parse_json(answer.read())
+            return result
     except urllib.error.HTTPError as refused:
         with refused:
-            raise _error(refused.read(), refused) from refused
+            raise _error_of(refused.read(), refused) from refused
     except (OSError, ValueError, http.client.HTTPException) as error:
         raise UnavailableError(
             f"the embedded cloud's server did not answer {path}: {error}",
-            hint=f"its log: {layout.server_log}",
+            hint=f"see its log: {layout.server_log}",
         ) from error
 
 
-def _error(body: bytes, refused: Exception) -> GpukilnError:
-    """The error that the server raised, of the same kind."""
+def _error_of(body: bytes, refused: Exception) -> GpukilnError:
+    """The error that the server raised, as the same class."""
     try:
-        told = parse_json(body)["error"]
-        kind = getattr(errors, told["kind"])
-        error: GpukilnError = kind(told["message"], hint=told["hint"], details=tuple(told["details"]))
+        document = parse_json(body)["error"]
+        kind = getattr(errors, document["kind"])
+        error: GpukilnError = kind(
+            document["message"], hint=document["hint"], details=tuple(document["details"])
+        )
     except (ValueError, LookupError, TypeError, AttributeError):
         text = body.decode(errors="replace")[:200]
         return UnavailableError(f"the embedded cloud's server refused: {refused}: {text}")
@@ -159,19 +164,21 @@ def _request(
 
 
 def _server_processes(layout: Layout) -> Iterator[int]:
-    """The processes that hold the namespaces of this folder's server, be it that it answers or not."""
+    """Processes that hold the namespaces of this folder's server, even if it does not answer."""
     home = layout.identity()
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             words = (folder / "cmdline").read_bytes().split(b"\0")
+            # The server is PID 1 of its namespace; `unshare` is its parent outside, and killing it ends the
+            # namespace.
             if words[0] == b"unshare" and SERVER.encode() in words:
                 served = Path(os.fsdecode(words[words.index(SERVER.encode()) + 1]))
-                if home and Layout(served).identity() == home:  # by whatever path
+                if home and Layout(served).identity() == home:  # the same folder, by any path
                     yield int(folder.name)
 
 
 def _kill_server(layout: Layout) -> bool:
-    """End a server that does not answer; its machines and mounts end with its namespaces."""
+    """Kill a server that does not answer; its machines and mounts end with its namespaces."""
     for pid in _server_processes(layout):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -180,23 +187,25 @@ def _kill_server(layout: Layout) -> bool:
 
 
 def ensure_server(layout: Layout) -> dict[str, Any]:
-    """The running server's status; it is started when there is none.
+    """The status of the running server; starts one if none runs.
 
     Args:
         layout: The cloud's files.
 
     Returns:
-        Its status with its url.
+        Its status with its URL.
 
     Raises:
-        UnavailableError: It can't run here or did not start.
+        UnavailableError: It can't run on this computer, or did not start.
     """
     check_host()
     layout.create()
+    # Two commands at once would start two servers.
     with locked(layout.root / "start.lock"):
         status = server_status(layout)
         if status is None and server_runs(layout):
             status = _wait_for_answer(layout)
+        # A server of older code is replaced only when idle: its machines end with it.
         if status and status["code"] != code_version() and not status["machines"]:
             stop_server(layout)
             status = None
@@ -208,38 +217,38 @@ def ensure_server(layout: Layout) -> dict[str, Any]:
 
 
 def prepare_files(layout: Layout) -> list[str]:
-    """Make ready what a server reads when it starts; none may run.
+    """Check and repair the files that a server reads when it starts; no server may be running.
 
     Returns:
-        What was wrong and what was done.
+        A line for each repair.
 
     Raises:
-        UnavailableError: Something can't be made again.
+        UnavailableError: A file can't be repaired.
     """
-    told = regions.mend(layout)
+    notices = regions.repair_files(layout)
     last = read_endpoint(layout)
     if last and last.get("home") != layout.identity():
-        told.append(f"{layout.home} is a copy: it gets a server, a port and an access key of its own")
+        notices.append(f"{layout.home} is a copy: it gets its own server, port and access key")
         layout.endpoint.unlink()
         layout.new_access_key()
     elif layout.endpoint.is_symlink() or (layout.endpoint.exists() and not last):
         set_aside(layout.endpoint)
-        told.append(f"{layout.endpoint} was damaged: `invoke cloud.env` prints the new settings of a shell")
+        notices.append(f"{layout.endpoint} was damaged: `invoke cloud.env` prints a shell's new settings")
     try:
-        layout.access_key  # noqa: B018 - it is read to see whether it can be
+        layout.access_key  # noqa: B018 - the property raises for a damaged file
     except UnavailableError as error:
         if layout.key_file.is_symlink() or layout.key_file.exists():
             set_aside(layout.key_file)
         layout.new_access_key()
-        told.append(
-            f"{error.message}, so another was made: `invoke cloud.env` prints the new settings of a shell"
+        notices.append(
+            f"{error.message}, so a new key was created: `invoke cloud.env` prints a shell's new settings"
         )
     base_image.check_generation(layout)
-    return told
+    return notices
 
 
 def _wait_for_answer(layout: Layout) -> dict[str, Any] | None:
-    """A server that runs and can't be found writes its address again, or ends when its folder was moved."""
+    """Wait for a running server whose address is damaged: it writes it again, or ends if its folder was moved."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and server_runs(layout):
         if status := server_status(layout):
@@ -247,40 +256,42 @@ def _wait_for_answer(layout: Layout) -> dict[str, Any] | None:
         time.sleep(0.2)
     if server_runs(layout):
         raise UnavailableError(
-            "the embedded cloud's server runs and does not answer",
-            hint=f"`invoke cloud.stop --force` ends it with its machines; its log: {layout.server_log}",
+            "the embedded cloud's server is running but does not answer",
+            hint=f"`invoke cloud.stop --force` kills it with its machines; its log: {layout.server_log}",
         )
     return None
 
 
 def check_host() -> None:
-    """Refuse a host that can't run machines.
+    """Check that this computer can run machines.
 
     Raises:
         UnavailableError: Not Linux, not root, or a tool is missing.
     """
     remote = "`--cloud aws` needs none of this"
     if sys.platform != "linux":
-        raise UnavailableError(f"the embedded cloud needs Linux, this is {sys.platform}", hint=remote)
+        raise UnavailableError(f"the embedded cloud needs Linux, and this is {sys.platform}", hint=remote)
     if os.geteuid() != 0:
         raise UnavailableError(
-            "the embedded cloud boots machines, which needs root", hint=f"sudo scripts/run ...; {remote}"
+            "the embedded cloud boots machines and therefore needs root",
+            hint=f"sudo scripts/run ...; {remote}",
         )
     missing = sorted({package for tool, package in TOOLS.items() if not shutil.which(tool)})
     if missing:
         raise UnavailableError(
             f"the embedded cloud needs tools that are not installed: {', '.join(missing)}",
-            hint=f"apt-get install {' '.join(missing)}, or call through scripts/run, which does it",
+            hint=f"apt-get install {' '.join(missing)}, or run the command through scripts/run, which installs them",
         )
 
 
 def _start_server(layout: Layout) -> dict[str, Any]:
-    # The server's own clients must not look at the user's AWS account.
+    # Clients inside the server must not use the user's AWS account.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment |= {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     with layout.server_log.open("ab") as log:
         server = subprocess.Popen(
             [*NAMESPACES, sys.executable, "-m", SERVER, str(layout.home)],
+            # The caller's working folder may be removed or unmounted while the server runs.
             cwd="/",
             env={**environment, "PYTHONPATH": str(_source_root())},
             stdin=subprocess.DEVNULL,

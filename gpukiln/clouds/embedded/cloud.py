@@ -1,4 +1,4 @@
-"""The embedded cloud as the code above it sees one."""
+"""The embedded cloud as a `Cloud`."""
 
 import functools
 import os
@@ -14,7 +14,7 @@ from gpukiln.clouds.embedded.network import API
 from gpukiln.state import state_home
 
 NO_CONFIG = {"profile": None, "config_file": os.devnull, "credentials_file": os.devnull}
-UNSET = (  # of the user's own cloud; each would win over what leads to this one
+UNSET = (  # variables for the user's own cloud, which take precedence over those for this one
     "AWS_PROFILE",
     "AWS_DEFAULT_PROFILE",
     "AWS_SESSION_TOKEN",
@@ -31,7 +31,7 @@ class EmbeddedCloud:
 
     Args:
         region: Any AWS region's name.
-        layout: Its files; by default those of this machine.
+        layout: Its files; None: those of this computer.
     """
 
     name = "embedded"
@@ -40,6 +40,7 @@ class EmbeddedCloud:
     has_session_manager = False
     keeps_stages = True
     subnet_id = None
+    # Machines have addresses in loopback.
     ssh_cidr = "127.0.0.0/8"
     machine_endpoint = API
 
@@ -63,11 +64,11 @@ class EmbeddedCloud:
         return int(self._server["ssh_port"])
 
     def client(self, service: str, *, attempts: int = 1) -> Any:
-        """A boto3 client of the embedded endpoint; the same one each time, because a new one takes a while.
+        """A boto3 client of the embedded endpoint, cached because boto3 takes long to create one.
 
         Args:
             service: For example "ec2".
-            attempts: How often a call is tried that met a fault of the service.
+            attempts: How often a call is tried that met an error of the service.
         """
         key = (service, attempts)
         if key not in self._clients:
@@ -79,7 +80,7 @@ class EmbeddedCloud:
         import boto3  # noqa: PLC0415 - slow to import
         from botocore.session import Session  # noqa: PLC0415 - slow to import
 
-        # The user's profile, config and credentials are of another cloud, and may not even be there.
+        # The user's profile, config and credentials are for another cloud, and a profile named there may not exist.
         nobody = {name: (None, None, value, None) for name, value in NO_CONFIG.items()}
         return boto3.session.Session(region_name=self.region, botocore_session=Session(nobody))
 
@@ -91,10 +92,12 @@ class EmbeddedCloud:
             region_name=self.region,
             endpoint_url=self._server["url"],
             aws_access_key_id=self.layout.access_key,
-            aws_secret_access_key="embedded",  # noqa: S106 - the server looks at the key's id
+            aws_secret_access_key="embedded",  # noqa: S106 - the server checks the key's id alone
             config=Config(
+                # CreateImage answers when the disk is copied, which can take minutes.
                 read_timeout=600,
                 retries={"total_max_attempts": attempts},
+                # AWS_USE_FIPS_ENDPOINT of the user's environment would change the endpoint.
                 use_fips_endpoint=False,
                 use_dualstack_endpoint=False,
             ),
@@ -111,13 +114,14 @@ class EmbeddedCloud:
         return other
 
     def environment(self) -> dict[str, str]:
-        """Environment in which any AWS tool talks to this cloud; what is empty has to be unset."""
+        """Environment in which any AWS tool talks to this cloud; an empty value means that the variable is unset."""
         return {
             "AWS_ENDPOINT_URL": str(self._server["url"]),
             "AWS_ACCESS_KEY_ID": self.layout.access_key,
             "AWS_SECRET_ACCESS_KEY": "embedded",
             "AWS_DEFAULT_REGION": self.region,
             "AWS_REGION": self.region,
+            # SDKs would otherwise look for credentials at 169.254.169.254 of this computer.
             "AWS_EC2_METADATA_DISABLED": "true",
             **dict.fromkeys(UNSET, ""),
         }

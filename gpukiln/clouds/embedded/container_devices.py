@@ -1,7 +1,7 @@
 """The block devices of a container: loop devices over volumes, with nodes in the container's /dev.
 
-A container in a user namespace makes none itself, and mounts none (user_namespaces(7)): it reads and writes
-those that are made here. A privileged one may do both: CAP_MKNOD and CAP_SYS_ADMIN are systemd-nspawn's
+A container in a user namespace can neither create nor mount block devices (user_namespaces(7)); it reads and writes
+those that are created here. A privileged one may do both: CAP_MKNOD and CAP_SYS_ADMIN are systemd-nspawn's
 defaults, and with --keep-unit no device policy is put on it.
 """
 
@@ -28,13 +28,13 @@ class ContainerDevices:
         self._loops: dict[str, LoopDevice] = {}  # by volume id
 
     def add(self, init: int, disk: AttachedDisk) -> None:
-        """Make a volume a device of a running container.
+        """Add a volume as a device of a running container.
 
         Args:
             init: Process id of the container's first process.
 
         Raises:
-            UnavailableError: This host has no loop device.
+            UnavailableError: The kernel has no free loop device.
             OSError: The container's /dev can't be written.
         """
         loop = LoopDevice(disk.file)
@@ -47,11 +47,11 @@ class ContainerDevices:
         self._loops[disk.volume_id] = loop
 
     def add_characters(self, init: int, nodes: Mapping[str, int]) -> None:
-        """Make character devices in a running container, for everybody in it.
+        """Create character devices in a running container, with mode 0666.
 
         Args:
             init: Process id of the container's first process.
-            nodes: Numbers of devices by their names below /dev; those that are there stay.
+            nodes: Device numbers by their names below /dev; existing nodes stay.
 
         Raises:
             OSError: The container's /dev can't be written.
@@ -59,14 +59,14 @@ class ContainerDevices:
         in_root(_root(init), lambda: _make_nodes(nodes, 0o666 | stat.S_IFCHR, self._owner))
 
     def remove(self, init: int, disk: AttachedDisk, *, force: bool) -> bool:
-        """Take a device away.
+        """Remove a device.
 
         Args:
             init: Process id of the container's first process.
-            force: Also while a file system on it is mounted; the loop device then lives until it is not.
+            force: Also while a file system on it is mounted; the loop device then lives until the unmount.
 
         Returns:
-            Whether it was taken.
+            Whether it was removed.
         """
         loop = self._loops[disk.volume_id]
         if not force and loop.busy():
@@ -76,36 +76,36 @@ class ContainerDevices:
         return True
 
     def resize(self, disk: AttachedDisk) -> None:
-        """Let the container see that a volume's file has grown."""
+        """Make the new size of a volume's file visible to the container."""
         self._loops[disk.volume_id].resize()
 
     def flush(self, volume_ids: set[str]) -> None:
-        """Write what the host keeps in memory to the volumes' files.
+        """Write the page cache of the volumes' devices to their files.
 
         Args:
-            volume_ids: Volumes; those that are not here are passed over.
+            volume_ids: Volumes; those that are not attached here are skipped.
         """
         for volume_id in volume_ids & set(self._loops):
             self._loops[volume_id].flush()
 
     def mountpoints(self, init: int, volume_ids: set[str]) -> list[Path]:
-        """Where file systems on volumes are mounted in a container, one place for each.
+        """Mount points of volumes in a container, one for each device.
 
         Args:
             init: Process id of the container's first process.
-            volume_ids: Volumes; those that are not here are passed over.
+            volume_ids: Volumes; those that are not attached here are skipped.
         """
         devices = {self._loops[volume_id].device for volume_id in volume_ids & set(self._loops)}
-        found: dict[str, Path] = {}
+        by_device: dict[str, Path] = {}
         for line in Path(f"/proc/{init}/mountinfo").read_text().splitlines():
-            _, _, device, _, mountpoint, *_ = line.split()  # proc(5): a blank in a path is \040
+            _, _, device, _, mountpoint, *_ = line.split()  # a blank in a path is \040 (proc(5))
             if device in {f"{os.major(number)}:{os.minor(number)}" for number in devices}:
                 place = mountpoint.encode().decode("unicode_escape").lstrip("/")
-                found[device] = Path(f"/proc/{init}/root") / place
-        return list(found.values())
+                by_device[device] = Path(f"/proc/{init}/root") / place
+        return list(by_device.values())
 
     def release(self) -> None:
-        """Let every loop device go."""
+        """Release all loop devices."""
         while self._loops:
             self._loops.popitem()[1].close()
 
@@ -115,10 +115,12 @@ def _root(init: int) -> Path:
 
 
 def _make_nodes(nodes: Mapping[str, int], mode: int, owner: int) -> None:
+    # mknod applies the umask to the mode.
     before = os.umask(0)  # of this thread: `in_root`
     for name, device in nodes.items():
         with contextlib.suppress(FileExistsError):
             os.mknod(f"/dev/{name}", mode, device)
+            # follow_symlinks: root of the container may have placed a link there.
             os.chown(f"/dev/{name}", owner, owner, follow_symlinks=False)
     os.umask(before)
 

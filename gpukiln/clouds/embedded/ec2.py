@@ -1,8 +1,8 @@
-"""Puts real machines and disks behind moto's EC2: what the API says is what runs.
+"""Puts real machines and disks behind moto's EC2, so that the API reports what runs.
 
-moto's model classes are extended in place, so every caller (Packer, boto3, the AWS CLI) reaches moto's own
-parsing, checks and answers. A call that changes a machine returns at once with the honest in-between state
-(pending, stopping, shutting-down); a thread does the work and sets the state that follows.
+Members of moto's model classes are replaced, so every caller (Packer, boto3, the AWS CLI) still gets moto's parsing,
+checks and answers. A call that changes a machine returns at once with EC2's transitional state (pending, stopping,
+shutting-down); a thread does the work and sets the final state.
 """
 
 import base64
@@ -37,7 +37,7 @@ from gpukiln.clouds.embedded.images import extend_images
 from gpukiln.clouds.embedded.instance_types import extend_instance_types
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.lifecycle import Lifecycle
-from gpukiln.clouds.embedded.machines import Machines, asked_kind
+from gpukiln.clouds.embedded.machines import Machines, requested_kind
 from gpukiln.clouds.embedded.pointers import resolve_image
 from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.clouds.embedded.request_checks import extend_requests
@@ -48,12 +48,13 @@ def install(machines: Machines) -> None:
     """Extend moto. Call once, before the first request.
 
     Args:
-        machines: Where machines run.
+        machines: The machines behind the instances.
     """
     layout = machines.layout
     _publish_base(layout)
     _keep_accounts(layout)
-    _extend_instances(layout, Lifecycle(machines, terminate=spot.keeps_reason(Instance.terminate)))
+    _extend_instances(layout, Lifecycle(machines, terminate=spot.keep_reason(Instance.terminate)))
+    # After run_instances was wrapped above: spot wraps it once more.
     spot.extend_launches()
     extend_instance_types()
     market.extend_market(layout)
@@ -70,7 +71,7 @@ def install(machines: Machines) -> None:
         return vpc
 
     def get_console_output(self: Any) -> Any:
-        from moto.core.responses import ActionResult  # noqa: PLC0415 - beside its one use
+        from moto.core.responses import ActionResult  # noqa: PLC0415 - next to its one use
 
         instance = self.ec2_backend.get_instance(self._get_param("InstanceId"))
         text = base64.b64encode(machines.console(instance.id)).decode()
@@ -82,7 +83,8 @@ def install(machines: Machines) -> None:
 
 
 def _publish_base(layout: Layout) -> None:
-    """Every region knows the kept images and parameters, and what is public: the base image, AWS's own."""
+    """Each region has the stored images and parameters, and the public ones: the base image and AWS's."""
+    # moto creates a region's backend at the first request for the region.
     ec2_init, ssm_init = EC2Backend.__init__, SimpleSystemManagerBackend.__init__
 
     def init_ec2(self: Any, region_name: str, account_id: str) -> None:
@@ -150,29 +152,29 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
         image_id = resolve_image(self, image_id, kwargs.get("launch_template"))
         named = kwargs.get("launch_template")
         template = self._get_template_from_args(named).data if named else {}
-        wanted = image_id or template.get("ImageId")
-        if not wanted:
+        ami_id = image_id or template.get("ImageId")
+        if not ami_id:
             raise MissingParameterError("ImageId")
-        self.describe_images(ami_ids=[wanted])  # moto's refusals
-        image = self.amis.get(wanted)
-        if image is None:  # moto finds those that were deregistered too
-            raise UnvailableAMIIdError(wanted)
+        self.describe_images(ami_ids=[ami_id])  # raises moto's error for an unknown image
+        image = self.amis.get(ami_id)
+        if image is None:  # describe_images also returns deregistered images
+            raise UnvailableAMIIdError(ami_id)
         mapped = (template.get("BlockDeviceMappings"), kwargs.get("block_device_mappings"))
-        devices = launch_devices.merged(image, *(mappings or [] for mappings in mapped))
-        for device in devices:  # what moto refuses is refused before there is an instance
+        devices = launch_devices.merge_mappings(image, *(mappings or [] for mappings in mapped))
+        for device in devices:  # create each volume once, so that an error comes before the instance exists
             self.volumes.pop(launch_devices.create_volume(self, "", device["Ebs"]).id)
-        kwargs["block_device_mappings"] = []  # moto would leave out the image's own
+        kwargs["block_device_mappings"] = []  # moto would ignore the image's own mappings
         tags = (kwargs.get("tags") or {}).get("volume", {})
         try:
-            asked_kind((kwargs.get("tags") or {}).get("instance", {}))
+            requested_kind((kwargs.get("tags") or {}).get("instance", {}))
         except ValueError as error:
             raise EC2ClientError("InvalidParameterValue", str(error)) from None
         if template.get("InstanceMarketOptions") and not kwargs.get("instance_market_options"):
             kwargs["instance_market_options"] = template["InstanceMarketOptions"].get("MarketType")
-        asked = {"count": args[0] if args else kwargs["count"], **kwargs}
-        with capacity.taken(layout, self, asked, template, devices) as zone:
+        arguments = {"count": args[0] if args else kwargs["count"], **kwargs}
+        with capacity.take_capacity(layout, self, arguments, template, devices) as zone:
             if not kwargs.get("subnet_id") and not kwargs.get("nics") and self.subnets.get(zone):
-                # EC2 takes the zone's default subnet; moto would take an address outside of every VPC
+                # EC2 uses the zone's default subnet; moto would give an address outside of every VPC
                 kwargs["subnet_id"] = next(iter(self.subnets[zone]))
             reservation = run_instances(self, image_id, *args, **kwargs)
         for instance in reservation.instances:
@@ -192,18 +194,19 @@ def _extend_instances(layout: Layout, lifecycle: Lifecycle) -> None:
         terminate=_method(lifecycle.terminate),
         reboot=_method(lifecycle.reboot),
     )
-    _replace(InstanceResponse, run_instances=_once(InstanceResponse.run_instances))
+    _replace(InstanceResponse, run_instances=_idempotent(InstanceResponse.run_instances))
     _replace(EC2Backend, modify_instance_metadata_options=_modify_metadata_options)
-    # moto would refuse a change of what the image maps, and does not know the defaults
+    # moto refuses changes of the image's mappings and lacks the defaults
     _replace(InstanceResponse, _parse_block_device_mapping=_block_device_mappings)
 
 
-def _once(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """RunInstances: the same client token gives the same instances (AWS, "Ensuring idempotency")."""
+def _idempotent(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """RunInstances where the same client token returns the same instances (AWS, "Ensuring idempotency")."""
+    # Two requests with one token at the same time would both find no instance.
     launching = threading.Lock()
 
     def run(self: Any) -> Any:
-        from moto.core.responses import ActionResult  # noqa: PLC0415 - beside its one use
+        from moto.core.responses import ActionResult  # noqa: PLC0415 - next to its one use
 
         token = self._get_param("ClientToken")
         if not token:
@@ -214,8 +217,8 @@ def _once(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
                 if first.client_token != token:
                     continue
                 if first.client_request != self.params:
-                    told = "The client token was used with other parameters"
-                    raise EC2ClientError("IdempotentParameterMismatch", told)
+                    message = "The client token was used with other parameters"
+                    raise EC2ClientError("IdempotentParameterMismatch", message)
                 self.error_on_dryrun()
                 return ActionResult(reservation)
             answer = run_instances(self)
@@ -228,12 +231,12 @@ def _once(run_instances: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return run
 
 
-def _modify_metadata_options(self: Any, instance_id: str, **asked: Any) -> Any:
-    """What is not named stays as it was, as EC2 says of each option; moto forgets it."""
+def _modify_metadata_options(self: Any, instance_id: str, **changes: Any) -> Any:
+    """Options that a request does not have keep their values, as in EC2's reference; moto resets them."""
     options = self.get_instance(instance_id).metadata_options
     names = {"hop_limit": "http_put_response_hop_limit", "http_protocol": "http_protocol_ipv6"}
     names["metadata_tags"] = "instance_metadata_tags"
-    for name, value in asked.items():
+    for name, value in changes.items():
         if value is not None and name != "dry_run":
             setattr(options, names.get(name, name), value)
     return options
@@ -244,7 +247,7 @@ def _block_device_mappings(self: Any) -> Any:
 
 
 def _method(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of an instance as a method of its class; a bound method would not be given the instance."""
+    """A function of an instance as a method of its class; a bound method would not get the instance."""
 
     def method(self: Any) -> Any:
         return function(self)

@@ -1,4 +1,4 @@
-"""What firmware starts a virtual machine, as arguments of QEMU."""
+"""The firmware of a virtual machine, as arguments of QEMU."""
 
 import shutil
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Literal
 
 from gpukiln.disks.table import BIOS_BOOT_TYPE, ESP_TYPE, SECTOR, read_table
 from gpukiln.errors import UnavailableError
-from gpukiln.files import full_named
+from gpukiln.files import name_full_disk_error
 
 Firmware = Literal["bios", "uefi"]
 OVMF = Path("/usr/share/OVMF")
@@ -14,7 +14,7 @@ CODE, VARIABLES = "OVMF_CODE_4M.fd", "OVMF_VARS_4M.fd"  # Debian's ovmf, without
 
 
 def firmware_of(disk: Path) -> Firmware:
-    """Which firmware starts a raw disk; BIOS where both do, and where there is no GPT."""
+    """The firmware that boots a raw disk; BIOS where both can, and where there is no GPT."""
     with disk.open("rb") as file:
         if not file.read(2 * SECTOR)[SECTOR:].startswith(b"EFI PART"):
             return "bios"
@@ -23,24 +23,24 @@ def firmware_of(disk: Path) -> Firmware:
 
 
 def firmware_arguments(firmware: Firmware, folder: Path) -> tuple[str, ...]:
-    """Of the firmware.
+    """QEMU's arguments for a firmware.
 
     Args:
-        folder: The machine's own: a UEFI keeps its variables there.
+        folder: The machine's folder; a UEFI has its variables there.
 
     Raises:
-        UnavailableError: There is no UEFI here.
+        UnavailableError: OVMF is not installed.
     """
     if firmware == "bios":
         return ()  # QEMU's own SeaBIOS
     if not (OVMF / CODE).exists():
         raise UnavailableError(
-            f"{OVMF / CODE} is missing: without it nothing boots by UEFI",
-            hint="apt-get install ovmf; scripts/run does it",
+            f"{OVMF / CODE} is missing: a disk that boots by UEFI needs it",
+            hint="apt-get install ovmf, or run the command through scripts/run, which installs it",
         )
     variables = folder / VARIABLES
     if not variables.exists():
-        with full_named(variables):
+        with name_full_disk_error(variables):
             shutil.copyfile(OVMF / VARIABLES, variables)
     flash = "if=pflash,format=raw,unit"
     return (

@@ -1,6 +1,6 @@
-"""EC2 calls on images that moto lacks or thins out: repeatable copies, deprecation, protection, pages.
+"""EC2 calls on images that moto lacks or simplifies: idempotent copies, deprecation, protection, pages.
 
-Parameters are read and answers are written by botocore's model of EC2, as moto does for its own calls.
+Parameters are parsed and answers are serialized by botocore's model of EC2, as for moto's own calls.
 """
 
 import threading
@@ -15,6 +15,7 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.responses import EC2Response
 
 BLOCKED, UNBLOCKED = "block-new-sharing", "unblocked"  # botocore, ImageBlockPublicAccess…State
+# Two requests with one token at the same time would make two images.
 _copying = threading.Lock()
 
 
@@ -31,7 +32,7 @@ def extend_image_calls() -> None:
     }.items():
         setattr(Ami, name, value)
     vars_of_region: Any = EC2Backend
-    vars_of_region.image_block_public_access = BLOCKED  # as in a new account
+    vars_of_region.image_block_public_access = BLOCKED  # the default of a new account
     for call in (
         *(copy_image, enable_image_deprecation, disable_image_deprecation),
         *(enable_image_deregistration_protection, disable_image_deregistration_protection),
@@ -42,14 +43,14 @@ def extend_image_calls() -> None:
     for name, wrap in {
         "modify_image_attribute": _with_public_access_rules,
         "deregister_image": _with_protection,
-        "describe_images": _in_pages("Images"),
-        "describe_snapshots": _in_pages("Snapshots"),
+        "describe_images": _paginated("Images"),
+        "describe_snapshots": _paginated("Snapshots"),
     }.items():
         setattr(EC2Response, name, wrap(getattr(EC2Response, name)))
 
 
 def copy_image(self: Any) -> ActionResult:
-    """CopyImage: the same client token gives the same image."""
+    """CopyImage where the same client token returns the same image."""
     names = ("SourceImageId", "SourceRegion", "Name", "Description", "Encrypted", "KmsKeyId")
     request = {name: self._get_param(name) for name in names}
     token = self._get_param("ClientToken")
@@ -79,8 +80,9 @@ def copy_image(self: Any) -> ActionResult:
 
 
 def enable_image_deprecation(self: Any) -> ActionResult:
-    """EnableImageDeprecation: to the minute, and not in the past."""
+    """EnableImageDeprecation: rounded down to the minute, and not in the past."""
     image, at = _image(self), self._get_param("DeprecateAt")
+    # botocore's parser gives a naive time where the request has no zone; EC2 reads it as UTC.
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     self.error_on_dryrun()
     if at < datetime.now(UTC):
@@ -107,7 +109,7 @@ def enable_image_deregistration_protection(self: Any) -> ActionResult:
 
 
 def disable_image_deregistration_protection(self: Any) -> ActionResult:
-    """DisableImageDeregistrationProtection; a cooldown is not waited for."""
+    """DisableImageDeregistrationProtection; the cooldown has no effect here."""
     image = _image(self)
     self.error_on_dryrun()
     image.deregistration_protection = "disabled"
@@ -139,7 +141,7 @@ def _image(response: Any) -> Any:
 
 
 def _with_public_access_rules(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """ModifyImageAttribute keeps IMDS support and description, and makes nothing public that must not be."""
+    """ModifyImageAttribute that stores IMDS support and description, and refuses to publish a blocked or encrypted image."""
 
     def modify_image_attribute(self: Any) -> Any:
         added = self._get_param("LaunchPermission", {}).get("Add", [])
@@ -171,14 +173,14 @@ def _with_protection(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return deregister_image
 
 
-def _in_pages(key: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+def _paginated(key: str) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
     def wrap(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def describe(self: Any) -> Any:
-            found = list(original(self).result[key])
+            items = list(original(self).result[key])
             start, size = int(self._get_param("NextToken") or 0), self._get_param("MaxResults")
-            end = start + int(size) if size else len(found)
-            more = {"NextToken": str(end)} if end < len(found) else {}
-            return ActionResult({key: found[start:end], **more})
+            end = start + int(size) if size else len(items)
+            more = {"NextToken": str(end)} if end < len(items) else {}
+            return ActionResult({key: items[start:end], **more})
 
         return describe
 

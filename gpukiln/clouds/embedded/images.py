@@ -1,4 +1,4 @@
-"""Puts disks behind moto's images and snapshots: an AMI's disks are what its machines begin with."""
+"""Puts disks behind moto's images and snapshots: machines start with copies of an AMI's disks."""
 
 import os
 from typing import Any
@@ -10,24 +10,29 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.responses import EC2Response
 
 from gpukiln.clouds.embedded import regions
-from gpukiln.clouds.embedded.launch_devices import CODE, mapping_of_image, merged
+from gpukiln.clouds.embedded.launch_devices import CODE, mapping_of_image, merge_mappings
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.machines import Machines
-from gpukiln.clouds.embedded.volumes import Members, as_answer, as_captured
+from gpukiln.clouds.embedded.volumes import Members, detach_captured_volume, raise_as_ec2_error
 
 
 def extend_images(machines: Machines) -> None:
     """Put disks behind images and snapshots. Call once.
 
     Args:
-        machines: Where machines run.
+        machines: The machines behind the instances.
     """
-    for extension in (_images(machines), _registration(), _copies(machines), _snapshots(machines)):
+    for extension in (
+        _image_members(machines),
+        _registration_members(),
+        _copy_members(machines),
+        _snapshot_members(machines),
+    ):
         for (owner, name), member in extension.items():
             setattr(owner, name, member)
 
 
-def _images(machines: Machines) -> Members:
+def _image_members(machines: Machines) -> Members:
     backend_create_image, create_snapshot = EC2Backend.create_image, EC2Backend.create_snapshot
 
     def create_image_with_disk(
@@ -43,9 +48,13 @@ def _images(machines: Machines) -> Members:
             raise EC2ClientError("IncorrectState", f"{instance_id} is {instance.state}")
         snapshot_tags = _tags_of(tag_specifications, "snapshot")
         left_out = {entry["DeviceName"] for entry in mappings or () if entry.get("NoDevice") is not None}
-        others = [one for one in tag_specifications if one["ResourceType"] != "snapshot"]
+        others = [
+            specification
+            for specification in tag_specifications
+            if specification["ResourceType"] != "snapshot"
+        ]
         image: Any = backend_create_image(self, instance_id, name, description, others)
-        made = {image.ebs_snapshot.id: image.ebs_snapshot}
+        snapshots = {image.ebs_snapshot.id: image.ebs_snapshot}
         captured = {}
         try:
             image.root_device_name = instance.root_device_name
@@ -58,18 +67,18 @@ def _images(machines: Machines) -> Members:
                     snapshot = create_snapshot(
                         self, volume.id, image.ebs_snapshot.description, None, image.id
                     )
-                    as_captured(snapshot)
-                    made[snapshot.id], captured[snapshot.id] = snapshot, volume
-                    image.devices = [*image.devices, _device(device, snapshot, attached, volume)]
-            image.devices = merged(image, mappings or [])[1:]
-            with as_answer("the disk can't be captured"):
+                    detach_captured_volume(snapshot)
+                    snapshots[snapshot.id], captured[snapshot.id] = snapshot, volume
+                    image.devices = [*image.devices, _device_mapping(device, snapshot, attached, volume)]
+            image.devices = merge_mappings(image, mappings or [])[1:]
+            with raise_as_ec2_error("the disk can't be captured"):
                 machines.capture(captured)
         except BaseException:
             self.amis.pop(image.id, None)
-            for snapshot_id in made:
+            for snapshot_id in snapshots:
                 self.snapshots.pop(snapshot_id, None)
             raise
-        for snapshot in made.values():
+        for snapshot in snapshots.values():
             snapshot.add_tags(snapshot_tags)
         return image
 
@@ -92,11 +101,11 @@ def _images(machines: Machines) -> Members:
     }
 
 
-def _registration() -> Members:
+def _registration_members() -> Members:
     backend_register_image = EC2Backend.register_image
 
     def register_image(self: Any) -> ActionResult:
-        """RegisterImage: of snapshots, the root's among them."""
+        """RegisterImage from snapshots, with one for the root device."""
         ec2, mappings = self.ec2_backend, self._get_param("BlockDeviceMappings", [])
         root_device = self._get_param("RootDeviceName") or "/dev/sda1"
         snapshots = [
@@ -107,17 +116,20 @@ def _registration() -> Members:
         root = ec2.get_snapshot(snapshots[0])
         self.error_on_dryrun()
         image: Any = backend_register_image(ec2, self._get_param("Name"), self._get_param("Description", ""))
+        # moto creates a snapshot for each image; this one has the snapshot that the request gives.
         ec2.snapshots.pop(image.ebs_snapshot.id)
         image.ebs_snapshot, image.root_device_name, image.root_device_type = root, root_device, "ebs"
         image.architecture = self._get_param("Architecture") or "x86_64"
         image.virtualization_type = self._get_param("VirtualizationType") or "hvm"
         image.boot_mode = self._get_param("BootMode") or "legacy-bios"
         try:
-            image.devices = merged(image, mappings)[1:]
+            image.devices = merge_mappings(image, mappings)[1:]
         except BaseException:
             ec2.amis.pop(image.id)
             raise
-        for snapshot_id in _snapshot_ids(image):  # it can't be deleted before the image is deregistered
+        for snapshot_id in _snapshot_ids(
+            image
+        ):  # DeleteSnapshot then refuses until the image is deregistered
             ec2.snapshots[snapshot_id].from_ami = image.id
         image.add_tags(_tags_of(self._get_param("TagSpecifications", []), "image"))
         return ActionResult({"ImageId": image.id})
@@ -125,12 +137,12 @@ def _registration() -> Members:
     return {(EC2Response, "register_image"): register_image}
 
 
-def _copies(machines: Machines) -> Members:
+def _copy_members(machines: Machines) -> Members:
     copy_image, copy_snapshot = EC2Backend.copy_image, EC2Backend.copy_snapshot
 
     def copy_snapshot_with_disk(self: Any, source_snapshot_id: str, *args: Any, **kwargs: Any) -> Any:
         snapshot = copy_snapshot(self, source_snapshot_id, *args, **kwargs)
-        _second_name(machines.layout, source_snapshot_id, snapshot.id)
+        _link_copy(machines.layout, source_snapshot_id, snapshot.id)
         return snapshot
 
     def copy_image_with_disk(
@@ -148,7 +160,7 @@ def _copies(machines: Machines) -> Members:
             setattr(image, field, getattr(source, field))
         vars(image).update(source_image_id=source_image_id, source_image_region=source_region)
         image.ebs_snapshot.volume.size = source.ebs_snapshot.volume.size
-        _second_name(machines.layout, source.ebs_snapshot.id, image.ebs_snapshot.id)
+        _link_copy(machines.layout, source.ebs_snapshot.id, image.ebs_snapshot.id)
         for entry in source.devices:
             ebs = dict(entry["Ebs"])
             if snapshot_id := ebs.get("SnapshotId"):
@@ -163,7 +175,7 @@ def _copies(machines: Machines) -> Members:
     }
 
 
-def _snapshots(machines: Machines) -> Members:
+def _snapshot_members(machines: Machines) -> Members:
     create_snapshot, delete_snapshot = EC2Backend.create_snapshot, EC2Backend.delete_snapshot
 
     def create_snapshot_with_disk(
@@ -177,27 +189,30 @@ def _snapshots(machines: Machines) -> Members:
     def create_snapshots_with_disks(
         self: Any, instance_spec: dict[str, Any], description: str, tags: dict[str, str]
     ) -> Any:
-        """CreateSnapshots: of every volume of an instance, as of one moment."""
+        """CreateSnapshots of all volumes of an instance, at one point in time."""
         instance = self.get_instance(instance_spec["InstanceId"])
         left_out = set(instance_spec.get("ExcludeDataVolumeIds", ()))
-        made = [
+        snapshots = [
             create_snapshot(self, attached.volume_id, description)
             for device, attached in instance.get_block_device_mapping
             if attached.volume_id not in left_out
             and not (instance_spec.get("ExcludeBootVolume") and device == instance.root_device_name)
         ]
-        _capture_all(machines, self, made)
-        for snapshot in made:
+        _capture_all(machines, self, snapshots)
+        for snapshot in snapshots:
             snapshot.add_tags(tags)
-        return made
+        return snapshots
 
     def delete_snapshot_with_disk(self: Any, snapshot_id: str) -> Any:
         layout = machines.layout
+        # Otherwise a concurrent save could write the description again after its removal.
         with regions.changing:
             snapshot = delete_snapshot(self, snapshot_id)
             regions.description_file(layout, snapshot_id, self.region_name).unlink(missing_ok=True)
             layout.unfinished_snapshot(snapshot_id).unlink(missing_ok=True)
-            if not regions.description_files(layout, snapshot_id):  # a base image's is other regions' too
+            if not regions.description_files(
+                layout, snapshot_id
+            ):  # the disk of a base image belongs to other regions too
                 layout.snapshot(snapshot_id).unlink(missing_ok=True)
         return snapshot
 
@@ -211,9 +226,9 @@ def _snapshots(machines: Machines) -> Members:
 def _capture_all(machines: Machines, ec2: Any, snapshots: list[Any]) -> None:
     volumes = {snapshot.id: snapshot.volume for snapshot in snapshots}
     for snapshot in snapshots:
-        as_captured(snapshot)
+        detach_captured_volume(snapshot)
     try:
-        with as_answer("the disk can't be captured"):
+        with raise_as_ec2_error("the disk can't be captured"):
             machines.capture(volumes)
     except BaseException:
         for snapshot in snapshots:
@@ -221,8 +236,8 @@ def _capture_all(machines: Machines, ec2: Any, snapshots: list[Any]) -> None:
         raise
 
 
-def _second_name(layout: Layout, snapshot_id: str, copy_id: str) -> None:
-    """Snapshots never change, so a copy is a second name."""
+def _link_copy(layout: Layout, snapshot_id: str, copy_id: str) -> None:
+    """Copy a snapshot's disk by a hard link: snapshots never change."""
     disk = layout.snapshot(snapshot_id)
     if disk.exists():
         os.link(disk, layout.snapshot(copy_id))
@@ -238,11 +253,11 @@ def _tags_of(specifications: list[dict[str, Any]], kind: str) -> dict[str, str]:
 
 
 def _snapshot_ids(image: Any) -> list[str]:
-    found = [entry["Ebs"].get("SnapshotId") for entry in mapping_of_image(image)]
-    return [snapshot_id for snapshot_id in found if snapshot_id]
+    snapshot_ids = [entry["Ebs"].get("SnapshotId") for entry in mapping_of_image(image)]
+    return [snapshot_id for snapshot_id in snapshot_ids if snapshot_id]
 
 
-def _device(device: str, snapshot: Any, attached: Any, volume: Any) -> dict[str, Any]:
+def _device_mapping(device: str, snapshot: Any, attached: Any, volume: Any) -> dict[str, Any]:
     return {
         "DeviceName": device,
         "Ebs": {
@@ -256,7 +271,7 @@ def _device(device: str, snapshot: Any, attached: Any, volume: Any) -> dict[str,
 
 
 def _describe_as_captured(ec2: Any, instance: Any, image: Any, volume: Any) -> None:
-    """Moto describes every image alike; EC2 says what the instance and its root volume are."""
+    """Set on the image what EC2 takes from the instance and its root volume; moto sets constants."""
     snapshot = image.ebs_snapshot
     snapshot.volume.id, snapshot.volume.size = volume.id, volume.size
     snapshot.encrypted, snapshot.kms_key_id = bool(volume.encrypted), volume.kms_key_id

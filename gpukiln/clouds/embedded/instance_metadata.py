@@ -1,4 +1,4 @@
-"""What the metadata service says of a moto instance."""
+"""The metadata of a moto instance."""
 
 import base64
 from typing import Any
@@ -8,13 +8,13 @@ from gpukiln.clouds.embedded.metadata import InstanceMetadata, PublicKeys
 
 
 def describe_instance(instance: Any) -> InstanceMetadata:
-    """Everything that the metadata service answers for an instance.
+    """All that the metadata service answers for an instance.
 
     Args:
         instance: moto's instance.
 
     Returns:
-        Its metadata as of now.
+        Its present metadata.
     """
     backend = instance.ec2_backend
     zone, region = instance.availability_zone, backend.region_name
@@ -78,7 +78,7 @@ def describe_instance(instance: Any) -> InstanceMetadata:
 
 
 def _block_devices(instance: Any) -> dict[str, str]:
-    """Root and data volumes (AWS, "Instance metadata categories": ami, root, ebsN)."""
+    """The category block-device-mapping: ami, root, ebsN (AWS, "Instance metadata categories")."""
     root = instance.root_device_name
     others = [device for device, _ in instance.get_block_device_mapping if device != root]
     numbered = {f"ebs{number}": device.removeprefix("/dev/") for number, device in enumerate(others, 1)}

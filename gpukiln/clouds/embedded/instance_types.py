@@ -1,4 +1,4 @@
-"""Instance types of the catalogue that moto lacks, for DescribeInstanceTypes and the offerings."""
+"""Adds the catalogue's instance types that moto lacks to DescribeInstanceTypes and the offerings."""
 
 from typing import Any
 
@@ -18,15 +18,15 @@ LOCATIONS = {"region": "region_name", "availability-zone": "name", "availability
 
 
 def extend_instance_types() -> None:
-    """Add every type that can be launched and that moto does not know. Call once.
+    """Add every type that can be launched and that moto lacks. Call once.
 
-    moto's offerings say where AWS has a type; one that is in none of them is offered in every zone.
+    moto's offerings have the zones of a type; a type without offerings is offered in every zone.
     """
     for name, facts in catalog.instance_types().items():
         if facts.status == "retired":
             continue
         if name not in INSTANCE_TYPES:
-            INSTANCE_TYPES[name] = described(name, facts)
+            INSTANCE_TYPES[name] = describe_type(name, facts)
             InstanceTypeBackend.instance_types.append(InstanceType(name))
         if not any(
             offer["InstanceType"] == name
@@ -36,8 +36,8 @@ def extend_instance_types() -> None:
             _offer_everywhere(name)
 
 
-def described(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
-    """A type as DescribeInstanceTypes gives it; what the catalogue does not know is left out.
+def describe_type(name: str, facts: catalog.InstanceType) -> dict[str, Any]:
+    """A type in the form of DescribeInstanceTypes, without the fields that the catalogue does not have.
 
     Args:
         name: The type's name.

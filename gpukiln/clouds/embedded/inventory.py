@@ -1,4 +1,4 @@
-"""What the embedded cloud keeps on disk, for the commands that show it; needs no server."""
+"""What the embedded cloud has on disk, for the commands that show it; needs no server."""
 
 from pathlib import Path
 from typing import Any
@@ -11,31 +11,31 @@ from gpukiln.errors import UnavailableError, UsageError
 
 
 def every_region(layout: Layout) -> list[regions.StoredRegion]:
-    """What each region has, as far as it can be known."""
-    return [regions.look(layout, region) for region in regions.regions_on_disk(layout)]
+    """Each region's content, as far as its files can be read."""
+    return [regions.inspect_region(layout, region) for region in regions.regions_on_disk(layout)]
 
 
-def image_names(found: list[regions.StoredRegion]) -> dict[str, str]:
-    """Names of images by their snapshots; of a region that can't be read, by what lies beside its disks."""
+def image_names(stored: list[regions.StoredRegion]) -> dict[str, str]:
+    """Names of images by their snapshots; for an unreadable region from the descriptions next to its disks."""
     names: dict[str, str] = {}
-    for one in found:
-        beside = [description["images"] for description in one.described.values()]
-        for images in [one.document["images"]] if one.document else beside:
+    for region in stored:
+        described = [description["images"] for description in region.descriptions.values()]
+        for images in [region.document["images"]] if region.document else described:
             for image_id, image in images.items():
                 for snapshot in regions.snapshots_of_image(image):
-                    names[snapshot] = f"{image_id} {image['name']} ({one.region})"
+                    names[snapshot] = f"{image_id} {image['name']} ({region.region})"
     return names
 
 
-def kept(layout: Layout) -> list[dict[str, Any]]:
-    """Every disk that is kept, or should be.
+def stored_disks(layout: Layout) -> list[dict[str, Any]]:
+    """Every disk of a snapshot that exists, or that a description has.
 
     Returns:
-        Per disk the snapshot, the image that points at it or None, the size in MiB, and what is wrong or "".
+        For each disk the snapshot, its image or None, the size in MiB, and the problem or "".
     """
-    found = every_region(layout)
-    names, known = image_names(found), known_snapshots(found)
-    facts = {name: said["disk"] for one in found for name, said in one.described.items()}
+    stored = every_region(layout)
+    names, known = image_names(stored), known_snapshots(stored)
+    facts = {name: said["disk"] for region in stored for name, said in region.descriptions.items()}
     disks = {disk.stem: disk for disk in layout.snapshots.glob("*.raw")}
     return [
         {
@@ -43,46 +43,47 @@ def kept(layout: Layout) -> list[dict[str, Any]]:
             "image": names.get(name),
             "mib": used_bytes(disks[name]) >> 20 if name in disks and disks[name].is_file() else 0,
             "problem": (name in facts and regions.disk_problem(layout, name, facts[name]))
-            or _unknown(layout, layout.snapshot(name), known),
+            or _unknown_problem(layout, layout.snapshot(name), known),
         }
         for name in sorted({*disks, *facts})
     ]
 
 
-def known_snapshots(found: list[regions.StoredRegion]) -> set[str]:
-    """Every snapshot that a region or a description knows."""
-    of_documents = {name for one in found if one.document for name in one.document["snapshots"]}
-    return of_documents | {name for one in found if not one.document for name in one.described}
+def known_snapshots(stored: list[regions.StoredRegion]) -> set[str]:
+    """All snapshots in documents and, for unreadable regions, in descriptions."""
+    of_documents = {name for region in stored if region.document for name in region.document["snapshots"]}
+    return of_documents | {name for region in stored if not region.document for name in region.descriptions}
 
 
-def _unknown(layout: Layout, disk: Path, known: set[str]) -> str:
+def _unknown_problem(layout: Layout, disk: Path, known: set[str]) -> str:
     if not disk.is_file():
         return f"{disk} can't be read"
     if disk.stem in known or disk == layout.snapshot(current_base(layout).snapshot_id):
         return ""
-    return "no region knows it; it stays until `invoke cloud.clean --images --yes`"
+    return "it belongs to no region; `invoke cloud.clean --images --yes` removes it"
 
 
 def problems(layout: Layout) -> list[str]:
-    """What is wrong with the files that say what this cloud has, and what becomes of each."""
-    told = [text for one in every_region(layout) for text in one.problems]
+    """Problems of the cloud's files, each with what the next start does about it."""
+    lines = [text for region in every_region(layout) for text in region.problems]
     if not layout.root.exists():
-        return told
+        return lines
     home, last = layout.identity(), read_endpoint(layout)
     if last and last.get("home") != home:
-        told.append(
-            f"{layout.home} is a copy: the next start gives it a server, a port and an access key of its own"
-        )
+        lines.append(f"{layout.home} is a copy: the next start gives it its own server, port and access key")
     elif not last and (layout.endpoint.exists() or layout.endpoint.is_symlink()):
-        told.append(f"{layout.endpoint} is damaged: the server writes it again, as soon as it runs")
+        lines.append(f"{layout.endpoint} is damaged: the server writes it again when it runs")
     for check in (lambda: layout.access_key, lambda: check_generation(layout)):
         try:
             check()
         except UnavailableError as error:
-            told.append(f"{error.message}: {error.hint}")
+            lines.append(f"{error.message}: {error.hint}")
     for folder in (layout.root, layout.regions, layout.snapshots, layout.bases):
-        told += [f"{file} was set aside; remove it when nobody wants to look" for file in _set_aside(folder)]
-    return told
+        lines += [
+            f"{file} is a damaged file that was set aside; remove it if you don't need it"
+            for file in _set_aside(folder)
+        ]
+    return lines
 
 
 def _set_aside(folder: Path) -> list[Path]:
@@ -97,13 +98,13 @@ def console_file(layout: Layout, instance_id: str) -> Path:
         instance_id: The instance, or `last`.
 
     Raises:
-        UsageError: There is none.
+        UsageError: There is no such log.
     """
     logs = sorted((layout.root / "consoles").glob("i-*.log"), key=lambda log: log.stat().st_mtime)
     chosen = [log for log in logs if instance_id in ("last", log.stem)]
     if not chosen:
         raise UsageError(
-            f"no machine {instance_id!r} has written on a console" if logs else "no machine has run yet",
+            f"no console log of a machine {instance_id!r}" if logs else "no machine has run yet",
             hint="give an instance id or `last`" if logs else "",
             details=tuple(log.stem for log in logs[-5:]),
         )

@@ -1,4 +1,4 @@
-"""Which volumes an instance begins with: what its AMI maps, changed by what the launch asks for."""
+"""The volumes of a new instance: its AMI's block device mapping, changed by the launch's."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ CODE = "InvalidBlockDeviceMapping"
 
 
 def mapping_of_image(image: Any) -> list[dict[str, Any]]:
-    """What an image maps, the root device first; `_block_device_mappings` of an image shows it.
+    """An image's block device mapping, the root device first.
 
     Args:
         image: moto's image.
@@ -29,15 +29,15 @@ def mapping_of_image(image: Any) -> list[dict[str, Any]]:
     return [root, *image.devices]
 
 
-def merged(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def merge_mappings(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The mapping of a launch or a new image, checked.
 
     Args:
         image: moto's image, or whatever `mapping_of_image` takes.
-        requests: Block device mappings, each of which overrides those before it.
+        requests: Block device mappings; each overrides those before it.
 
     Returns:
-        One mapping for each device, with its size.
+        One mapping for each device, with the size of the volume.
 
     Raises:
         EC2ClientError: EC2 would refuse it.
@@ -61,19 +61,20 @@ def merged(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
                     raise EC2ClientError(CODE, f"The root device '{name}' can't be left out")
                 devices.pop(name, None)
             elif "Ebs" in entry:
-                asked = {field: value for field, value in entry["Ebs"].items() if value is not None}
+                given = {field: value for field, value in entry["Ebs"].items() if value is not None}
                 known = devices.setdefault(name, {"DeleteOnTermination": True})
-                if name == root and asked.get("SnapshotId", known["SnapshotId"]) != known["SnapshotId"]:
+                if name == root and given.get("SnapshotId", known["SnapshotId"]) != known["SnapshotId"]:
                     raise EC2ClientError(CODE, "snapshotId cannot be modified on root device")
-                if asked.get("SnapshotId", known.get("SnapshotId")) != known.get("SnapshotId"):
+                if given.get("SnapshotId", known.get("SnapshotId")) != known.get("SnapshotId"):
+                    # Another snapshot has another default size.
                     known.pop("VolumeSize", None)
-                known.update(asked)
-            elif not entry.get("VirtualName"):  # ephemeral disks: no machine here has any
+                known.update(given)
+            elif not entry.get("VirtualName"):  # an instance store volume: machines here have none
                 raise MissingParameterError("ebs")
-    return [_checked(image.ec2_backend, name, ebs) for name, ebs in devices.items()]
+    return [_check_mapping(image.ec2_backend, name, ebs) for name, ebs in devices.items()]
 
 
-def _checked(ec2: Any, name: str, ebs: dict[str, Any]) -> dict[str, Any]:
+def _check_mapping(ec2: Any, name: str, ebs: dict[str, Any]) -> dict[str, Any]:
     size = int(ebs["VolumeSize"]) if ebs.get("VolumeSize") is not None else None
     if snapshot_id := ebs.get("SnapshotId"):
         size = check_snapshot_size(ec2, snapshot_id, size, code=CODE)
@@ -85,7 +86,7 @@ def _checked(ec2: Any, name: str, ebs: dict[str, Any]) -> dict[str, Any]:
 
 
 def create_volume(ec2: Any, zone: str | None, ebs: dict[str, Any]) -> Any:
-    """Make moto's volume of a checked mapping; its disk is made when the machine is.
+    """Create moto's volume for a checked mapping; its disk is created with the machine.
 
     Args:
         ec2: moto's EC2 backend.

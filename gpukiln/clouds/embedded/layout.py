@@ -1,4 +1,4 @@
-"""Where the embedded cloud keeps what outlives its process."""
+"""The paths of the embedded cloud's files."""
 
 import re
 import secrets
@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
 
-DAMAGED = ".damaged-"  # in the name of what was set aside
-ASKED_S = 0.2  # seconds, many times what a look at a lock takes
+DAMAGED = ".damaged-"  # in the names of damaged files that were set aside
+LOCK_PROBE_S = 0.2  # seconds; a probe of the lock takes a small part of it
 ACCESS_KEY = re.compile(r"embedded[0-9a-f]{16}")
 
 
@@ -33,12 +33,12 @@ class Layout:
 
     @property
     def endpoint(self) -> Path:
-        """Address and process id of the running server."""
+        """URL and port of the running server."""
         return self.root / "endpoint.json"
 
     @property
     def server_lock(self) -> Path:
-        """Held by the server as long as it lives; who asks holds it for a moment, so ask for `ASKED_S`."""
+        """The server holds it while it runs; a probe holds it for a moment: wait `LOCK_PROBE_S` for it."""
         return self.root / "server.lock"
 
     @property
@@ -47,42 +47,42 @@ class Layout:
 
     @property
     def regions(self) -> Path:
-        """One JSON file a region: images, snapshots, tags, parameters."""
+        """One JSON file for each region: images, snapshots, tags, parameters."""
         return self.root / "regions"
 
     @property
     def snapshots(self) -> Path:
-        """One sparse raw disk a snapshot."""
+        """One sparse raw disk for each snapshot."""
         return self.root / "snapshots"
 
     @property
     def volumes(self) -> Path:
-        """One sparse raw disk a volume, beside it its description."""
+        """One sparse raw disk for each volume, with its description as JSON."""
         return self.root / "volumes"
 
     @property
     def machines(self) -> Path:
-        """One folder an instance, for as long as it is there."""
+        """One folder for each instance, while it exists."""
         return self.root / "machines"
 
     @property
     def bases(self) -> Path:
-        """One sparse raw disk a base image."""
+        """Logs, lock and generation of base images; their disks are snapshots."""
         return self.root / "bases"
 
     @property
     def scarcity(self) -> Path:
-        """Which launches find no capacity; not there where all do."""
+        """The scripted shortages of capacity; missing where there are none."""
         return self.root / "scarcity.json"
 
     @property
     def registry(self) -> Path:
-        """Container images: blobs by their digest, uploads that are not finished."""
+        """Container images: blobs by digest, and unfinished uploads."""
         return self.root / "registry"
 
     @property
     def doubles(self) -> Path:
-        """What is compiled for simulated GPUs."""
+        """Compiled libraries and programs of simulated GPUs."""
         return self.root / "doubles"
 
     def snapshot(self, snapshot_id: str) -> Path:
@@ -90,7 +90,7 @@ class Layout:
         return self.snapshots / f"{snapshot_id}.raw"
 
     def unfinished_snapshot(self, snapshot_id: str) -> Path:
-        """The disk of a snapshot that is being written; its name is one that goes with a killed server."""
+        """The disk of a snapshot that is being written; the next server removes files with such a name."""
         return self.snapshots / f".{snapshot_id}.raw.ebs.partial"
 
     def volume(self, volume_id: str) -> Path:
@@ -99,38 +99,40 @@ class Layout:
 
     @property
     def key_file(self) -> Path:
-        """Holds the access key."""
+        """The file with the access key."""
         return self.root / "access-key"
 
     @property
     def access_key(self) -> str:
-        """The access key id that the server asks for; only who can read this folder knows it.
+        """The access key id that the server requires; only users who can read this folder have it.
 
         Raises:
-            UnavailableError: Its file is damaged: an empty key would let everybody in.
+            UnavailableError: Its file is damaged.
         """
         try:
             key = self.key_file.read_text()
         except (OSError, UnicodeDecodeError) as error:
             key = str(error)
+        # An empty or truncated key must not become one that anybody can guess.
         if not ACCESS_KEY.fullmatch(key):
             raise UnavailableError(
-                f"{self.key_file} holds no access key",
-                hint="a server that runs writes it again within seconds, the next start makes a new one",
+                f"{self.key_file} has no access key",
+                hint="a running server writes it again within seconds; otherwise the next start creates a new key",
             )
         return key
 
     def identity(self) -> dict[str, int] | None:
-        """Which folder this cloud's is, whatever leads to it; a copy is another. None when there is none."""
+        """Device and inode of this cloud's folder, whatever path leads to it; a copy has others. None: no folder."""
         try:
-            found = self.root.stat()
+            status = self.root.stat()
         except OSError:
             return None
-        return {"device": found.st_dev, "inode": found.st_ino}
+        return {"device": status.st_dev, "inode": status.st_ino}
 
     def create(self) -> None:
-        """Make every folder, readable by nobody else: disks hold whatever a user data script wrote."""
+        """Create all folders with access for the owner alone: disks have whatever a user data script wrote."""
         self.root.mkdir(parents=True, exist_ok=True)
+        # Also for a folder that exists with other permissions.
         self.root.chmod(0o700)
         if not self.key_file.exists():
             self.new_access_key()
@@ -138,28 +140,28 @@ class Layout:
             folder.mkdir(parents=True, exist_ok=True)
 
     def new_access_key(self) -> None:
-        """Make another access key; nobody who knows the old one gets in."""
-        write_whole(self.key_file, f"embedded{secrets.token_hex(8)}")
+        """Create a new access key; the old one is no longer valid."""
+        write_atomic(self.key_file, f"embedded{secrets.token_hex(8)}")
 
 
 def read_endpoint(layout: Layout) -> dict[str, Any]:
-    """What the last server wrote of itself: url, port, and the folder it served; empty where unreadable."""
+    """URL, port and folder of the last server, as it wrote them; empty where the file is unreadable."""
     try:
-        found = parse_json(layout.endpoint.read_bytes())
+        document = parse_json(layout.endpoint.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) and isinstance(found.get("url"), str) else {}
+    return document if isinstance(document, dict) and isinstance(document.get("url"), str) else {}
 
 
 def set_aside(path: Path) -> Path:
-    """Rename what is damaged, so that another can take its name and somebody can look at it."""
+    """Rename a damaged file, so that a new one can have its name and the old one can be inspected."""
     aside = path.with_name(f"{path.name}{DAMAGED}{datetime.now(UTC):%Y%m%d-%H%M%S-%f}")
     path.rename(aside)
     return aside
 
 
 def write_in_place(path: Path, text: str) -> None:
-    """Write a file whole where a damaged one may be; that one is set aside."""
+    """Write a file atomically; an existing damaged one is set aside."""
     if path.is_symlink() or path.exists():
         set_aside(path)
-    write_whole(path, text)
+    write_atomic(path, text)

@@ -1,4 +1,4 @@
-"""How an instance lives: each call sets the honest in-between state, a thread does the work.
+"""Starts, stops and terminates machines: a call sets the transitional state, a thread does the work.
 
 State names and codes: EC2 API reference, InstanceState.
 """
@@ -30,11 +30,11 @@ log = logging.getLogger(__name__)
 
 
 def set_state(instance: Any, name: str, *, reason: str = "") -> None:
-    """Set what DescribeInstances says.
+    """Set an instance's state in DescribeInstances.
 
     Args:
         instance: moto's instance.
-        reason: Why, for a state nobody asked for.
+        reason: Reason of a state that no call requested.
     """
     instance._state.name, instance._state.code = name, STATES[name]
     if reason:
@@ -43,7 +43,7 @@ def set_state(instance: Any, name: str, *, reason: str = "") -> None:
 
 
 def _set_stopped(instance: Any, reason: str = "") -> None:
-    """Its private address stays, a public one goes (EC2 user guide, "How instance stop and start works")."""
+    """Stopped: the private address stays, a public one is released (EC2 user guide, "How instance stop and start works")."""
     for nic in instance.nics.values():
         nic.stop()
     set_state(instance, "stopped", reason=reason)
@@ -53,28 +53,28 @@ class Lifecycle:
     """Starts and ends the machines of moto's instances.
 
     Args:
-        machines: Where machines run.
-        terminate: moto's own way to terminate an instance, which detaches volumes and interfaces.
+        machines: The machines behind the instances.
+        terminate: moto's Instance.terminate, which detaches volumes and interfaces.
     """
 
     def __init__(self, machines: Machines, *, terminate: Callable[[Any], Any]) -> None:
         self._machines, self._terminate = machines, terminate
 
     def launch(self, instance: Any) -> None:
-        """Make the machine of a new instance and boot it.
+        """Create the machine of a new instance and boot it.
 
         Args:
             instance: moto's instance.
         """
         set_state(instance, "pending")
         if self._machines.kind(instance) != "vm":
-            # cloud-init takes a token only where the firmware says EC2, and a container shows no firmware:
-            # tokens work there but can't be required, and DescribeInstances says so
+            # cloud-init requests a token only where the firmware identifies EC2, and a container has no firmware: tokens
+            # work there but can't be required, and DescribeInstances has to report that.
             instance.metadata_options.http_tokens = "optional"
         self._in_background(
             instance,
             lambda: self._boot(instance, self._machines.create(instance)),
-            failed=lambda reason: self._give_up(instance, reason),
+            failed=lambda reason: self._discard_failed_launch(instance, reason),
         )
 
     def start(self, instance: Any) -> InstanceState:
@@ -84,16 +84,18 @@ class Lifecycle:
             instance: moto's instance.
 
         Returns:
-            The state before.
+            The previous state.
         """
         before = _state(instance)
         if before.name == "stopped":
             set_state(instance, "pending")
             instance._reason, instance.state_reason = "", StateReason()
-            instance.launch_time = utcnow()  # API reference, Instance$LaunchTime: the last one
-            for nic in instance.nics.values():  # another public address
+            instance.launch_time = utcnow()  # the time of the last start (API reference, Instance$LaunchTime)
+            for nic in instance.nics.values():  # a start gets another public address
                 nic.start()
-            self._in_background(instance, lambda: self._boot(instance, self._machines.existing(instance)))
+            self._in_background(
+                instance, lambda: self._boot(instance, self._machines.require_machine(instance))
+            )
         return before
 
     def stop(self, instance: Any) -> InstanceState:
@@ -103,7 +105,7 @@ class Lifecycle:
             instance: moto's instance.
 
         Returns:
-            The state before.
+            The previous state.
         """
         before = _state(instance)
 
@@ -117,13 +119,13 @@ class Lifecycle:
         return before
 
     def terminate(self, instance: Any) -> InstanceState:
-        """Remove a machine, and the volumes that end with it.
+        """Remove a machine and the volumes with DeleteOnTermination.
 
         Args:
             instance: moto's instance.
 
         Returns:
-            The state before.
+            The previous state.
         """
         before = _state(instance)
 
@@ -131,7 +133,7 @@ class Lifecycle:
             set_state(instance, "shutting-down")
             self._in_background(
                 instance,
-                lambda: self._end(instance),
+                lambda: self._terminate_machine(instance),
                 failed=lambda reason: set_state(instance, "terminated", reason=reason),
             )
         return before
@@ -144,8 +146,8 @@ class Lifecycle:
         """
 
         def work() -> None:
-            machine = self._machines.existing(instance)
-            set_state(instance, "pending")  # EC2 says running; nobody can log in meanwhile
+            machine = self._machines.require_machine(instance)
+            set_state(instance, "pending")  # EC2 reports running; pending shows that no login works meanwhile
             self._machines.stop(instance.id, clean=True)
             self._boot(instance, machine)
 
@@ -153,51 +155,52 @@ class Lifecycle:
 
     def _boot(self, instance: Any, machine: LocalMachine) -> None:
         if instance._state.name != "pending":
-            return  # terminated or stopped before its turn came
+            return  # terminated or stopped while this thread waited
         self._machines.start(instance, machine)
-        if instance._state.name == "pending":  # a stop that was asked for meanwhile waits for this lock
+        if instance._state.name == "pending":  # a stop that was requested meanwhile waits for this lock
             set_state(instance, "running")
         threading.Thread(target=self._wait_for_end, args=(instance, machine), daemon=True).start()
 
     def _wait_for_end(self, instance: Any, machine: LocalMachine) -> None:
-        """A machine that ends by itself is stopped, or terminated where the launch said so."""
+        """Handle a machine that ends by itself: stopped, or terminated if the launch requested that."""
         process = machine.process
+        # Kept: after a reboot the machine has another process, which has a thread of its own.
         code = process.wait() if process else None
 
         def work() -> None:
             if instance._state.name != "running" or machine.process is not process:
                 return
             self._machines.stop(instance.id, clean=False)
-            if code == REBOOT:  # the machine is the same for EC2, and goes on running
+            if code == REBOOT:  # for EC2 a reboot inside the machine changes no state
                 set_state(instance, "pending")
                 self._boot(instance, machine)
                 return
             if instance.instance_initiated_shutdown_behavior == "terminate":
-                self._end(instance)
+                self._terminate_machine(instance)
                 if code == 0:
                     text = "Client.InstanceInitiatedShutdown"
                     instance.state_reason = StateReason(f"{text}: Instance initiated shutdown", text)
             else:
                 _set_stopped(instance)
 
-        self._guarded(instance, work, failed=lambda reason: self._pull_the_plug(instance, reason))
+        self._run_locked(instance, work, failed=lambda reason: self._power_off(instance, reason))
 
-    def _end(self, instance: Any, reason: str = "") -> None:
-        """The machine first: a volume that stays is free only when nobody writes to it any more."""
+    def _terminate_machine(self, instance: Any, reason: str = "") -> None:
+        """Remove the machine, then terminate: a volume is available only when the machine has stopped writing."""
         try:
             self._machines.remove(instance.id)
         finally:
             self._terminate(instance)
             set_state(instance, "terminated", reason=reason)
 
-    def _give_up(self, instance: Any, reason: str) -> None:
-        """Nobody has written to what a launch made that failed, so it keeps no volume."""
+    def _discard_failed_launch(self, instance: Any, reason: str) -> None:
+        """End a launch that failed, with all its volumes: no data was written to them."""
         for _, attached in instance.get_block_device_mapping:
             attached.delete_on_termination = True
-        self._end(instance, reason)
+        self._terminate_machine(instance, reason)
 
-    def _pull_the_plug(self, instance: Any, reason: str) -> None:
-        """A machine that could not be started, stopped or booted again is stopped, with all that it has."""
+    def _power_off(self, instance: Any, reason: str) -> None:
+        """Stop a machine after a failed start, stop or reboot; its disks stay."""
         try:
             self._machines.stop(instance.id, clean=False)
         finally:
@@ -206,15 +209,15 @@ class Lifecycle:
     def _in_background(
         self, instance: Any, work: Callable[[], None], *, failed: Callable[[str], None] | None = None
     ) -> None:
-        told = failed or (lambda reason: self._pull_the_plug(instance, reason))
-        threading.Thread(target=self._guarded, args=(instance, work, told), name=instance.id).start()
+        on_failure = failed or (lambda reason: self._power_off(instance, reason))
+        threading.Thread(target=self._run_locked, args=(instance, work, on_failure), name=instance.id).start()
 
-    def _guarded(self, instance: Any, work: Callable[[], None], failed: Callable[[str], None]) -> None:
-        """A thread's work; DescribeInstances tells why it failed."""
+    def _run_locked(self, instance: Any, work: Callable[[], None], failed: Callable[[str], None]) -> None:
+        """Do a thread's work under the machine's lock; a failure becomes the reason in DescribeInstances."""
         with self._machines.lock(instance.id):
             try:
                 work()
-            except Exception as error:  # the thread's end: nobody above would tell it
+            except Exception as error:  # the end of the thread: no caller would report it
                 log.exception("%s", instance.id)
                 details = "; ".join([*error.details, error.hint]) if isinstance(error, GpukilnError) else ""
                 try:

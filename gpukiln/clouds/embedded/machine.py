@@ -1,4 +1,4 @@
-"""A machine that boots from a disk: what a container and a virtual machine have in common."""
+"""A machine that boots from a disk: the common part of containers and virtual machines."""
 
 import contextlib
 import logging
@@ -27,17 +27,16 @@ Kind = Literal["container", "privileged", "vm"]
 
 @dataclass(frozen=True)
 class MachineSpec:
-    """What to boot.
+    """The properties of a machine.
 
     Args:
         instance_id: The EC2 instance it stands for.
-        kind: A container in a user namespace; a privileged one, whose root is this computer's; a virtual
-            machine.
-        folder: The machine's own folder.
+        kind: container (in a user namespace), privileged (a container whose root is this computer's root) or vm.
+        folder: The machine's folder.
         root: The root volume.
-        console: File that gets the console's output.
+        console: File for the console's output.
         address: Private IPv4 address in 127.0.0.0/8.
-        ssh_port: Port of that address that leads to SSH.
+        ssh_port: Port on that address that is forwarded to SSH.
         vcpus: Virtual processors of a virtual machine.
         memory_mib: Memory of a virtual machine in MiB.
     """
@@ -54,10 +53,10 @@ class MachineSpec:
 
 
 class LocalMachine(ABC):
-    """A machine: start, stop and kill are safe in any state.
+    """A machine; start, stop and kill are safe in any state.
 
     Args:
-        spec: What to boot.
+        spec: Its properties.
         network: Its network; started and stopped with the machine.
     """
 
@@ -65,20 +64,20 @@ class LocalMachine(ABC):
         self.spec = spec
         self.network = network
         self.process: subprocess.Popen[bytes] | None = None
-        self.disks: dict[str, AttachedDisk] = {}  # by volume id, beside the root
-        self.gpus: SimulatedGpus | None = None  # that it starts with
-        self.shown: MachineFiles | None = None  # of the GPUs that it has now
+        self.disks: dict[str, AttachedDisk] = {}  # by volume id, without the root
+        self.gpus: SimulatedGpus | None = None  # those of its next start
+        self.gpu_files: MachineFiles | None = None  # of the present GPUs; None: it has none
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
+        """Whether its process is running."""
         return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
         """Boot.
 
         Raises:
-            UnavailableError: A tool is missing or refused to start.
+            UnavailableError: A tool is missing or failed.
         """
         self._prepare()
         with self.spec.console.open("ab") as console:
@@ -89,30 +88,31 @@ class LocalMachine(ABC):
                 stdout=console,
                 stderr=console,
             )
+        # A wrong argument or a missing device ends nspawn and QEMU within this time.
         time.sleep(0.3)
         if not self.running:
             code = self.process.returncode
             self.release()
-            # an answer of EC2's is XML, which has no place for escapes
+            # the reason goes into EC2's XML, which can't have control characters
             said = ESCAPES.sub("", self.spec.console.read_text(errors="replace"))
             tail = [line for line in said.splitlines() if line][-5:]
             raise UnavailableError(
-                f"{self.spec.instance_id} ended at once, exit code {code}", details=tuple(tail)
+                f"{self.spec.instance_id} ended at once with exit code {code}", details=tuple(tail)
             )
 
     def _environment(self) -> dict[str, str]:
         return {}
 
     def stop(self, timeout_s: float = 90) -> None:
-        """Shut the system down cleanly, and pull the plug when it does not end in time.
+        """Shut the system down cleanly; kill it where it does not end in time.
 
         Args:
-            timeout_s: Seconds to wait before the plug is pulled.
+            timeout_s: Seconds to wait before the kill.
         """
         if self.process and self.running:
             try:
                 self._ask_to_shut_down()
-            except (OSError, UnavailableError) as error:  # perhaps it ends just now
+            except (OSError, UnavailableError) as error:  # it may be ending
                 log.warning("%s can't be asked to shut down: %s", self.spec.instance_id, error)
                 timeout_s = min(timeout_s, 5)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -120,38 +120,38 @@ class LocalMachine(ABC):
         self.kill()
 
     def kill(self) -> None:
-        """Pull the plug."""
+        """End the machine at once, like a power failure."""
         if self.process and self.running:
-            # a container outlives its nspawn; with its first process the kernel ends all of it
+            # a container outlives nspawn; when its first process is killed, the kernel kills the rest
             below = children(self.process.pid)
             for pid in (*below, self.process.pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self.process.wait()
-            for child in below:  # the server is the first process of its namespace and inherits them
+            for child in below:  # the server is PID 1 of its namespace, so it inherits and has to reap them
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(child, 0)
         self.release()
 
     def attach(self, disk: AttachedDisk) -> None:
-        """Give the machine another disk, now where it runs.
+        """Attach a disk; a running machine gets it by hot-plug.
 
         Raises:
-            UnavailableError: It does not take it.
+            UnavailableError: The machine refused it.
         """
         if self.running:
             self._plug(disk)
         self.disks[disk.volume_id] = disk
 
     def detach(self, volume_id: str, *, force: bool) -> bool:
-        """Take a disk away.
+        """Detach a disk.
 
         Args:
-            volume_id: Its volume; the root can't be taken.
+            volume_id: Its volume, not the root.
             force: Also while the machine uses it.
 
         Returns:
-            Whether the machine has given it back.
+            Whether the machine has released it.
         """
         disk = self.disks[volume_id]
         if self.running and not self._unplug(disk, force=force):
@@ -160,7 +160,7 @@ class LocalMachine(ABC):
         return True
 
     def resize(self, volume_id: str) -> None:
-        """Let a running machine see the new size of a disk whose file has grown.
+        """Make the new size of a disk's file visible to a running machine.
 
         Args:
             volume_id: The root volume or one of `disks`.
@@ -170,11 +170,11 @@ class LocalMachine(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Give back what a running machine holds: mounts, sockets, loop devices."""
+        """Release mounts, sockets and loop devices of a machine that has ended."""
 
     @abstractmethod
     def frozen(self, volume_ids: set[str]) -> contextlib.AbstractContextManager[None]:
-        """Writes to disks are held for the length of a block, so that copies of them are consistent."""
+        """Hold writes to disks while the block runs, so that copies of them are consistent."""
 
     @abstractmethod
     def _plug(self, disk: AttachedDisk) -> None: ...
@@ -196,7 +196,7 @@ class LocalMachine(ABC):
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove what a machine left behind; nothing may be mounted below it.
+    """Remove a machine's folder, unmounting its root first.
 
     Args:
         folder: The machine's folder.
@@ -208,13 +208,13 @@ def remove_folder(folder: Path) -> None:
 
 
 def children(pid: int) -> list[int]:
-    """Children of a process, of all of its threads (proc(5): /proc/PID/task/TID/children).
+    """PIDs of the children of a process, from all its threads (proc(5), /proc/PID/task/TID/children).
 
     Args:
         pid: The process.
     """
-    found: list[int] = []
+    pids: list[int] = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
-            found += [int(child) for child in file.read_text().split()]
-    return found
+            pids += [int(child) for child in file.read_text().split()]
+    return pids

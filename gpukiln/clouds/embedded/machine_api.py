@@ -1,4 +1,4 @@
-"""The API where a machine reaches it, beside its metadata service: for the keys of its own role alone."""
+"""The API inside a machine's network, next to its metadata service; it accepts only the keys of the machine's role."""
 
 from collections.abc import Callable, Iterable
 from socket import socket
@@ -14,12 +14,12 @@ Application = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 class MachineApi:
-    """Serves one machine.
+    """The API server for one machine.
 
     Args:
-        listener: A listening socket in the machine's network namespace; it is closed.
-        application: WSGI.
-        instance_id: Whose keys are taken.
+        listener: A listening socket in the machine's network namespace; this class closes it.
+        application: WSGI application.
+        instance_id: The machine whose role's keys are accepted.
     """
 
     def __init__(self, listener: socket, application: Application, instance_id: str) -> None:

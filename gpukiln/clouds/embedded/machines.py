@@ -1,4 +1,4 @@
-"""Every machine of the embedded cloud, by instance id: disk, network, metadata service and life."""
+"""All machines of the embedded cloud by instance id, with their disks, networks and metadata services."""
 
 import os
 import shutil
@@ -26,26 +26,29 @@ from gpukiln.clouds.tags import MACHINE_TAG
 from gpukiln.disks.grow import grow_file
 from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
-from gpukiln.programs import require_room
+from gpukiln.programs import require_space
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
-def asked_kind(tags: Mapping[str, str]) -> Kind:
-    """The kind of machine that an instance's tags ask for.
+def requested_kind(tags: Mapping[str, str]) -> Kind:
+    """The kind of machine that an instance's tags request.
 
     Raises:
-        ValueError: There is no such kind; the message names those that there are.
+        ValueError: There is no such kind; the message has the valid ones.
+
+    >>> requested_kind({}), requested_kind({"gpukiln:machine": "vm"})
+    ('container', 'vm')
     """
-    asked = tags.get(MACHINE_TAG, "container")
+    requested = tags.get(MACHINE_TAG, "container")
     for kind in KINDS:
-        if asked == kind:
+        if requested == kind:
             return kind
-    raise ValueError(f"The tag {MACHINE_TAG} is {asked!r}, wanted one of {', '.join(KINDS)}")
+    raise ValueError(f"The tag {MACHINE_TAG} is {requested!r}, wanted one of {', '.join(KINDS)}")
 
 
 class Machines:
-    """Every machine of this cloud, by instance id.
+    """All machines of this cloud, by instance id.
 
     Args:
         layout: The embedded cloud's files.
@@ -55,12 +58,12 @@ class Machines:
         self.layout = layout
         self.ssh_port = free_ssh_port("127.64.0.1")
         self._by_id: dict[str, LocalMachine] = {}
-        self.api: Application = NotFound()  # what machines reach of this cloud
+        self.api: Application = NotFound()  # what machines can call
         self._served: dict[str, list[MetadataServer | MachineApi]] = {}
         self._locks: dict[str, threading.RLock] = {}
 
     def vpc_cidr(self, region: str) -> str:
-        """The address range of a region's default VPC, in loopback, apart from other clouds on this host.
+        """The address range of a region's default VPC, in loopback; other clouds on this computer have others.
 
         Args:
             region: Name of the region.
@@ -68,23 +71,24 @@ class Machines:
         Returns:
             A /16 network.
         """
+        # 127.64 to 127.243: away from 127.0.0.x, which programs of this computer use.
         number = zlib.crc32(f"{self.layout.home}:{region}".encode())
         return f"127.{64 + number % 180}.0.0/16"
 
     def lock(self, instance_id: str) -> threading.RLock:
-        """Changes of one machine happen one after the other."""
+        """The lock for changes of one machine."""
         return self._locks.setdefault(instance_id, threading.RLock())
 
     def get(self, instance_id: str) -> LocalMachine | None:
-        """The machine of an instance, or None when it has none (any more)."""
+        """The machine of an instance; None where it has none or has none any more."""
         return self._by_id.get(instance_id)
 
     def all(self) -> list[LocalMachine]:
-        """Every machine there is, running or stopped."""
+        """All machines, running or stopped."""
         return list(self._by_id.values())
 
     def console(self, instance_id: str) -> bytes:
-        """What a machine wrote on its console, the last 64 KiB as on EC2.
+        """The last 64 KiB of a machine's console, as EC2 returns them.
 
         Args:
             instance_id: Its instance; it may be terminated.
@@ -93,9 +97,9 @@ class Machines:
         return file.read_bytes()[-65536:] if file.exists() else b""
 
     def kind(self, instance: Any) -> Kind:
-        """What kind of machine an instance is: a virtual one where its disk comes from outside.
+        """The kind of an instance's machine: vm where its disk was written from outside this cloud.
 
-        A container shares this computer's kernel, which would also read the file systems of such a disk.
+        A container would have this computer's kernel mount the file systems of such a disk.
 
         Args:
             instance: moto's instance.
@@ -104,12 +108,12 @@ class Machines:
             return machine.spec.kind
         volumes = dict(instance.get_block_device_mapping)
         root = instance.ec2_backend.volumes[volumes[instance.root_device_name].volume_id]
-        if root.snapshot_id and volume_files.is_outside(self.layout.snapshot(root.snapshot_id)):
+        if root.snapshot_id and volume_files.is_untrusted(self.layout.snapshot(root.snapshot_id)):
             return "vm"
-        return asked_kind(instance.ec2_backend.tags.get(instance.id, {}))
+        return requested_kind(instance.ec2_backend.tags.get(instance.id, {}))
 
     def create(self, instance: Any) -> LocalMachine:
-        """Make the disks of a new instance's volumes.
+        """Create the machine of a new instance, with the disks of its volumes.
 
         Args:
             instance: moto's instance.
@@ -118,7 +122,7 @@ class Machines:
             Its machine, not started.
 
         Raises:
-            UnavailableError: The AMI has no disk here, or a disk can't be made; none is left then.
+            UnavailableError: The AMI has no disk here, or a disk can't be created; no disk is left then.
         """
         base = base_image.current_base(self.layout)
         root, others = None, []
@@ -170,6 +174,7 @@ class Machines:
             instance: moto's instance.
         """
         for disk in (machine.spec.root, *machine.disks.values()):
+            # The disk may be the same file as a snapshot.
             volume_files.make_writable(disk.file)
         with ExitStack() as undo:
             undo.callback(machine.network.stop)
@@ -196,10 +201,10 @@ class Machines:
         )
 
     def stop(self, instance_id: str, *, clean: bool) -> None:
-        """Shut a machine down and take its network away; its disk stays.
+        """Stop a machine and its network; its disks stay.
 
         Args:
-            clean: Whether the system may shut down, or the plug is pulled.
+            clean: Whether the system shuts down, or is killed.
         """
         machine = self._by_id.get(instance_id)
         if machine:
@@ -213,14 +218,14 @@ class Machines:
         if machine := self._by_id.pop(instance_id, None):
             remove_folder(machine.spec.folder)
 
-    def existing(self, instance: Any) -> LocalMachine:
-        """The machine of an instance that must have one.
+    def require_machine(self, instance: Any) -> LocalMachine:
+        """The machine of an instance, which has to have one.
 
         Args:
             instance: moto's instance.
 
         Raises:
-            UnavailableError: It has none.
+            UnavailableError: It has no machine.
         """
         machine = self.get(instance.id)
         if machine is None:
@@ -228,42 +233,42 @@ class Machines:
         return machine
 
     def attach(self, instance: Any, volume_id: str, device: str) -> None:
-        """Give a machine a volume.
+        """Attach a volume to a machine.
 
         Args:
             instance: moto's instance.
-            device: The name asked for.
+            device: The requested name.
 
         Raises:
-            UnavailableError: It has no machine, or that does not take it.
+            UnavailableError: It has no machine, or the machine refused the volume.
         """
         with self.lock(instance.id):
-            machine, file = self.existing(instance), self.layout.volume(volume_id)
+            machine, file = self.require_machine(instance), self.layout.volume(volume_id)
             volume_files.make_writable(file)
             machine.attach(AttachedDisk(volume_id, device, file))
 
     def detach(self, instance: Any, volume_id: str, *, force: bool) -> bool:
-        """Take a volume from a machine.
+        """Detach a volume from a machine.
 
         Args:
             instance: moto's instance.
             force: Also while the machine uses it.
 
         Returns:
-            Whether it has given it back; a machine that is gone has.
+            Whether the machine has released it; true where there is no machine any more.
         """
         with self.lock(instance.id):
             machine = self.get(instance.id)
             return machine is None or machine.detach(volume_id, force=force)
 
     def grow(self, volume: Any, size_gib: int) -> None:
-        """Enlarge a volume; a machine that it is attached to sees it.
+        """Enlarge a volume, also in the machine that it is attached to.
 
         Args:
-            size_gib: The size wanted in GiB.
+            size_gib: The new size in GiB.
 
         Raises:
-            UnavailableError: The machine does not take it.
+            UnavailableError: The machine refused the new size.
         """
         file, instance = self.layout.volume(volume.id), volume.attachment and volume.attachment.instance
         with self.lock(instance.id if instance else volume.id):
@@ -274,25 +279,25 @@ class Machines:
                 machine.resize(volume.id)
 
     def capture(self, volumes: dict[str, Any]) -> None:
-        """Make volumes' disks snapshots, all as of one moment.
+        """Create snapshots of volumes' disks, all at one point in time.
 
         Args:
-            volumes: moto's volumes by the snapshots' ids. A running machine that has them is held still for
-                it. Other disks are the snapshots, until somebody writes to them again.
+            volumes: moto's volumes by the snapshots' ids. Writes of a running machine are held for
+                the copy. A disk that no machine writes to becomes the snapshot by a hard link.
 
         Raises:
             UnavailableError: A copy failed; no snapshot is left then.
         """
         instances = {volume.attachment.instance for volume in volumes.values() if volume.attachment}
         if len(instances) > 1:
-            raise UnavailableError("the volumes of two machines are not captured at once")
+            raise UnavailableError("volumes of two machines can't be captured at once")
         instance = next(iter(instances), None)
         with self.lock(instance.id if instance else min(volumes)), ExitStack() as undo:
             machine = self.get(instance.id) if instance else None
             runs = machine is not None and machine.running
             if runs:
                 need = sum(used_bytes(self.layout.volume(volume.id)) for volume in volumes.values())
-                require_room(self.layout.snapshots, volume_files.SPARE + need)
+                require_space(self.layout.snapshots, volume_files.SPARE + need)
             with machine.frozen({v.id for v in volumes.values()}) if machine and runs else nullcontext():
                 for snapshot_id, volume in volumes.items():
                     disk, snapshot = self.layout.volume(volume.id), self.layout.snapshot(snapshot_id)

@@ -1,10 +1,9 @@
-"""What AWS tells of quotas, prices and capacity and moto does not: from the catalogue and what was scripted.
+"""Quotas, prices and capacity, which moto does not answer: from the catalogue and from scripted shortages.
 
-Nothing of it is measured. Prices on demand are those of the catalogue, where it has none of a region those of
-us-east-1; a type without one has none here. A spot price is a part of it (SPOT_SHARE), another one every
-CHANGE_HOURS, a little more in each further zone; the same moment always has the same price. A placement score
-says how many of the types that were asked for together a zone offers and has. What is scripted, and how:
-`scarcity.py`.
+No value is measured. On-demand prices are the catalogue's, for a region without prices those of us-east-1; a type
+without a price has none here. A spot price is a share of it (SPOT_SHARE) that changes every CHANGE_HOURS and is a
+little higher in each further zone; a moment always has the same price. A placement score counts how many of the
+requested types a zone offers and has. For scripted shortages see `scarcity.py`.
 """
 
 import hashlib
@@ -35,8 +34,8 @@ from gpukiln.parsing import parse_json
 LINUX = "Linux/UNIX"
 SPOT_SHARE = tuple(
     map(Decimal, ("0.40", "0.46", "0.43", "0.49", "0.38"))
-)  # of the price on demand, one after the other
-CHANGE_HOURS = 40  # between two changes of a spot price: four or five in a week
+)  # shares of the on-demand price, one after the other
+CHANGE_HOURS = 40  # hours between two spot prices: four or five changes a week
 HISTORY_DAYS = 90  # botocore, DescribeSpotPriceHistory: StartTime
 SPOT_PAGE = 1000
 FEW_TYPES, FEW_SCORE, BEST_SCORE = 3, 3, 9  # botocore, GetSpotPlacementScores: fewer types score low
@@ -54,7 +53,7 @@ JSON = "application/x-amz-json-1.1"
 def extend_market(layout: Layout) -> None:
     """Extend moto. Call once, after its types are those of the catalogue."""
 
-    def told(answer: Callable[[Any, scarcity.Script], ActionResult]) -> Callable[[Any], ActionResult]:
+    def with_script(answer: Callable[[Any, scarcity.Script], ActionResult]) -> Callable[[Any], ActionResult]:
         def call(self: Any) -> ActionResult:
             self.error_on_dryrun()
             return answer(self, _script(layout))
@@ -68,21 +67,25 @@ def extend_market(layout: Layout) -> None:
         describe_capacity_block_offerings,
         describe_spot_price_history,
     ):
-        setattr(EC2Response, answer.__name__, told(answer))
+        setattr(EC2Response, answer.__name__, with_script(answer))
 
 
 def refuse_beyond_quota(layout: Layout, ec2: Any, instance_type: str, market: Market, count: int) -> None:
-    """EC2's refusal of a launch for which a quota has not enough left.
+    """Refuse a launch that exceeds a quota, as EC2 does.
 
     Raises:
-        EC2ClientError: It has not, or the script can't be read.
+        EC2ClientError: It exceeds one, or the script can't be read.
     """
     quota = quota_of(instance_type, market)
     if quota is None:
         return
     limit = _script(layout).limit(quota.code)
-    running = [one for one in _running(ec2) if quota_of(one.instance_type, _market(one)) == quota]
-    if sum(_vcpus(one.instance_type) for one in running) + count * _vcpus(instance_type) <= limit:
+    running = [
+        instance
+        for instance in _running_instances(ec2)
+        if quota_of(instance.instance_type, _market_of(instance)) == quota
+    ]
+    if sum(_vcpus(instance.instance_type) for instance in running) + count * _vcpus(instance_type) <= limit:
         return
     if market == "spot":
         raise EC2ClientError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
@@ -95,67 +98,70 @@ def refuse_beyond_quota(layout: Layout, ec2: Any, instance_type: str, market: Ma
 
 
 def get_spot_placement_scores(self: Any, script: scarcity.Script) -> ActionResult:
-    """GetSpotPlacementScores: of types that are named."""
-    names = _types(self, self._get_param("InstanceTypes", []))
+    """GetSpotPlacementScores for types given by name."""
+    names = _check_types(self, self._get_param("InstanceTypes", []))
     if not names:
-        raise EC2ClientError("UnsupportedOperation", "The embedded EC2 scores types that are named")
-    found = []
+        raise EC2ClientError("UnsupportedOperation", "The embedded EC2 scores only types given by name")
+    rows = []
     for region in self._get_param("RegionNames", []) or [self.region]:
-        scores = {zone: _score(script, names, region, zone.name) for zone in _zones(region)}
+        scores = {zone: _placement_score(script, names, region, zone.name) for zone in _zones(region)}
         if self._get_param("SingleAvailabilityZone", False):
-            found += [
+            rows += [
                 {"Region": region, "AvailabilityZoneId": zone.zone_id, "Score": score}
                 for zone, score in scores.items()
             ]
         else:
-            found.append({"Region": region, "Score": max(scores.values(), default=1)})
-    found.sort(key=lambda one: -one["Score"])
-    return ActionResult({"SpotPlacementScores": found[:10]})
+            rows.append({"Region": region, "Score": max(scores.values(), default=1)})
+    # The API answers the ten best.
+    rows.sort(key=lambda row: -row["Score"])
+    return ActionResult({"SpotPlacementScores": rows[:10]})
 
 
 def get_capacity_manager_supportability_scores(self: Any, script: scarcity.Script) -> ActionResult:
-    """GetCapacityManagerSupportabilityScores: as if the account had the support plan that it takes."""
+    """GetCapacityManagerSupportabilityScores, as for an account with the support plan that it requires."""
     market = self._get_param("MarketType")
-    asked = self._get_param("CapacityAvailabilityZoneIds", [])
+    zone_ids = self._get_param("CapacityAvailabilityZoneIds", [])
     known = {zone.zone_id: (region, zone.name) for region in regions() for zone in _zones(region)}
-    if wrong := [zone_id for zone_id in asked if zone_id not in known]:
+    if wrong := [zone_id for zone_id in zone_ids if zone_id not in known]:
         raise EC2ClientError("InvalidParameterValue", f"Invalid availability zone ids: {wrong}")
-    found = []
-    for zone_id in asked:
+    rows = []
+    for zone_id in zone_ids:
         region, zone = known[zone_id]
-        for name in _types(self, self._get_param("InstanceTypes", [])):
+        for name in _check_types(self, self._get_param("InstanceTypes", [])):
             launch = scarcity.Launch(name, market, 1)
             has = "low" if script.scarce(launch, zone) else "high"
-            score = has if name in _offered(region, zone) else "unsupported"
-            found.append({"InstanceType": name, "AvailabilityZoneId": zone_id, "Score": score})
-    best = next((one for one in ("high", "low") if any(row["Score"] == one for row in found)), "unsupported")
-    return ActionResult({"AggregateScore": best, "CapacityManagerSupportabilityScores": found})
+            score = has if name in _offered_types(region, zone) else "unsupported"
+            rows.append({"InstanceType": name, "AvailabilityZoneId": zone_id, "Score": score})
+    best = next(
+        (level for level in ("high", "low") if any(row["Score"] == level for row in rows)), "unsupported"
+    )
+    return ActionResult({"AggregateScore": best, "CapacityManagerSupportabilityScores": rows})
 
 
 def describe_capacity_reservations(self: Any, script: scarcity.Script) -> ActionResult:
-    """DescribeCapacityReservations: those of the script, open to every launch that matches."""
+    """DescribeCapacityReservations: those of the script, open to every matching launch."""
     zones = {zone.name: zone.zone_id for zone in _zones(self.region)}
-    found = []
-    for one in script.reserved:
-        if one.zone not in zones:
+    rows = []
+    for reservation in script.reserved:
+        if reservation.zone not in zones:
             continue
         used = sum(
-            running.instance_type == one.instance_type
-            and running.availability_zone == one.zone
-            and _market(running) == "on-demand"
-            for running in _running(self.ec2_backend)
+            running.instance_type == reservation.instance_type
+            and running.availability_zone == reservation.zone
+            and _market_of(running) == "on-demand"
+            for running in _running_instances(self.ec2_backend)
         )
-        found.append(
+        rows.append(
             {
-                "CapacityReservationId": _id("cr", ":".join(one.key)),
+                "CapacityReservationId": _stable_id("cr", ":".join(reservation.key)),
                 "OwnerId": self.current_account,
-                "InstanceType": one.instance_type,
+                "InstanceType": reservation.instance_type,
                 "InstancePlatform": LINUX,
-                "AvailabilityZone": one.zone,
-                "AvailabilityZoneId": zones[one.zone],
+                "AvailabilityZone": reservation.zone,
+                "AvailabilityZoneId": zones[reservation.zone],
                 "Tenancy": "default",
-                "TotalInstanceCount": one.count,
-                "AvailableInstanceCount": max(0, one.count - used),
+                "TotalInstanceCount": reservation.count,
+                "AvailableInstanceCount": max(0, reservation.count - used),
                 "State": "active",
                 "EndDateType": "unlimited",
                 "InstanceMatchCriteria": "open",
@@ -163,7 +169,7 @@ def describe_capacity_reservations(self: Any, script: scarcity.Script) -> Action
             }
         )
     if ids := self._get_param("CapacityReservationIds", []):
-        found = [row for row in found if row["CapacityReservationId"] in ids]
+        rows = [row for row in rows if row["CapacityReservationId"] in ids]
     fields = {
         "instance-type": "InstanceType",
         "availability-zone": "AvailabilityZone",
@@ -173,11 +179,11 @@ def describe_capacity_reservations(self: Any, script: scarcity.Script) -> Action
         "state": "State",
         "instance-match-criteria": "InstanceMatchCriteria",
     }
-    return _page(self, "CapacityReservations", _filtered(self, found, fields))
+    return _page(self, "CapacityReservations", _apply_filters(self, rows, fields))
 
 
 def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> ActionResult:
-    """DescribeCapacityBlockOfferings: one a zone that offers the type, for the price on demand."""
+    """DescribeCapacityBlockOfferings: one for each zone that offers the type, at the on-demand price."""
     name, hours = self._get_param("InstanceType"), int(self._get_param("CapacityDurationHours") or 0)
     count = int(self._get_param("InstanceCount") or 1)
     facts = instance_types().get(name)
@@ -190,10 +196,10 @@ def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> Act
     begins = earliest.replace(hour=11, minute=30, second=0, microsecond=0)  # user guide, Considerations
     begins += timedelta(days=1) if begins < earliest else timedelta()
     latest = _utc(self._get_param("EndDateRange"), begins + timedelta(weeks=8))
-    price = _price(name, self.region)
-    found = [
+    price = _on_demand_price(name, self.region)
+    rows = [
         {
-            "CapacityBlockOfferingId": _id("cb", f"{zone.name} {name} {begins}"),
+            "CapacityBlockOfferingId": _stable_id("cb", f"{zone.name} {name} {begins}"),
             "InstanceType": name,
             "AvailabilityZone": zone.name,
             "InstanceCount": count,
@@ -207,21 +213,21 @@ def describe_capacity_block_offerings(self: Any, script: scarcity.Script) -> Act
         for zone in _zones(self.region)
         if price
         and begins <= latest
-        and name in _offered(self.region, zone.name)
+        and name in _offered_types(self.region, zone.name)
         and not script.scarce(scarcity.Launch(name, "on-demand", count), zone.name)
     ]
-    return _page(self, "CapacityBlockOfferings", found)
+    return _page(self, "CapacityBlockOfferings", rows)
 
 
 def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionResult:
-    """DescribeSpotPriceHistory: the changes in a time, and the price at its begin; the newest first."""
-    del script  # what is scarce costs no more here
+    """DescribeSpotPriceHistory: the price at the start of the time and each change, the newest first."""
+    del script  # a shortage does not change prices here
     end = min(_utc(self._get_param("EndTime"), _now()), _now())
     start = max(_utc(self._get_param("StartTime"), end), _now() - timedelta(days=HISTORY_DAYS))
-    names = _types(self, self._get_param("InstanceTypes", []))
+    names = _check_types(self, self._get_param("InstanceTypes", []))
     zone_name, zone_id = self._get_param("AvailabilityZone"), self._get_param("AvailabilityZoneId")
     products = self._get_param("ProductDescriptions", [])
-    found = [
+    rows = [
         {
             "InstanceType": name,
             "ProductDescription": LINUX,
@@ -232,7 +238,7 @@ def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionRes
         }
         for zone in _zones(self.region)
         if zone_name in (None, zone.name) and zone_id in (None, zone.zone_id)
-        for name in sorted(_offered(self.region, zone.name) & set(names or instance_types()))
+        for name in sorted(_offered_types(self.region, zone.name) & set(names or instance_types()))
         for when, usd in spot_prices(name, self.region, zone.name, start, end)
         if not products or LINUX in products
     ]
@@ -242,19 +248,19 @@ def describe_spot_price_history(self: Any, script: scarcity.Script) -> ActionRes
         "instance-type": "InstanceType",
         "product-description": "ProductDescription",
     }
-    found = _filtered(self, found, fields)
-    found.sort(key=lambda one: one["Timestamp"], reverse=True)
-    return _page(self, "SpotPriceHistory", found, SPOT_PAGE)
+    rows = _apply_filters(self, rows, fields)
+    rows.sort(key=lambda row: row["Timestamp"], reverse=True)
+    return _page(self, "SpotPriceHistory", rows, SPOT_PAGE)
 
 
 def spot_prices(
     instance_type: str, region: str, zone: str, start: datetime, end: datetime
 ) -> list[tuple[datetime, Decimal]]:
-    """The changes of a spot price, the one before `start` with them; the oldest first."""
-    price = _price(instance_type, region)
+    """The changes of a spot price, from the last one before `start`; the oldest first."""
+    price = _on_demand_price(instance_type, region)
     if price is None:
         return []
-    place = ord(zone[-1]) - ord("a")  # zones change one after the other, and differ a little
+    place = ord(zone[-1]) - ord("a")  # zones change at different hours and differ a little
     period, offset = CHANGE_HOURS * 3600, place * 3600
     first, last = (int((moment.timestamp() - offset) // period) for moment in (start, end))
     return [
@@ -266,24 +272,24 @@ def spot_prices(
     ]
 
 
-def _score(script: scarcity.Script, names: Sequence[str], region: str, zone: str) -> int:
+def _placement_score(script: scarcity.Script, names: Sequence[str], region: str, zone: str) -> int:
     has = [
         name
         for name in names
-        if name in _offered(region, zone) and not script.scarce(scarcity.Launch(name, "spot", 1), zone)
+        if name in _offered_types(region, zone) and not script.scarce(scarcity.Launch(name, "spot", 1), zone)
     ]
     score = 1 + round((BEST_SCORE - 1) * len(has) / len(names))
     return score if len(names) >= FEW_TYPES else min(score, FEW_SCORE)
 
 
-def _types(response: Any, asked: Sequence[str]) -> list[str]:
-    if wrong := [name for name in asked if name not in every_instance_type()]:
+def _check_types(response: Any, names: Sequence[str]) -> list[str]:
+    if wrong := [name for name in names if name not in every_instance_type()]:
         action = response._get_action()
         raise EC2ClientError("InvalidParameterValue", f"{action}: invalid instance types: {', '.join(wrong)}")
-    return list(dict.fromkeys(asked))
+    return list(dict.fromkeys(names))
 
 
-def _price(instance_type: str, region: str) -> DatedPrice | None:
+def _on_demand_price(instance_type: str, region: str) -> DatedPrice | None:
     return machine_price(instance_type, region) or machine_price(instance_type, "us-east-1")
 
 
@@ -292,20 +298,22 @@ def _zones(region: str) -> list[Any]:
 
 
 @cache
-def _offered(region: str, zone: str) -> frozenset[str]:
-    """The types with an accelerator that a zone offers, as moto's offerings and the catalogue know."""
+def _offered_types(region: str, zone: str) -> frozenset[str]:
+    """The types with an accelerator that a zone offers, from moto's offerings without retired types."""
     offers = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, ())
     here = {offer["InstanceType"] for offer in offers if offer["Location"] == zone}
     retired = {name for name, facts in instance_types().items() if facts.status == "retired"}
     return frozenset(here - retired)
 
 
-def _running(ec2: Any) -> Iterable[Any]:
+def _running_instances(ec2: Any) -> Iterable[Any]:
     for reservation in list(ec2.reservations.values()):
-        yield from (one for one in reservation.instances if one.state in ("pending", "running"))
+        yield from (
+            instance for instance in reservation.instances if instance.state in ("pending", "running")
+        )
 
 
-def _market(instance: Any) -> Market:
+def _market_of(instance: Any) -> Market:
     return "spot" if instance.lifecycle == "spot" else "on-demand"
 
 
@@ -315,7 +323,8 @@ def _vcpus(instance_type: str) -> int:
     return int(INSTANCE_TYPES[instance_type]["VCpuInfo"]["DefaultVCpus"])
 
 
-def _id(prefix: str, of: str) -> str:
+# The same reservation has the same id in each process.
+def _stable_id(prefix: str, of: str) -> str:
     return f"{prefix}-{hashlib.sha256(of.encode()).hexdigest()[:17]}"
 
 
@@ -326,18 +335,22 @@ def _script(layout: Layout) -> scarcity.Script:
         raise EC2ClientError("InternalError", f"{error.message}; {error.hint}") from error
 
 
-def _filtered(response: Any, found: list[dict[str, Any]], fields: Mapping[str, str]) -> list[dict[str, Any]]:
-    for one in response._get_param("Filters", []):
-        if one["Name"] not in fields:
-            raise EC2ClientError("UnsupportedOperation", f"The embedded EC2 has no filter {one['Name']} here")
-        found = [row for row in found if row[fields[one["Name"]]] in one["Values"]]
-    return found
+def _apply_filters(
+    response: Any, rows: list[dict[str, Any]], fields: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    for filter_ in response._get_param("Filters", []):
+        if filter_["Name"] not in fields:
+            raise EC2ClientError(
+                "UnsupportedOperation", f"The embedded EC2 has no filter {filter_['Name']} here"
+            )
+        rows = [row for row in rows if row[fields[filter_["Name"]]] in filter_["Values"]]
+    return rows
 
 
-def _page(response: Any, key: str, found: list[dict[str, Any]], most: int = 100) -> ActionResult:
+def _page(response: Any, key: str, rows: list[dict[str, Any]], most: int = 100) -> ActionResult:
     start, size = int(response._get_param("NextToken") or 0), int(response._get_param("MaxResults") or most)
-    more = {"NextToken": str(start + size)} if start + size < len(found) else {}
-    return ActionResult({key: found[start : start + size], **more})
+    more = {"NextToken": str(start + size)} if start + size < len(rows) else {}
+    return ActionResult({key: rows[start : start + size], **more})
 
 
 def _now() -> datetime:
@@ -350,59 +363,61 @@ def _utc(moment: datetime | None, default: datetime) -> datetime:
     return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
-# --- Service Quotas and the Price List: JSON, and no package of moto's for what is asked ---
+# --- Service Quotas and the Price List: JSON protocols that moto does not serve ---
 
 
 class ServiceAnswerError(Exception):
-    """An answer that is an error: its code and text."""
+    """An error as the answer: its code and text."""
 
 
 def answer(layout: Layout, environ: Mapping[str, Any]) -> Refusal | None:
-    """The answer to a request of one of these services; None to every other request.
+    """The answer to a request for one of these services; None for other services.
 
     Args:
-        environ: WSGI's, with an authorization that was checked.
+        environ: WSGI's environ; its authorization was checked.
     """
     authorization = environ.get("HTTP_AUTHORIZATION", "")
     scope, target = SCOPE.search(authorization), environ.get("HTTP_X_AMZ_TARGET", "")
     if scope is None or scope["service"] not in ("servicequotas", "pricing"):
         return None
     calls: dict[str, Callable[[], dict[str, Any]]] = {
-        "ServiceQuotasV20190624.GetServiceQuota": lambda: _get_quota(script, asked),
-        "ServiceQuotasV20190624.ListServiceQuotas": lambda: _list_quotas(script, asked),
-        "AWSPriceListService.GetProducts": lambda: _get_products(scope["region"], asked),
+        "ServiceQuotasV20190624.GetServiceQuota": lambda: _get_quota(script, request),
+        "ServiceQuotasV20190624.ListServiceQuotas": lambda: _list_quotas(script, request),
+        "AWSPriceListService.GetProducts": lambda: _get_products(scope["region"], request),
     }
     try:
         if target not in calls:
             raise ServiceAnswerError(
-                "UnknownOperationException", f"The embedded cloud does not have it: {target}"
+                "UnknownOperationException", f"The embedded cloud does not have {target}"
             )
-        asked = parse_json(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or "{}")
+        request = parse_json(environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0)) or "{}")
         script = scarcity.script(layout)
         return 200, JSON, json.dumps(calls[target]()).encode()
     except ServiceAnswerError as error:
         return refusal_of(authorization, 400, *error.args)
-    except (ValueError, TypeError, LookupError) as error:  # botocore would not send it
-        told = f"{type(error).__name__}: {error}"
-        return refusal_of(authorization, 400, "SerializationException", told)
+    except (ValueError, TypeError, LookupError) as error:  # botocore would not send such a request
+        message = f"{type(error).__name__}: {error}"
+        return refusal_of(authorization, 400, "SerializationException", message)
     except UnavailableError as error:
         return refusal_of(authorization, 500, "ServiceException", f"{error.message}; {error.hint}")
 
 
-def _get_quota(script: scarcity.Script, asked: Mapping[str, Any]) -> dict[str, Any]:
-    found = [one for one in _quotas(script, asked) if one["QuotaCode"] == asked["QuotaCode"]]
-    if not found:
-        raise ServiceAnswerError("NoSuchResourceException", f"no quota {asked['QuotaCode']} of this service")
-    return {"Quota": found[0]}
+def _get_quota(script: scarcity.Script, request: Mapping[str, Any]) -> dict[str, Any]:
+    quotas = [quota for quota in _quotas(script, request) if quota["QuotaCode"] == request["QuotaCode"]]
+    if not quotas:
+        raise ServiceAnswerError(
+            "NoSuchResourceException", f"this service has no quota {request['QuotaCode']}"
+        )
+    return {"Quota": quotas[0]}
 
 
-def _list_quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> dict[str, Any]:
-    return _json_page("Quotas", _quotas(script, asked), asked)
+def _list_quotas(script: scarcity.Script, request: Mapping[str, Any]) -> dict[str, Any]:
+    return _json_page("Quotas", _quotas(script, request), request)
 
 
-def _quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> list[dict[str, Any]]:
-    if asked["ServiceCode"] != "ec2":
-        raise ServiceAnswerError("NoSuchResourceException", "the embedded cloud has quotas of ec2 alone")
+def _quotas(script: scarcity.Script, request: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if request["ServiceCode"] != "ec2":
+        raise ServiceAnswerError("NoSuchResourceException", "the embedded cloud has only quotas of ec2")
     return [
         {
             "ServiceCode": "ec2",
@@ -418,52 +433,52 @@ def _quotas(script: scarcity.Script, asked: Mapping[str, Any]) -> list[dict[str,
     ]
 
 
-def _get_products(region: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+def _get_products(region: str, request: Mapping[str, Any]) -> dict[str, Any]:
     if region not in PRICING_REGIONS:
         raise ServiceAnswerError(
             "UnrecognizedClientException",
-            f"the Price List is at {', '.join(PRICING_REGIONS)}, not in {region}",
+            f"the Price List is in {', '.join(PRICING_REGIONS)}, not in {region}",
         )
-    found = [
+    products = [
         json.dumps(product)
         for product in _products()
-        if product["serviceCode"] == asked["ServiceCode"]
-        and all(_product_fits(product, one) for one in asked.get("Filters", ()))
+        if product["serviceCode"] == request["ServiceCode"]
+        and all(_matches_filter(product, filter_) for filter_ in request.get("Filters", ()))
     ]
-    return {"FormatVersion": "aws_v1", **_json_page("PriceList", found, asked)}
+    return {"FormatVersion": "aws_v1", **_json_page("PriceList", products, request)}
 
 
-def _product_fits(product: Mapping[str, Any], one: Mapping[str, str]) -> bool:
+def _matches_filter(product: Mapping[str, Any], filter_: Mapping[str, str]) -> bool:
     of_product = {name.lower(): value for name, value in product["product"]["attributes"].items()}
     of_product |= {
         "servicecode": product["serviceCode"],
         "productfamily": product["product"]["productFamily"],
     }
-    value, wanted = str(of_product.get(one["Field"].lower(), "")), one["Value"]
+    value, expected = str(of_product.get(filter_["Field"].lower(), "")), filter_["Value"]
     fits: dict[str, bool] = {
-        "TERM_MATCH": value == wanted,
-        "EQUALS": value == wanted,
-        "CONTAINS": wanted in value,
-        "ANY_OF": value in wanted.split(","),
-        "NONE_OF": value not in wanted.split(","),
+        "TERM_MATCH": value == expected,
+        "EQUALS": value == expected,
+        "CONTAINS": expected in value,
+        "ANY_OF": value in expected.split(","),
+        "NONE_OF": value not in expected.split(","),
     }
-    if one["Type"] not in fits:
-        raise ServiceAnswerError("InvalidParameterException", f"invalid filter type {one['Type']}")
-    return fits[one["Type"]]
+    if filter_["Type"] not in fits:
+        raise ServiceAnswerError("InvalidParameterException", f"invalid filter type {filter_['Type']}")
+    return fits[filter_["Type"]]
 
 
 @cache
 def _products() -> tuple[dict[str, Any], ...]:
-    """Machines, gp3 volumes and public addresses that have a price, by region, as the Price List has them."""
+    """The Price List's products: machines, gp3 volumes and public addresses with a price, for each region."""
     return tuple(product for region in sorted(regions()) for product in _products_of(region))
 
 
 def _products_of(region: str) -> Iterator[dict[str, Any]]:
     for name in instance_types():
-        if any(name in _offered(region, zone.name) for zone in _zones(region)) and (
-            price := _price(name, region)
+        if any(name in _offered_types(region, zone.name) for zone in _zones(region)) and (
+            price := _on_demand_price(name, region)
         ):
-            yield _machine(region, name, price.usd)
+            yield _machine_product(region, name, price.usd)
     if volume := volume_price(region) or volume_price("us-east-1"):
         about = {"usagetype": "EBS:VolumeUsage.gp3", "volumeApiName": "gp3"}
         yield _product(region, "AmazonEC2", "Storage", about, volume.usd, "GB-Mo")
@@ -472,8 +487,8 @@ def _products_of(region: str) -> Iterator[dict[str, Any]]:
         yield _product(region, "AmazonVPC", "", about, address.usd, "Hrs")
 
 
-def _machine(region: str, name: str, usd: Decimal) -> dict[str, Any]:
-    """Linux, shared, on demand."""
+def _machine_product(region: str, name: str, usd: Decimal) -> dict[str, Any]:
+    """The product of a machine: Linux, shared tenancy, on demand."""
     facts = instance_types()[name]
     about = {
         "instanceType": name,
@@ -494,7 +509,8 @@ def _product(
     region: str, service: str, family: str, about: dict[str, str], usd: Decimal, unit: str
 ) -> dict[str, Any]:
     sku = hashlib.sha256(f"{region} {about}".encode()).hexdigest()[:16].upper()
-    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # as AWS ends them
+    # JRTCKXETXF is the offer term "OnDemand", 6YS6EN2CT7 its hourly rate, in all of AWS's price files.
+    term, rate = f"{sku}.JRTCKXETXF", f"{sku}.JRTCKXETXF.6YS6EN2CT7"  # AWS's codes for on demand and per hour
     price = {
         "rateCode": rate,
         "unit": unit,
@@ -526,15 +542,15 @@ def _product(
 
 @cache
 def _long_names() -> dict[str, str]:
-    found: dict[str, str] = {
+    names: dict[str, str] = {
         name: facts["description"]
         for partition in create_loader().load_data("endpoints")["partitions"]
         for name, facts in partition["regions"].items()
     }
-    return found
+    return names
 
 
-def _json_page(key: str, found: Sequence[Any], asked: Mapping[str, Any]) -> dict[str, Any]:
-    start, size = int(asked.get("NextToken") or 0), int(asked.get("MaxResults") or 100)
-    more = {"NextToken": str(start + size)} if start + size < len(found) else {}
-    return {key: found[start : start + size], **more}
+def _json_page(key: str, rows: Sequence[Any], request: Mapping[str, Any]) -> dict[str, Any]:
+    start, size = int(request.get("NextToken") or 0), int(request.get("MaxResults") or 100)
+    more = {"NextToken": str(start + size)} if start + size < len(rows) else {}
+    return {key: rows[start : start + size], **more}

@@ -1,7 +1,7 @@
 """Instance metadata as EC2 serves it (IMDSv2), for one machine.
 
-Paths: AWS, "Instance metadata categories". A session token is taken with PUT; where the instance requires
-tokens, a request without one is answered 401.
+Paths: AWS, "Instance metadata categories". PUT returns a session token; where the instance requires
+tokens, a request without one gets 401.
 """
 
 import json
@@ -25,10 +25,10 @@ MAX_TTL = 21600  # seconds, AWS's limit
 
 @dataclass(frozen=True)
 class InstanceMetadata:
-    """What the metadata service says.
+    """The content of the metadata service.
 
     Args:
-        tree: meta-data as nested dicts; a dict is a folder.
+        tree: meta-data as nested dicts; each dict is a folder.
         user_data: The user data, decoded, or None.
         identity: The instance identity document.
         tokens_required: Whether requests without a token are refused (IMDSv2 only).
@@ -44,8 +44,8 @@ class PublicKeys(dict[str, Any]):
     """EC2 lists public keys as `0=name` and serves them below `0/`.
 
     Args:
-        keys: The folder as it is served.
-        name: Name of the one key pair.
+        keys: The content of the folder.
+        name: Name of the only key pair.
     """
 
     def __init__(self, keys: dict[str, Any], *, name: str) -> None:
@@ -60,7 +60,12 @@ def listing(node: dict[str, Any]) -> str:
         node: The folder.
 
     Returns:
-        One name a line, folders with a slash.
+        One name in each line, folders with a slash.
+
+    >>> listing({"ami-id": "ami-1", "network": {"interfaces": {}}})
+    'ami-id\nnetwork/'
+    >>> listing(PublicKeys({"0": {}}, name="ann"))
+    '0=ann'
     """
     if isinstance(node, PublicKeys):
         return f"0={node.name}"
@@ -68,14 +73,14 @@ def listing(node: dict[str, Any]) -> str:
 
 
 def lookup(metadata: InstanceMetadata, path: str) -> bytes | None:
-    """Answer one path.
+    """The answer for a path.
 
     Args:
-        metadata: What to answer from.
+        metadata: The instance's metadata.
         path: The request's path, for example /latest/meta-data/instance-id.
 
     Returns:
-        The body, or None when there is no such path.
+        The body; None where the path does not exist.
     """
     parts = [part for part in path.split("/") if part]
     if not parts:
@@ -98,11 +103,11 @@ def lookup(metadata: InstanceMetadata, path: str) -> bytes | None:
 
 
 class MetadataServer:
-    """Serves one machine.
+    """The metadata service of one machine.
 
     Args:
         listener: A listening socket in the machine's network namespace.
-        source: Called for every request, so that changed tags are seen.
+        source: Called for every request, so that answers have changed tags.
     """
 
     def __init__(self, listener: socket, source: Callable[[], InstanceMetadata]) -> None:
@@ -132,6 +137,8 @@ class MetadataServer:
             def do_GET(self) -> None:
                 metadata = source()
                 token = self.headers.get(TOKEN_HEADER)
+                # IMDSv2 required: 401 without a token (EC2 user guide, "How Instance Metadata Service Version
+                # 2 works").
                 if token is None and metadata.tokens_required:
                     return self._answer(401)
                 if token is not None and tokens.get(token, 0) < time.monotonic():
@@ -140,8 +147,9 @@ class MetadataServer:
                 return self._answer(404) if body is None else self._answer(200, body)
 
             def log_message(self, format: str, *args: Any) -> None:
-                pass  # every machine asks dozens of times
+                pass  # a machine sends dozens of requests in each boot
 
+        # The socket is bound already, in the network namespace of the machine.
         self._server = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
         self._server.socket.close()
         self._server.socket = listener

@@ -1,7 +1,7 @@
-"""A network of its own for every machine: a namespace, slirp4netns to reach out, one address to be reached.
+"""The network of a machine: a namespace, slirp4netns for outgoing connections, one loopback address for SSH.
 
-Nothing of the host is changed: no bridge, no NAT, no route. The machine's private address lies in
-127.0.0.0/8, so whatever runs on this host can connect to it; connections are passed into the namespace.
+Nothing on this computer is changed: no bridge, no NAT, no route. The machine's private address is in 127.0.0.0/8, so
+programs on this computer can connect to it; slirp4netns forwards the connections into the namespace.
 """
 
 import json
@@ -16,13 +16,15 @@ from gpukiln.errors import UnavailableError
 from gpukiln.parsing import parse_json
 from gpukiln.programs import tool
 
-GUEST = "10.0.2.100"  # slirp4netns gives this address to the interface that it configures
+GUEST = "10.0.2.100"  # the address that slirp4netns --configure gives the interface
 GATEWAY = "10.0.2.2"
-NAMESERVER = "10.0.2.3"  # slirp4netns answers here and asks the host's resolver
+NAMESERVER = "10.0.2.3"  # slirp4netns answers here through this computer's resolver
 METADATA = "169.254.169.254"
-API_PORT = 8080  # of the same address, beside the metadata service
+API_PORT = 8080  # on the same address as the metadata service
 API = f"http://{METADATA}:{API_PORT}"
-INSTANCE = "gpukiln.instance"  # in WSGI's environ: the machine that asks there; no header can say so
+INSTANCE = (
+    "gpukiln.instance"  # key in WSGI's environ for the calling machine; a request's header can't set it
+)
 CLONE_NEWNET = 0x40000000  # linux/sched.h
 
 
@@ -31,9 +33,9 @@ class MachineNetwork:
 
     Args:
         name: Name of the namespace, at most 60 characters.
-        folder: Where the control socket and the log go.
+        folder: Folder for the control socket and the log.
         address: The machine's private IPv4 address, in 127.0.0.0/8.
-        ssh_port: Port on that address that leads to the machine's port 22.
+        ssh_port: Port on that address that is forwarded to the machine's port 22.
     """
 
     def __init__(self, name: str, folder: Path, *, address: str, ssh_port: int) -> None:
@@ -46,14 +48,14 @@ class MachineNetwork:
 
     @property
     def path(self) -> Path:
-        """The namespace as a file."""
+        """The namespace's file."""
         return Path("/run/netns") / self.name
 
     def start(self) -> None:
-        """Make the namespace and connect it.
+        """Create the namespace and connect it.
 
         Raises:
-            UnavailableError: A tool is missing, or the address is taken.
+            UnavailableError: A tool is missing, or the address is in use.
         """
         tool("ip", "netns", "add", self.name)
         tool("ip", "-n", self.name, "link", "set", "lo", "up")
@@ -63,6 +65,8 @@ class MachineNetwork:
         with self._log.open("ab") as log:
             self._slirp = subprocess.Popen(
                 [
+                    # --disable-host-loopback: machines can't reach services on this computer's loopback
+                    # (slirp4netns(1)).
                     *("slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback"),
                     *(f"--ready-fd={ready_write}", f"--api-socket={self._control}"),
                     *("--netns-type=path", str(self.path), "eth0"),
@@ -73,6 +77,7 @@ class MachineNetwork:
                 stderr=log,
             )
         os.close(ready_write)
+        # slirp4netns writes one byte when the interface is configured; end of file means that it has ended.
         ready = os.read(ready_read, 1)
         os.close(ready_read)
         if not ready:
@@ -95,12 +100,13 @@ class MachineNetwork:
             control.settimeout(10)
             control.connect(str(self._control))
             control.sendall(json.dumps(request).encode())
+            # The API answers one request per connection, after its end.
             control.shutdown(socket.SHUT_WR)
             answer = parse_json(control.recv(65536))
         if "error" in answer:
             raise UnavailableError(
-                f"{self.address}:{host_port} can't be opened: {answer['error'].get('desc', answer['error'])}",
-                hint="another embedded cloud may use the address: `invoke cloud.status` shows this one's",
+                f"forwarding of {self.address}:{host_port} failed: {answer['error'].get('desc', answer['error'])}",
+                hint="another embedded cloud may use the address; `invoke cloud.status` shows the addresses of this one",
             )
 
     def listen(self, port: int) -> socket.socket:
@@ -110,12 +116,12 @@ class MachineNetwork:
             port: TCP port.
 
         Returns:
-            A listening socket; it works from any thread.
+            A listening socket; any thread can use it.
 
         Raises:
-            OSError: The namespace can't be entered or the address not bound.
+            OSError: The namespace can't be entered, or the address can't be bound.
         """
-        made: list[socket.socket | OSError] = []
+        results: list[socket.socket | OSError] = []
 
         def enter_and_bind() -> None:  # setns changes only the calling thread
             try:
@@ -123,19 +129,19 @@ class MachineNetwork:
                     libc = CDLL(None, use_errno=True)
                     if libc.setns(namespace.fileno(), CLONE_NEWNET):
                         raise OSError(get_errno(), "setns")
-                made.append(socket.create_server((METADATA, port)))
+                results.append(socket.create_server((METADATA, port)))
             except OSError as error:
-                made.append(error)
+                results.append(error)
 
         thread = threading.Thread(target=enter_and_bind)
         thread.start()
         thread.join()
-        if isinstance(made[0], OSError):
-            raise made[0]
-        return made[0]
+        if isinstance(results[0], OSError):
+            raise results[0]
+        return results[0]
 
     def stop(self) -> None:
-        """Take the network down; may be called twice."""
+        """Remove the network; a second call does nothing."""
         if self._slirp:
             self._slirp.kill()
             self._slirp.wait()
@@ -145,13 +151,13 @@ class MachineNetwork:
 
 
 def free_ssh_port(address: str) -> int:
-    """Port for SSH on machines' addresses.
+    """The port for SSH on machines' addresses.
 
     Args:
-        address: Any address that machines may get.
+        address: An address in the machines' range.
 
     Returns:
-        22, or 2222 where a server of this host already holds port 22 on every address.
+        22, or 2222 where an sshd of this computer listens on port 22 of every address.
     """
     with socket.socket() as probe:
         try:

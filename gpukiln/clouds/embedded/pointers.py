@@ -1,4 +1,4 @@
-"""An image named by a parameter, `resolve:ssm:NAME`, in RunInstances and in launch templates.
+"""Images given as a parameter, `resolve:ssm:NAME`, in RunInstances and in launch templates.
 
 From: EC2 Auto Scaling user guide, "Use AWS Systems Manager parameters instead of AMI IDs in launch
 templates".
@@ -12,18 +12,18 @@ PREFIX = "resolve:ssm:"
 
 
 def resolve_image(ec2: Any, image_id: str, launch_template: dict[str, Any] | None) -> str:
-    """The image of a RunInstances call.
+    """The image of a call of RunInstances.
 
     Args:
         ec2: moto's backend of the region.
-        image_id: What the call names; empty or None where a launch template names it.
-        launch_template: What it names of a launch template, or None.
+        image_id: The call's ImageId; empty or None where the launch template has it.
+        launch_template: The call's launch template, or None.
 
     Returns:
-        The image's id; the argument itself where it names no parameter.
+        The image's id; the argument itself where it is not a parameter.
 
     Raises:
-        EC2ClientError: There is no such parameter.
+        EC2ClientError: The parameter does not exist.
     """
     named = image_id
     if not named and launch_template:

@@ -1,4 +1,4 @@
-"""Answers of the embedded cloud that are errors before any service is asked, in the form of that service.
+"""Errors that the embedded cloud answers before moto sees a request, in the form of the called service.
 
 EC2 answers XML, the services with a JSON protocol (SSM, ECR) an error's type and message.
 """
@@ -14,13 +14,19 @@ Refusal = tuple[int, str, bytes]  # status, content type, body
 
 
 def refusal_of(authorization: str, status: int, code: str, message: str) -> Refusal:
-    """An error as the service answers it that a request is signed for.
+    """An error in the protocol of the service that a request is signed for.
 
     Args:
-        authorization: The request's header.
+        authorization: The request's Authorization header.
         status: The HTTP status.
         code: The error's code.
-        message: For people.
+        message: The error's text.
+
+    >>> signed = "AWS4-HMAC-SHA256 Credential=key/20261121/us-west-2/ssm/aws4_request"
+    >>> refusal_of(signed, 401, "AuthFailure", "wrong key")[2]
+    b'{"__type": "AuthFailure", "message": "wrong key"}'
+    >>> refusal_of(signed.replace("ssm", "ec2"), 401, "AuthFailure", "wrong key")[1]
+    'text/xml'
     """
     scope = SCOPE.search(authorization)
     if scope and scope["service"] != "ec2":
@@ -34,14 +40,14 @@ def refusal_of(authorization: str, status: int, code: str, message: str) -> Refu
 
 
 def internal_error(authorization: str, message: str) -> Refusal:
-    """What was asked for could not be done to its end."""
+    """The answer where a request failed inside the server."""
     return refusal_of(authorization, 500, "InternalError", message)
 
 
 def unknown_region(authorization: str) -> Refusal | None:
-    """Refuses a request that is signed for a region that AWS does not have.
+    """The refusal of a request for a region that AWS does not have; None for other regions.
 
-    AWS has no endpoint there; one of another region answers so (aws-sdk-php issues 493, 732; aws-sdk-js issue
+    AWS has no endpoint there; the texts are those of an endpoint of another region (aws-sdk-php issues 493, 732; aws-sdk-js issue
     4545).
     """
     scope = SCOPE.search(authorization)

@@ -1,13 +1,13 @@
-"""The files that say what this cloud has: read with care, written whole, made again from what lies beside.
+"""The files with a region's content: checked by digests, written atomically, and repaired from copies.
 
-    regions/REGION.json              everything of a region that outlives the server
-    regions/REGION.json.last         the same once more: the last good copy
+    regions/REGION.json              all of a region that outlives the server
+    regions/REGION.json.last         a copy: the last valid content
     snapshots/SNAPSHOT.raw           a disk
-    snapshots/SNAPSHOT.REGION.json   what the disk is: its snapshot, and the images that name it
+    snapshots/SNAPSHOT.REGION.json   the disk's description: its snapshot, and the images that use it
 
-Each JSON file carries a digest of what it says, so one that was cut, emptied or scribbled on is known. A
-file that can't be read is never a reason to remove anything: it is made again from the others, or the command
-ends. Disks are written before their descriptions, those before the region's file, and that before its copy.
+Each JSON file has a digest of its content, so a truncated or changed file is detected. An unreadable file never
+causes the removal of anything: it is repaired from the others, or the command ends with an error. A disk is written
+before its descriptions, those before the region's file, and that before its copy.
 """
 
 import hashlib
@@ -21,51 +21,52 @@ from typing import Any
 
 from gpukiln.clouds.embedded.layout import Layout, write_in_place
 from gpukiln.errors import UnavailableError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
 
 changing = threading.Lock()
-"""Held from when what a region has is read until it is written, and while a snapshot is removed: else it is
-described once more, and a disk that somebody describes stays."""
+"""Held while a region is read from moto and written, and while a snapshot is removed: otherwise a concurrent save
+could write the snapshot's description again, and a disk with a description is kept."""
 MISSING = "is missing"
-HEAD = 1 << 16  # bytes of a disk whose digest its description keeps
+# The whole disk would take seconds to hash; a replaced or emptied disk differs at its beginning.
+HEAD = 1 << 16  # bytes at the beginning of a disk whose digest is in its description
 _NAME = re.compile(r"(?P<region>[a-z]{2}(-[a-z0-9]+)+)\.json(\.last)?")
 _DESCRIPTION = re.compile(r"(?P<snapshot>snap-[0-9a-f]+)\.(?P<region>[a-z0-9-]+)\.json")
 _SNAPSHOT_ID = re.compile(r"snap-[0-9a-f]+")
 
 
 class DamagedError(Exception):
-    """A file that is there and does not say what it should."""
+    """A file that exists and has no valid content."""
 
 
 @dataclass(frozen=True)
 class StoredRegion:
-    """What is known of a region.
+    """A region's stored content.
 
     Args:
         region: Its name.
-        document: What `dump_region` returned; None where it can't be had.
-        problems: What is wrong, each with the file and with what becomes of it.
-        described: Per snapshot its description, of those that can be read.
+        document: What `dump_region` returned; None where it is lost.
+        problems: One line for each damaged file, with what happens to it.
+        descriptions: The readable descriptions, by snapshot.
     """
 
     region: str
     document: dict[str, Any] | None
     problems: tuple[str, ...] = ()
-    described: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    descriptions: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     def require(self, layout: Layout) -> dict[str, Any]:
         """The document.
 
         Raises:
-            UnavailableError: It can't be had; the message names the files.
+            UnavailableError: It is lost; the message has the files.
         """
         if self.document is None:
             raise UnavailableError(
                 f"{self.problems[0]}; no disk is touched",
-                hint="put one of them back from a backup, or move both away: the region's images are then "
-                f"made again from what lies beside their disks in {layout.snapshots}; its parameters (the "
-                "channels) and container images are not",
+                hint="restore one of them from a backup, or move both away: gpukiln then restores the region's images "
+                f"from the descriptions next to their disks in {layout.snapshots}, but not its parameters (the "
+                "channels) and container images",
                 details=self.problems[1:],
             )
         return self.document
@@ -76,92 +77,96 @@ def region_file(layout: Layout, region: str) -> Path:
 
 
 def copy_file(layout: Layout, region: str) -> Path:
-    """The last good copy of a region's file."""
+    """The copy of a region's file."""
     return layout.regions / f"{region}.json.last"
 
 
 def description_file(layout: Layout, snapshot_id: str, region: str) -> Path:
-    """What a region says of a disk, beside the disk: a base image's disk belongs to several regions."""
+    """A region's description of a disk; a base image's disk has one for each region."""
     return layout.snapshots / f"{snapshot_id}.{region}.json"
 
 
 def description_files(layout: Layout, snapshot_id: str) -> list[Path]:
-    """What all regions say of a disk."""
+    """All regions' descriptions of a disk."""
     return sorted(layout.snapshots.glob(f"{snapshot_id}.*.json"))
 
 
-def empty() -> dict[str, Any]:
-    """The document of a region that has nothing."""
+def empty_document() -> dict[str, Any]:
+    """The document of an empty region."""
     return {"images": {}, "snapshots": {}, "parameters": {}}
 
 
 def snapshots_of_image(image: Mapping[str, Any]) -> set[str]:
-    """Every snapshot that an image names, in whatever field."""
+    """All snapshots that any field of an image has.
+
+    >>> sorted(snapshots_of_image({"snapshot": "snap-0a", "devices": [{"Ebs": {"SnapshotId": "snap-0b"}}]}))
+    ['snap-0a', 'snap-0b']
+    >>> snapshots_of_image({"name": "empty"})
+    set()
+    """
     return set(_SNAPSHOT_ID.findall(json.dumps(image)))
 
 
 def regions_on_disk(layout: Layout) -> list[str]:
-    """Every region of which there is any file, damaged or not."""
+    """All regions with any file, damaged or not."""
     names = {match["region"] for file in _entries(layout.regions) if (match := _NAME.fullmatch(file.name))}
-    names |= {match["region"] for match in map(_described, _entries(layout.snapshots)) if match}
+    names |= {match["region"] for match in map(_match_description, _entries(layout.snapshots)) if match}
     return sorted(names)
 
 
-def look(layout: Layout, region: str) -> StoredRegion:
-    """What a region has, as far as it can be known; changes nothing."""
+def inspect_region(layout: Layout, region: str) -> StoredRegion:
+    """A region's content, as far as its files can be read; changes nothing."""
     described, damaged = _descriptions(layout, region)
     file, copy = region_file(layout, region), copy_file(layout, region)
-    document, wrong = _read(file)
-    kept, copy_wrong = _read(copy)
-    told = []
+    document, wrong = _read_sealed(file)
+    kept, copy_wrong = _read_sealed(copy)
+    problems = []
     if document is not None:
         if copy_wrong:
-            told = [f"{copy} {copy_wrong}: it is written again from {file.name}"]
+            problems = [f"{copy} {copy_wrong}: it is restored from {file.name}"]
         damaged = {**_missing_descriptions(layout, region, document, described), **damaged}
     elif kept is not None:
-        document = _with(kept, described)
-        told = [f"{file} {wrong}: it is made again from {copy.name} and from what lies beside the disks"]
+        document = _merge_descriptions(kept, described)
+        problems = [
+            f"{file} {wrong}: it is restored from {copy.name} and from the descriptions next to the disks"
+        ]
     elif wrong == copy_wrong == MISSING:
-        document = _with(empty(), described)
+        document = _merge_descriptions(empty_document(), described)
         if described:
-            told = [
-                f"{file} is missing, and so is {copy.name}: images are made again from what lies beside "
-                "their disks; parameters (the channels) and container images were in these files alone"
+            problems = [
+                f"{file} is missing, and so is {copy.name}: images are restored from the descriptions next to "
+                "their disks; parameters (the channels) and container images are lost"
             ]
     else:
-        told = [f"{file} {wrong}, and its copy {copy.name} {copy_wrong}"]
+        problems = [f"{file} {wrong}, and its copy {copy.name} {copy_wrong}"]
     known = document["snapshots"] if document else {}
     for snapshot_id, text in damaged.items():
-        end = (
-            "it is written again"
-            if snapshot_id in known
-            else "its disk stays, though nothing says what it is"
-        )
-        told.append(f"{text}: {end}")
-    return StoredRegion(region, document, tuple(told), described)
+        end = "it is restored" if snapshot_id in known else "its disk is kept, but nothing describes it"
+        problems.append(f"{text}: {end}")
+    return StoredRegion(region, document, tuple(problems), described)
 
 
 def read_region(layout: Layout, region: str) -> dict[str, Any]:
-    """What a region has.
+    """A region's document.
 
     Raises:
-        UnavailableError: Its files are damaged, and nothing says what was in them.
+        UnavailableError: Its files are damaged and can't be repaired.
     """
-    return look(layout, region).require(layout)
+    return inspect_region(layout, region).require(layout)
 
 
 def write_region(layout: Layout, region: str, document: dict[str, Any]) -> None:
-    """Write what differs of a region's files: a change is in all of them, and so is what somebody damaged.
+    """Write those of a region's files whose content differs, damaged ones included.
 
     Raises:
-        OSError: One could not be written.
+        OSError: A write failed.
     """
     for snapshot_id, fields in document["snapshots"].items():
         disk = layout.snapshot(snapshot_id)
         if not disk.is_file():
             continue
         file = description_file(layout, snapshot_id, region)
-        before, _ = _read(file)
+        before, _ = _read_sealed(file)
         description = {
             "snapshot": fields,
             "images": {
@@ -171,65 +176,67 @@ def write_region(layout: Layout, region: str, document: dict[str, Any]) -> None:
             },
             "disk": (before or {}).get("disk") or disk_facts(disk),
         }
-        _write(file, description)
-    _write(region_file(layout, region), document)
-    _write(copy_file(layout, region), document)
+        _write_sealed(file, description)
+    _write_sealed(region_file(layout, region), document)
+    _write_sealed(copy_file(layout, region), document)
 
 
-def mend(layout: Layout) -> list[str]:
-    """Make again what can be made again, while no server runs; what was damaged is set aside, not removed.
+def repair_files(layout: Layout) -> list[str]:
+    """Repair damaged files while no server runs; a damaged file is set aside, not removed.
 
     Returns:
-        What was wrong and what was done.
+        A line for each repair.
 
     Raises:
-        UnavailableError: Something can't be made again; nothing was changed.
+        UnavailableError: A region can't be repaired; nothing was changed.
     """
-    found = [look(layout, region) for region in regions_on_disk(layout)]
-    for one in found:
-        one.require(layout)
-    told: list[str] = []
-    for one in found:
-        if one.problems:
-            write_region(layout, one.region, one.require(layout))
-            told += one.problems
-    return told
+    stored = [inspect_region(layout, name) for name in regions_on_disk(layout)]
+    for region in stored:
+        region.require(layout)
+    problems: list[str] = []
+    for region in stored:
+        if region.problems:
+            write_region(layout, region.region, region.require(layout))
+            problems += region.problems
+    return problems
 
 
 def disk_facts(disk: Path) -> dict[str, Any]:
-    """What tells later whether a disk is still the one that was written."""
+    """Size and digest of a disk's beginning, to detect later whether it is still the disk that was written."""
     with disk.open("rb") as file:
         head = hashlib.sha256(file.read(HEAD)).hexdigest()
     return {"bytes": disk.stat().st_size, "head": head}
 
 
-def disk_problem(layout: Layout, snapshot_id: str, wanted: Mapping[str, Any]) -> str:
-    """What is wrong with a snapshot's disk, or an empty string.
+def disk_problem(layout: Layout, snapshot_id: str, recorded: Mapping[str, Any]) -> str:
+    """The problem of a snapshot's disk, or an empty string.
 
     Args:
         layout: The cloud's files.
-        wanted: `disk_facts` when it was written.
+        recorded: `disk_facts` when it was written.
     """
     disk = layout.snapshot(snapshot_id)
     try:
         size = disk.stat().st_size
-        if size == wanted["bytes"]:
+        if size == recorded["bytes"]:
             return (
-                "" if disk_facts(disk) == wanted else f"{disk} is not what was written: its beginning differs"
+                ""
+                if disk_facts(disk) == recorded
+                else f"{disk} has changed: its beginning differs from what was written"
             )
     except FileNotFoundError:
         return f"{disk} is missing"
     except OSError as error:
         return f"{disk} can't be read: {error.strerror}"
-    return f"{disk} is {size} bytes long, {wanted['bytes']} were written"
+    return f"{disk} has {size} bytes, and {recorded['bytes']} were written"
 
 
-def _read(file: Path) -> tuple[dict[str, Any] | None, str]:
-    """What a file says; or None, and what is wrong with it."""
+def _read_sealed(file: Path) -> tuple[dict[str, Any] | None, str]:
+    """A file's document and an empty text; or None and what is wrong."""
     try:
         return _unseal(file.read_bytes()), ""
     except FileNotFoundError:
-        return None, MISSING if not file.is_symlink() else "is damaged (it is a link to nothing)"
+        return None, MISSING if not file.is_symlink() else "is damaged (it is a dangling link)"
     except OSError as error:
         return None, f"can't be read ({error.strerror})"
     except DamagedError as error:
@@ -242,11 +249,12 @@ def _unseal(content: bytes) -> dict[str, Any]:
     try:
         sealed = parse_json(content)
     except ValueError as error:
-        raise DamagedError(f"it is no JSON: {str(error)[:80]}") from error
+        raise DamagedError(f"it is not JSON: {str(error)[:80]}") from error
+    # Other keys: not a file that this version wrote.
     if not isinstance(sealed, dict) or set(sealed) != {"sha256", "document"}:
-        raise DamagedError("it has another form, perhaps of another version of gpukiln")
+        raise DamagedError("it has another format, possibly of another version of gpukiln")
     if sealed["sha256"] != _digest(sealed["document"]):
-        raise DamagedError("its content does not have its digest")
+        raise DamagedError("its digest does not match its content")
     document: dict[str, Any] = sealed["document"]
     return document
 
@@ -255,34 +263,35 @@ def _digest(document: Any) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def _write(file: Path, document: dict[str, Any]) -> None:
-    document = json.loads(json.dumps(document))  # as a reader finds it: keys are text
+def _write_sealed(file: Path, document: dict[str, Any]) -> None:
+    document = json.loads(json.dumps(document))  # as a reader gets it: all keys are text
     text = json.dumps({"sha256": _digest(document), "document": document}, indent=1)
-    found, wrong = _read(file)
-    if found == document:
+    current, wrong = _read_sealed(file)
+    # Unchanged files are not written: a request would otherwise write every region.
+    if current == document:
         return
-    if found is None and wrong != MISSING:
+    if current is None and wrong != MISSING:
         write_in_place(file, text)
     else:
-        write_whole(file, text)
+        write_atomic(file, text)
 
 
 def _entries(folder: Path) -> list[Path]:
     return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
-def _described(file: Path) -> re.Match[str] | None:
+def _match_description(file: Path) -> re.Match[str] | None:
     return _DESCRIPTION.fullmatch(file.name)
 
 
 def _descriptions(layout: Layout, region: str) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
-    """Per snapshot what lies beside its disk; and of those that can't be read what is wrong."""
+    """The readable descriptions by snapshot, and the problems of the others."""
     described: dict[str, dict[str, Any]] = {}
     damaged: dict[str, str] = {}
     for file in _entries(layout.snapshots):
-        match = _described(file)
+        match = _match_description(file)
         if match and match["region"] == region:
-            document, wrong = _read(file)
+            document, wrong = _read_sealed(file)
             if document is None:
                 damaged[match["snapshot"]] = f"{file} {wrong}"
             else:
@@ -293,7 +302,7 @@ def _descriptions(layout: Layout, region: str) -> tuple[dict[str, dict[str, Any]
 def _missing_descriptions(
     layout: Layout, region: str, document: Mapping[str, Any], described: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Per snapshot that has a disk and no description what is missing."""
+    """The problem of each snapshot that has a disk but no description."""
     return {
         name: f"{description_file(layout, name, region)} is missing"
         for name in document["snapshots"]
@@ -301,14 +310,17 @@ def _missing_descriptions(
     }
 
 
-def _with(kept: dict[str, Any], described: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
-    """A copy of a region's document with what lies beside the disks, which is as new or newer."""
+def _merge_descriptions(kept: dict[str, Any], described: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """A region's document from its copy, updated from the descriptions, which are as new or newer."""
     images = {
         image_id: image
         for image_id, image in kept["images"].items()
         if not snapshots_of_image(image) & set(described)
     }
-    for one in described.values():
-        images.update(one["images"])
-    snapshots = {**kept["snapshots"], **{name: one["snapshot"] for name, one in described.items()}}
+    for description in described.values():
+        images.update(description["images"])
+    snapshots = {
+        **kept["snapshots"],
+        **{name: description["snapshot"] for name, description in described.items()},
+    }
     return {**kept, "images": images, "snapshots": snapshots}

@@ -1,9 +1,8 @@
-"""The images behind moto's ECR: the registry API that docker, podman, buildah and skopeo talk to.
+"""The container registry API of ECR, for docker, podman, buildah and skopeo.
 
-ECR answers two protocols: its own API, which is moto's, and the one of container registries on the host that
-`repositoryUri` names, which moto has not. Here that host is the embedded server itself. Manifests and tags
-are kept in moto's repositories, so both protocols see the same images; blobs are files. The region is the
-first part of a repository's path, as it is part of the host in AWS.
+ECR has two protocols: its own API, which moto answers, and the registry API on the host of `repositoryUri`, which moto
+lacks. Here that host is the embedded server. Manifests and tags are in moto's repositories, so both protocols have the
+same images; blobs are files. The region, part of the host name in AWS, is the first part of a repository's path.
 Source: opencontainers/distribution-spec, spec.md (Endpoints; Error Codes).
 """
 
@@ -34,17 +33,18 @@ USER = "AWS"  # ECR's one user (ECR user guide, Private registry authentication)
 POLICIES = ("lifecycle_policy", "policy")  # attributes of moto's Repository
 TOKEN_LIFE = timedelta(hours=12)
 CHUNK = 1 << 20  # bytes
+# Digests become file names, so nothing else may match.
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 class RegistryError(Exception):
-    """An answer that is an error of the registry API.
+    """An error of the registry API.
 
     Args:
         status: The HTTP status.
         code: The specification's error code.
-        message: For people.
+        message: The error's text.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -53,12 +53,12 @@ class RegistryError(Exception):
 
 
 def install(layout: Layout) -> None:
-    """Let moto's ECR name this registry, and keep its repositories. Call once, before the first request.
+    """Make moto's ECR return this registry and the stored repositories. Call once, before the first request.
 
     Args:
         layout: The cloud's files.
     """
-    shutil.rmtree(layout.registry / "uploads", ignore_errors=True)  # what a killed server left
+    shutil.rmtree(layout.registry / "uploads", ignore_errors=True)  # unfinished uploads of a killed server
     init = ECRBackend.__init__
 
     def init_ecr(self: Any, region_name: str, account_id: str) -> None:
@@ -97,7 +97,7 @@ def _port(layout: Layout) -> int:
 
 
 def dump(ecr: Any) -> dict[str, Any]:
-    """What of a region's repositories is kept.
+    """The stored part of a region's repositories.
 
     Args:
         ecr: moto's ECR backend of the region.
@@ -107,12 +107,12 @@ def dump(ecr: Any) -> dict[str, Any]:
     """
     return {
         name: {
-            "image_tag_mutability": RepoTagMutability(found.image_tag_mutability).value,
-            "image_tag_mutability_exclusion_filters": found.image_tag_mutability_exclusion_filters,
-            "image_scan_config": found.image_scanning_configuration,
-            "encryption_config": found.encryption_configuration,
-            "tags": ecr.tagger.list_tags_for_resource(found.arn)["tags"],
-            "policies": {field: getattr(found, field) for field in POLICIES},
+            "image_tag_mutability": RepoTagMutability(repository.image_tag_mutability).value,
+            "image_tag_mutability_exclusion_filters": repository.image_tag_mutability_exclusion_filters,
+            "image_scan_config": repository.image_scanning_configuration,
+            "encryption_config": repository.encryption_configuration,
+            "tags": ecr.tagger.list_tags_for_resource(repository.arn)["tags"],
+            "policies": {field: getattr(repository, field) for field in POLICIES},
             "images": [
                 {
                     "manifest": image.image_manifest,
@@ -121,15 +121,15 @@ def dump(ecr: Any) -> dict[str, Any]:
                     "tags": image.image_tags,
                     "pushed_at": image.image_pushed_at,
                 }
-                for image in found.images
+                for image in repository.images
             ],
         }
-        for name, found in ecr.repositories.items()
+        for name, repository in ecr.repositories.items()
     }
 
 
 def load(ecr: Any, document: dict[str, Any]) -> None:
-    """Make a region's repositories again.
+    """Create a region's repositories from their document.
 
     Args:
         ecr: moto's ECR backend of the region.
@@ -137,19 +137,19 @@ def load(ecr: Any, document: dict[str, Any]) -> None:
     """
     for name, fields in document.items():
         given = {field: value for field, value in fields.items() if field not in ("policies", "images")}
-        made = ecr.create_repository(repository_name=name, registry_id=None, **given)
+        repository = ecr.create_repository(repository_name=name, registry_id=None, **given)
         for field, text in fields["policies"].items():
-            setattr(made, field, text)
+            setattr(repository, field, text)
         for row in fields["images"]:
             image = Image(ecr.account_id, None, row["manifest"], name, row["media_type"], row["digest"])  # type: ignore[arg-type]  # it may have no tag
             image.image_tags = list(row["tags"])
             image.image_tag = row["tags"][-1] if row["tags"] else None  # type: ignore[assignment]  # it may have no tag
             image.image_pushed_at = row["pushed_at"]
-            made.images.append(image)
+            repository.images.append(image)
 
 
 class Registry:
-    """WSGI: the registry API below /v2/.
+    """WSGI application: the registry API below /v2/.
 
     Args:
         layout: The cloud's files.
@@ -176,7 +176,7 @@ class Registry:
         try:
             login = request.authorization
             if login is None or (login.username, login.password) != (USER, self._layout.access_key):
-                raise RegistryError(401, "UNAUTHORIZED", "log in with what GetAuthorizationToken answers")
+                raise RegistryError(401, "UNAUTHORIZED", "log in with the token of GetAuthorizationToken")
             endpoint, arguments = self._routes.bind_to_environ(environ).match()
             response: Response = endpoint(request, **arguments)
         except RegistryError as error:
@@ -191,7 +191,7 @@ class Registry:
 
     def _file(self, digest: str) -> Any:
         if not DIGEST.fullmatch(digest):
-            raise RegistryError(400, "DIGEST_INVALID", f"{digest} is no sha256 digest")
+            raise RegistryError(400, "DIGEST_INVALID", f"{digest} is not a sha256 digest")
         return self._layout.registry / "blobs" / digest.removeprefix("sha256:")
 
     def _upload(self, upload: str) -> Any:
@@ -203,6 +203,8 @@ class Registry:
     def _begin(self, request: Request, name: str) -> Response:
         _repository(name)
         mount = request.args.get("mount", "")
+        # A blob that another repository has need not be sent again (distribution-spec, "Mounting a blob from
+        # another repository").
         if mount and self._file(mount).exists():
             return _created(f"/v2/{name}/blobs/{mount}", mount)
         upload = secrets.token_hex(16)
@@ -222,10 +224,10 @@ class Registry:
         with file.open("ab") as opened:
             shutil.copyfileobj(request.stream, opened, CHUNK)
         with file.open("rb") as opened:
-            found = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
-        if found != digest:
+            actual = "sha256:" + hashlib.file_digest(opened, "sha256").hexdigest()
+        if actual != digest:
             file.unlink()
-            raise RegistryError(400, "DIGEST_INVALID", f"what was sent is {found}, not {digest}")
+            raise RegistryError(400, "DIGEST_INVALID", f"the upload has the digest {actual}, not {digest}")
         blob.parent.mkdir(exist_ok=True)
         file.replace(blob)
         return _created(f"/v2/{name}/blobs/{digest}", digest)
@@ -261,7 +263,9 @@ class Registry:
             parts = [manifest["config"], *manifest["layers"]]
             missing = [part["digest"] for part in parts if not self._file(part["digest"]).exists()]
         except (ValueError, KeyError, TypeError) as error:
-            raise RegistryError(400, "MANIFEST_INVALID", f"this is no image manifest: {error!r}") from error
+            raise RegistryError(
+                400, "MANIFEST_INVALID", f"the manifest is not that of an image: {error!r}"
+            ) from error
         if missing:
             raise RegistryError(404, "MANIFEST_BLOB_UNKNOWN", f"{name} has no {', '.join(missing)}")
         holder = next((image for image in repository.images if tag in image.image_tags), None)

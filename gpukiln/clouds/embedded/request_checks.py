@@ -1,7 +1,7 @@
-"""What EC2 refuses before it does anything and moto does not: a look at each request, by botocore's model.
+"""Checks of requests that EC2 makes and moto does not, by botocore's model of the API.
 
 Codes: AWS, "Error codes for the Amazon EC2 API" (docs.aws.amazon.com/AWSEC2/latest/APIReference,
-errors-overview). Texts are EC2's where somebody has shown them: each names where.
+errors-overview). Texts are EC2's where a public source shows them; the source is at each.
 """
 
 import functools
@@ -23,7 +23,7 @@ from gpukiln.catalog.instance_types import every_instance_type, instance_types
 from gpukiln.clouds.embedded.pointers import PREFIX, resolve_image
 
 log = logging.getLogger(__name__)
-IDS = {  # shape of botocore's model: prefix, EC2's code, which it spells in more than one way
+IDS = {  # shape of botocore's model: prefix and error code, with EC2's different spellings
     "ImageId": ("ami", "InvalidAMIID.Malformed"),
     "InstanceId": ("i", "InvalidInstanceID.Malformed"),
     "SnapshotId": ("snap", "InvalidSnapshotID.Malformed"),
@@ -36,7 +36,7 @@ IDS = {  # shape of botocore's model: prefix, EC2's code, which it spells in mor
     "InternetGatewayId": ("igw", "InvalidInternetGatewayId.Malformed"),
     "RouteTableId": ("rtb", "InvalidRouteTableId.Malformed"),
 }
-NOT_FOUND = {  # prefix: where moto's backend has them, EC2's code; of what moto does not look for itself
+NOT_FOUND = {  # prefix: attribute of moto's backend and error code, for kinds that moto does not check itself
     "eni": ("enis", "InvalidNetworkInterfaceID.NotFound"),
     "acl": ("network_acls", "InvalidNetworkAclID.NotFound"),
     "lt": ("launch_templates", "InvalidLaunchTemplateId.NotFound"),
@@ -46,14 +46,17 @@ PAGED = {
     **dict.fromkeys(("DescribeCapacityReservations", "DescribeCapacityBlockOfferings"), r"\d+"),
     "DescribeInstances": r"r-[0-9a-f]+",
 }
-OWN_TOKENS = ("DescribeIamInstanceProfileAssociations", "DescribeVpcEndpointServices")  # moto looks at theirs
+OWN_TOKENS = (
+    "DescribeIamInstanceProfileAssociations",
+    "DescribeVpcEndpointServices",
+)  # moto checks these itself
 NAMED_IMAGES = ("CreateImage", "CopyImage", "RegisterImage")
 SHOWN_TAG = re.compile(r"[0-9a-zA-Z\-_+=,.@:]{1,255}")
 IMAGE_NAME = re.compile(r"[A-Za-z0-9()\[\] ./\-'@_]{3,128}")  # botocore's model, CreateImageRequest$Name
 
 
 def extend_requests() -> None:
-    """Look at each request before moto does; what moto then fails at is an answer too. Call once."""
+    """Check each request before moto gets it, and answer an exception in moto as an error. Call once."""
     setup_class, call_action = EC2Response.setup_class, EC2Response.call_action
     serialize = EC2Response.serialized
 
@@ -69,12 +72,12 @@ def extend_requests() -> None:
                 "InvalidAction", f"The action {self._get_action()} is not valid for this web service."
             )
         except NotImplementedError as error:
-            told = str(error).partition(" has not been implemented")[0]
-            refusal = EC2ClientError("UnsupportedOperation", f"The embedded EC2 does not have it: {told}")
+            call = str(error).partition(" has not been implemented")[0]
+            refusal = EC2ClientError("UnsupportedOperation", f"The embedded EC2 does not have {call}")
         except (ValueError, ParamValidationError) as error:
             log.exception("%s", self._get_action())
             refusal = EC2ClientError("InvalidParameterValue", str(error))
-        except Exception as error:  # a crash would be answered as a page of HTML, which is tried five times
+        except Exception as error:  # a crash would answer HTML, which SDKs retry five times
             log.exception("%s", self._get_action())
             refusal = EC2ClientError("InternalError", f"{type(error).__name__}: {error}")
         status, answered, body = self.serialized(ActionResult(refusal))
@@ -82,37 +85,38 @@ def extend_requests() -> None:
 
     def serialized(self: Any, result: ActionResult) -> Any:
         status, *answer = serialize(self, result)
-        fault = isinstance(result.result, ServiceException)  # botocore's model has no status of EC2's errors
+        fault = isinstance(result.result, ServiceException)  # botocore's model has no status for EC2's errors
         return getattr(result.result, "status", status) if fault else status, *answer
 
+    # Set on the class: moto creates a response object for each request.
     EC2Response.serialized = serialized  # type: ignore[method-assign,assignment]
     EC2Response._dispatch = dispatch  # type: ignore[method-assign]
 
 
 def _check(response: Any) -> None:
-    action, asked = response._get_action(), response.params
+    action, request = response._get_action(), response.params
     shape = get_service_model("ec2").operation_model(action).input_shape
     if shape is None:
         return
     for name in shape.required_members:
-        if asked.get(name) in (None, "", []):
+        if request.get(name) in (None, "", []):
             raise EC2ClientError("MissingParameter", f"The request must contain the parameter {name}")
-    for name, value in _values(shape, asked):
+    for name, value in _values(shape, request):
         _check_value(action, name, value)
-    _check_filters(action, shape, asked)
-    _check_token(response, action, asked.get("NextToken"))
+    _check_filters(action, shape, request)
+    _check_token(response, action, request.get("NextToken"))
     ec2 = response.ec2_backend
     if action == "RunInstances":
-        _check_launch(ec2, asked)
+        _check_launch(ec2, request)
     if action in NAMED_IMAGES:
-        _check_image_name(ec2, asked)
+        _check_image_name(ec2, request)
     if action == "CreateTags":
-        _check_tagged(ec2, asked["Resources"])
-    _check_shown_tags(ec2, action, asked)
+        _check_tagged(ec2, request["Resources"])
+    _check_shown_tags(ec2, action, request)
 
 
 def _values(shape: Any, value: Any) -> Iterator[tuple[str, Any]]:
-    """Every value of a request with the name of its shape, from the outside in."""
+    """All values of a request with the names of their shapes, outer values first."""
     yield shape.name, value
     if shape.type_name == "structure" and isinstance(value, Mapping):
         for name, member in shape.members.items():
@@ -124,7 +128,9 @@ def _values(shape: Any, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _check_value(action: str, shape: str, value: Any) -> None:
-    if shape in IDS and isinstance(value, str) and value:  # an empty one is none: Packer sends SubnetId=""
+    if (
+        shape in IDS and isinstance(value, str) and value
+    ):  # an empty id counts as missing: Packer sends SubnetId=""
         prefix, code = IDS[shape]
         if shape == "ImageId" and value.startswith(PREFIX):
             return
@@ -133,27 +139,28 @@ def _check_value(action: str, shape: str, value: Any) -> None:
             raise EC2ClientError(code, f'Invalid id: "{value}" (expecting "{prefix}-...")')
     if shape == "Tag" and action != "DeleteTags":
         key, text = value.get("Key") or "", value.get("Value") or ""
+        # EC2 user guide, "Tag restrictions".
         if key.lower().startswith("aws:"):
-            told = "Tag keys starting with 'aws:' are reserved for internal use"
-            raise EC2ClientError("InvalidParameterValue", told)
+            message = "Tag keys starting with 'aws:' are reserved for internal use"
+            raise EC2ClientError("InvalidParameterValue", message)
         for what, given, most in (("key", key, 128), ("value", text, 256)):  # user guide, Tag restrictions
             if len(given) > most:
-                told = f"Tag {what} exceeds the maximum length of {most} characters"
-                raise EC2ClientError("InvalidParameterValue", told)
+                message = f"Tag {what} exceeds the maximum length of {most} characters"
+                raise EC2ClientError("InvalidParameterValue", message)
 
 
-def _check_filters(action: str, shape: Any, asked: Mapping[str, Any]) -> None:
+def _check_filters(action: str, shape: Any, request: Mapping[str, Any]) -> None:
     for member in ("Filters", "Filter"):
         known = _filter_names(action, member) if member in shape.members else frozenset()
-        for one in asked.get(member) or [] if known else []:
-            name = one.get("Name") or "null"
+        for filter_ in request.get(member) or [] if known else []:
+            name = filter_.get("Name") or "null"
             if name not in known and not (name.startswith("tag:") and "tag" in known):
                 raise EC2ClientError("InvalidParameterValue", f"The filter '{name}' is invalid")
 
 
 @functools.cache
 def _filter_names(action: str, member: str) -> frozenset[str]:
-    """The filters that botocore's documentation of a call lists; empty where it lists none."""
+    """The filters in botocore's documentation of a call; empty where it has none."""
     shape: Any = get_service_model("ec2").operation_model(action).input_shape
     text = shape.members[member].documentation
     names = set(re.findall(r"<li>\s*<p>\s*<code>([^<]+)</code>", text))
@@ -161,9 +168,9 @@ def _filter_names(action: str, member: str) -> frozenset[str]:
 
 
 def _check_token(response: Any, action: str, token: str | None) -> None:
-    """A token is one that was given before: only these calls give any.
+    """Refuse a NextToken that no answer had: only the calls in `PAGED` return any.
 
-    EC2's code is the same for all and its text is not (karpenter-provider-aws issue 6061, boto3 issue 2673).
+    EC2's code is the same for all calls, its texts differ (karpenter-provider-aws issue 6061, boto3 issue 2673).
     """
     if token is None or action in OWN_TOKENS:
         return
@@ -171,25 +178,25 @@ def _check_token(response: Any, action: str, token: str | None) -> None:
     if known and action == "DescribeInstances":
         known = token in response.ec2_backend.reservations
     if not known:
-        told = f"Value ( {token} ) for parameter NextToken is invalid. The token is invalid."
-        raise EC2ClientError("InvalidParameterValue", told)
+        message = f"Value ( {token} ) for parameter NextToken is invalid. The token is invalid."
+        raise EC2ClientError("InvalidParameterValue", message)
 
 
-def _check_launch(ec2: Any, asked: Mapping[str, Any]) -> None:
-    fewest, most = int(asked["MinCount"]), int(asked["MaxCount"])
+def _check_launch(ec2: Any, request: Mapping[str, Any]) -> None:
+    fewest, most = int(request["MinCount"]), int(request["MaxCount"])
     for name, number in (("minCount", fewest), ("maxCount", most)):
         if number < 1:
-            told = f"Value ({number}) for parameter {name} is invalid. Expected a positive integer."
-            raise EC2ClientError("InvalidParameterValue", told)
+            message = f"Value ({number}) for parameter {name} is invalid. Expected a positive integer."
+            raise EC2ClientError("InvalidParameterValue", message)
     if most < fewest:
-        told = f"The parameter minCount ({fewest}) must not be greater than maxCount ({most})"
-        raise EC2ClientError("InvalidParameterCombination", told)
-    template = asked.get("LaunchTemplate")
+        message = f"The parameter minCount ({fewest}) must not be greater than maxCount ({most})"
+        raise EC2ClientError("InvalidParameterCombination", message)
+    template = request.get("LaunchTemplate")
     given = ec2._get_template_from_args(template).data if template else {}
-    image_id = resolve_image(ec2, asked.get("ImageId") or given.get("ImageId") or "", None)
+    image_id = resolve_image(ec2, request.get("ImageId") or given.get("ImageId") or "", None)
     if not image_id:
         raise EC2ClientError("MissingParameter", "The request must contain the parameter ImageId")
-    type_name = asked.get("InstanceType") or given.get("InstanceType") or "m1.small"
+    type_name = request.get("InstanceType") or given.get("InstanceType") or "m1.small"
     if type_name not in every_instance_type():
         raise EC2ClientError("InvalidParameterValue", f"Invalid value '{type_name}' for InstanceType.")
     [image] = ec2.describe_images(ami_ids=[image_id])
@@ -205,7 +212,7 @@ def _check_launch(ec2: Any, asked: Mapping[str, Any]) -> None:
 
 
 def _architectures(type_name: str) -> list[str]:
-    """What an instance type runs, as far as moto or the catalogue know it."""
+    """The architectures of an instance type, from moto or the catalogue."""
     if type_name in INSTANCE_TYPES:
         runs: list[str] = INSTANCE_TYPES[type_name]["ProcessorInfo"]["SupportedArchitectures"]
         return runs
@@ -213,8 +220,8 @@ def _architectures(type_name: str) -> list[str]:
     return [known.arch] if known else []
 
 
-def _check_image_name(ec2: Any, asked: Mapping[str, Any]) -> None:
-    name, token = asked["Name"], asked.get("ClientToken")
+def _check_image_name(ec2: Any, request: Mapping[str, Any]) -> None:
+    name, token = request["Name"], request.get("ClientToken")
     if not IMAGE_NAME.fullmatch(name):
         raise EC2ClientError(
             "InvalidAMIName.Malformed",
@@ -222,26 +229,33 @@ def _check_image_name(ec2: Any, asked: Mapping[str, Any]) -> None:
             "'(', ')', '.', '-', '/' and '_'",
         )
     for image in ec2.amis.values():
+        # Names are unique within an account.
         mine = image.owner_id == ec2.account_id
         if image.name == name and mine and not (token and image.client_token == token):
-            told = f"AMI name {name} is already in use by AMI {image.id}"
-            raise EC2ClientError("InvalidAMIName.Duplicate", told)
+            message = f"AMI name {name} is already in use by AMI {image.id}"
+            raise EC2ClientError("InvalidAMIName.Duplicate", message)
 
 
-def _check_shown_tags(ec2: Any, action: str, asked: Mapping[str, Any]) -> None:
-    """Tags that instance metadata shows are parts of its paths (seek-oss/aec pull 411 shows the text)."""
-    enabled, tags = False, asked.get("Tags") or []
+def _check_shown_tags(ec2: Any, action: str, request: Mapping[str, Any]) -> None:
+    """Refuse tag keys that can't be paths of instance metadata (seek-oss/aec pull 411 shows the text)."""
+    enabled, tags = False, request.get("Tags") or []
     if action == "RunInstances":
-        enabled = (asked.get("MetadataOptions") or {}).get("InstanceMetadataTags") == "enabled"
-        specifications = asked.get("TagSpecifications") or []
-        of_it = [one.get("Tags") or [] for one in specifications if one.get("ResourceType") == "instance"]
+        enabled = (request.get("MetadataOptions") or {}).get("InstanceMetadataTags") == "enabled"
+        specifications = request.get("TagSpecifications") or []
+        of_it = [
+            specification.get("Tags") or []
+            for specification in specifications
+            if specification.get("ResourceType") == "instance"
+        ]
         tags = [tag for some in of_it for tag in some]
     elif action == "ModifyInstanceMetadataOptions":
-        enabled = asked.get("InstanceMetadataTags") == "enabled"
-        tags = [{"Key": key} for key in ec2.tags.get(asked["InstanceId"], {})]
+        enabled = request.get("InstanceMetadataTags") == "enabled"
+        tags = [{"Key": key} for key in ec2.tags.get(request["InstanceId"], {})]
     elif action == "CreateTags":
-        instances = filter(None, (ec2.get_instance_by_id(one) for one in asked["Resources"]))
-        enabled = any(one.metadata_options.instance_metadata_tags == "enabled" for one in instances)
+        instances = filter(
+            None, (ec2.get_instance_by_id(resource_id) for resource_id in request["Resources"])
+        )
+        enabled = any(instance.metadata_options.instance_metadata_tags == "enabled" for instance in instances)
     for key in [tag.get("Key") or "" for tag in tags] if enabled else []:
         if not SHOWN_TAG.fullmatch(key) or key in (".", "..", "_index"):
             raise EC2ClientError(
@@ -258,8 +272,8 @@ def _check_tagged(ec2: Any, resources: list[str]) -> None:
             if prefix == known and not re.fullmatch(r".*-([0-9a-f]{8}|[0-9a-f]{17})", resource):
                 raise EC2ClientError(code, f'Invalid id: "{resource}" (expecting "{prefix}-...")')
         if prefix == "i" and ec2.get_instance_by_id(resource) is None:
-            told = f"The instance ID '{resource}' does not exist"
-            raise EC2ClientError("InvalidInstanceID.NotFound", told)
+            message = f"The instance ID '{resource}' does not exist"
+            raise EC2ClientError("InvalidInstanceID.NotFound", message)
         if prefix in NOT_FOUND:
             attribute, code = NOT_FOUND[prefix]
             if resource not in getattr(ec2, attribute):

@@ -1,6 +1,6 @@
-"""Temporary keys of an instance's role: given out by its metadata service, taken by the API.
+"""Temporary keys of an instance's role: its metadata service returns them, the API accepts them.
 
-Form of the documents: AWS, "Retrieve security credentials from instance metadata". The session is named
+Format of the documents: AWS, "Retrieve security credentials from instance metadata". The session is named
 after the instance, as EC2 names it.
 """
 
@@ -14,19 +14,19 @@ from moto.core.utils import utcnow
 from moto.sts.models import sts_backends
 
 LIFE_S = 6 * 3600
-RENEWED_S = 3600  # before the end; SDKs ask again in the last quarter of an hour
+RENEWED_S = 3600  # seconds before the end; SDKs refresh in the last 15 minutes
 _lock = threading.Lock()
-_given: dict[str, tuple[Any, Any]] = {}  # by instance: itself and moto's AssumedRole
+_given: dict[str, tuple[Any, Any]] = {}  # by instance id: the instance and moto's AssumedRole
 
 
 def metadata_of(instance: Any) -> dict[str, Any]:
-    """The folder `iam` of an instance's metadata; nothing where it has no profile."""
+    """The folder `iam` of an instance's metadata; empty where it has no instance profile."""
     association = instance.ec2_backend.iam_instance_profile_associations.get(instance.id)
     if association is None:
         return {}
     profile = association.iam_instance_profile
     info = {"InstanceProfileArn": profile.arn, "InstanceProfileId": profile.id}
-    found: dict[str, Any] = {"info": _document(info)}
+    folder: dict[str, Any] = {"info": _document(info)}
     if profile.roles:
         role, given = profile.roles[0], _role_of(instance, profile.roles[0])
         keys = {
@@ -38,17 +38,18 @@ def metadata_of(instance: Any) -> dict[str, Any]:
         }
         since = given.expiration - timedelta(seconds=LIFE_S)
         keys["LastUpdated"] = f"{since:%Y-%m-%dT%H:%M:%SZ}"
-        found["security-credentials"] = {role.name: _document(keys)}
-    return {"iam": found}
+        folder["security-credentials"] = {role.name: _document(keys)}
+    return {"iam": folder}
 
 
 def holder(access_key: str, token: str) -> tuple[Any, Any] | None:
-    """The instance and moto's AssumedRole that keys were given out for, as long as they count."""
+    """The instance and moto's AssumedRole of temporary keys, while the keys are valid."""
     with _lock:
         given = list(_given.values())
     for instance, role in given:
         if (
             role.access_key_id == access_key
+            # Constant time: the token is a secret.
             and hmac.compare_digest(role.session_token.encode(), token.encode())
             and role.expiration > utcnow()
             and instance.state != "terminated"

@@ -1,9 +1,9 @@
-"""What the role of an instance may do: a signature that is not its own, or a call that it lacks, is refused.
+"""Authorizes calls with the keys of an instance's role: checks the signature and the role's policies.
 
-Of CreateTags, GetParameter and GetSecretValue resources and conditions count; of every other call, whether a
-statement allows it for anything. A permissions boundary that the account has must allow it too. IAM user
+For CreateTags, GetParameter and GetSecretValue resources and conditions are evaluated; for other calls, whether any
+statement allows the action. A permissions boundary that exists in the account has to allow it too. IAM user
 guide, "Policy evaluation logic", "IAM JSON policy elements" and "Troubleshoot access denied error messages".
-moto's own look at policies passes over the conditions that it does not know (moto.iam.access_control).
+moto's own evaluation ignores conditions that it does not know (moto.iam.access_control).
 """
 
 import hmac
@@ -27,17 +27,20 @@ from werkzeug.datastructures import EnvironHeaders
 from gpukiln.clouds.embedded.refusals import SCOPE, Refusal, refusal_of
 from gpukiln.parsing import parse_json
 
-ALWAYS = "sts:GetCallerIdentity"  # nobody needs a right for it
-NO_ACCOUNT = ("image", "snapshot")  # in ARNs (Service Authorization Reference, Amazon EC2, resource types)
-Context = Mapping[str, list[str]]  # condition keys in lower case: their values
-Asked = tuple[str | None, Context]  # an ARN, and what conditions can be about
+ALWAYS = "sts:GetCallerIdentity"  # needs no permission
+NO_ACCOUNT = (
+    "image",
+    "snapshot",
+)  # kinds without an account id in their ARNs (Service Authorization Reference, Amazon EC2, resource types)
+Context = Mapping[str, list[str]]  # condition keys in lower case, with their values
+ResourceContext = tuple[str | None, Context]  # an ARN, and the values for conditions
 
 
 def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None:
-    """Why a request with the keys of an instance's role is not answered; its body can be read again.
+    """The refusal of a request with the keys of an instance's role, or None; the body can be read again.
 
     Args:
-        environ: WSGI's.
+        environ: WSGI's environ.
         instance: moto's instance.
         role: moto's assumed role.
     """
@@ -47,10 +50,10 @@ def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None
     environ["wsgi.input"] = io.BytesIO(body)
     if scope is None or not _is_signed(environ, body, role, scope["region"], scope["service"]):
         if scope and scope["service"] == "ec2":
-            told = "AWS was not able to validate the provided access credentials"
-            return refusal_of(authorization, 401, "AuthFailure", told)
-        told = "The request signature we calculated does not match the signature you provided."
-        return refusal_of(authorization, 403, "InvalidSignatureException", told)
+            message = "AWS was not able to validate the provided access credentials"
+            return refusal_of(authorization, 401, "AuthFailure", message)
+        message = "The request signature we calculated does not match the signature you provided."
+        return refusal_of(authorization, 403, "InvalidSignatureException", message)
     service, region = scope["service"], scope["region"]
     target = environ.get("HTTP_X_AMZ_TARGET", "")
     fields = _json_fields(body) if target else _form_fields(environ, body)
@@ -58,25 +61,31 @@ def refusal(environ: dict[str, Any], instance: Any, role: Any) -> Refusal | None
     if action == ALWAYS:
         return None
     policies = _policies(instance.ec2_backend, role)
-    asked = _asked(instance.ec2_backend.account_id, role.partition, region, action, fields)
-    for (resource, context), (kind, statements) in product(asked, policies.items()):
-        effects = {one["Effect"] for one in statements if _covers(one, action, resource, context)}
+    resources = _requested_resources(instance.ec2_backend.account_id, role.partition, region, action, fields)
+    for (resource, context), (kind, statements) in product(resources, policies.items()):
+        effects = {
+            statement["Effect"]
+            for statement in statements
+            if _statement_covers(statement, action, resource, context)
+        }
+        # No matching statement is an implicit deny, and one Deny outweighs any Allow.
         if effects != {"Allow"}:
             why = f"because no {kind} allows the {action} action"
             if "Deny" in effects:
                 article = "an" if kind.startswith("i") else "a"
                 why = f"with an explicit deny in {article} {kind}"
             place = f" on resource: {resource}" if resource else ""
-            told = f"User: {role.arn} is not authorized to perform: {action}{place} {why}"
+            message = f"User: {role.arn} is not authorized to perform: {action}{place} {why}"
             if service == "ec2":  # karpenter issue 1713 shows EC2's whole text
-                told = f"You are not authorized to perform this operation. {told}"
-                return refusal_of(authorization, 403, "UnauthorizedOperation", told)
-            return refusal_of(authorization, 400, "AccessDeniedException", told)
+                message = f"You are not authorized to perform this operation. {message}"
+                return refusal_of(authorization, 403, "UnauthorizedOperation", message)
+            return refusal_of(authorization, 400, "AccessDeniedException", message)
     return None
 
 
 def _is_signed(environ: dict[str, Any], body: bytes, role: Any, region: str, service: str) -> bool:
     authorization = environ["HTTP_AUTHORIZATION"]
+    # Only the headers that the caller signed are part of its signature.
     names = re.search(r"SignedHeaders=([^, ]+)", authorization)
     given = re.search(r"Signature=([0-9a-f]{64})", authorization)
     if not names or not given:
@@ -105,16 +114,16 @@ def _json_fields(body: bytes) -> dict[str, Any]:
     return fields if isinstance(fields, dict) else {}
 
 
-def _asked(
+def _requested_resources(
     account: str, partition: str, region: str, action: str, fields: Mapping[str, Any]
-) -> Iterator[Asked]:
-    """What an action is asked for; each has to be allowed. None: not looked at, the action's name counts."""
+) -> Iterator[ResourceContext]:
+    """The resources of a call; each has to be allowed. None: only the action is evaluated."""
     of_request = {"aws:requestedregion": [region]}
     if action == "ec2:CreateTags":
         keys = {name: fields[name] for name in fields if re.fullmatch(r"Tag\.\d+\.Key", name)}
         values = {key: fields.get(name.replace("Key", "Value"), "") for name, key in keys.items()}
-        asked = {**of_request, "aws:tagkeys": list(values)}
-        asked |= {f"aws:requesttag/{key.lower()}": [value] for key, value in values.items()}
+        context = {**of_request, "aws:tagkeys": list(values)}
+        context |= {f"aws:requesttag/{key.lower()}": [value] for key, value in values.items()}
         every = ec2_backends[account][region].tags
         for name, resource in fields.items():
             if re.fullmatch(r"ResourceId\.\d+", name):
@@ -126,7 +135,7 @@ def _asked(
                     for key, value in tags.items()
                     for space in ("aws", "ec2")
                 }
-                yield f"arn:{partition}:ec2:{region}:{owner}:{kind}/{resource}", {**asked, **of}
+                yield f"arn:{partition}:ec2:{region}:{owner}:{kind}/{resource}", {**context, **of}
     elif action == "ssm:GetParameter":
         name = str(fields.get("Name", "")).rpartition(":parameter/")[2].partition(":")[0].lstrip("/")
         yield f"arn:{partition}:ssm:{region}:{account}:parameter/{name}", of_request
@@ -140,17 +149,17 @@ def _asked(
 
 
 def _policies(ec2: Any, role: Any) -> dict[str, list[dict[str, Any]]]:
-    """The statements of a role's policies, and of its boundary; of a role that was removed there are none."""
+    """The statements of a role's policies and of its boundary; a removed role has none."""
     iam = iam_backends[ec2.account_id][ec2.partition]
     try:
         known = iam.get_role_by_arn(role.role_arn)
     except NotFoundException:
         return {"identity-based policy": []}
     managed = [text for policy in known.managed_policies.values() for text in _default_version(policy)]
-    found = {"identity-based policy": _statements([*known.policies.values(), *managed])}
+    statements = {"identity-based policy": _statements([*known.policies.values(), *managed])}
     if bound := iam.managed_policies.get(known.permissions_boundary_arn or ""):
-        found["permissions boundary"] = _statements(_default_version(bound))
-    return found
+        statements["permissions boundary"] = _statements(_default_version(bound))
+    return statements
 
 
 def _default_version(policy: Any) -> list[str]:
@@ -160,48 +169,68 @@ def _default_version(policy: Any) -> list[str]:
 def _statements(texts: Iterable[str]) -> list[dict[str, Any]]:
     statements: list[dict[str, Any]] = []
     for text in texts:
-        found = parse_json(text)["Statement"]
-        statements += found if isinstance(found, list) else [found]
+        value = parse_json(text)["Statement"]
+        statements += value if isinstance(value, list) else [value]
     return statements
 
 
-def _covers(statement: Mapping[str, Any], action: str, resource: str | None, context: Context) -> bool:
-    """Whether a statement is about this; what is not known here never widens what a role may do."""
+def _statement_covers(
+    statement: Mapping[str, Any], action: str, resource: str | None, context: Context
+) -> bool:
+    """Whether a statement applies; an unknown element never extends what a role may do."""
     denies: bool = statement["Effect"] == "Deny"
+    # NotAction and NotResource are not evaluated: as a Deny they apply, as an Allow they do not.
     if "Action" not in statement or "Resource" not in statement:  # NotAction, NotResource
         return denies
-    if not _matches(_list(statement["Action"]), action, flags=re.IGNORECASE):
+    if not _matches_pattern(_as_list(statement["Action"]), action, flags=re.IGNORECASE):
         return False
-    resources, conditions = _list(statement["Resource"]), statement.get("Condition", {})
+    resources, conditions = _as_list(statement["Resource"]), statement.get("Condition", {})
     if resource is None:
         return not denies or ("*" in resources and not conditions)
-    if not _matches(resources, resource):
+    if not _matches_pattern(resources, resource):
         return False
     for operator, keys in conditions.items():
-        for key, wanted in keys.items():
-            held = _holds(operator, _list(wanted), context.get(key.lower()))
+        for key, expected in keys.items():
+            held = _condition_holds(operator, _as_list(expected), context.get(key.lower()))
             if not (denies if held is None else held):
                 return False
     return True
 
 
-def _holds(operator: str, wanted: list[str], found: list[str] | None) -> bool | None:
-    """Whether a condition holds; None: an operator that is not known here."""
+def _condition_holds(operator: str, expected: list[str], values: list[str] | None) -> bool | None:
+    """Whether a condition holds; None for an unknown operator.
+
+    >>> _condition_holds("StringEquals", ["us-west-2"], ["us-west-2"])
+    True
+    >>> _condition_holds("ForAllValues:StringEquals", ["Name"], None)
+    True
+    >>> _condition_holds("IpAddress", ["10.0.0.0/8"], ["10.0.0.1"]) is None
+    True
+    """
     of_all, _, name = operator.rpartition(":")
     if name not in ("StringEquals", "StringLike") or of_all not in ("", "ForAllValues"):
         return None
-    if found is None:
+    if values is None:
         return of_all == "ForAllValues"
-    held = [one in wanted if name == "StringEquals" else _matches(wanted, one) for one in found]
+    held = [
+        value in expected if name == "StringEquals" else _matches_pattern(expected, value) for value in values
+    ]
     return all(held) if of_all else any(held)
 
 
-def _matches(patterns: list[str], text: str, flags: int = 0) -> bool:
-    """IAM's wildcards: * is any text, ? any one character."""
+def _matches_pattern(patterns: list[str], text: str, flags: int = 0) -> bool:
+    """Whether a text matches one of IAM's patterns: * is any text, ? any character.
+
+    >>> _matches_pattern(["ec2:Describe*"], "ec2:DescribeImages")
+    True
+    >>> _matches_pattern(["i-?"], "i-12")
+    False
+    """
     return any(
-        re.fullmatch(re.escape(one).replace(r"\*", ".*").replace(r"\?", "."), text, flags) for one in patterns
+        re.fullmatch(re.escape(pattern).replace(r"\*", ".*").replace(r"\?", "."), text, flags)
+        for pattern in patterns
     )
 
 
-def _list(value: Any) -> list[str]:
-    return [str(one) for one in value] if isinstance(value, list) else [str(value)]
+def _as_list(value: Any) -> list[str]:
+    return [str(item) for item in value] if isinstance(value, list) else [str(value)]

@@ -1,18 +1,18 @@
-"""What this cloud lacks, as somebody wrote it, so that offers and a walk over zones can be rehearsed.
+"""Scripted shortages of capacity, quotas and reservations, to rehearse offers and launches over several zones.
 
-Launches that find no capacity are written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
+A rule for launches that find no capacity is written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
 
     us-west-2a:p4d.24xlarge         no capacity in that zone
     *:p4d.*:spot                    no spot capacity in any zone, for any size
-    us-west-2a:g5.xlarge:1          one launch is refused, then there is capacity again
-    *:g5.xlarge:+2                  two instances still start, then there is no capacity
+    us-west-2a:g5.xlarge:1          EC2 refuses one launch, then there is capacity again
+    *:g5.xlarge:+2                  two more instances start, then there is no capacity
 
 A quota of the account is written quota:CODE:VCPUS, a capacity reservation reservation:ZONE:TYPE:INSTANCES:
 
     quota:L-DB2E81BA:8                      8 virtual CPUs of G and VT instances on demand, in each region
-    reservation:us-west-2a:p5.48xlarge:2    two instances are reserved there, for whatever launch matches
+    reservation:us-west-2a:p5.48xlarge:2    two instances are reserved there, for every matching launch
 
-All are kept in one file of the cloud's folder and read at each call, so they outlive the server.
+All are in one file of the cloud's folder that each call reads, so they outlive the server.
 """
 
 import contextlib
@@ -28,32 +28,32 @@ from gpukiln.catalog.instance_types import every_instance_type
 from gpukiln.catalog.quotas import QUOTAS
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.typed import dump, load, strict, unknown
 
 ANY = "*"
-FORM = "ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES]"
+RULE_SYNTAX = "ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES]"
 EXAMPLE = "for example us-west-2a:p4d.24xlarge, *:p4d.*:spot or us-west-2a:g5.xlarge:1"
-QUOTA_FORM, QUOTA_EXAMPLE = "quota:CODE:VCPUS", "for example quota:L-DB2E81BA:8"
-RESERVATION_FORM = "reservation:ZONE:TYPE:INSTANCES"
+QUOTA_SYNTAX, QUOTA_EXAMPLE = "quota:CODE:VCPUS", "for example quota:L-DB2E81BA:8"
+RESERVATION_SYNTAX = "reservation:ZONE:TYPE:INSTANCES"
 RESERVATION_EXAMPLE = "for example reservation:us-west-2a:p5.48xlarge:2"
 MARKETS = ("on-demand", "spot")
-PLENTY_VCPUS = 10_000  # of every quota that nobody wrote
+PLENTY_VCPUS = 10_000  # of every quota without a line
 
 
 @strict
 class CapacityRule:
-    """Launches that find no capacity.
+    """A rule for launches that find no capacity.
 
     Args:
         zone: An availability zone, or `*`.
         instance_type: A type, all of a family (`p4d.*`), or `*`.
-        market: The one it is about; empty: both.
-        left: How many instances still start before it holds.
-        times: How many launches are refused until there is capacity again; None: all.
-        refused: The client tokens of those that were: what is sent again is no other launch.
+        market: Its market; empty: both.
+        left: Number of instances that start before the rule applies.
+        times: Number of launches that it refuses; None: all.
+        refused: Client tokens of the refused launches: a retry with the same token counts once.
     """
 
     zone: str
@@ -65,22 +65,22 @@ class CapacityRule:
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """What it is about; there is one rule of each."""
+        """Zone, type and market; there is at most one rule for each key."""
         return self.zone, self.instance_type, self.market
 
     @property
     def spent(self) -> bool:
-        """Whether it refuses no other launch."""
+        """Whether it has refused its number of launches."""
         return self.times is not None and len(self.refused) >= self.times
 
     def __str__(self) -> str:
-        """As `add` takes it, with what is left of it."""
+        """The line as `add` parses it, with the remaining numbers."""
         times = None if self.times is None else str(self.times - len(self.refused))
         launches = f"+{self.left}" if self.left else None
         return ":".join(filter(None, (*self.key, times, launches)))
 
     def fits(self, launch: "Launch", zone: str) -> bool:
-        """Whether it is about a launch in a zone."""
+        """Whether it applies to a launch in a zone."""
         return (
             self.zone in (ANY, zone)
             and fnmatchcase(launch.instance_type, self.instance_type)
@@ -88,7 +88,7 @@ class CapacityRule:
         )
 
     def refuses(self, launch: "Launch") -> bool:
-        """Whether a launch that it is about finds no capacity."""
+        """Whether it refuses a launch that it applies to."""
         return self.left < launch.count and (not self.spent or launch.token in self.refused)
 
 
@@ -108,7 +108,7 @@ class QuotaLimit:
 
 
 @strict
-class Reserved:
+class ReservedCapacity:
     """Instances of a type that are reserved in a zone, on demand."""
 
     zone: str
@@ -123,16 +123,16 @@ class Reserved:
         return f"reservation:{self.zone}:{self.instance_type}:{self.count}"
 
 
-Line = CapacityRule | QuotaLimit | Reserved
+Line = CapacityRule | QuotaLimit | ReservedCapacity
 
 
 @strict
 class Script:
-    """Everything that was written."""
+    """All scripted lines."""
 
     rules: tuple[CapacityRule, ...] = ()
     limits: tuple[QuotaLimit, ...] = ()
-    reserved: tuple[Reserved, ...] = ()
+    reserved: tuple[ReservedCapacity, ...] = ()
 
     @property
     def lines(self) -> tuple[Line, ...]:
@@ -140,21 +140,21 @@ class Script:
 
     def limit(self, code: str) -> int:
         """The value of a quota, in virtual CPUs."""
-        return next((one.vcpus for one in self.limits if one.code == code), PLENTY_VCPUS)
+        return next((quota.vcpus for quota in self.limits if quota.code == code), PLENTY_VCPUS)
 
     def scarce(self, launch: "Launch", zone: str) -> bool:
-        """Whether a launch finds no capacity in a zone."""
+        """Whether a zone has no capacity for a launch."""
         return any(rule.fits(launch, zone) and rule.refuses(launch) for rule in self.rules)
 
 
 @dataclass(frozen=True)
 class Launch:
-    """A launch that asks for capacity.
+    """A launch that needs capacity.
 
     Args:
         market: One of MARKETS.
-        count: How many instances; all of them start or none.
-        token: The request's client token; without one each request is a launch of its own.
+        count: Number of instances; all of them start or none.
+        token: The request's client token; without one each request is a separate launch.
     """
 
     instance_type: str
@@ -165,11 +165,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class Capacity:
-    """Where a launch finds capacity.
+    """The zones with capacity for a launch.
 
     Args:
-        zone: The first zone asked for that has some; None: none has.
-        elsewhere: The other zones that have some.
+        zone: The first requested zone with capacity; None: no zone has any.
+        elsewhere: The other zones with capacity.
     """
 
     zone: str | None
@@ -177,7 +177,7 @@ class Capacity:
 
 
 def script(layout: Layout) -> Script:
-    """What was written; rules that are spent too.
+    """All scripted lines, with rules that are used up.
 
     Raises:
         UnavailableError: The file is damaged.
@@ -191,28 +191,30 @@ def script(layout: Layout) -> Script:
     try:
         return load(Script, parse_json(text), where="scarcity rules")
     except ValueError as error:
-        raise _damaged(layout, f"it is no JSON: {error}") from error
+        raise _damaged(layout, f"it is not JSON: {error}") from error
     except UsageError as error:
         raise _damaged(layout, "; ".join([error.message, *error.details])) from error
 
 
 def add(layout: Layout, text: str) -> Line:
-    """Add a line; one about the same makes room for it, as do rules that are spent.
+    """Add a line; it replaces a line with the same key, and rules that are used up are removed.
 
     Args:
-        text: See above.
+        text: A line, see the module.
 
     Raises:
-        UsageError: It is none, or there is no such zone, type or quota.
+        UsageError: It has another form, or the zone, type or quota does not exist.
         UnavailableError: The file is damaged.
     """
     line = _parse(text)
     _check_names(line)
     layout.create()
     with _locked(layout):
-        found = script(layout).lines
+        lines = script(layout).lines
         kept = [
-            one for one in found if one.key != line.key and not (isinstance(one, CapacityRule) and one.spent)
+            other
+            for other in lines
+            if other.key != line.key and not (isinstance(other, CapacityRule) and other.spent)
         ]
         _write(layout, [*kept, line])
     return line
@@ -222,16 +224,16 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
     """Remove lines.
 
     Args:
-        text: A line as it was added, or what it is about: ZONE:TYPE[:spot|on-demand], quota:CODE,
-            reservation:ZONE:TYPE; a rule without a market removes those of both. None removes all, and the
-            file with them where it is damaged.
+        text: A line as it was added, or its key: ZONE:TYPE[:spot|on-demand], quota:CODE,
+            reservation:ZONE:TYPE; a key without a market removes the rules of both. None removes all lines, also
+            of a damaged file.
 
     Returns:
-        Those removed, as far as they can be read.
+        The removed lines, as far as they can be read.
 
     Raises:
-        UsageError: There is no such line.
-        UnavailableError: The file is damaged, and one line of it was named.
+        UsageError: The line does not exist.
+        UnavailableError: The file is damaged, and `text` is not None.
     """
     if not layout.scarcity.exists():
         if text is None:
@@ -239,17 +241,18 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
         raise unknown("scarcity rule", text, ())
     with _locked(layout):
         if text is None:
+            # A damaged file can be removed only as a whole.
             with contextlib.suppress(UnavailableError):
                 gone = script(layout).lines
                 layout.scarcity.unlink()
                 return gone
             layout.scarcity.unlink()
             return ()
-        found = script(layout).lines
-        gone = tuple(one for one in found if _is_about(one, text))
+        lines = script(layout).lines
+        gone = tuple(line for line in lines if _is_about(line, text))
         if not gone:
-            raise unknown("scarcity rule", text, map(str, found))
-        _write(layout, [one for one in found if one not in gone])
+            raise unknown("scarcity rule", text, map(str, lines))
+        _write(layout, [line for line in lines if line not in gone])
     return gone
 
 
@@ -257,14 +260,14 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
 def capacity(
     layout: Layout, launch: Launch, zones: Sequence[str], others: Sequence[str]
 ) -> Iterator[Capacity]:
-    """Take capacity for what the block launches; it is given back where the block fails.
+    """Take capacity for the launch in the block; a failed block takes none.
 
     Args:
-        zones: Those that it may start in, the best first.
-        others: All that have the type.
+        zones: The zones where it may start, the preferred one first.
+        others: All zones that offer the type.
 
     Yields:
-        Where it finds capacity.
+        The zones with capacity.
 
     Raises:
         UnavailableError: The file is damaged.
@@ -272,17 +275,23 @@ def capacity(
     if not layout.scarcity.exists():
         yield Capacity(zones[0], tuple(zone for zone in others if zone != zones[0]))
         return
+    # Without a token the launch gets one, so that its refusal is counted once.
     launch = replace(launch, token=launch.token or secrets.token_hex(8))
     with _locked(layout):
         known = script(layout)
         zone = next((zone for zone in zones if not known.scarce(launch, zone)), None)
-        told = {zone, *zones} if zone is None else {zone}
+        excluded_zones = {zone, *zones} if zone is None else {zone}
         yield Capacity(
-            zone, tuple(one for one in others if one not in told and not known.scarce(launch, one))
+            zone,
+            tuple(
+                other for other in others if other not in excluded_zones and not known.scarce(launch, other)
+            ),
         )
         if zone is None:
             after = tuple(
-                _refused(rule, launch) if any(rule.fits(launch, one) for one in zones) else rule
+                _count_refusal(rule, launch)
+                if any(rule.fits(launch, candidate) for candidate in zones)
+                else rule
                 for rule in known.rules
             )
         else:
@@ -296,7 +305,7 @@ def capacity(
             _write(layout, replace(known, rules=after).lines)
 
 
-def _refused(rule: CapacityRule, launch: Launch) -> CapacityRule:
+def _count_refusal(rule: CapacityRule, launch: Launch) -> CapacityRule:
     counts = rule.times is not None and rule.refuses(launch) and launch.token not in rule.refused
     return replace(rule, refused=(*rule.refused, launch.token)) if counts else rule
 
@@ -306,26 +315,35 @@ def _is_about(line: Line, text: str) -> bool:
         return text in (":".join(line.key), str(line))
     if text.partition(":")[0] in _KINDS:
         return False
-    wanted = _parse_rule(text)
-    return line.key[:2] == wanted.key[:2] and wanted.market in ("", line.market)
+    rule = _parse_rule(text)
+    return line.key[:2] == rule.key[:2] and rule.market in ("", line.market)
 
 
 def _parse(text: str) -> Line:
+    """Parse any line.
+
+    >>> str(_parse("quota:L-DB2E81BA:8"))
+    'quota:L-DB2E81BA:8'
+    >>> _parse("us-west-2a:g5.xlarge:spot:1").key
+    ('us-west-2a', 'g5.xlarge', 'spot')
+    """
     return _KINDS.get(text.partition(":")[0], _parse_rule)(text)
 
 
 def _parse_quota(text: str) -> Line:
     match = re.fullmatch(r"quota:(L-[0-9A-Z]+):([0-9]{1,6})", text)
     if not match:
-        raise UsageError(f"{text!r} is no quota, wanted {QUOTA_FORM}", hint=QUOTA_EXAMPLE)
+        raise UsageError(f"{text!r} is not a quota, wanted {QUOTA_SYNTAX}", hint=QUOTA_EXAMPLE)
     return QuotaLimit(match[1], int(match[2]))
 
 
 def _parse_reservation(text: str) -> Line:
     match = re.fullmatch(r"reservation:([^:*]+):([^:*]+):([1-9][0-9]{0,5})", text)
     if not match:
-        raise UsageError(f"{text!r} is no reservation, wanted {RESERVATION_FORM}", hint=RESERVATION_EXAMPLE)
-    return Reserved(match[1], match[2], int(match[3]))
+        raise UsageError(
+            f"{text!r} is not a reservation, wanted {RESERVATION_SYNTAX}", hint=RESERVATION_EXAMPLE
+        )
+    return ReservedCapacity(match[1], match[2], int(match[3]))
 
 
 _KINDS = {"quota": _parse_quota, "reservation": _parse_reservation}
@@ -335,7 +353,7 @@ def _parse_rule(text: str) -> CapacityRule:
     zone, _, rest = text.partition(":")
     instance_type, *more = rest.split(":")
     if not zone or not instance_type:
-        raise UsageError(f"{text!r} is no scarcity rule, wanted {FORM}", hint=EXAMPLE)
+        raise UsageError(f"{text!r} is not a scarcity rule, wanted {RULE_SYNTAX}", hint=EXAMPLE)
     given: dict[str, str] = {}
     for word in more:
         if re.fullmatch(r"[0-9]{1,6}", word):
@@ -347,12 +365,18 @@ def _parse_rule(text: str) -> CapacityRule:
         elif re.fullmatch(r"[a-z-]+", word):
             raise unknown("market", word, MARKETS)
         else:
-            raise UsageError(f"{text!r}: {word!r} is no market and no number, wanted {FORM}", hint=EXAMPLE)
+            raise UsageError(
+                f"{text!r}: {word!r} is neither a market nor a number, wanted {RULE_SYNTAX}", hint=EXAMPLE
+            )
         if what in given:
-            raise UsageError(f"{text!r}: {given[what]!r} and {word!r}, wanted {FORM}", hint=EXAMPLE)
+            raise UsageError(
+                f"{text!r}: {given[what]!r} and {word!r} exclude each other, wanted {RULE_SYNTAX}",
+                hint=EXAMPLE,
+            )
         given[what] = word
+    # 0 times would be a rule that never refuses.
     if given.get("times", "1").strip("0") == "":
-        raise UsageError(f"{text!r} refuses no launch", hint="leave the number out to refuse every launch")
+        raise UsageError(f"{text!r} refuses no launch", hint="omit the number to refuse every launch")
     return CapacityRule(
         zone,
         instance_type,
@@ -369,7 +393,7 @@ def _check_names(line: Line) -> None:
             raise unknown("quota", line.code, codes)
         return
     if line.zone != ANY:
-        every = _zones()
+        every = _zones_by_region()
         region = next((name for name in every if line.zone.startswith(name)), None)
         choices = every[region] if region else [zone for zones in every.values() for zone in zones]
         if line.zone not in choices:
@@ -381,14 +405,16 @@ def _check_names(line: Line) -> None:
         raise unknown("instance type", line.instance_type, meant)
 
 
-def _zones() -> dict[str, list[str]]:
+def _zones_by_region() -> dict[str, list[str]]:
     """The zones of each region, the longest names first: us-gov-west-1 is not in a region us-g."""
     from moto.ec2.models.availability_zones_and_regions import (  # noqa: PLC0415 - slow to import
         RegionsAndZonesBackend,
     )
 
-    found = {name: [zone.name for zone in zones] for name, zones in RegionsAndZonesBackend.zones.items()}
-    return dict(sorted(found.items(), key=lambda item: -len(item[0])))
+    zones_by_region = {
+        name: [zone.name for zone in zones] for name, zones in RegionsAndZonesBackend.zones.items()
+    }
+    return dict(sorted(zones_by_region.items(), key=lambda item: -len(item[0])))
 
 
 def _locked(layout: Layout) -> contextlib.AbstractContextManager[None]:
@@ -400,15 +426,15 @@ def _write(layout: Layout, lines: Sequence[Line]) -> None:
         layout.scarcity.unlink(missing_ok=True)
         return
     document = Script(
-        rules=tuple(one for one in lines if isinstance(one, CapacityRule)),
-        limits=tuple(one for one in lines if isinstance(one, QuotaLimit)),
-        reserved=tuple(one for one in lines if isinstance(one, Reserved)),
+        rules=tuple(line for line in lines if isinstance(line, CapacityRule)),
+        limits=tuple(line for line in lines if isinstance(line, QuotaLimit)),
+        reserved=tuple(line for line in lines if isinstance(line, ReservedCapacity)),
     )
-    write_whole(layout.scarcity, json.dumps(dump(document), indent=1))
+    write_atomic(layout.scarcity, json.dumps(dump(document), indent=1))
 
 
 def _damaged(layout: Layout, why: str) -> UnavailableError:
     return UnavailableError(
-        f"{layout.scarcity} says what this cloud lacks, and can't be read: {why}",
+        f"{layout.scarcity}, the file of scripted shortages, can't be read: {why}",
         hint="`invoke cloud.gpus all --plenty all` removes it",
     )

@@ -1,7 +1,7 @@
 """The embedded cloud's server process: moto's HTTP endpoint with machines behind it.
 
-It runs in PID and mount namespaces of its own (see `client.start_server`): whatever way it ends, its machines
-and mounts end with it. It ends by itself when it has had no machine and no request for a while.
+It runs in PID and mount namespaces of its own (`client._start_server`): however it ends, its machines and mounts end with
+it. It stops when it has had no machine and no request for a while.
 """
 
 import contextlib
@@ -22,37 +22,38 @@ from typing import Any
 
 from gpukiln.clouds.embedded import cgroups, volume_files
 from gpukiln.clouds.embedded.base import remove_unfinished
-from gpukiln.clouds.embedded.layout import ASKED_S, Layout, read_endpoint, write_in_place
+from gpukiln.clouds.embedded.layout import LOCK_PROBE_S, Layout, read_endpoint, write_in_place
 from gpukiln.clouds.embedded.network import INSTANCE
 from gpukiln.clouds.embedded.refusals import Refusal, internal_error, refusal_of, unknown_region
 from gpukiln.clouds.embedded.snapshot_blocks import SnapshotBlocks, operation_of
 from gpukiln.clouds.embedded.version import code_version
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
-from gpukiln.files import remove, remove_partial, write_whole
+from gpukiln.files import remove, remove_partial, write_atomic
 from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 
-MOTO_SETTINGS = {  # moto reads them when it is imported
+MOTO_SETTINGS = {  # moto reads these at its import
+    # moto's example images have no disks; validation refuses unknown images, as EC2 does.
     "MOTO_EC2_LOAD_DEFAULT_AMIS": "false",
     "MOTO_ENABLE_AMI_VALIDATION": "true",
     "MOTO_ENABLE_KEYPAIR_VALIDATION": "false",
 }
-CHECK_S = 5  # seconds between two looks at what the server needs
+CHECK_S = 5  # seconds between two checks of the server's files
 IDLE_S = 1800  # seconds without a machine and without a request before the server ends
 log = logging.getLogger("gpukiln.embedded")
 OWN, STATUS = "/gpukiln/", "/gpukiln/status"
 Start = Callable[..., Any]
-Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of a path of our own
+Answer = Callable[[dict[str, Any]], dict[str, Any]]  # of one of the server's own paths
 
 
 class Application:
-    """WSGI: the cloud's own few paths, everything else is moto's; state is kept after every change.
+    """WSGI application: the server's own paths, and moto for all others; state is saved after every change.
 
     Args:
         layout: The cloud's files.
         moto: moto's WSGI application.
         registry: The WSGI application of ECR's images.
-        stop: Called to end the server.
+        stop: Called to stop the server.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class Application:
         self._access_key = layout.access_key
         self._own: dict[tuple[str, str], Answer] = {
             ("GET", STATUS): lambda _: self.status(),
-            ("POST", "/gpukiln/stop"): self._end,
+            ("POST", "/gpukiln/stop"): self._stop_soon,
             ("POST", "/gpukiln/interrupt"): _interrupt,
-            ("POST", "/gpukiln/gpus"): self._gpus,
+            ("POST", "/gpukiln/gpus"): self._change_gpus,
         }
         self.last_request = time.monotonic()
 
@@ -82,86 +83,90 @@ class Application:
             return self._registry(environ, start_response)  # type: ignore[no-any-return]
         if refusal := self._refusal(path, environ):
             return _answer(start_response, *refusal)
-        if path != STATUS:  # asking how it is does not keep it alive
+        if path != STATUS:  # a request for the status does not keep the server alive
             self.last_request = time.monotonic()
         if path.startswith(OWN):
             return self._answer_own(environ, start_response)
         return self._answer_service(environ, start_response)
 
     def _answer_service(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
-        if answered := self._of_market(environ):
+        if answered := self._answer_market(environ):
             return _answer(start_response, *answered)
         called = operation_of(environ)
-        if called and called[0] == "PutSnapshotBlock":  # no change of what is kept, and thousands of them
+        if called and called[0] == "PutSnapshotBlock":  # thousands of them, and none changes the saved state
             return self._blocks(environ, start_response)
         return self._change(self._blocks if called else self._moto, environ, start_response)
 
     def _answer_own(self, environ: dict[str, Any], start_response: Start) -> list[bytes]:
-        """JSON in, JSON out; `client.ask_server` raises an error of ours again."""
-        asked = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        """JSON in, JSON out; `client.ask_server` raises gpukiln's errors again."""
+        route = environ["REQUEST_METHOD"], environ["PATH_INFO"]
         try:
-            if asked not in self._own:
-                raise UsageError(f"the embedded cloud's server has no {' '.join(asked)}")
-            return _json(start_response, self._own[asked](_document(environ)))
+            if route not in self._own:
+                raise UsageError(f"the embedded cloud's server has no {' '.join(route)}")
+            return _json(start_response, self._own[route](_document(environ)))
         except GpukilnError as error:
-            status, told = HTTPStatus.BAD_REQUEST, error
-        except Exception as error:  # a crash would be answered as a page of HTML
-            log.exception("%s %s", *asked)
+            status, failure = HTTPStatus.BAD_REQUEST, error
+        except Exception as error:  # a crash would answer a page of HTML
+            log.exception("%s %s", *route)
             status = HTTPStatus.INTERNAL_SERVER_ERROR
-            told = UnavailableError(
+            failure = UnavailableError(
                 f"the embedded cloud's server failed: {type(error).__name__}: {error}",
-                hint=f"its log: {self._layout.server_log}",
+                hint=f"see its log: {self._layout.server_log}",
             )
-        return _json(start_response, {"error": error_document(told)}, status)
+        return _json(start_response, {"error": error_document(failure)}, status)
 
-    def _of_market(self, environ: dict[str, Any]) -> Refusal | None:
+    def _answer_market(self, environ: dict[str, Any]) -> Refusal | None:
         from gpukiln.clouds.embedded import market  # noqa: PLC0415 - moto is slow to import
 
         return market.answer(self._layout, environ)
 
-    def _gpus(self, document: dict[str, Any]) -> dict[str, Any]:
+    def _change_gpus(self, document: dict[str, Any]) -> dict[str, Any]:
         from gpukiln.clouds.embedded.gpus import requests  # noqa: PLC0415 - moto is slow to import
 
-        found = requests.answer(self._machines, document)
-        self.save()  # it may have changed tags
-        return found
+        result = requests.answer(self._machines, document)
+        self.save()  # the request may have changed tags
+        return result
 
-    def _end(self, _: dict[str, Any]) -> dict[str, Any]:
+    def _stop_soon(self, _: dict[str, Any]) -> dict[str, Any]:
         threading.Thread(target=self._stop).start()
         return {"stopping": True}
 
     def _refusal(self, path: str, environ: dict[str, Any]) -> Refusal | None:
-        """Machines run as root: who can read the cloud's folder may start one, and the roles of machines."""
+        """Refuse other keys than the cloud's and those of machines' roles, because machines run as root here."""
         from gpukiln.clouds.embedded import (  # noqa: PLC0415 - moto is slow to import
             role_credentials,
             role_policies,
         )
 
         authorization = environ.get("HTTP_AUTHORIZATION", "")
-        found, inside = re.search("Credential=([^/]+)/", authorization), environ.get(INSTANCE)
-        key, token = found[1] if found else "", environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
+        match, inside = re.search("Credential=([^/]+)/", authorization), environ.get(INSTANCE)
+        key, token = match[1] if match else "", environ.get("HTTP_X_AMZ_SECURITY_TOKEN", "")
+        # Machines' roles get AWS's APIs only, not the server's own paths.
         if not path.startswith(OWN) and (holder := role_credentials.holder(key, token)):
             instance, role = holder
             if inside in (None, instance.id):
                 return unknown_region(authorization) or role_policies.refusal(environ, instance, role)
         if key == self._access_key and not inside:
             return unknown_region(authorization)
-        told = "The access key is not this cloud's: `invoke cloud.env` prints the settings"
+        message = "The access key is not this cloud's; `invoke cloud.env` prints the settings"
         if inside:
-            told = f"The access key is not of {inside}'s role: its instance metadata has it"
-        return refusal_of(authorization, 401, "AuthFailure", told)
+            message = f"The access key is not that of {inside}'s role, which is in its instance metadata"
+        return refusal_of(authorization, 401, "AuthFailure", message)
 
     def _change(self, application: Any, environ: dict[str, Any], start_response: Start) -> list[bytes]:
-        """Let it be answered, and answer so only when it is on disk."""
+        """Call the application, and answer success only when the change is on disk."""
         answered: list[Any] = []
         body = list(application(environ, lambda *answer: answered.append(answer)))
+        # EC2, SSM and IAM send reads by POST too; unchanged files are not written again.
         if environ["REQUEST_METHOD"] != "GET":
             try:
                 self.save()
             except (OSError, GpukilnError) as error:
                 log.exception("a change is not on disk")
-                told = f"what was done is not on disk: {error}"
-                return _answer(start_response, *internal_error(environ.get("HTTP_AUTHORIZATION", ""), told))
+                message = f"the change is not on disk: {error}"
+                return _answer(
+                    start_response, *internal_error(environ.get("HTTP_AUTHORIZATION", ""), message)
+                )
         start_response(*answered[-1])
         return body
 
@@ -178,14 +183,14 @@ class Application:
                     "address": machine.spec.address,
                     "ssh_port": machine.spec.ssh_port,
                     "running": machine.running,
-                    "simulated": machine.shown is not None,
+                    "simulated": machine.gpu_files is not None,
                 }
                 for machine in self._machines.all()
             ],
         }
 
     def save(self) -> None:
-        """Keep what outlives the process, for every region that was touched."""
+        """Save what outlives the process, for every region that was used."""
         from moto.core.models import DEFAULT_ACCOUNT_ID  # noqa: PLC0415 - moto is slow to import
         from moto.ec2.models import ec2_backends  # noqa: PLC0415 - moto is slow to import
         from moto.ecr.models import ecr_backends  # noqa: PLC0415 - moto is slow to import
@@ -217,12 +222,12 @@ class Application:
                 volumes.save(self._layout, ec2)
 
     def idle(self) -> bool:
-        """Whether nobody needs the server."""
+        """Whether the server is unused."""
         return not self._machines.all() and time.monotonic() - self.last_request > IDLE_S
 
 
 def error_document(error: GpukilnError) -> dict[str, Any]:
-    """An error of ours as JSON."""
+    """One of gpukiln's errors as JSON."""
     return {
         "kind": type(error).__name__,
         "message": error.message,
@@ -243,9 +248,9 @@ def _document(environ: dict[str, Any]) -> dict[str, Any]:
     try:
         document = parse_json(body or "{}")
     except ValueError as error:
-        raise UsageError(f"the request is no JSON: {error}") from error
+        raise UsageError(f"the request is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise UsageError(f"the request is a {type(document).__name__}, wanted keys with values")
+        raise UsageError(f"the request is a {type(document).__name__}, wanted an object")
     return document
 
 
@@ -260,25 +265,25 @@ def _answer(start_response: Start, status: int, kind: str, body: bytes) -> list[
 
 
 def sweep(layout: Layout) -> None:
-    """Remove what a killed server left: half-made disks, volumes of machines that ended with it.
+    """Remove what a killed server left: partial disks, and volumes of machines that ended with it.
 
-    A disk with a name of its own stays, whoever knows it: `invoke cloud.status` tells of what nobody knows.
+    A complete disk stays, even where no region has it: `invoke cloud.status` shows it.
 
     Args:
         layout: The cloud's files.
     """
     for folder in layout.machines.iterdir():
-        log.info("removing what is left of %s", folder.name)
+        log.info("removing the folder of %s", folder.name)
         cgroups.remove(folder.name)
         remove(folder)
-    for leftover in remove_partial(layout.root, layout.regions, layout.snapshots):
-        log.info("removed %s, which was half written", leftover)
+    for file in remove_partial(layout.root, layout.regions, layout.snapshots):
+        log.info("removed %s, a partial file", file)
     remove_unfinished(layout)
     volume_files.sweep(layout)
 
 
 def main() -> int:
-    """Serve until told to stop or idle.
+    """Serve until a stop is requested or the server is idle.
 
     Returns:
         The exit code.
@@ -288,15 +293,15 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("werkzeug").setLevel(logging.WARNING)
     layout.create()
-    busy = BusyError("another server runs", hint="use that one")
+    busy = BusyError("another server is running", hint="use that one")
     try:
-        with locked(layout.server_lock, busy=busy, wait_s=ASKED_S):
-            # `ip netns` keeps names in this folder: in a folder of its own nothing stays behind
+        with locked(layout.server_lock, busy=busy, wait_s=LOCK_PROBE_S):
+            # `ip netns` has a file for each namespace here: in a tmpfs of this mount namespace none is left
             Path("/run/netns").mkdir(exist_ok=True)
             subprocess.run(["mount", "-t", "tmpfs", "tmpfs", "/run/netns"], check=True)
             sweep(layout)
             return _serve(layout)
-    except GpukilnError as error:  # the client shows the log's end
+    except GpukilnError as error:  # the client prints the end of the log
         log.error("%s; next: %s", error.message, error.hint)
         return error.exit_code
 
@@ -320,49 +325,50 @@ def _serve(layout: Layout) -> int:
     application = Application(layout, machines, moto, registry.Registry(layout), stopping.set)
     machines.api = application
     server = make_server(
-        "127.0.0.1", _kept_port(layout), application, threaded=True, request_handler=MotoRequestHandler
+        "127.0.0.1", _previous_port(layout), application, threaded=True, request_handler=MotoRequestHandler
     )
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     signal.signal(signal.SIGINT, lambda *_: stopping.set())
     threading.Thread(target=server.serve_forever, daemon=True).start()
     home, key = layout.identity(), layout.access_key
     address = {"url": f"http://127.0.0.1:{server.port}", "port": server.port, "home": home}
-    write_whole(layout.endpoint, json.dumps(address))
+    write_atomic(layout.endpoint, json.dumps(address))
     log.info("serving on port %s", server.port)
     while not stopping.wait(CHECK_S) and not application.idle():
         if layout.identity() != home:
-            log.error("%s is not the folder any more that this server was started for", layout.root)
+            log.error("%s is no longer the folder of this server", layout.root)
             break
-        _write_again(layout, address, key)
+        _restore_client_files(layout, address, key)
     log.info("ending")
     server.shutdown()
     for machine in machines.all():
+        # Machines end with the server; their volumes are swept below unless they are to be kept.
         machines.remove(machine.spec.instance_id)
     application.save()
     volume_files.sweep(layout)
     return 0
 
 
-def _write_again(layout: Layout, address: dict[str, Any], key: str) -> None:
-    """What clients need to find this server, where somebody damaged it."""
-    with contextlib.suppress(OSError):  # the disk may be full; the next turn tries again
+def _restore_client_files(layout: Layout, address: dict[str, Any], key: str) -> None:
+    """Write the files by which clients find this server again where they were damaged."""
+    with contextlib.suppress(OSError):  # the disk may be full; the next check tries again
         if not read_endpoint(layout):
-            log.warning("%s is damaged, and is written again", layout.endpoint)
+            log.warning("%s is damaged and is written again", layout.endpoint)
             write_in_place(layout.endpoint, json.dumps(address))
         try:
-            found = layout.access_key
+            current_key = layout.access_key
         except GpukilnError:
-            found = ""
-        if found != key:
-            log.warning("%s is damaged, and is written again", layout.key_file)
+            current_key = ""
+        if current_key != key:
+            log.warning("%s is damaged and is written again", layout.key_file)
             write_in_place(layout.key_file, key)
 
 
-def _kept_port(layout: Layout) -> int:
-    """The port of last time, so that a shell's AWS_ENDPOINT_URL stays right; 0 (any) when it is taken."""
+def _previous_port(layout: Layout) -> int:
+    """The last server's port, so that a shell's AWS_ENDPOINT_URL stays valid; 0 (any) where it is in use."""
     last = read_endpoint(layout)
     if last.get("home") != layout.identity():
-        return 0  # a copied folder's: the port belongs to the server of the other one
+        return 0  # the folder is a copy: the port belongs to the original folder's server
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, OverflowError):
         port = int(last["port"])
         with socket.socket() as probe:
@@ -373,7 +379,7 @@ def _kept_port(layout: Layout) -> int:
 
 
 if __name__ == "__main__":
-    # as PID 1 of its namespace it must leave by itself, whatever threads still wait
+    # threads may still wait; PID 1 has to exit by itself
     code = main()
     logging.shutdown()
     os._exit(code)

@@ -1,4 +1,4 @@
-"""KMS's Sign for digests: moto takes MessageType=DIGEST and signs the digest of the digest."""
+"""KMS Sign with MessageType=DIGEST, where moto signs the digest of the digest."""
 
 import base64
 import json
@@ -27,15 +27,16 @@ def _of_digests(moto_sign: Callable[[KmsResponse], str]) -> Callable[[KmsRespons
             if len(message) > RAW_BYTES:
                 raise ValidationException(f"Member must have length less than or equal to {RAW_BYTES}")
             return moto_sign(self)
-        answer = json.loads(moto_sign(self))  # it refuses other keys, and algorithms that the key lacks
+        answer = json.loads(moto_sign(self))  # moto's checks of the key and the algorithm
         digest: Any = getattr(hashes, f"SHA{algorithm[-3:]}")()
         if len(message) != digest.digest_size:
             raise ValidationException(f"Digest is invalid length for algorithm {algorithm}.")
         key: Any = self.kms_backend.describe_key(answer["KeyId"]).private_key
+        # Signs the given digest as it is.
         known = Prehashed(digest)
         if algorithm.startswith("ECDSA"):
             signature = key.private_key.sign(message, ec.ECDSA(known))
-        elif algorithm.startswith("RSASSA_PSS"):  # its salt is as long as the digest, says KMS's user guide
+        elif algorithm.startswith("RSASSA_PSS"):  # the salt has the digest's length (KMS developer guide)
             pss = padding.PSS(padding.MGF1(digest), digest.digest_size)
             signature = key.private_key.sign(message, pss, known)
         else:

@@ -1,8 +1,8 @@
-"""The EBS direct APIs on the disks of snapshots: read block by block, and made of blocks.
+"""The EBS direct APIs on the disks of snapshots: read and write them block by block.
 
-Forms, limits and codes: botocore's model of `ebs` 2019-11-02; moto's own backend keeps blocks in memory,
-apart from its snapshots, and looks at no token and no checksum. A snapshot that is being written is a file of
-its own until CompleteSnapshot, and ends with the server (EBS cancels what nobody writes to, too).
+Formats, limits and codes: botocore's model of `ebs` 2019-11-02. moto's own backend keeps blocks in memory, apart from
+its snapshots, and checks neither tokens nor checksums. A snapshot that is being written is a separate file until
+CompleteSnapshot and ends with the server (EBS too cancels a snapshot without writes).
 """
 
 import base64
@@ -24,7 +24,7 @@ from urllib.parse import parse_qs
 
 from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.clouds.embedded.refusals import SCOPE
-from gpukiln.clouds.embedded.volume_files import mark_outside
+from gpukiln.clouds.embedded.volume_files import mark_untrusted
 from gpukiln.clouds.tags import TRUST_TAG, TRUSTED
 from gpukiln.disks import sparse
 from gpukiln.parsing import parse_json
@@ -33,7 +33,7 @@ from gpukiln.units import is_whole
 
 log = logging.getLogger(__name__)
 BLOCK = 512 << 10  # bytes
-TOKEN_S = 7 * 86400  # seconds for which a block token is good
+TOKEN_S = 7 * 86400  # seconds that a block token is valid
 FEWEST, MOST = 100, 10_000  # blocks a page
 LARGEST_GIB = 65536
 TIMEOUT_MIN = 60  # StartSnapshot$Timeout
@@ -48,8 +48,8 @@ Answer = tuple[int, dict[str, str], bytes]  # status, headers, body
 Start = Callable[..., Any]
 
 
-class RefusedCall(Exception):  # noqa: N818 - an answer, not a failure of ours
-    """What EBS answers instead."""
+class EbsError(Exception):
+    """An error that EBS answers."""
 
     def __init__(self, status: int, code: str, message: str, reason: str = "") -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class RefusedCall(Exception):  # noqa: N818 - an answer, not a failure of ours
 
 
 def operation_of(environ: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
-    """The call that a request is, with what its path names; None: it is for another service."""
+    """The call of a request and the parameters in its path; None: the request is for another service."""
     scope = SCOPE.search(environ.get("HTTP_AUTHORIZATION", ""))
     if scope is None or scope["service"] != "ebs":
         return None
@@ -84,13 +84,14 @@ class _Unfinished:
 
 
 class SnapshotBlocks:
-    """WSGI: the service `ebs`.
+    """WSGI application: the service `ebs`.
 
     Args:
         layout: The cloud's files.
     """
 
     def __init__(self, layout: Layout) -> None:
+        # Tokens are valid for this server alone.
         self._layout, self._key = layout, secrets.token_bytes(32)
         self._unfinished: dict[str, _Unfinished] = {}
         self._answered: dict[tuple[str, str], tuple[dict[str, Any], dict[str, Any]]] = {}  # by client token
@@ -101,11 +102,11 @@ class SnapshotBlocks:
         body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
         try:
             status, headers, answer = self._answer(environ, body)
-        except RefusedCall as refused:
+        except EbsError as refused:
             status, headers, answer = refused.answer()
-        except Exception as error:  # a crash would be answered as a page of HTML
+        except Exception as error:  # a crash would answer a page of HTML
             log.exception("%s %s", environ["REQUEST_METHOD"], environ["PATH_INFO"])
-            status, headers, answer = RefusedCall(500, "InternalServerException", str(error)).answer()
+            status, headers, answer = EbsError(500, "InternalServerException", str(error)).answer()
         start_response(
             f"{status} {HTTPStatus(status).phrase}",
             [*headers.items(), ("Content-Length", str(len(answer)))],
@@ -127,9 +128,7 @@ class SnapshotBlocks:
                 return self._put(ec2, named["snapshot"], int(named["block"]), environ, body)
             case "CompleteSnapshot":
                 return self._complete(ec2, named["snapshot"], environ)
-        raise RefusedCall(
-            400, "UnknownOperationException", f"{environ['PATH_INFO']}: not in the embedded EBS"
-        )
+        raise EbsError(400, "UnknownOperationException", f"{environ['PATH_INFO']}: not in the embedded EBS")
 
     # --- reading ---
 
@@ -145,7 +144,7 @@ class SnapshotBlocks:
             indexes = [index for index in sparse.blocks(number, BLOCK) if index >= start]
         page, rest = indexes[:most], indexes[most:]
         expires = int(time.time()) + TOKEN_S
-        found = {
+        document = {
             "BlockSize": BLOCK,
             "VolumeSize": snapshot.volume.size,
             "ExpiryTime": expires,
@@ -154,13 +153,13 @@ class SnapshotBlocks:
             ],
         }
         if rest:
-            found["NextToken"] = self._seal(snapshot_id, rest[0], expires)
-        return _json(200, found)
+            document["NextToken"] = self._seal(snapshot_id, rest[0], expires)
+        return _json(200, document)
 
     def _get(self, ec2: Any, snapshot_id: str, index: int, query: dict[str, str]) -> Answer:
         _, disk = self._readable(ec2, snapshot_id)
         if self._open(query.get("blockToken", ""), snapshot_id, "INVALID_BLOCK_TOKEN") != index:
-            raise _invalid("INVALID_BLOCK_TOKEN", "The block token is of another block")
+            raise _invalid("INVALID_BLOCK_TOKEN", "The block token is for another block")
         with disk.open("rb") as file:
             data = os.pread(file.fileno(), BLOCK, index * BLOCK).ljust(BLOCK, b"\0")
         headers = {
@@ -176,17 +175,18 @@ class SnapshotBlocks:
         if snapshot.status != "completed":
             raise _invalid("INVALID_SNAPSHOT_ID", f"The snapshot {snapshot_id} is {snapshot.status}")
         if not disk.exists():
-            raise RefusedCall(500, "InternalServerException", f"{disk} is missing")
+            raise EbsError(500, "InternalServerException", f"{disk} is missing")
         return snapshot, disk
 
     def _seal(self, snapshot_id: str, index: int, expires: int) -> str:
         what = index.to_bytes(8, "big") + expires.to_bytes(8, "big")
-        proof = hmac.digest(self._key, snapshot_id.encode() + what, "sha256")[:16]
-        return base64.b64encode(what + proof).decode()
+        mac = hmac.digest(self._key, snapshot_id.encode() + what, "sha256")[:16]
+        return base64.b64encode(what + mac).decode()
 
     def _open(self, token: str, snapshot_id: str, reason: str) -> int:
-        """The block that a token is of, or the first of its page."""
+        """The block of a block token, or the first block of a page token."""
         try:
+            # parse_qs decodes "+" of base64 as a space.
             content = base64.b64decode(token.replace(" ", "+"), validate=True)
         except ValueError:
             content = b""
@@ -201,26 +201,26 @@ class SnapshotBlocks:
 
     # --- writing ---
 
-    def _start(self, ec2: Any, asked: dict[str, Any]) -> Answer:
-        size, timeout = asked.get("VolumeSize"), asked.get("Timeout", TIMEOUT_MIN)
+    def _start(self, ec2: Any, request: dict[str, Any]) -> Answer:
+        size, timeout = request.get("VolumeSize"), request.get("Timeout", TIMEOUT_MIN)
         if not isinstance(size, int) or not 1 <= size <= LARGEST_GIB:
             raise _invalid("INVALID_VOLUME_SIZE", f"VolumeSize is {size}, wanted 1 to {LARGEST_GIB} GiB")
         if not isinstance(timeout, int) or not 10 <= timeout <= 4320:
             raise _invalid("INVALID_PARAMETER_VALUE", f"Timeout is {timeout}, wanted 10 to 4320 minutes")
         from gpukiln.clouds.embedded import store  # noqa: PLC0415 - moto reads its settings first
 
-        parent = asked.get("ParentSnapshotId")
-        if parent and asked.get("Encrypted"):
+        parent = request.get("ParentSnapshotId")
+        if parent and request.get("Encrypted"):
             raise _invalid("INVALID_PARAMETER_VALUE", "Encrypted and ParentSnapshotId exclude each other")
         with self._lock:
             self._cancel_old(ec2)
-            token = ec2.region_name, str(asked.get("ClientToken") or secrets.token_hex(8))
+            token = ec2.region_name, str(request.get("ClientToken") or secrets.token_hex(8))
             if token in self._answered:
                 before, answer = self._answered[token]
-                if before != asked:
-                    told = "The client token was used with other parameters"
-                    raise RefusedCall(409, "ConflictException", told)
-                return _json(201, answer)  # that of then, whatever became of the snapshot
+                if before != request:
+                    message = "The client token was used with other parameters"
+                    raise EbsError(409, "ConflictException", message)
+                return _json(201, answer)  # the first answer, even if the snapshot has changed
             source = self._readable(ec2, parent)[1] if parent else None
             snapshot_id = f"snap-{secrets.token_hex(9)[1:]}"
             file = self._layout.unfinished_snapshot(snapshot_id)
@@ -228,22 +228,24 @@ class SnapshotBlocks:
                 sparse.copy_disk(source, file)
             with file.open("ab") as opened:
                 opened.truncate(size << 30)
-            tags = {tag["Key"]: tag["Value"] for tag in asked.get("Tags", ())}
+            tags = {tag["Key"]: tag["Value"] for tag in request.get("Tags", ())}
             if tags.get(TRUST_TAG) != TRUSTED:
-                mark_outside(file)
+                # The blocks come from outside: a container would have this computer's kernel mount the file
+                # system.
+                mark_untrusted(file)
             snapshot = store.add_snapshot(
                 ec2,
                 snapshot_id,
                 size_gib=size,
-                description=asked.get("Description", ""),
-                encrypted=bool(asked.get("Encrypted") or asked.get("KmsKeyArn")),
-                kms_key_id=asked.get("KmsKeyArn"),
+                description=request.get("Description", ""),
+                encrypted=bool(request.get("Encrypted") or request.get("KmsKeyArn")),
+                kms_key_id=request.get("KmsKeyArn"),
                 owner_id=ec2.account_id,
                 tags=tags,
             )
             snapshot.status = "pending"
             self._unfinished[snapshot_id] = _Unfinished(file, size, timeout * 60)
-            self._answered[token] = asked, _described(ec2, snapshot_id)
+            self._answered[token] = request, _described(ec2, snapshot_id)
         return _json(201, self._answered[token][1])
 
     def _put(self, ec2: Any, snapshot_id: str, index: int, environ: dict[str, Any], data: bytes) -> Answer:
@@ -251,13 +253,13 @@ class SnapshotBlocks:
         if len(data) != BLOCK or environ.get("HTTP_X_AMZ_DATA_LENGTH") != str(BLOCK):
             raise _invalid("INVALID_BLOCK", f"A block of {len(data)} bytes, wanted {BLOCK}")
         if index >= (writing.size_gib << 30) // BLOCK:
-            raise _invalid("INVALID_BLOCK", f"The block {index} is behind the end of the volume")
+            raise _invalid("INVALID_BLOCK", f"The block {index} is beyond the end of the volume")
         if environ.get("HTTP_X_AMZ_CHECKSUM_ALGORITHM") != "SHA256":
-            raise _invalid("INVALID_PARAMETER_VALUE", "The checksum's algorithm has to be SHA256")
+            raise _invalid("INVALID_PARAMETER_VALUE", "The checksum algorithm has to be SHA256")
         if environ.get("HTTP_X_AMZ_CHECKSUM") != _checksum(data):
-            raise _invalid("INVALID_BLOCK", "The checksum is not that of the data")
+            raise _invalid("INVALID_BLOCK", "The checksum does not match the data")
         if free_bytes(writing.file.parent) < FULL_BYTES + BLOCK:
-            raise RefusedCall(500, "InternalServerException", f"no room in {writing.file.parent}")
+            raise EbsError(500, "InternalServerException", f"the disk of {writing.file.parent} is full")
         with writing.file.open("r+b") as file:
             os.pwrite(file.fileno(), data, index * BLOCK)
         with self._lock:
@@ -268,42 +270,45 @@ class SnapshotBlocks:
     def _complete(self, ec2: Any, snapshot_id: str, environ: dict[str, Any]) -> Answer:
         snapshot = _snapshot(ec2, snapshot_id)
         if snapshot.status == "completed" and snapshot_id not in self._unfinished:
-            return _json(202, {"Status": "completed"})  # asked again after a lost answer
+            return _json(202, {"Status": "completed"})  # a retry after a lost answer
         writing = self._writable(ec2, snapshot_id)
         if environ.get("HTTP_X_AMZ_CHANGEDBLOCKSCOUNT") != str(len(writing.digests)):
             raise _invalid("INVALID_PARAMETER_VALUE", f"{len(writing.digests)} blocks were written")
         if given := environ.get("HTTP_X_AMZ_CHECKSUM"):
+            # The LINEAR aggregation: the checksum of the blocks' checksums in their order (CompleteSnapshot,
+            # ChecksumAggregationMethod).
             linear = b"".join(writing.digests[index] for index in sorted(writing.digests))
             if given != _checksum(linear):
-                raise _invalid("INVALID_PARAMETER_VALUE", "The checksum is not that of the blocks' checksums")
+                raise _invalid("INVALID_PARAMETER_VALUE", "The checksum does not match the blocks' checksums")
         with writing.file.open("rb") as file:
+            # Before the rename gives the snapshot its name.
             os.fsync(file.fileno())
         writing.file.replace(self._layout.snapshot(snapshot_id))
         snapshot.status = "completed"
         self._unfinished.pop(snapshot_id)
-        return _json(
-            202, {"Status": "pending"}
-        )  # EBS goes on behind it; DescribeSnapshots says when it is done
+        return _json(202, {"Status": "pending"})  # EBS completes it later; DescribeSnapshots has the state
 
     def _writable(self, ec2: Any, snapshot_id: str) -> _Unfinished:
         snapshot = _snapshot(ec2, snapshot_id)
         with self._lock:
             self._cancel_old(ec2)
         if snapshot.status == "error":
-            raise _invalid("WRITE_REQUEST_TIMEOUT", f"The snapshot {snapshot_id} was cancelled: its timeout")
+            raise _invalid(
+                "WRITE_REQUEST_TIMEOUT", f"The snapshot {snapshot_id} was cancelled at its timeout"
+            )
         if snapshot_id not in self._unfinished:
             raise _invalid("INVALID_SNAPSHOT_ID", f"The snapshot {snapshot_id} is {snapshot.status}")
         return self._unfinished[snapshot_id]
 
     def _cancel_old(self, ec2: Any) -> None:
-        """What nobody wrote to for its timeout is cancelled, and what was deleted is forgotten."""
-        for snapshot_id, one in list(self._unfinished.items()):
-            if not one.file.exists():
+        """Cancel snapshots without writes for their timeout, and forget deleted ones."""
+        for snapshot_id, unfinished in list(self._unfinished.items()):
+            if not unfinished.file.exists():
                 self._unfinished.pop(snapshot_id)
-            elif time.monotonic() - one.written > one.timeout_s:
+            elif time.monotonic() - unfinished.written > unfinished.timeout_s:
                 if snapshot_id in ec2.snapshots:
                     ec2.snapshots[snapshot_id].status = "error"
-                one.file.unlink()
+                unfinished.file.unlink()
                 self._unfinished.pop(snapshot_id)
 
 
@@ -316,11 +321,11 @@ def _backend(environ: Mapping[str, Any]) -> Any:
 
 
 def _snapshot(ec2: Any, snapshot_id: str) -> Any:
-    found = ec2.snapshots.get(snapshot_id)
-    if found is None:
-        told = f"The snapshot '{snapshot_id}' does not exist."
-        raise RefusedCall(404, "ResourceNotFoundException", told, "SNAPSHOT_NOT_FOUND")
-    return found
+    snapshot = ec2.snapshots.get(snapshot_id)
+    if snapshot is None:
+        message = f"The snapshot '{snapshot_id}' does not exist."
+        raise EbsError(404, "ResourceNotFoundException", message, "SNAPSHOT_NOT_FOUND")
+    return snapshot
 
 
 def _described(ec2: Any, snapshot_id: str) -> dict[str, Any]:
@@ -341,12 +346,12 @@ def _described(ec2: Any, snapshot_id: str) -> dict[str, Any]:
 
 def _document(body: bytes) -> dict[str, Any]:
     try:
-        found = parse_json(body)
+        document = parse_json(body)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise RefusedCall(400, "SerializationException", "The request is no JSON object")
-    return found
+        document = None
+    if not isinstance(document, dict):
+        raise EbsError(400, "SerializationException", "The request is not a JSON object")
+    return document
 
 
 def _number(query: Mapping[str, str], name: str, default: int) -> int:
@@ -358,8 +363,8 @@ def _number(query: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def _invalid(reason: str, message: str) -> RefusedCall:
-    return RefusedCall(400, "ValidationException", message, reason)
+def _invalid(reason: str, message: str) -> EbsError:
+    return EbsError(400, "ValidationException", message, reason)
 
 
 def _checksum(data: bytes) -> str:

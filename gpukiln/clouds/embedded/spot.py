@@ -1,6 +1,6 @@
-"""Spot instances that are interrupted when somebody says so: notices, and the end that they announce.
+"""Interruption of spot instances on request: notices in instance metadata, then the end.
 
-Paths and forms: AWS, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations". The
+Paths and formats: AWS, "Spot Instance interruption notices" and "EC2 instance rebalance recommendations". The
 codes of the reason: Amazon EC2 API reference, StateReason.
 """
 
@@ -19,9 +19,9 @@ from moto.ec2.responses.instances import InstanceResponse
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.typed import load, strict, unknown
 
-NOTICE_S = 120  # from the notice to the end, AWS's two minutes
+NOTICE_S = 120  # seconds from the notice to the end, as on AWS
 MOST_S = 86400
-REASONS = {  # action: code and text
+REASONS = {  # action -> code and text of the state reason
     "terminate": ("Server.SpotInstanceTermination", "Spot instance termination"),
     "stop": ("Server.SpotInstanceShutdown", "Spot instance shutdown"),
     "hibernate": ("Server.SpotInstanceShutdown", "Spot instance shutdown"),
@@ -32,10 +32,10 @@ _lock = threading.Lock()
 
 @strict
 class Interruption:
-    """What somebody asks for.
+    """A requested interruption.
 
     Args:
-        seconds: From the notice to the end; a hibernation begins with its notice.
+        seconds: From the notice to the end; a hibernation starts with its notice.
         rebalance_seconds: From the rebalance recommendation to the notice.
     """
 
@@ -45,14 +45,14 @@ class Interruption:
 
 
 @dataclass(frozen=True)
-class Notice:
-    """What an instance is told.
+class InterruptionNotice:
+    """The notice of an interruption.
 
     Args:
         action: One of REASONS.
-        recommended: When it is told that it is at risk.
-        noticed: When it is told that it ends.
-        ends: When it does.
+        recommended: Time of the rebalance recommendation.
+        noticed: Time of the interruption notice.
+        ends: Time of the interruption.
     """
 
     action: str
@@ -61,61 +61,66 @@ class Notice:
     ends: datetime
 
     def tree(self, now: datetime) -> dict[str, Any]:
-        """What instance metadata has of it at a moment.
+        """The categories of instance metadata at a moment.
 
         Args:
             now: The moment, in UTC.
         """
-        found: dict[str, Any] = {}
+        categories: dict[str, Any] = {}
         if now >= self.recommended:
-            told = json.dumps({"noticeTime": _text(self.recommended)})
-            found["events"] = {"recommendations": {"rebalance": told}}
+            rebalance = json.dumps({"noticeTime": _format_time(self.recommended)})
+            categories["events"] = {"recommendations": {"rebalance": rebalance}}
         if now >= self.noticed:
-            found["spot"] = {"instance-action": json.dumps({"action": self.action, "time": _text(self.ends)})}
+            categories["spot"] = {
+                "instance-action": json.dumps({"action": self.action, "time": _format_time(self.ends)})
+            }
             if self.action == "terminate":
-                found["spot"]["termination-time"] = _text(self.ends)
-        return found
+                categories["spot"]["termination-time"] = _format_time(self.ends)
+        return categories
 
 
 def interrupt(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Interrupt a spot instance, as EC2 does when it wants the capacity back.
+    """Interrupt a spot instance, as EC2 does when it needs the capacity.
 
     Args:
         document: An Interruption.
 
     Returns:
-        The notice; that of before where there was one.
+        The notice; an earlier one where the instance has it already.
 
     Raises:
-        UsageError: The document does not fit, or there is no such instance.
-        IncompatibleError: It is no spot instance, or does not run.
+        UsageError: The document is malformed, or the instance does not exist.
+        IncompatibleError: It is not a spot instance, or is not running.
     """
-    asked = load(Interruption, dict(document), where="interruption")
-    for name, seconds in (("seconds", asked.seconds), ("rebalance_seconds", asked.rebalance_seconds)):
+    interruption = load(Interruption, dict(document), where="interruption")
+    for name, seconds in (
+        ("seconds", interruption.seconds),
+        ("rebalance_seconds", interruption.rebalance_seconds),
+    ):
         if not 0 <= seconds <= MOST_S:
             raise UsageError(f"interruption: {name}: found {seconds:g}, wanted 0 to {MOST_S}")
-    instance = _instance(asked.instance_id)
+    instance = _find_instance(interruption.instance_id)
     if instance.lifecycle != "spot":
         raise IncompatibleError(
-            f"{instance.id} is an on-demand instance, and EC2 interrupts spot instances alone",
+            f"{instance.id} is an on-demand instance, and EC2 interrupts only spot instances",
             hint="launch one with the market type spot: `ami.verify --spot`, or run-instances "
             "--instance-market-options MarketType=spot",
         )
     with _lock:
-        notice = _notice(instance)
+        notice = _current_notice(instance)
         if notice is None:
             if instance.state not in ALIVE:
                 raise IncompatibleError(
-                    f"{instance.id} is {instance.state}, and only an instance that runs is interrupted",
-                    hint="`invoke cloud.status` lists those that run",
+                    f"{instance.id} is {instance.state}, and only a running instance can be interrupted",
+                    hint="`invoke cloud.status` lists running machines",
                 )
-            notice = _announce(instance, asked)
+            notice = _announce(instance, interruption)
     return {
         "instance_id": instance.id,
         "action": notice.action,
-        "recommended": _text(notice.recommended),
-        "noticed": _text(notice.noticed),
-        "ends": _text(notice.ends),
+        "recommended": _format_time(notice.recommended),
+        "noticed": _format_time(notice.noticed),
+        "ends": _format_time(notice.ends),
     }
 
 
@@ -125,12 +130,12 @@ def metadata_of(instance: Any) -> dict[str, Any]:
     Args:
         instance: moto's instance.
     """
-    notice = _notice(instance)
+    notice = _current_notice(instance)
     return notice.tree(datetime.now(UTC)) if notice else {}
 
 
 def extend_launches() -> None:
-    """Keep what a launch says of interruptions, which moto does not. Call once."""
+    """Store a launch's interruption behavior, which moto ignores. Call once."""
     run_instances = InstanceResponse.run_instances
 
     def keeps_behavior(self: Any) -> Any:
@@ -147,72 +152,77 @@ def extend_launches() -> None:
     InstanceResponse.run_instances = keeps_behavior  # type: ignore[method-assign]
 
 
-def keeps_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Let an instance that was interrupted say so, where moto says that a user ended it.
+def keep_reason(terminate: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Wrap Instance.terminate so that an interrupted instance has its reason; moto sets that of a user.
 
     Args:
-        terminate: moto's way to terminate an instance.
+        terminate: moto's Instance.terminate.
     """
 
     def terminated(instance: Any) -> Any:
         before = terminate(instance)
         if getattr(instance, "interrupted", "") == "terminate":
-            _give_reason(instance, "terminate")
+            _set_reason(instance, "terminate")
         return before
 
     return terminated
 
 
-def _announce(instance: Any, asked: Interruption) -> Notice:
+def _announce(instance: Any, interruption: Interruption) -> InterruptionNotice:
     action = getattr(instance, "interruption_behavior", "terminate")
     now = datetime.now(UTC)
-    noticed = now + timedelta(seconds=asked.rebalance_seconds)
-    ends = noticed if action == "hibernate" else noticed + timedelta(seconds=asked.seconds)
-    notice = Notice(action, now, noticed, ends)
+    noticed = now + timedelta(seconds=interruption.rebalance_seconds)
+    ends = noticed if action == "hibernate" else noticed + timedelta(seconds=interruption.seconds)
+    notice = InterruptionNotice(action, now, noticed, ends)
     instance.interruption, instance.interrupted = notice, ""
-    timer = threading.Timer((ends - now).total_seconds(), _end, (instance, notice))
+    timer = threading.Timer((ends - now).total_seconds(), _carry_out, (instance, notice))
+    # The server may stop before the interruption.
     timer.daemon = True
     timer.start()
     return notice
 
 
-def _end(instance: Any, notice: Notice) -> None:
+def _carry_out(instance: Any, notice: InterruptionNotice) -> None:
     with _lock:
-        if instance.state not in ALIVE:  # it ended meanwhile, by itself or because somebody said so
+        if instance.state not in ALIVE:  # it has ended meanwhile
             instance.interruption = None
             return
         instance.interrupted = notice.action
-        _give_reason(instance, notice.action)
+        _set_reason(instance, notice.action)
         if notice.action == "terminate":
             instance.terminate()
         else:
-            instance.stop()  # no machine here keeps its memory, so one that hibernates is stopped
+            instance.stop()  # machines here can't store their memory, so hibernate is a stop
 
 
-def _notice(instance: Any) -> Notice | None:
-    """The notice that holds; one that was carried out does not after the next start."""
-    notice: Notice | None = getattr(instance, "interruption", None)
+def _current_notice(instance: Any) -> InterruptionNotice | None:
+    """The present notice; one that was carried out is void after the next start."""
+    notice: InterruptionNotice | None = getattr(instance, "interruption", None)
     return None if notice and instance.interrupted and instance.state in ALIVE else notice
 
 
-def _give_reason(instance: Any, action: str) -> None:
+def _set_reason(instance: Any, action: str) -> None:
     code, text = REASONS[action]
     instance._reason, instance.state_reason = code, StateReason(f"{code}: {text}", code)
 
 
-def _instance(instance_id: str) -> Any:
+def _find_instance(instance_id: str) -> Any:
     backends = ec2_backends[DEFAULT_ACCOUNT_ID]
-    found = {
+    instances = {
         instance.id: instance
         for region in list(backends)
         for reservation in list(backends[region].reservations.values())
         for instance in reservation.instances
     }
-    if instance_id not in found:
-        alive = [one.id for one in found.values() if one.lifecycle == "spot" and one.state in ALIVE]
+    if instance_id not in instances:
+        alive = [
+            instance.id
+            for instance in instances.values()
+            if instance.lifecycle == "spot" and instance.state in ALIVE
+        ]
         raise unknown("spot instance", instance_id, alive)
-    return found[instance_id]
+    return instances[instance_id]
 
 
-def _text(moment: datetime) -> str:
+def _format_time(moment: datetime) -> str:
     return moment.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,7 +1,7 @@
-"""What outlives the server's process: images, snapshots, their tags, and parameters, one document a region.
+"""Converts moto's images, snapshots, tags and parameters of a region to a document, and back.
 
-moto keeps its state in memory. Its objects are made again from the document through moto's own constructors;
-the few attributes that those don't take are set afterwards. `regions.py` keeps the documents.
+moto's state is in memory. Its objects are created from the document by moto's constructors; attributes without a
+parameter are set afterwards. `regions.py` stores the documents.
 """
 
 from datetime import UTC, datetime
@@ -12,13 +12,13 @@ from moto.ec2.models.amis import Ami
 from moto.ec2.models.elastic_block_store import Snapshot, Volume
 from moto.ssm.models import Parameter
 
-AMAZON = "898082745236"  # who publishes AWS's own images, which are there anew at every start
+AMAZON = "898082745236"  # owner of AWS's images, which every start publishes again
 IMAGE_FIELDS = (
     *("name", "description", "owner_id", "owner_alias", "virtualization_type", "architecture", "state"),
     *("platform", "image_type", "image_location", "hypervisor", "root_device_type", "root_device_name"),
     *("boot_mode", "instance_id", "launch_permissions"),
 )
-LATER_IMAGE_FIELDS = (  # of image_calls.py and images.py; moto's own images lack them
+LATER_IMAGE_FIELDS = (  # added by image_calls.py and images.py; moto's images lack them
     *("deprecation_time", "deregistration_protection", "imds_support"),
     *("source_image_id", "source_image_region", "client_token", "client_request", "devices"),
 )
@@ -29,7 +29,7 @@ PARAMETER_FIELDS = (
 
 
 def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
-    """What of a region is kept.
+    """The stored part of a region.
 
     Args:
         ec2: moto's EC2 backend of the region.
@@ -77,8 +77,7 @@ def dump_region(ec2: Any, ssm: Any) -> dict[str, Any]:
                 for version in versions
             ]
             for name, versions in ssm._parameters.items()
-            if versions
-            and not versions[0].name.startswith("/aws/")  # those are published anew at every start
+            if versions and not versions[0].name.startswith("/aws/")  # every start publishes these again
         },
         "parameter_tags": {
             name: tags
@@ -103,7 +102,7 @@ def add_snapshot(
     start_time: str | None = None,
     tags: dict[str, str] | None = None,
 ) -> Any:
-    """Make a snapshot with a known id.
+    """Create a snapshot with a given id.
 
     Args:
         ec2: moto's EC2 backend.
@@ -111,14 +110,14 @@ def add_snapshot(
         encrypted: Whether it counts as encrypted.
         owner_id: Account that owns it.
         from_ami: AMI whose registration made it.
-        volume_id: The volume it was taken from, which need not exist any more.
+        volume_id: The volume of the snapshot, which may no longer exist.
         shared_with: Accounts that may use it.
         start_time: ISO 8601.
 
     Returns:
         moto's snapshot.
     """
-    # the volume a snapshot came from is gone in most cases; DescribeSnapshots still names it
+    # the volume mostly no longer exists, but DescribeSnapshots still has its id
     volume = Volume(ec2, volume_id, size_gib, None, snapshot_id=None, encrypted=encrypted)  # type: ignore[abstract]  # moto makes them likewise
     snapshot = Snapshot(
         ec2, snapshot_id, volume, description, encrypted, kms_key_id, owner_id=owner_id, from_ami=from_ami
@@ -132,7 +131,7 @@ def add_snapshot(
 
 
 def add_image(ec2: Any, image_id: str, snapshot: Any, fields: dict[str, Any]) -> Any:
-    """Make an image with a known id that points at a known snapshot.
+    """Create an image with a given id and snapshot.
 
     Args:
         ec2: moto's EC2 backend.
@@ -146,6 +145,7 @@ def add_image(ec2: Any, image_id: str, snapshot: Any, fields: dict[str, Any]) ->
     tags = fields.pop("tags", {})
     created = fields.pop("creation_date", None)
     image = Ami(ec2, image_id, region_name=f"{ec2.region_name}a", name=fields.get("name"))
+    # moto creates a snapshot with each Ami.
     ec2.snapshots.pop(image.ebs_snapshot.id, None)
     image.ebs_snapshot = snapshot
     for field, value in fields.items():
@@ -178,12 +178,12 @@ def add_parameter(ssm: Any, fields: dict[str, Any]) -> None:
             "last_modified_date": when,
         },
     )
-    parameter.value = fields["value"]  # a SecureString's value was stored as moto keeps it
+    parameter.value = fields["value"]  # the stored value of a SecureString is encoded already
     ssm._parameters[fields["name"]].append(parameter)
 
 
 def load_ec2(ec2: Any, document: dict[str, Any]) -> None:
-    """Make a region's images and snapshots again.
+    """Create a region's images and snapshots from its document.
 
     Args:
         ec2: moto's EC2 backend of the region.
@@ -201,7 +201,7 @@ def load_ec2(ec2: Any, document: dict[str, Any]) -> None:
 
 
 def load_ssm(ssm: Any, document: dict[str, Any]) -> None:
-    """Make a region's parameters again.
+    """Create a region's parameters from its document.
 
     Args:
         ssm: moto's SSM backend of the region.

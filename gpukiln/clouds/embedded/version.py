@@ -1,4 +1,4 @@
-"""Which code a running server was started from."""
+"""The version of a server's code."""
 
 import functools
 import hashlib
@@ -7,7 +7,7 @@ from pathlib import Path
 
 @functools.cache
 def code_version() -> str:
-    """A hash over the embedded cloud's modules; a server of another version is replaced when it is idle.
+    """A hash of the embedded cloud's modules; an idle server with another hash is replaced.
 
     Returns:
         The first 12 hexadecimal digits.

@@ -1,4 +1,4 @@
-"""A machine as a virtual one (QEMU) on its raw disk: what it runs is proven."""
+"""A machine as a virtual machine (QEMU) on its raw disk: verification boots an image's own kernel this way."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpukiln.clouds.embedded import accelerator
 from gpukiln.clouds.embedded.block_devices import AttachedDisk
-from gpukiln.clouds.embedded.gpus.share import Share
+from gpukiln.clouds.embedded.gpus.share import VirtiofsShare
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus
 from gpukiln.clouds.embedded.hardware import firmware_arguments, firmware_of
 from gpukiln.clouds.embedded.machine import LocalMachine
@@ -17,13 +17,13 @@ from gpukiln.clouds.embedded.qmp import Qmp
 from gpukiln.disks.mount import mounted_root
 from gpukiln.errors import UnavailableError
 
-UNPLUG_S = 10  # seconds that a guest gets to give a device back before it is asked again
+UNPLUG_S = 10  # seconds for a guest to release a device before the next request
 
 
 class VirtualMachine(LocalMachine):
     """QEMU on the raw disk: its own bootloader, kernel and hardware."""
 
-    _share: Share | None = None
+    _share: VirtiofsShare | None = None
 
     @property
     def _control(self) -> Path:
@@ -38,18 +38,20 @@ class VirtualMachine(LocalMachine):
         with mounted_root(self.spec.root.file, writable=True) as root:
             gpus.prepare(root)
             gpus.files.put_unit(root)
-            # the first namespace has this number on every kernel (linux/proc_ns.h, PROC_PID_INIT_INO)
+            # the initial PID namespace has this number on every kernel (linux/proc_ns.h, PROC_PID_INIT_INO)
             gpus.files.state.change(lambda rows: rows.update(pid_namespace=f"pid:[{0xEFFFFFFC}]"))
-        self._share = Share(gpus.files.folder, self.spec.folder)
+        self._share = VirtiofsShare(gpus.files.folder, self.spec.folder)
         self._share.start()
-        self.shown = gpus.files
+        self.gpu_files = gpus.files
 
     def _command(self) -> list[str]:
         spec = self.spec
+        # 06: a locally administered address, as EC2's begin with 02, 06 or 0a.
         mac = "06:" + ":".join(spec.instance_id[-10:][i : i + 2] for i in range(0, 10, 2))
-        # by a UUID that starts with ec2 a guest knows where it is, as on Nitro
+        # guests recognise EC2 by a UUID that begins with ec2, as on Nitro
         digits = "ec2" + spec.instance_id.removeprefix("i-").rjust(29, "0")
         uuid = "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+        # -nodefaults, -no-user-config: only the devices below, whatever QEMU's configuration is.
         qemu = [
             *("qemu-system-x86_64", *accelerator.arguments(), "-smp", str(spec.vcpus)),
             *("-m", str(spec.memory_mib), "-display", "none", "-nodefaults", "-no-user-config"),
@@ -58,17 +60,18 @@ class VirtualMachine(LocalMachine):
                 "-smbios",
                 f"type=1,manufacturer=Amazon EC2,product=gpukiln embedded,uuid={uuid},serial={uuid}",
             ),
-            # the root disk of a machine that died is thrown away: its writes need not be flushed
+            # the root disk of a crashed machine is discarded, so flushes are not needed
             *("-blockdev", json.dumps(spec.root.qemu_node(durable=False))),
             *("-device", json.dumps({**spec.root.qemu_device, "bootindex": 0})),
             *(word for disk in self.disks.values() for word in _qemu_arguments(disk)),
             *("-netdev", f"user,id=net,net=10.0.3.0/24,hostfwd=tcp:{GUEST}:22-:22"),
             *("-device", f"virtio-net-pci,netdev=net,mac={mac}"),
             *("-device", "virtio-rng-pci", "-serial", "stdio"),
+            # wait=off: QEMU starts without a client.
             *("-qmp", f"unix:{self._control},server=on,wait=off"),
             *(self._share.arguments(spec.memory_mib) if self._share else ()),
         ]
-        # QEMU's own resolver reads /etc/resolv.conf: inside the namespace only slirp4netns' answers.
+        # QEMU's resolver reads /etc/resolv.conf, and in the namespace only slirp4netns' name server is reachable.
         enter = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
         return [
             *("nsenter", f"--net={self.network.path}", "unshare", "--mount", "--propagation", "private"),
@@ -80,9 +83,9 @@ class VirtualMachine(LocalMachine):
             qemu.execute("system_powerdown")
 
     def release(self) -> None:
-        """Remove the control socket, end the share."""
+        """Remove the control socket and stop the share."""
         self._control.unlink(missing_ok=True)
-        self.shown = None
+        self.gpu_files = None
         if self._share:
             self._share.stop()
             self._share = None
@@ -98,15 +101,15 @@ class VirtualMachine(LocalMachine):
 
     def _unplug(self, disk: AttachedDisk, *, force: bool) -> bool:
         with Qmp(self._control) as qemu:
-            # asks the guest, which may still be booting; QEMU refuses to ask again while it has not answered
+            # requests the guest, which may still be booting; QEMU refuses a second request before its answer
             with contextlib.suppress(UnavailableError):
                 qemu.execute("device_del", id=disk.serial)
-            if _within(UNPLUG_S, lambda: not _has_device(qemu, disk)):
-                # the device is given back a moment before its file is
-                return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))
+            if _wait_for(UNPLUG_S, lambda: not _has_device(qemu, disk)):
+                # the device disappears a moment before its file is released
+                return _wait_for(UNPLUG_S, lambda: _deleted_node(qemu, disk))
             if not force:
                 return False
-            # the guest keeps a device whose every read and write fails
+            # forced: the guest keeps a device on which every access fails
             hole = f"hole-{disk.serial}"
             fails = {
                 "driver": "blkdebug",
@@ -114,11 +117,11 @@ class VirtualMachine(LocalMachine):
                 "image": {"driver": "null-co", "size": disk.file.stat().st_size},
                 "inject-error": [{"event": "none", "errno": 5}],
             }
-            with contextlib.suppress(UnavailableError):  # it has one since the last time
+            with contextlib.suppress(UnavailableError):  # it exists since an earlier request
                 qemu.execute("blockdev-add", **fails)
             path = f"/machine/peripheral/{disk.serial}"
             qemu.execute("qom-set", path=path, property="drive", value=hole)
-            return _within(UNPLUG_S, lambda: _deleted_node(qemu, disk))
+            return _wait_for(UNPLUG_S, lambda: _deleted_node(qemu, disk))
 
     def _resize(self, disk: AttachedDisk) -> None:
         with Qmp(self._control) as qemu:
@@ -144,8 +147,8 @@ def _qemu_arguments(disk: AttachedDisk) -> tuple[str, ...]:
 
 
 def _has_device(qemu: Qmp, disk: AttachedDisk) -> bool:
-    found = qemu.execute("qom-list", path="/machine/peripheral")
-    return disk.serial in [entry["name"] for entry in found]
+    devices = qemu.execute("qom-list", path="/machine/peripheral")
+    return disk.serial in [entry["name"] for entry in devices]
 
 
 def _deleted_node(qemu: Qmp, disk: AttachedDisk) -> bool:
@@ -156,7 +159,7 @@ def _deleted_node(qemu: Qmp, disk: AttachedDisk) -> bool:
     return True
 
 
-def _within(seconds: float, question: Callable[[], bool]) -> bool:
+def _wait_for(seconds: float, question: Callable[[], bool]) -> bool:
     deadline = time.monotonic() + seconds
     while not question():
         if time.monotonic() > deadline:

@@ -1,6 +1,7 @@
-"""The disks of volumes: one raw file each, with its own description beside it, `vol-….json`.
+"""The disks of volumes: one raw file for each volume, with its description in `vol-….json`.
 
-A volume is told by its description alone, so no list of volumes can be damaged. What can't be read is kept.
+The descriptions are the only list of volumes, so no central list can be damaged. A disk with an unreadable description
+is kept.
 """
 
 import json
@@ -13,32 +14,32 @@ from gpukiln.clouds.embedded.layout import Layout
 from gpukiln.disks.grow import fit_root, grow_file
 from gpukiln.disks.sparse import copy_disk, used_bytes
 from gpukiln.errors import UnavailableError
-from gpukiln.files import remove_partial, write_whole
+from gpukiln.files import remove_partial, write_atomic
 from gpukiln.parsing import parse_json
-from gpukiln.programs import require_room
+from gpukiln.programs import require_space
 
 log = logging.getLogger(__name__)
-SPARE = 2 << 30  # bytes to be free beyond a copy before a disk is copied
-OUTSIDE = "user.gpukiln.outside"  # extended attribute of a disk's file
+SPARE = 2 << 30  # bytes that have to stay free after a copy
+UNTRUSTED_ATTRIBUTE = "user.gpukiln.outside"  # extended attribute of a disk's file
 
 
 def make_disk(
     layout: Layout, volume_id: str, *, size_gib: int, source: Path | None, bootable: bool = False
 ) -> Path:
-    """Make the disk of a new volume; nothing is left of one that can't be made.
+    """Create the disk of a new volume; a failure leaves nothing.
 
     Args:
         layout: The cloud's files.
-        source: Disk of the snapshot it is made from; None makes an empty one.
-        bootable: Whether its root partition and file system grow with it.
+        source: Disk of its snapshot; None: an empty disk.
+        bootable: Whether to grow its root partition and file system.
 
     Raises:
-        UnavailableError: There is no room, or a tool failed.
+        UnavailableError: The disk is full, or a tool failed.
     """
     disk = layout.volume(volume_id)
     if source is not None and not source.exists():
-        raise UnavailableError(f"{source.stem} has no disk, so no volume can be made of it")
-    require_room(layout.volumes, SPARE + (used_bytes(source) if source else 0))
+        raise UnavailableError(f"{source.stem} has no disk, so no volume can be created from it")
+    require_space(layout.volumes, SPARE + (used_bytes(source) if source else 0))
     try:
         if source is None:
             disk.touch()
@@ -54,35 +55,36 @@ def make_disk(
 
 
 def make_writable(disk: Path) -> None:
-    """Give a volume a disk of its own where a snapshot has the same file.
+    """Copy a volume's disk where a snapshot has the same file.
 
     Args:
         disk: The volume's disk.
 
     Raises:
-        UnavailableError: There is no room for a copy.
+        UnavailableError: The disk has no space for a copy.
     """
+    # A hard link is how a snapshot shares its disk with a volume.
     if disk.stat().st_nlink > 1:
-        require_room(disk.parent, SPARE + used_bytes(disk))
+        require_space(disk.parent, SPARE + used_bytes(disk))
         copy_disk(disk, disk)
 
 
-def mark_outside(disk: Path) -> None:
-    """Note on a disk that its content comes from outside this cloud; every copy of it says so too.
+def mark_untrusted(disk: Path) -> None:
+    """Mark a disk whose content comes from outside this cloud; copies keep the mark.
 
     Raises:
-        OSError: The file system has no extended attributes of users.
+        OSError: The file system has no user extended attributes.
     """
-    os.setxattr(disk, OUTSIDE, b"1")
+    os.setxattr(disk, UNTRUSTED_ATTRIBUTE, b"1")
 
 
-def is_outside(disk: Path) -> bool:
+def is_untrusted(disk: Path) -> bool:
     """Whether a disk, or one that it was copied from, was written from outside this cloud."""
-    return disk.exists() and OUTSIDE in os.listxattr(disk)
+    return disk.exists() and UNTRUSTED_ATTRIBUTE in os.listxattr(disk)
 
 
 def write_description(layout: Layout, volume_id: str, description: dict[str, Any]) -> None:
-    """Write what is known of a volume, in one step, only when it changed.
+    """Write a volume's description atomically, if it has changed.
 
     Args:
         layout: The cloud's files.
@@ -91,11 +93,11 @@ def write_description(layout: Layout, volume_id: str, description: dict[str, Any
     file, text = layout.volume(volume_id).with_suffix(".json"), json.dumps(description, indent=1)
     if file.exists() and file.read_text() == text:
         return
-    write_whole(file, text)
+    write_atomic(file, text)
 
 
 def read_description(file: Path) -> dict[str, Any] | None:
-    """What is known of a volume, or None where that can't be read."""
+    """A volume's description; None where it can't be read."""
     try:
         description = parse_json(file.read_text())
         return description if isinstance(description["size_gib"], int) and description["region"] else None
@@ -104,7 +106,7 @@ def read_description(file: Path) -> dict[str, Any] | None:
 
 
 def descriptions(layout: Layout, region: str) -> dict[str, dict[str, Any]]:
-    """Every volume of a region that has a disk and can be read.
+    """The volumes of a region with a disk and a readable description.
 
     Args:
         layout: The cloud's files.
@@ -113,10 +115,10 @@ def descriptions(layout: Layout, region: str) -> dict[str, dict[str, Any]]:
     Returns:
         Their descriptions by volume id.
     """
-    found = {file.stem: read_description(file) for file in sorted(layout.volumes.glob("vol-*.json"))}
+    known = {file.stem: read_description(file) for file in sorted(layout.volumes.glob("vol-*.json"))}
     return {
         volume_id: description
-        for volume_id, description in found.items()
+        for volume_id, description in known.items()
         if description and description["region"] == region and layout.volume(volume_id).exists()
     }
 
@@ -132,7 +134,7 @@ def remove(layout: Layout, volume_id: str) -> None:
 
 
 def sweep(layout: Layout) -> None:
-    """Remove what a killed server left: half-written files, volumes that ended with their machine.
+    """Remove what a killed server left: partial files, and volumes that ended with their machine.
 
     Args:
         layout: The cloud's files; no server may run.
@@ -141,24 +143,24 @@ def sweep(layout: Layout) -> None:
     for disk in sorted(layout.volumes.glob("vol-*.raw")):
         description = read_description(disk.with_suffix(".json"))
         if description is None:
-            log.warning("%s is kept, but what it is can't be read: %s", disk, disk.with_suffix(".json"))
+            log.warning("%s is kept, but its description can't be read: %s", disk, disk.with_suffix(".json"))
         elif (attached := description.get("attachment")) and attached["delete_on_termination"]:
             log.info("removing %s: its machine %s has ended", disk.name, attached["instance_id"])
             remove(layout, disk.stem)
     for file in layout.volumes.glob("vol-*.json"):
         if not layout.volume(file.stem).exists() and read_description(file) is not None:
-            file.unlink()  # its disk was never finished
+            file.unlink()  # its disk was never completed
 
 
-def kept(layout: Layout) -> list[dict[str, Any]]:
-    """Every volume that has a disk, for the commands that show and remove them; needs no server.
+def stored_volumes(layout: Layout) -> list[dict[str, Any]]:
+    """All volumes with a disk, for the commands that show and remove them; needs no server.
 
     Args:
         layout: The cloud's files.
 
     Returns:
-        Per volume its id, region, zone, size in GiB (null where its description can't be read), the instance
-        that it is attached to or None, and the size on disk in MiB.
+        For each volume its id, region, zone and size in GiB (None where the description can't be read), its
+        instance or None, and its size on disk in MiB.
     """
     rows = []
     for disk in sorted(layout.volumes.glob("vol-*.raw")):

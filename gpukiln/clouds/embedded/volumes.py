@@ -1,4 +1,4 @@
-"""Puts disks behind moto's volumes: what is attached, the machine has.
+"""Puts disks behind moto's volumes: an attached volume is a device in the machine.
 
 Codes and texts of refusals: EC2 API reference, "Error codes for the Amazon EC2 API".
 """
@@ -25,26 +25,26 @@ from gpukiln.clouds.embedded.machines import Machines
 from gpukiln.errors import GpukilnError
 
 MAX_GIB = 16384  # of a gp2 or gp3 volume (EBS user guide, "Amazon EBS volume types")
-MAX_DATA_VOLUMES = 24  # a virtual machine has 32 places on its bus, and other devices take some
+MAX_DATA_VOLUMES = 24  # a virtual machine's PCI bus has 32 slots, some for other devices
 FIELDS = ("encrypted", "kms_key_id", "volume_type", "iops", "throughput", "multi_attach_enabled")
 DETACH_AGAIN_S = 2
-Members = dict[tuple[type, str], Any]  # what takes the place of a class's member
+Members = dict[tuple[type, str], Any]  # replacements of classes' members
 log = logging.getLogger(__name__)
-_changing = threading.RLock()  # one volume is attached once
+_changing = threading.RLock()  # a volume has at most one attachment
 
 
 def extend_volumes(machines: Machines) -> None:
     """Put disks behind volumes. Call once.
 
     Args:
-        machines: Where machines run.
+        machines: The machines behind the instances.
     """
-    for extension in (_disks(machines), _attachments(machines)):
+    for extension in (_disk_members(machines), _attachment_members(machines)):
         for (owner, name), member in extension.items():
             setattr(owner, name, member)
 
 
-def _disks(machines: Machines) -> Members:
+def _disk_members(machines: Machines) -> Members:
     layout = machines.layout
     create_volume, modify_volume = EC2Response.create_volume, EC2Response.modify_volume
     delete_volume = EC2Backend.delete_volume
@@ -54,14 +54,14 @@ def _disks(machines: Machines) -> Members:
         if not token:
             return create_volume_with_disk(self)
         with _changing:
-            # it stays used when its volume was deleted (aws-ebs-csi-driver issues 1428 and 1916)
+            # a token stays used after its volume is deleted (aws-ebs-csi-driver issues 1428 and 1916)
             used: dict[str, tuple[Any, ActionResult]] = vars(self.ec2_backend).setdefault("volume_tokens", {})
             if token not in used:
                 used[token] = self.params, create_volume_with_disk(self)
-            asked, answer = used[token]
-        if asked != self.params:
-            told = "The client token was used with other parameters"
-            raise EC2ClientError("IdempotentParameterMismatch", told)
+            request, answer = used[token]
+        if request != self.params:
+            message = "The client token was used with other parameters"
+            raise EC2ClientError("IdempotentParameterMismatch", message)
         return answer
 
     def create_volume_with_disk(self: Any) -> ActionResult:
@@ -69,7 +69,7 @@ def _disks(machines: Machines) -> Members:
         answer = create_volume(self)
         volume: Any = answer.result
         try:
-            with as_answer("the volume can't be made"):
+            with raise_as_ec2_error("the volume can't be created"):
                 make_volume(layout, volume)
         except BaseException:
             self.ec2_backend.volumes.pop(volume.id, None)
@@ -90,7 +90,7 @@ def _disks(machines: Machines) -> Members:
         _check_size(int(size))
         self.error_on_dryrun()
         with _changing:
-            with as_answer("the volume can't be grown"):
+            with raise_as_ec2_error("the volume can't be grown"):
                 machines.grow(volume, int(size))
             answer = modify_volume(self)
             if volume.attachment:
@@ -104,7 +104,7 @@ def _disks(machines: Machines) -> Members:
     }
 
 
-def _attachments(machines: Machines) -> Members:
+def _attachment_members(machines: Machines) -> Members:
     attach, detach = EC2Backend.attach_volume, EC2Backend.detach_volume
 
     def attach_volume(self: Any) -> ActionResult:
@@ -114,7 +114,7 @@ def _attachments(machines: Machines) -> Members:
         with _changing:
             _check_attachment(volume, instance, device)
             self.error_on_dryrun()
-            with as_answer("the volume can't be attached"):
+            with raise_as_ec2_error("the volume can't be attached"):
                 machines.attach(instance, volume.id, device)
             attachment = attach(self.ec2_backend, volume.id, instance.id, device)
         return _attachment(attachment, "attaching")
@@ -127,11 +127,11 @@ def _attachments(machines: Machines) -> Members:
             attachment.force = attachment.force or force
             if attachment.status == "attached":
                 _set_status(attachment, "detaching")
-                threading.Thread(target=take_away, args=(ec2, attachment), daemon=True).start()
+                threading.Thread(target=detach_when_released, args=(ec2, attachment), daemon=True).start()
         return _attachment(attachment, "detaching")
 
-    def take_away(ec2: Any, attachment: Any) -> None:
-        """A machine may be busy with the volume; it is asked until it gives it back, as on EC2."""
+    def detach_when_released(ec2: Any, attachment: Any) -> None:
+        """Request a volume from its machine until the machine releases it, as EC2 does."""
         volume, instance = attachment.volume, attachment.instance
         while volume.attachment is attachment:
             try:
@@ -140,7 +140,11 @@ def _attachments(machines: Machines) -> Members:
                         if volume.attachment is attachment:
                             detach(ec2, volume.id, instance.id, attachment.device)
                     return
-            except (OSError, GpukilnError, EC2ClientError):  # EC2's: it was terminated just now
+            except (
+                OSError,
+                GpukilnError,
+                EC2ClientError,
+            ):  # EC2ClientError: the instance was terminated meanwhile
                 log.exception("%s is not detached from %s", volume.id, instance.id)
             _set_status(attachment, "busy")
             time.sleep(DETACH_AGAIN_S)
@@ -154,15 +158,16 @@ def _attachments(machines: Machines) -> Members:
 
 
 def make_volume(layout: Layout, volume: Any) -> None:
-    """Make the disk of a volume that is no machine's root.
+    """Create the disk of a data volume.
 
     Args:
         layout: The cloud's files.
 
     Raises:
-        UnavailableError: It can't be made.
+        UnavailableError: The disk can't be created.
     """
     volume_files.write_description(layout, volume.id, describe(volume))
+    # The description came first: a disk without one would be kept for ever.
     source = layout.snapshot(volume.snapshot_id) if volume.snapshot_id else None
     try:
         volume_files.make_disk(layout, volume.id, size_gib=volume.size, source=source)
@@ -172,7 +177,7 @@ def make_volume(layout: Layout, volume: Any) -> None:
 
 
 def describe(volume: Any) -> dict[str, Any]:
-    """What is kept of a volume beside its disk."""
+    """A volume's description, stored with its disk."""
     attachment = volume.attachment
     return {
         "region": volume.ec2_backend.region_name,
@@ -182,7 +187,7 @@ def describe(volume: Any) -> dict[str, Any]:
         "create_time": volume.create_time.isoformat(),
         **{field: getattr(volume, field) for field in FIELDS},
         "tags": dict(volume.ec2_backend.tags.get(volume.id, {})),
-        # it ends with the machine, which ends with the server
+        # an attachment ends with the machine, which ends with the server
         "attachment": attachment
         and {
             "instance_id": attachment.instance.id,
@@ -193,7 +198,7 @@ def describe(volume: Any) -> dict[str, Any]:
 
 
 def save(layout: Layout, ec2: Any) -> None:
-    """Keep what is known of a region's volumes.
+    """Write the descriptions of a region's volumes.
 
     Args:
         layout: The cloud's files.
@@ -204,7 +209,7 @@ def save(layout: Layout, ec2: Any) -> None:
 
 
 def load(layout: Layout, ec2: Any) -> None:
-    """Make a region's volumes again; none is attached.
+    """Create a region's volumes from their descriptions; none is attached.
 
     Args:
         layout: The cloud's files.
@@ -226,8 +231,8 @@ def load(layout: Layout, ec2: Any) -> None:
         ec2.volumes[volume_id] = volume
 
 
-def as_captured(snapshot: Any) -> None:
-    """A snapshot keeps its size, whatever becomes of its volume.
+def detach_captured_volume(snapshot: Any) -> None:
+    """Give a snapshot a copy of its volume, so that later changes of the volume don't change its size.
 
     Args:
         snapshot: moto's snapshot.
@@ -237,8 +242,8 @@ def as_captured(snapshot: Any) -> None:
 
 
 @contextmanager
-def as_answer(what: str) -> Iterator[None]:
-    """What fails is an answer of EC2's and not a crash of the server."""
+def raise_as_ec2_error(what: str) -> Iterator[None]:
+    """Raise failures of the block as errors that EC2 answers."""
     try:
         yield
     except (OSError, GpukilnError) as error:
@@ -247,12 +252,12 @@ def as_answer(what: str) -> Iterator[None]:
 
 
 def check_snapshot_size(ec2: Any, snapshot_id: str, size_gib: int | None, *, code: str) -> int:
-    """The size of a volume that is made from a snapshot.
+    """The size of a volume that is created from a snapshot.
 
     Args:
         ec2: moto's EC2 backend of the region.
         snapshot_id: The snapshot; moto refuses one that it does not know.
-        size_gib: What was asked for; None is the snapshot's size.
+        size_gib: The requested size; None: the snapshot's size.
         code: EC2's error code for a volume that is too small.
     """
     snapshot = ec2.get_snapshot(snapshot_id)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from gpukiln.errors import RefusedError, UsageError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.findings import OUTCOMES, Finding, Outcome, worst
 from gpukiln.gpus import kernel_log, rules
 from gpukiln.gpus.facts import facts
@@ -249,7 +249,7 @@ def _health(options: Options) -> GpuHealth:
         exit_code=1 if bad else 5 if state == UNKNOWN else 0,
     )
     if options.textfile:
-        write_whole(Path(options.textfile), metrics(health), mode=0o644)
+        write_atomic(Path(options.textfile), metrics(health), mode=0o644)
     if options.hook:
         health = hooked(health, options.hook)
     return replace(health, exit_code=NPD_CODES[state]) if options.npd else health
@@ -278,7 +278,7 @@ def hooked(health: GpuHealth, program: str) -> GpuHealth:
         done = _run_hook(health, program, old)
     if done is None or done.exit_code == 0:
         state = {"state": health.state, "since": health.taken_at}
-        write_whole(path, json.dumps(state) + "\n", mode=0o644)
+        write_atomic(path, json.dumps(state) + "\n", mode=0o644)
     failed = done is not None and done.exit_code != 0
     return replace(health, hook=done, exit_code=health.exit_code or (5 if failed else 0))
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpukiln.files import remove_partial_of, write_whole
+from gpukiln.files import remove_partial_of, write_atomic
 from gpukiln.kubernetes.cluster import Cluster
 from gpukiln.kubernetes.manifest import Manifest
 from gpukiln.state import state_home
@@ -44,7 +44,7 @@ class Submission:
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             remove_partial_of(self.file)
-            write_whole(self.file, self._content(mark))
+            write_atomic(self.file, self._content(mark))
         except OSError as error:
             say(f"{self.file} can't be written, so a killed command could not find its Job again: {error}")
         return mark

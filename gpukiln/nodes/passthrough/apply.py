@@ -19,7 +19,7 @@ from gpukiln.errors import (
     UnavailableError,
     UsageError,
 )
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.nodes.passthrough.api import Pve, UnansweredError
 from gpukiln.nodes.passthrough.facts import Guest, guest
 from gpukiln.nodes.passthrough.model import UNDO, ConfigChange, Undo
@@ -57,7 +57,7 @@ def set_gpu(pve: Pve, node: str, vm: Guest, change: ConfigChange, folder: Path) 
     )
     file = folder / f"{undo.at[:19].replace(':', '')}-vm{vm.id}-{change.key}-{secrets.token_hex(3)}.json"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_whole(file, json.dumps(dump(undo), indent=2) + "\n")
+    write_atomic(file, json.dumps(dump(undo), indent=2) + "\n")
     try:
         _write(pve, node, vm, change.key, change.after, change.digest)
     except PartialError:

@@ -55,7 +55,7 @@ is `N/A`.
 
 
 @strict
-class Functions:
+class FunctionGroup:
     """Functions of NVML that answer alike.
 
     Args:
@@ -78,10 +78,10 @@ class Functions:
 
 
 @cache
-def functions() -> tuple[Functions, ...]:
+def functions() -> tuple[FunctionGroup, ...]:
     """Every function that the double has."""
     rows = yaml.safe_load(FUNCTIONS.read_text(encoding="utf-8"))
-    return load(tuple[Functions, ...], rows, where=FUNCTIONS.name)
+    return load(tuple[FunctionGroup, ...], rows, where=FUNCTIONS.name)
 
 
 def page() -> str:

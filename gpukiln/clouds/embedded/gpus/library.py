@@ -10,7 +10,7 @@ from typing import Any
 from gpukiln import programs
 from gpukiln.clouds.embedded.gpus.state import State, append_region, rows_of
 from gpukiln.errors import UnavailableError
-from gpukiln.files import whole_or_not
+from gpukiln.files import atomic_path
 
 COMPILE_S = 600.0
 SONAME = "libnvidia-ml.so.1"
@@ -31,31 +31,31 @@ def build(folder: Path, *, branch: int) -> Path:
     Raises:
         UnavailableError: There is no gcc, or it refuses the sources.
     """
-    return _compiled(folder, "nvml", SONAME, *LIBRARY_FLAGS, f"-DDRIVER={branch}", state=True)
+    return _compile(folder, "nvml", SONAME, *LIBRARY_FLAGS, f"-DDRIVER={branch}", state=True)
 
 
 def build_smi(folder: Path) -> Path:
     """Compile the stand-in nvidia-smi, as `build`."""
-    return _compiled(folder, "smi", "nvidia-smi")
+    return _compile(folder, "smi", "nvidia-smi")
 
 
 def build_load(folder: Path) -> Path:
     """Compile what gives a process a part of a GPU, as `build`."""
-    return _compiled(folder, "load", "gpukiln-gpu-load")
+    return _compile(folder, "load", "gpukiln-gpu-load")
 
 
-def _compiled(folder: Path, name: str, output: str, *flags: str, state: bool = False) -> Path:
+def _compile(folder: Path, name: str, output: str, *flags: str, state: bool = False) -> Path:
     files = sorted(Path(__file__).with_name(name).glob("*.[ch]"))
     digest = hashlib.sha256(repr(flags).encode() + b"".join(file.read_bytes() for file in files))
-    made = folder / digest.hexdigest()[:16] / output
-    if made.exists():
-        return made
+    binary = folder / digest.hexdigest()[:16] / output
+    if binary.exists():
+        return binary
     if shutil.which("gcc") is None:
         raise UnavailableError(
             "simulated GPUs are compiled here, and there is no gcc", hint="apt-get install gcc libc6-dev"
         )
-    made.parent.mkdir(parents=True, exist_ok=True)
-    with whole_or_not(made) as part:
+    binary.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(binary) as part:
         sources = [str(file) for file in files if file.suffix == ".c"]
         command = ["gcc", *FLAGS, *flags, "-o", str(part), *sources, "-ldl", "-pthread"]
         done = programs.run(command, limit_s=COMPILE_S)
@@ -67,7 +67,7 @@ def _compiled(folder: Path, name: str, output: str, *flags: str, state: bool = F
             )
         if state:
             append_region(part)
-    return made
+    return binary
 
 
 def write_state(path: Path, machine: Mapping[str, Any], *, errors: Mapping[str, int] | None = None) -> None:

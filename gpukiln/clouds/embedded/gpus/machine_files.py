@@ -13,7 +13,7 @@ from typing import Any
 
 from gpukiln.clouds.embedded.chroot import in_root
 from gpukiln.clouds.embedded.gpus.library import build, build_load, build_smi
-from gpukiln.clouds.embedded.gpus.start import start_state
+from gpukiln.clouds.embedded.gpus.start import write_initial_state
 from gpukiln.clouds.embedded.gpus.state import State
 
 FOLDER = Path("/run/gpukiln-simulated")
@@ -132,13 +132,13 @@ class MachineFiles:
         ):
             shutil.copy(source, self.folder / name)
             (self.folder / name).chmod(0o755)
-        places = in_root(root, _make_places)
+        places = in_root(root, _prepare_bind_targets)
         (self.folder / "places").write_text("".join(f"{name} {place}\n" for name, place in places))
         count = len(document["gpus"])
         nodes = device_nodes(count)
         (self.folder / "nodes").write_text("".join(f"{name} {minor}\n" for name, minor in nodes))
         (self.folder / UP).write_text(SCRIPT)
-        start_state(self.state, document)
+        write_initial_state(self.state, document)
 
     def put_unit(self, root: Path) -> None:
         """Let a virtual machine's own systemd start it; a container's unit is bound to its /run."""
@@ -156,14 +156,14 @@ def device_nodes(count: int) -> list[tuple[str, int]]:
 
 def driver_version(root: Path) -> str | None:
     """The version of the image's driver by its library's name, None where it has none."""
-    version = in_root(root, lambda: _library_place(Path("/"))).name.partition(".so.")[2]
+    version = in_root(root, lambda: _library_path(Path("/"))).name.partition(".so.")[2]
     return version if "." in version else None
 
 
-def _make_places() -> list[tuple[str, Path]]:
+def _prepare_bind_targets() -> list[tuple[str, Path]]:
     """The files that are bound over, made where the image has none; the marker."""
     top = Path("/")
-    places = [(LIBRARY, top / _library_place(top)), (SMI, top / _smi_place(top))]
+    places = [(LIBRARY, top / _library_path(top)), (SMI, top / _smi_path(top))]
     for _name, place in places:
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -178,13 +178,13 @@ def _put_unit() -> None:
     script.write_text(SCRIPT)
     unit.parent.mkdir(parents=True, exist_ok=True)
     unit.write_text(UNIT_TEXT.format(script=script))
-    wanted = unit.parent / "sysinit.target.wants" / UNIT
-    wanted.parent.mkdir(exist_ok=True)
-    wanted.unlink(missing_ok=True)
-    wanted.symlink_to(f"../{UNIT}")
+    link = unit.parent / "sysinit.target.wants" / UNIT
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(f"../{UNIT}")
 
 
-def _library_place(root: Path) -> Path:
+def _library_path(root: Path) -> Path:
     """Where the driver's library is, below the root; where the loader would look for one that it lacks."""
     folders = [Path(name) for name in LIBRARY_FOLDERS if (root / name).is_dir()]
     for folder in folders:
@@ -195,7 +195,7 @@ def _library_place(root: Path) -> Path:
     return next(iter(triplets or folders), Path("usr/lib64")) / "libnvidia-ml.so.1"
 
 
-def _smi_place(root: Path) -> Path:
+def _smi_path(root: Path) -> Path:
     """Where /usr/bin/nvidia-smi leads to inside the root: with Debian's alternatives through two links."""
     place = Path("usr/bin/nvidia-smi")
     for _ in range(10):

@@ -106,7 +106,7 @@ def make_profile(name: str, *, seed: str, driver: str, cuda: str) -> Data:
         raise UsageError(message, hint=f"take {others}")
     if kind.status == "retired":
         raise UsageError(f"EC2 has retired {name}: nothing to simulate", hint=f"take {others}")
-    arch, cc = _model(kind.gpu, driver, what=f"the {model.name} of {name}")
+    arch, cc = _architecture_of(kind.gpu, driver, what=f"the {model.name} of {name}")
     machine = GpuHardware(
         kind=board(kind.gpu),
         arch=arch,
@@ -145,7 +145,7 @@ def make_machine(
         IncompatibleError: The driver does not know it.
     """
     kind = board(key)
-    arch, cc = _model(key, driver, what=f"the {kind.name}")
+    arch, cc = _architecture_of(key, driver, what=f"the {kind.name}")
     links = kind.nvlink
     linked = links is not None and (count > 1 or kind.grace > 0)
     interconnect: Literal["none", "nvlink", "nvswitch"] = "none"
@@ -165,7 +165,7 @@ def make_machine(
     return _document(machine, cuda)
 
 
-def _model(key: str, driver: str, *, what: str) -> tuple[str, str]:
+def _architecture_of(key: str, driver: str, *, what: str) -> tuple[str, str]:
     """Architecture and compute capability of a GPU that the driver knows."""
     kind, model = board(key), gpus().get(key)
     arch = model.arch if model else kind.architecture
@@ -207,10 +207,12 @@ def _layout(kind: Board, count: int) -> BoardLayout:
 
 def _document(machine: GpuHardware, cuda: str) -> Data:
     virtual = machine.fraction < 1
-    make = _fraction if virtual else _whole
+    make = _fractional_gpu if virtual else _whole_gpu
     rows = [make(machine, index) for index in range(machine.count)]
     for row in rows:
-        row["peers"] = [_way(machine, row["index"], n) for n in range(len(rows)) if n != row["index"]]
+        row["peers"] = [
+            _path_between(machine, row["index"], n) for n in range(len(rows)) if n != row["index"]
+        ]
     off = False if machine.is_from("Ampere") and not virtual else None
     return {
         "available": True,
@@ -229,12 +231,12 @@ def bus_id(address: str) -> str:
     return f"{int(domain[0], 16) if domain else 0:08X}:{bus.upper()}:{device.upper()}.0"
 
 
-def _number(machine: GpuHardware, index: int, what: str, bits: int) -> int:
+def _stable_number(machine: GpuHardware, index: int, what: str, bits: int) -> int:
     """A number that stays the same for a GPU."""
     return uuid.uuid5(UUIDS, f"{machine.seed}/{index}/{what}").int % (1 << bits)
 
 
-def _named(machine: GpuHardware, index: int) -> Data:
+def _identity(machine: GpuHardware, index: int) -> Data:
     """What every GPU tells, a fraction too."""
     kind = machine.kind
     modules = machine.place.modules
@@ -263,7 +265,7 @@ def _named(machine: GpuHardware, index: int) -> Data:
         "accounting": False,
         "virtualization": BARE_METAL if machine.bare else PASSED_THROUGH,
         "module_id": modules[index] if modules else index + 1,
-        "memory_node": _node(machine, index),
+        "memory_node": _numa_node(machine, index),
         "numa_node": None,
         "recovery_action": 0,
         "processes": [],
@@ -271,7 +273,7 @@ def _named(machine: GpuHardware, index: int) -> Data:
     }
 
 
-def _whole(machine: GpuHardware, index: int) -> Data:
+def _whole_gpu(machine: GpuHardware, index: int) -> Data:
     """One GPU of a board."""
     kind, place = machine.kind, machine.place
     power, clocks, idle, heat = kind.power, kind.clocks, kind.idle, kind.temperature
@@ -281,8 +283,8 @@ def _whole(machine: GpuHardware, index: int) -> Data:
     counters = ("volatile_uncorrected", "volatile_corrected", "aggregate_uncorrected", "aggregate_corrected")
     fan = idle.fan
     return (
-        _named(machine, index)
-        | _board(machine, index)
+        _identity(machine, index)
+        | _board_identity(machine, index)
         | {
             "pstate": idle.pstate,
             "fan": fan,
@@ -378,7 +380,7 @@ def _whole(machine: GpuHardware, index: int) -> Data:
     )
 
 
-def _board(machine: GpuHardware, index: int) -> Data:
+def _board_identity(machine: GpuHardware, index: int) -> Data:
     """What names a board, and what it is part of."""
     kind = machine.kind
     image, oem, ecc = (*kind.inforom, None, None, None)[:3]
@@ -392,7 +394,7 @@ def _board(machine: GpuHardware, index: int) -> Data:
             "tray": rack.tray,
             "host": rack.host,
             "peer_type": SWITCH_CONNECTED,
-            "chassis": f"18200000{_number(machine, 0, 'chassis', 16):05d}",
+            "chassis": f"18200000{_stable_number(machine, 0, 'chassis', 16):05d}",
         }
     nodes = -(-machine.count // kind.grace) if kind.grace else 0
     return {
@@ -405,10 +407,10 @@ def _board(machine: GpuHardware, index: int) -> Data:
         "board_part_number": kind.part_number,
         "multi_gpu_board": kind.card > 1,
         "board_id": _board_id(machine, index) if kind.card > 1 else None,
-        "pdi": hex(_number(machine, index, "pdi", 64)),
+        "pdi": hex(_stable_number(machine, index, "pdi", 64)),
         "inforom": image,
         "inforom_objects": {"oem": oem, "ecc": ecc, "power": None},
-        "inforom_checksum": _number(machine, index, "inforom", 32) if image else None,
+        "inforom_checksum": _stable_number(machine, index, "inforom", 32) if image else None,
         "gsp_firmware": machine.driver if gsp else None,
         "gsp_enabled": True if gsp else None,
         "gsp_default": True if gsp else None,
@@ -428,15 +430,15 @@ def _board_id(machine: GpuHardware, index: int) -> int:
     return domain << 16 | bus << 8 | device
 
 
-def _fraction(machine: GpuHardware, index: int) -> Data:
+def _fractional_gpu(machine: GpuHardware, index: int) -> Data:
     """A virtual GPU of the licence class Q: its clocks, heat and power are the hypervisor's."""
-    whole = _whole(machine, index)
+    whole = _whole_gpu(machine, index)
     gib = round(24 * machine.fraction)  # of an L4, the only one that EC2 divides
     untold = {
         key: dict.fromkeys(whole[key])
         for key in ("ecc", "remapped_rows", "clocks", "throttle", "power", "pcie", "fabric")
     }
-    return _named(machine, index) | {
+    return _identity(machine, index) | {
         **untold,
         "name": f"{machine.kind.name}-{gib}Q",
         "brand": WORKSTATION_BRAND,
@@ -530,24 +532,24 @@ def _fabric(machine: GpuHardware) -> Data:
     return dict(zip(FABRIC, (COMPLETED, 0, cluster, clique, machine.kind.fabric_health), strict=True))
 
 
-def _node(machine: GpuHardware, index: int) -> int:
+def _numa_node(machine: GpuHardware, index: int) -> int:
     """The NUMA node that a GPU is at."""
     if machine.kind.grace:
         return index // machine.kind.grace
     return index // (machine.count // 2) if machine.count >= TWO_NODES else 0
 
 
-def _way(machine: GpuHardware, one: int, other: int) -> Data:
+def _path_between(machine: GpuHardware, index: int, other: int) -> Data:
     """How one GPU reaches another: GPUs of EC2's machines do so by NVLink alone."""
     place = machine.place
     roots, card = place.roots or ("00",) * machine.count, machine.kind.card
-    if card > 1 and one // card == other // card:
+    if card > 1 and index // card == other // card:
         ancestor = SWITCH
-    elif roots[one] == roots[other]:
+    elif roots[index] == roots[other]:
         ancestor = HOST_BRIDGE if place.flat else SWITCHES
     else:
-        ancestor = NODE if _node(machine, one) == _node(machine, other) else SYSTEM
-    linked = other in place.mesh[one] if place.mesh else machine.interconnect == "nvswitch"
+        ancestor = NODE if _numa_node(machine, index) == _numa_node(machine, other) else SYSTEM
+    linked = other in place.mesh[index] if place.mesh else machine.interconnect == "nvswitch"
     known = OK if linked or ancestor == SWITCH else CHIPSET
     p2p = {"read": known, "write": known, "nvlink": OK if linked else UNSUPPORTED, "atomics": known}
     return {"index": other, "ancestor": ancestor, "p2p": {**p2p, "pci": None}}

@@ -6,9 +6,9 @@ from typing import Any
 from gpukiln.catalog.instance_types import instance_types
 from gpukiln.clouds.embedded.container import ContainerMachine
 from gpukiln.clouds.embedded.gpus import machine_files
-from gpukiln.clouds.embedded.gpus.settings import apply, play
+from gpukiln.clouds.embedded.gpus.settings import apply_setting, play_scenario
 from gpukiln.clouds.embedded.gpus.simulated import SimulatedGpus, is_simulated
-from gpukiln.clouds.embedded.gpus.start import start_rows
+from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import Rows, encoded, gpu_count
 from gpukiln.clouds.embedded.machine import LocalMachine
 from gpukiln.clouds.embedded.machines import Machines
@@ -54,27 +54,29 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
         UsageError: The request does not fit; nothing is changed then.
         IncompatibleError: The machine can't have it now.
     """
-    asked = load(GpuChange, document, where="request")
-    if asked.recording is not None:
-        _check_recording(asked.recording)
-    instance, machine = _machine(machines, asked.instance_id)
+    request = load(GpuChange, document, where="request")
+    if request.recording is not None:
+        _check_recording(request.recording)
+    instance, machine = _machine(machines, request.instance_id)
     with machines.lock(instance.id):
-        if asked.switch == "on":
+        if request.switch == "on":
             _switch_on(machines, instance, machine)
-        elif asked.switch == "off":
+        elif request.switch == "off":
             machines.gpus_of(instance).use_profile()
             _switch_off(instance, machine)
-        gpus, files = machine.gpus, machine.shown
-        if asked.board and machine.gpus and machine.shown:
-            asked = replace(asked, recording=_of_board(asked.board, machine.gpus, machine.shown))
+        gpus, files = machine.gpus, machine.gpu_files
+        if request.board and machine.gpus and machine.gpu_files:
+            request = replace(
+                request, recording=_board_document(request.board, machine.gpus, machine.gpu_files)
+            )
         changes = (
-            asked.recording
-            or asked.board
-            or asked.healthy
-            or asked.scenario
-            or asked.settings
-            or asked.reset
-            or asked.load
+            request.recording
+            or request.board
+            or request.healthy
+            or request.scenario
+            or request.settings
+            or request.reset
+            or request.load
         )
         if changes and not files:
             raise IncompatibleError(
@@ -82,50 +84,50 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
                 hint=f"invoke cloud.gpus {instance.id} --on, or launch it with {GPUS_TAG}={SIMULATED}",
             )
         if files and gpus:
-            _do(machine, gpus, files, asked)
+            _apply_request(machine, gpus, files, request)
         return {
             "instance_id": instance.id,
             "instance_type": instance.instance_type,
             "machine": machine.spec.kind,
             "simulated": is_simulated(instance),
-            **shown(files.state.rows() if files else {}),
+            **describe_gpus(files.state.rows() if files else {}),
         }
 
 
-def _do(
-    machine: LocalMachine, gpus: SimulatedGpus, files: machine_files.MachineFiles, asked: GpuChange
+def _apply_request(
+    machine: LocalMachine, gpus: SimulatedGpus, files: machine_files.MachineFiles, request: GpuChange
 ) -> None:
     """What a machine refuses comes before what is written, and what is wrong before both."""
     before = files.state.rows()
-    anew = asked.recording is not None or asked.healthy
-    rows = start_rows(asked.recording or gpus.document(files)) if anew else dict(before)
+    anew = request.recording is not None or request.healthy
+    rows = initial_rows(request.recording or gpus.document(files)) if anew else dict(before)
     if "pid_namespace" in before:
         rows["pid_namespace"] = before["pid_namespace"]
-    _change(dict(rows), asked)
-    if asked.recording is not None:
-        gpus.use_recording(asked.recording)
+    _change(dict(rows), request)
+    if request.recording is not None:
+        gpus.use_recording(request.recording)
     if anew:
         files.state.write(rows)
-    for words in _inside(asked):
-        _run(machine, words)
-    files.state.change(lambda rows: _change(rows, asked))
+    for words in _commands_inside(request):
+        _run_in_machine(machine, words)
+    files.state.change(lambda rows: _change(rows, request))
 
 
-def _of_board(text: str, gpus: SimulatedGpus, files: machine_files.MachineFiles) -> dict[str, Any]:
+def _board_document(text: str, gpus: SimulatedGpus, files: machine_files.MachineFiles) -> dict[str, Any]:
     """What such boards answer with the driver that the machine has."""
     key, _, count = text.partition(":")
     if count and not (count.isascii() and is_whole(count) and 0 < int(count) <= MOST_GPUS):
         raise UsageError(
             f"--board {text}: {count!r} is no number up to {MOST_GPUS}", hint="--board rtx-4090:2"
         )
-    return gpus.of_board(files, key, int(count or 1))
+    return gpus.board_document(files, key, int(count or 1))
 
 
 def _check_recording(recording: dict[str, Any]) -> None:
     """A recording is kept for later starts, too: one that can't be told must not get so far."""
     try:
-        rows = start_rows(recording)
-        shown(rows)
+        rows = initial_rows(recording)
+        describe_gpus(rows)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"the recording does not describe GPUs: {type(error).__name__}: {error}",
@@ -145,7 +147,7 @@ def _machine(machines: Machines, instance_id: str) -> tuple[Any, LocalMachine]:
 
     machine = machines.get(instance_id)
     if machine is None:
-        raise unknown("machine", instance_id, [one.spec.instance_id for one in machines.all()])
+        raise unknown("machine", instance_id, [machine.spec.instance_id for machine in machines.all()])
     for backend in ec2_backends[DEFAULT_ACCOUNT_ID].values():
         if instance := backend.get_instance_by_id(instance_id):
             return instance, machine
@@ -162,7 +164,7 @@ def _switch_on(machines: Machines, instance: Any, machine: LocalMachine) -> None
             hint="launch one of a type with GPUs, for example g4dn.xlarge",
         )
     instance.ec2_backend.create_tags([instance.id], {GPUS_TAG: SIMULATED})
-    if machine.shown:
+    if machine.gpu_files:
         return
     if not machine.running:
         return  # it has them from its next start on
@@ -176,7 +178,7 @@ def _switch_on(machines: Machines, instance: Any, machine: LocalMachine) -> None
 
 def _switch_off(instance: Any, machine: LocalMachine) -> None:
     instance.ec2_backend.delete_tags([instance.id], {GPUS_TAG: None})
-    if not machine.shown:
+    if not machine.gpu_files:
         return
     if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
@@ -186,24 +188,24 @@ def _switch_off(instance: Any, machine: LocalMachine) -> None:
     machine.hide_gpus()
 
 
-def _change(rows: Rows, asked: GpuChange) -> None:
-    if asked.scenario:
-        play(rows, asked.scenario)
-    for text in asked.settings:
-        apply(rows, text)
-    for index in asked.reset:
+def _change(rows: Rows, request: GpuChange) -> None:
+    if request.scenario:
+        play_scenario(rows, request.scenario)
+    for text in request.settings:
+        apply_setting(rows, text)
+    for index in request.reset:
         if not (index.isascii() and is_whole(index) and int(index) < gpu_count(rows)):
             raise UsageError(
                 f"--reset {index}: no such GPU, the machine has {gpu_count(rows)}", hint="indices from 0"
             )
 
 
-def _inside(asked: GpuChange) -> list[list[str]]:
-    commands = [[machine_files.SMI, "--gpu-reset", f"--id={index}"] for index in asked.reset]
-    return commands + ([[machine_files.LOAD, *asked.load]] if asked.load else [])
+def _commands_inside(request: GpuChange) -> list[list[str]]:
+    commands = [[machine_files.SMI, "--gpu-reset", f"--id={index}"] for index in request.reset]
+    return commands + ([[machine_files.LOAD, *request.load]] if request.load else [])
 
 
-def _run(machine: LocalMachine, words: list[str]) -> None:
+def _run_in_machine(machine: LocalMachine, words: list[str]) -> None:
     program, *arguments = words
     command = [str(machine_files.FOLDER / program), *arguments]
     if not isinstance(machine, ContainerMachine):
@@ -219,7 +221,7 @@ def _run(machine: LocalMachine, words: list[str]) -> None:
         ) from None
 
 
-def shown(rows: Rows) -> dict[str, Any]:
+def describe_gpus(rows: Rows) -> dict[str, Any]:
     """What the state says, for people and programs.
 
     Returns:

@@ -37,13 +37,13 @@ class Setting:
     change: Change
 
 
-def _yes(text: str) -> bool:
+def _parse_bool(text: str) -> bool:
     if text.lower() in (*TRUE, *FALSE):
         return text.lower() in TRUE
     raise ValueError(", true or false")
 
 
-def _whole(least: int, most: int) -> Callable[[str], int]:
+def _whole_number(least: int, most: int) -> Callable[[str], int]:
     def read(text: str) -> int:
         try:
             value = int(text)
@@ -66,7 +66,7 @@ def _watts(text: str) -> float:
     return value
 
 
-def _to(key: str, *, own: bool = False) -> Change:
+def _set_row(key: str, *, own: bool = False) -> Change:
     """Sets a key, as the GPU tells it whether it is busy or not.
 
     Args:
@@ -86,16 +86,16 @@ def _to(key: str, *, own: bool = False) -> Change:
     return change
 
 
-def _power(rows: Rows, gpu: int, watts: float) -> None:
+def _set_power(rows: Rows, gpu: int, watts: float) -> None:
     count_energy(rows, gpu)
-    _to("power.draw")(rows, gpu, watts)
+    _set_row("power.draw")(rows, gpu, watts)
     count_energy(rows, gpu)
 
 
-def _temperature(rows: Rows, gpu: int, degrees: int) -> None:
+def _set_temperature(rows: Rows, gpu: int, degrees: int) -> None:
     """Above the slowdown threshold the driver lowers clocks and says why."""
     key = f"gpus.{gpu}"
-    _to("temperature.gpu")(rows, gpu, degrees)
+    _set_row("temperature.gpu")(rows, gpu, degrees)
     mask = int(rows.get(f"{key}.throttle.mask", 0)) & ~(SW_THERMAL | HW_THERMAL | HW_SLOWDOWN)
     slowdown = rows.get(f"{key}.temperature.slowdown")
     if slowdown and degrees >= int(float(slowdown)):
@@ -108,7 +108,7 @@ def _temperature(rows: Rows, gpu: int, degrees: int) -> None:
         rows[f"{key}.throttle.mask"] = str(mask)
 
 
-def _lost(rows: Rows, gpu: int, lost: bool) -> None:
+def _set_lost(rows: Rows, gpu: int, lost: bool) -> None:
     """NVML answers GPU_IS_LOST for whatever is asked of it."""
     if lost:
         rows[f"gpus.{gpu}.error.code"] = str(GPU_IS_LOST)
@@ -117,10 +117,10 @@ def _lost(rows: Rows, gpu: int, lost: bool) -> None:
         remove(rows, f"gpus.{gpu}.error")
 
 
-def _fallen(rows: Rows, gpu: int, fallen: bool) -> None:
+def _set_fallen_off_bus(rows: Rows, gpu: int, fallen: bool) -> None:
     """A GPU that the bus lost is one whose handle new programs don't get: nvidia-smi says "Unknown Error"."""
     handle = [f"gpus.{gpu}.fail.nvmlDeviceGetHandleBy{by}" for by in ("Index_v2", "UUID", "PciBusId_v2")]
-    _lost(rows, gpu, fallen)
+    _set_lost(rows, gpu, fallen)
     if fallen:
         remove(rows, f"gpus.{gpu}.error")
         rows.update(dict.fromkeys(handle, str(UNKNOWN_ERROR)))
@@ -129,15 +129,15 @@ def _fallen(rows: Rows, gpu: int, fallen: bool) -> None:
             rows.pop(key, None)
 
 
-def _xid(rows: Rows, gpu: int, number: int) -> None:
+def _add_xid(rows: Rows, gpu: int, number: int) -> None:
     add_event(rows, gpu=gpu, kind=XID, data=number)
 
 
-def _uncorrected(rows: Rows, gpu: int, count: int) -> None:
+def _set_uncorrected(rows: Rows, gpu: int, count: int) -> None:
     """New double bit errors are counted since the last reset and for ever, and told as event and Xid 48."""
     key = f"gpus.{gpu}.ecc"
     before = int(float(rows.get(f"{key}.volatile_uncorrected", 0)))
-    _to("ecc.volatile_uncorrected")(rows, gpu, count)
+    _set_row("ecc.volatile_uncorrected")(rows, gpu, count)
     if count > before:
         aggregate = int(float(rows.get(f"{key}.aggregate_uncorrected", 0)))
         rows[f"{key}.aggregate_uncorrected"] = str(aggregate + count - before)
@@ -145,52 +145,62 @@ def _uncorrected(rows: Rows, gpu: int, count: int) -> None:
         add_event(rows, gpu=gpu, kind=XID, data=48)
 
 
-def _hung(rows: Rows, gpu: int, hung: bool) -> None:
+def _set_hung(rows: Rows, gpu: int, hung: bool) -> None:
     if hung:
         rows[f"gpus.{gpu}.hung"] = "1"
     else:
         rows.pop(f"gpus.{gpu}.hung", None)
 
 
-def _link(rows: Rows, gpu: int, link: int) -> None:
+def _set_link_down(rows: Rows, gpu: int, link: int) -> None:
     key = f"gpus.{gpu}.nvlinks.{link}.state"
     if key not in rows:
         raise UsageError(f"GPU {gpu} has no NVLink {link}", hint="links count from 0")
     rows[key] = "0"
 
 
-PERCENT, MIB = _whole(0, 100), _whole(0, 1 << 22)
+PERCENT, MIB = _whole_number(0, 100), _whole_number(0, 1 << 22)
 SETTINGS: dict[str, Setting] = {
-    "temperature": Setting("degrees Celsius", _whole(-40, 200), _temperature),
-    "power": Setting("watts drawn", _watts, _power),
-    "power_limit": Setting("watts", _watts, _to("power.limit")),
-    "utilization": Setting("percent, beside what processes use", PERCENT, _to("utilization.gpu")),
-    "memory_used": Setting("MiB, beside what processes use", MIB, _to("memory.used")),
-    "sm_clock": Setting("MHz", _whole(0, 10000), _to("clocks.sm")),
-    "memory_clock": Setting("MHz", _whole(0, 30000), _to("clocks.mem")),
-    "fan": Setting("percent", PERCENT, _to("fan")),
-    "pcie_gen": Setting("generation of the link as it runs", _whole(1, 6), _to("pcie.gen")),
-    "pcie_width": Setting("lanes of the link as it runs", _whole(1, 16), _to("pcie.width")),
-    "ecc_corrected": Setting("errors since the last reset", MIB, _to("ecc.volatile_corrected")),
-    "ecc_uncorrected": Setting("errors since the last reset; more come with Xid 48", MIB, _uncorrected),
-    "remap_pending": Setting("whether rows wait for a reset", _yes, _to("remapped_rows.pending")),
-    "remap_failed": Setting("whether rows could not be remapped", _yes, _to("remapped_rows.failed")),
-    "pages_pending": Setting("whether pages wait for a reset", _yes, _to("retired_pages_pending")),
-    "ecc_pending": Setting("whether ECC is on after the next reset", _yes, _to("ecc.pending")),
-    "mig_pending": Setting("whether MIG is on after the next reset", _yes, _to("mig.pending")),
-    "recovery_action": Setting("NVML's number, 1: reset", _whole(0, 5), _to("recovery_action", own=True)),
-    "throttle": Setting("mask of NVML's clock event reasons", _whole(0, 0x1FF), _to("throttle.mask")),
-    "persistence": Setting("whether it is on", _yes, _to("persistence")),
-    "compute_mode": Setting("NVML's number, 3: exclusive process", _whole(0, 3), _to("compute_mode")),
-    "nvlink_down": Setting("number of the link that goes down", _whole(0, 17), _link),
-    "xid": Setting("number of an Xid, told as event", _whole(1, 999), _xid),
-    "lost": Setting("whether NVML says that it is lost", _yes, _lost),
-    "fallen_off_bus": Setting("whether the bus lost it", _yes, _fallen),
-    "hung": Setting("whether whoever asks it waits", _yes, _hung),
+    "temperature": Setting("degrees Celsius", _whole_number(-40, 200), _set_temperature),
+    "power": Setting("watts drawn", _watts, _set_power),
+    "power_limit": Setting("watts", _watts, _set_row("power.limit")),
+    "utilization": Setting("percent, beside what processes use", PERCENT, _set_row("utilization.gpu")),
+    "memory_used": Setting("MiB, beside what processes use", MIB, _set_row("memory.used")),
+    "sm_clock": Setting("MHz", _whole_number(0, 10000), _set_row("clocks.sm")),
+    "memory_clock": Setting("MHz", _whole_number(0, 30000), _set_row("clocks.mem")),
+    "fan": Setting("percent", PERCENT, _set_row("fan")),
+    "pcie_gen": Setting("generation of the link as it runs", _whole_number(1, 6), _set_row("pcie.gen")),
+    "pcie_width": Setting("lanes of the link as it runs", _whole_number(1, 16), _set_row("pcie.width")),
+    "ecc_corrected": Setting("errors since the last reset", MIB, _set_row("ecc.volatile_corrected")),
+    "ecc_uncorrected": Setting("errors since the last reset; more come with Xid 48", MIB, _set_uncorrected),
+    "remap_pending": Setting("whether rows wait for a reset", _parse_bool, _set_row("remapped_rows.pending")),
+    "remap_failed": Setting(
+        "whether rows could not be remapped", _parse_bool, _set_row("remapped_rows.failed")
+    ),
+    "pages_pending": Setting(
+        "whether pages wait for a reset", _parse_bool, _set_row("retired_pages_pending")
+    ),
+    "ecc_pending": Setting("whether ECC is on after the next reset", _parse_bool, _set_row("ecc.pending")),
+    "mig_pending": Setting("whether MIG is on after the next reset", _parse_bool, _set_row("mig.pending")),
+    "recovery_action": Setting(
+        "NVML's number, 1: reset", _whole_number(0, 5), _set_row("recovery_action", own=True)
+    ),
+    "throttle": Setting(
+        "mask of NVML's clock event reasons", _whole_number(0, 0x1FF), _set_row("throttle.mask")
+    ),
+    "persistence": Setting("whether it is on", _parse_bool, _set_row("persistence")),
+    "compute_mode": Setting(
+        "NVML's number, 3: exclusive process", _whole_number(0, 3), _set_row("compute_mode")
+    ),
+    "nvlink_down": Setting("number of the link that goes down", _whole_number(0, 17), _set_link_down),
+    "xid": Setting("number of an Xid, told as event", _whole_number(1, 999), _add_xid),
+    "lost": Setting("whether NVML says that it is lost", _parse_bool, _set_lost),
+    "fallen_off_bus": Setting("whether the bus lost it", _parse_bool, _set_fallen_off_bus),
+    "hung": Setting("whether whoever asks it waits", _parse_bool, _set_hung),
 }
 
 
-def apply(rows: Rows, text: str) -> None:
+def apply_setting(rows: Rows, text: str) -> None:
     """Change one thing.
 
     Args:
@@ -209,13 +219,13 @@ def apply(rows: Rows, text: str) -> None:
     if setting is None:
         raise unknown("setting of a GPU", name, SETTINGS)
     try:
-        wanted = setting.read(value.strip())
+        parsed = setting.read(value.strip())
     except ValueError as error:
         raise UsageError(
             f"{name}={value}: wanted {setting.text}{error}", hint=f"for example {gpu}.{name}=1"
         ) from None
     for index in _indices(rows, gpu.strip()):
-        setting.change(rows, index, wanted)
+        setting.change(rows, index, parsed)
 
 
 def _indices(rows: Rows, text: str) -> Iterable[int]:
@@ -253,19 +263,19 @@ def _start_takes(milliseconds: int) -> Callable[[Rows], None]:
     return change
 
 
-def _settings(*texts: str) -> Callable[[Rows], None]:
+def _apply_all(*texts: str) -> Callable[[Rows], None]:
     def change(rows: Rows) -> None:
         for text in texts:
-            apply(rows, text)
+            apply_setting(rows, text)
 
     return change
 
 
-def _hot(rows: Rows) -> None:
+def _overheat(rows: Rows) -> None:
     """As hot as the board's slowdown threshold, or 5 degrees above the limit where it tells margins."""
     gpu = gpu_count(rows) - 1
     slowdown = rows.get(f"gpus.{gpu}.temperature.slowdown")
-    apply(rows, f"last.temperature={int(float(slowdown)) + 1 if slowdown else 95}")
+    apply_setting(rows, f"last.temperature={int(float(slowdown)) + 1 if slowdown else 95}")
 
 
 def _mig_mixed(rows: Rows) -> None:
@@ -274,10 +284,10 @@ def _mig_mixed(rows: Rows) -> None:
     if not able:
         raise UsageError("no GPU of this machine can be cut by MIG", hint="p4d, p5 and newer ones have some")
     for gpu, slices in zip(able[:2], (1, 3), strict=False):
-        _cut(rows, gpu, slices)
+        _partition(rows, gpu, slices)
 
 
-def _cut(rows: Rows, gpu: int, slices: int) -> None:
+def _partition(rows: Rows, gpu: int, slices: int) -> None:
     key = f"gpus.{gpu}.mig"
     rows.update({f"{key}.current": "1", f"{key}.pending": "1"})
     remove(rows, f"{key}.gi")
@@ -300,29 +310,29 @@ def _cut(rows: Rows, gpu: int, slices: int) -> None:
 
 
 SCENARIOS: dict[str, tuple[str, Callable[[Rows], None]]] = {
-    "lost": ("the last GPU is lost (NVML 15), with Xid 79", _settings("last.lost=true")),
+    "lost": ("the last GPU is lost (NVML 15), with Xid 79", _apply_all("last.lost=true")),
     "fallen-off-bus": (
         "new programs get no handle of the last GPU (999)",
-        _settings("last.fallen_off_bus=true"),
+        _apply_all("last.fallen_off_bus=true"),
     ),
-    "hot": ("the last GPU is at its slowdown temperature and says so", _hot),
+    "hot": ("the last GPU is at its slowdown temperature and says so", _overheat),
     "ecc": (
         "the last GPU has two uncorrected memory errors, with Xid 48",
-        _settings("last.ecc_uncorrected=2"),
+        _apply_all("last.ecc_uncorrected=2"),
     ),
     "remap-pending": (
         "rows of the last GPU wait for a reset, which the driver asks for",
-        _settings("last.remap_pending=true", "last.recovery_action=1", "last.xid=63"),
+        _apply_all("last.remap_pending=true", "last.recovery_action=1", "last.xid=63"),
     ),
     "mismatch": ("the driver is of another version than NVML (18)", _machine_error(VERSION_MISMATCH)),
     "no-driver": ("the driver is not loaded (9)", _machine_error(DRIVER_NOT_LOADED)),
     "mig-mixed": ("MIG is on: the first GPU in smallest parts, the second in two halves", _mig_mixed),
-    "hung": ("whoever asks the last GPU waits, in state D", _settings("last.hung=true")),
+    "hung": ("whoever asks the last GPU waits, in state D", _apply_all("last.hung=true")),
     "slow-start": ("the driver takes 15 s to start for each program", _start_takes(15000)),
 }
 
 
-def play(rows: Rows, name: str) -> None:
+def play_scenario(rows: Rows, name: str) -> None:
     """Let a scenario happen.
 
     Args:

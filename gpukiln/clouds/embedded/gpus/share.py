@@ -17,7 +17,7 @@ PROGRAMS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "virtiofsd")
 START_S = 10
 
 
-class Share:
+class VirtiofsShare:
     """The daemon that serves a folder to one virtual machine.
 
     Args:

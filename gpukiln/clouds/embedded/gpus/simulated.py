@@ -11,7 +11,7 @@ from gpukiln.clouds.embedded.gpus.profile import make_machine, make_profile
 from gpukiln.clouds.embedded.gpus.settings import DRIVER_NOT_LOADED
 from gpukiln.clouds.tags import GPUS_TAG, SIMULATED
 from gpukiln.errors import GpukilnError
-from gpukiln.files import write_whole
+from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,7 @@ class SimulatedGpus:
         """
         return self._document(files.state.rows().get("driver") or default_driver())
 
-    def of_board(self, files: MachineFiles, key: str, count: int) -> dict[str, Any]:
+    def board_document(self, files: MachineFiles, key: str, count: int) -> dict[str, Any]:
         """What some boards of the catalogue tell, with the machine's driver.
 
         Args:
@@ -82,7 +82,7 @@ class SimulatedGpus:
 
     def use_recording(self, nvml: dict[str, Any]) -> None:
         """Tell from now on what was recorded on a real host, instead of the type's profile."""
-        write_whole(self._recording, json.dumps(nvml))
+        write_atomic(self._recording, json.dumps(nvml))
 
     def use_profile(self) -> None:
         """Tell from now on what the instance type has."""
@@ -102,7 +102,7 @@ class SimulatedGpus:
 
 def _cuda(driver: str) -> str:
     """The CUDA version that a driver brings; one of an unknown branch is as the newest."""
-    known = branches().get(_branch(driver)) or max(branches().values(), key=lambda one: one.branch)
+    known = branches().get(_branch(driver)) or max(branches().values(), key=lambda branch: branch.branch)
     return known.native_cuda
 
 

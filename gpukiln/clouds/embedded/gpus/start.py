@@ -8,7 +8,7 @@ from gpukiln.clouds.embedded.gpus.state import Rows, State, rows_of
 BUSY_DEGREES = 30  # how much warmer a busy GPU is than an idle one; a choice of this project
 
 
-def start_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
+def initial_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
     """The rows of a document.
 
     Args:
@@ -16,16 +16,16 @@ def start_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
         now: Seconds since 1970.
     """
     at = time.time() if now is None else now
-    gpus = [gpu if gpu.get("error") else {**gpu, **_kept(gpu, at)} for gpu in document["gpus"]]
+    gpus = [gpu if gpu.get("error") else {**gpu, **_derived_values(gpu, at)} for gpu in document["gpus"]]
     return dict(rows_of({**document, "gpus": gpus}))
 
 
-def start_state(state: State, document: dict[str, Any]) -> None:
+def write_initial_state(state: State, document: dict[str, Any]) -> None:
     """Write it; the processes of before are gone."""
-    state.write(start_rows(document))
+    state.write(initial_rows(document))
 
 
-def _kept(gpu: dict[str, Any], now: float) -> dict[str, Any]:
+def _derived_values(gpu: dict[str, Any], now: float) -> dict[str, Any]:
     """What a busy GPU shows, and its energy counter."""
     clocks, temperature = gpu.get("clocks") or {}, gpu.get("temperature") or {}
     power, pcie = gpu.get("power") or {}, gpu.get("pcie") or {}

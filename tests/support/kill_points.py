@@ -1,7 +1,7 @@
-"""Kills a command at any of its steps: a copy of this process runs it, and gets SIGKILL at one of them.
+"""Fault injection: a forked copy of this process runs a command and is killed by SIGKILL at a chosen step.
 
-A step is a call of a cloud or of a cluster that changes something or brings a block of a disk, after its
-answer, and a change of a file in some folders, before it is made.
+A kill point is after each call of a cloud or a cluster that changes something or reads a block of a disk, and before
+each change of a file in some folders.
 """
 
 import itertools
@@ -25,9 +25,9 @@ from gpukiln.kubernetes.cluster import Cluster
 from tests.support.release_cloud import is_change
 
 Work = Callable[[], object]
-# Events of files, with the place of the path that changes (Python's manual, "Audit events table").
+# Audit events of files, with the index of the changed path in their arguments (Python's manual, "Audit events table").
 FILE_EVENTS = {"open": 0, "os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "shutil.rmtree": 0}
-LARGE = 1 << 20  # bytes of a file that is a disk
+LARGE = 1 << 20  # bytes: a larger file is a disk
 VARYING = (
     (r"\b(i|vol|sg|sgr|eni|key|r|iip-assoc|eipassoc|eni-attach|vol-attach)-[0-9a-f]{8,}", r"\1-ID"),
     (r"\b(ami|snap)-[0-9a-f]{17}\b", r"\1-ID"),
@@ -37,46 +37,52 @@ VARYING = (
     (r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "UUID"),
     (r'"(resourceVersion|gpukiln.io/submission)": "[^"]*"', r'"\1": ""'),
 )
-"""What two runs differ in: ids that EC2 gave, times, addresses."""
+"""Patterns of what differs between two runs: ids of EC2, times, addresses."""
 
 
 def steps_of(work: Work, *folders: Path) -> list[str]:
-    """Let a copy of this process do some work to its end; the name of each of its steps."""
-    status, steps = _copy(work, folders, 0)
+    """Run some work to its end in a copy of this process; returns the names of its kill points."""
+    # 0 is no kill point.
+    status, steps = _run_in_copy(work, folders, 0)
     assert status == 0
     return steps
 
 
-def killed_at(number: int, work: Work, *folders: Path) -> bool:
-    """Do some work in a copy of this process that is killed at a step, counted from 1.
+def run_killed_at(number: int, work: Work, *folders: Path) -> bool:
+    """Run some work in a copy of this process that is killed at a kill point, counted from 1.
 
     Returns:
-        Whether it was: False, it has fewer steps.
+        Whether it was killed; False: the work has fewer kill points.
     """
-    status, _ = _copy(work, folders, number)
+    status, _ = _run_in_copy(work, folders, number)
     assert status in (0, -signal.SIGKILL), f"the work ended with {status}"
     return status != 0
 
 
-def killed_everywhere(work: Work, *folders: Path) -> Iterator[str]:
-    """Kill some work at its first step, its second, and so on, until it ends by itself.
+def kill_at_each_step(work: Work, *folders: Path) -> Iterator[str]:
+    """Run some work again and again, killed at its first kill point, its second, and so on, until it completes.
 
     Yields:
-        The step, after each time; what the work did is undone by then, or continued.
+        The kill point, after each run; the caller undoes or continues what the work did.
     """
     for number in itertools.count(1):
-        killed = killed_at(number, work, *folders)
+        killed = run_killed_at(number, work, *folders)
         yield f"killed at step {number}" if killed else "not killed"
         if not killed:
             return
 
 
-def chosen(steps: list[str], *, first: int = 1, every: int = 0) -> list[int]:
-    """Numbers of steps: the first and the last of each name, and each of so many.
+def select_steps(steps: list[str], *, first: int = 1, every: int = 0) -> list[int]:
+    """Numbers of kill points to test: the first and the last of each name, and every n-th.
 
     Args:
-        first: The number that they begin with.
-        every: 0: no others.
+        first: The smallest number.
+        every: n; 0: no others.
+
+    >>> select_steps(["open", "CreateTags", "CreateTags", "CreateTags", "os.rename"])
+    [1, 2, 4, 5]
+    >>> select_steps(["CreateTags"] * 6, every=2)
+    [1, 3, 5, 6]
     """
     numbers = range(first, len(steps) + 1)
     earliest = {steps[number - 1]: number for number in reversed(numbers)}
@@ -84,8 +90,8 @@ def chosen(steps: list[str], *, first: int = 1, every: int = 0) -> list[int]:
     return sorted({*earliest.values(), *latest.values(), *(numbers[::every] if every else ())})
 
 
-def masked(document: Any) -> str:
-    """A document as text, without what two runs differ in."""
+def mask_varying(document: Any) -> str:
+    """A document as text, with what differs between two runs replaced."""
     text = json.dumps(document, default=str, indent=1, sort_keys=True)
     for pattern, word in VARYING:
         text = re.sub(pattern, word, text)
@@ -93,8 +99,8 @@ def masked(document: Any) -> str:
 
 
 def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
-    """Mode and content of each file in folders, without what two runs differ in; of a disk its digest."""
-    found = {}
+    """Mode and masked content of each file in folders; for a disk its digest."""
+    contents = {}
     for folder in folders:
         for file in sorted(folder.rglob("*")):
             status = file.lstat()
@@ -103,12 +109,12 @@ def files_in(*folders: Path) -> dict[str, tuple[str, str]]:
             elif status.st_size > LARGE:
                 text = sparse.sha256(file)
             else:
-                text = masked(file.read_bytes().decode("latin-1"))
-            found[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
-    return found
+                text = mask_varying(file.read_bytes().decode("latin-1"))
+            contents[str(file.relative_to(folder.parent))] = (oct(status.st_mode), text)
+    return contents
 
 
-def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list[str]]:
+def _run_in_copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list[str]]:
     sys.stdout.flush()
     sys.stderr.flush()
     read, write = os.pipe()
@@ -117,7 +123,7 @@ def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list
         code = 1
         try:
             os.close(read)
-            _count(folders, number, write)
+            _install_hooks(folders, number, write)
             work()
             code = 0
         except SystemExit as ended:
@@ -127,6 +133,7 @@ def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
+            # Without the parent's cleanup: pytest's fixtures and atexit handlers belong to the parent.
             os._exit(code)
     os.close(write)
     with os.fdopen(read) as opened:
@@ -134,8 +141,8 @@ def _copy(work: Work, folders: tuple[Path, ...], number: int) -> tuple[int, list
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), steps
 
 
-def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
-    """Let each step be counted in this process, and end it at one."""
+def _install_hooks(folders: tuple[Path, ...], number: int, write: int) -> None:
+    """Count the kill points of this process, and kill it at one of them."""
     numbers, lock, seen = itertools.count(1), threading.Lock(), set()
     before: list[tuple[str, Path]] = []
     call, send = BaseClient._make_api_call, Cluster._send
@@ -145,10 +152,10 @@ def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
             os.write(write, f"{name}\n".encode())
             if next(numbers) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
-                time.sleep(60)  # until it is dead
+                time.sleep(60)  # SIGKILL is delivered within this time
 
     def calling(client: Any, action: str, arguments: Any) -> Any:
-        with lock:  # connections that this copy shares with its parent would mix their answers
+        with lock:  # a connection inherited from the parent would mix the answers of both
             if id(client) not in seen:
                 seen.add(id(client))
                 client._endpoint.http_session.close()
@@ -166,22 +173,23 @@ def _count(folders: tuple[Path, ...], number: int, write: int) -> None:
     def changing(event: str, arguments: tuple[Any, ...]) -> None:
         if event not in FILE_EVENTS:
             return
-        with suppress(TypeError):  # a number of an open file
+        with suppress(TypeError):  # the argument is a file descriptor
             path = Path(os.fsdecode(arguments[FILE_EVENTS[event]]))
             if event in ("os.remove", "os.rmdir") and arguments[1] >= 0:  # relative to an open folder
                 path = Path(f"/proc/self/fd/{arguments[1]}").readlink() / path
-            if any(path.is_relative_to(one) for one in folders) and _is_changed(path, event, arguments):
-                if before[-1:] != [(event, path)]:  # open() with an opener is told twice
+            if any(path.is_relative_to(folder) for folder in folders) and _is_changed(path, event, arguments):
+                if before[-1:] != [(event, path)]:  # open() with an opener raises the event twice
                     step(f"{event} {path.suffix or path.name}")
                 before.append((event, path))
 
     BaseClient._make_api_call = calling  # type: ignore[assignment]
     Cluster._send = sending  # type: ignore[method-assign]
+    # An audit hook can't be removed, which is why it is installed in the forked copy only (sys.addaudithook).
     sys.addaudithook(changing)
 
 
 def _is_changed(path: Path, event: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether something becomes different: a lock that is there is opened only, a folder only asked for."""
+    """Whether the event changes anything: opening an existing lock or creating an existing folder does not."""
     if event == "open":
         flags = arguments[2]
         return bool(flags & os.O_TRUNC) or (bool(flags & os.O_CREAT) and not path.exists())

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gpukiln.commands import cloud as commands
-from gpukiln.instances.leftovers import find_leftovers
+from gpukiln.instances.orphans import find_orphans
 from gpukiln.instances.tags import build_tags, tag_list, tag_specifications
 from tests.support.exit_codes import code_of
 
@@ -72,7 +72,7 @@ def test_only_what_is_past_its_deadline_is_listed_and_removed_when_told(ec2, swe
     assert [one["id"] for one in document["found"]] == dead
     assert "--yes removes these 4" in shown
     assert "its deadline was" in shown
-    assert [one.id for one in find_leftovers(ec2)] == dead
+    assert [one.id for one in find_orphans(ec2)] == dead
     code, document, _ = sweep(yes=True, dry_run=True)
     assert document["removed"] == []
     code, document, _ = sweep(yes=True)
@@ -96,7 +96,7 @@ def test_without_a_deadline_the_builds_id_says_how_old_it_is(ec2):
     old, unknown = f"{OLD}-eks-gpu-ab12", "no-time-in-it"
     new = f"{NOW:%Y%m%d-%H%M%S}-eks-gpu-ab12"
     made = {build: make(ec2, build, {"gpukiln:build": build}) for build in (old, new, unknown)}
-    assert [one.id for one in find_leftovers(ec2)] == made[old]
+    assert [one.id for one in find_orphans(ec2)] == made[old]
 
 
 def test_snapshots_of_failed_builds_go_and_those_of_images_stay(ec2):
@@ -108,9 +108,9 @@ def test_snapshots_of_failed_builds_go_and_those_of_images_stay(ec2):
     [device] = client.describe_images(ImageIds=[image])["Images"][0]["BlockDeviceMappings"]
     used = device["Ebs"]["SnapshotId"]
     client.create_tags(Resources=[orphan, used], Tags=tag_list({"gpukiln:digest": "sha256:0"}))
-    assert find_leftovers(ec2) == []  # an image may still be made of it
+    assert find_orphans(ec2) == []  # an image may still be made of it
     later = NOW + timedelta(days=2)
-    assert [(one.kind, one.id) for one in find_leftovers(ec2, now=later)] == [("snapshot", orphan)]
+    assert [(one.kind, one.id) for one in find_orphans(ec2, now=later)] == [("snapshot", orphan)]
     assert foreign != orphan
 
 
@@ -121,7 +121,7 @@ def test_one_that_cannot_go_stops_no_other_and_a_second_run_completes(ec2, sweep
     )
     code, document, shown = sweep(yes=True)
     assert (code, document) == (5, None)
-    assert "3 of 4 leftovers were removed" in shown
+    assert "3 of 4 orphans were removed" in shown
     assert "VolumeInUse" in shown
     ec2.forget()
     code, document, _ = sweep(yes=True)

@@ -54,7 +54,7 @@ def shipped() -> dict[str, Any]:
             for framework, rows in load_environments().items()
         },
         "prices": [row for row in data("prices")["machines"] if row["region"] == PRICES_OF],
-        "xids": {str(number): row for number, row in xid.judged().items()},
+        "xids": {str(number): row for number, row in xid.xid_rules().items()},
     }
 
 

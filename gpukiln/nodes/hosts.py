@@ -39,17 +39,17 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
     for url in [part.strip() for part in hosts.split(",") if part.strip()] or ["ansible://all"]:
         kind, _, rest = url.partition("://")
         if kind == "ansible":
-            found: list[Target] = _of_inventory(rest, inventory, limit)
+            host_targets: list[Target] = _of_inventory(rest, inventory, limit)
         elif kind == "local" and not rest:
-            found = [Target("localhost", LOCAL)]
+            host_targets = [Target("localhost", LOCAL)]
         elif is_ssh(url):
-            found = [over_ssh(rest.partition("?")[0], parse_ssh(url))]
+            host_targets = [over_ssh(rest.partition("?")[0], parse_ssh(url))]
         else:
             raise UsageError(
                 f"--hosts has {url!r}, wanted {FORM}, local:// or ansible://PATTERN",
                 hint="invoke node.verify --hosts ssh://admin@192.0.2.1,local://",
             )
-        targets |= {target.name: target for target in found}
+        targets |= {target.name: target for target in host_targets}
     return list(targets.values())
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # slow to import, and only images need it
 BINARY = "CUDA C++ Programming Guide, Binary Compatibility"
 
 
-def of_record(record: Record) -> Subject:
+def subject_of_record(record: Record) -> Subject:
     """What a build of ours made.
 
     Raises:
@@ -38,7 +38,7 @@ def of_record(record: Record) -> Subject:
     return subject_of(record.plan, record.bake.image_id, record.build_id)
 
 
-def of_ami(cloud: Cloud, image_id: str) -> Subject:
+def subject_of_ami(cloud: Cloud, image_id: str) -> Subject:
     """What an AMI of ours has, by its tags.
 
     Raises:
@@ -48,10 +48,10 @@ def of_ami(cloud: Cloud, image_id: str) -> Subject:
     from gpukiln.images.subject import subject_from_tags  # noqa: PLC0415 - see above
     from gpukiln.instances.tags import tags_of  # noqa: PLC0415
 
-    return subject_from_tags(image_id, tags_of(image_of_ami(cloud, image_id)))
+    return subject_from_tags(image_id, tags_of(describe_ami(cloud, image_id)))
 
 
-def image_of_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
+def describe_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
     """An AMI as DescribeImages gives it.
 
     Raises:
@@ -73,20 +73,22 @@ def fit(
     Raises:
         UsageError: The catalogue does not know the machine.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if image is None:
         alone = compat.check_instance_type(machine, architecture=instance_type(machine).arch)
-        for one in alone:  # whether it has the GRID driver, an image says
-            severity: Severity = "warning" if one.id == "grid-only" else one.severity
-            found.append(replace(one, severity=severity, object=machine))
+        for finding in alone:  # whether it has the GRID driver, an image says
+            severity: Severity = "warning" if finding.id == "grid-only" else finding.severity
+            findings.append(replace(finding, severity=severity, object=machine))
     else:
         from gpukiln.images.subject import machine_findings  # noqa: PLC0415 - see above
 
-        found += machine_findings(image, [machine])
-        found += compat.check_driver(image.driver, image.modules, today=today)
+        findings += machine_findings(image, [machine])
+        findings += compat.check_driver(image.driver, image.modules, today=today)
     if workload is not None:
-        found += (replace(one, object=machine) for one in _workload_findings(workload, machine, image))
-    return tuple(dict.fromkeys(found))
+        findings += (
+            replace(finding, object=machine) for finding in _workload_findings(workload, machine, image)
+        )
+    return tuple(dict.fromkeys(findings))
 
 
 def _workload_findings(
@@ -141,8 +143,8 @@ def _driver_findings(
 def _has_code(built_for: tuple[str, ...], ptx: str | None, board: Gpu) -> bool:
     """Whether machine code runs on a GPU, or PTX is compiled there."""
     major, minor = version_key(board.cc or "0.0")
-    for one in built_for:
-        built_major, built_minor = version_key(one)
+    for capability in built_for:
+        built_major, built_minor = version_key(capability)
         if built_major == major and built_minor <= minor:
             return True
     return ptx is not None and (major, minor) >= version_key(ptx)

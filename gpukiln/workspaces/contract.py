@@ -199,22 +199,22 @@ def lasting_variables(name: str, owner: str, region: str, user: str) -> dict[str
     }
 
 
-def workspace_tags(wanted: Workspace, part: str) -> dict[str, str]:
+def workspace_tags(workspace: Workspace, part: str) -> dict[str, str]:
     """Tags of one thing of a workspace.
 
     Args:
         part: machine, home, network, rights or key.
     """
     return {
-        WORKSPACE_TAG: wanted.workspace_name,
-        OWNER_TAG: wanted.owner,
+        WORKSPACE_TAG: workspace.workspace_name,
+        OWNER_TAG: workspace.owner,
         PART_TAG: part,
         MANAGED_TAG: MANAGED,
-        "Name": f"{wanted.workspace_name} ({part})",
+        "Name": f"{workspace.workspace_name} ({part})",
     }
 
 
 def filters(part: str, name: str = "") -> list[dict[str, Any]]:
     """EC2's filters for the parts of workspaces of ours; of one workspace where its name is given."""
-    wanted = {MANAGED_TAG: MANAGED, PART_TAG: part} | ({WORKSPACE_TAG: name} if name else {})
-    return [{"Name": f"tag:{key}", "Values": [value]} for key, value in wanted.items()]
+    tags = {MANAGED_TAG: MANAGED, PART_TAG: part} | ({WORKSPACE_TAG: name} if name else {})
+    return [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]

@@ -41,7 +41,7 @@ EFS = re.compile(r"fs-[0-9a-f]{8,40}")
 CACHE = re.compile(r"s3://(?P<bucket>[a-z0-9.-]{3,63})(?:/(?P<prefix>[^*?]*))?")
 
 
-def instance_profile(cloud: Cloud, wanted: Workspace) -> str:
+def instance_profile(cloud: Cloud, workspace: Workspace) -> str:
     """The instance profile of a workspace: the one that was named, else one of its own, made or mended.
 
     IAM shows what is new only after a while: a launch that does not know it yet is tried again.
@@ -55,24 +55,24 @@ def instance_profile(cloud: Cloud, wanted: Workspace) -> str:
         UsageError: A secret or the cache is none.
         UnavailableError: The cloud refused.
     """
-    if wanted.capabilities.identity_mode == "none":
+    if workspace.capabilities.identity_mode == "none":
         return ""
-    if wanted.instance_profile_name:
-        return wanted.instance_profile_name
-    document = policy(wanted)
-    name, tags = role_name(wanted), tag_list(workspace_tags(wanted, PART))
+    if workspace.instance_profile_name:
+        return workspace.instance_profile_name
+    document = policy(workspace)
+    name, tags = role_name(workspace), tag_list(workspace_tags(workspace, PART))
     iam = cloud.client("iam")
     with explain_aws_errors("give the workspace's machine its rights"):
         account = cloud.client("sts").get_caller_identity()["Account"]
-        bound = boundary_arn(partition_of([wanted.region]), account)
+        bound = boundary_arn(partition_of([workspace.region]), account)
         try:
-            _create_role(iam, wanted, bound)
+            _create_role(iam, workspace, bound)
         except iam.exceptions.EntityAlreadyExistsException:
-            role = _require_ours(iam, wanted, name)
+            role = _require_managed(iam, workspace, name)
             there = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn")
             if (role["Path"], there) != (ROLE_PATH, bound):
-                remove_profile(cloud, wanted)
-                _create_role(iam, wanted, bound)
+                remove_profile(cloud, workspace)
+                _create_role(iam, workspace, bound)
         iam.put_role_policy(RoleName=name, PolicyName=POLICY, PolicyDocument=json.dumps(document))
         # One that is there is of a call that was interrupted: the role of that name is ours.
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
@@ -83,18 +83,18 @@ def instance_profile(cloud: Cloud, wanted: Workspace) -> str:
     return name
 
 
-def remove_profile(cloud: Cloud, wanted: Workspace) -> bool:
+def remove_profile(cloud: Cloud, workspace: Workspace) -> bool:
     """Remove the profile and the role of a workspace; False: there was none.
 
     Raises:
         RefusedError: Somebody else has a role of that name.
         UnavailableError: The cloud refused.
     """
-    name, iam = role_name(wanted), cloud.client("iam")
+    name, iam = role_name(workspace), cloud.client("iam")
     missing = iam.exceptions.NoSuchEntityException
     with explain_aws_errors("remove the rights of the workspace's machine"):
         try:
-            _require_ours(iam, wanted, name)
+            _require_managed(iam, workspace, name)
         except missing:
             return False
         with contextlib.suppress(missing):
@@ -107,38 +107,38 @@ def remove_profile(cloud: Cloud, wanted: Workspace) -> bool:
     return True
 
 
-def role_name(wanted: Workspace) -> str:
+def role_name(workspace: Workspace) -> str:
     """IAM's names are for all regions of an account."""
-    return f"gpukiln-workspace-{wanted.region}-{wanted.workspace_name}"
+    return f"gpukiln-workspace-{workspace.region}-{workspace.workspace_name}"
 
 
-def trust(wanted: Workspace) -> dict[str, Any]:
+def trust(workspace: Workspace) -> dict[str, Any]:
     """Who takes the role: EC2, for the machine."""
-    service = ec2_service(partition_of([wanted.region]))
+    service = ec2_service(partition_of([workspace.region]))
     return {
         "Version": VERSION,
         "Statement": [{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}],
     }
 
 
-def policy(wanted: Workspace) -> dict[str, Any]:
+def policy(workspace: Workspace) -> dict[str, Any]:
     """What the machine may do.
 
     Raises:
         UsageError: A secret or the cache is none.
     """
-    partition = partition_of([wanted.region])
-    of_workspace = {f"aws:ResourceTag/{WORKSPACE_TAG}": wanted.workspace_name}
-    instances = f"arn:{partition}:ec2:{wanted.region}:*:instance/*"
-    secrets, parameters = _secrets(wanted)
-    prefix = f"arn:{partition}:ssm:{wanted.region}:*:parameter/"
+    partition = partition_of([workspace.region])
+    of_workspace = {f"aws:ResourceTag/{WORKSPACE_TAG}": workspace.workspace_name}
+    instances = f"arn:{partition}:ec2:{workspace.region}:*:instance/*"
+    secrets, parameters = _secrets(workspace)
+    prefix = f"arn:{partition}:ssm:{workspace.region}:*:parameter/"
     return {
         "Version": VERSION,
         "Statement": [
             _tag_itself(instances, of_workspace),
             _session_manager(),
             *_read(secrets, [prefix + name.lstrip("/") for name in parameters]),
-            *_cache(wanted.capabilities.artifact_cache, partition),
+            *_cache(workspace.capabilities.artifact_cache, partition),
         ],
     }
 
@@ -157,9 +157,9 @@ def boundary(scope: Scope, secrets: Sequence[str] = (), artifact_cache: str = ""
     if not re.fullmatch(r"\d{12}", scope.account):
         raise UsageError(f"{scope.account!r} is no account id", hint="twelve digits: --account 111122223333")
     partition, region = scope.partition, scope.regions[0] if len(scope.regions) == 1 else "*"
-    arns = [one for one in secrets if SECRET.fullmatch(one)]
-    names = [one for one in secrets if one not in arns]
-    if wrong := [one for one in names if not PARAMETER.fullmatch(one.removesuffix("*").rstrip("/"))]:
+    arns = [secret for secret in secrets if SECRET.fullmatch(secret)]
+    names = [secret for secret in secrets if secret not in arns]
+    if wrong := [name for name in names if not PARAMETER.fullmatch(name.removesuffix("*").rstrip("/"))]:
         raise UsageError(
             f"{wrong[0]!r} is neither a secret nor a parameter",
             hint="ARNs of Secrets Manager and names of SSM parameters, for example /team/*",
@@ -206,10 +206,10 @@ def _read(secrets: list[str], parameters: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _secrets(wanted: Workspace) -> tuple[list[str], list[str]]:
+def _secrets(workspace: Workspace) -> tuple[list[str], list[str]]:
     """ARNs of Secrets Manager, and names of parameters."""
     secrets, parameters = [], []
-    for variable, reference in wanted.capabilities.secrets.items():
+    for variable, reference in workspace.capabilities.secrets.items():
         if SECRET.fullmatch(reference):
             secrets.append(reference)
         elif PARAMETER.fullmatch(reference):
@@ -225,10 +225,13 @@ def _secrets(wanted: Workspace) -> tuple[list[str], list[str]]:
 def _cache(cache: str | None, partition: str) -> list[dict[str, Any]]:
     if not cache or EFS.fullmatch(cache):  # EFS is reached by the network, not by rights
         return []
-    found = CACHE.fullmatch(cache)
-    if not found:
+    bucket_match = CACHE.fullmatch(cache)
+    if not bucket_match:
         raise UsageError(f"artifact_cache {cache!r} is none", hint="s3://BUCKET/PREFIX, or an EFS id fs-...")
-    bucket, prefix = f"arn:{partition}:s3:::{found['bucket']}", (found["prefix"] or "").strip("/")
+    bucket, prefix = (
+        f"arn:{partition}:s3:::{bucket_match['bucket']}",
+        (bucket_match["prefix"] or "").strip("/"),
+    )
     inside = f"{prefix}/*" if prefix else "*"
     return [
         {
@@ -247,14 +250,14 @@ def _cache(cache: str | None, partition: str) -> list[dict[str, Any]]:
     ]
 
 
-def _create_role(iam: Any, wanted: Workspace, bound: str) -> None:
+def _create_role(iam: Any, workspace: Workspace, bound: str) -> None:
     try:
         iam.create_role(
-            RoleName=role_name(wanted),
+            RoleName=role_name(workspace),
             Path=ROLE_PATH,
-            AssumeRolePolicyDocument=json.dumps(trust(wanted)),
+            AssumeRolePolicyDocument=json.dumps(trust(workspace)),
             PermissionsBoundary=bound,
-            Tags=tag_list(workspace_tags(wanted, PART)),
+            Tags=tag_list(workspace_tags(workspace, PART)),
         )
     except iam.exceptions.NoSuchEntityException as error:
         account = bound.split(":")[4]
@@ -266,10 +269,10 @@ def _create_role(iam: Any, wanted: Workspace, bound: str) -> None:
         ) from error
 
 
-def _require_ours(iam: Any, wanted: Workspace, name: str) -> dict[str, Any]:
+def _require_managed(iam: Any, workspace: Workspace, name: str) -> dict[str, Any]:
     role: dict[str, Any] = iam.get_role(RoleName=name)["Role"]
     tags = tags_of(role)
-    if tags.get(MANAGED_TAG) != MANAGED or tags.get(WORKSPACE_TAG) != wanted.workspace_name:
+    if tags.get(MANAGED_TAG) != MANAGED or tags.get(WORKSPACE_TAG) != workspace.workspace_name:
         raise RefusedError(
             f"the role {name} is none of ours: it lacks the tag {MANAGED_TAG}={MANAGED}",
             hint="another workspace name, or remove that role",

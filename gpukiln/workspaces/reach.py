@@ -18,19 +18,19 @@ from gpukiln.verify.report import Live
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import over_ssh
 from gpukiln.verify.verdict import Verdict
-from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only_machine
 from gpukiln.workspaces.network import key_file
 from gpukiln.workspaces.userdata import AGENT
 
 # Systems Manager user guide, "Allow and control permissions for SSH connections through Session Manager"
 DOCUMENT = "AWS-StartSSHSession"
-ASK_S = 60.0
+BUSY_LIMIT_S = 60.0
 PROFILE = "workspace"
 TAG_CHARACTERS = 256  # EC2's limit of a value
 HEALTHY, UNHEALTHY = "healthy", "unhealthy"
 
 
-def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
+def workspace_ssh(cloud: Cloud, existing: ExistingWorkspace, *, user: str = "") -> Ssh:
     """How the machine of a workspace is reached.
 
     Args:
@@ -40,16 +40,17 @@ def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
         RefusedError: Its key is on another computer.
         UnavailableError: It does not run.
     """
-    machine = only(found)
+    machine = only_machine(existing)
     if machine.state != "running":
         raise UnavailableError(
-            f"{found.name} is {machine.state}, wanted running", hint=f"`invoke workspace.start {found.name}`"
+            f"{existing.name} is {machine.state}, wanted running",
+            hint=f"`invoke workspace.start {existing.name}`",
         )
-    key = key_file(cloud, found.name)
+    key = key_file(cloud, existing.name)
     if not key.exists():
         other = f"aws ssm start-session --target {machine.instance_id} --region {cloud.region}"
         raise RefusedError(
-            f"the key of {found.name} is not on this computer: it was started from another one",
+            f"the key of {existing.name} is not on this computer: it was started from another one",
             hint=f"`{other}` needs none" if cloud.has_session_manager else "go on from there",
         )
     return Ssh(
@@ -64,11 +65,11 @@ def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
     )
 
 
-def busy(cloud: Cloud, found: ExistingWorkspace) -> str | None:
+def ask_busy(cloud: Cloud, existing: ExistingWorkspace) -> str | None:
     """What somebody does on the machine of a workspace now; None where it can't be asked."""
     try:
-        command = reached(cloud, found).command(f"sudo -n python3 {AGENT} busy")
-        ran = programs.run(command, limit_s=ASK_S)
+        command = workspace_ssh(cloud, existing).command(f"sudo -n python3 {AGENT} busy")
+        ran = programs.run(command, limit_s=BUSY_LIMIT_S)
     except GpukilnError:
         return None
     return ran.stdout.decode(errors="replace").strip() if ran.returncode == 0 else None
@@ -96,17 +97,17 @@ class HealthReport:
     folder: Path
 
     @property
-    def good(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether it is healthy."""
         return self.words.startswith(HEALTHY)
 
 
-def reports(cloud: Cloud, name: str) -> Path:
+def report_folder(cloud: Cloud, name: str) -> Path:
     """Where the reports on a workspace are."""
     return state_home() / "workspaces" / "reports" / f"{cloud.name}-{cloud.region}-{name}"
 
 
-def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) -> HealthReport:
+def check_health(cloud: Cloud, existing: ExistingWorkspace, *, live: Live | None = None) -> HealthReport:
     """Judge the machine of a workspace, and tag it with what came of it.
 
     A machine that can't be reached is unhealthy.
@@ -115,9 +116,9 @@ def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) ->
         RefusedError: Its key is on another computer.
         UnavailableError: It does not run, or the cloud refused.
     """
-    machine = only(found)
-    target = over_ssh(found.name, reached(cloud, found, user=machine.ssh_user))
-    folder = reports(cloud, found.name)
+    machine = only_machine(existing)
+    target = over_ssh(existing.name, workspace_ssh(cloud, existing, user=machine.ssh_user))
+    folder = report_folder(cloud, existing.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     type_ = instance_types().get(machine.instance_type)
     verdict: Verdict | None = None
@@ -132,7 +133,7 @@ def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) ->
             instance_type=machine.instance_type,
             simulated=machine.simulated,
         )
-        words = _words(verdict)
+        words = _health_words(verdict)
     except GpukilnError as error:
         words = f"{UNHEALTHY}: {error.message}"
     tag = {HEALTH_TAG: words[:TAG_CHARACTERS]}
@@ -141,7 +142,7 @@ def look(cloud: Cloud, found: ExistingWorkspace, *, live: Live | None = None) ->
     return HealthReport(words, verdict, folder)
 
 
-def _words(verdict: Verdict) -> str:
+def _health_words(verdict: Verdict) -> str:
     if verdict.passed:
         return f"{HEALTHY}: {len(verdict.checks) - len(verdict.not_run)} checks passed, {verdict.started_at}"
     names = ", ".join(check.id for check in verdict.failures)

@@ -110,7 +110,7 @@ def test_persistence(facts):
     fix=rules.XID.fix,
 )
 def test_xid(facts):
-    judge(facts, rules.XID.judge, xid.judged(), facts.profile in LIVE)
+    judge(facts, rules.XID.judge, xid.xid_rules(), facts.profile in LIVE)
 
 
 @check(

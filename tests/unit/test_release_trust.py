@@ -19,7 +19,7 @@ from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer, Version, write
 from gpukiln.instances.tags import tag_list
 from gpukiln.kubernetes.nodes.trusted import require_trusted
-from gpukiln.offers.image import choose, images_of
+from gpukiln.offers.image import choose_image, images_of
 from gpukiln.proof.tags import find_proven
 from gpukiln.verify.digest import suite_digest
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
@@ -131,7 +131,7 @@ def test_without_keys_every_command_says_what_it_trusts(typed):
     assert {row["trust"] for row in json.loads(out)["channels"]} == {UNSIGNED}
     assert f"note: stable: {UNSIGNED}" in err
     image = images_of(Cloud(), fresh=True)
-    assert choose(image, Cloud(), "g4dn.xlarge", None, TODAY).trust == UNSIGNED
+    assert choose_image(image, Cloud(), "g4dn.xlarge", None, TODAY).trust == UNSIGNED
     assert require_trusted(STABLE.path, None) == UNSIGNED
     second = make_image("b2", judged=JUDGED)
     assert typed("release", second, channel="stable", image_region=HOME)[0] == 0

@@ -13,7 +13,7 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import engines
 from gpukiln.images.subject import Subject
 from gpukiln.workspaces import services
-from gpukiln.workspaces.agent import MEMORY
+from gpukiln.workspaces.agent import RUN_FOLDER
 from gpukiln.workspaces.services import compose, load, names, require_fit
 
 TODAY = date(2026, 11, 23)
@@ -203,7 +203,7 @@ def test_only_the_machine_itself_reaches_a_service_and_its_files_are_in_the_home
 
 def test_secrets_are_read_only_where_there_are_some() -> None:
     assert "env_file" not in document("ollama")["services"]["ollama"]
-    assert document("ollama", secrets=True)["services"]["ollama"]["env_file"] == [f"{MEMORY}/env"]
+    assert document("ollama", secrets=True)["services"]["ollama"]["env_file"] == [f"{RUN_FOLDER}/env"]
 
 
 def test_no_value_is_taken_for_a_variable_of_compose() -> None:

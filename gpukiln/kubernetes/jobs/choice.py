@@ -12,7 +12,7 @@ from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.kubernetes.machines import ARCHES, INSTANCE_TYPE, PRODUCT, allocatable, mig_instances, sold
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
 
@@ -47,7 +47,7 @@ def models_of(names: Sequence[str], option: str) -> tuple[str, ...]:
     """
     found: list[str] = []
     for name in names:
-        if ":" in name or not (keys := parse(name).gpus):
+        if ":" in name or not (keys := parse_request(name).gpus):
             raise UsageError(f"{option} {name!r} is no GPU", hint="for example T4, L4, A100-80GB; see --gpus")
         found += keys
     for key in found:

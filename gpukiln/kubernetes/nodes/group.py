@@ -18,8 +18,8 @@ from gpukiln.images.pointer import Pointer
 from gpukiln.kubernetes.check.formats import is_label
 from gpukiln.kubernetes.machines import ARCHES, GPU, INSTANCE_TYPE, PRESENT, PRODUCT, sold
 from gpukiln.kubernetes.nodes.hours import Hours
-from gpukiln.offers.request import parse
-from gpukiln.offers.select import nothing, select
+from gpukiln.offers.request import parse_request
+from gpukiln.offers.select import no_match_error, select
 from gpukiln.typed import strict, unknown
 
 Provider = Literal["karpenter", "managed", "asg"]
@@ -147,11 +147,11 @@ def types_of(
         for name in found:
             _require_sold(name)
     else:
-        request = parse(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
+        request = parse_request(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
         answer = select(request, [region], today)
         able = [one.instance_type for one in answer.offers if one.instance_type in sold()]
         if not able:
-            raise nothing(request, answer, [region])
+            raise no_match_error(request, answer, [region])
         fewest = min(instance_type(one).gpus for one in able)
         left = [one for one in able if instance_type(one).gpus == fewest]
         order = [instance_type(one).gpu for one in left]

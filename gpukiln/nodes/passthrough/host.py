@@ -39,7 +39,7 @@ class Host:
     leases: tuple[dict[str, Any], ...] = ()
 
 
-def look(ssh: str) -> Host:
+def inspect_host(ssh: str) -> Host:
     """Look at a host.
 
     Args:
@@ -49,25 +49,25 @@ def look(ssh: str) -> Host:
         UnavailableError: It can't be reached or read.
     """
     if not ssh:
-        found = passthrough.look(ROOT)
+        facts = passthrough.look(ROOT)
     else:
         source = inspect.getsource(passthrough)
         command = parse_ssh(ssh).command(f"python3 - {ROOT}", terminal=False)
         done = programs.run(command, limit_s=programs.QUICK_S, given=source.encode())
         if done.returncode:
-            told = " ".join(done.stderr.decode(errors="replace").split())[-300:]
+            output = " ".join(done.stderr.decode(errors="replace").split())[-300:]
             raise UnavailableError(
-                f"{ssh} can't be looked at: {told}", hint="try `ssh` by hand; it needs python3"
+                f"{ssh} can't be looked at: {output}", hint="try `ssh` by hand; it needs python3"
             )
-        found = parse_json(done.stdout)
+        facts = parse_json(done.stdout)
     return Host(
-        name=found["host"],
-        kernel=found["kernel"],
-        cmdline=found["cmdline"],
-        groups=found["groups"],
-        devices=found["devices"],
-        gpus=found["gpus"],
-        users=found["users"],
+        name=facts["host"],
+        kernel=facts["kernel"],
+        cmdline=facts["cmdline"],
+        groups=facts["groups"],
+        devices=facts["devices"],
+        gpus=facts["gpus"],
+        users=facts["users"],
         leases=_leases(ssh),
     )
 
@@ -85,10 +85,10 @@ def _leases(ssh: str) -> tuple[dict[str, Any], ...]:
         return ()
     try:
         document = parse_json(done.stdout)
-        return tuple(one for node in document["nodes"] for one in node["leases"])
+        return tuple(lease for node in document["nodes"] for lease in node["leases"])
     except (ValueError, KeyError) as error:
-        told = " ".join((errors or done.stdout.decode(errors="replace")).split())[-300:]
+        output = " ".join((errors or done.stdout.decode(errors="replace")).split())[-300:]
         raise UnavailableError(
-            f"the leases of {ssh or 'this host'} can't be read: {told}",
+            f"the leases of {ssh or 'this host'} can't be read: {output}",
             hint="`gpukiln-gpu leases --rebuild` on the host mends them",
         ) from error

@@ -27,7 +27,7 @@ Findings = tuple[Finding, ...]
 
 
 def check_instance_type(name: str, *, architecture: str) -> Findings:
-    """Whether a machine can run an image of ours at all.
+    """Whether a machine can run an image that gpukiln builds.
 
     Args:
         architecture: The image's.
@@ -81,7 +81,7 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
         return ()
     what = f"the {board.name} of {name} ({board.arch})"
     if findings := check_driver_knows(
-        driver, instance_type(name).gpu, what=what, way_out=f"leave {name} out"
+        driver, instance_type(name).gpu, what=what, alternative=f"leave {name} out"
     ):
         return findings
     if board.modules == "open" and modules == "proprietary":
@@ -97,14 +97,14 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
     return ()
 
 
-def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Findings:
+def check_driver_knows(driver: str, key: str, *, what: str, alternative: str) -> Findings:
     """Whether a driver knows a GPU, whatever kind of kernel modules it has.
 
     Args:
         driver: The driver's version.
         key: The GPU, for example a10g.
         what: The GPU in words, for the message.
-        way_out: What to do instead of taking another driver.
+        alternative: What to do instead of taking another driver.
 
     Returns:
         Findings of the rules gpu-too-old and gpu-too-new.
@@ -116,12 +116,12 @@ def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Fin
     if model.arch is None:
         return ()
     return check_driver_range(
-        driver, model.arch, first=model.min_driver, what=what, way_out=way_out, source=model.source
+        driver, model.arch, first=model.min_driver, what=what, alternative=alternative, source=model.source
     )
 
 
 def check_driver_range(
-    driver: str, arch: str, *, first: str | None, what: str, way_out: str, source: str
+    driver: str, arch: str, *, first: str | None, what: str, alternative: str, source: str
 ) -> Findings:
     """Whether a driver is one of those that know a GPU.
 
@@ -130,7 +130,7 @@ def check_driver_range(
         arch: The GPU's architecture.
         first: The first driver that knows it; None: every one.
         what: The GPU in words, for the message.
-        way_out: What to do instead of taking another driver.
+        alternative: What to do instead of taking another driver.
         source: Where `first` comes from.
 
     Returns:
@@ -139,12 +139,12 @@ def check_driver_range(
     last = architectures()[arch].last_driver
     if last and version_key(driver)[0] > last:
         message = f"driver {driver} has dropped {what}; the last branch is {last}"
-        hint = f"--set nvidia_driver.branch={last}, or {way_out}"
+        hint = f"--set nvidia_driver.branch={last}, or {alternative}"
         source = "NVIDIA Data Center Drivers, matrix"
         return (Finding("gpu-too-old", "error", message, remedy=hint, source=source),)
     if first and version_key(driver) < version_key(first):
         message = f"driver {driver} does not know {what}; the first one that does is {first}"
-        hint = f"{branch_hint(first)}, or {way_out}"
+        hint = f"{branch_hint(first)}, or {alternative}"
         return (Finding("gpu-too-new", "error", message, remedy=hint, source=source),)
     return ()
 
@@ -193,8 +193,8 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
     subnet = [name for name in switched if gpu(instance_type(name).gpu).nvlsm]
     if subnet and base.distribution != "amazon" and base.driver_preinstalled is None:
         message = (
-            f"{', '.join(subnet)} needs NVLink's subnet manager (NVLSM) beside the fabric manager, and no "
-            f"source of {base_name} has it"
+            f"{', '.join(subnet)} needs NVLink's subnet manager (NVLSM) in addition to the fabric "
+            f"manager, and no source of {base_name} has it"
         )
         hint = "take --base eks-al2023, where NVIDIA's repository has it, or leave these types out"
         return (Finding("fabric-manager", "error", message, remedy=hint, source="Fabric Manager user guide"),)
@@ -215,12 +215,12 @@ def branch_hint(first_driver: str) -> str:
 
 
 def check_driver(driver: str, modules: str, *, today: date) -> Findings:
-    """Whether a driver is still looked after.
+    """Whether NVIDIA still supports a driver.
 
     Args:
         driver: Its version.
         modules: proprietary or open.
-        today: The day to judge by.
+        today: The day that ends of support are compared with.
 
     Returns:
         Findings of the rules driver-end-of-life, driver-flaws and driver-modules.
@@ -244,7 +244,7 @@ def check_driver(driver: str, modules: str, *, today: date) -> Findings:
         fixed = bulletin.fixed.get(row.branch)
         if fixed and version_key(driver) < version_key(fixed):
             message = f"driver {driver} has known flaws ({', '.join(bulletin.cves)})"
-            fix = f"{fixed} mends them: --set nvidia_driver.version={fixed}"
+            fix = f"{fixed} fixes them: --set nvidia_driver.version={fixed}"
             source = f"NVIDIA bulletin {bulletin.bulletin}"
             findings.append(Finding("driver-flaws", "warning", message, remedy=fix, source=source))
     absent = {"none": "open", "only": "proprietary"}.get(row.open_modules)
@@ -331,7 +331,7 @@ def check_kubernetes(version: str, *, today: date) -> Findings:
 
     Args:
         version: For example "1.34".
-        today: The day to judge by.
+        today: The day that ends of support are compared with.
 
     Returns:
         Findings of the rules kubernetes-ended, kubernetes-extended, kubernetes-ends-soon and
@@ -374,9 +374,7 @@ def check_base(
     has = base.driver_preinstalled
     if has is not None and branch not in has:
         brings = " or ".join(map(str, has))
-        message = (
-            f"base {name} comes with driver {brings}; wanted: {branch}. A second driver beside it breaks both"
-        )
+        message = f"base {name} comes with driver {brings}; wanted: {branch}. A second driver breaks both"
         hint = f"take a base without a driver, or --set nvidia_driver.branch={has[0]}"
         findings.append(Finding("base-driver", "error", message, remedy=hint, source=base.source))
     if architecture not in base.arch:

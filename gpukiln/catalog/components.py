@@ -252,7 +252,7 @@ class FrameworkEnvironment:
         least_driver: The first driver that runs it at all.
         image: Its container image, with a tag.
         digest: The image's, which is what is pulled.
-        wheels: What pip is told, where there is no image or none is wanted.
+        wheels: Arguments of `pip install` where the framework has no image, or the user wants none.
         source: Where digest and CUDA version were seen.
         reason: Why this one.
         review: The day by which somebody looks at it again.
@@ -294,7 +294,7 @@ class AddOn:
     kubernetes: str | None = None
 
 
-SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # beside those of the repository
+SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # and the fields of the repository
 SECTIONS = ("components", "environments", "add_ons")
 LISTS = ("distributions", "includepkgs")
 Components = Mapping[str, Component]

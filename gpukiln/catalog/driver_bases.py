@@ -50,7 +50,7 @@ def bases_with(driver: Component, branch: int) -> list[str]:
 
 
 def suggest_bases(findings: Iterable[Finding], driver: Component, base: Base) -> list[Finding]:
-    """Name a base beside the advice to take another branch, where the chosen base can't have it.
+    """Add bases to each remedy that names another branch, where the chosen base has no package of it.
 
     Args:
         findings: What the rules found.

@@ -91,7 +91,7 @@ def recommended_branch(today: date) -> Branch:
     """The long-term branch that is supported longest.
 
     Args:
-        today: The day to judge by.
+        today: The day that ends of support are compared with.
 
     Returns:
         The branch to move to when another one ends.

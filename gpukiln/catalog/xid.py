@@ -88,7 +88,7 @@ def _action(value: int) -> str:
 
 
 def xid_rules() -> dict[int, dict[str, Any]]:
-    """Every number as those judge by it who read a kernel's log (`gpukiln.gpus.faults`).
+    """Every number in the form that evaluates a kernel's log (`gpukiln.gpus.faults`).
 
     Returns:
         {number: {kind, blames_hardware, severity, reset, text, remedy}}.

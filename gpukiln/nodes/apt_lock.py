@@ -1,4 +1,4 @@
-"""Who holds the locks of apt and dpkg on hosts where a task of apt waits."""
+"""Finds the process that holds the locks of apt and dpkg on hosts where a task of apt waits."""
 
 import base64
 import os
@@ -105,11 +105,11 @@ class AptTask:
 
 
 class LockWatch:
-    """Tells who holds a lock while tasks of apt run for long, and remembers it for their failure.
+    """Reports which process holds a lock while a task of apt runs long, and keeps it for the failure text.
 
     Args:
         look: Of some hosts, who holds a lock there.
-        on_host: Called with a host and what is to be said about it.
+        on_host: Called with a host and a message about it.
         clock: Seconds.
     """
 

@@ -1,4 +1,4 @@
-"""Which machines to judge: an inventory's, or such as testinfra's --hosts names them."""
+"""Which machines to verify: hosts of an inventory, or URLs in the form of testinfra's --hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCAL = "local://"
 
 
 def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Target]:
-    """Name the machines to judge.
+    """Find the machines to verify.
 
     Args:
         hosts: Separated by commas: `ssh://[USER@]HOST[:PORT]`, reached with the user's own SSH configuration;
@@ -26,7 +26,7 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
         Each machine once, in the order given.
 
     Raises:
-        UsageError: A host is not of these forms, an inventory is missing or needless, or no host is left.
+        UsageError: A host has another form, an inventory is missing or unnecessary, or no host is left.
     """
     targets: dict[str, Target] = {}
     of_inventory = not hosts.strip(", ") or "ansible://" in hosts

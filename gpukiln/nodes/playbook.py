@@ -39,7 +39,7 @@ class PlaybookRequest:
         playbook: File name in ansible/.
         inventory: An inventory: a file, a folder or a plug-in's configuration.
         limit: Ansible's pattern of hosts, or an empty string for all.
-        check: Change nothing, tell what would change.
+        check: Change nothing, report what would change.
         forks: Hosts that are worked on at the same time.
         variables: Extra variables.
     """

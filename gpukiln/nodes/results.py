@@ -53,7 +53,7 @@ class TaskChange:
 
     Args:
         task: Its name, with the role's.
-        diff: What differs, as a unified diff; empty where the module tells none.
+        diff: What differs, as a unified diff; empty where the module reports none.
     """
 
     task: str
@@ -160,7 +160,7 @@ class Collector:
         self.result.task_seconds[task] = max(longest, seconds)
 
     def _finish(self, stats: dict[str, Any]) -> None:
-        """Only the end tells who went through: a rescued failure is none, a host in mid-run is not done."""
+        """Set each host's state from the statistics: a rescued failure is none, a host in mid-run is not."""
         for host in self.result.hosts.values():
             if host.name in stats.get("dark", {}):
                 # `failed`: it answered, and could not take what Ansible sends.

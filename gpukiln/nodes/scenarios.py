@@ -1,4 +1,4 @@
-"""Runs Molecule's scenarios: each starts a machine, converges it twice, judges it and removes it."""
+"""Runs Molecule's scenarios: each starts a machine, converges it twice, verifies it and removes it."""
 
 import os
 import re
@@ -22,8 +22,8 @@ FOLDER = ROOT / "molecule"
 STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")
 TASK = re.compile(r"TASK \[(.*)\] \*+$")
 FAILURE_LINES = 12
-REPORT_INTERVAL_S = 15.0  # not every task is told, or a plain log would be Molecule's own again
-END_WAIT_S = 30.0  # for Molecule to end when it is told to
+REPORT_INTERVAL_S = 15.0  # one task in so long: reporting each would repeat Molecule's whole log
+END_WAIT_S = 30.0  # for Molecule to end after a signal
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Scenario:
 
     Args:
         folder: Holds its molecule.yml; its name is the scenario's.
-        title: What it proves: the comment at the head of its molecule.yml.
+        title: What it verifies: the comment at the head of its molecule.yml.
         image: The container image of its machine, which Docker pulls; empty for the embedded cloud's.
     """
 

@@ -74,7 +74,7 @@ def verify_hosts(
                 on_check=live.check if live else None,
             )
         except UnavailableError as error:
-            on_host(host, "could not be judged")
+            on_host(host, "could not be verified")
             return Verification(host, reason=error.message)
         on_host(host, state(verdict))
         facts = parse_json((reports / "facts.json").read_text(encoding="utf-8"))

@@ -113,7 +113,7 @@ def render_runs(runs: Sequence[OldRun]) -> RenderableType:
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:
-    rows = Rows("scenario", "machine", "what it proves", first=2, folds=True)
+    rows = Rows("scenario", "machine", "what it verifies", first=2, folds=True)
     for scenario in scenarios:
         rows.add(scenario.name, scenario.image or "embedded cloud", scenario.title)
     return rows

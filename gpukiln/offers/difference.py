@@ -97,7 +97,7 @@ def difference(
         *(f"{name} is left out: {why}" for name, why in left.items()),
         *(note for name in retired for note in _of_retired(name, known)),
         *(
-            f"{change.instance_type} is back: take away its retired_since"
+            f"{change.instance_type} is offered again: remove its retired_since"
             for change in changed
             if change.field == "status"
         ),
@@ -113,13 +113,13 @@ def _changes(
     if known[name].status == "retired":
         yield FieldChange(name, "status", "retired", "current")
     for field in COMPARED:
-        ours, theirs = getattr(known[name], field), getattr(described[name], field)
-        if theirs is not None and ours != theirs:
-            yield FieldChange(name, field, ours, theirs)
+        shipped, reported = getattr(known[name], field), getattr(described[name], field)
+        if reported is not None and shipped != reported:
+            yield FieldChange(name, field, shipped, reported)
 
 
 def _of_new(name: str, row: TypeDescription, key: str) -> Iterator[str]:
-    yield f"{name}: its interconnect, and what to take instead of it, are not in the API"
+    yield f"{name}: the API does not report its interconnect and its alternatives"
     if row.max_pods is None:
         yield f"{name}: max_pods is missing, for its network cards are not described"
     if key not in gpus():
@@ -129,9 +129,9 @@ def _of_new(name: str, row: TypeDescription, key: str) -> Iterator[str]:
 
 def _of_retired(name: str, known: Mapping[str, InstanceType]) -> Iterator[str]:
     if not known[name].alternatives:
-        yield f"{name}: say what to take instead"
+        yield f"{name}: add its alternatives"
     if users := [other for other, machine in known.items() if name in machine.alternatives]:
-        yield f"{name}: it is what to take instead of {', '.join(users)}"
+        yield f"{name}: it is listed as an alternative to {', '.join(users)}"
 
 
 # --- GPUs -----------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _worth(field: str, value: Value | None) -> bool:
 
 
 def _edited(text: str, name: str, values: Mapping[str, Value]) -> str:
-    """The file with other values in one row; the others, and what is said beside them, stay as they are."""
+    """The file with other values in one row; the other rows and all comments stay as they are."""
     [row_match] = [match for match in ROW.finditer(text) if match["name"] == name]
     row = row_match[0]
     for field, value in values.items():

@@ -80,8 +80,8 @@ def _level(name: str, here: str, there: str, known: PriceLookup) -> Decimal:
     """How prices of a region compare with those of another: the median, of the family where it has any."""
     ratios: dict[str, Decimal] = {}
     for other in instance_types():
-        if (ours := known(other, here)) and (theirs := known(other, there)):
-            ratios[other] = ours.value / theirs.value
+        if (price_here := known(other, here)) and (price_there := known(other, there)):
+            ratios[other] = price_here.value / price_there.value
     family = [ratio for other, ratio in ratios.items() if _family(other) == _family(name)]
     return median(family or list(ratios.values()) or [Decimal(1)]).quantize(DIGITS)
 

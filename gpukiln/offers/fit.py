@@ -1,4 +1,4 @@
-"""Whether an image and what is to run on it fit a machine: refused before anything is launched."""
+"""Checks whether an image and a workload fit a machine, before anything is launched."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BINARY = "CUDA C++ Programming Guide, Binary Compatibility"
 
 
 def subject_of_record(record: Record) -> Subject:
-    """What a build of ours made.
+    """The contents of the image that a build made.
 
     Raises:
         UsageError: It made no image.
@@ -39,10 +39,10 @@ def subject_of_record(record: Record) -> Subject:
 
 
 def subject_of_ami(cloud: Cloud, image_id: str) -> Subject:
-    """What an AMI of ours has, by its tags.
+    """The contents of an AMI that gpukiln built, from its tags.
 
     Raises:
-        UsageError: There is no such AMI, or it is none of ours.
+        UsageError: There is no such AMI, or gpukiln did not build it.
         UnavailableError: The cloud can't be asked.
     """
     from gpukiln.images.subject import subject_from_tags  # noqa: PLC0415 - see above
@@ -64,7 +64,7 @@ def describe_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
 def fit(
     machine: str, *, image: Subject | None, workload: WorkloadRequirements | None, today: date
 ) -> tuple[Finding, ...]:
-    """What is to be known of an image and a workload on a machine; an error can never work.
+    """The findings about an image and a workload on a machine; an error can never work.
 
     Args:
         image: None: not known, so nothing is said of it.
@@ -136,7 +136,7 @@ def _driver_findings(
         message = f"{workload.title} needs driver {least} or later, {image.image_id} has {image.driver}"
         hint = f"{compat.branch_hint(least)} when the image is built, or an older release of it"
         yield Finding("workload-driver", "error", message, remedy=hint, source=workload.source)
-    if workload.cuda and workload.cuda != image.cuda:  # which the image was judged by
+    if workload.cuda and workload.cuda != image.cuda:  # the image's own version is checked with the image
         yield from compat.check_cuda(workload.cuda, image.driver, [machine])
 
 

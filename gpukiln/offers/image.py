@@ -1,6 +1,6 @@
-"""Which image a machine would be started from, as a deploy would choose it, and why.
+"""Chooses the image that a machine would be started from, and gives the reason.
 
-First the newest release of a channel of ours that fits, then the image of ours that was proven last, then
+First the newest channel release of gpukiln that fits, then the gpukiln image that was verified last, then
 AWS's Deep Learning AMI by its parameter, then a plain distribution image, on which the roles install the
 driver.
 """
@@ -49,7 +49,7 @@ OPEN_MODULES = "AWS Deep Learning AMIs developer guide: OSS Nvidia Driver"
 
 @strict
 class ChannelImage:
-    """What a channel of ours points at.
+    """The image that a channel points at.
 
     Args:
         parameter: Of the channel.
@@ -69,10 +69,10 @@ class ChannelImage:
 
 @strict
 class VerifiedImage:
-    """An image of ours that passed, whether or not a channel points at it.
+    """A gpukiln image that passed its verification, whether or not a channel points at it.
 
     Args:
-        since: When it was judged last, ISO 8601.
+        since: When it was verified last, ISO 8601.
         facts: What its tags say is in it.
         trust: By what it is trusted, in words.
     """
@@ -103,13 +103,13 @@ class Images:
 
     Args:
         at: When it was asked, ISO 8601.
-        notes: What could not be asked, and why; which images nothing vouches for.
+        notes: What could not be asked, and why; which images have no trusted signature.
         trust: The keys that counted, as ami/channels.yaml names them.
     """
 
     at: str
     released: tuple[ChannelImage, ...]
-    proven: tuple[VerifiedImage, ...]
+    verified: tuple[VerifiedImage, ...]
     dlamis: tuple[DeepLearningAmi, ...]
     notes: tuple[str, ...]
     trust: tuple[str, ...] = ()
@@ -127,9 +127,9 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
         fresh: Whether it is asked now, whatever is kept.
 
     Raises:
-        UnavailableError: The cloud can't be asked who that is.
+        UnavailableError: The cloud does not name the account.
     """
-    with explain_aws_errors("ask whose account this is"):
+    with explain_aws_errors("look up the account"):
         account = cloud.client("sts").get_caller_identity()["Account"]
     file = state_home() / "offers" / f"images-{cloud.name}-{account}-{cloud.region}.json"
     keys = tuple(map(str, trust.every_trust()))
@@ -138,10 +138,12 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
     notes: list[str] = []
     released = _collect(_released, cloud, "what the channels point at", notes)
     refused: list[str] = []
-    proven = _collect(lambda there: _verified(there, refused), cloud, "the images of ours that passed", notes)
+    verified = _collect(
+        lambda there: _verified(there, refused), cloud, "the gpukiln images that passed", notes
+    )
     dlamis = _collect(_dlamis, cloud, "AWS's Deep Learning AMIs", notes)
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    answer = Images(at, released, proven, dlamis, (*notes, *refused), keys)
+    answer = Images(at, released, verified, dlamis, (*notes, *refused), keys)
     if not answer.notes:  # an answer with holes is not kept
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +162,7 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
 def choose_image(
     known: Images, cloud: Cloud, machine: str, workload: WorkloadRequirements | None, today: date
 ) -> ImageChoice:
-    """The image for a machine: the first of release, proven image, DLAMI and plain image that fits."""
+    """The image for a machine: the first of release, verified image, DLAMI and plain image that fits."""
     why: list[str] = []
     for release in sorted(known.released, key=lambda row: row.since, reverse=True):
         if release.facts is None:
@@ -170,24 +172,22 @@ def choose_image(
         if wrong := next((row for row in findings if row.severity == "error"), None):
             why.append(f"not {release.parameter} ({release.image_id}): {wrong.message}")
             continue
-        why.insert(
-            0, f"the newest release of a channel that fits, since {release.since or 'a day that nobody says'}"
-        )
+        why.insert(0, f"the newest release of a channel that fits, since {release.since or 'an unknown day'}")
         return ImageChoice(
             release.image_id, "channel", release.parameter, tuple(why), known.at, findings, release.trust
         )
     if not known.released:
-        why.append("not a release of ours: no channel points at an image there")
-    for mine in sorted(known.proven, key=lambda row: row.since, reverse=True):
+        why.append("no release: no channel points at an image there")
+    for mine in sorted(known.verified, key=lambda row: row.since, reverse=True):
         findings = fit(machine, image=mine.facts, workload=workload, today=today)
         if wrong := next((row for row in findings if row.severity == "error"), None):
             why.append(f"not {mine.image_id}: {wrong.message}")
             continue
-        why.insert(0, f"the image of ours that was proven last, on {mine.since[:10]}")
+        why.insert(0, f"the gpukiln image that was verified last, on {mine.since[:10]}")
         name = mine.facts.build_id
-        return ImageChoice(mine.image_id, "proven", name, tuple(why), known.at, findings, mine.trust)
-    if not known.proven:
-        why.append("not an image of ours: none of them passed there")
+        return ImageChoice(mine.image_id, "verified", name, tuple(why), known.at, findings, mine.trust)
+    if not known.verified:
+        why.append("no gpukiln image: none passed there")
     for row in known.dlamis:
         if reason := _dlami_misfit(row, machine):
             why.append(f"not {row.parameter} ({row.image_id}): {reason}")
@@ -196,7 +196,7 @@ def choose_image(
         why.insert(0, "AWS's Deep Learning AMI: its driver is not known before it is booted")
         return ImageChoice(row.image_id, "dlami", row.parameter, tuple(why), known.at, needs)
     if not known.dlamis:
-        why.append("not a Deep Learning AMI: none is published there")
+        why.append("no Deep Learning AMI: none is published there")
     return _plain_image(cloud, machine, workload, today, why, known.at)
 
 
@@ -264,7 +264,7 @@ def _released(cloud: Cloud) -> Iterator[ChannelImage]:
 
 
 def _verified(cloud: Cloud, refused: list[str]) -> Iterator[VerifiedImage]:
-    """The images that count; a line of each that nothing vouches for is added to `refused`."""
+    """The images that count; `refused` gets a line for each image without a trusted signature."""
     passed = {f"tag:{VERDICT_TAG}": [PASSED]}
     for image in images(cloud.client("ec2"), passed, Owners=["self"]):
         tags = tags_of(image)

@@ -50,7 +50,7 @@ class PriceFiles:
     """The price list of one region; each file is read once, and a failure is not tried again.
 
     Args:
-        say: Told what is read.
+        say: Receives the address that is read.
         wanted: Attributes of what is kept, by service: products that have all of one of these.
     """
 
@@ -157,7 +157,7 @@ class _LimitedResponse(io.RawIOBase):
         self._got += got
         if self._got > self._most or time.monotonic() > self._ends:
             raise UnavailableError(
-                f"{self._url} has more than {self._most} bytes, or takes over {LIMIT_S:g} s"
+                f"{self._url} has more than {self._most} bytes, or takes longer than {LIMIT_S:g} s"
             )
         if not got and self._all is not None and self._got < self._all:
             raise UnavailableError(

@@ -39,7 +39,7 @@ ADDRESS = {"group": "VPCPublicIPv4Address"}  # its productFamily is empty
 
 @dataclass(frozen=True)
 class QueryResult:
-    """What became of one question.
+    """The result of one query.
 
     Args:
         name: types, offerings, on_demand, volume, public_ipv4, spot or quotas.
@@ -56,7 +56,7 @@ class QueryResult:
 
 @dataclass(frozen=True)
 class RefreshResult:
-    """What became of every question."""
+    """The result of every query."""
 
     cloud: str
     region: str
@@ -79,7 +79,7 @@ class RefreshDocument:
 
 @dataclass(frozen=True)
 class _Region:
-    """A region that is being asked.
+    """A region that is being queried.
 
     Args:
         files: Its price list for who has no credentials.
@@ -108,7 +108,7 @@ class _Region:
         return self.names if self.described is None else sorted(self.described)
 
     def source_name(self, source: str) -> str:
-        """The source of an answer; a rehearsed one may not be taken for AWS's."""
+        """The source of an answer; an answer of the embedded cloud is marked as rehearsed."""
         return source if self.cloud.name == "aws" else f"{source}, rehearsed by the {self.cloud.name} cloud"
 
     def price_source(self, service: str, usage: str = "") -> str:
@@ -118,18 +118,18 @@ class _Region:
         return self.source_name(f"{where} {service}{': ' if usage else ''}{usage}")
 
     def empty_answer(self, call: str) -> UnavailableError:
-        """An answer without anything in it is none: what was known before may not go with it."""
+        """The error for an empty answer, which must not replace what is cached."""
         return UnavailableError(
             f"{call} answered nothing of {self.cloud.region}",
-            hint="is the region enabled for the account? then run the same command again",
+            hint="enable the region for the account, then run the same command again",
         )
 
 
 def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = None) -> RefreshResult:
-    """Ask everything and keep the answers; a question that fails leaves its old answer, with its old day.
+    """Send every query and cache the answers; a query that fails leaves its old answer, with its old day.
 
     Args:
-        say: Told what is asked, and what failed.
+        say: Receives each query and each failure.
         now: For prices that held until now.
 
     Raises:
@@ -170,9 +170,9 @@ def require_complete(refreshed: RefreshResult) -> None:
     kind = UnavailableError if len(failed) == len(refreshed.parts) else PartialError
     old = {part.name: f"stays as of {part.as_of}" if part.as_of else "is not known" for part in failed}
     raise kind(
-        f"{len(failed)} of {len(refreshed.parts)} questions to {refreshed.region} were not answered",
+        f"{len(failed)} of {len(refreshed.parts)} queries to {refreshed.region} were not answered",
         details=tuple(f"{part.name} {old[part.name]}: {part.error}" for part in failed),
-        hint="what is shown of them is as old as it says",
+        hint="the values shown for them keep their old day",
     )
 
 
@@ -200,7 +200,7 @@ def _count(part: Any) -> int:
             return 1
 
 
-# --- EC2 ------------------------------------------------------------------------------------------------
+# --- answers of EC2's own API -------------------------------------------------------------------------
 
 
 def _types(region: _Region) -> cache.TypeList:
@@ -325,7 +325,7 @@ def _on_demand(region: _Region) -> cache.HourlyPrices:
         if len(usd) == 1:
             [prices[name]] = usd
         elif usd:
-            region.say(f"{name} has {len(usd)} prices in the Price List, which is none: {sorted(usd)}")
+            region.say(f"{name} has {len(usd)} prices in the Price List, so none is used: {sorted(usd)}")
     if region.own_names and not prices:
         raise region.empty_answer("GetProducts")
     return cache.HourlyPrices(region.today, region.price_source("AmazonEC2"), prices)

@@ -93,7 +93,9 @@ def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
     """As counted in MiB, or as sold in GB: `24GB` is what the label says."""
     low, _, high = (piece.strip() for piece in part.partition(".."))
     if low and high and low[-1].isdigit():
-        part = low + high.lstrip("0123456789. ") + ".." + high  # 16..24GiB
+        part = (
+            low + high.lstrip("0123456789. ") + ".." + high
+        )  # the upper end's unit counts for both ends: 16..24GiB
     binary = {"i" in end.lower() for end in part.split("..") if end.strip()}
     if len(binary) == 2:
         raise UsageError(

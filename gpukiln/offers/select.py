@@ -34,7 +34,7 @@ class MatchingOffers:
 
 
 def _mismatch(of: str, message: str) -> Finding:
-    """What a machine lacks of a request.
+    """One way in which a machine does not satisfy a request.
 
     Args:
         of: gpu: it has another GPU; count, memory: too few of them, or too small; size: what one of another
@@ -80,7 +80,7 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
 def offers_of(
     name: str, regions: Iterable[str], today: date, *, spot: bool = False, cloud: str = "aws"
 ) -> tuple[Offer, ...]:
-    """One machine in regions, whatever is wrong with it.
+    """One machine in regions, whether or not it can be started.
 
     Args:
         spot: Whether its spot price is the one that counts.
@@ -95,7 +95,7 @@ def offers_of(
 
 
 def mismatches_of(request: Request, name: str) -> tuple[str, ...]:
-    """What a machine lacks of a request wherever it is, a line each; empty: it satisfies it.
+    """The mismatches of a machine in every region, a line each; empty: it satisfies the request.
 
     Raises:
         UsageError: The catalogue does not know it.
@@ -123,7 +123,7 @@ def no_match_error(request: Request, answer: MatchingOffers, regions: Sequence[s
     return IncompatibleError(
         f"no machine in {', '.join(regions)} has {describe_request(request)}",
         details=rows,
-        hint="ask for less of what these lack" if rows else "`invoke offer.list` shows what there is",
+        hint="request less of what these lack" if rows else "`invoke offer.list` shows what there is",
     )
 
 
@@ -154,7 +154,7 @@ def describe_request(request: Request) -> str:
 
 
 def _mismatches(request: Request, machine: InstanceType, board: Gpu) -> list[Finding]:
-    """What it lacks in every region."""
+    """The mismatches that hold in every region."""
     mismatches: list[Finding] = []
     if machine.status == "retired":
         instead = f", instead: {' or '.join(machine.alternatives)}" if machine.alternatives else ""
@@ -192,7 +192,7 @@ def _mismatches(request: Request, machine: InstanceType, board: Gpu) -> list[Fin
 
 
 def _market_mismatches(request: Request, machine: InstanceType, offer: Offer) -> list[Finding]:
-    """What it lacks in one region."""
+    """The mismatches of one region."""
     mismatches: list[Finding] = []
     if machine.status == "retired":
         return mismatches
@@ -218,7 +218,7 @@ def _market_mismatches(request: Request, machine: InstanceType, offer: Offer) ->
 def _nearness(
     request: Request, machine: InstanceType, mismatches: list[Finding]
 ) -> tuple[int, int, int] | None:
-    """How near it comes; None: what is too far away to be told.
+    """How near it comes; None: too far away to be listed.
 
     Another GPU is near where it has the memory of the smallest that was named, and is no older.
 

@@ -73,15 +73,15 @@ T = TypeVar("T")
 
 
 class StageError(Exception):
-    """What was found, and what was wanted."""
+    """A stage failed; the message has what was found and wanted."""
 
 
 class PermanentError(StageError):
-    """What no waiting cures."""
+    """A failure that waiting does not change."""
 
 
 def check_output(*words: str, timeout: float = CALL_S, env: dict[str, str] | None = None) -> str:
-    """What a program prints; Failed where it fails, hangs or is not there."""
+    """The output of a program; StageError where it fails, hangs or is missing."""
     ran = run_program(*words, timeout=timeout, env=env)
     if ran.returncode:
         said = (ran.stderr.strip() or ran.stdout.strip())[-400:]
@@ -92,7 +92,7 @@ def check_output(*words: str, timeout: float = CALL_S, env: dict[str, str] | Non
 def run_program(
     *words: str, timeout: float = CALL_S, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A program that ends by itself, whatever its exit code."""
+    """Run a program to its end, whatever its exit code."""
     try:
         return subprocess.run(
             words,
@@ -109,7 +109,7 @@ def run_program(
 
 
 def retry_until(seconds: float, action: Callable[[], T]) -> T:
-    """What an action gives that may fail for a while; its last failure when the time is up."""
+    """The value of an action that may fail for some seconds; its last failure when the time is up."""
     end = time.monotonic() + seconds
     while True:
         try:
@@ -187,7 +187,7 @@ def signed_headers(
 
 
 class Aws:
-    """The three calls that the machine makes, with the rights of its instance profile."""
+    """The three calls that the machine makes, with the credentials of its instance profile."""
 
     def __init__(self, metadata: Metadata, region: str) -> None:
         self.metadata, self.region = metadata, region
@@ -248,9 +248,11 @@ class Aws:
 
 
 def write(path: pathlib.Path, text: str, mode: int = 0o644) -> None:
-    """Whole or not at all, and never readable by more than `mode` says."""
+    """Write a file atomically; no user reads it whom `mode` excludes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent)  # 0600
+    descriptor, name = tempfile.mkstemp(
+        dir=path.parent
+    )  # mkstemp makes it 0600: no other user reads a secret before the chmod
     with os.fdopen(descriptor, "w", errors="surrogateescape") as file:
         file.write(text)
     pathlib.Path(name).chmod(mode)
@@ -293,16 +295,18 @@ def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
         for name in XEN_NAMES:
             if (root / "dev" / name).exists():
                 return root / "dev" / name
-    raise StageError(f"{volume} is not attached to this machine, or not seen by it")
+    raise StageError(f"{volume} is not attached to this machine, or the kernel has not found it yet")
 
 
 def is_empty(device: pathlib.Path) -> bool:
-    """Whether a disk has nothing on it: blkid knows nothing, and it is zeros wherever one looks."""
+    """Whether a disk is empty: blkid finds no signature, and all samples are zeros."""
     ran = run_program("blkid", "-p", str(device), timeout=120)
     if ran.returncode == 0:
         return False
     if ran.returncode != 2:  # 8: ambivalent; blkid(8)
-        raise StageError(f"blkid does not know what {device} has: {ran.returncode} {ran.stderr.strip()}")
+        raise StageError(
+            f"blkid can't identify the content of {device}: {ran.returncode} {ran.stderr.strip()}"
+        )
     with device.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         places = [(0, EDGE_BYTES), (max(size - EDGE_BYTES, 0), EDGE_BYTES)]
@@ -311,12 +315,12 @@ def is_empty(device: pathlib.Path) -> bool:
             file.seek(start)
             data = file.read(length)
             if data.count(0) != len(data):
-                raise StageError(f"{device} has data of no known form; it is not formatted")
+                raise StageError(f"{device} has data in an unknown format; it is not formatted")
     return True
 
 
 def prepare_disk(device: pathlib.Path) -> None:
-    """ext4 on an empty disk; a home that is there is mended. Anything else is refused, and left as it is."""
+    """Format an empty disk with ext4, or repair and grow an existing home; refuse any other content."""
     if is_empty(device):
         check_output("mkfs.ext4", "-q", "-L", LABEL, str(device), timeout=INSTALL_S)
         return
@@ -329,10 +333,12 @@ def prepare_disk(device: pathlib.Path) -> None:
         raise StageError(f"{device} has {what}, wanted {expected}; it is left as it is")
     grown = has_grown(device)
     ran = run_program("e2fsck", "-p", *(["-f"] if grown else []), str(device), timeout=INSTALL_S)
-    if ran.returncode & ~3:  # 1: mended, 2: mended, boot again where it is the root; e2fsck(8)
+    if (
+        ran.returncode & ~3
+    ):  # 1: errors corrected; 2: the same, and a root file system needs a reboot; e2fsck(8)
         raise StageError(
             f"e2fsck -p of {device} ended with {ran.returncode}: {(ran.stdout + ran.stderr).strip()[-300:]}; "
-            "it is not mounted, `e2fsck` by hand on this machine may mend it"
+            "it is not mounted; run `e2fsck` on this machine to repair it"
         )
     if grown:
         check_output("resize2fs", str(device), timeout=INSTALL_S)
@@ -348,7 +354,7 @@ def has_grown(device: pathlib.Path) -> bool:
 
 
 def mount_home(device: pathlib.Path, path: pathlib.Path) -> None:
-    """The home at its place, as large as its volume. It may be there already."""
+    """Mount the home and grow it to its volume; a mounted home stays mounted."""
     number = device.stat().st_rdev
     device_number = f"{os.major(number)}:{os.minor(number)}"
     path.mkdir(parents=True, exist_ok=True)
@@ -426,7 +432,7 @@ def install(package: str) -> None:
 
 
 def python_for_ansible() -> str:
-    """One that ansible-core runs on, with what makes environments; empty where there is none."""
+    """A Python that ansible-core supports, with venv; empty where there is none."""
     enough = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"
     for name in ("python3.13", "python3.12", "python3.11", "python3"):
         if shutil.which(name) and run_program(name, "-c", enough).returncode == 0:
@@ -447,7 +453,7 @@ class Boot:
         self.script_process: subprocess.Popen[bytes] | None = None
 
     def stages(self) -> list[Callable[[], str | None]]:
-        """In their order. What one returns is said with it."""
+        """In their order; the text that a stage returns is reported with it."""
         return [
             self.home,
             self.roles,
@@ -461,7 +467,7 @@ class Boot:
         ]
 
     def run(self, stages: list[Callable[[], str | None]]) -> int:
-        """Stages in turn; the first that fails ends it. Then until the agent script ends, if it does."""
+        """Run the stages in order until one fails; then wait for the agent script, if it still runs."""
         for stage in stages:
             name = stage.__name__
             self.report(name, "running")
@@ -469,7 +475,7 @@ class Boot:
                 words = stage() or ""
             except StageError as error:
                 return self.fail(name, str(error))
-            except Exception as error:  # whatever it is, it is told
+            except Exception as error:  # any other failure must reach status.json and the tag, too
                 return self.fail(name, f"{type(error).__name__}: {error}")
             self.report(name, "done", words)
         self.status["state"] = "done"
@@ -484,7 +490,7 @@ class Boot:
         return 1
 
     def report(self, stage: str, state: str, words: str = "") -> None:
-        """Into the file, and to a tag where the machine may tag itself; no secret in either."""
+        """Report a stage in status.json and, if permitted, in the machine's tag; both without secrets."""
         for value in read_secrets(self.root).values():
             words = words.replace(value, "***") if value else words
         print(f"{stage or 'all'}: {state} {words}".strip(), file=sys.stderr, flush=True)
@@ -504,7 +510,7 @@ class Boot:
         write(self.root / STATE.lstrip("/") / "status.json", json.dumps(self.status, indent=1) + "\n")
 
     def tag(self, tags: dict[str, str]) -> None:
-        """A machine that can't be tagged works all the same, and says so."""
+        """Tag this machine; a failure is recorded in status.json and stops nothing."""
         if not self.config["tags"]:
             return
         try:
@@ -533,15 +539,13 @@ class Boot:
         os.chown(self.home_path, account.pw_uid, account.pw_gid)
 
     def home_volume(self) -> str:
-        """It is made and attached while the machine runs, in its zone."""
+        """The home volume's id: `workspace.up` creates and attaches it while the machine boots."""
         if said := (self.metadata.get(f"tags/instance/{HOME_TAG}") or "").strip():
             return said
-        raise StageError(
-            f"no tag {HOME_TAG} names the home volume of this machine, after {HOME_WAIT_S:.0f} s"
-        )
+        raise StageError(f"the tag {HOME_TAG} does not name a home volume after {HOME_WAIT_S:.0f} s")
 
     def make_user(self) -> None:
-        """With the number that its files have on each machine."""
+        """Create the user with the uid that owns the files in the home."""
         try:
             account = pwd.getpwnam(self.user)
         except KeyError:
@@ -554,11 +558,11 @@ class Boot:
             check_output("useradd", *numbers, *home, "--shell", "/bin/bash", self.user)
             return
         if account.pw_uid != USER_ID:
-            other = f"wanted one with {USER_ID}: take another owner"
-            raise StageError(f"{self.user} is a user of this image (uid {account.pw_uid}), {other}")
+            other = f"wanted uid {USER_ID}: choose another owner"
+            raise StageError(f"{self.user} is an account of this image (uid {account.pw_uid}), {other}")
 
     def roles(self) -> str:
-        """Our roles on an image that is not ours, by ansible-pull of one commit."""
+        """Run the roles of gpukiln on an image that it did not build, by ansible-pull of one commit."""
         if not (roles_config := self.config["roles"]):
             return ""
         pull = self.root / ANSIBLE.lstrip("/") / "bin/ansible-pull"
@@ -582,7 +586,7 @@ class Boot:
         return f"those of {roles_config['commit']}"
 
     def install_ansible(self, pull: pathlib.Path, packages: list[str]) -> None:
-        """Into an environment of its own, which is there whole or not at all."""
+        """Install into a virtual environment, which is removed on a failure."""
         interpreter = python_for_ansible()
         for package in ("python3-venv", "python3.11-venv", "python3.11"):  # Debian 12, Ubuntu 22.04, AL2023
             if not interpreter:
@@ -591,7 +595,7 @@ class Boot:
                 interpreter = python_for_ansible()
         if not interpreter:
             raise StageError(
-                "ansible-core needs Python 3.11 or later with venv, and no package here brings it"
+                "ansible-core needs Python 3.11 or later with venv, and no package of this system provides it"
             )
         folder = pull.parents[1]
         shutil.rmtree(folder, ignore_errors=True)
@@ -617,7 +621,7 @@ class Boot:
             self.allow(key.strip())
 
     def allow(self, key: str) -> None:
-        """This machine's key beside the user's own; an earlier machine's goes."""
+        """Add this machine's key to the user's own; remove the key of an earlier machine."""
         mark = "gpukiln-workspace"
         file = self.home_path / ".ssh" / "authorized_keys"
         file.parent.mkdir(mode=0o700, exist_ok=True)
@@ -629,7 +633,7 @@ class Boot:
             os.chown(path, account.pw_uid, account.pw_gid)
 
     def secrets(self) -> None:
-        """Into memory alone: a file each, and one for the services. The rights may come after the machine."""
+        """Fetch secrets into tmpfs: a file each, and one for the services. IAM may take effect later."""
         folder = self.memory / "secrets"
         shutil.rmtree(folder, ignore_errors=True)
         (self.memory / "env").unlink(missing_ok=True)
@@ -641,9 +645,7 @@ class Boot:
             values[name] = retry_until(RIGHTS_WAIT_S, functools.partial(self.aws.secret, reference))
         bad = [name for name, value in values.items() if "\n" in value or "'" in value]
         if bad and self.config["compose"]:
-            raise StageError(
-                f"{', '.join(bad)}: a quote or a second line can't be in an env file of services"
-            )
+            raise StageError(f"{', '.join(bad)}: an env file of services can't hold quotes or line breaks")
         account = pwd.getpwnam(self.user)
         files = {folder / name: value for name, value in values.items()}
         if not bad:
@@ -668,9 +670,9 @@ class Boot:
         return f"{name} at {path}"
 
     def driver(self) -> str:
-        """Until the driver answers, where GPUs were asked for."""
+        """Wait until the driver reports the requested GPUs."""
         if not (count := self.config["gpus"]):
-            return "no GPU was asked for"
+            return "no GPU requested"
         version = retry_until(DRIVER_WAIT_S, lambda: driver_version(self.root, count))
         self.tag({DRIVER_TAG: version})
         return version
@@ -685,7 +687,7 @@ class Boot:
         check_output("systemctl", "enable", "--now", unit, timeout=120)
 
     def services(self) -> str:
-        """The services' containers. Whether they are well is what `workspace.status --deep` asks."""
+        """Start the services' containers; `workspace.status --deep` checks their health."""
         path = self.root / COMPOSE.lstrip("/")
         if not self.config["compose"]:
             path.unlink(missing_ok=True)
@@ -704,7 +706,7 @@ class Boot:
         return f"by {' '.join(compose)}"
 
     def script(self) -> str:
-        """The agent script, as the user. One that goes on, as Coder's does, is watched until it ends."""
+        """Run the agent script as the user; one that keeps running, as Coder's does, is watched until it ends."""
         if not self.config["script"]:
             return ""
         path = self.root / STATE.lstrip("/") / "script"
@@ -723,7 +725,7 @@ class Boot:
 
 
 def sessions(root: pathlib.Path) -> Iterator[str]:
-    """Who is logged in but the one who asks, by logind, by session manager, or at a terminal that is used."""
+    """Sessions other than the caller's: of logind, of Session Manager, or at a terminal in use."""
     own = root / "proc/self/cgroup"
     asking = re.search(r"session-(\w+)\.scope", own.read_text() if own.exists() else "")
     for line in check_output("loginctl", "list-sessions", "--no-legend").splitlines():
@@ -813,7 +815,7 @@ def processes(root: pathlib.Path) -> dict[str, ProcessUse]:
 
 
 def user_name(uid: int) -> str:
-    """A container's user has no name here."""
+    """The name of a user, or its number where it is a container's."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -851,12 +853,12 @@ def has_peer(root: pathlib.Path, pid: str) -> bool:
 
 
 def counters(root: pathlib.Path, now: float) -> dict[str, Any]:
-    """What is counted from the start of the machine, and of each process."""
+    """Totals since the start of the machine and of each process."""
     return {"at": now, "bytes": traffic(root), "processes": processes(root)}
 
 
 def resource_use(root: pathlib.Path, now: float, *, keep: bool) -> Iterator[str]:
-    """What people's processes did since the last look that was kept; without one, from now on for a while."""
+    """Resources that users' processes used since the last kept sample; without one, during SAMPLE_S."""
     file = root / RUN_FOLDER.lstrip("/") / "counters"  # of this boot alone
     last = json.loads(file.read_text()) if file.exists() else counters(root, now)
     if now - last["at"] < SAMPLE_S:
@@ -914,7 +916,7 @@ def gpu_use() -> Iterator[str]:
 
 
 def busy(config: dict[str, Any], root: pathlib.Path, now: float, *, keep: bool = False) -> str:
-    """Why the machine is in use; empty where nobody uses it. What can't be read counts, and comes first.
+    """Why the machine is in use; empty: it is idle. A reading that fails counts as use, and comes first.
 
     Args:
         now: Of a monotonic clock.
@@ -940,13 +942,13 @@ def busy(config: dict[str, Any], root: pathlib.Path, now: float, *, keep: bool =
 
 
 def apply_idle_rule(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: float) -> str:
-    """One look, once a minute: what was done about it.
+    """Check once a minute whether the machine is idle, and stop it; returns what was done.
 
-    Nobody there for so many minutes: it is told; and the look after that stops the machine. Its shutdown
-    behaviour is to stop, so the disks stay.
+    After `idle_minutes` without use the first look announces the stop, and the next one stops the machine.
+    Its shutdown behaviour is to stop, so the disks stay.
     """
     memory = root / RUN_FOLDER.lstrip("/")  # of this boot alone
-    since, announced, last = memory / "idle-since", memory / "idle-told", memory / "busy"
+    since, announced, last = memory / "idle-since", memory / "idle-announced", memory / "busy"
     reason = busy(config, root, now, keep=True)
     if config["tags"] and (not last.exists() or last.read_text() != reason):
         try:
@@ -960,7 +962,7 @@ def apply_idle_rule(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: f
         since.unlink(missing_ok=True)
         if announced.exists():
             announced.unlink()
-            announce(config, aws, "done", "gpukiln: somebody is here, this machine goes on")
+            announce(config, aws, "done", "gpukiln: this machine is in use again and does not stop")
         return ""
     if not since.exists():
         write(since, str(now))
@@ -969,21 +971,21 @@ def apply_idle_rule(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: f
         return ""
     words = f"idle for {lasted:.0f} minutes"
     if not announced.exists():
-        announce(config, aws, f"stops: {words}", f"gpukiln: {words}, this machine stops in a minute")
+        announce(config, aws, f"stops: {words}", f"gpukiln: {words}, this machine stops in one minute")
         write(announced, words)
-        return "told"
+        return "announced"
     check_output("systemctl", "poweroff")
     return "stopped"
 
 
 def is_booting(root: pathlib.Path) -> bool:
-    """Whether the stages of this boot still run: a model that is fetched is no idle machine."""
+    """Whether the stages of this boot still run: a machine that downloads a model is not idle."""
     file = root / STATE.lstrip("/") / "status.json"
     return file.exists() and json.loads(file.read_text())["state"] == "running"
 
 
 def announce(config: dict[str, Any], aws: Aws, tag: str, words: str) -> None:
-    """To who is there, and to who looks from elsewhere; nobody may be."""
+    """Announce it on the terminals of the machine, and in its tag."""
     with contextlib.suppress(StageError):
         check_output("wall", words)
     if config["tags"]:
@@ -994,7 +996,7 @@ def announce(config: dict[str, Any], aws: Aws, tag: str, words: str) -> None:
 
 
 def spot_notice(metadata: Metadata) -> tuple[str, str]:
-    """What EC2 says about the end of a spot instance: its kind and its document; empty before that."""
+    """EC2's notice about the end of a spot instance: its kind and document; empty: none yet."""
     for path, kind in (
         ("spot/instance-action", "interruption"),
         ("events/recommendations/rebalance", "rebalance"),
@@ -1005,7 +1007,7 @@ def spot_notice(metadata: Metadata) -> tuple[str, str]:
 
 
 def seconds_left(said: str) -> float:
-    """Until the instance ends, with something to spare; of a notice of interruption."""
+    """Seconds until the instance ends, less a reserve, from a notice of interruption."""
     try:
         ends = datetime.datetime.strptime(json.loads(said)["time"], "%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, KeyError, TypeError):
@@ -1015,9 +1017,9 @@ def seconds_left(said: str) -> float:
 
 
 def watch_spot(config: dict[str, Any], metadata: Metadata, root: pathlib.Path) -> int:
-    """Until a notice of interruption; the user's hook runs once for each kind of notice.
+    """Watch until a notice of interruption; the user's hook runs once for each kind of notice.
 
-    The hook of a rebalance recommendation runs beside the watching: the notice that may follow is seen.
+    The hook of a rebalance recommendation runs in the background: an interruption notice may follow it.
     """
     seen_kinds: set[str] = set()
     while True:
@@ -1036,7 +1038,7 @@ def watch_spot(config: dict[str, Any], metadata: Metadata, root: pathlib.Path) -
 
 
 def run_hook(config: dict[str, Any], root: pathlib.Path, kind: str, said: str) -> None:
-    """The user's own, where there is one: ~/.gpukiln/on-interruption KIND DOCUMENT."""
+    """Run the user's hook, if there is one: ~/.gpukiln/on-interruption KIND DOCUMENT."""
     hook = root / "home" / config["user"] / ".gpukiln" / "on-interruption"
     if not hook.exists():
         return

@@ -42,17 +42,17 @@ CACHE = re.compile(r"s3://(?P<bucket>[a-z0-9.-]{3,63})(?:/(?P<prefix>[^*?]*))?")
 
 
 def instance_profile(cloud: Cloud, workspace: Workspace) -> str:
-    """The instance profile of a workspace: the one that was named, else one of its own, made or mended.
+    """The instance profile of a workspace: the named one, else one of its own, created or repaired.
 
-    IAM shows what is new only after a while: a launch that does not know it yet is tried again.
-    A role without the boundary, of an earlier version, is replaced: no machine of the workspace has it now.
+    EC2 sees a new profile only after some seconds: the launch is then tried again. A role without the
+    permissions boundary, which earlier versions created, is replaced: no machine uses it now.
 
     Returns:
-        Its name; empty where the machine gets no rights.
+        Its name; empty where the machine gets no permissions.
 
     Raises:
-        RefusedError: Somebody else has a role of that name.
-        UsageError: A secret or the cache is none.
+        RefusedError: The role of that name is not managed by gpukiln.
+        UsageError: A secret or the cache has another form.
         UnavailableError: The cloud refused.
     """
     if workspace.capabilities.identity_mode == "none":
@@ -62,7 +62,7 @@ def instance_profile(cloud: Cloud, workspace: Workspace) -> str:
     document = policy(workspace)
     name, tags = role_name(workspace), tag_list(workspace_tags(workspace, PART))
     iam = cloud.client("iam")
-    with explain_aws_errors("give the workspace's machine its rights"):
+    with explain_aws_errors("create the role of the workspace's machine"):
         account = cloud.client("sts").get_caller_identity()["Account"]
         bound = boundary_arn(partition_of([workspace.region]), account)
         try:
@@ -74,7 +74,7 @@ def instance_profile(cloud: Cloud, workspace: Workspace) -> str:
                 remove_profile(cloud, workspace)
                 _create_role(iam, workspace, bound)
         iam.put_role_policy(RoleName=name, PolicyName=POLICY, PolicyDocument=json.dumps(document))
-        # One that is there is of a call that was interrupted: the role of that name is ours.
+        # An existing profile is of an interrupted call: the role of that name has the workspace's tags.
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
             iam.create_instance_profile(InstanceProfileName=name, Path=ROLE_PATH, Tags=tags)
         roles = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]
@@ -87,12 +87,12 @@ def remove_profile(cloud: Cloud, workspace: Workspace) -> bool:
     """Remove the profile and the role of a workspace; False: there was none.
 
     Raises:
-        RefusedError: Somebody else has a role of that name.
+        RefusedError: The role of that name is not managed by gpukiln.
         UnavailableError: The cloud refused.
     """
     name, iam = role_name(workspace), cloud.client("iam")
     missing = iam.exceptions.NoSuchEntityException
-    with explain_aws_errors("remove the rights of the workspace's machine"):
+    with explain_aws_errors("remove the role of the workspace's machine"):
         try:
             _require_managed(iam, workspace, name)
         except missing:
@@ -103,7 +103,7 @@ def remove_profile(cloud: Cloud, workspace: Workspace) -> bool:
             iam.delete_instance_profile(InstanceProfileName=name)
         with contextlib.suppress(missing):
             iam.delete_role_policy(RoleName=name, PolicyName=POLICY)
-        iam.delete_role(RoleName=name)  # last: by its tags the rest is known as ours
+        iam.delete_role(RoleName=name)  # last: an interrupted removal finds the rest by the role's tags
     return True
 
 
@@ -125,7 +125,7 @@ def policy(workspace: Workspace) -> dict[str, Any]:
     """What the machine may do.
 
     Raises:
-        UsageError: A secret or the cache is none.
+        UsageError: A secret or the cache has another form.
     """
     partition = partition_of([workspace.region])
     of_workspace = {f"aws:ResourceTag/{WORKSPACE_TAG}": workspace.workspace_name}
@@ -152,7 +152,7 @@ def boundary(scope: Scope, secrets: Sequence[str] = (), artifact_cache: str = ""
         artifact_cache: The s3://BUCKET/PREFIX that they may read and write.
 
     Raises:
-        UsageError: The account, a secret or the cache is none.
+        UsageError: The account, a secret or the cache has another form.
     """
     if not re.fullmatch(r"\d{12}", scope.account):
         raise UsageError(f"{scope.account!r} is no account id", hint="twelve digits: --account 111122223333")
@@ -216,18 +216,21 @@ def _secrets(workspace: Workspace) -> tuple[list[str], list[str]]:
             parameters.append(reference)
         else:
             raise UsageError(
-                f"what stands for the secret {variable} is no reference",  # it may be the secret: not shown
+                f"the value of the secret {variable} is no reference",  # it may be the secret: not shown
                 hint="an ARN of Secrets Manager, or the name of an SSM parameter; never the secret itself",
             )
     return sorted(secrets), sorted(parameters)
 
 
 def _cache(cache: str | None, partition: str) -> list[dict[str, Any]]:
-    if not cache or EFS.fullmatch(cache):  # EFS is reached by the network, not by rights
+    if not cache or EFS.fullmatch(cache):  # EFS is mounted over the network, without IAM permissions
         return []
     bucket_match = CACHE.fullmatch(cache)
     if not bucket_match:
-        raise UsageError(f"artifact_cache {cache!r} is none", hint="s3://BUCKET/PREFIX, or an EFS id fs-...")
+        raise UsageError(
+            f"artifact_cache is {cache!r}, wanted a bucket or an EFS file system",
+            hint="s3://BUCKET/PREFIX, or an EFS id fs-...",
+        )
     bucket, prefix = (
         f"arn:{partition}:s3:::{bucket_match['bucket']}",
         (bucket_match["prefix"] or "").strip("/"),
@@ -262,7 +265,7 @@ def _create_role(iam: Any, workspace: Workspace, bound: str) -> None:
     except iam.exceptions.NoSuchEntityException as error:
         account = bound.split(":")[4]
         raise UnavailableError(
-            f"the account has no policy {bound}, which bounds the rights of workspaces",
+            f"the account has no policy {bound}, which limits the permissions of workspaces",
             hint=f"an administrator creates it once: `invoke cloud.policy --for {BOUNDARY_JOB} "
             f"--account {account} >boundary.json`, `aws iam create-policy --path {BOUNDARY_PATH} "
             f"--policy-name {BOUNDARY_NAME} --policy-document file://boundary.json`",
@@ -274,7 +277,7 @@ def _require_managed(iam: Any, workspace: Workspace, name: str) -> dict[str, Any
     tags = tags_of(role)
     if tags.get(MANAGED_TAG) != MANAGED or tags.get(WORKSPACE_TAG) != workspace.workspace_name:
         raise RefusedError(
-            f"the role {name} is none of ours: it lacks the tag {MANAGED_TAG}={MANAGED}",
-            hint="another workspace name, or remove that role",
+            f"the role {name} is not managed by gpukiln: it lacks the tag {MANAGED_TAG}={MANAGED}",
+            hint="choose another workspace name, or remove that role",
         )
     return role

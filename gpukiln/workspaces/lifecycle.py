@@ -1,4 +1,4 @@
-"""Workspaces as the cloud knows them: found by their tags, stopped, started, removed; what one answers."""
+"""Workspaces as the cloud knows them: finds them by their tags, stops, starts and removes them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class WorkspaceMachine:
         address: Private; ssh_address: where SSH reaches it.
         launched_at: ISO 8601; of its last start. created_at: of its first one.
         stage: The last that its agent reported; empty: none yet.
-        health: As the last deep look said; empty: nobody looked.
+        health: Result of the last deep check; empty: not checked.
         busy: What somebody does there, as its agent says; empty: nothing.
         user: Who works there; ssh_user: the image's own, who may become root.
         by_session_manager: Whether SSH goes through Systems Manager, for nobody can connect to it.
@@ -104,10 +104,10 @@ class ExistingWorkspace:
 
     @property
     def state(self) -> str:
-        """In a word: its machine's state, `home` where only that is kept, else `left over`."""
+        """One word: its machine's state, `home` where only that is kept, else `orphaned`."""
         if self.machines:
             return self.machines[0].state
-        return "home" if self.homes else "left over"
+        return "home" if self.homes else "orphaned"
 
 
 def find_workspaces(cloud: Cloud, name: str = "") -> tuple[ExistingWorkspace, ...]:
@@ -196,10 +196,10 @@ def remove_workspace(
     busy: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Put a workspace away: machine, group, rights, and the home unless it is kept. Again: what was left.
+    """Remove a workspace: machine, group, role, and the home unless it is kept. Safe to repeat.
 
     Args:
-        busy: What somebody does there now; None: nobody could ask, so that what the machine said last counts.
+        busy: What is in use there now; None: not known, so that the last report of the machine counts.
 
     Raises:
         RefusedError: Somebody works there, or it is another owner's.
@@ -213,7 +213,7 @@ def remove_workspace(
         work = machine.busy if busy is None else busy
         if work and machine.state not in STOPPED_STATES and not force:
             raise RefusedError(
-                f"somebody works on {existing.name}: {work}", hint="--force ends it all the same"
+                f"somebody works on {existing.name}: {work}", hint="--force removes it all the same"
             )
     ids = [machine.instance_id for machine in existing.machines]
     if ids:
@@ -286,7 +286,7 @@ def only_machine(existing: ExistingWorkspace) -> WorkspaceMachine:
 
 
 def outputs(cloud: Cloud, existing: ExistingWorkspace) -> Outputs:
-    """What a workspace with a machine answers.
+    """The outputs of a workspace with a machine.
 
     Raises:
         UnavailableError: It has no machine.
@@ -316,7 +316,7 @@ def outputs(cloud: Cloud, existing: ExistingWorkspace) -> Outputs:
         gpu_count=type_.gpus if type_ and has_gpus else 0,
         zone=machine.zone,
         driver_version=machine.driver,
-        health=machine.health or "unknown: nobody looked",
+        health=machine.health or "unknown: not checked",
     )
 
 
@@ -369,6 +369,6 @@ def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
 
 
 def _since(reason: str) -> str:
-    """EC2 tells the time of a stop in words: `User initiated (2026-11-23 10:00:00 GMT)`."""
+    """The time of a stop, ISO 8601, from EC2's text `User initiated (2026-11-23 10:00:00 GMT)`."""
     time_match = re.search(r"\((\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
     return f"{time_match[1]}T{time_match[2]}+00:00" if time_match else ""

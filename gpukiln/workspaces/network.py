@@ -27,16 +27,16 @@ GONE_WAIT_S, POLL_S = 60.0, 2.0  # a group that EC2 still takes for used can be 
 
 
 def security_group(cloud: Cloud, workspace: Workspace, vpc_id: str) -> str:
-    """The group of a workspace with the rules that it asks for: made, or mended where it is there.
+    """The security group of a workspace with its rules: created, or repaired where it exists.
 
-    Nobody reaches the machine but from `ssh_from`, on port 22. Session manager needs no way in: its agent on
-    the machine calls AWS on port 443.
+    Only `ssh_from` reaches the machine, on port 22. Session Manager needs no ingress rule: its agent on the
+    machine connects to AWS on port 443.
 
     Returns:
         Its id.
 
     Raises:
-        UsageError: `ssh_from` is no network, or everybody.
+        UsageError: `ssh_from` is no network, or every address.
         UnavailableError: The cloud refused.
     """
     ingress, egress = ingress_rules(workspace), egress_rules(workspace)
@@ -117,7 +117,7 @@ def ingress_rules(workspace: Workspace) -> list[dict[str, Any]]:
     """Who reaches it, each rule of one network.
 
     Raises:
-        UsageError: `ssh_from` is no network, or everybody.
+        UsageError: `ssh_from` is no network, or every address.
     """
     if not workspace.ssh_from:
         return []
@@ -127,7 +127,7 @@ def ingress_rules(workspace: Workspace) -> list[dict[str, Any]]:
         raise UsageError(f"ssh_from: {error}", hint="for example 203.0.113.7/32") from None
     if network.prefixlen == 0:
         raise UsageError(
-            f"ssh_from {workspace.ssh_from} is everybody",
+            f"ssh_from {workspace.ssh_from} is every address",
             hint="your own address, for example 203.0.113.7/32; or none, and `workspace.ssh` goes by session "
             "manager",
         )

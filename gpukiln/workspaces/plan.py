@@ -1,6 +1,6 @@
-"""What `workspace.up` starts, settled before anything is made: machines in order, image, services.
+"""Plans what `workspace.up` starts before anything is created: machines in order, image, services.
 
-Where a machine runs already: whether it is the one that is asked for now.
+Where the workspace has a machine already, checks that it satisfies the request.
 """
 
 from __future__ import annotations
@@ -56,13 +56,13 @@ ImageLookup = Callable[[str], tuple[Subject | None, dict[str, Any]]]
 
 @dataclass(frozen=True)
 class WorkspacePlan:
-    """What is going to be started in a region.
+    """The plan of a workspace in a region.
 
     Args:
         contract: In the region, with the image that was chosen.
         offers: The best first; all of them can be started from the image.
         choice: The image, and why that one.
-        subject: What is in the image; None: it is none of ours.
+        subject: What is in the image; None: gpukiln did not build it.
         image: As DescribeImages gives it.
         gpus: How many the machine has to show; 0: none.
         use: What counts in a month's price.
@@ -89,7 +89,7 @@ class WorkspacePlan:
 
     @property
     def verdict(self) -> str:
-        """Of the image, in words; empty where nobody judged it."""
+        """Of the image, in words; empty where it was not verified."""
         tags = tags_of(self.image)
         if not self.subject or VERDICT_TAG not in tags:
             return ""
@@ -128,10 +128,10 @@ def plan(
         say: Receives what to know of the services.
 
     Raises:
-        OverBudgetError: All that fits costs more a month.
-        RefusedError: Nothing vouches for the image that was named.
-        UsageError: The image is not there, or none of ours and its roles are not named, or a type is unknown,
-            or the cloud has no GPUs.
+        OverBudgetError: Every fitting machine costs more a month.
+        RefusedError: The named image has no trusted signature.
+        UsageError: The image does not exist, or gpukiln did not build it and --roles is missing, or a type is
+            unknown, or the cloud has no GPUs.
         IncompatibleError: No machine satisfies it, or none of them fits the image; no release of a service
             runs there, or the image lacks the desktop.
         UnavailableError: The cloud can't be asked.
@@ -166,15 +166,15 @@ def plan(
         raise IncompatibleError(
             f"{cloud.region} has no image that a workspace can be started from",
             details=best.why,
-            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves one",
+            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and verifies one",
         )
     same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
     subject, image = looked(best.image_id)
     if subject is None and not options.roles:
         raise UsageError(
-            f"{best.image_id} is none of ours, so that its machine has to run the roles first: "
+            f"gpukiln did not build {best.image_id}, so that its machine must run the roles first: "
             "wanted --roles https://REPOSITORY@COMMIT",
-            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves an image",
+            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and verifies one",
         )
     return _complete(
         spec,
@@ -424,7 +424,7 @@ def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any
     image = calls.require_image(cloud, image_id, hint="--region says where to look")
     try:
         return subject_from_tags(image_id, tags_of(image)), image
-    except UsageError:  # it has no tags of ours
+    except UsageError:  # it has no tags of gpukiln
         return None, image
 
 
@@ -446,9 +446,9 @@ def option_hashes(workspace: Workspace, roles: str) -> str:
 
 
 def require_same(cloud: Cloud, spec: WorkspaceSpec, existing: ExistingWorkspace) -> None:
-    """Refuse where the machine of a workspace is not what is asked for now.
+    """Refuse where the workspace's machine differs from the request.
 
-    What is not named asks for nothing: a field at its default is satisfied by every machine.
+    A field at its default is not a request: every machine satisfies it.
 
     Raises:
         RefusedError: Something differs; the details name all of it.
@@ -464,10 +464,10 @@ def require_same(cloud: Cloud, spec: WorkspaceSpec, existing: ExistingWorkspace)
     if rows:
         raise RefusedError(
             f"{existing.name} has a machine already, {machine.instance_id} ({machine.instance_type}), and it "
-            "differs from what is asked for",
+            "differs from the request",
             details=tuple(rows),
             hint=f"`invoke workspace.down {existing.name} --keep-home` ends it, and the same command starts "
-            "another with its home; or leave out what differs",
+            "another with its home; or leave out the options that differ",
         )
 
 

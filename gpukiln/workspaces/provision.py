@@ -1,4 +1,4 @@
-"""The way of `workspace.up`: planned by region, started whole or not at all, waited for, tried elsewhere."""
+"""Provisions a workspace, as `workspace.up` does: plan, consent, launch, wait; on a failure it rolls back."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ Consent = Callable[[Cloud, WorkspacePlan], None]
 
 
 def consent_to_all(_: Cloud, __: WorkspacePlan) -> None:
-    """Nobody is asked."""
+    """Consent to every plan."""
 
 
 def today() -> date:
@@ -95,13 +95,13 @@ def provision_workspace(
 def preview_workspace(
     clouds: Sequence[Cloud], spec: WorkspaceSpec, say: Callable[[str], None]
 ) -> tuple[Cloud, WorkspacePlan | ExistingWorkspace]:
-    """What `raise_up` would start in the first region that has a machine for it, or what runs already.
+    """The plan of `provision_workspace` in the first region that has a machine for it, or what runs already.
 
     Nothing is made.
 
     Raises:
         IncompatibleError: No region can have it.
-        RefusedError: See `raise_up`.
+        RefusedError: See `provision_workspace`.
     """
 
     def ahead(cloud: Cloud, placed: WorkspaceSpec) -> WorkspacePlan | ExistingWorkspace:
@@ -242,7 +242,10 @@ def _wait_until_healthy(
     if workspace.capabilities.identity_mode == "iam":
         wait_until_done(cloud, workspace, say=say)
     else:
-        say("it has no rights to tell how its boot goes: `workspace.status --deep` looks")
+        say(
+            "the machine has no permission to report its boot (identity_mode none): "
+            "`workspace.status --deep` checks it"
+        )
     if deep:
         looked = reach.check_health(cloud, _require_machine(cloud, workspace))
         if not looked.is_healthy:
@@ -255,7 +258,7 @@ def _wait_until_healthy(
 def _require_machine(cloud: Cloud, workspace: Workspace) -> ExistingWorkspace:
     existing = find_existing(cloud, workspace)
     if existing is None or not existing.machines:
-        raise UnavailableError(f"{workspace.workspace_name} is gone: somebody put it away meanwhile")
+        raise UnavailableError(f"{workspace.workspace_name} is gone: another command removed it meanwhile")
     return existing
 
 
@@ -266,7 +269,7 @@ def _remaining_plan(
     reason: CheckFailedError,
     say: Callable[[str], None],
 ) -> WorkspacePlan:
-    """What is left to try instead of the unhealthy machine.
+    """The plan without the type of the unhealthy machine.
 
     Args:
         settled: By which this call started it; None: it ran already.
@@ -283,7 +286,7 @@ def _remaining_plan(
             return replace(settled, offers=others)
     except IncompatibleError as error:
         reason.add_note(error.message)
-    reason.add_note("no other machine satisfies the request; this one is left, to be looked at")
+    reason.add_note("no other machine satisfies the request; this one is kept for inspection")
     raise reason
 
 
@@ -302,7 +305,7 @@ def _remove_unhealthy(
     machine = lifecycle.only_machine(existing)
     if not started and not machine.home_id:
         reason.add_note(
-            f"it has no home volume, so that its user's files are on it: it is left; "
+            f"it has no home volume, so that its user's files are on it: it is kept; "
             f"`invoke workspace.down {existing.name}` removes it"
         )
         raise reason
@@ -312,10 +315,10 @@ def _remove_unhealthy(
 
 @contextmanager
 def workspace_lock(cloud: Cloud, name: str) -> Iterator[None]:
-    """Work on a workspace while no other command on this computer does; it is waited for."""
+    """Hold a workspace's lock on this computer; wait for a command that holds it."""
     folder = state_home() / "workspaces" / "locks"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    busy = BusyError(f"another command works on {name}", hint="wait for it, or end it")
+    busy = BusyError(f"another command works on {name}", hint="wait until it ends, or stop it")
     with locked(folder / f"{cloud.name}-{cloud.region}-{name}", busy=busy, wait_s=LOCK_WAIT_S):
         yield
 
@@ -329,10 +332,10 @@ def start(
 ) -> None:
     """Start a workspace that has no machine; its home is attached, its agent may still be at work then.
 
-    The caller holds it alone, see `alone`. Where something fails, nothing is left but a home that was there.
+    The caller holds the lock, see `workspace_lock`. After a failure nothing is left but an existing home.
 
     Raises:
-        BusyError: Nobody has capacity now, or another machine has the home.
+        BusyError: No zone has capacity now, or another machine has the home.
         IncompatibleError: No zone can have such a machine, or the account's quota is too low.
         RefusedError: The home is another owner's.
         UnavailableError: The cloud refused.
@@ -414,7 +417,7 @@ def machine_request(
         key_name: Of a key pair; empty: none.
         tags: More tags of the machine.
     """
-    ours = workspace_tags(workspace, lifecycle.MACHINE)
+    own_tags = workspace_tags(workspace, lifecycle.MACHINE)
     may_be_none: dict[str, Any] = {}
     if profile:
         may_be_none["IamInstanceProfile"] = {"Name": profile}
@@ -436,8 +439,8 @@ def machine_request(
             }
         ],
         "TagSpecifications": [
-            *tag_specifications({**ours, **PRIVILEGED, **(tags or {})}, "instance"),
-            *tag_specifications(ours, "volume"),
+            *tag_specifications({**own_tags, **PRIVILEGED, **(tags or {})}, "instance"),
+            *tag_specifications(own_tags, "volume"),
         ],
     }
 
@@ -526,7 +529,7 @@ def launch(
         say: Receives what refused.
 
     Raises:
-        BusyError: Nobody has capacity now; the details are the whole walk.
+        BusyError: No zone has capacity now; the details are the whole walk.
         IncompatibleError: No zone can have one, or the account's quotas are too low.
         RefusedError: The same machine was asked for before, but otherwise.
         UnavailableError: Not permitted, or the cloud refused for a reason that no other place cures.
@@ -612,7 +615,7 @@ def _tag_last_machine(cloud: Cloud, instance_id: str, group_id: str) -> None:
 def _attach_home(
     cloud: Cloud, workspace: Workspace, instance_id: str, zone: str, *, sleep: Callable[[float], None]
 ) -> None:
-    """The home on its machine; what is done already, here or by another computer, is not done again."""
+    """Attach the home to its machine; a step that this or another computer has done already is skipped."""
     ec2 = cloud.client("ec2")
 
     def attached() -> Home | None:
@@ -628,7 +631,7 @@ def _attach_home(
         except (BusyError, UnavailableError):
             if (home := attached()) is None:
                 raise
-    with explain_aws_errors("tell the machine its home"):
+    with explain_aws_errors("tag the machine with its home"):
         ec2.create_tags(Resources=[instance_id], Tags=tag_list({tags.HOME_TAG: home.volume_id}))
 
 
@@ -642,7 +645,7 @@ def _grow_home(cloud: Cloud, workspace: Workspace, home: Home) -> bool:
 def _rollback_on_error(
     cloud: Cloud, workspace: Workspace, *, made_home: bool, sleep: Callable[[float], None]
 ) -> Iterator[None]:
-    """All of it, or nothing: what was made goes again, and a home that was there stays."""
+    """Remove everything that the block created if it fails; an existing home stays."""
     try:
         yield
     except BaseException as error:
@@ -656,7 +659,9 @@ def _rollback_on_error(
             network.remove_key_pair(cloud, name)
             network.remove_key_file(cloud, name)
         except GpukilnError as left:
-            error.add_note(f"something is left: {left.message}; `invoke workspace.down {name}` removes it")
+            error.add_note(
+                f"the removal is incomplete: {left.message}; `invoke workspace.down {name}` removes it"
+            )
         raise
 
 
@@ -668,7 +673,7 @@ def resume(
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Complete a workspace that has its machine already. The caller holds it alone, see `alone`.
+    """Complete a workspace that has its machine already. The caller holds the lock, see `workspace_lock`.
 
     Raises:
         BusyError: It has two machines, or another machine has the home.
@@ -743,15 +748,15 @@ def wait_until_done(
             raise CheckFailedError(
                 f"{name} does not come up: {last_stage}",
                 hint=f"`invoke workspace.ssh {name}` to look (/var/lib/gpukiln/workspace/status.json), "
-                f"`invoke workspace.down {name} --keep-home` to put it away",
+                f"`invoke workspace.down {name} --keep-home` to remove it",
             )
         return None
 
     return calls.wait_until(
         done,
         lambda: UnavailableError(
-            f"{name} is not done after {timeout_s:.0f} s: {last_stage or 'its agent has said nothing'}",
-            hint=f"`invoke workspace.show {name}` says how it goes on",
+            f"{name} is not done after {timeout_s:.0f} s: {last_stage or 'its agent has reported nothing'}",
+            hint=f"`invoke workspace.show {name}` shows its progress",
         ),
         timeout_s=timeout_s,
         pause_s=POLL_S,

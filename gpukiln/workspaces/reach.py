@@ -51,7 +51,7 @@ def workspace_ssh(cloud: Cloud, existing: ExistingWorkspace, *, user: str = "") 
         other = f"aws ssm start-session --target {machine.instance_id} --region {cloud.region}"
         raise RefusedError(
             f"the key of {existing.name} is not on this computer: it was started from another one",
-            hint=f"`{other}` needs none" if cloud.has_session_manager else "go on from there",
+            hint=f"`{other}` needs none" if cloud.has_session_manager else "use that computer",
         )
     return Ssh(
         host=machine.instance_id if machine.by_session_manager else machine.ssh_address,
@@ -66,7 +66,7 @@ def workspace_ssh(cloud: Cloud, existing: ExistingWorkspace, *, user: str = "") 
 
 
 def ask_busy(cloud: Cloud, existing: ExistingWorkspace) -> str | None:
-    """What somebody does on the machine of a workspace now; None where it can't be asked."""
+    """What is in use on the machine of a workspace now; None where it can't be reached."""
     try:
         command = workspace_ssh(cloud, existing).command(f"sudo -n python3 {AGENT} busy")
         ran = programs.run(command, limit_s=BUSY_LIMIT_S)
@@ -84,11 +84,11 @@ def _proxy(cloud: Cloud, machine: WorkspaceMachine) -> str:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What a look at a machine said.
+    """The result of a health check.
 
     Args:
         words: healthy or unhealthy, with the reason behind a colon.
-        verdict: None: it could not be judged.
+        verdict: None: it could not be verified.
         folder: Where results.json and report.html are.
     """
 
@@ -108,7 +108,7 @@ def report_folder(cloud: Cloud, name: str) -> Path:
 
 
 def check_health(cloud: Cloud, existing: ExistingWorkspace, *, live: Live | None = None) -> HealthReport:
-    """Judge the machine of a workspace, and tag it with what came of it.
+    """Verify the machine of a workspace, and tag it with the result.
 
     A machine that can't be reached is unhealthy.
 

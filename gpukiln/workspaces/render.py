@@ -1,7 +1,7 @@
 """What a workspace is made of, as files without a cloud: Compose, user data, and Terraform.
 
 For Terraform: values of the module examples/coder/, and a root module that calls it. What `workspace.up` asks
-of the cloud is said here in Terraform's names and decided nowhere else.
+of the cloud is translated here into Terraform's names; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def rendered_files(to: str, spec: WorkspaceSpec, say: Callable[[str], None]) -> 
 
     Args:
         to: compose, userdata, tfvars or terraform.
-        say: Told what somebody has to know of the services.
+        say: Receives notes about the services.
 
     Raises:
         UsageError: No service or no image is named, and one is needed.
@@ -57,7 +57,7 @@ def rendered_files(to: str, spec: WorkspaceSpec, say: Callable[[str], None]) -> 
     if to == "userdata":
         return {"user-data": data}
     if not contract.image_id:
-        raise UsageError("no image is named", hint="--image ami-..., as `offer.list --image auto` says it")
+        raise UsageError("no image is named", hint="--image ami-..., as `offer.list --image auto` prints it")
     variables = tfvars(contract, plan.offers, image_id=contract.image_id, user_data=data)
     if to == "tfvars":
         return {RENDERED_FILE: _json(variables)}
@@ -87,7 +87,7 @@ def tfvars(
         offers: The best first.
         image_id: The image that was chosen.
         image_digest: Of the image's build; empty where gpukiln did not build it.
-        image_verdict: Of the image, in words; empty where nobody judged it.
+        image_verdict: Of the image, in words; empty where it was not verified.
         more_tags: Of the machine.
 
     Raises:

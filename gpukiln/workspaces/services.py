@@ -1,4 +1,4 @@
-"""services/*.yaml: what can run on a workspace beside its user, and the Compose file that runs it there.
+"""services/*.yaml: the services that can run on a workspace, and the Compose file that runs them.
 
 A service has releases, the newest first: on a machine the first one runs that fits its driver and its GPU.
 """
@@ -35,7 +35,7 @@ LEAST_PORT, MOST_PORT = 1024, 65535
 
 def _pinned(image: str) -> str:
     if not PINNED.fullmatch(image):
-        raise ValueError("wanted NAME:TAG@sha256:DIGEST: the tag is read by people, the digest holds")
+        raise ValueError("wanted NAME:TAG@sha256:DIGEST: the tag is for readers, the digest pins the image")
     return image
 
 
@@ -59,7 +59,7 @@ class ServiceRelease:
 
     Args:
         image: With tag and digest; the digest is that of all its architectures.
-        workload: Its row of the catalogue, by which it is judged whether it fits a driver and a GPU.
+        workload: Its row of the catalogue, which has the driver and the GPU that it needs.
         source: Who pins this digest.
     """
 
@@ -153,7 +153,7 @@ def load(service_names: Iterable[str], root: Path = ROOT) -> tuple[Service, ...]
             other.name for other in services.values() if other.port == service.port and other != service
         ]:
             raise UsageError(
-                f"{service.name} and {' and '.join(same)} want port {service.port}", hint="take one of them"
+                f"{service.name} and {' and '.join(same)} use port {service.port}", hint="take one of them"
             )
     return tuple(services.values())
 
@@ -165,7 +165,7 @@ def require_fit(
 
     Args:
         machine: The instance type, one with a GPU.
-        image: What is booted; None: nobody knows its driver, so that only the GPU is judged.
+        image: What is booted; None: its driver is not known, so that only the GPU is checked.
 
     Raises:
         IncompatibleError: No release of one fits; the details say why of each.
@@ -217,7 +217,7 @@ def compose(
         secrets: Whether the workspace has secrets, which the services get as their environment.
 
     Raises:
-        UsageError: UUIDs are none, or are named beside `all`.
+        UsageError: A UUID has another form, or UUIDs are combined with `all`.
         IncompatibleError: One does nothing without a GPU, and there is none.
     """
     given = _reservation(gpus)
@@ -248,12 +248,12 @@ def _reservation(gpus: Sequence[str] | Literal["all"]) -> dict[str, Any]:
     if uuids != [engines.ALL]:
         if engines.ALL in uuids:
             raise UsageError(
-                f"found {', '.join(uuids)}: Compose refuses a count of GPUs beside names of GPUs",
+                f"found {', '.join(uuids)}: Compose refuses a count of GPUs together with names of GPUs",
                 hint=f"either {engines.ALL}, or UUIDs",
             )
         if bad := [uuid for uuid in uuids if not UUID.fullmatch(uuid)]:
             raise UsageError(
-                f"{bad[0]!r} is no UUID of a GPU: numbers change between boots",
+                f"{bad[0]!r} is no UUID of a GPU, and numbers change between boots",
                 hint="`gpukiln-gpu list` shows UUIDs, for example GPU-8f6d...",
             )
     deploy: dict[str, Any] = yaml.safe_load("\n".join(engines.arguments(uuids, "compose")))
@@ -285,7 +285,7 @@ def _service(service: Service, given: dict[str, Any], user: str, *, secrets: boo
 
 
 def _probe_facts(service: Service, has_gpu: bool) -> dict[str, Any]:
-    """What the checks on the machine have to know."""
+    """The facts that the checks on the machine need."""
     return {
         "port": service.port,
         "answers": service.answers,

@@ -1,6 +1,6 @@
-"""A workspace's user data: what the machine is told at its first boot, as multipart for cloud-init.
+"""A workspace's user data: what cloud-init sets up at the machine's first boot, as multipart MIME.
 
-What somebody typed is data in a JSON file; no shell ever sees it.
+Input of users is data in a JSON file; no shell interprets it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Restart=on-failure
 WantedBy=multi-user.target
 """,
 }
-# Accounts of images, whose numbers and homes are not ours to choose.
+# Accounts of images: the agent may not change their uid and home.
 ACCOUNTS = re.compile(
     "admin|centos|debian|ec2-user|fedora|rocky|ssm-user|ubuntu"
     "|adm|backup|bin|daemon|docker|games|gpu|mail|nobody|root|sshd|staff|sudo|sys|users|video|wheel"
@@ -108,7 +108,7 @@ def render(
     if endpoint:
         files.append(_file("/etc/gpukiln/agent.env", f"AWS_ENDPOINT_URL={endpoint}\n", "0644"))
     document = {"hostname": contract.workspace_name, "manage_etc_hosts": "localhost", "write_files": files}
-    cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML, and needs no quoting of ours
+    cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML 1.2, so no value needs quoting
     whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start_script(contract)))
     if len(whole) >= LIMIT_BYTES:
         whole = gzip.compress(whole, mtime=0)
@@ -121,7 +121,7 @@ def render(
 
 
 def user_of(owner: str) -> str:
-    """Who the owner is on the machine: root and the image's own accounts stay what they are."""
+    """The owner's account on the machine, which is never root or another account of the image."""
     return f"ws-{owner}" if ACCOUNTS.fullmatch(owner) else owner
 
 

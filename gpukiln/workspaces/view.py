@@ -56,11 +56,11 @@ class Status:
     Args:
         state: Of its machine, as EC2 says it.
         stage: The last that its agent reported.
-        health: healthy or unhealthy with the reason, as the last deep look said; empty: nobody looked.
+        health: healthy or unhealthy with the reason, as the last deep look said; empty: not checked.
         busy: What counts as use, as its agent reported last: a reading that is `unknown: ...` counts, and
             comes first. Empty: nothing.
         good: Whether it runs, its stages are done, and nobody found it unhealthy.
-        verdict: Of a deep look now; null without one, or where it could not be judged.
+        verdict: Of a deep look now; null without one, or where it could not be verified.
         report: Folder of that look's report; empty without one.
     """
 
@@ -107,7 +107,7 @@ class WorkspacePreview:
         runs: The machine that the workspace has already, so that none is started; empty: none.
         offers: The best first: what has no capacity is followed by the next. Empty where it has a machine.
         image: What the machine is started from; null where it has a machine.
-        verdict: Of the image, in words; empty where nobody judged it.
+        verdict: Of the image, in words; empty where it was not verified.
         home_gib: Of the home volume; 0: it has none.
     """
 
@@ -181,14 +181,14 @@ def running_preview(cloud: Cloud, existing: ExistingWorkspace) -> WorkspacePrevi
 
 
 def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
-    """Workspaces by region; what is left over of one is told apart."""
+    """Workspaces by region; orphaned parts are listed below the table."""
     table = Rows("name", "owner", "state", "machine", "zone", "home", "USD/hour", "health", "stage", first=3)
     orphans = []
     for region in listing.regions:
         for workspace in region.workspaces:
-            if workspace.state == "left over":
+            if workspace.state == "orphaned":
                 orphans.append(
-                    f"left over in {region.region}: {workspace.name}, {', '.join(workspace.group_ids)}; "
+                    f"orphaned in {region.region}: {workspace.name}, {', '.join(workspace.group_ids)}; "
                     f"`invoke workspace.down {workspace.name}` removes it"
                 )
                 continue
@@ -214,10 +214,10 @@ def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
     yield from orphans
     for region in listing.regions:
         age = age_words(region.at, datetime.now(UTC))
-        stale = "" if age == JUST_NOW else "; state and health may have changed, --refresh asks"
+        stale = "" if age == JUST_NOW else "; state and health may have changed, --refresh updates them"
         yield f"{region.cloud} {region.region} as of {region.at}, {age}{stale}"
     if not listing.regions:
-        yield "no region was asked yet: --refresh asks"
+        yield "no region was queried yet: --refresh queries one"
 
 
 def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
@@ -259,12 +259,12 @@ def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
 def status_parts(answer: Status) -> Iterator[RenderableType]:
     """How a workspace is, in a few lines."""
     yield f"{answer.name}: {answer.state}, stage {answer.stage or 'none yet'}"
-    yield f"health: {answer.health or 'nobody looked; --deep does'}"
+    yield f"health: {answer.health or 'not checked; --deep checks it'}"
     if answer.busy or (answer.state == "running" and answer.stage.startswith(DONE)):
         yield f"in use: {answer.busy or 'no'}"
     if answer.busy.startswith(UNKNOWN):
         yield (
-            "not stopped by its idle rule as long as a reading is unknown: "
+            "the idle rule does not stop it while a reading is unknown: "
             f"`invoke workspace.ssh {answer.name}` to look, `invoke workspace.stop {answer.name}` to stop it"
         )
     if answer.report:
@@ -343,8 +343,8 @@ def preview_parts(preview: WorkspacePreview) -> Iterator[RenderableType]:
     home = f"a home of {preview.home_gib} GiB and " if preview.home_gib else ""
     yield f"a month counts 730 hours, {home}a public address; not what leaves AWS's network"
     if preview.image:
-        proof = preview.verdict or "nobody has judged it"
-        yield f"image {preview.image.image_id}: {preview.image.why[0]}; {proof}"
+        verdict = preview.verdict or "not verified"
+        yield f"image {preview.image.image_id}: {preview.image.why[0]}; {verdict}"
         if preview.image.trust:
             yield f"note: {preview.image.trust}"
 

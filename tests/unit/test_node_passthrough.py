@@ -560,7 +560,7 @@ def test_a_write_that_fails_leaves_nothing(rig: Rig, fault: Callable[[], Any], c
 def test_a_change_of_somebody_else_meanwhile_is_refused(rig: Rig) -> None:
     rig.cluster.faults = [("PUT", ".*config", lambda: edit(memory="1")(rig))]
     ended = rig.token(*SET)
-    assert (ended.code, "somebody changed it meanwhile" in ended.err) == (75, True)
+    assert (ended.code, "another user changed it in the meantime" in ended.err) == (75, True)
     assert (rig.undo_files(), rig.config["memory"], "hostpci0" in rig.config) == ([], "1", False)
 
 

@@ -74,9 +74,9 @@ AWS = DeepLearningAmi(X86, "ami-dl", "x86_64", ("g4dn", "g5", "g6", "p4d"))
 def there(
     *released: ChannelImage,
     dlamis: tuple[DeepLearningAmi, ...] = (AWS,),
-    proven: tuple[VerifiedImage, ...] = (),
+    verified: tuple[VerifiedImage, ...] = (),
 ) -> Images:
-    return Images("2026-11-23T00:00:00+00:00", released, proven, dlamis, ())
+    return Images("2026-11-23T00:00:00+00:00", released, verified, dlamis, ())
 
 
 def test_the_newest_release_that_fits_is_taken() -> None:
@@ -117,12 +117,12 @@ def test_without_a_release_it_is_awss_own_then_a_plain_one() -> None:
 def test_without_a_release_an_image_of_ours_that_passed_comes_before_awss() -> None:
     first = VerifiedImage("ami-a", "2026-11-01T00:00:00+00:00", subject("535.309.01", "ami-a"))
     last = VerifiedImage("ami-b", "2026-11-20T00:00:00+00:00", subject("580.178.04", "ami-b", "open"))
-    found = choose_image(there(proven=(first, last)), Cloud(), "g6.xlarge", None, TODAY)
-    assert (found.kind, found.image_id) == ("proven", "ami-b")
+    found = choose_image(there(verified=(first, last)), Cloud(), "g6.xlarge", None, TODAY)
+    assert (found.kind, found.image_id) == ("verified", "ami-b")
     assert "on 2026-11-20" in found.why[0]
-    found = choose_image(there(proven=(first, last)), Cloud(), "p3dn.24xlarge", None, TODAY)
+    found = choose_image(there(verified=(first, last)), Cloud(), "p3dn.24xlarge", None, TODAY)
     assert found.image_id == "ami-a"  # the open modules do not know a V100
-    assert choose_image(there(NEW, proven=(first,)), Cloud(), "g6.xlarge", None, TODAY).kind == "channel"
+    assert choose_image(there(NEW, verified=(first,)), Cloud(), "g6.xlarge", None, TODAY).kind == "channel"
 
 
 ACCOUNT = {"sts": [("get_caller_identity", {"Account": "111122223333"})]}
@@ -152,7 +152,7 @@ def test_a_region_is_asked_once_and_its_answer_kept_with_its_age(
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     first = images_of(Cloud(**answers({"Parameters": []})))
     assert first.dlamis == (DeepLearningAmi(X86, "ami-dl", "x86_64", ("g4dn", "p6-b200")),)
-    assert [one.image_id for one in first.proven] == ["ami-1"]
+    assert [one.image_id for one in first.verified] == ["ami-1"]
     assert images_of(Cloud(**ACCOUNT)) == first  # nothing else is asked
     assert images_of(Cloud(**answers({"Parameters": []})), fresh=True).dlamis == first.dlamis
     file = tmp_path / "offers/images-aws-111122223333-us-west-2.json"

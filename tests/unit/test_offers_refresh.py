@@ -672,7 +672,7 @@ def test_a_patch_holds_what_is_new_retired_and_changed(types, tmp_path):
     notes = "\n".join(found.notes)
     assert "g9.xlarge: its GPU (NVIDIA RTX PRO 9000 Max of 200000 MiB) is not in nvidia_matrix.yaml" in notes
     assert "g6f.8xlarge: max_pods is missing" in notes
-    assert "p3dn.24xlarge: it is what to take instead of p3.16xlarge" in notes
+    assert "p3dn.24xlarge: it is listed as an alternative to p3.16xlarge" in notes
 
 
 def test_what_is_beside_a_row_stays(types):
@@ -715,5 +715,5 @@ def test_a_type_that_is_back_is_told(types):
     now = with_types(types, p3_2xlarge=told_as(instance_types()["p3.2xlarge"]))
     found = difference.difference(now, HERE)
     assert [(one.field, one.described) for one in found.changed] == [("status", "current")]
-    assert found.notes == ("p3.2xlarge is back: take away its retired_since",)
+    assert found.notes == ("p3.2xlarge is offered again: remove its retired_since",)
     assert "status: current" in found.patch

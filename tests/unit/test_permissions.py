@@ -342,7 +342,7 @@ def offer(calls):
     assert images_of(release_cloud.Cloud()).notes == ()
     with pytest.MonkeyPatch.context() as patch:
         trusting(patch, key)
-        assert images_of(release_cloud.Cloud(), fresh=True).proven == ()
+        assert images_of(release_cloud.Cloud(), fresh=True).verified == ()
     for spot in (True, False):
         assert availability(release_cloud.Cloud(), ["g5.xlarge", "g6.xlarge", "p5.48xlarge"], spot=spot)
     scarcity.clear(layout)

@@ -144,7 +144,7 @@ def test_without_keys_every_command_says_what_it_trusts(typed):
 def test_without_keys_what_the_record_contradicts_is_offered_to_nobody(typed, build):
     plain = imitation(build.id)
     found = images_of(Cloud(), fresh=True)
-    assert [one.image_id for one in found.proven] == [AMI]
+    assert [one.image_id for one in found.verified] == [AMI]
     assert any(f"the tags of {plain}" in note for note in found.notes)
     point_by_hand(plain)
     found = images_of(Cloud(), fresh=True)
@@ -382,7 +382,7 @@ def test_a_pointer_that_was_written_by_hand_is_refused_wherever_it_is_used(typed
             require_trusted(STABLE.path, Cloud())
         assert "ami.release BUILD --channel stable --sign-key KEY" in caught.value.hint
         assert images_of(Cloud(), fresh=True).released[0].facts is None
-    assert [one.image_id for one in images_of(Cloud(), fresh=True).proven] == [AMI]
+    assert [one.image_id for one in images_of(Cloud(), fresh=True).verified] == [AMI]
 
 
 def test_an_image_for_another_kubernetes_is_no_release_of_this_one(typed, key, build, tmp_path):

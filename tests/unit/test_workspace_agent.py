@@ -291,7 +291,7 @@ def test_a_user_of_the_image_is_not_taken(
     root: Path, metadata: agent.Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "USER_ID", os.geteuid() + 1)
-    with pytest.raises(agent.StageError, match=f"{USER} is a user of this image"):
+    with pytest.raises(agent.StageError, match=f"{USER} is an account of this image"):
         _boot(root, metadata).home()
 
 
@@ -353,7 +353,7 @@ def test_a_disk_is_no_memory(tmp_path: Path, metadata: agent.Metadata) -> None:
 
 @pytest.mark.parametrize("value", ["two\nlines", "it's"])
 def test_what_an_env_file_can_not_hold(root: Path, metadata: agent.Metadata, value: str) -> None:
-    with pytest.raises(agent.StageError, match="KEY: a quote or a second line"):
+    with pytest.raises(agent.StageError, match="KEY: an env file of services can't hold quotes"):
         _with_secrets(root, metadata, {"KEY": value}, compose="services: {}").secrets()
     boot = _with_secrets(root, metadata, {"KEY": value})
     boot.secrets()
@@ -424,7 +424,7 @@ def test_the_driver_is_awaited(
     )
     assert boot.driver() == "580.95.05"
     assert told.tags == [{"gpukiln:driver": "580.95.05"}]
-    assert _boot(root, metadata).driver() == "no GPU was asked for"
+    assert _boot(root, metadata).driver() == "no GPU requested"
 
 
 @pytest.mark.usefixtures("program")
@@ -945,7 +945,7 @@ def test_idle_stops_after_it_was_told(
     assert look == [""] * 10
     assert aws.tags == [{"gpukiln:busy": ""}]  # once, not each minute
     assert agent.apply_idle_rule(config, aws, root, 600.0) == "told"
-    assert "idle for 10 minutes, this machine stops in a minute" in (root / "walls").read_text()
+    assert "idle for 10 minutes, this machine stops in one minute" in (root / "walls").read_text()
     assert aws.tags[1:] == [{"gpukiln:stage": "stops: idle for 10 minutes"}]
     quiet("nvidia-smi", _gpus("50 %"))  # somebody came
     assert agent.apply_idle_rule(config, aws, root, 660.0) == ""

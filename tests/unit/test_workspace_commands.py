@@ -246,7 +246,7 @@ def test_status_names_a_machine_that_its_idle_rule_never_stops(typed: Typed) -> 
     tag("unknown: utilization of GPU 0 reads 'ERR!'", "gpukiln:busy")
     shown = " ".join(typed("status", "vision").stdout.split())
     assert "in use: unknown: utilization of GPU 0 reads 'ERR!'" in shown
-    assert "not stopped by its idle rule as long as a reading is unknown" in shown
+    assert "the idle rule does not stop it while a reading is unknown" in shown
     assert "`invoke workspace.stop vision` to stop it" in shown
 
 
@@ -509,7 +509,7 @@ def test_a_list_says_how_old_it_is(typed: Typed, tmp_path: Path) -> None:
     then = datetime.now(UTC) - timedelta(days=3, hours=1)
     file.write_text(json.dumps({**document, "at": then.isoformat(timespec="seconds")}))
     said = typed("list").stdout
-    assert "3 days ago; state and health may have changed, --refresh asks" in said
+    assert "3 days ago; state and health may have changed, --refresh updates them" in said
 
 
 def test_a_home_that_was_kept_is_of_this_computer(typed: Typed) -> None:
@@ -577,7 +577,7 @@ def test_what_is_left_over_is_listed(typed: Typed) -> None:
     machine, home = done["workspace"]["machines"][0], done["workspace"]["homes"][0]
     ec2.terminate_instances(InstanceIds=[machine["instance_id"]])
     ec2.delete_volume(VolumeId=home["volume_id"])
-    assert "left over in us-west-2: vision" in typed("list", "--refresh").stdout
+    assert "orphaned in us-west-2: vision" in typed("list", "--refresh").stdout
     typed("down", "vision")
     assert "vision" not in typed("list", "--refresh").stdout
 

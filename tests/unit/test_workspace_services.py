@@ -168,7 +168,7 @@ def test_devices_are_all_or_named_and_never_both() -> None:
     assert devices("all") == [{"driver": "nvidia", "count": "all", "capabilities": capabilities}]
     named = {"driver": "nvidia", "device_ids": [ONE, TWO], "capabilities": capabilities}
     assert devices([ONE, TWO]) == [named]
-    with pytest.raises(UsageError, match="refuses a count of GPUs beside names of GPUs"):
+    with pytest.raises(UsageError, match="refuses a count of GPUs together with names of GPUs"):
         devices(["all", ONE])
     for bad in (["0"], [ONE, "1"], ["T4"]):
         with pytest.raises(UsageError, match="is no UUID of a GPU"):

@@ -518,7 +518,7 @@ def test_terraform_makes_of_it_what_the_contract_says(tmp_path):
         "gpu_type": "T4",
         "gpu_count": 1,
         "zone": "us-west-2a",
-        "health": "unknown: nobody looked",
+        "health": "unknown: not checked",
     }
     assert found["metadata"]["plan"] == plan
     assert found["volume_mounts"] == [

@@ -125,7 +125,7 @@ def test_a_workspace_has_a_machine_with_its_home_rights_and_key(wanted, image):
     assert out.metadata.image_digest == ""
     assert out.metadata.verdict.startswith("passed")
     assert (out.volume_mounts[0].volume_id, out.volume_mounts[0].mount_path) == (home.volume_id, "/home/ann")
-    assert (out.gpu_count, out.health) == (0, "unknown: nobody looked")
+    assert (out.gpu_count, out.health) == (0, "unknown: not checked")
     assert start(wanted).machines == found.machines  # again: it is there
     down(wanted)
     assert left(wanted) == []

@@ -30,7 +30,7 @@ NOT_REACHED = range(595, 600)
 
 
 class UnansweredError(UnavailableError):
-    """Something was to be changed, and no answer came: it may have happened."""
+    """A request that changes something got no answer: the change may have happened."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Pve:
         return self.user == "root@pam"
 
     def get(self, path: str, /, **parameters: Any) -> Any:
-        """Ask for something; what is None is not said."""
+        """GET; parameters that are None are left out."""
         with self._errors_explained(f"GET {path}", changes=False):
             return self._resource(path).get(**parameters)
 
@@ -140,7 +140,7 @@ class Pve:
             kind = UnansweredError if changes and not _never_sent(error) else UnavailableError
             raise kind(
                 f"{self.target.pve} gave no answer to {what}: {redact(_innermost(error))}",
-                hint="is it a Proxmox VE, is pveproxy running, does a firewall keep port 8006 shut?",
+                hint="check that it is a Proxmox VE, that pveproxy runs and that no firewall blocks its port",
             ) from error
 
 
@@ -161,7 +161,9 @@ def connect(target: PveTarget, *, limit_s: float = ANSWER_S) -> Pve:
         from gpukiln.nodes.passthrough.pvesh import Pvesh  # noqa: PLC0415
 
         if target.fingerprint or target.ca or target.token_file:
-            raise UsageError("--fingerprint, --ca and --token-file are about HTTPS, and --pve names none")
+            raise UsageError(
+                "--fingerprint, --ca and --token-file apply to HTTPS only, and --pve is no HTTPS address"
+            )
         session = Pvesh("" if target.pve == "local" else target.pve, max(limit_s, LOOK_S))
         return Pve(
             ProxmoxResource(base_url="", session=session, serializer=JsonSimpleSerializer()),
@@ -209,10 +211,10 @@ def read_token(target: PveTarget) -> tuple[str, str, str]:
     else:
         text, where = os.environ.get(TOKEN_VARIABLE, "").strip(), f"${TOKEN_VARIABLE}"
         if not text:
-            raise UsageError(f"{target.pve} is asked with a token, and there is none", hint=form)
+            raise UsageError(f"{target.pve} needs a token, and none is given", hint=form)
     token_match = TOKEN_FORM.fullmatch(text)
     if not token_match:
-        raise UsageError(f"what {where} holds is no token", hint=form)
+        raise UsageError(f"{where} does not hold a token", hint=form)
     return token_match[1], token_match[2], token_match[3]
 
 
@@ -232,7 +234,7 @@ def parse_fingerprint(text: str) -> str:
 
 
 def explain_error(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnError:
-    """An answer that is an error, as one of ours."""
+    """The error of gpukiln for an error that Proxmox VE answered."""
     text = redact(str(error.content or error.status_message or "")).strip()
     errors = error.errors if isinstance(error.errors, dict) else {}
     more = tuple(
@@ -243,7 +245,7 @@ def explain_error(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnE
     code, where = error.status_code, pve.target.pve
     if code == 401:
         return UnavailableError(
-            f"{where} does not take the token of {pve.user}: {first}",
+            f"{where} rejects the token of {pve.user}: {first}",
             hint=f"`pveum user token list {pve.user.partition('!')[0]}` lists them, `token add` makes one",
         )
     if code in NOT_REACHED:
@@ -255,11 +257,11 @@ def explain_error(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnE
         if re.search(pattern, f"{code} {text}"):
             reason = text.splitlines()[-1] if refused is IncompatibleError and not more else first
             return refused(
-                message.format(where=where, what=what, user=pve.user, told=reason), hint=hint, details=more
+                message.format(where=where, what=what, user=pve.user, reason=reason), hint=hint, details=more
             )
     if code in (400, 501) or more:
         return IncompatibleError(
-            f"{where} does not take {what}: {first}",
+            f"{where} rejects {what}: {first}",
             details=details,
             hint="is this Proxmox VE older than 8? `pveversion`",
         )
@@ -271,31 +273,31 @@ REFUSALS: tuple[tuple[str, type[GpukilnError], str, str], ...] = (
     (
         r"^403|Permission check failed",
         UnavailableError,
-        "{user} may not {what}: {told}",
+        "{user} is not permitted to {what}: {reason}",
         "give the token the right: `pveum acl modify PATH --tokens 'USER@REALM!NAME' --roles ROLE`",
     ),
     (
         r"detected modified configuration",
         BusyError,
-        "somebody changed it meanwhile: {told}",
-        "nothing was written: look again",
+        "another user changed it in the meantime: {reason}",
+        "nothing was written: run the same command again",
     ),
     (
         r"can't lock file|got (?:lock request )?timeout|is locked",
         BusyError,
-        "{where} refuses {what} for now: {told}",
-        "another task has it: try again",
+        "{where} refuses {what} for now: {reason}",
+        "another task holds the lock: try again",
     ),
     (
         r"no quorum|cluster not ready",
         UnavailableError,
-        "{where} can change nothing: {told}",
-        "`pvecm status` says who is missing",
+        "{where} can change nothing: {reason}",
+        "`pvecm status` shows which nodes are missing",
     ),
     (
         r"[Oo]nly root (?:can|may)",
         IncompatibleError,
-        "{where} takes that from root@pam alone, and no token is it: {told}",
+        "{where} accepts that only from root@pam, which no token can be: {reason}",
         "--gpu mapping:NAME, or run it on the host: --pve local",
     ),
 )
@@ -305,10 +307,10 @@ def task_failed(task: str, ended: str) -> GpukilnError:
     """The error for a task that did not end well."""
     kind = task.split(":")[5] if task.count(":") >= 8 else "task"
     if re.search(r"can't lock file|got timeout", ended):
-        return BusyError(f"{kind} failed: {ended}", hint="another task has it: try again")
+        return BusyError(f"{kind} failed: {ended}", hint="another task holds the lock: try again")
     if re.search(r"No space left|not enough|out of space", ended, re.IGNORECASE):
-        return UnavailableError(f"{kind} failed: {ended}", hint="make room on the storage")
-    return UnavailableError(f"{kind} failed: {ended or 'without a word'}", hint=f"the task is {task}")
+        return UnavailableError(f"{kind} failed: {ended}", hint="free space on the storage")
+    return UnavailableError(f"{kind} failed: {ended or 'without a message'}", hint=f"the task is {task}")
 
 
 def _parse_host_port(pve: str) -> tuple[str, int]:
@@ -327,10 +329,11 @@ def _untrusted_error(target: PveTarget, text: str) -> UnavailableError:
         shown = f": it is {':'.join(re.findall('..', seen[1].upper()))}" if seen else ""
         return UnavailableError(
             f"the certificate of {target.pve} is not the one of --fingerprint{shown}",
-            hint="if it was renewed, `pvenode cert info` prints the new one there; else somebody is between",
+            hint="if the host renewed it, `pvenode cert info` prints the new one there; if not, another "
+            "machine answers in its place",
         )
     return UnavailableError(
-        f"nobody vouches for the certificate of {target.pve}: {_certificate_error(text)}",
+        f"no trusted CA signed the certificate of {target.pve}: {_certificate_error(text)}",
         hint="--ca FILE, the host's /etc/pve/pve-root-ca.pem; or --fingerprint (`pvenode cert info`)",
     )
 

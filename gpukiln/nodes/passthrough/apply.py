@@ -1,4 +1,4 @@
-"""A GPU is set, and taken back: an undo file first, with the configuration's digest, then read back."""
+"""Sets a GPU and undoes it: an undo file first, then the value with the digest, then a check."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def set_gpu(pve: Pve, node: str, vm: Guest, change: ConfigChange, folder: Path) 
         The undo file.
 
     Raises:
-        BusyError: Somebody changed the VM meanwhile, or has it locked; nothing was written.
-        CheckFailedError: Something else stands there than was written.
-        PartialError: Nobody knows whether it was written.
+        BusyError: Another user changed or locked the VM; nothing was written.
+        CheckFailedError: The configuration has another value than was written.
+        PartialError: It is not known whether it was written.
     """
     undo = Undo(
         pve=pve.target.pve,
@@ -105,7 +105,7 @@ def check_undo(pve: Pve, undo: Undo) -> Guest | None:
     if not _is_same_value(now, undo.after):
         raise RefusedError(
             f"{undo.key} of VM {undo.vm} is {now or 'not there'}, and {undo.after} was written",
-            hint="somebody changed it since: look at it in Proxmox VE",
+            hint="another user changed it since: look at it in Proxmox VE",
         )
     if lock := vm.config.get("lock"):
         raise BusyError(f"VM {undo.vm} is locked ({lock})", hint="wait for that task")
@@ -130,7 +130,7 @@ def _write(pve: Pve, node: str, vm: Guest, key: str, value: str | None, digest: 
     try:
         pve.put(f"nodes/{node}/qemu/{vm.id}/config", digest=digest, **values)
     except (UnansweredError, KeyboardInterrupt) as lost:
-        # PUT is done when it is answered; whether it was, only the configuration tells.
+        # PUT has no task to ask about: only the configuration shows whether it took effect.
         try:
             now = read_guest(pve, node, vm.id).config.get(key)
         except GpukilnError as error:

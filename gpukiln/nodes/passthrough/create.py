@@ -61,8 +61,8 @@ class ImageFile:
     Args:
         format: qcow2 or raw.
         size: Of its disk, in bytes.
-        sha256: What the file beside it says.
-        record: What ami.export wrote of it, empty where there is none.
+        sha256: The checksum that the file next to it has.
+        record: The record that ami.export wrote, empty where there is none.
     """
 
     path: Path
@@ -77,7 +77,7 @@ class VmPlan:
     """A VM that is to be made.
 
     Args:
-        config: What Proxmox VE is told, without the disk.
+        config: The settings sent to Proxmox VE, without the disk.
     """
 
     node: str
@@ -109,7 +109,7 @@ def require_uploadable(target: PveTarget) -> None:
 
 
 def read_image(name: str) -> ImageFile:
-    """Read what is beside an image, and the head of it.
+    """Read the checksum and the record next to an image, and the image's head.
 
     Raises:
         UsageError: It is missing, or its checksum is.
@@ -135,30 +135,30 @@ def read_image(name: str) -> ImageFile:
             f"{path.name} is {kind} by its content, and Proxmox VE goes by the name",
             hint=f"name it .{kind}, or export it with --to qcow2 or --to raw",
         )
-    beside = path.with_name(f"{path.name}.sha256")
-    if not beside.is_file():
+    checksum_file = path.with_name(f"{path.name}.sha256")
+    if not checksum_file.is_file():
         raise UsageError(
-            f"{path.name} has no {beside.name} beside it",
+            f"{checksum_file.name} is missing next to {path.name}",
             hint="ami.export writes it; carry both, or `sha256sum`",
         )
-    lines = [line.split() for line in beside.read_text(encoding="utf-8").splitlines()]
+    lines = [line.split() for line in checksum_file.read_text(encoding="utf-8").splitlines()]
     checksums = [line[0].lower() for line in lines if line[1:] in ([path.name], [f"*{path.name}"])]
     if len(checksums) != 1 or not re.fullmatch(r"[0-9a-f]{64}", checksums[0]):
         raise UsageError(
-            f"{beside.name} holds no SHA-256 of {path.name}",
+            f"{checksum_file.name} holds no SHA-256 of {path.name}",
             hint="as `sha256sum FILE` prints it, by this name",
         )
     return ImageFile(path, kind, size, checksums[0], _record(path))
 
 
 def _record(path: Path) -> dict[str, Any]:
-    beside = path.with_name(f"{path.name}.json")
-    if not beside.is_file():
+    record_file = path.with_name(f"{path.name}.json")
+    if not record_file.is_file():
         return {}
     try:
-        record = parse_json(beside.read_text(encoding="utf-8"))
+        record = parse_json(record_file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"{beside.name} is damaged: {error}") from error
+        raise UsageError(f"{record_file.name} is damaged: {error}") from error
     return record if isinstance(record, dict) else {}
 
 
@@ -173,8 +173,8 @@ def check_checksum(image: ImageFile, on_bytes: Callable[[int], None]) -> Passthr
     if digest.hexdigest() != image.sha256:
         return refused(
             "image.sha256",
-            f"{image.path.name} has {digest.hexdigest()}, and {image.sha256} stands beside it",
-            "it was damaged or changed: copy or export it again",
+            f"{image.path.name} has {digest.hexdigest()}, and {image.sha256} is its recorded checksum",
+            "the file is damaged or changed: copy or export it again",
         )
     return passed("image.sha256", image.sha256)
 
@@ -230,7 +230,7 @@ def plan_vm(pve: Pve, order: VmOptions, image: ImageFile, node: str, number: int
     if not pve.is_root:
         checks.append(_privilege_check(pve, order, vm))
     if not keys:
-        checks.append(warned("vm.login", "no key may log in", "--ssh-keys FILE"))
+        checks.append(warned("vm.login", "no SSH key can log in", "--ssh-keys FILE"))
     return VmPlan(node, vm, image, config, tuple(checks), keys, grow)
 
 
@@ -238,7 +238,7 @@ def create_vm(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], 
     """Make the VM; what fails or is interrupted leaves none.
 
     Raises:
-        CheckFailedError: It is not as it was told; it is removed.
+        CheckFailedError: It differs from the settings that were sent; it is removed.
     """
     with _source(pve, order, vm_plan, say) as source:
         started = int(time.time()) - 5
@@ -299,13 +299,15 @@ def _image_checks(order: VmOptions, image: ImageFile) -> Iterator[PassthroughChe
     else:
         yield passed("image.disk", f"{image.format}, {gib}")
     if not image.record:
-        yield warned("image.record", "no record beside it: nobody knows whether it was proven")
+        yield warned("image.record", "no record next to it: it is not known whether the image was verified")
         return
-    proven = image.record.get("proven")
-    if proven is False and not order.unproven:
-        yield refused("image.record", "its record says that it was not proven", "--unproven takes it")
+    verified = image.record.get("proven")
+    if verified is False and not order.unproven:
+        yield refused(
+            "image.record", "its record says that the image was not verified", "--unproven takes it"
+        )
     else:
-        yield passed("image.record", "proven") if proven else warned("image.record", "not proven")
+        yield passed("image.record", "verified") if verified else warned("image.record", "not verified")
     changed = image.record.get("changed")
     asks = changed.get("datasource") if isinstance(changed, dict) else None
     if asks == "nocloud":
@@ -423,28 +425,28 @@ def _source(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], No
                     f"{volume} may still come to {vm_plan.node}; `pvesm free {volume}` removes it"
                 )
         except GpukilnError as error:
-            leftover_note = (
+            removal_note = (
                 f"{volume} is left on {vm_plan.node}: {error.message}; `pvesm free {volume}` removes it"
             )
             if failed is None:
-                say(leftover_note)
+                say(removal_note)
             else:
-                failed.add_note(leftover_note)
+                failed.add_note(removal_note)
 
 
 class _UploadFile(io.FileIO):
-    """A file that tells how much of it was read, under another name."""
+    """A file under another name, which reports how much of it was read."""
 
     def __init__(self, path: Path, name: str, say: Callable[[str], None]) -> None:
         super().__init__(path)
         self.name = name  # what proxmoxer gives as the upload's name
-        self._say, self._size, self._started, self._told = say, path.stat().st_size, time.monotonic(), 0.0
+        self._say, self._size, self._started, self._reported = say, path.stat().st_size, time.monotonic(), 0.0
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(-1 if size is None else size) or b""
-        now, done = time.monotonic(), self.tell()
-        if now - self._told > 1 and done:
-            self._told, rate = now, done / max(now - self._started, 0.001)
+        now, done = time.monotonic(), self.seek(0, io.SEEK_CUR)
+        if now - self._reported > 1 and done:
+            self._reported, rate = now, done / max(now - self._started, 0.001)
             left = (self._size - done) / rate
             self._say(f"upload {100 * done / self._size:.0f} %, {Memory(rate).shown}/s, {left:.0f} s left")
         return data
@@ -468,28 +470,30 @@ def _compare(pve: Pve, vm_plan: VmPlan) -> None:
     if "import-from" in str(now.get(DISK, "import-from")):
         wrong.append(f"{DISK}: found {now.get(DISK)}, wanted the imported disk")
     if wrong:
-        raise CheckFailedError(f"VM {vm_plan.vm} is not as it was told", details=tuple(wrong))
+        raise CheckFailedError(
+            f"VM {vm_plan.vm} differs from the settings that were sent", details=tuple(wrong)
+        )
 
 
 def _remove(pve: Pve, vm_plan: VmPlan, task: str, started: int, error: BaseException) -> None:
-    """Remove what is there of a VM of ours; what can't be is told beside the error.
+    """Remove the VM that this call created; a note on the error names what could not be removed.
 
-    Ours is what a task of ours made: Proxmox VE makes the configuration, or refuses, before it answers with
-    the task.
+    The task shows whether this call created it: Proxmox VE writes the configuration, or refuses, before it
+    answers with the task.
     """
     folder = f"nodes/{vm_plan.node}"
     try:
-        ours = [task] if task else []
+        task_ids = [task] if task else []
         if not task:  # no answer came: the node's list of tasks knows
             asked = {"typefilter": "qmcreate", "vmid": vm_plan.vm, "since": started, "source": "all"}
-            ours = [
+            task_ids = [
                 str(task_row["upid"])
                 for task_row in pve.get(f"{folder}/tasks", **asked)
                 if _asked_by(task_row) == pve.user
             ]
-        if not ours:
+        if not task_ids:
             return
-        for task_id in ours:
+        for task_id in task_ids:
             if pve.get(f"{folder}/tasks/{task_id}/status").get("status") == "running":
                 pve.delete(f"{folder}/tasks/{task_id}")
                 with contextlib.suppress(UnavailableError):  # it ends badly: that is what was asked for

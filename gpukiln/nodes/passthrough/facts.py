@@ -1,4 +1,4 @@
-"""Everything that is looked at before a GPU is given to a VM, in one go; nothing is changed."""
+"""Gathers everything that decides whether a VM can get a GPU; changes nothing."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def gather_facts(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str)
 
 
 def _memory(pve: Pve, node: str) -> int | None:
-    """PVE/API2/Nodes.pm tells it to whom has Sys.Audit on the node."""
+    """In MiB; PVE/API2/Nodes.pm shows it only with Sys.Audit on the node."""
     sizes = [node_row.get("maxmem") for node_row in pve.get("nodes") if node_row["node"] == node]
     return int(sizes[0]) >> 20 if sizes and sizes[0] else None
 
@@ -162,7 +162,7 @@ def privileges(pve: Pve, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
 
 def _host(pve: Pve, node: str, ssh: str) -> tuple[Host | None, str]:
     if pve.target.https and not ssh:
-        return None, f"the API tells nothing of {node}'s drivers, kernel arguments and leases"
+        return None, f"the API does not report the drivers, kernel arguments and leases of {node}"
     if not pve.target.https:
         ssh = "" if pve.target.pve == "local" else pve.target.pve
     try:

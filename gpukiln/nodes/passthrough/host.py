@@ -1,4 +1,4 @@
-"""What no API tells: the host's drivers, kernel arguments and leases, read there."""
+"""What no API of Proxmox VE reports: the host's drivers, kernel arguments and leases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Host:
         devices: By address, as `gpukiln.probe.passthrough` returns them.
         gpus: Addresses of the GPUs that the loaded NVIDIA driver has, by UUID.
         users: Processes that have such a GPU open, by address.
-        leases: As `gpukiln-gpu leases --json` tells them; of a host without it there are none.
+        leases: As `gpukiln-gpu leases --json` prints them; empty for a host without gpukiln-gpu.
     """
 
     name: str
@@ -57,7 +57,7 @@ def inspect_host(ssh: str) -> Host:
         if done.returncode:
             output = " ".join(done.stderr.decode(errors="replace").split())[-300:]
             raise UnavailableError(
-                f"{ssh} can't be looked at: {output}", hint="try `ssh` by hand; it needs python3"
+                f"{ssh} can't be inspected: {output}", hint="try `ssh` by hand; it needs python3"
             )
         facts = parse_json(done.stdout)
     return Host(
@@ -90,5 +90,5 @@ def _leases(ssh: str) -> tuple[dict[str, Any], ...]:
         output = " ".join((errors or done.stdout.decode(errors="replace")).split())[-300:]
         raise UnavailableError(
             f"the leases of {ssh or 'this host'} can't be read: {output}",
-            hint="`gpukiln-gpu leases --rebuild` on the host mends them",
+            hint="`gpukiln-gpu leases --rebuild` on the host repairs them",
         ) from error

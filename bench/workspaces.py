@@ -51,8 +51,8 @@ def main() -> int:
             made = plan(Cloud(), spec, datetime.now(UTC).date())
             provision.start(Cloud(), made, say=lambda _: None)
             took.append((time.perf_counter() - began, sum(calls), len(calls)))
-            for found in lifecycle.find(Cloud(), "vision"):
-                lifecycle.down(Cloud(), wanted, found, keep_home=False)
+            for found in lifecycle.find_workspaces(Cloud(), "vision"):
+                lifecycle.remove_workspace(Cloud(), wanted, found, keep_home=False)
     end_server()
     whole = statistics.median(row[0] for row in took)
     api = statistics.median(row[1] for row in took)

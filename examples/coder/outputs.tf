@@ -59,5 +59,5 @@ output "driver_version" {
 }
 
 output "health" {
-  value = try(aws_instance.machine[0].tags[local.tag.health], "unknown: nobody looked")
+  value = try(aws_instance.machine[0].tags[local.tag.health], "unknown: not checked")
 }

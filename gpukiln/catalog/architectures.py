@@ -26,11 +26,11 @@ class CpuArchitecture:
 
 
 ARCHITECTURES = {
-    one.name: one
-    for one in (
+    architecture.name: architecture
+    for architecture in (
         CpuArchitecture("x86_64", debian="amd64", machine="x86_64", cuda="x86_64"),
         CpuArchitecture("arm64", debian="arm64", machine="aarch64", cuda="sbsa"),
     )
 }
-PLATFORMS = {one.platform: one for one in ARCHITECTURES.values()}
-MACHINES = {one.machine: one for one in ARCHITECTURES.values()}
+PLATFORMS = {architecture.platform: architecture for architecture in ARCHITECTURES.values()}
+MACHINES = {architecture.machine: architecture for architecture in ARCHITECTURES.values()}

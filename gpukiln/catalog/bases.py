@@ -10,7 +10,7 @@ from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UsageError
 from gpukiln.typed import load, strict, template, unknown
 
-Published = Annotated[str, template("kubernetes", "arch")]
+PublishedName = Annotated[str, template("kubernetes", "arch")]
 
 EC2_CONFIG = "etc/cloud/cloud.cfg.d/20_ec2.cfg"
 """Where the embedded cloud's base has cloud-init ask EC2; removed where a disk is prepared for elsewhere."""
@@ -46,9 +46,9 @@ class Base:
     release: str
     os_family: Literal["debian", "redhat"]
     arch: Mapping[str, str]
-    ssm: Published
+    ssm: PublishedName
     owners: tuple[str, ...]
-    name: Published
+    name: PublishedName
     ssh_user: str
     root_device: str
     source: str
@@ -119,8 +119,8 @@ def base(name: str) -> Base:
     Raises:
         UsageError: There is no such base.
     """
-    if found := load_bases().get(name):
-        return found
+    if existing_base := load_bases().get(name):
+        return existing_base
     error = unknown("base", name, load_bases())
     error.hint = f"{error.hint} " * bool(error.hint) + "`invoke ami.bases` shows what each can carry"
     raise error
@@ -138,7 +138,7 @@ def default_base(cloud: str) -> str:
     Raises:
         UsageError: No base is marked as its default.
     """
-    for name, found in load_bases().items():
-        if cloud in found.default_on:
+    for name, existing_base in load_bases().items():
+        if cloud in existing_base.default_on:
             return name
     raise UsageError(f"no base in bases.yaml is the default on {cloud!r}", hint="name one with --base")

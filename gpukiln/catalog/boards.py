@@ -32,7 +32,7 @@ class Clocks:
 
 
 @strict
-class Idle:
+class IdleReadings:
     """What a board says that does nothing: W, degrees Celsius, MHz, a fan in percent.
 
     Args:
@@ -131,7 +131,7 @@ class Board:
     cores: int
     power: Power
     clocks: Clocks
-    idle: Idle
+    idle: IdleReadings
     temperature: Temperature
     pcie: Pcie
     status: Status
@@ -224,8 +224,8 @@ def board(key: str) -> Board:
     Raises:
         UsageError: The catalogue has none for this GPU.
     """
-    if found := boards().get(key):
-        return found
+    if existing_board := boards().get(key):
+        return existing_board
     raise unknown("GPU board", key, boards())
 
 

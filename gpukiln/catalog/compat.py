@@ -27,7 +27,7 @@ Findings = tuple[Finding, ...]
 
 
 def check_instance_type(name: str, *, architecture: str) -> Findings:
-    """Whether a machine can run an image of ours at all.
+    """Whether a machine can run an image that gpukiln builds.
 
     Args:
         architecture: The image's.
@@ -45,21 +45,21 @@ def check_instance_type(name: str, *, architecture: str) -> Findings:
         message = f"{name} has a {board.manufacturer} {board.name}, which NVIDIA's driver can't drive"
         hint = "take g4dn, g5 or g6 of the same size"
         return (Finding("not-nvidia", "error", message, remedy=hint, source=source),)
-    found = []
+    findings = []
     if machine.status == "retired":
         message = f"AWS has retired {name} ({board.name})"
-        found.append(Finding("retired", "error", message, remedy=instead, source=source))
+        findings.append(Finding("retired", "error", message, remedy=instead, source=source))
     elif machine.status == "previous":
         message = f"{name} ({board.name}) is of a previous generation"
-        found.append(Finding("previous-generation", "warning", message, remedy=instead, source=source))
+        findings.append(Finding("previous-generation", "warning", message, remedy=instead, source=source))
     if machine.driver == "grid":
         message = f"{name} has a fraction of a {board.name}: a vGPU that only NVIDIA's GRID driver can drive"
-        found.append(Finding("grid-only", "error", message, remedy=instead, source=source))
+        findings.append(Finding("grid-only", "error", message, remedy=instead, source=source))
     if machine.arch != architecture:
         message = f"{name} is {machine.arch} and the image is {architecture}"
         hint = f"take an {architecture} type"
-        found.append(Finding("architecture", "error", message, remedy=hint, source=source))
-    return tuple(found)
+        findings.append(Finding("architecture", "error", message, remedy=hint, source=source))
+    return tuple(findings)
 
 
 def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
@@ -80,8 +80,10 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
     if board.manufacturer != "NVIDIA" or board.arch is None:
         return ()
     what = f"the {board.name} of {name} ({board.arch})"
-    if found := check_driver_knows(driver, instance_type(name).gpu, what=what, way_out=f"leave {name} out"):
-        return found
+    if findings := check_driver_knows(
+        driver, instance_type(name).gpu, what=what, alternative=f"leave {name} out"
+    ):
+        return findings
     if board.modules == "open" and modules == "proprietary":
         message = f"proprietary kernel modules can't drive {what}"
         hint = "--set nvidia_driver.modules=open"
@@ -95,14 +97,14 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
     return ()
 
 
-def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Findings:
+def check_driver_knows(driver: str, key: str, *, what: str, alternative: str) -> Findings:
     """Whether a driver knows a GPU, whatever kind of kernel modules it has.
 
     Args:
         driver: The driver's version.
         key: The GPU, for example a10g.
         what: The GPU in words, for the message.
-        way_out: What to do instead of taking another driver.
+        alternative: What to do instead of taking another driver.
 
     Returns:
         Findings of the rules gpu-too-old and gpu-too-new.
@@ -114,12 +116,12 @@ def check_driver_knows(driver: str, key: str, *, what: str, way_out: str) -> Fin
     if model.arch is None:
         return ()
     return check_driver_range(
-        driver, model.arch, first=model.min_driver, what=what, way_out=way_out, source=model.source
+        driver, model.arch, first=model.min_driver, what=what, alternative=alternative, source=model.source
     )
 
 
 def check_driver_range(
-    driver: str, arch: str, *, first: str | None, what: str, way_out: str, source: str
+    driver: str, arch: str, *, first: str | None, what: str, alternative: str, source: str
 ) -> Findings:
     """Whether a driver is one of those that know a GPU.
 
@@ -128,7 +130,7 @@ def check_driver_range(
         arch: The GPU's architecture.
         first: The first driver that knows it; None: every one.
         what: The GPU in words, for the message.
-        way_out: What to do instead of taking another driver.
+        alternative: What to do instead of taking another driver.
         source: Where `first` comes from.
 
     Returns:
@@ -137,12 +139,12 @@ def check_driver_range(
     last = architectures()[arch].last_driver
     if last and version_key(driver)[0] > last:
         message = f"driver {driver} has dropped {what}; the last branch is {last}"
-        hint = f"--set nvidia_driver.branch={last}, or {way_out}"
+        hint = f"--set nvidia_driver.branch={last}, or {alternative}"
         source = "NVIDIA Data Center Drivers, matrix"
         return (Finding("gpu-too-old", "error", message, remedy=hint, source=source),)
     if first and version_key(driver) < version_key(first):
         message = f"driver {driver} does not know {what}; the first one that does is {first}"
-        hint = f"{branch_hint(first)}, or {way_out}"
+        hint = f"{branch_hint(first)}, or {alternative}"
         return (Finding("gpu-too-new", "error", message, remedy=hint, source=source),)
     return ()
 
@@ -191,8 +193,8 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
     subnet = [name for name in switched if gpu(instance_type(name).gpu).nvlsm]
     if subnet and base.distribution != "amazon" and base.driver_preinstalled is None:
         message = (
-            f"{', '.join(subnet)} needs NVLink's subnet manager (NVLSM) beside the fabric manager, and no "
-            f"source of {base_name} has it"
+            f"{', '.join(subnet)} needs NVLink's subnet manager (NVLSM) in addition to the fabric "
+            f"manager, and no source of {base_name} has it"
         )
         hint = "take --base eks-al2023, where NVIDIA's repository has it, or leave these types out"
         return (Finding("fabric-manager", "error", message, remedy=hint, source="Fabric Manager user guide"),)
@@ -213,12 +215,12 @@ def branch_hint(first_driver: str) -> str:
 
 
 def check_driver(driver: str, modules: str, *, today: date) -> Findings:
-    """Whether a driver is still looked after.
+    """Whether NVIDIA still supports a driver.
 
     Args:
         driver: Its version.
         modules: proprietary or open.
-        today: The day to judge by.
+        today: The day that ends of support are compared with.
 
     Returns:
         Findings of the rules driver-end-of-life, driver-flaws and driver-modules.
@@ -226,8 +228,8 @@ def check_driver(driver: str, modules: str, *, today: date) -> Findings:
     Raises:
         UsageError: The catalogue does not know the branch.
     """
-    row, found = drivers.branch(version_key(driver)[0]), []
-    forward = drivers.way_forward(today)
+    row, findings = drivers.branch(version_key(driver)[0]), []
+    forward = drivers.recommended_branch(today)
     way = f"--set nvidia_driver.branch={forward.branch}"
     hint = f"move to branch {forward.branch}, supported until {forward.eol}: {way}"
     if row.eol and row.eol <= today + SOON and row.branch != forward.branch:
@@ -237,22 +239,22 @@ def check_driver(driver: str, modules: str, *, today: date) -> Findings:
         )
         message += f"; flaws found since stay open in {row.latest}" if past else ""
         source = "NVIDIA Data Center Drivers"
-        found.append(Finding("driver-end-of-life", "warning", message, remedy=hint, source=source))
+        findings.append(Finding("driver-end-of-life", "warning", message, remedy=hint, source=source))
     for bulletin in drivers.bulletins():
         fixed = bulletin.fixed.get(row.branch)
         if fixed and version_key(driver) < version_key(fixed):
             message = f"driver {driver} has known flaws ({', '.join(bulletin.cves)})"
-            fix = f"{fixed} mends them: --set nvidia_driver.version={fixed}"
+            fix = f"{fixed} fixes them: --set nvidia_driver.version={fixed}"
             source = f"NVIDIA bulletin {bulletin.bulletin}"
-            found.append(Finding("driver-flaws", "warning", message, remedy=fix, source=source))
+            findings.append(Finding("driver-flaws", "warning", message, remedy=fix, source=source))
     absent = {"none": "open", "only": "proprietary"}.get(row.open_modules)
     if modules == absent:
         message = f"driver branch {row.branch} has no {absent} kernel modules"
         other = "proprietary" if absent == "open" else "open"
         fix = f"--set nvidia_driver.modules={other}"
         source = "NVIDIA Driver Installation Guide"
-        found.append(Finding("driver-modules", "error", message, remedy=fix, source=source))
-    return tuple(found)
+        findings.append(Finding("driver-modules", "error", message, remedy=fix, source=source))
+    return tuple(findings)
 
 
 def check_cuda(version: str, driver: str, names: Iterable[str] = ()) -> Findings:
@@ -272,16 +274,18 @@ def check_cuda(version: str, driver: str, names: Iterable[str] = ()) -> Findings
     Raises:
         UsageError: The catalogue does not know the CUDA version, the branch or a type.
     """
-    found = cuda.support(version, driver, [instance_type(name).gpu for name in names])
-    if found.way == NATIVE:
+    support = cuda.support(version, driver, [instance_type(name).gpu for name in names])
+    if support.way == NATIVE:
         return ()
-    if found.runs:
-        hint = found.limits
-        return (Finding("cuda-minor-version", "warning", found.message, remedy=hint, source=found.source),)
+    if support.runs:
+        hint = support.limits
+        return (
+            Finding("cuda-minor-version", "warning", support.message, remedy=hint, source=support.source),
+        )
     hint = f"a driver from branch {version_key(cuda.needs(version).first)[0]} on, or an older CUDA"
-    if found.package:
-        hint += f"; containers with {found.package} may run there"
-    return (Finding("cuda-driver", "error", found.message, remedy=hint, source=found.source),)
+    if support.package:
+        hint += f"; containers with {support.package} may run there"
+    return (Finding("cuda-driver", "error", support.message, remedy=hint, source=support.source),)
 
 
 def check_cuda_gpu(version: str, name: str) -> Findings:
@@ -299,10 +303,10 @@ def check_cuda_gpu(version: str, name: str) -> Findings:
         UsageError: The catalogue does not know the type.
     """
     board = gpu(instance_type(name).gpu)
-    if (wanted := cuda.compile_problem(version, instance_type(name).gpu)) is None:
+    if (compilers := cuda.compile_problem(version, instance_type(name).gpu)) is None:
         return ()
     message = f"CUDA {version} can't compile for the {board.name} of {name} ({board.arch})"
-    hint = f"containers for it need {wanted}"
+    hint = f"containers for it need {compilers}"
     return (Finding("cuda-gpu", "warning", message, remedy=hint, source=cuda.ARCHITECTURE_MATRIX),)
 
 
@@ -327,7 +331,7 @@ def check_kubernetes(version: str, *, today: date) -> Findings:
 
     Args:
         version: For example "1.34".
-        today: The day to judge by.
+        today: The day that ends of support are compared with.
 
     Returns:
         Findings of the rules kubernetes-ended, kubernetes-extended, kubernetes-ends-soon and
@@ -366,21 +370,21 @@ def check_base(
     Returns:
         Findings of the rules base-driver, base-architecture and base-build-tools.
     """
-    found = []
+    findings = []
     has = base.driver_preinstalled
     if has is not None and branch not in has:
         brings = " or ".join(map(str, has))
-        message = (
-            f"base {name} comes with driver {brings}; wanted: {branch}. A second driver beside it breaks both"
-        )
+        message = f"base {name} comes with driver {brings}; wanted: {branch}. A second driver breaks both"
         hint = f"take a base without a driver, or --set nvidia_driver.branch={has[0]}"
-        found.append(Finding("base-driver", "error", message, remedy=hint, source=base.source))
+        findings.append(Finding("base-driver", "error", message, remedy=hint, source=base.source))
     if architecture not in base.arch:
         message = f"base {name} is published for {', '.join(base.arch)}; wanted: {architecture}"
-        found.append(Finding("base-architecture", "error", message, source=base.source))
+        findings.append(Finding("base-architecture", "error", message, source=base.source))
     if not keep_build_tools and (base.os_family != "debian" or has is not None):
         why = "brings its own driver" if has is not None else "has DKMS as an rpm, which wants a compiler"
         message = f"base {name} {why}: its build tools can't be removed"
         hint = "--set nvidia_driver.keep_build_tools=true, or a base of Debian or Ubuntu without a driver"
-        found.append(Finding("base-build-tools", "error", message, remedy=hint, source="role nvidia_driver"))
-    return tuple(found)
+        findings.append(
+            Finding("base-build-tools", "error", message, remedy=hint, source="role nvidia_driver")
+        )
+    return tuple(findings)

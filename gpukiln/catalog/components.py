@@ -141,9 +141,9 @@ class Repositories:
         Returns:
             None when the component comes in the distribution itself.
         """
-        found = self.apt if os_family == "debian" else self.rpm
-        if found and (found.distributions is None or distribution in found.distributions):
-            return found
+        repository = self.apt if os_family == "debian" else self.rpm
+        if repository and (repository.distributions is None or distribution in repository.distributions):
+            return repository
         return None
 
 
@@ -252,7 +252,7 @@ class FrameworkEnvironment:
         least_driver: The first driver that runs it at all.
         image: Its container image, with a tag.
         digest: The image's, which is what is pulled.
-        wheels: What pip is told, where there is no image or none is wanted.
+        wheels: Arguments of `pip install` where the framework has no image, or the user wants none.
         source: Where digest and CUDA version were seen.
         reason: Why this one.
         review: The day by which somebody looks at it again.
@@ -294,7 +294,7 @@ class AddOn:
     kubernetes: str | None = None
 
 
-SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # beside those of the repository
+SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # and the fields of the repository
 SECTIONS = ("components", "environments", "add_ons")
 LISTS = ("distributions", "includepkgs")
 Components = Mapping[str, Component]
@@ -344,8 +344,10 @@ def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[
         UsageError: The file does not fit.
     """
     document = read_yaml(path).get("environments", {})
-    found = load(dict[str, tuple[FrameworkEnvironment, ...]], document, where=f"{path.name}: environments")
-    for framework, rows in found.items():
+    environments = load(
+        dict[str, tuple[FrameworkEnvironment, ...]], document, where=f"{path.name}: environments"
+    )
+    for framework, rows in environments.items():
         for row in rows:
             where = f"{path.name}: {framework} {row.version}"
             if not (row.image or row.wheels):
@@ -353,7 +355,7 @@ def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[
             if (row.image is None) != (row.digest is None):
                 raise UsageError(f"{where}: an image needs its digest, and a digest its image")
             needs(row.cuda)
-    return found
+    return environments
 
 
 def load_add_ons(path: Path = ROOT / "components.yaml") -> dict[str, AddOn]:
@@ -363,11 +365,11 @@ def load_add_ons(path: Path = ROOT / "components.yaml") -> dict[str, AddOn]:
         UsageError: The file does not fit.
     """
     document = read_yaml(path).get("add_ons", {})
-    found = load(dict[str, AddOn], document, where=f"{path.name}: add_ons")
-    for name, one in found.items():
-        if (one.chart is None) != (one.repository is None):
+    add_ons = load(dict[str, AddOn], document, where=f"{path.name}: add_ons")
+    for name, add_on in add_ons.items():
+        if (add_on.chart is None) != (add_on.repository is None):
             raise UsageError(f"{path.name}: {name}: a chart needs its repository, and a repository its chart")
-    return found
+    return add_ons
 
 
 def _check_driver(driver: Component, where: str) -> None:
@@ -426,14 +428,14 @@ def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[st
             raise UsageError(f"can't read --set {override!r}", hint="wanted: --set component.key=value")
         if name not in result:
             raise unknown("component", name, result)
-        result[name] = _changed(name, result[name], key, value)
+        result[name] = _override(name, result[name], key, value)
         given[path] = value
     if "nvidia_driver" in result and any(path.startswith("nvidia_driver.") for path in given):
-        result["nvidia_driver"] = _agreeing_driver(result["nvidia_driver"], given)
+        result["nvidia_driver"] = _match_driver_branch(result["nvidia_driver"], given)
     return result
 
 
-def _changed(name: str, component: Component, key: str, value: str) -> Component:
+def _override(name: str, component: Component, key: str, value: str) -> Component:
     plain: dict[str, Any] = asdict(component)
     own = [known for known in SETTABLE if plain[known] is not None or known == "version"]
     for kind, repository in (plain["repository"] or {}).items():
@@ -455,7 +457,7 @@ def _changed(name: str, component: Component, key: str, value: str) -> Component
     return load(Component, plain, where=f"--set {name}.{key}={value}")
 
 
-def _agreeing_driver(after: Component, given: Mapping[str, str]) -> Component:
+def _match_driver_branch(after: Component, given: Mapping[str, str]) -> Component:
     """Make version and branch of a changed driver agree."""
     if "nvidia_driver.branch" in given and "nvidia_driver.version" not in given and after.branch:
         latest = drivers.branch(after.branch).latest
@@ -472,7 +474,7 @@ def _agreeing_driver(after: Component, given: Mapping[str, str]) -> Component:
     return after
 
 
-def as_plain(components: Components) -> dict[str, Any]:
+def to_plain_data(components: Components) -> dict[str, Any]:
     """The components as plain data, for the variables of Ansible and Packer.
 
     Args:

@@ -38,8 +38,8 @@ def needs(cuda: str) -> Needs:
         UsageError: The catalogue knows no such toolkit.
     """
     version_key(cuda)  # refuses what is no version
-    if found := compatibility.needs(cuda, toolkits(), floors()):
-        return found
+    if known_needs := compatibility.needs(cuda, toolkits(), floors()):
+        return known_needs
     raise unknown("CUDA version", cuda, {full.rpartition(".")[0] for full in toolkits()})
 
 

@@ -13,7 +13,7 @@ from gpukiln.findings import Finding
 OTHER_BRANCH = re.compile(r"--set nvidia_driver\.branch=(\d+)")
 
 
-def on_base(components: Components, system: str, overrides: Iterable[str]) -> dict[str, Component]:
+def components_on_base(components: Components, system: str, overrides: Iterable[str]) -> dict[str, Component]:
     """The components with the versions that one system has.
 
     Args:
@@ -49,8 +49,8 @@ def bases_with(driver: Component, branch: int) -> list[str]:
     ]
 
 
-def with_bases(findings: Iterable[Finding], driver: Component, base: Base) -> list[Finding]:
-    """Name a base beside the advice to take another branch, where the chosen base can't have it.
+def suggest_bases(findings: Iterable[Finding], driver: Component, base: Base) -> list[Finding]:
+    """Add bases to each remedy that names another branch, where the chosen base has no package of it.
 
     Args:
         findings: What the rules found.
@@ -60,10 +60,10 @@ def with_bases(findings: Iterable[Finding], driver: Component, base: Base) -> li
         return list(findings)
     named = []
     for finding in findings:
-        found = OTHER_BRANCH.search(finding.remedy)
-        if found and int(found[1]) != driver.branch:
-            bases = " or ".join(bases_with(driver, int(found[1])))
-            hint = finding.remedy.replace(found[0], f"{found[0]} --cloud aws --base {bases}")
+        branch_match = OTHER_BRANCH.search(finding.remedy)
+        if branch_match and int(branch_match[1]) != driver.branch:
+            bases = " or ".join(bases_with(driver, int(branch_match[1])))
+            hint = finding.remedy.replace(branch_match[0], f"{branch_match[0]} --cloud aws --base {bases}")
             finding = replace(finding, remedy=hint)  # noqa: PLW2901 - the same finding, with a way that can be gone
         named.append(finding)
     return named
@@ -80,7 +80,9 @@ def check_published(name: str, base: Base, kubernetes: str) -> list[Finding]:
     if base.kubernetes is None or _covers(base, kubernetes):
         return []
     others = [
-        other for other, found in load_bases().items() if found.kubernetes and _covers(found, kubernetes)
+        other
+        for other, other_base in load_bases().items()
+        if other_base.kubernetes and _covers(other_base, kubernetes)
     ]
     first, last = base.kubernetes
     return [
@@ -112,7 +114,7 @@ def base_rows(components: Components) -> list[dict[str, Any]]:
     usual = components["nvidia_driver"]
     rows: list[dict[str, Any]] = []
     for name, base in load_bases().items():
-        driver = on_base(components, base.system, ())["nvidia_driver"]
+        driver = components_on_base(components, base.system, ())["nvidia_driver"]
         brings = base.driver_preinstalled
         rows.append(
             {

@@ -82,16 +82,16 @@ def branch(number: int) -> Branch:
     Raises:
         UsageError: The catalogue does not know it.
     """
-    if found := branches().get(number):
-        return found
+    if known_branch := branches().get(number):
+        return known_branch
     raise unknown("driver branch", str(number), map(str, branches()))
 
 
-def way_forward(today: date) -> Branch:
+def recommended_branch(today: date) -> Branch:
     """The long-term branch that is supported longest.
 
     Args:
-        today: The day to judge by.
+        today: The day that ends of support are compared with.
 
     Returns:
         The branch to move to when another one ends.

@@ -43,18 +43,18 @@ def keys_of(name: str) -> tuple[str, ...]:
     A name without its size is all of that name: A100 is both boards. Of a product's label what says how the
     GPU is divided or shared is left out.
     """
-    return _known().get(_plain(re.sub(r"-(SHARED|MIG-[\w.+-]+)$", "", name.strip())), ())
+    return _names_to_keys().get(_plain(re.sub(r"-(SHARED|MIG-[\w.+-]+)$", "", name.strip())), ())
 
 
 @cache
-def _known() -> dict[str, tuple[str, ...]]:
-    found: dict[str, list[str]] = {}
-    for key, one in gpus().items():
-        parts = () if one.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
-        names = (key, re.sub(r"-\d+gb$", "", key), one.name, ec2_name(key), product(key) or key, *parts)
+def _names_to_keys() -> dict[str, tuple[str, ...]]:
+    keys_by_name: dict[str, list[str]] = {}
+    for key, row in gpus().items():
+        parts = () if row.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
+        names = (key, re.sub(r"-\d+gb$", "", key), row.name, ec2_name(key), product(key) or key, *parts)
         for name in dict.fromkeys(map(_plain, names)):
-            found.setdefault(name, []).append(key)
-    return {name: tuple(keys) for name, keys in found.items()}
+            keys_by_name.setdefault(name, []).append(key)
+    return {name: tuple(keys) for name, keys in keys_by_name.items()}
 
 
 def _plain(name: str) -> str:

@@ -91,6 +91,6 @@ def gpu(key: str) -> Gpu:
     Raises:
         UsageError: The catalogue does not know it.
     """
-    if found := gpus().get(key):
-        return found
+    if known_gpu := gpus().get(key):
+        return known_gpu
     raise unknown("GPU", key, gpus())

@@ -72,6 +72,6 @@ def load_image(name: str, root: Path = ROOT) -> ImageDefinition:
     if machine_price(builder, "us-east-1") is None and builder not in every_instance_type():
         raise unknown(f"builder_instance_type in ami/{name}/image.yaml:", builder, every_instance_type())
     if not MIN_GIB <= image.volume_size_gib <= MAX_GIB:
-        found = f"{image.volume_size_gib} GiB"
-        raise UsageError(f"ami/{name}/image.yaml: volume_size_gib is {found}; wanted {MIN_GIB} to {MAX_GIB}")
+        size = f"{image.volume_size_gib} GiB"
+        raise UsageError(f"ami/{name}/image.yaml: volume_size_gib is {size}; wanted {MIN_GIB} to {MAX_GIB}")
     return image

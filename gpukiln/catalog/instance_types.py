@@ -71,9 +71,9 @@ def instance_type(name: str) -> InstanceType:
     Raises:
         UsageError: The catalogue does not know it; says which are near, or why it was left out.
     """
-    if found := instance_types().get(name):
-        return found
-    if reason := left_out().get(name.partition(".")[0]):
+    if known_type := instance_types().get(name):
+        return known_type
+    if reason := excluded_families().get(name.partition(".")[0]):
         raise UsageError(
             f"{name} is not in the catalogue: {reason}", hint="`invoke offer.list` shows what there is"
         )
@@ -81,7 +81,7 @@ def instance_type(name: str) -> InstanceType:
 
 
 @cache
-def left_out() -> dict[str, str]:
+def excluded_families() -> dict[str, str]:
     """Families of EC2 with an accelerator that the catalogue leaves out, such as trn2, and why."""
     return load(dict[str, str], data("gpu_instances")["left_out"], where="gpu_instances.yaml: left_out")
 

@@ -41,10 +41,10 @@ class SafeLoader(_Loader):
             return super().construct_object(node, deep=deep)
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
             kind = str(node.tag).rpartition(":")[2]
-            found = repr(node.value) if isinstance(node, yaml.ScalarNode) else "this"
+            shown = repr(node.value) if isinstance(node, yaml.ScalarNode) else "this"
             why = f": {error}" if isinstance(error, ValueError) else ""
             raise yaml.constructor.ConstructorError(
-                None, None, f"{short(found, quote=False)} is no {kind}{why}", node.start_mark
+                None, None, f"{short(shown, quote=False)} is no {kind}{why}", node.start_mark
             ) from error
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
@@ -90,8 +90,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
             raise UsageError(f"{path}, line {error.problem_mark.line + 1}: {kind}{error.problem}") from error
         raise UsageError(f"{path} is no valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(document, dict):
-        found = "is empty" if document is None else f"holds {short(document)}"
-        raise UsageError(f"{path} {found}; wanted: keys with values, KEY: VALUE")
+        content = "is empty" if document is None else f"holds {short(document)}"
+        raise UsageError(f"{path} {content}; wanted: keys with values, KEY: VALUE")
     return document
 
 

@@ -85,13 +85,13 @@ def shipped() -> str:
 
 def _answers() -> dict[str, dict[str, tuple[str, ...]]]:
     """Ids of zones by region and type; from moto's files, for the embedded cloud adds to its tables."""
-    found: dict[str, dict[str, tuple[str, ...]]] = {}
+    answers: dict[str, dict[str, tuple[str, ...]]] = {}
     for file in files("moto").joinpath("ec2/resources", ANSWERS).iterdir():
         zones: dict[str, list[str]] = {}
         for row in json.loads(gzip.decompress(file.read_bytes())):
             zones.setdefault(row["InstanceType"], []).append(row["Location"])
-        found[file.name.partition(".")[0]] = {name: tuple(sorted(set(ids))) for name, ids in zones.items()}
-    return found
+        answers[file.name.partition(".")[0]] = {name: tuple(sorted(set(ids))) for name, ids in zones.items()}
+    return answers
 
 
 def _grouped(

@@ -72,12 +72,12 @@ def _prices() -> _Prices:
 @cache
 def _machines() -> dict[str, dict[str, DatedPrice]]:
     """By region and type; of two lists that have a type, the first one counts."""
-    found: dict[str, dict[str, DatedPrice]] = {}
+    by_region: dict[str, dict[str, DatedPrice]] = {}
     for listed in _prices().machines:
-        of_region = found.setdefault(listed.region, {})
+        of_region = by_region.setdefault(listed.region, {})
         for name, usd in listed.usd_hour.items():
             of_region.setdefault(name, DatedPrice(usd, listed.as_of, listed.source))
-    return found
+    return by_region
 
 
 def priced_regions() -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""What machines are told of the catalogue: `python -m gpukiln.catalog.shipped > gpukiln/gpus/facts.json`.
+"""The part of the catalogue that goes to machines.
 
-They have neither YAML nor pydantic, and judge their own driver, prices and Xids by the same facts.
+`python -m gpukiln.catalog.shipped > gpukiln/gpus/facts.json` writes it.
+Machines have neither YAML nor pydantic; they evaluate their driver, prices and Xids with these facts.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def shipped() -> dict[str, Any]:
             for framework, rows in load_environments().items()
         },
         "prices": [row for row in data("prices")["machines"] if row["region"] == PRICES_OF],
-        "xids": {str(number): row for number, row in xid.judged().items()},
+        "xids": {str(number): row for number, row in xid.xid_rules().items()},
     }
 
 

@@ -42,14 +42,14 @@ def workload(name: str) -> WorkloadRequirements:
     Raises:
         UsageError: The catalogue does not know it.
     """
-    if found := re.fullmatch(r"cuda-?(\d+\.\d+(?:\.\d+)?)", name):
-        catalog_cuda.needs(found[1])
-        return of_cuda(found[1])
+    if cuda_match := re.fullmatch(r"cuda-?(\d+\.\d+(?:\.\d+)?)", name):
+        catalog_cuda.needs(cuda_match[1])
+        return cuda_workload(cuda_match[1])
     if name not in workloads():
         raise unknown("workload", name, [*workloads(), "cuda-12.4"])
     return workloads()[name]
 
 
-def of_cuda(version: str) -> WorkloadRequirements:
+def cuda_workload(version: str) -> WorkloadRequirements:
     """A container with a CUDA version."""
     return WorkloadRequirements(f"a container with CUDA {version}", GUIDE, "confirmed", cuda=version)

@@ -10,7 +10,7 @@ from gpukiln.typed import load, strict
 HARMLESS = ("app", "secondary", "info")
 # What NVIDIA's immediate action says of a GPU. Those that let it go on are an info where the application is
 # to blame, or nothing is to be done.
-GOES_ON = (
+CONTINUE_ACTIONS = (
     "IGNORE",
     "CHECK_APP",
     "XID_137_FLOW",
@@ -18,8 +18,8 @@ GOES_ON = (
     "WORKFLOW_XID_31",
     "WORKFLOW_XID_45",
 )
-LOOKED_AT = ("UPDATE_SWFW", "CHECK_UVM", None)
-RESET = ("RESET_GPU", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR")
+INVESTIGATE_ACTIONS = ("UPDATE_SWFW", "CHECK_UVM", None)
+RESET_ACTIONS = ("RESET_GPU", "WORKFLOW_XID_48", "WORKFLOW_NVLINK_ERR", "WORKFLOW_NVLINK5_ERR")
 
 
 @strict
@@ -50,16 +50,16 @@ class Xid:
         """What the number's own action says: error, the GPU should get no new work; warning, or info."""
         if self.level:
             return self.level
-        if self.now in GOES_ON or self.kind == "info":
+        if self.now in CONTINUE_ACTIONS or self.kind == "info":
             return "info"
         if self.now == "RESTART_APP":
             return "warning" if self.blames_hardware else "info"
-        return "warning" if self.now in LOOKED_AT else "error"
+        return "warning" if self.now in INVESTIGATE_ACTIONS else "error"
 
     @property
     def reset(self) -> bool:
         """Whether a reset of the GPU is what NVIDIA asks for."""
-        return self.now in RESET
+        return self.now in RESET_ACTIONS
 
     @property
     def blames_hardware(self) -> bool:
@@ -87,8 +87,8 @@ def _action(value: int) -> str:
     return str(data("xid")["actions"].get(now, now)) if now else "NVIDIA's catalogue names no action"
 
 
-def judged() -> dict[int, dict[str, Any]]:
-    """Every number as those judge by it who read a kernel's log (`gpukiln.gpus.faults`).
+def xid_rules() -> dict[int, dict[str, Any]]:
+    """Every number in the form that evaluates a kernel's log (`gpukiln.gpus.faults`).
 
     Returns:
         {number: {kind, blames_hardware, severity, reset, text, remedy}}.

@@ -54,7 +54,7 @@ class OnHosts(HostOptions):
 
     def _on_hosts(self, options: Options, targets: list[Target]) -> int:
         from gpukiln.errors import UsageError
-        from gpukiln.nodes.gpus import ask_all, take_over
+        from gpukiln.nodes.gpus import ask_all, run_interactive
 
         verb, argv = self.verb, words_of(self.verb, options)
         alone = verb.changes or (verb.takes_over is not None and not self.json)
@@ -63,7 +63,7 @@ class OnHosts(HostOptions):
                 f"gpu.{verb.name} works on one host, and {len(targets)} are named", hint="name one"
             )
         if verb.takes_over is not None and not self.json:
-            return take_over(targets[0], verb, argv, options.command, sudo=self.sudo)
+            return run_interactive(targets[0], verb, argv, options.command, sudo=self.sudo)
         said = ask_all(targets, verb, argv, sudo=self.sudo, forks=self.forks or 1)
         nodes = [node for one in said for node in one.nodes]
         failed = [one_failed for one in said for one_failed in one.failed]

@@ -37,7 +37,7 @@ class ConvergeOptions(JsonOptions):
 
     def request(self, playbook: str, *, check: bool, **variables: Any) -> PlaybookRequest:
         """What Ansible is to do."""
-        from gpukiln.catalog.components import apply_overrides, as_plain, load_components
+        from gpukiln.catalog.components import apply_overrides, load_components, to_plain_data
         from gpukiln.errors import UsageError
         from gpukiln.nodes.playbook import PlaybookRequest
 
@@ -45,7 +45,7 @@ class ConvergeOptions(JsonOptions):
             raise UsageError("--inventory is missing", hint="ansible/inventory/example.yml is one to copy")
         if self.forks < 1:
             raise UsageError(f"--forks is {self.forks}, wanted 1 or more")
-        components = as_plain(apply_overrides(load_components(), words(self.set)))
+        components = to_plain_data(apply_overrides(load_components(), words(self.set)))
         left_out, also = words(self.leave_out), words(self.also)
         if unknown := [name for name in left_out if name not in components]:
             raise UsageError(f"there is no component {unknown[0]!r}", hint=f"valid: {', '.join(components)}")
@@ -227,7 +227,7 @@ class NodeTest(JsonOptions):
     list: bool = option("only list the scenarios", False)
 
     def run(self) -> int:
-        from gpukiln.nodes.scenarios import choose, load_scenarios, run_scenario
+        from gpukiln.nodes.scenarios import choose_scenarios, load_scenarios, run_scenario
         from gpukiln.nodes.view import render_outcomes, render_scenarios
         from gpukiln.progress import Progress
 
@@ -238,7 +238,7 @@ class NodeTest(JsonOptions):
             else:
                 results().print(render_scenarios([*scenarios.values()]))
             return 0
-        chosen, others = choose(words(self.scenario))
+        chosen, others = choose_scenarios(words(self.scenario))
         runs = _runs()
         progress, run = Progress(runs.last_test_durations()), runs.create("test")
         outcomes = []
@@ -325,14 +325,14 @@ def _run(purpose: str, request: PlaybookRequest) -> tuple[NodeRun, RunResult]:
         read_inventory,
         require_known_variables,
         run_playbook,
-        without_group,
+        ungrouped_warning,
     )
     from gpukiln.progress import Progress
 
     hosts = list_hosts(request)
     inventory = read_inventory(request)
     require_known_variables(request, inventory)
-    if told := without_group(request, inventory, hosts):
+    if told := ungrouped_warning(request, inventory, hosts):
         say(told)
     run = _runs().create(purpose)
     progress = Progress()

@@ -10,8 +10,8 @@ from gpukiln.options import option
 from gpukiln.typed import dump
 
 if TYPE_CHECKING:
-    from gpukiln.nodes.passthrough.api import Pve, Way
-    from gpukiln.nodes.passthrough.create import Order
+    from gpukiln.nodes.passthrough.api import Pve, PveTarget
+    from gpukiln.nodes.passthrough.create import VmOptions
     from gpukiln.nodes.passthrough.evaluate import Evaluation, PassthroughRequest
     from gpukiln.nodes.passthrough.facts import PveFacts
     from gpukiln.nodes.passthrough.model import Passthrough, PassthroughVm
@@ -58,7 +58,7 @@ class NodePassthrough(JsonOptions):
 
     def run(self) -> int:
         from gpukiln.errors import UsageError
-        from gpukiln.nodes.passthrough.api import Way
+        from gpukiln.nodes.passthrough.api import PveTarget
         from gpukiln.nodes.passthrough.evaluate import parse_request
         from gpukiln.units import is_whole
 
@@ -73,10 +73,10 @@ class NodePassthrough(JsonOptions):
             )
         if self.slot and not is_whole(self.slot):
             raise UsageError(f"--slot {self.slot!r} is no whole number", hint="N of hostpciN")
-        way = Way(self.pve, self.fingerprint, self.ca, self.token_file)
+        target = PveTarget(self.pve, self.fingerprint, self.ca, self.token_file)
         slot = int(self.slot) if self.slot else None
         wanted = parse_request(**self.pick("gpu", "primary", "hide_rom"), slot=slot) if self.gpu else None
-        if self.ssh and not way.https:
+        if self.ssh and not target.https:
             raise UsageError(f"--ssh is for a host that is asked with a token, and --pve is {self.pve}")
         if not self.create:
             if wanted is None or not self.vm:
@@ -84,7 +84,7 @@ class NodePassthrough(JsonOptions):
                     "--vm and --gpu say which GPU which VM gets", hint="--vm 120 --gpu 0000:01:00"
                 )
             return _give(
-                way,
+                target,
                 self.vm,
                 wanted,
                 self.ssh,
@@ -92,11 +92,11 @@ class NodePassthrough(JsonOptions):
                 accept_unseen=self.accept_unseen,
                 as_json=self.json,
             )
-        from gpukiln.nodes.passthrough.create import Order
+        from gpukiln.nodes.passthrough.create import VmOptions
 
-        order = Order(**self.pick(*(one.name for one in fields(Order))))
+        order = VmOptions(**self.pick(*(one.name for one in fields(VmOptions))))
         return _create(
-            way,
+            target,
             self.vm,
             self.node,
             order,
@@ -109,7 +109,7 @@ class NodePassthrough(JsonOptions):
 
 
 def _give(
-    way: Way,
+    target: PveTarget,
     number: int,
     wanted: PassthroughRequest,
     ssh: str,
@@ -122,35 +122,35 @@ def _give(
 
     from gpukiln.nodes.passthrough.api import connect
     from gpukiln.nodes.passthrough.apply import set_gpu
-    from gpukiln.nodes.passthrough.evaluate import evaluate, vm_of
-    from gpukiln.nodes.passthrough.facts import find_vm, look
+    from gpukiln.nodes.passthrough.evaluate import describe_vm, evaluate
+    from gpukiln.nodes.passthrough.facts import find_vm, gather_facts
     from gpukiln.nodes.passthrough.model import exit_code
-    from gpukiln.nodes.passthrough.view import render, said
+    from gpukiln.nodes.passthrough.view import outcome_line, render
     from gpukiln.progress import Progress
     from gpukiln.state import state_home
 
     progress = Progress()
-    pve: Pve = connect(way)
+    pve: Pve = connect(target)
     with progress.step(f"look at VM {number} and {wanted.text}"):
         node, vm = find_vm(pve, number)
-        facts = look(pve, node, mapping=wanted.mapping, vm=number, ssh=ssh)
+        facts = gather_facts(pve, node, mapping=wanted.mapping, vm=number, ssh=ssh)
         result = evaluate(facts, wanted, vm)
     code = exit_code(result.checks, all_seen=apply and not accept_unseen)
-    found = _document(way, facts, wanted, result, code, vm=vm_of(vm))
+    found = _document(target, facts, wanted, result, code, vm=describe_vm(vm))
     shown = results(json=as_json)
     shown.print(render(found))
     if apply and found.done == "looked" and found.change:
         with progress.step(f"set {found.change.key} of VM {number}"):
             file = set_gpu(pve, node, vm, found.change, state_home() / "passthrough")
         found = replace(found, done="set", undo=str(file))
-    shown.print_text(said(found))
+    shown.print_text(outcome_line(found))
     if as_json:
         print_document(found.schema, dump(found))
     return found.exit_code
 
 
 def _document(
-    way: Way,
+    target: PveTarget,
     facts: PveFacts,
     wanted: PassthroughRequest,
     result: Evaluation,
@@ -161,7 +161,7 @@ def _document(
     from gpukiln.nodes.passthrough.model import Passthrough
 
     return Passthrough(
-        pve=way.pve,
+        pve=target.pve,
         version=facts.version,
         node=facts.node,
         gpu=wanted.text,
@@ -178,19 +178,19 @@ def _document(
 def _undo(name: str, token_file: str, *, apply: bool, as_json: bool) -> int:
     from pathlib import Path
 
-    from gpukiln.nodes.passthrough.api import Way, connect
-    from gpukiln.nodes.passthrough.apply import read_undo, take_back, takes_back
-    from gpukiln.nodes.passthrough.model import Undone
+    from gpukiln.nodes.passthrough.api import PveTarget, connect
+    from gpukiln.nodes.passthrough.apply import check_undo, read_undo, undo_change
+    from gpukiln.nodes.passthrough.model import UndoResult
     from gpukiln.nodes.passthrough.view import render_undone
 
     undo = read_undo(Path(name).expanduser())
-    pve = connect(Way(undo.pve, undo.fingerprint, undo.ca, token_file))
-    vm = takes_back(pve, undo)
-    found = Undone(name, undo, "as-is" if vm is None else "undone" if apply else "looked", 0)
+    pve = connect(PveTarget(undo.pve, undo.fingerprint, undo.ca, token_file))
+    vm = check_undo(pve, undo)
+    found = UndoResult(name, undo, "as-is" if vm is None else "undone" if apply else "looked", 0)
     shown = results(json=as_json)
     shown.print(render_undone(found))
     if apply and vm is not None:
-        take_back(pve, undo, vm)
+        undo_change(pve, undo, vm)
     shown.print_text(
         {
             "as-is": "nothing was changed: it stands there as it was already",
@@ -204,10 +204,10 @@ def _undo(name: str, token_file: str, *, apply: bool, as_json: bool) -> int:
 
 
 def _create(
-    way: Way,
+    target: PveTarget,
     number: int,
     node: str,
-    order: Order,
+    order: VmOptions,
     wanted: PassthroughRequest | None,
     ssh: str,
     *,
@@ -218,40 +218,46 @@ def _create(
     from dataclasses import replace
 
     from gpukiln.nodes.passthrough.api import connect
-    from gpukiln.nodes.passthrough.create import can_be_read, make, plan, read_image, verify
+    from gpukiln.nodes.passthrough.create import (
+        check_checksum,
+        create_vm,
+        plan_vm,
+        read_image,
+        require_uploadable,
+    )
     from gpukiln.nodes.passthrough.evaluate import evaluate
-    from gpukiln.nodes.passthrough.facts import find_node, look
-    from gpukiln.nodes.passthrough.model import Created, exit_code
+    from gpukiln.nodes.passthrough.facts import find_node, gather_facts
+    from gpukiln.nodes.passthrough.model import VmCreation, exit_code
     from gpukiln.nodes.passthrough.view import refusal, render_created
     from gpukiln.progress import Progress
     from gpukiln.units import Memory
 
-    can_be_read(way)
+    require_uploadable(target)
     progress, image = Progress(), read_image(order.image)
-    pve = connect(way)
-    with progress.step(f"look at {way.pve}"):
+    pve = connect(target)
+    with progress.step(f"look at {target.pve}"):
         node = find_node(pve, node)
         gpu, value = None, ""
         if wanted is not None:
-            facts = look(pve, node, mapping=wanted.mapping, vm=None, ssh=ssh)
+            facts = gather_facts(pve, node, mapping=wanted.mapping, vm=None, ssh=ssh)
             result = evaluate(facts, wanted, None, memory=Memory.parse(order.memory, "--memory").mib)
             value = result.value
-            gpu = _document(way, facts, wanted, result, exit_code(result.checks), vm=None)
-        made = plan(pve, order, image, node, number, value)
+            gpu = _document(target, facts, wanted, result, exit_code(result.checks), vm=None)
+        made = plan_vm(pve, order, image, node, number, value)
         version = str(pve.get("version")["version"])
     with progress.step("verify the image"):
         size = max(1, image.path.stat().st_size)
-        checks = (verify(image, lambda done: progress.say(f"{100 * done // size} %")), *made.checks)
+        checks = (check_checksum(image, lambda done: progress.say(f"{100 * done // size} %")), *made.checks)
     every = (*checks, *(gpu.checks if gpu else ()))
     code = exit_code(every, all_seen=apply and not accept_unseen)
-    found = Created(
-        pve=way.pve,
+    found = VmCreation(
+        pve=target.pve,
         version=version,
         node=node,
         vm=made.vm,
         image=str(image.path),
         sha256=image.sha256,
-        config=made.shown,
+        config=made.public_config,
         gpu=gpu,
         checks=checks,
         done="refused" if code else "looked",
@@ -261,7 +267,7 @@ def _create(
     shown.print(render_created(found))
     if apply and not code:
         with progress.step(f"make VM {made.vm}"):
-            make(pve, order, made, progress.say)
+            create_vm(pve, order, made, progress.say)
         found = replace(found, done="made")
     shown.print_text(
         {

@@ -58,11 +58,13 @@ class PaidOptions(Command):
 
     def use(self) -> MachineUsage:
         from gpukiln.errors import UsageError
-        from gpukiln.offers.cost import HOURS_MOST, MachineUsage
+        from gpukiln.offers.cost import MAX_HOURS_PER_MONTH, MachineUsage
         from gpukiln.units import Memory
 
-        if not 1 <= self.hours <= HOURS_MOST:
-            raise UsageError(f"--hours {self.hours}, wanted hours of a month", hint=f"1 to {HOURS_MOST}")
+        if not 1 <= self.hours <= MAX_HOURS_PER_MONTH:
+            raise UsageError(
+                f"--hours {self.hours}, wanted hours of a month", hint=f"1 to {MAX_HOURS_PER_MONTH}"
+            )
         volume = Memory.parse(self.volume, "--volume", zero=True).gb if self.volume else 0
         return MachineUsage(self.hours, volume, address=not self.no_address)
 
@@ -94,7 +96,7 @@ class WantedOptions(PaidOptions, SoftwareOptions, WhereOptions):
         """Print the machines of a request; returns the error that the command ends with, or None."""
         from gpukiln.errors import UsageError
         from gpukiln.offers import view
-        from gpukiln.offers.listing import listing
+        from gpukiln.offers.listing import list_offers
         from gpukiln.units import Money
 
         use, regions, where = self.use(), region_names(self.regions), self.where()
@@ -102,7 +104,7 @@ class WantedOptions(PaidOptions, SoftwareOptions, WhereOptions):
         if runs.choose and where is None:
             raise UsageError("--image auto is asked of a cloud", hint="add --cloud aws or --cloud embedded")
         budget = Money.parse(self.budget, "--budget") if self.budget else None
-        found, error = listing(
+        found, error = list_offers(
             request, regions, _today(), use=use, runs=runs, cloud=where, size=size, budget=budget
         )
         _show(found, view.listing_parts(found, all=self.all), json=self.json)
@@ -119,10 +121,10 @@ class OfferList(WantedOptions):
     fractions: bool = option("parts of a GPU will do (vGPUs, which NVIDIA's GRID driver alone drives)", False)
 
     def run(self) -> None:
-        from gpukiln.offers.request import parse
+        from gpukiln.offers.request import parse_request
 
         names = ("gpu", "cpu", "memory", "disk", "arch", "efa", "max_price", "spot", "fractions")
-        if error := self.listing(parse(**self.pick(*names))):
+        if error := self.listing(parse_request(**self.pick(*names))):
             raise error
 
 
@@ -152,17 +154,17 @@ class OfferSize(WantedOptions):
     def run(self) -> None:
         from gpukiln.errors import UsageError
         from gpukiln.offers import size as sizes
-        from gpukiln.offers.request import parse
+        from gpukiln.offers.request import parse_request
 
         if not self.params:
             raise UsageError("--params is missing", hint="the model's weights, for example --params 7e9")
         weights = sizes.parameters(self.params)
         model = sizes.Model(weights, self.layers, self.width, self.kv_width, self.vocabulary)
         found = sizes.size(model, sizes.ModelRun(**self.pick(*(one.name for one in fields(sizes.ModelRun)))))
-        wanted = parse("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
-        request = sizes.as_request(found, wanted)
+        wanted = parse_request("", **self.pick("cpu", "memory", "disk", "max_price", "spot"))
+        request = sizes.to_request(found, wanted)
         if error := self.listing(request, found):
-            if sizes.too_large(request):
+            if sizes.needs_more_gpus(request):
                 more = self.tensor_parallel * 2
                 error.hint = f"--tensor-parallel {more} shares it among more GPUs; or fewer bits"
             raise error
@@ -178,12 +180,12 @@ class OfferShow(PaidOptions, WhereOptions):
     def run(self) -> None:
         from gpukiln.errors import UsageError
         from gpukiln.offers import view
-        from gpukiln.offers.listing import shown
+        from gpukiln.offers.listing import show_offer
 
         if not self.type:
             raise UsageError("no instance type is named", hint="invoke offer.show g6.xlarge, for example")
         regions = region_names(self.regions)
-        found = shown(self.type, regions, _today(), use=self.use(), cloud=self.where(), spot=self.spot)
+        found = show_offer(self.type, regions, _today(), use=self.use(), cloud=self.where(), spot=self.spot)
         _show(found, view.shown_parts(found), json=self.json)
 
 
@@ -197,7 +199,7 @@ class OfferCheck(SoftwareOptions, WhereOptions):
         from gpukiln.catalog.instance_types import instance_type, instance_types
         from gpukiln.errors import IncompatibleError, UsageError
         from gpukiln.offers import view
-        from gpukiln.offers.listing import checked
+        from gpukiln.offers.listing import check_machines
 
         named = words(self.what)
         machines = [word for word in named if word in instance_types()]
@@ -221,7 +223,7 @@ class OfferCheck(SoftwareOptions, WhereOptions):
             raise UsageError(
                 "--image auto is chosen among what a region has", hint="`invoke offer.list --image auto`"
             )
-        found = checked(machines, runs, _today())
+        found = check_machines(machines, runs, _today())
         _show(found, view.checked_parts(found), json=self.json)
         if wrong := [one for one in found.machines if not one.fits]:
             first = next(row for row in wrong[0].findings if row.severity == "error")
@@ -298,9 +300,9 @@ def one_region(text: str) -> str:
 
 def _runs(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
     """What is to run on a machine: an image of docker/ is a workload, any other is what it starts from."""
-    from gpukiln.catalog.workloads import of_cuda, workload
+    from gpukiln.catalog.workloads import cuda_workload, workload
     from gpukiln.errors import UsageError
-    from gpukiln.offers.fit import of_ami, of_record
+    from gpukiln.offers.fit import subject_of_ami, subject_of_record
     from gpukiln.offers.listing import RunSpec
 
     asked = workload(needs) if needs else None
@@ -318,16 +320,16 @@ def _runs(needs: str, image: str, cloud: Cloud | None) -> RunSpec:
             raise UsageError(
                 f"--needs {needs} and --image {image} are both what is to run", hint="one of them"
             )
-        return RunSpec(workload=of_cuda(load_components()["cuda"].version or ""))
+        return RunSpec(workload=cuda_workload(load_components()["cuda"].version or ""))
     builds = Builds(state_home())
     if not image.startswith("ami-"):
-        return RunSpec(image=of_record(builds.find(image).read()), workload=asked)
+        return RunSpec(image=subject_of_record(builds.find(image).read()), workload=asked)
     for folder in builds.all():
         record = folder.read()
         if record.bake and record.bake.image_id == image:
-            return RunSpec(image=of_record(record), workload=asked)
+            return RunSpec(image=subject_of_record(record), workload=asked)
     if cloud is None:
         raise UsageError(
             f"{image} was not built here", hint="--cloud says where to look it up: aws or embedded"
         )
-    return RunSpec(image=of_ami(cloud, image), workload=asked)
+    return RunSpec(image=subject_of_ami(cloud, image), workload=asked)

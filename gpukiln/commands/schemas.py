@@ -229,10 +229,10 @@ def _node() -> Documents:
         LOOK,
         UNDO,
         UNDONE,
-        Created,
         Passthrough,
         Undo,
-        Undone,
+        UndoResult,
+        VmCreation,
     )
     from gpukiln.nodes.results import RunResult
     from gpukiln.nodes.runs import OldRun
@@ -248,9 +248,9 @@ def _node() -> Documents:
         "node.doctor/1": verdicts,
         "node.drift/1": run,
         LOOK: Form(Passthrough),
-        CREATE: Form(Created),
+        CREATE: Form(VmCreation),
         UNDO: Form(Undo),
-        UNDONE: Form(Undone),
+        UNDONE: Form(UndoResult),
         "node.runs/1": Form(None, "What earlier runs left.", runs=[OldRun]),
         "node.test/1": Form(
             None, "What came of the scenarios.", id=str, scenarios=[ScenarioResult], not_run=list[str]
@@ -261,13 +261,13 @@ def _node() -> Documents:
 
 
 def _offer() -> Documents:
-    from gpukiln.offers.listing import CHECK, LIST, SHOW, Checked, OfferDetails, OfferListing
+    from gpukiln.offers.listing import CHECK, LIST, SHOW, FitReport, OfferDetails, OfferListing
     from gpukiln.offers.refresh import REFRESH, RefreshDocument
 
     return {
         LIST: Form(OfferListing),
         SHOW: Form(OfferDetails),
-        CHECK: Form(Checked),
+        CHECK: Form(FitReport),
         REFRESH: Form(RefreshDocument),
     }
 
@@ -285,10 +285,10 @@ def _workspace() -> Documents:
         PLAN,
         SHOW,
         STATUS,
-        Preview,
         Status,
         WorkspaceDetails,
         WorkspaceListing,
+        WorkspacePreview,
     )
     from gpukiln.workspaces.volumes import Home
 
@@ -298,7 +298,7 @@ def _workspace() -> Documents:
         ),
         LIST: Form(WorkspaceListing),
         "workspace.move/1": Form(Home),
-        PLAN: Form(Preview),
+        PLAN: Form(WorkspacePreview),
         SHOW: Form(WorkspaceDetails),
         STATUS: Form(Status),
         USAGE: Form(OwnersUsage),

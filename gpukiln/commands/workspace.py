@@ -105,7 +105,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
         from gpukiln.workspaces import view
         from gpukiln.workspaces.lifecycle import ExistingWorkspace
         from gpukiln.workspaces.plan import WorkspacePlan
-        from gpukiln.workspaces.provision import look_ahead, raise_up, today
+        from gpukiln.workspaces.provision import preview_workspace, provision_workspace, today
 
         spec = self.spec(
             **self.pick("simulated", "keep"),
@@ -115,9 +115,9 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
         regions = words(self.region) or [spec.contract.region]
         clouds = [cloud_of(self.cloud, region, self.profile) for region in regions]
         if self.dry_run:
-            where, ahead = look_ahead(clouds, spec, say)
+            where, ahead = preview_workspace(clouds, spec, say)
             preview = (
-                view.running(where, ahead)
+                view.running_preview(where, ahead)
                 if isinstance(ahead, ExistingWorkspace)
                 else view.preview(where, ahead, today())
             )
@@ -133,7 +133,7 @@ class WorkspaceUp(WorkspaceOptions, ProfileOptions, JsonOptions):
             show_parts(view.preview_parts(view.preview(where, plan, today())), notices=True)
             require_consent(f"starting {plan.contract.workspace_name}", (), yes=self.yes)
 
-        where, found = raise_up(
+        where, found = provision_workspace(
             clouds,
             spec,
             say,
@@ -152,10 +152,10 @@ class WorkspaceStop(ExistingOptions, JsonOptions):
 
     def run(self) -> None:
         from gpukiln.workspaces import lifecycle, local_state
-        from gpukiln.workspaces.provision import alone
+        from gpukiln.workspaces.provision import workspace_lock
 
         where, found = self.find()
-        with alone(where, found.name):
+        with workspace_lock(where, found.name):
             local_state.refresh(where)
             if not lifecycle.stop(where, found):
                 say(f"{found.name} was stopped")
@@ -172,26 +172,26 @@ class WorkspaceStart(ExistingOptions, JsonOptions):
         from gpukiln.errors import CheckFailedError
         from gpukiln.workspaces import lifecycle, reach, ssh_config
         from gpukiln.workspaces.network import key_file
-        from gpukiln.workspaces.provision import alone, note_what_runs, wait_until_done
+        from gpukiln.workspaces.provision import note_running_machines, wait_until_done, workspace_lock
 
         where, found = self.find()
         looked = None
-        with alone(where, found.name):
+        with workspace_lock(where, found.name):
             try:
                 if not lifecycle.start(where, found):
                     say(f"{found.name} ran")
                 elif not self.no_wait:
                     wait_until_done(where, _named(found), say=say)
                     if key_file(where, found.name).exists():  # else nobody here can look
-                        looked = reach.look(where, _again(where, found))
+                        looked = reach.check_health(where, _again(where, found))
             except KeyboardInterrupt as interrupt:
-                note_what_runs(where, _again(where, found), interrupt)
+                note_running_machines(where, _again(where, found), interrupt)
                 raise
         found = _again(where, found)
         tell(where, found, json=self.json)
         if ssh_config.has_entry(found.name):  # it has another address now
             reach_by_name(where, found)
-        if looked and not looked.good:
+        if looked and not looked.is_healthy:
             raise CheckFailedError(
                 f"{found.name} is {looked.words}", hint=f"the report is in {looked.folder}"
             )
@@ -215,8 +215,8 @@ class WorkspaceDown(ExistingOptions):
         from gpukiln.commands.consent import require_consent
         from gpukiln.errors import RefusedError
         from gpukiln.workspaces import lifecycle, local_state, reach, ssh_config, view
-        from gpukiln.workspaces.network import owner_file, started_here
-        from gpukiln.workspaces.provision import alone
+        from gpukiln.workspaces.network import is_started_here, owner_file
+        from gpukiln.workspaces.provision import workspace_lock
 
         where, found = self.find_or_gone()
         if found is None:  # a `down` that was killed had removed all of it
@@ -225,7 +225,7 @@ class WorkspaceDown(ExistingOptions):
             say(f"{self.name} is removed")
             return
         removes = found.machines or (found.homes and not self.keep_home)
-        if removes and not self.owner and not started_here(where, found.name, found.owner):
+        if removes and not self.owner and not is_started_here(where, found.name, found.owner):
             raise RefusedError(
                 f"{found.name} is {found.owner}'s, and this computer did not start it",
                 hint=f"--owner {found.owner} says that you know",
@@ -244,12 +244,14 @@ class WorkspaceDown(ExistingOptions):
                 answer=found.name,
                 keeps="--keep-home keeps the home" if found.homes else "",
             )
-        with alone(where, found.name):
+        with workspace_lock(where, found.name):
             local_state.refresh(where)
             wanted = replace(_named(found), owner=self.owner or found.owner)
-            work = None if self.force else reach.busy(where, found)
+            work = None if self.force else reach.ask_busy(where, found)
             ssh_config.remove_entry(found.name)
-            lifecycle.down(where, wanted, found, keep_home=self.keep_home, force=self.force, busy=work)
+            lifecycle.remove_workspace(
+                where, wanted, found, keep_home=self.keep_home, force=self.force, busy=work
+            )
             if not self.keep_home:
                 owner_file(where, found.name).unlink(missing_ok=True)
             local_state.refresh(where)
@@ -268,14 +270,14 @@ class WorkspaceMove(ExistingOptions, JsonOptions):
     def run(self) -> None:
         from gpukiln.errors import UnavailableError, UsageError
         from gpukiln.workspaces import local_state, volumes
-        from gpukiln.workspaces.provision import alone
+        from gpukiln.workspaces.provision import workspace_lock
 
         if not self.zone:
             raise UsageError("--zone is missing", hint="for example --zone us-west-2b")
         where, found = self.find()
         if not found.homes:
             raise UnavailableError(f"{found.name} has no home", hint="there is nothing to move")
-        with alone(where, found.name):
+        with workspace_lock(where, found.name):
             moved = volumes.move(where, found.homes[0], self.zone, say=say)
             local_state.refresh(where)
         if self.json:

@@ -104,10 +104,10 @@ class WorkspaceSsh(ExistingOptions):
         import shlex
 
         from gpukiln import programs
-        from gpukiln.workspaces.reach import reached
+        from gpukiln.workspaces.reach import workspace_ssh
 
         where, found = self.find()
-        typed = reached(where, found).command(*self.command, batch=False)
+        typed = workspace_ssh(where, found).command(*self.command, batch=False)
         if self.print:
             results().print_text(shlex.join(typed))
             return 0
@@ -129,12 +129,12 @@ class WorkspaceStatus(ExistingOptions, JsonOptions):
         from gpukiln.workspaces import lifecycle, reach, view
 
         where, found = self.find()
-        verdict, folder, words_ = None, "", lifecycle.only(found).health
+        verdict, folder, words_ = None, "", lifecycle.only_machine(found).health
         if self.deep:
             progress = Progress()
             with progress.step(f"look at {found.name}"):
-                looked = reach.look(where, found, live=LiveReport(progress))
-                if not looked.good:
+                looked = reach.check_health(where, found, live=LiveReport(progress))
+                if not looked.is_healthy:
                     progress.fail()
             verdict, folder, words_ = looked.verdict, str(looked.folder), looked.words
             where, found = replace(self, cloud=where.name, region=where.region).find()

@@ -49,7 +49,9 @@ def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Clou
 
     if not name:
         raise UsageError("no workspace is named", hint="`invoke workspace.list` shows them")
-    remembered = [(one.cloud, one.region) for one in local_state.where(name) if cloud in ("", one.cloud)]
+    remembered = [
+        (one.cloud, one.region) for one in local_state.regions_with(name) if cloud in ("", one.cloud)
+    ]
     places = remembered
     if region:
         places = [(cloud or (places[0][0] if places else "embedded"), region)]
@@ -63,7 +65,7 @@ def find_or_gone(name: str, cloud: str, region: str, profile: str) -> tuple[Clou
             hint="`invoke workspace.list --refresh --regions REGION --cloud CLOUD` asks a region",
         )
     where = cloud_of(*places[0], profile)
-    found = lifecycle.find(where, name)
+    found = lifecycle.find_workspaces(where, name)
     if found:
         return where, found[0]
     local_state.refresh(where)
@@ -98,11 +100,11 @@ def reach_by_name(where: Cloud, found: ExistingWorkspace) -> None:
     from gpukiln.commands.consent import require_consent
     from gpukiln.errors import GpukilnError, RefusedError
     from gpukiln.workspaces import ssh_config
-    from gpukiln.workspaces.reach import reached
+    from gpukiln.workspaces.reach import workspace_ssh
 
     home = Path.home()
     try:
-        file = ssh_config.write_entry(home, found.name, reached(where, found))
+        file = ssh_config.write_entry(home, found.name, workspace_ssh(where, found))
     except GpukilnError as error:
         say(f"note: `ssh {found.name}` does not reach it: {error.message}")
         return

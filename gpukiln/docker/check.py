@@ -134,7 +134,9 @@ def check_container(image: str, version: str, node: Node) -> ContainerCheck:
         what = f"the {board.name} ({board.arch})"
         findings += [
             replace(finding, remedy=f"build the node's image with {finding.remedy}")
-            for finding in compat.check_driver_knows(node.driver, key, what=what, way_out="take another GPU")
+            for finding in compat.check_driver_knows(
+                node.driver, key, what=what, alternative="take another GPU"
+            )
         ]
         if wanted := cuda.compile_problem(version, key):
             message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"

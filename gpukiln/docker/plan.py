@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpukiln.catalog.architectures import ARCHITECTURES, PLATFORMS
-from gpukiln.catalog.components import Component, apply_overrides, as_plain, load_components
+from gpukiln.catalog.components import Component, apply_overrides, load_components, to_plain_data
 from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
@@ -199,7 +199,7 @@ def make_container_plan(
     inputs = _inputs(root, name, image, base or image.default_base, platform, parts, packages, candidates)
     inputs |= {
         f"recipe {one}": canonical(
-            {k: v for k, v in as_plain({one: chosen[one]})[one].items() if k not in WORDS}
+            {k: v for k, v in to_plain_data({one: chosen[one]})[one].items() if k not in WORDS}
         )
         for one in chosen
     }

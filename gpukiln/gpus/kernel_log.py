@@ -30,7 +30,7 @@ RESET_NOTE = "gpukiln: GPU {address} was reset"
 RESET = re.compile(r"gpukiln: GPU (?P<device>[0-9a-f:.]+) was reset")
 TIMES = re.compile(r" \((\d+) times\)$")
 Table = Mapping[int, Mapping[str, Any]]
-"""{number: {kind, blames_hardware, severity, reset, text, remedy}}: `gpukiln.catalog.xid.judged`."""
+"""{number: {kind, blames_hardware, severity, reset, text, remedy}}: `gpukiln.catalog.xid.xid_rules`."""
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import yaml
 from yaml.constructor import SafeConstructor
 
 from gpukiln import recipes
-from gpukiln.catalog.components import Components, as_plain
+from gpukiln.catalog.components import Components, to_plain_data
 from gpukiln.catalog.images import ImageDefinition
 from gpukiln.catalog.load import SafeLoader
 from gpukiln.gpus import zipapp
@@ -73,7 +73,7 @@ def image_inputs(
         **({} if image.encrypted else {"volume encryption": "off"}),
         "base": f"{base.name} {base.id}",
     }
-    plain = as_plain(components)
+    plain = to_plain_data(components)
     for decision in decisions:
         version = decision.package_version or decision.version or "any version"
         inputs[f"component {decision.name}"] = f"{decision.status} {version}"

@@ -13,11 +13,11 @@ from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.components import (
     Component,
     apply_overrides,
-    as_plain,
     check_on_nodes,
     load_components,
+    to_plain_data,
 )
-from gpukiln.catalog.driver_bases import check_published, on_base, with_bases
+from gpukiln.catalog.driver_bases import check_published, components_on_base, suggest_bases
 from gpukiln.catalog.images import ImageDefinition, load_image
 from gpukiln.catalog.instance_types import gpus_of
 from gpukiln.catalog.load import ROOT
@@ -167,7 +167,7 @@ def make_plan(
     if base_facts.has_kubernetes:
         findings += compat.check_kubernetes(kubernetes, today=moment.date())
         findings += check_published(base_name, base_facts, kubernetes)
-    findings = with_bases(findings, driver, base_facts)
+    findings = suggest_bases(findings, driver, base_facts)
     refuse(findings)
 
     found = resolve_base(
@@ -209,7 +209,7 @@ def make_plan(
         inputs=inputs,
         created_at=moment.astimezone(UTC).isoformat(timespec="seconds"),
         git_commit=git_commit(root),
-        resolved=as_plain(components),
+        resolved=to_plain_data(components),
         encrypted=definition.encrypted,
     )
 
@@ -231,7 +231,7 @@ def chosen_components(
     Raises:
         UsageError: The file, an override or an instance type is wrong.
     """
-    components = on_base(apply_overrides(load_components(path), overrides), system, overrides)
+    components = components_on_base(apply_overrides(load_components(path), overrides), system, overrides)
     driver = components.get("nvidia_driver")
     if driver and driver.modules == "auto":
         modules = compat.choose_modules(driver.version or "", instance_types)

@@ -1,1 +1,1 @@
-"""Live nodes: converge them with the roles that bake images, and tell how they drifted."""
+"""Live nodes: converge them with the roles that bake images, and report how they drifted."""

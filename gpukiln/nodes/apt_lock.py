@@ -1,4 +1,4 @@
-"""Who holds the locks of apt and dpkg on hosts where a task of apt waits."""
+"""Finds the process that holds the locks of apt and dpkg on hosts where a task of apt waits."""
 
 import base64
 import os
@@ -25,7 +25,7 @@ FILES = (
     "/var/lib/apt/lists/lock",
     "/var/cache/apt/archives/lock",
 )
-MARK = "gpukiln-lock"
+LINE_PREFIX = "gpukiln-lock"
 # apt and dpkg lock by fcntl(2), which /proc/locks lists as POSIX with process and inode (proc_locks(5)). An
 # inode is unique in its file system alone, so the process must have the file open. What Ansible started does
 # not count: its modules, its `become`, and its shell of a pipelined module (plugins/shell/__init__.py).
@@ -52,16 +52,16 @@ for file in FILES; do
   done
 done 2> /dev/null
 """
-HEAD = re.compile(r"(?P<host>\S+) \| \w+ \| rc=\d+ >>")
-FOUND = re.compile(rf"{MARK} (?P<file>\S+) (?P<pid>\d+) (?P<command>.*)")
+HOST_LINE = re.compile(r"(?P<host>\S+) \| \w+ \| rc=\d+ >>")
+HOLDER_LINE = re.compile(rf"{LINE_PREFIX} (?P<file>\S+) (?P<pid>\d+) (?P<command>.*)")
 
 
 def script(files: tuple[str, ...] = FILES, locks: str = "/proc/locks") -> str:
     """The shell script that prints one line for each lock: MARK, file, process id, command."""
-    return SCRIPT.replace("FILES", " ".join(files)).replace("LOCKS", locks).replace("MARK", MARK)
+    return SCRIPT.replace("FILES", " ".join(files)).replace("LOCKS", locks).replace("MARK", LINE_PREFIX)
 
 
-def look(inventory: str, hosts: list[str], environment: dict[str, str]) -> dict[str, str]:
+def find_lock_holders(inventory: str, hosts: list[str], environment: dict[str, str]) -> dict[str, str]:
     """Who holds a lock on each of some hosts, in words; hosts without a lock or an answer are left out.
 
     Args:
@@ -76,20 +76,20 @@ def look(inventory: str, hosts: list[str], environment: dict[str, str]) -> dict[
         done = programs.run(command, limit_s=programs.QUICK_S, environment={**os.environ, **environment})
     except GpukilnError:  # no answer in time: the task itself says more
         return {}
-    return parse(done.stdout.decode(errors="replace"))
+    return parse_lock_holders(done.stdout.decode(errors="replace"))
 
 
-def parse(said: str) -> dict[str, str]:
+def parse_lock_holders(said: str) -> dict[str, str]:
     """By host, the first holder that `ansible` printed."""
-    found: dict[str, str] = {}
+    holders: dict[str, str] = {}
     host = ""
     for line in said.splitlines():
-        if head := HEAD.match(line):
+        if head := HOST_LINE.match(line):
             host = head["host"]
-        elif (one := FOUND.match(line)) and host not in found:
-            command = redact(one["command"].strip())[:COMMAND_CHARS]
-            found[host] = f"process {one['pid']} (`{command}`), which has {one['file']}"
-    return found
+        elif (holder_match := HOLDER_LINE.match(line)) and host not in holders:
+            command = redact(holder_match["command"].strip())[:COMMAND_CHARS]
+            holders[host] = f"process {holder_match['pid']} (`{command}`), which has {holder_match['file']}"
+    return holders
 
 
 @dataclass
@@ -105,11 +105,11 @@ class AptTask:
 
 
 class LockWatch:
-    """Tells who holds a lock while tasks of apt run for long, and remembers it for their failure.
+    """Reports which process holds a lock while a task of apt runs long, and keeps it for the failure text.
 
     Args:
         look: Of some hosts, who holds a lock there.
-        on_host: Called with a host and what is to be said about it.
+        on_host: Called with a host and a message about it.
         clock: Seconds.
     """
 
@@ -137,21 +137,21 @@ class LockWatch:
             elif ENDINGS.get(kind, "item") != "item":
                 self._waiting.pop(host, None)
 
-    def look_at_due(self) -> None:
+    def check_due_hosts(self) -> None:
         """Look at the hosts whose task of apt runs for long, all of them at once."""
         now = self._clock()
         with self._lock:
-            due = [host for host, one in self._waiting.items() if one.next_look <= now]
+            due = [host for host, apt_task in self._waiting.items() if apt_task.next_look <= now]
             for host in due:
                 self._waiting[host].next_look = now + AGAIN_S
         for host, holder in (self._look(due) if due else {}).items():
             with self._lock:
-                one = self._waiting.get(host)
-                new = one is not None and self._holders.get(host) != holder
+                apt_task = self._waiting.get(host)
+                new = apt_task is not None and self._holders.get(host) != holder
                 if new:
                     self._holders[host] = holder
-            if one and new:
-                self._on_host(host, f"{one.task} waits for {holder}")
+            if apt_task and new:
+                self._on_host(host, f"{apt_task.task} waits for {holder}")
 
     def explain(self, host: str, failure: str) -> str:
         """A failure with who held the lock, where it is about one."""
@@ -167,7 +167,7 @@ class LockWatch:
 
         def follow() -> None:
             while not ended.wait(POLL_S):
-                self.look_at_due()
+                self.check_due_hosts()
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()

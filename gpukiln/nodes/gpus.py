@@ -20,13 +20,13 @@ from gpukiln.verify.target import InventoryTarget, SshTarget, Target
 
 PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
 TIMEOUT_S = 300.0  # for a look: a machine that hangs gives its own up long before
-ENDLESS_S = 10**8  # three years
-LASTS = {"wait", "duration"}  # options by which a verb lasts as long as it was asked to
+NO_LIMIT_S = 10**8  # three years
+DURATION_OPTIONS = {"wait", "duration"}  # options by which a verb lasts as long as it was asked to
 NOT_FOUND, SSH_FAILED = 127, 255
 
 
 @dataclass(frozen=True)
-class Said:
+class GpuAnswer:
     """What came of one machine.
 
     Args:
@@ -41,7 +41,7 @@ class Said:
 
 def ask_all(
     targets: Sequence[Target], verb: Verb, argv: Sequence[str], *, sudo: bool, forks: int
-) -> list[Said]:
+) -> list[GpuAnswer]:
     """Ask machines, as many at a time as `forks`.
 
     Args:
@@ -52,11 +52,11 @@ def ask_all(
         One answer a machine, in their order.
     """
 
-    def one(target: Target) -> Said:
+    def one(target: Target) -> GpuAnswer:
         try:
-            return _asked(target, verb, argv, sudo)
+            return _ask_target(target, verb, argv, sudo)
         except GpukilnError as error:
-            return Said((), (plain(failure(error, target.name)),), error.exit_code)
+            return GpuAnswer((), (plain(failure(error, target.name)),), error.exit_code)
 
     with ThreadPoolExecutor(max_workers=forks) as pool:
         try:
@@ -66,7 +66,7 @@ def ask_all(
             raise
 
 
-def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
+def _ask_target(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> GpuAnswer:
     words = [verb.name, "--json", *argv]
     if isinstance(target, InventoryTarget):
         import testinfra  # noqa: PLC0415 - slow, and only for inventories
@@ -76,10 +76,10 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
         except RuntimeError as error:
             raise UnavailableError(f"{target.name} can't be reached: {error}") from error
     else:
-        lasts = verb.changes or LASTS & {one.name for one in verb.options}
+        lasts = verb.changes or DURATION_OPTIONS & {option.name for option in verb.options}
         # without standard input: ssh would read what is meant for the caller's next command
         try:
-            done = programs.run(reach(target, words, sudo), limit_s=ENDLESS_S if lasts else TIMEOUT_S)
+            done = programs.run(gpu_command(target, words, sudo), limit_s=NO_LIMIT_S if lasts else TIMEOUT_S)
         except programs.ProgramTimeoutError as late:
             raise UnavailableError(
                 f"{target.name} gave no answer in {TIMEOUT_S:.0f} s", hint="log in and look what hangs"
@@ -95,25 +95,27 @@ def _asked(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> Said:
             f"{target.name} answers {document.get('schema')}, wanted {verb.schema}",
             hint="its gpukiln-gpu is of another version: `invoke node.apply` brings it up to date",
         )
-    return Said(tuple(document["nodes"]), tuple(document["failed"]), code)
+    return GpuAnswer(tuple(document["nodes"]), tuple(document["failed"]), code)
 
 
 def _no_answer(target: Target, code: int, said: str) -> UnavailableError:
-    told = " ".join(said.split())[-300:]
-    if code == NOT_FOUND or "not found" in told or "No such file" in told:
+    output = " ".join(said.split())[-300:]
+    if code == NOT_FOUND or "not found" in output or "No such file" in output:
         return UnavailableError(
             f"{target.name} has no {PROGRAM}",
             hint="the role gpu_tools installs it: invoke node.apply, or bake the image again",
         )
     if code == SSH_FAILED:
         return UnavailableError(
-            f"{target.name} can't be reached: {told}",
+            f"{target.name} can't be reached: {output}",
             hint="try `ssh` by hand; a jump host belongs into ~/.ssh/config",
         )
-    return UnavailableError(f"{target.name}: gpukiln-gpu exits {code}: {told or 'without a word'}")
+    return UnavailableError(f"{target.name}: gpukiln-gpu exits {code}: {output or 'without a word'}")
 
 
-def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence[str], *, sudo: bool) -> int:
+def run_interactive(
+    target: Target, verb: Verb, argv: Sequence[str], command: Sequence[str], *, sudo: bool
+) -> int:
     """Run a verb on a machine with this terminal as its own; returns its exit code.
 
     Raises:
@@ -125,10 +127,10 @@ def take_over(target: Target, verb: Verb, argv: Sequence[str], command: Sequence
             hint="name it as ssh://USER@HOST",
         )
     words = [verb.name, *argv, *(["--", *command] if command else [])]
-    return programs.run_on_terminal(reach(target, words, sudo, terminal=sys.stdin.isatty()))
+    return programs.run_on_terminal(gpu_command(target, words, sudo, terminal=sys.stdin.isatty()))
 
 
-def reach(target: Target, words: Sequence[str], sudo: bool, *, terminal: bool = False) -> list[str]:
+def gpu_command(target: Target, words: Sequence[str], sudo: bool, *, terminal: bool = False) -> list[str]:
     """The command line that runs gpukiln-gpu on a machine."""
     if not isinstance(target, SshTarget):
         return [sys.executable, "-m", "gpukiln.gpus", *words]

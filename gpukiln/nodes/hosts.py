@@ -1,4 +1,4 @@
-"""Which machines to judge: an inventory's, or such as testinfra's --hosts names them."""
+"""Which machines to verify: hosts of an inventory, or URLs in the form of testinfra's --hosts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOCAL = "local://"
 
 
 def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Target]:
-    """Name the machines to judge.
+    """Find the machines to verify.
 
     Args:
         hosts: Separated by commas: `ssh://[USER@]HOST[:PORT]`, reached with the user's own SSH configuration;
@@ -26,7 +26,7 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
         Each machine once, in the order given.
 
     Raises:
-        UsageError: A host is not of these forms, an inventory is missing or needless, or no host is left.
+        UsageError: A host has another form, an inventory is missing or unnecessary, or no host is left.
     """
     targets: dict[str, Target] = {}
     of_inventory = not hosts.strip(", ") or "ansible://" in hosts
@@ -39,17 +39,17 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
     for url in [part.strip() for part in hosts.split(",") if part.strip()] or ["ansible://all"]:
         kind, _, rest = url.partition("://")
         if kind == "ansible":
-            found: list[Target] = _of_inventory(rest, inventory, limit)
+            host_targets: list[Target] = _of_inventory(rest, inventory, limit)
         elif kind == "local" and not rest:
-            found = [Target("localhost", LOCAL)]
+            host_targets = [Target("localhost", LOCAL)]
         elif is_ssh(url):
-            found = [ssh_target(rest.partition("?")[0], parse_ssh(url))]
+            host_targets = [ssh_target(rest.partition("?")[0], parse_ssh(url))]
         else:
             raise UsageError(
                 f"--hosts has {url!r}, wanted {URL_SYNTAX}, local:// or ansible://PATTERN",
                 hint="invoke node.verify --hosts ssh://admin@192.0.2.1,local://",
             )
-        targets |= {target.name: target for target in found}
+        targets |= {target.name: target for target in host_targets}
     return list(targets.values())
 
 

@@ -26,8 +26,8 @@ from gpukiln.nodes.results import Collector, RunResult, task_name
 from gpukiln.parsing import parse_json
 from gpukiln.redact import redact, redact_value
 
-SHOWN = 20  # hosts that a sentence names
-NEAR = 0.9  # of difflib: one or two letters of a name of twenty
+SHOWN_HOSTS = 20  # hosts that a sentence names
+SIMILARITY = 0.9  # of difflib: one or two letters of a name of twenty
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -39,7 +39,7 @@ class PlaybookRequest:
         playbook: File name in ansible/.
         inventory: An inventory: a file, a folder or a plug-in's configuration.
         limit: Ansible's pattern of hosts, or an empty string for all.
-        check: Change nothing, tell what would change.
+        check: Change nothing, report what would change.
         forks: Hosts that are worked on at the same time.
         variables: Extra variables.
     """
@@ -88,7 +88,7 @@ def list_hosts(request: PlaybookRequest) -> list[str]:
         known = list_hosts(PlaybookRequest(request.playbook, request.inventory))
         raise UsageError(
             f"--limit {request.limit} leaves no host of {request.inventory}",
-            hint=f"it has {', '.join(known[:SHOWN])}{' ...' if len(known) > SHOWN else ''}",
+            hint=f"it has {', '.join(known[:SHOWN_HOSTS])}{' ...' if len(known) > SHOWN_HOSTS else ''}",
         )
     if done.returncode == 0:
         raise UsageError(
@@ -141,7 +141,7 @@ def read_inventory(request: PlaybookRequest) -> dict[str, Any]:
     return document
 
 
-def without_group(request: PlaybookRequest, inventory: dict[str, Any], hosts: list[str]) -> str:
+def ungrouped_warning(request: PlaybookRequest, inventory: dict[str, Any], hosts: list[str]) -> str:
     """Which hosts are targeted though they are in no group while others are, why, and how to leave them out.
 
     Args:
@@ -161,10 +161,10 @@ def without_group(request: PlaybookRequest, inventory: dict[str, Any], hosts: li
     named = [host for host in hosts if host in alone]
     if not named or not grouped:
         return ""
-    more = f" and {len(named) - SHOWN} more" if len(named) > SHOWN else ""
+    more = f" and {len(named) - SHOWN_HOSTS} more" if len(named) > SHOWN_HOSTS else ""
     why = f"--limit {request.limit} matches" if request.limit else f"{request.playbook} is for"
     return (
-        f"in no group of {request.inventory.name}, and targeted too: {', '.join(named[:SHOWN])}{more}; "
+        f"in no group of {request.inventory.name}, and targeted too: {', '.join(named[:SHOWN_HOSTS])}{more}; "
         f"{why} {'them' if request.limit else 'every host of an inventory'} "
         f"(--limit '{request.limit or 'all'}:!ungrouped' leaves them out)"
     )
@@ -187,7 +187,7 @@ def require_known_variables(request: PlaybookRequest, inventory: dict[str, Any])
         for name in values:
             if name in known or not name.startswith(begin):
                 continue
-            if near := difflib.get_close_matches(name, known, 1, NEAR):
+            if near := difflib.get_close_matches(name, known, 1, SIMILARITY):
                 raise UsageError(
                     f"{request.inventory}: {host} has the variable {name}, which no role has",
                     hint=f"is {near[0]} meant? docs/roles.md has every variable",
@@ -219,7 +219,8 @@ def run_playbook(
 
     collector = Collector(hosts)
     watch = apt_lock.LockWatch(
-        lambda waiting: apt_lock.look(str(request.inventory), waiting, request.environment), on_host
+        lambda waiting: apt_lock.find_lock_holders(str(request.inventory), waiting, request.environment),
+        on_host,
     )
     tail: deque[str] = deque(maxlen=8)
 
@@ -244,7 +245,7 @@ def run_playbook(
         tempfile.TemporaryDirectory(prefix="gpukiln-ansible-") as scratch,
         open_private(folder / "ansible.log", "w") as log,
         HostLogs(folder / "hosts") as logs,
-        _signals_given_back(),
+        _signals_restored(),
         watch.running(),
     ):
         run = ansible_runner.run(
@@ -272,7 +273,7 @@ def run_playbook(
 
 
 @contextmanager
-def _signals_given_back() -> Iterator[None]:
+def _signals_restored() -> Iterator[None]:
     """Runner leaves handlers by which Ctrl-C does nothing for the rest of the process."""
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

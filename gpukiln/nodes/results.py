@@ -53,7 +53,7 @@ class TaskChange:
 
     Args:
         task: Its name, with the role's.
-        diff: What differs, as a unified diff; empty where the module tells none.
+        diff: What differs, as a unified diff; empty where the module reports none.
     """
 
     task: str
@@ -160,7 +160,7 @@ class Collector:
         self.result.task_seconds[task] = max(longest, seconds)
 
     def _finish(self, stats: dict[str, Any]) -> None:
-        """Only the end tells who went through: a rescued failure is none, a host in mid-run is not done."""
+        """Set each host's state from the statistics: a rescued failure is none, a host in mid-run is not."""
         for host in self.result.hosts.values():
             if host.name in stats.get("dark", {}):
                 # `failed`: it answered, and could not take what Ansible sends.
@@ -212,12 +212,12 @@ def _diff(answer: dict[str, Any]) -> str:
     if not given and isinstance(answer.get("msg"), list):  # `debug` that reports a change line by line
         return "".join(f"{line}\n" for line in answer["msg"])
     text = ""
-    for one in given if isinstance(given, list) else [given]:
-        if "prepared" in one:
-            text += one["prepared"]
+    for diff in given if isinstance(given, list) else [given]:
+        if "prepared" in diff:
+            text += diff["prepared"]
             continue
-        before, after = (_text(one.get(side)) for side in ("before", "after"))
-        old, new = (str(one.get(f"{side}_header") or side) for side in ("before", "after"))
+        before, after = (_text(diff.get(side)) for side in ("before", "after"))
+        old, new = (str(diff.get(f"{side}_header") or side) for side in ("before", "after"))
         lines = difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="", n=1)
         text += "".join(f"{line}\n" for line in lines)
     return text

@@ -111,11 +111,11 @@ class OldRun:
         return {**vars(self), "folder": str(self.folder), "ended": self.ended.isoformat(timespec="seconds")}
 
 
-def old_runs(found: Iterable[tuple[str, Path]], *, keep: int, older_than_days: int) -> list[OldRun]:
+def old_runs(runs_by_kind: Iterable[tuple[str, Path]], *, keep: int, older_than_days: int) -> list[OldRun]:
     """What can go: of each kind neither one of the newest, nor a young one, nor one that is under way.
 
     Args:
-        found: The kind and the folder of each run.
+        runs_by_kind: The kind and the folder of each run.
         keep: How many of each kind stay, the newest.
         older_than_days: Younger ones stay.
 
@@ -123,12 +123,12 @@ def old_runs(found: Iterable[tuple[str, Path]], *, keep: int, older_than_days: i
         One a run, by kind, the newest first.
     """
     runs = []
-    for kind, folder in found:
+    for kind, folder in runs_by_kind:
         if not (stats := list(_stats(folder))):
             continue  # somebody has removed it
-        ended = datetime.fromtimestamp(max(one.st_mtime for one in stats), UTC)
-        runs.append((kind, ended, folder, sum(one.st_blocks * 512 for one in stats) / (1 << 20)))
-    judged, seen = [], Counter[str]()
+        ended = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), UTC)
+        runs.append((kind, ended, folder, sum(stat.st_blocks * 512 for stat in stats) / (1 << 20)))
+    decided, seen = [], Counter[str]()
     for kind, ended, folder, mib in sorted(runs, key=lambda run: (run[0], -run[1].timestamp())):
         seen[kind] += 1
         days = (datetime.now(UTC) - ended).days
@@ -140,8 +140,8 @@ def old_runs(found: Iterable[tuple[str, Path]], *, keep: int, older_than_days: i
         elif is_held(folder):
             reason = "a process works in it"
         action = "keep" if reason else "remove"
-        judged.append(OldRun(folder, kind, ended, round(mib, 1), action, reason or f"{days} days old"))
-    return judged
+        decided.append(OldRun(folder, kind, ended, round(mib, 1), action, reason or f"{days} days old"))
+    return decided
 
 
 def _stats(folder: Path) -> Iterator[os.stat_result]:
@@ -225,17 +225,21 @@ class RunStore:
 
     def folders(self) -> list[tuple[str, Path]]:
         """The kind and the folder of every run."""
-        found = [folder for folder in self.folder.glob("*") if folder.is_dir()]
-        return [(kind, folder) for folder in found if (kind := _kind(folder))]
+        folders = [folder for folder in self.folder.glob("*") if folder.is_dir()]
+        return [(kind, folder) for folder in folders if (kind := _kind(folder))]
 
     def last_test_durations(self) -> dict[str, float]:
         """Seconds that each of Molecule's scenarios took when it last passed."""
-        found: dict[str, float] = {}
+        durations: dict[str, float] = {}
         for run in map(NodeRun, sorted(self.folder.glob("*-test-*"))):
             if run.file.exists():
                 outcomes = run.read()["scenarios"]
-                found |= {one["scenario"]: one["seconds"] for one in outcomes if one["state"] == "passed"}
-        return found
+                durations |= {
+                    outcome["scenario"]: outcome["seconds"]
+                    for outcome in outcomes
+                    if outcome["state"] == "passed"
+                }
+        return durations
 
 
 def _kind(folder: Path) -> str:

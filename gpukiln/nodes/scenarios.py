@@ -1,4 +1,4 @@
-"""Runs Molecule's scenarios: each starts a machine, converges it twice, judges it and removes it."""
+"""Runs Molecule's scenarios: each starts a machine, converges it twice, verifies it and removes it."""
 
 import os
 import re
@@ -22,8 +22,8 @@ FOLDER = ROOT / "molecule"
 STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")
 TASK = re.compile(r"TASK \[(.*)\] \*+$")
 FAILURE_LINES = 12
-SAY_S = 15.0  # not every task is told, or a plain log would be Molecule's own again
-PATIENCE_S = 30.0  # for Molecule to end when it is told to
+REPORT_INTERVAL_S = 15.0  # one task in so long: reporting each would repeat Molecule's whole log
+END_WAIT_S = 30.0  # for Molecule to end after a signal
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Scenario:
 
     Args:
         folder: Holds its molecule.yml; its name is the scenario's.
-        title: What it proves: the comment at the head of its molecule.yml.
+        title: What it verifies: the comment at the head of its molecule.yml.
         image: The container image of its machine, which Docker pulls; empty for the embedded cloud's.
     """
 
@@ -73,12 +73,14 @@ class ScenarioResult:
 
 def load_scenarios(folder: Path = FOLDER) -> dict[str, Scenario]:
     """Every scenario, those that need nothing pulled first."""
-    found = [_scenario(file) for file in sorted(folder.glob("*/molecule.yml"))]
-    if not found:
+    scenarios = [_scenario(file) for file in sorted(folder.glob("*/molecule.yml"))]
+    if not scenarios:
         raise UnavailableError(
             f"there is no scenario in {folder}", hint="node.test is for a checkout of gpukiln"
         )
-    return {scenario.name: scenario for scenario in sorted(found, key=lambda one: bool(one.image))}
+    return {
+        scenario.name: scenario for scenario in sorted(scenarios, key=lambda scenario: bool(scenario.image))
+    }
 
 
 def _scenario(file: Path) -> Scenario:
@@ -88,7 +90,7 @@ def _scenario(file: Path) -> Scenario:
     return Scenario(file.parent, " ".join(comment), platform.get("image", ""))
 
 
-def choose(names: list[str], folder: Path = FOLDER) -> tuple[list[Scenario], list[Scenario]]:
+def choose_scenarios(names: list[str], folder: Path = FOLDER) -> tuple[list[Scenario], list[Scenario]]:
     """Which scenarios to run.
 
     Args:
@@ -107,7 +109,9 @@ def choose(names: list[str], folder: Path = FOLDER) -> tuple[list[Scenario], lis
             raise unknown("scenario", name, known)
     if names:
         return [known[name] for name in dict.fromkeys(names)], []
-    return [one for one in known.values() if not one.image], [one for one in known.values() if one.image]
+    return [scenario for scenario in known.values() if not scenario.image], [
+        scenario for scenario in known.values() if scenario.image
+    ]
 
 
 def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> ScenarioResult:
@@ -154,7 +158,7 @@ def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> 
         folder=scenario.folder.parents[1],
         environment=environment,
         # Ansible needs a moment to end its workers, which have sessions of their own and would outlive it.
-        ends=((signal.SIGTERM, PATIENCE_S), (signal.SIGKILL, PATIENCE_S)),
+        ends=((signal.SIGTERM, END_WAIT_S), (signal.SIGKILL, END_WAIT_S)),
     )
 
 
@@ -171,13 +175,13 @@ class _StepTimes:
     def __call__(self, line: str) -> None:
         self._write(line)
         now = time.monotonic()
-        if found := STEP.search(line):
+        if line_match := STEP.search(line):
             self.end()
-            self._step, self._began, self._said = found[1], now, now
-            self._say(found[1])
-        elif (found := TASK.search(line)) and now - self._said > SAY_S:
+            self._step, self._began, self._said = line_match[1], now, now
+            self._say(line_match[1])
+        elif (line_match := TASK.search(line)) and now - self._said > REPORT_INTERVAL_S:
             self._said = now
-            self._say(f"{self._step}: {found[1]}")
+            self._say(f"{self._step}: {line_match[1]}")
 
     def end(self) -> None:
         """A step has ended."""

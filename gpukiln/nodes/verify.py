@@ -13,7 +13,7 @@ from gpukiln.verify.suite import MAX_SECONDS, run_suite
 from gpukiln.verify.target import Target
 from gpukiln.verify.verification import Verification
 
-WORTHWHILE_S = 5.0  # of time left, for beginning with a host
+MIN_HOST_S = 5.0  # of time left, for beginning with a host
 
 
 def verify_hosts(
@@ -55,7 +55,7 @@ def verify_hosts(
 
     def one(target: Target) -> Verification:
         host, left = target.name, until - time.monotonic()
-        if left < WORTHWHILE_S:
+        if left < MIN_HOST_S:
             on_host(host, "not reached")
             reason = f"{host} was not reached: the {max_seconds:.0f} s of --max-seconds were up"
             return Verification(host, reason=reason)
@@ -74,7 +74,7 @@ def verify_hosts(
                 on_check=live.check if live else None,
             )
         except UnavailableError as error:
-            on_host(host, "could not be judged")
+            on_host(host, "could not be verified")
             return Verification(host, reason=error.message)
         on_host(host, state(verdict))
         facts = parse_json((reports / "facts.json").read_text(encoding="utf-8"))

@@ -89,10 +89,14 @@ def render_verified(verified: Sequence[Verification]) -> RenderableType:
         verified: One a host.
     """
     parts: list[RenderableType] = []
-    for one in verified:
-        if said := one.diagnosis:
-            parts.append(Text.assemble((f"{one.target}: ", "bold"), said))
-        parts.append(report.ending(one.verdict) if one.verdict else Text(one.reason, style="bold red"))
+    for verification in verified:
+        if said := verification.diagnosis:
+            parts.append(Text.assemble((f"{verification.target}: ", "bold"), said))
+        parts.append(
+            report.ending(verification.verdict)
+            if verification.verdict
+            else Text(verification.reason, style="bold red")
+        )
     return Group(*parts)
 
 
@@ -109,9 +113,9 @@ def render_runs(runs: Sequence[OldRun]) -> RenderableType:
 
 
 def render_scenarios(scenarios: list[Scenario]) -> RenderableType:
-    rows = Rows("scenario", "machine", "what it proves", first=2, folds=True)
-    for one in scenarios:
-        rows.add(one.name, one.image or "embedded cloud", one.title)
+    rows = Rows("scenario", "machine", "what it verifies", first=2, folds=True)
+    for scenario in scenarios:
+        rows.add(scenario.name, scenario.image or "embedded cloud", scenario.title)
     return rows
 
 
@@ -124,12 +128,14 @@ def render_outcomes(outcomes: list[ScenarioResult], not_run: list[Scenario]) -> 
     """
     rows = Rows("scenario", "state", "took", "steps", first=2, folds=True, right=("took",))
     parts: list[RenderableType] = [rows]
-    for one in outcomes:
-        style = "green" if one.state == "passed" else "bold red"
-        steps = ", ".join(f"{step} {Duration(seconds).shown}" for step, seconds in one.steps.items())
-        rows.add(one.scenario, Text(one.state, style=style), Duration(one.seconds).shown, steps)
-        if one.failure:
-            parts.append(Text(f"\n{one.scenario}\n", style="bold red").append(one.failure, style="not bold"))
+    for outcome in outcomes:
+        style = "green" if outcome.state == "passed" else "bold red"
+        steps = ", ".join(f"{step} {Duration(seconds).shown}" for step, seconds in outcome.steps.items())
+        rows.add(outcome.scenario, Text(outcome.state, style=style), Duration(outcome.seconds).shown, steps)
+        if outcome.failure:
+            parts.append(
+                Text(f"\n{outcome.scenario}\n", style="bold red").append(outcome.failure, style="not bold")
+            )
     for scenario in not_run:
         why = f"pulls the image {scenario.image}: --scenario {scenario.name}"
         rows.add(scenario.name, Text("not run", style="yellow"), "", why)

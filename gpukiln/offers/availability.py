@@ -31,7 +31,7 @@ RESERVED_STATES = ("assessing", "scheduled", "pending", "active", "delayed")  # 
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedAnswer:
     """Whether the zone has the type at all; not whether one is free."""
 
     answer: Literal["yes", "no", "unknown"]
@@ -80,7 +80,7 @@ class Likelihood:
     reasons: tuple[str, ...] = ()
 
 
-NOT_THERE = Likelihood(None, (), None, ("the zone does not have it",))
+NOT_OFFERED = Likelihood(None, (), None, ("the zone does not have it",))
 
 
 @dataclass(frozen=True)
@@ -136,14 +136,14 @@ class ZoneAvailability:
     instance_type: str
     zone: str
     zone_id: str
-    offered: Offered
+    offered: OfferedAnswer
     quota: QuotaLeft
     likelihood: Likelihood
     reservation: Reservation
 
 
 @dataclass(frozen=True)
-class Unknown:
+class UnknownAnswer:
     """No answer, and why."""
 
     reason: str
@@ -163,36 +163,36 @@ def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[Zon
     if not names:
         return ()
     market: Market = "spot" if spot else "on-demand"
-    asking = _Asking(cloud)
+    asking = _ServiceQueries(cloud)
     zones = _zones(asking)
     offers = _offers(asking, names)
-    ids = {} if isinstance(zones, Unknown) else zones
-    places = sorted({*ids, *(() if isinstance(offers, Unknown) else (zone for _, zone in offers))}) or [""]
+    ids = {} if isinstance(zones, UnknownAnswer) else zones
+    places = sorted({*ids, *(() if isinstance(offers, UnknownAnswer) else (zone for _, zone in offers))}) or [
+        ""
+    ]
     reserved = _reserved(asking)
     quotas = _quotas(asking, names, market, reserved)
-    likely = _likelihoods(asking, [one for one in names if _may_have(offers, one)], market, zones)
+    likely = _likelihoods(asking, [name for name in names if _may_have(offers, name)], market, zones)
     sold = [name for name in names if name in instance_types() and instance_types()[name].capacity_blocks]
     blocks = {name: _blocks(asking, name) for name in sold}
-    found = []
+    rows = []
     for name in names:
         for zone in places:
             offered, zone_id = _offered(offers, name, zone), ids.get(zone, "")
-            likelihood = NOT_THERE if offered.answer == "no" else likely(name, zone_id)
+            likelihood = NOT_OFFERED if offered.answer == "no" else likely(name, zone_id)
             reservation = _reservation(name, zone, reserved, blocks.get(name, ()))
-            found.append(
-                ZoneAvailability(name, zone, zone_id, offered, quotas[name], likelihood, reservation)
-            )
-    return tuple(found)
+            rows.append(ZoneAvailability(name, zone, zone_id, offered, quotas[name], likelihood, reservation))
+    return tuple(rows)
 
 
-class _Asking:
+class _ServiceQueries:
     """Asks one service after the other; one that can't be reached is not tried again."""
 
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
-        self._lost: dict[str, Unknown] = {}
+        self._lost: dict[str, UnknownAnswer] = {}
 
-    def ask(self, service: str, action: str, call: Callable[[Any], T]) -> T | Unknown:
+    def ask(self, service: str, action: str, call: Callable[[Any], T]) -> T | UnknownAnswer:
         """What a service answers.
 
         Args:
@@ -212,16 +212,16 @@ class _Asking:
             with explain_aws_errors(action):
                 return call(self.cloud.client(service))
         except UnavailableError as error:
-            unknown = Unknown(": ".join(filter(None, (error.message, error.hint))))
+            unknown = UnknownAnswer(": ".join(filter(None, (error.message, error.hint))))
             lost = ConnectionError, HTTPClientError, NoCredentialsError, ProfileNotFound
             if isinstance(error.__cause__, lost):
                 self._lost[service] = unknown
             return unknown
 
 
-def _zones(asking: _Asking) -> dict[str, str] | Unknown:
+def _zones(asking: _ServiceQueries) -> dict[str, str] | UnknownAnswer:
     """The ids of the region's zones by their names."""
-    found = asking.ask(
+    zones = asking.ask(
         "ec2",
         "look up the region's zones",
         lambda ec2: {
@@ -229,17 +229,17 @@ def _zones(asking: _Asking) -> dict[str, str] | Unknown:
             for zone in ec2.describe_availability_zones()["AvailabilityZones"]
         },
     )
-    return found or Unknown("EC2 named no zone of the region") if isinstance(found, dict) else found
+    return zones or UnknownAnswer("EC2 named no zone of the region") if isinstance(zones, dict) else zones
 
 
-def _offers(asking: _Asking, names: Sequence[str]) -> frozenset[tuple[str, str]] | Unknown:
+def _offers(asking: _ServiceQueries, names: Sequence[str]) -> frozenset[tuple[str, str]] | UnknownAnswer:
     """The pairs of type and zone that there are."""
     return asking.ask(
         "ec2",
         "look up which zones have the types",
         lambda ec2: frozenset(
-            (one["InstanceType"], one["Location"])
-            for one in calls.pages(
+            (offering["InstanceType"], offering["Location"])
+            for offering in calls.pages(
                 ec2,
                 "describe_instance_type_offerings",
                 "InstanceTypeOfferings",
@@ -251,48 +251,48 @@ def _offers(asking: _Asking, names: Sequence[str]) -> frozenset[tuple[str, str]]
     )
 
 
-def _may_have(offers: frozenset[tuple[str, str]] | Unknown, name: str) -> bool:
-    return isinstance(offers, Unknown) or any(one == name for one, _ in offers)
+def _may_have(offers: frozenset[tuple[str, str]] | UnknownAnswer, name: str) -> bool:
+    return isinstance(offers, UnknownAnswer) or any(offered_name == name for offered_name, _ in offers)
 
 
-def _offered(offers: frozenset[tuple[str, str]] | Unknown, name: str, zone: str) -> Offered:
-    if isinstance(offers, Unknown):
-        return Offered("unknown", offers.reason)
+def _offered(offers: frozenset[tuple[str, str]] | UnknownAnswer, name: str, zone: str) -> OfferedAnswer:
+    if isinstance(offers, UnknownAnswer):
+        return OfferedAnswer("unknown", offers.reason)
     if not zone and _may_have(offers, name):
-        return Offered("unknown", "the region's zones are unknown")
-    return Offered("yes" if (name, zone) in offers else "no")
+        return OfferedAnswer("unknown", "the region's zones are unknown")
+    return OfferedAnswer("yes" if (name, zone) in offers else "no")
 
 
 # --- quota ---
 
 
 def _quotas(
-    asking: _Asking, names: Sequence[str], market: Market, reserved: list[Any] | Unknown
+    asking: _ServiceQueries, names: Sequence[str], market: Market, reserved: list[Any] | UnknownAnswer
 ) -> dict[str, QuotaLeft]:
     of_names = {name: quota_of(name, market) for name in names}
-    wanted = {quota.code: quota for quota in of_names.values() if quota}
-    limits = {code: _limit(asking, quota) for code, quota in wanted.items()}
-    counted = tuple(wanted.values())
-    used = _of_quotas(asking, _running(asking, market), counted) if wanted else {}
-    held = _of_quotas(asking, _unused(asking, reserved), counted) if wanted and market == "on-demand" else {}
-    found = {}
+    quotas = {quota.code: quota for quota in of_names.values() if quota}
+    limits = {code: _limit(asking, quota) for code, quota in quotas.items()}
+    counted = tuple(quotas.values())
+    used = _of_quotas(asking, _running(asking, market), counted) if quotas else {}
+    held = _of_quotas(asking, _unused(asking, reserved), counted) if quotas and market == "on-demand" else {}
+    quotas_left = {}
     for name, quota in of_names.items():
         facts = instance_types().get(name)
         needed = facts.vcpu if facts else None
         if quota is None:
             why = f"no source names the {market} quota of {name}"
-            found[name] = QuotaLeft("", "", needed, None, None, None, None, why)
+            quotas_left[name] = QuotaLeft("", "", needed, None, None, None, None, why)
             continue
         limit = limits[quota.code]
-        running = used if isinstance(used, Unknown) else used[quota.code]
-        idle = held if isinstance(held, Unknown) else held.get(quota.code, 0)
-        reasons = [one.reason for one in (limit, running, idle) if isinstance(one, Unknown)]
+        running = used if isinstance(used, UnknownAnswer) else used[quota.code]
+        idle = held if isinstance(held, UnknownAnswer) else held.get(quota.code, 0)
+        reasons = [answer.reason for answer in (limit, running, idle) if isinstance(answer, UnknownAnswer)]
         if needed is None:
             reasons.append(f"the catalogue does not know how many virtual CPUs {name} has")
         left = None
         if isinstance(limit, int) and isinstance(running, int):
             left = max(0, limit - running - (idle if isinstance(idle, int) else 0))
-        found[name] = QuotaLeft(
+        quotas_left[name] = QuotaLeft(
             quota.code,
             quota.name,
             needed,
@@ -302,29 +302,29 @@ def _quotas(
             left,
             "; ".join(dict.fromkeys(reasons)),
         )
-    return found
+    return quotas_left
 
 
-def _number(value: int | Unknown) -> int | None:
-    return None if isinstance(value, Unknown) else value
+def _number(value: int | UnknownAnswer) -> int | None:
+    return None if isinstance(value, UnknownAnswer) else value
 
 
-def _limit(asking: _Asking, quota: Quota) -> int | Unknown:
-    found = asking.ask(
+def _limit(asking: _ServiceQueries, quota: Quota) -> int | UnknownAnswer:
+    value = asking.ask(
         "service-quotas",
         f"look up the quota {quota.code}",
         lambda quotas: quotas.get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)["Quota"].get(
             "Value"
         ),
     )
-    if found is None:
-        return Unknown(f"Service Quotas gave no value of {quota.code}")
-    return found if isinstance(found, Unknown) else int(found)
+    if value is None:
+        return UnknownAnswer(f"Service Quotas gave no value of {quota.code}")
+    return value if isinstance(value, UnknownAnswer) else int(value)
 
 
-def _running(asking: _Asking, market: Market) -> list[tuple[str, int]] | Unknown:
+def _running(asking: _ServiceQueries, market: Market) -> list[tuple[str, int]] | UnknownAnswer:
     """The types of the running instances, each with 1."""
-    found = asking.ask(
+    reservations = asking.ask(
         "ec2",
         "count the running instances",
         lambda ec2: list(
@@ -337,43 +337,49 @@ def _running(asking: _Asking, market: Market) -> list[tuple[str, int]] | Unknown
             )
         ),
     )
-    if isinstance(found, Unknown):
-        return found
+    if isinstance(reservations, UnknownAnswer):
+        return reservations
     return [
-        (one["InstanceType"], 1)
-        for group in found
-        for one in group["Instances"]
+        (instance["InstanceType"], 1)
+        for group in reservations
+        for instance in group["Instances"]
         # a dedicated host and a capacity block have quotas of their own
-        if one.get("InstanceLifecycle", "on-demand") == market
-        and one.get("Placement", {}).get("Tenancy") != "host"
+        if instance.get("InstanceLifecycle", "on-demand") == market
+        and instance.get("Placement", {}).get("Tenancy") != "host"
     ]
 
 
-def _unused(asking: _Asking, reserved: list[Any] | Unknown) -> list[tuple[str, int]] | Unknown:
+def _unused(
+    asking: _ServiceQueries, reserved: list[Any] | UnknownAnswer
+) -> list[tuple[str, int]] | UnknownAnswer:
     """Types with how many instances of them the account has reserved and does not run."""
-    if isinstance(reserved, Unknown):
+    if isinstance(reserved, UnknownAnswer):
         return reserved
-    counted = [one for one in reserved if one.get("ReservationType") != "capacity-block"]
+    counted = [
+        reservation for reservation in reserved if reservation.get("ReservationType") != "capacity-block"
+    ]
     if not counted:
         return []
     account = asking.ask("sts", "look up the account", lambda sts: sts.get_caller_identity()["Account"])
-    if isinstance(account, Unknown):
+    if isinstance(account, UnknownAnswer):
         return account
     return [
         (
-            one["InstanceType"],
-            one["AvailableInstanceCount" if one["State"] == "active" else "TotalInstanceCount"],
+            reservation["InstanceType"],
+            reservation[
+                "AvailableInstanceCount" if reservation["State"] == "active" else "TotalInstanceCount"
+            ],
         )
-        for one in counted
-        if one["OwnerId"] == account  # one that is shared counts against its owner's quota
+        for reservation in counted
+        if reservation["OwnerId"] == account  # one that is shared counts against its owner's quota
     ]
 
 
 def _of_quotas(
-    asking: _Asking, counted: list[tuple[str, int]] | Unknown, quotas: Sequence[Quota]
-) -> dict[str, int] | Unknown:
+    asking: _ServiceQueries, counted: list[tuple[str, int]] | UnknownAnswer, quotas: Sequence[Quota]
+) -> dict[str, int] | UnknownAnswer:
     """The virtual CPUs of instances, by the codes of the quotas that they count against."""
-    if isinstance(counted, Unknown):
+    if isinstance(counted, UnknownAnswer):
         return counted
     by_quota = [
         (quota, name, count)
@@ -382,15 +388,15 @@ def _of_quotas(
         if quota_of(name, quota.market) == quota
     ]
     sizes = _sizes(asking, {name for _, name, _ in by_quota})
-    if isinstance(sizes, Unknown):
+    if isinstance(sizes, UnknownAnswer):
         return sizes
-    found = dict.fromkeys((quota.code for quota in quotas), 0)
+    quotas_left = dict.fromkeys((quota.code for quota in quotas), 0)
     for quota, name, count in by_quota:
-        found[quota.code] += sizes[name] * count
-    return found
+        quotas_left[quota.code] += sizes[name] * count
+    return quotas_left
 
 
-def _sizes(asking: _Asking, names: Iterable[str]) -> dict[str, int] | Unknown:
+def _sizes(asking: _ServiceQueries, names: Iterable[str]) -> dict[str, int] | UnknownAnswer:
     """The virtual CPUs of types; the catalogue lacks those without a GPU that share a quota with some."""
     known = {name: instance_types()[name].vcpu for name in names if name in instance_types()}
     others = sorted(set(names) - set(known))
@@ -401,33 +407,33 @@ def _sizes(asking: _Asking, names: Iterable[str]) -> dict[str, int] | Unknown:
         "look up the sizes of the running types",
         lambda ec2: ec2.describe_instance_types(InstanceTypes=others)["InstanceTypes"],
     )
-    if isinstance(asked, Unknown):
+    if isinstance(asked, UnknownAnswer):
         return asked
-    return known | {one["InstanceType"]: one["VCpuInfo"]["DefaultVCpus"] for one in asked}
+    return known | {row["InstanceType"]: row["VCpuInfo"]["DefaultVCpus"] for row in asked}
 
 
 # --- likelihood ---
 
 
 def _likelihoods(
-    asking: _Asking, names: Sequence[str], market: Market, zones: dict[str, str] | Unknown
+    asking: _ServiceQueries, names: Sequence[str], market: Market, zones: dict[str, str] | UnknownAnswer
 ) -> Callable[[str, str], Likelihood]:
     """What says how likely a type is in a zone, by the zone's id."""
     placements = (
-        _placements(asking, names) if market == "spot" else Unknown("on demand has no placement score")
+        _placements(asking, names) if market == "spot" else UnknownAnswer("on demand has no placement score")
     )
     capacities = _capacities(asking, names, market, zones)
 
     def of(name: str, zone_id: str) -> Likelihood:
         placement = capacity = None
-        if isinstance(zones, Unknown):  # scores name zones by their ids
+        if isinstance(zones, UnknownAnswer):  # scores name zones by their ids
             return Likelihood(None, (), None, (zones.reason,))
         reasons = []
-        if isinstance(placements, Unknown):
+        if isinstance(placements, UnknownAnswer):
             reasons.append(placements.reason)
         elif (placement := placements.get(zone_id)) is None:
             reasons.append("AWS gave no placement score of the zone")
-        if isinstance(capacities, Unknown):
+        if isinstance(capacities, UnknownAnswer):
             reasons.append(capacities.reason)
         elif (capacity := capacities.get((name, zone_id))) is None:
             reasons.append("AWS gave no capacity score of the type in the zone")
@@ -437,10 +443,10 @@ def _likelihoods(
     return of
 
 
-def _placements(asking: _Asking, names: Sequence[str]) -> dict[str, int] | Unknown:
+def _placements(asking: _ServiceQueries, names: Sequence[str]) -> dict[str, int] | UnknownAnswer:
     """Spot placement scores by the ids of zones."""
     if len(names) < LEAST_TYPES:
-        return Unknown(
+        return UnknownAnswer(
             f"AWS scores {LEAST_TYPES} types together and calls fewer always low; of those that would do the "
             f"region has {len(names)}"
         )
@@ -448,8 +454,8 @@ def _placements(asking: _Asking, names: Sequence[str]) -> dict[str, int] | Unkno
         "ec2",
         "ask for spot placement scores",
         lambda ec2: {
-            one["AvailabilityZoneId"]: one["Score"]
-            for one in calls.pages(
+            row["AvailabilityZoneId"]: row["Score"]
+            for row in calls.pages(
                 ec2,
                 "get_spot_placement_scores",
                 "SpotPlacementScores",
@@ -463,21 +469,21 @@ def _placements(asking: _Asking, names: Sequence[str]) -> dict[str, int] | Unkno
 
 
 def _capacities(
-    asking: _Asking, names: Sequence[str], market: Market, zones: dict[str, str] | Unknown
-) -> dict[tuple[str, str], Any] | Unknown:
+    asking: _ServiceQueries, names: Sequence[str], market: Market, zones: dict[str, str] | UnknownAnswer
+) -> dict[tuple[str, str], Any] | UnknownAnswer:
     """Capacity scores by type and id of the zone: with the support plan Unified Operations alone."""
-    if isinstance(zones, Unknown):
+    if isinstance(zones, UnknownAnswer):
         return zones
     ids = sorted(zones.values())
 
-    def scores(ec2: Any) -> dict[tuple[str, str], Any] | Unknown:
+    def scores(ec2: Any) -> dict[tuple[str, str], Any] | UnknownAnswer:
         if not hasattr(ec2, "get_capacity_manager_supportability_scores"):
-            return Unknown("this boto3 knows no capacity scores; one of 1.44.5 does")
+            return UnknownAnswer("this boto3 knows no capacity scores; one of 1.44.5 does")
         return {
-            (one["InstanceType"], one["AvailabilityZoneId"]): one["Score"]
+            (row["InstanceType"], row["AvailabilityZoneId"]): row["Score"]
             for first in range(0, len(ids), SCORED_ZONES)
             for some in range(0, len(names), SCORED_TYPES)
-            for one in ec2.get_capacity_manager_supportability_scores(
+            for row in ec2.get_capacity_manager_supportability_scores(
                 MarketType=market,
                 CapacityAmount=1,
                 CapacityUnit="instances",
@@ -492,7 +498,7 @@ def _capacities(
 # --- reservation ---
 
 
-def _reserved(asking: _Asking) -> list[Any] | Unknown:
+def _reserved(asking: _ServiceQueries) -> list[Any] | UnknownAnswer:
     """The account's capacity reservations that count, of any type, and those that are shared with it."""
     return asking.ask(
         "ec2",
@@ -509,23 +515,23 @@ def _reserved(asking: _Asking) -> list[Any] | Unknown:
     )
 
 
-def _blocks(asking: _Asking, name: str) -> tuple[tuple[str, BlockOffer], ...] | Unknown:
+def _blocks(asking: _ServiceQueries, name: str) -> tuple[tuple[str, BlockOffer], ...] | UnknownAnswer:
     """Capacity blocks of a type on sale, each with the name of its zone."""
     return asking.ask(
         "ec2",
         f"look up capacity blocks of {name}",
         lambda ec2: tuple(
             (
-                one["AvailabilityZone"],
+                block["AvailabilityZone"],
                 BlockOffer(
-                    one["CapacityBlockOfferingId"],
-                    one["StartDate"],
-                    one["CapacityBlockDurationHours"],
-                    Decimal(one["UpfrontFee"]),
-                    one["CurrencyCode"],
+                    block["CapacityBlockOfferingId"],
+                    block["StartDate"],
+                    block["CapacityBlockDurationHours"],
+                    Decimal(block["UpfrontFee"]),
+                    block["CurrencyCode"],
                 ),
             )
-            for one in calls.pages(
+            for block in calls.pages(
                 ec2,
                 "describe_capacity_block_offerings",
                 "CapacityBlockOfferings",
@@ -540,25 +546,26 @@ def _blocks(asking: _Asking, name: str) -> tuple[tuple[str, BlockOffer], ...] | 
 def _reservation(
     name: str,
     zone: str,
-    reserved: list[Any] | Unknown,
-    blocks: tuple[tuple[str, BlockOffer], ...] | Unknown,
+    reserved: list[Any] | UnknownAnswer,
+    blocks: tuple[tuple[str, BlockOffer], ...] | UnknownAnswer,
 ) -> Reservation:
-    reasons = [one.reason for one in (reserved, blocks) if isinstance(one, Unknown)]
+    reasons = [answer.reason for answer in (reserved, blocks) if isinstance(answer, UnknownAnswer)]
     held = None
-    if not isinstance(reserved, Unknown):
+    if not isinstance(reserved, UnknownAnswer):
         held = tuple(
             CapacityReservation(
-                one["CapacityReservationId"],
-                one["AvailableInstanceCount"],
-                one["InstanceMatchCriteria"] == "targeted",
-                one.get("ReservationType") == "capacity-block",
+                reservation["CapacityReservationId"],
+                reservation["AvailableInstanceCount"],
+                reservation["InstanceMatchCriteria"] == "targeted",
+                reservation.get("ReservationType") == "capacity-block",
             )
-            for one in reserved
-            if (one["InstanceType"], one["AvailabilityZone"], one["State"]) == (name, zone, "active")
-            and (one["InstancePlatform"], one["Tenancy"]) == ("Linux/UNIX", "default")
-            and one["AvailableInstanceCount"]
+            for reservation in reserved
+            if (reservation["InstanceType"], reservation["AvailabilityZone"], reservation["State"])
+            == (name, zone, "active")
+            and (reservation["InstancePlatform"], reservation["Tenancy"]) == ("Linux/UNIX", "default")
+            and reservation["AvailableInstanceCount"]
         )
     on_sale = None
-    if not isinstance(blocks, Unknown):
+    if not isinstance(blocks, UnknownAnswer):
         on_sale = tuple(block for of_zone, block in blocks if of_zone == zone)
     return Reservation(held, on_sale, tuple(reasons))

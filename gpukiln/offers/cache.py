@@ -25,7 +25,7 @@ LOCK_S = 10.0  # writing takes milliseconds
 
 
 @strict
-class Described:
+class TypeDescription:
     """An instance type with an accelerator, as DescribeInstanceTypes gives it; fields as in the catalogue.
 
     Args:
@@ -51,16 +51,16 @@ class Described:
 
 
 @strict
-class Types:
+class TypeList:
     """Every type with an accelerator that a region knows, by name."""
 
     as_of: date
     source: str
-    types: dict[str, Described]
+    types: dict[str, TypeDescription]
 
 
 @strict
-class Offerings:
+class ZoneOfferings:
     """The names of the zones that offer a type, of each that was asked for; none where no zone does."""
 
     as_of: date
@@ -69,7 +69,7 @@ class Offerings:
 
 
 @strict
-class Hourly:
+class HourlyPrices:
     """USD an hour by type."""
 
     as_of: date
@@ -97,7 +97,7 @@ class SpotHistory:
 
 
 @strict
-class Amount:
+class UnitPrice:
     """USD of one thing."""
 
     as_of: date
@@ -126,12 +126,12 @@ class CachedRegion:
     cloud: str
     region: str
     schema: int = SCHEMA
-    types: Types | None = None
-    offerings: Offerings | None = None
-    on_demand: Hourly | None = None
+    types: TypeList | None = None
+    offerings: ZoneOfferings | None = None
+    on_demand: HourlyPrices | None = None
     spot: SpotHistory | None = None
-    volume: Amount | None = None
-    public_ipv4: Amount | None = None
+    volume: UnitPrice | None = None
+    public_ipv4: UnitPrice | None = None
     quotas: Quotas | None = None
 
 
@@ -151,7 +151,7 @@ def read(cloud: str, region: str) -> CachedRegion:
         about = file.stat()
     except FileNotFoundError:
         return CachedRegion(cloud, region)
-    return _parsed(file, cloud, region, about.st_ino, about.st_mtime_ns)
+    return _read_document(file, cloud, region, about.st_ino, about.st_mtime_ns)
 
 
 def update(cloud: str, region: str, parts: dict[str, Any]) -> CachedRegion:
@@ -177,7 +177,7 @@ def update(cloud: str, region: str, parts: dict[str, Any]) -> CachedRegion:
 
 
 @lru_cache(maxsize=32)  # a list asks for each type and region, and a file is read once
-def _parsed(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: int) -> CachedRegion:
+def _read_document(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: int) -> CachedRegion:
     where, hint = (
         str(file),
         f"remove it, and ask again: `invoke offer.refresh --cloud {cloud} --region {region}`",
@@ -189,7 +189,7 @@ def _parsed(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: int) ->
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         raise UsageError(f"{where} has schema {schema}, and this version reads {SCHEMA}", hint=hint)
-    found = load(CachedRegion, document, where=where, hint=hint)
-    if (found.cloud, found.region) != (cloud, region):
-        raise UsageError(f"{where} is of {found.region} of {found.cloud}", hint=hint)
-    return found
+    region_document = load(CachedRegion, document, where=where, hint=hint)
+    if (region_document.cloud, region_document.region) != (cloud, region):
+        raise UsageError(f"{where} is of {region_document.region} of {region_document.cloud}", hint=hint)
+    return region_document

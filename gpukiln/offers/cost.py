@@ -11,9 +11,9 @@ from gpukiln.errors import RefusedError
 from gpukiln.offers import prices
 from gpukiln.offers.model import Figure, Offer
 
-HOURS = 730
+HOURS_PER_MONTH = 730
 """Hours of a month, as AWS's own calculator counts them: 365 * 24 / 12."""
-HOURS_MOST = 31 * 24
+MAX_HOURS_PER_MONTH = 31 * 24
 CENT = Decimal("0.01")
 
 
@@ -31,7 +31,7 @@ class MachineUsage:
         address: Whether it has a public IPv4 address while it runs.
     """
 
-    hours: int = HOURS
+    hours: int = HOURS_PER_MONTH
     volume_gb: int = 0
     address: bool = True
 
@@ -82,15 +82,15 @@ def month(offer: Offer, use: MachineUsage, today: date, *, cloud: str = "aws") -
         items.append(
             _item("address", price, Decimal(use.hours), f"{use.hours} hours of a public IPv4 address")
         )
-    usd = _sum(one.usd for one in items)
-    about = _sum(one.estimate if one.usd is None else one.usd for one in items)
+    usd = _sum(item.usd for item in items)
+    about = _sum(item.estimate if item.usd is None else item.usd for item in items)
     return Month(usd, tuple(items), about if usd is None else None)
 
 
 def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
     """None where one of them is not known."""
     known = list(amounts)
-    return None if None in known else sum((one for one in known if one is not None), Decimal(0))
+    return None if None in known else sum((amount for amount in known if amount is not None), Decimal(0))
 
 
 def _item(
@@ -105,7 +105,7 @@ def _item(
     return CostItem(name, usd, f"{how} at {price.value} {price.unit}", price)
 
 
-def within(budget: Decimal, offers: Sequence[tuple[Offer, Month]]) -> tuple[tuple[Offer, Month], ...]:
+def within_budget(budget: Decimal, offers: Sequence[tuple[Offer, Month]]) -> tuple[tuple[Offer, Month], ...]:
     """The offers that cost no more than a budget a month.
 
     Raises:

@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields
 
 from gpukiln.catalog.gpu_names import keys_of
 from gpukiln.catalog.gpus import gpus
-from gpukiln.catalog.instance_types import InstanceType, instance_types, left_out
+from gpukiln.catalog.instance_types import InstanceType, excluded_families, instance_types
 from gpukiln.catalog.load import DATA
 from gpukiln.catalog.offerings import zone_ids
-from gpukiln.offers.cache import Described, Types
+from gpukiln.offers.cache import TypeDescription, TypeList
 
 FILE = DATA / "gpu_instances.yaml"
 WIDTH = 110  # of .yamllint
 ROW = re.compile(r"^  (?P<name>[\w.-]+): \{[^{}]*\}[^\n]*\n", re.MULTILINE)
 # What both know; what both have as default is not written.
 COMPARED = tuple(
-    field.name for field in fields(Described) if field.name not in ("manufacturer", "accelerator")
+    field.name for field in fields(TypeDescription) if field.name not in ("manufacturer", "accelerator")
 )
 DEFAULTS = {field.name: field.default for field in fields(InstanceType)}
 
@@ -56,7 +56,7 @@ class Difference:
 
 
 def difference(
-    types: Types,
+    types: TypeList,
     region: str,
     *,
     catalogue: Mapping[str, InstanceType] | None = None,
@@ -74,7 +74,9 @@ def difference(
     described = types.types
     known = instance_types() if catalogue is None else catalogue
     before = FILE.read_text(encoding="utf-8") if text is None else text
-    left = {name: left_out()[_family(name)] for name in described if _family(name) in left_out()}
+    left = {
+        name: excluded_families()[_family(name)] for name in described if _family(name) in excluded_families()
+    }
     unknown = set(described) - set(known) - set(left)
     new = tuple(sorted(unknown, key=lambda name: (_family(name), described[name].vcpu)))
     gone = [name for name, row in known.items() if row.status != "retired" and name not in described]
@@ -95,9 +97,9 @@ def difference(
         *(f"{name} is left out: {why}" for name, why in left.items()),
         *(note for name in retired for note in _of_retired(name, known)),
         *(
-            f"{one.instance_type} is back: take away its retired_since"
-            for one in changed
-            if one.field == "status"
+            f"{change.instance_type} is offered again: remove its retired_since"
+            for change in changed
+            if change.field == "status"
         ),
     )
     if unsure := [name for name in gone if zone_ids(name, region) is None]:
@@ -106,18 +108,18 @@ def difference(
 
 
 def _changes(
-    name: str, known: Mapping[str, InstanceType], described: Mapping[str, Described]
+    name: str, known: Mapping[str, InstanceType], described: Mapping[str, TypeDescription]
 ) -> Iterator[FieldChange]:
     if known[name].status == "retired":
         yield FieldChange(name, "status", "retired", "current")
     for field in COMPARED:
-        ours, theirs = getattr(known[name], field), getattr(described[name], field)
-        if theirs is not None and ours != theirs:
-            yield FieldChange(name, field, ours, theirs)
+        shipped, reported = getattr(known[name], field), getattr(described[name], field)
+        if reported is not None and shipped != reported:
+            yield FieldChange(name, field, shipped, reported)
 
 
-def _of_new(name: str, row: Described, key: str) -> Iterator[str]:
-    yield f"{name}: its interconnect, and what to take instead of it, are not in the API"
+def _of_new(name: str, row: TypeDescription, key: str) -> Iterator[str]:
+    yield f"{name}: the API does not report its interconnect and its alternatives"
     if row.max_pods is None:
         yield f"{name}: max_pods is missing, for its network cards are not described"
     if key not in gpus():
@@ -127,19 +129,23 @@ def _of_new(name: str, row: Described, key: str) -> Iterator[str]:
 
 def _of_retired(name: str, known: Mapping[str, InstanceType]) -> Iterator[str]:
     if not known[name].alternatives:
-        yield f"{name}: say what to take instead"
+        yield f"{name}: add its alternatives"
     if users := [other for other, machine in known.items() if name in machine.alternatives]:
-        yield f"{name}: it is what to take instead of {', '.join(users)}"
+        yield f"{name}: it is listed as an alternative to {', '.join(users)}"
 
 
 # --- GPUs -----------------------------------------------------------------------------------------------
 
 
-def _key(row: Described) -> str:
+def _key(row: TypeDescription) -> str:
     """The key of a GPU, or one made of its name where there is none; boards of one name differ in memory."""
     keys = [key for key in keys_of(row.accelerator) if gpus()[key].manufacturer == row.manufacturer]
     if len(keys) > 1:
-        of = {one.gpu for one in instance_types().values() if one.gpu_memory_mib == row.gpu_memory_mib}
+        of = {
+            machine.gpu
+            for machine in instance_types().values()
+            if machine.gpu_memory_mib == row.gpu_memory_mib
+        }
         keys = [key for key in keys if key in of]
     return keys[0] if keys else re.sub(r"[^a-z0-9]+", "-", row.accelerator.lower()).strip("-") or "unknown"
 
@@ -147,7 +153,7 @@ def _key(row: Described) -> str:
 # --- the file -------------------------------------------------------------------------------------------
 
 
-def _row(name: str, row: Described, key: str) -> str:
+def _row(name: str, row: TypeDescription, key: str) -> str:
     values: dict[str, Value | None] = {"gpu": key} | {field: getattr(row, field) for field in COMPARED}
     if row.gpu_fraction < 1:
         values["driver"] = "grid"  # a fraction is a vGPU: awslabs/amazon-eks-ami, nvidia-kmod-load.sh
@@ -160,9 +166,9 @@ def _worth(field: str, value: Value | None) -> bool:
 
 
 def _edited(text: str, name: str, values: Mapping[str, Value]) -> str:
-    """The file with other values in one row; the others, and what is said beside them, stay as they are."""
-    [found] = [match for match in ROW.finditer(text) if match["name"] == name]
-    row = found[0]
+    """The file with other values in one row; the other rows and all comments stay as they are."""
+    [row_match] = [match for match in ROW.finditer(text) if match["name"] == name]
+    row = row_match[0]
     for field, value in values.items():
         written = f"{field}: {_yaml(value)}"
         if there := re.search(rf'\b{field}: ("[^"\n]*"|\[[^\]]*\]|[^,}}\n]+)', row):
@@ -170,7 +176,7 @@ def _edited(text: str, name: str, values: Mapping[str, Value]) -> str:
         else:
             head, tail = row.rsplit("}", 1)
             row = f"{head}, {written}}}{tail}"
-    return text[: found.start()] + _wrapped(row) + text[found.end() :]
+    return text[: row_match.start()] + _wrapped(row) + text[row_match.end() :]
 
 
 def _with_new(text: str, rows: Mapping[str, str], source: str) -> str:

@@ -20,7 +20,7 @@ from gpukiln.offers import prices
 from gpukiln.offers.model import Figure
 
 DIGITS = Decimal("0.0001")
-Known = Callable[[str, str], Figure | None]  # what is known of a type in a region
+PriceLookup = Callable[[str, str], Figure | None]  # what is known of a type in a region
 
 
 def estimate(name: str, region: str, today: date, *, spot: bool = False, cloud: str = "aws") -> Figure | None:
@@ -37,25 +37,25 @@ def estimate(name: str, region: str, today: date, *, spot: bool = False, cloud: 
         return prices.on_demand(of, where, today, cloud=cloud)
 
     def cheapest(of: str, where: str) -> Figure | None:
-        found = [one.now for one in prices.spot(of, where, today, cloud=cloud)]
-        return min(found, key=lambda one: one.value, default=None)
+        figures = [spot_price.now for spot_price in prices.spot(of, where, today, cloud=cloud)]
+        return min(figures, key=lambda figure: figure.value, default=None)
 
     def larger(of: str, than: str) -> Decimal | None:
         """How much dearer one is than the other on demand, which spot prices follow better than vCPUs."""
-        one, other = on_demand(of, region), on_demand(than, region)
-        return one.value / other.value if one and other else None
+        price, other = on_demand(of, region), on_demand(than, region)
+        return price.value / other.value if price and other else None
 
     known = cheapest if spot else on_demand
-    found = _elsewhere(name, region, known) or _in_family(name, region, known, larger)
-    if found is None and spot:
+    figure = _from_other_region(name, region, known) or _in_family(name, region, known, larger)
+    if figure is None and spot:
         most = on_demand(name, region) or estimate(name, region, today, cloud=cloud)
         return replace(most, source=f"at most the price on demand ({most.source})") if most else None
-    return found
+    return figure
 
 
-def _elsewhere(name: str, region: str, known: Known) -> Figure | None:
+def _from_other_region(name: str, region: str, known: PriceLookup) -> Figure | None:
     """The newest price of the type in another region, at the level of prices of this one."""
-    found: list[tuple[str, Figure]] = []
+    figures: list[tuple[str, Figure]] = []
     for other in priced_regions():
         if other == region:
             continue
@@ -64,11 +64,11 @@ def _elsewhere(name: str, region: str, known: Known) -> Figure | None:
         except UsageError:  # what that region answered is damaged: it is no reason to refuse this one
             continue
         if price:
-            found.append((other, price))
-    if not found:
+            figures.append((other, price))
+    if not figures:
         return None
-    never = max((price.age_days or 0) for _, price in found) + 1  # of words: older than what has a day
-    there, price = min(found, key=lambda one: never if one[1].age_days is None else one[1].age_days)
+    never = max((price.age_days or 0) for _, price in figures) + 1  # of words: older than what has a day
+    there, price = min(figures, key=lambda row: never if row[1].age_days is None else row[1].age_days)
     level = _level(name, region, there, known)
     if level == 1:
         return replace(price, source=f"as in {there} ({price.source})")
@@ -76,18 +76,18 @@ def _elsewhere(name: str, region: str, known: Known) -> Figure | None:
     return replace(price, value=value, source=f"{level.normalize():f} times {there} ({price.source})")
 
 
-def _level(name: str, here: str, there: str, known: Known) -> Decimal:
+def _level(name: str, here: str, there: str, known: PriceLookup) -> Decimal:
     """How prices of a region compare with those of another: the median, of the family where it has any."""
     ratios: dict[str, Decimal] = {}
     for other in instance_types():
-        if (ours := known(other, here)) and (theirs := known(other, there)):
-            ratios[other] = ours.value / theirs.value
+        if (price_here := known(other, here)) and (price_there := known(other, there)):
+            ratios[other] = price_here.value / price_there.value
     family = [ratio for other, ratio in ratios.items() if _family(other) == _family(name)]
     return median(family or list(ratios.values()) or [Decimal(1)]).quantize(DIGITS)
 
 
 def _in_family(
-    name: str, region: str, known: Known, larger: Callable[[str, str], Decimal | None]
+    name: str, region: str, known: PriceLookup, larger: Callable[[str, str], Decimal | None]
 ) -> Figure | None:
     """The price of the nearest size of the family: of those with as many GPUs, the nearest in vCPUs."""
     machine = instance_types()[name]
@@ -101,7 +101,7 @@ def _in_family(
         (other, has, price)
         for other, has in instance_types().items()
         if other != name and _family(other) == _family(name)
-        if (price := known(other, region) or _elsewhere(other, region, known))
+        if (price := known(other, region) or _from_other_region(other, region, known))
     ]
     if not sizes:
         return None

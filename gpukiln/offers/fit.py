@@ -1,4 +1,4 @@
-"""Whether an image and what is to run on it fit a machine: refused before anything is launched."""
+"""Checks whether an image and a workload fit a machine, before anything is launched."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:  # slow to import, and only images need it
 BINARY = "CUDA C++ Programming Guide, Binary Compatibility"
 
 
-def of_record(record: Record) -> Subject:
-    """What a build of ours made.
+def subject_of_record(record: Record) -> Subject:
+    """The contents of the image that a build made.
 
     Raises:
         UsageError: It made no image.
@@ -38,20 +38,20 @@ def of_record(record: Record) -> Subject:
     return subject_of(record.plan, record.bake.image_id, record.build_id)
 
 
-def of_ami(cloud: Cloud, image_id: str) -> Subject:
-    """What an AMI of ours has, by its tags.
+def subject_of_ami(cloud: Cloud, image_id: str) -> Subject:
+    """The contents of an AMI that gpukiln built, from its tags.
 
     Raises:
-        UsageError: There is no such AMI, or it is none of ours.
+        UsageError: There is no such AMI, or gpukiln did not build it.
         UnavailableError: The cloud can't be asked.
     """
     from gpukiln.images.subject import subject_from_tags  # noqa: PLC0415 - see above
     from gpukiln.instances.tags import tags_of  # noqa: PLC0415
 
-    return subject_from_tags(image_id, tags_of(image_of_ami(cloud, image_id)))
+    return subject_from_tags(image_id, tags_of(describe_ami(cloud, image_id)))
 
 
-def image_of_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
+def describe_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
     """An AMI as DescribeImages gives it.
 
     Raises:
@@ -64,7 +64,7 @@ def image_of_ami(cloud: Cloud, image_id: str) -> dict[str, Any]:
 def fit(
     machine: str, *, image: Subject | None, workload: WorkloadRequirements | None, today: date
 ) -> tuple[Finding, ...]:
-    """What is to be known of an image and a workload on a machine; an error can never work.
+    """The findings about an image and a workload on a machine; an error can never work.
 
     Args:
         image: None: not known, so nothing is said of it.
@@ -73,20 +73,22 @@ def fit(
     Raises:
         UsageError: The catalogue does not know the machine.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     if image is None:
         alone = compat.check_instance_type(machine, architecture=instance_type(machine).arch)
-        for one in alone:  # whether it has the GRID driver, an image says
-            severity: Severity = "warning" if one.id == "grid-only" else one.severity
-            found.append(replace(one, severity=severity, object=machine))
+        for finding in alone:  # whether it has the GRID driver, an image says
+            severity: Severity = "warning" if finding.id == "grid-only" else finding.severity
+            findings.append(replace(finding, severity=severity, object=machine))
     else:
         from gpukiln.images.subject import machine_findings  # noqa: PLC0415 - see above
 
-        found += machine_findings(image, [machine])
-        found += compat.check_driver(image.driver, image.modules, today=today)
+        findings += machine_findings(image, [machine])
+        findings += compat.check_driver(image.driver, image.modules, today=today)
     if workload is not None:
-        found += (replace(one, object=machine) for one in _workload_findings(workload, machine, image))
-    return tuple(dict.fromkeys(found))
+        findings += (
+            replace(finding, object=machine) for finding in _workload_findings(workload, machine, image)
+        )
+    return tuple(dict.fromkeys(findings))
 
 
 def _workload_findings(
@@ -134,15 +136,15 @@ def _driver_findings(
         message = f"{workload.title} needs driver {least} or later, {image.image_id} has {image.driver}"
         hint = f"{compat.branch_hint(least)} when the image is built, or an older release of it"
         yield Finding("workload-driver", "error", message, remedy=hint, source=workload.source)
-    if workload.cuda and workload.cuda != image.cuda:  # which the image was judged by
+    if workload.cuda and workload.cuda != image.cuda:  # the image's own version is checked with the image
         yield from compat.check_cuda(workload.cuda, image.driver, [machine])
 
 
 def _has_code(built_for: tuple[str, ...], ptx: str | None, board: Gpu) -> bool:
     """Whether machine code runs on a GPU, or PTX is compiled there."""
     major, minor = version_key(board.cc or "0.0")
-    for one in built_for:
-        built_major, built_minor = version_key(one)
+    for capability in built_for:
+        built_major, built_minor = version_key(capability)
         if built_major == major and built_minor <= minor:
             return True
     return ptx is not None and (major, minor) >= version_key(ptx)

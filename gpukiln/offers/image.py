@@ -1,6 +1,6 @@
-"""Which image a machine would be started from, as a deploy would choose it, and why.
+"""Chooses the image that a machine would be started from, and gives the reason.
 
-First the newest release of a channel of ours that fits, then the image of ours that was proven last, then
+First the newest channel release of gpukiln that fits, then the gpukiln image that was verified last, then
 AWS's Deep Learning AMI by its parameter, then a plain distribution image, on which the roles install the
 driver.
 """
@@ -30,7 +30,7 @@ from gpukiln.files import write_atomic
 from gpukiln.images import pointer as pointers
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
-from gpukiln.offers.fit import fit, image_of_ami
+from gpukiln.offers.fit import describe_ami, fit
 from gpukiln.offers.model import ImageChoice
 from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
@@ -48,8 +48,8 @@ OPEN_MODULES = "AWS Deep Learning AMIs developer guide: OSS Nvidia Driver"
 
 
 @strict
-class Released:
-    """What a channel of ours points at.
+class ChannelImage:
+    """The image that a channel points at.
 
     Args:
         parameter: Of the channel.
@@ -68,11 +68,11 @@ class Released:
 
 
 @strict
-class ProvenImage:
-    """An image of ours that passed, whether or not a channel points at it.
+class VerifiedImage:
+    """A gpukiln image that passed its verification, whether or not a channel points at it.
 
     Args:
-        since: When it was judged last, ISO 8601.
+        since: When it was verified last, ISO 8601.
         facts: What its tags say is in it.
         trust: By what it is trusted, in words.
     """
@@ -103,13 +103,13 @@ class Images:
 
     Args:
         at: When it was asked, ISO 8601.
-        notes: What could not be asked, and why; which images nothing vouches for.
+        notes: What could not be asked, and why; which images have no trusted signature.
         trust: The keys that counted, as ami/channels.yaml names them.
     """
 
     at: str
-    released: tuple[Released, ...]
-    proven: tuple[ProvenImage, ...]
+    released: tuple[ChannelImage, ...]
+    verified: tuple[VerifiedImage, ...]
     dlamis: tuple[DeepLearningAmi, ...]
     notes: tuple[str, ...]
     trust: tuple[str, ...] = ()
@@ -127,75 +127,77 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
         fresh: Whether it is asked now, whatever is kept.
 
     Raises:
-        UnavailableError: The cloud can't be asked who that is.
+        UnavailableError: The cloud does not name the account.
     """
-    with explain_aws_errors("ask whose account this is"):
+    with explain_aws_errors("look up the account"):
         account = cloud.client("sts").get_caller_identity()["Account"]
     file = state_home() / "offers" / f"images-{cloud.name}-{account}-{cloud.region}.json"
     keys = tuple(map(str, trust.all_trusted()))
-    if not fresh and (found := _kept(file)) is not None and found.trust == keys:
-        return found
+    if not fresh and (answer := _read_cache(file)) is not None and answer.trust == keys:
+        return answer
     notes: list[str] = []
-    released = _asked(_released, cloud, "what the channels point at", notes)
+    released = _collect(_released, cloud, "what the channels point at", notes)
     refused: list[str] = []
-    proven = _asked(lambda there: _proven(there, refused), cloud, "the images of ours that passed", notes)
-    dlamis = _asked(_dlamis, cloud, "AWS's Deep Learning AMIs", notes)
+    verified = _collect(
+        lambda there: _verified(there, refused), cloud, "the gpukiln images that passed", notes
+    )
+    dlamis = _collect(_dlamis, cloud, "AWS's Deep Learning AMIs", notes)
     at = datetime.now(UTC).isoformat(timespec="seconds")
-    found = Images(at, released, proven, dlamis, (*notes, *refused), keys)
-    if not found.notes:  # an answer with holes is not kept
+    answer = Images(at, released, verified, dlamis, (*notes, *refused), keys)
+    if not answer.notes:  # an answer with holes is not kept
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(file, json.dumps(dump(found), indent=1))
+            write_atomic(file, json.dumps(dump(answer), indent=1))
         except OSError as error:  # read-only or full: the answer is as good
-            found = replace(
-                found,
+            answer = replace(
+                answer,
                 notes=(
-                    *found.notes,
+                    *answer.notes,
                     f"the images found can't be kept in {file}: {error.strerror}",
                 ),
             )
-    return found
+    return answer
 
 
-def choose(
-    found: Images, cloud: Cloud, machine: str, workload: WorkloadRequirements | None, today: date
+def choose_image(
+    known: Images, cloud: Cloud, machine: str, workload: WorkloadRequirements | None, today: date
 ) -> ImageChoice:
-    """The image for a machine: the first of release, proven image, DLAMI and plain image that fits."""
+    """The image for a machine: the first of release, verified image, DLAMI and plain image that fits."""
     why: list[str] = []
-    for one in sorted(found.released, key=lambda row: row.since, reverse=True):
-        if one.facts is None:
-            why.append(f"not {one.parameter}: {one.why}")
+    for release in sorted(known.released, key=lambda row: row.since, reverse=True):
+        if release.facts is None:
+            why.append(f"not {release.parameter}: {release.why}")
             continue
-        findings = fit(machine, image=one.facts, workload=workload, today=today)
+        findings = fit(machine, image=release.facts, workload=workload, today=today)
         if wrong := next((row for row in findings if row.severity == "error"), None):
-            why.append(f"not {one.parameter} ({one.image_id}): {wrong.message}")
+            why.append(f"not {release.parameter} ({release.image_id}): {wrong.message}")
             continue
-        why.insert(
-            0, f"the newest release of a channel that fits, since {one.since or 'a day that nobody says'}"
+        why.insert(0, f"the newest release of a channel that fits, since {release.since or 'an unknown day'}")
+        return ImageChoice(
+            release.image_id, "channel", release.parameter, tuple(why), known.at, findings, release.trust
         )
-        return ImageChoice(one.image_id, "channel", one.parameter, tuple(why), found.at, findings, one.trust)
-    if not found.released:
-        why.append("not a release of ours: no channel points at an image there")
-    for mine in sorted(found.proven, key=lambda row: row.since, reverse=True):
+    if not known.released:
+        why.append("no release: no channel points at an image there")
+    for mine in sorted(known.verified, key=lambda row: row.since, reverse=True):
         findings = fit(machine, image=mine.facts, workload=workload, today=today)
         if wrong := next((row for row in findings if row.severity == "error"), None):
             why.append(f"not {mine.image_id}: {wrong.message}")
             continue
-        why.insert(0, f"the image of ours that was proven last, on {mine.since[:10]}")
+        why.insert(0, f"the gpukiln image that was verified last, on {mine.since[:10]}")
         name = mine.facts.build_id
-        return ImageChoice(mine.image_id, "proven", name, tuple(why), found.at, findings, mine.trust)
-    if not found.proven:
-        why.append("not an image of ours: none of them passed there")
-    for row in found.dlamis:
+        return ImageChoice(mine.image_id, "verified", name, tuple(why), known.at, findings, mine.trust)
+    if not known.verified:
+        why.append("no gpukiln image: none passed there")
+    for row in known.dlamis:
         if reason := _dlami_misfit(row, machine):
             why.append(f"not {row.parameter} ({row.image_id}): {reason}")
             continue
         needs = fit(machine, image=None, workload=workload, today=today)
         why.insert(0, "AWS's Deep Learning AMI: its driver is not known before it is booted")
-        return ImageChoice(row.image_id, "dlami", row.parameter, tuple(why), found.at, needs)
-    if not found.dlamis:
-        why.append("not a Deep Learning AMI: none is published there")
-    return _plain_image(cloud, machine, workload, today, why, found.at)
+        return ImageChoice(row.image_id, "dlami", row.parameter, tuple(why), known.at, needs)
+    if not known.dlamis:
+        why.append("no Deep Learning AMI: none is published there")
+    return _plain_image(cloud, machine, workload, today, why, known.at)
 
 
 def _plain_image(
@@ -236,7 +238,7 @@ def _dlami_misfit(image: DeepLearningAmi, machine: str) -> str:
     return ""
 
 
-def _asked(ask: Any, cloud: Cloud, what: str, notes: list[str]) -> tuple[Any, ...]:
+def _collect(ask: Any, cloud: Cloud, what: str, notes: list[str]) -> tuple[Any, ...]:
     try:
         with explain_aws_errors(f"look up {what}"):
             return tuple(ask(cloud))
@@ -245,22 +247,24 @@ def _asked(ask: Any, cloud: Cloud, what: str, notes: list[str]) -> tuple[Any, ..
         return ()
 
 
-def _released(cloud: Cloud) -> Iterator[Released]:
+def _released(cloud: Cloud) -> Iterator[ChannelImage]:
     ssm = cloud.client("ssm")
     for pointer, image_id in pointers.read_all(ssm).items():
         versions = pointers.history(ssm, pointer)
         since = versions[-1].at if versions else ""
         try:
-            image = image_of_ami(cloud, image_id)
+            image = describe_ami(cloud, image_id)
             facts = subject_from_tags(image_id, tags_of(image))
             words = trust.require_released(cloud, image, pointer)
-            yield Released(pointer.path, image_id, since, facts, trust=words)
+            yield ChannelImage(pointer.path, image_id, since, facts, trust=words)
         except (UsageError, RefusedError) as error:  # gone, not built by gpukiln, or not signed
-            yield Released(pointer.path, image_id, since, None, "; ".join((error.message, *error.details)))
+            yield ChannelImage(
+                pointer.path, image_id, since, None, "; ".join((error.message, *error.details))
+            )
 
 
-def _proven(cloud: Cloud, refused: list[str]) -> Iterator[ProvenImage]:
-    """The images that count; a line of each that nothing vouches for is added to `refused`."""
+def _verified(cloud: Cloud, refused: list[str]) -> Iterator[VerifiedImage]:
+    """The images that count; `refused` gets a line for each image without a trusted signature."""
     passed = {f"tag:{VERDICT_TAG}": [PASSED]}
     for image in images(cloud.client("ec2"), passed, Owners=["self"]):
         tags = tags_of(image)
@@ -271,7 +275,7 @@ def _proven(cloud: Cloud, refused: list[str]) -> Iterator[ProvenImage]:
                 continue
             try:
                 words = trust.require_verified(cloud, image)
-                yield ProvenImage(image["ImageId"], tags.get(VERIFIED_TAG, ""), facts, words)
+                yield VerifiedImage(image["ImageId"], tags.get(VERIFIED_TAG, ""), facts, words)
             except (UsageError, RefusedError) as error:
                 refused.append("; ".join((error.message, *error.details)))
 
@@ -279,25 +283,27 @@ def _proven(cloud: Cloud, refused: list[str]) -> Iterator[ProvenImage]:
 def _dlamis(cloud: Cloud) -> Iterator[DeepLearningAmi]:
     ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
     names = {form.format(arch=arch): arch for form in DLAMIS for arch in ("x86_64", "arm64")}
-    found = {row["Name"]: row["Value"] for row in ssm.get_parameters(Names=list(names))["Parameters"]}
-    described = images(ec2, {"image-id": sorted(set(found.values()))}) if found else []
-    told = {image["ImageId"]: image.get("Description", "") for image in described}
+    image_ids = {row["Name"]: row["Value"] for row in ssm.get_parameters(Names=list(names))["Parameters"]}
+    described = images(ec2, {"image-id": sorted(set(image_ids.values()))}) if image_ids else []
+    descriptions = {image["ImageId"]: image.get("Description", "") for image in described}
     for name, arch in names.items():
-        if name in found:
-            yield DeepLearningAmi(name, found[name], arch, families(told.get(found[name], "")))
+        if name in image_ids:
+            yield DeepLearningAmi(
+                name, image_ids[name], arch, supported_families(descriptions.get(image_ids[name], ""))
+            )
 
 
-def families(description: str) -> tuple[str, ...]:
+def supported_families(description: str) -> tuple[str, ...]:
     """The families that a DLAMI's description names, as in `Supported EC2 instances: G4dn, G5.` there."""
     listed = re.search(r"[Ss]upported EC2 [Ii]nstances?:\s*([^.]*)", description)
     return tuple(re.findall(r"[a-z]+\d+[a-z]*(?:-[a-z]+\d+)?", listed[1].lower())) if listed else ()
 
 
-def _kept(file: Path) -> Images | None:
+def _read_cache(file: Path) -> Images | None:
     """The answer that was kept and still counts; what is damaged, or of tomorrow, is asked for again."""
     try:
-        found = load(Images, parse_json(file.read_bytes()), where=str(file))
-        counts = timedelta(0) <= found.age < MAX_AGE
+        answer = load(Images, parse_json(file.read_bytes()), where=str(file))
+        counts = timedelta(0) <= answer.age < MAX_AGE
     except (OSError, ValueError, TypeError, UsageError):  # TypeError: a time without its zone
         return None
-    return found if counts else None
+    return answer if counts else None

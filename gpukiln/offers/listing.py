@@ -14,10 +14,10 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError
 from gpukiln.findings import Finding
 from gpukiln.offers.availability import ZoneAvailability, availability
-from gpukiln.offers.cost import MachineUsage, Month, month, within
+from gpukiln.offers.cost import MachineUsage, Month, month, within_budget
 from gpukiln.offers.fit import fit
 from gpukiln.offers.model import ImageChoice, NearMiss, Offer, Request
-from gpukiln.offers.select import nothing, offers_of, said, select
+from gpukiln.offers.select import describe_request, no_match_error, offers_of, select
 from gpukiln.offers.size import Size
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class OfferRow:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedOffer:
     """A machine that satisfies the request, and that image or workload can't use.
 
     Args:
@@ -91,7 +91,7 @@ class OfferListing:
     regions: tuple[str, ...]
     size: Size | None
     offers: tuple[OfferRow, ...]
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedOffer, ...]
     near: tuple[NearMiss, ...]
     notes: tuple[str, ...]
 
@@ -112,7 +112,7 @@ class OfferDetails:
 
 
 @dataclass(frozen=True)
-class Fits:
+class FitResult:
     """Whether an image and a workload fit a machine.
 
     Args:
@@ -128,14 +128,14 @@ class Fits:
 
 
 @dataclass(frozen=True)
-class Checked:
+class FitReport:
     """What offer.check prints with --json."""
 
     schema: str
-    machines: tuple[Fits, ...]
+    machines: tuple[FitResult, ...]
 
 
-def shown(
+def show_offer(
     name: str, regions: Sequence[str], today: date, *, use: MachineUsage, cloud: Cloud | None, spot: bool
 ) -> OfferDetails:
     """One machine in regions.
@@ -157,22 +157,22 @@ def shown(
     return OfferDetails(SHOW, name, rows, instance_type(name).alternatives)
 
 
-def checked(machines: Sequence[str], runs: RunSpec, today: date) -> Checked:
+def check_machines(machines: Sequence[str], runs: RunSpec, today: date) -> FitReport:
     """Whether image and workload fit machines.
 
     Raises:
         UsageError: The catalogue does not know one.
     """
-    found = []
+    results = []
     for name in machines:
         findings = fit(name, image=runs.image, workload=runs.workload, today=today)
-        fits = not any(one.severity == "error" for one in findings)
+        fits = not any(finding.severity == "error" for finding in findings)
         image = runs.image.image_id if runs.image else ""
-        found.append(Fits(name, image, runs.workload.title if runs.workload else "", fits, findings))
-    return Checked(CHECK, tuple(found))
+        results.append(FitResult(name, image, runs.workload.title if runs.workload else "", fits, findings))
+    return FitReport(CHECK, tuple(results))
 
 
-def listing(
+def list_offers(
     request: Request,
     regions: Sequence[str],
     today: date,
@@ -192,29 +192,29 @@ def listing(
     Returns:
         The answer, and the error that a command ends with.
     """
-    found = select(request, regions, today, cloud=source_of(cloud))
+    matching = select(request, regions, today, cloud=source_of(cloud))
     error: GpukilnError | None = None
-    if not found.offers:
-        error = nothing(request, found, regions)
+    if not matching.offers:
+        error = no_match_error(request, matching, regions)
     notes: list[str] = []
     seen: dict[str, Images] = {}
     fitting: list[tuple[Offer, ImageChoice | None]] = []
-    refused: list[Refused] = []
-    for offer in found.offers:
+    refused: list[RefusedOffer] = []
+    for offer in matching.offers:
         choice, findings = _fit(offer, runs, cloud, today, seen)
         if wrong := tuple(row for row in findings if row.severity == "error"):
-            refused.append(Refused(offer.instance_type, offer.region, wrong, choice))
+            refused.append(RefusedOffer(offer.instance_type, offer.region, wrong, choice))
         else:
             fitting.append((replace(offer, findings=findings), choice))
     notes += [f"{region}: {note}" for region, images in seen.items() for note in images.notes]
     notes += [f"{choice.image_id}: {choice.trust}" for _, choice in fitting if choice and choice.trust]
-    if found.offers and not fitting:
+    if matching.offers and not fitting:
         error = _nothing_fits(refused)
     costs_of = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)
     priced = costs_of
     if budget is not None:
         try:
-            priced = within(budget, priced)
+            priced = within_budget(budget, priced)
         except RefusedError as too_dear:
             error = error or too_dear
         else:
@@ -232,13 +232,13 @@ def listing(
     )
     answer = OfferListing(
         LIST,
-        said(request),
+        describe_request(request),
         request,
         tuple(regions),
         size,
         rows,
         tuple(refused),
-        found.near,
+        matching.near,
         tuple(dict.fromkeys(notes)),
     )
     return answer, error
@@ -255,11 +255,11 @@ def _fit(
     """
     name = offer.instance_type
     if runs.choose and cloud is not None:
-        from gpukiln.offers.image import choose, images_of  # noqa: PLC0415 - slow to import, and rarely needed
+        from gpukiln.offers.image import choose_image, images_of  # noqa: PLC0415 - slow to import, and rarely needed
 
         if offer.region not in seen:
             seen[offer.region] = images_of(cloud.in_region(offer.region))
-        choice = choose(seen[offer.region], cloud, name, runs.workload, today)
+        choice = choose_image(seen[offer.region], cloud, name, runs.workload, today)
         return choice, choice.findings
     if runs.image is None and runs.workload is None:
         return None, ()
@@ -272,9 +272,9 @@ def _of_no_price(offers: Sequence[tuple[Offer, Month]]) -> list[str]:
     return [f"not in the budget, for their prices are not known: {', '.join(names)}"] if names else []
 
 
-def _nothing_fits(refused: Sequence[Refused]) -> IncompatibleError:
-    rows = tuple(f"{one.instance_type}: {one.findings[0].message}" for one in refused[:6])
-    hints = dict.fromkeys(one.findings[0].remedy for one in refused if one.findings[0].remedy)
+def _nothing_fits(refused: Sequence[RefusedOffer]) -> IncompatibleError:
+    rows = tuple(f"{offer.instance_type}: {offer.findings[0].message}" for offer in refused[:6])
+    hints = dict.fromkeys(offer.findings[0].remedy for offer in refused if offer.findings[0].remedy)
     return IncompatibleError(
         f"{len(refused)} machines satisfy the request, and none of them can run it",
         details=rows,
@@ -294,12 +294,12 @@ def _places(
 
     A region is asked once a market, for all types that are offered of it together.
     """
-    found: dict[tuple[str, str], tuple[ZoneAvailability, ...]] = {}
+    by_offer: dict[tuple[str, str], tuple[ZoneAvailability, ...]] = {}
     if cloud is None:
-        return found
+        return by_offer
     for region, market in dict.fromkeys((offer.region, offer.market) for offer in offers):
-        names = [one.instance_type for one in offers if (one.region, one.market) == (region, market)]
+        names = [offer.instance_type for offer in offers if (offer.region, offer.market) == (region, market)]
         there = availability(cloud.in_region(region), names, spot=market == "spot")
         for name in names:
-            found[name, region] = tuple(place for place in there if place.instance_type == name)
-    return found
+            by_offer[name, region] = tuple(place for place in there if place.instance_type == name)
+    return by_offer

@@ -1,4 +1,4 @@
-"""What is asked for, what is offered, and what came near."""
+"""The values of offers: a request, what satisfies it, and what nearly does."""
 
 from __future__ import annotations
 
@@ -146,18 +146,18 @@ class ImageChoice:
 
     Args:
         image_id: Empty for a plain distribution image, which a bake looks up.
-        kind: given: it was named; channel: a release of ours; proven: an image of ours
-            that passed; dlami: AWS's Deep Learning AMI; base: a plain
+        kind: given: it was named; channel: a release; verified: a gpukiln image that
+            passed; dlami: AWS's Deep Learning AMI; base: a plain
             distribution image, on which the roles install the driver.
         name: The parameter's, or the base's.
         why: Why this one, and why none before it.
         looked_up: When the region was asked, ISO 8601; empty where it was not.
         findings: What is wrong with it there; errors: it can't run.
-        trust: By what an image of ours is trusted, in words; empty where it is none.
+        trust: Why a gpukiln image is trusted, in words; empty for other images.
     """
 
     image_id: str
-    kind: Literal["given", "channel", "proven", "dlami", "base"]
+    kind: Literal["given", "channel", "verified", "dlami", "base"]
     name: str
     why: tuple[str, ...]
     looked_up: str

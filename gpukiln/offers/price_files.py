@@ -23,11 +23,11 @@ from gpukiln.parsing import parse_json
 Row = dict[str, Any]
 ADDRESS = "https://pricing.us-east-1.amazonaws.com"  # of every commercial region; no request of it is signed
 TIMEOUT_S = 30.0  # of a connection that says nothing
-MOST_S = 1800.0  # of one file
-MOST_BYTES = 4 * 2**30  # of one file; those of EC2 have hundreds of MB
-MOST_INDEX = 2**20  # of the list of regions, which has some 40
+LIMIT_S = 1800.0  # of one file
+LIMIT_BYTES = 4 * 2**30  # of one file; those of EC2 have hundreds of MB
+INDEX_LIMIT_BYTES = 2**20  # of the list of regions, which has some 40
 HEAD_ROWS = 20  # before the names of the columns; there are five
-NEXT = "it is public: check the network and the proxy (HTTPS_PROXY), then run the same command again"
+NETWORK_HINT = "it is public: check the network and the proxy (HTTPS_PROXY), then run the same command again"
 # Attributes of GetProducts by the names of their columns.
 COLUMNS = {
     "capacitystatus": "CapacityStatus",
@@ -50,7 +50,7 @@ class PriceFiles:
     """The price list of one region; each file is read once, and a failure is not tried again.
 
     Args:
-        say: Told what is read.
+        say: Receives the address that is read.
         wanted: Attributes of what is kept, by service: products that have all of one of these.
     """
 
@@ -74,21 +74,21 @@ class PriceFiles:
                 self._read[service] = list(self._rows(service))
             except UnavailableError as error:
                 self._read[service] = error
-        found = self._read[service]
-        if isinstance(found, UnavailableError):
-            raise found
-        return (row for row in found if _has(row["product"]["attributes"], attributes))
+        rows = self._read[service]
+        if isinstance(rows, UnavailableError):
+            raise rows
+        return (row for row in rows if _has_attributes(row["product"]["attributes"], attributes))
 
     def _rows(self, service: str) -> Iterator[Row]:
         url = _file_of(service, self.region)
         self.say(f"no AWS credentials: reading {url} (of EC2 that is hundreds of MB)")
-        with _opened(url, MOST_BYTES) as answer:
+        with _open_url(url, LIMIT_BYTES) as answer:
             rows = csv.reader(io.TextIOWrapper(answer, encoding="utf-8", newline=""))
             try:
                 head = next((row for row in rows if row[:1] == ["SKU"] or rows.line_num > HEAD_ROWS), [])
                 places = {name: place for place, name in enumerate(head)}
                 kept = self.wanted[service]
-                needed = {*PRICE, *(COLUMNS[name] for one in kept for name in one)}
+                needed = {*PRICE, *(COLUMNS[name] for kept_attributes in kept for name in kept_attributes)}
                 if missing := sorted(needed - set(places)):
                     raise UnavailableError(f"{url} is no price list that is known: no {', '.join(missing)}")
                 named = {name: places[column] for name, column in COLUMNS.items() if column in places}
@@ -101,14 +101,14 @@ class PriceFiles:
                     if row[term] != "OnDemand":
                         continue
                     attributes = {name: row[place] for name, place in named.items()}
-                    if any(_has(attributes, one) for one in kept):
+                    if any(_has_attributes(attributes, kept_attributes) for kept_attributes in kept):
                         yield _product(attributes, {name: row[places[name]] for name in PRICE})
             except (csv.Error, UnicodeDecodeError) as error:
                 raise UnavailableError(f"{url} is no price list: {error}") from error
 
 
-def _has(attributes: Mapping[str, str], wanted: Mapping[str, str]) -> bool:
-    return all(attributes.get(name) == value for name, value in wanted.items())
+def _has_attributes(attributes: Mapping[str, str], required: Mapping[str, str]) -> bool:
+    return all(attributes.get(name) == value for name, value in required.items())
 
 
 def _product(attributes: Mapping[str, str], price: Mapping[str, str]) -> Row:
@@ -124,7 +124,7 @@ def _product(attributes: Mapping[str, str], price: Mapping[str, str]) -> Row:
 def _file_of(service: str, region: str) -> str:
     """The address of the newest file of a service in a region, as the service's list of regions gives it."""
     url = f"{ADDRESS}/offers/v1.0/aws/{service}/current/region_index.json"
-    with _opened(url, MOST_INDEX) as answer:
+    with _open_url(url, INDEX_LIMIT_BYTES) as answer:
         try:
             regions = parse_json(answer.read().decode())["regions"]
             path = str(regions[region]["currentVersionUrl"]) if region in regions else ""
@@ -137,14 +137,14 @@ def _file_of(service: str, region: str) -> str:
     return f"{ADDRESS}{path.removesuffix('.json')}.csv"
 
 
-class _Limited(io.RawIOBase):
+class _LimitedResponse(io.RawIOBase):
     """An answer that ends with an error where it is too long, takes too long, or was cut off."""
 
     def __init__(self, answer: http.client.HTTPResponse, url: str, most: int) -> None:
         super().__init__()
         self._answer, self._url, self._most = answer, url, most
         self._all = answer.length  # None where the server did not say
-        self._got, self._ends = 0, time.monotonic() + MOST_S
+        self._got, self._ends = 0, time.monotonic() + LIMIT_S
 
     def readable(self) -> bool:
         return True
@@ -153,11 +153,11 @@ class _Limited(io.RawIOBase):
         try:
             got = self._answer.readinto(buffer)
         except (OSError, http.client.HTTPException) as error:
-            raise UnavailableError(f"{self._url} can't be read: {error}", hint=NEXT) from error
+            raise UnavailableError(f"{self._url} can't be read: {error}", hint=NETWORK_HINT) from error
         self._got += got
         if self._got > self._most or time.monotonic() > self._ends:
             raise UnavailableError(
-                f"{self._url} has more than {self._most} bytes, or takes over {MOST_S:g} s"
+                f"{self._url} has more than {self._most} bytes, or takes longer than {LIMIT_S:g} s"
             )
         if not got and self._all is not None and self._got < self._all:
             raise UnavailableError(
@@ -170,9 +170,9 @@ class _Limited(io.RawIOBase):
         super().close()
 
 
-def _opened(url: str, most: int) -> io.BufferedReader:
+def _open_url(url: str, most: int) -> io.BufferedReader:
     try:
         answer = urllib.request.urlopen(url, timeout=TIMEOUT_S)  # noqa: S310 - of AWS, or of a test
     except (OSError, ValueError, http.client.HTTPException) as error:
-        raise UnavailableError(f"{url} can't be read: {error}", hint=NEXT) from error
-    return io.BufferedReader(_Limited(answer, url, most), buffer_size=2**20)
+        raise UnavailableError(f"{url} can't be read: {error}", hint=NETWORK_HINT) from error
+    return io.BufferedReader(_LimitedResponse(answer, url, most), buffer_size=2**20)

@@ -89,7 +89,7 @@ def _spot(
     return SpotPrice(zone, _figure(price, HOUR, SPOT_DAYS, today), low, mean, high, saving)
 
 
-def _amount(part: cache.Amount | None, listed: DatedPrice | None, unit: str, today: date) -> Figure | None:
+def _amount(part: cache.UnitPrice | None, listed: DatedPrice | None, unit: str, today: date) -> Figure | None:
     asked = DatedPrice(part.usd, str(part.as_of), part.source) if part else None
     return _newer(asked, listed, unit, today)
 

@@ -23,7 +23,7 @@ REFRESH = "offer.refresh/1"
 Row = dict[str, Any]
 HISTORY = timedelta(days=7)
 PRICING_REGION = "us-east-1"  # the Price List has endpoints in a few regions alone, with the prices of all
-AT_ONCE = 100  # types in one question; a filter takes 200 values (EC2 API reference, "Filtering")
+BATCH_TYPES = 100  # types in one question; a filter takes 200 values (EC2 API reference, "Filtering")
 MICRO_USD = Decimal("0.000001")
 # What an EC2 machine is in the Price List: aws/karpenter-provider-aws:pkg/providers/pricing/pricing.go
 MACHINE = {
@@ -39,7 +39,7 @@ ADDRESS = {"group": "VPCPublicIPv4Address"}  # its productFamily is empty
 
 @dataclass(frozen=True)
 class QueryResult:
-    """What became of one question.
+    """The result of one query.
 
     Args:
         name: types, offerings, on_demand, volume, public_ipv4, spot or quotas.
@@ -55,8 +55,8 @@ class QueryResult:
 
 
 @dataclass(frozen=True)
-class Refreshed:
-    """What became of every question."""
+class RefreshResult:
+    """The result of every query."""
 
     cloud: str
     region: str
@@ -73,13 +73,13 @@ class RefreshDocument:
     """
 
     schema: str
-    refreshed: Refreshed
+    refreshed: RefreshResult
     difference: Difference | None
 
 
 @dataclass(frozen=True)
 class _Region:
-    """A region that is being asked.
+    """A region that is being queried.
 
     Args:
         files: Its price list for who has no credentials.
@@ -90,7 +90,7 @@ class _Region:
     now: datetime
     say: Callable[[str], None]
     files: PriceFiles
-    described: Mapping[str, cache.Described] | None = None
+    described: Mapping[str, cache.TypeDescription] | None = None
 
     @property
     def today(self) -> date:
@@ -107,29 +107,29 @@ class _Region:
         """For questions that refuse a type that the region does not know."""
         return self.names if self.described is None else sorted(self.described)
 
-    def says(self, source: str) -> str:
-        """The source of an answer; a rehearsed one may not be taken for AWS's."""
+    def source_name(self, source: str) -> str:
+        """The source of an answer; an answer of the embedded cloud is marked as rehearsed."""
         return source if self.cloud.name == "aws" else f"{source}, rehearsed by the {self.cloud.name} cloud"
 
-    def says_list(self, service: str, usage: str = "") -> str:
+    def price_source(self, service: str, usage: str = "") -> str:
         """The source of a price."""
         of_file = self.files.has_read(service)
         where = "AWS's public price list of" if of_file else "AWS Price List, GetProducts of"
-        return self.says(f"{where} {service}{': ' if usage else ''}{usage}")
+        return self.source_name(f"{where} {service}{': ' if usage else ''}{usage}")
 
-    def none(self, call: str) -> UnavailableError:
-        """An answer without anything in it is none: what was known before may not go with it."""
+    def empty_answer(self, call: str) -> UnavailableError:
+        """The error for an empty answer, which must not replace what is cached."""
         return UnavailableError(
             f"{call} answered nothing of {self.cloud.region}",
-            hint="is the region enabled for the account? then run the same command again",
+            hint="enable the region for the account, then run the same command again",
         )
 
 
-def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = None) -> Refreshed:
-    """Ask everything and keep the answers; a question that fails leaves its old answer, with its old day.
+def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = None) -> RefreshResult:
+    """Send every query and cache the answers; a query that fails leaves its old answer, with its old day.
 
     Args:
-        say: Told what is asked, and what failed.
+        say: Receives each query and each failure.
         now: For prices that held until now.
 
     Raises:
@@ -138,12 +138,12 @@ def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = 
     """
     before = cache.read(cloud.name, cloud.region)
     now = now or datetime.now(UTC)
-    wanted = {"AmazonEC2": (MACHINE, VOLUME), "AmazonVPC": (ADDRESS,)}
-    files = PriceFiles(cloud.region, say, wanted)
+    kept_products = {"AmazonEC2": (MACHINE, VOLUME), "AmazonVPC": (ADDRESS,)}
+    files = PriceFiles(cloud.region, say, kept_products)
     region = _Region(cloud, now, say, files, before.types.types if before.types else None)
     answers: dict[str, Any] = {}
     errors: dict[str, GpukilnError] = {}
-    for name, (what, ask) in QUESTIONS.items():
+    for name, (what, ask) in QUERIES.items():
         say(f"asking {cloud.region} for {what}")
         try:
             answers[name] = ask(region)
@@ -154,10 +154,10 @@ def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = 
             if name == "types":
                 region = replace(region, described=answers[name].types)
     stands = cache.update(cloud.name, cloud.region, answers) if answers else before
-    return Refreshed(cloud.name, cloud.region, tuple(_part(name, stands, errors) for name in QUESTIONS))
+    return RefreshResult(cloud.name, cloud.region, tuple(_part(name, stands, errors) for name in QUERIES))
 
 
-def require_complete(refreshed: Refreshed) -> None:
+def require_complete(refreshed: RefreshResult) -> None:
     """Stop where something could not be asked.
 
     Raises:
@@ -170,9 +170,9 @@ def require_complete(refreshed: Refreshed) -> None:
     kind = UnavailableError if len(failed) == len(refreshed.parts) else PartialError
     old = {part.name: f"stays as of {part.as_of}" if part.as_of else "is not known" for part in failed}
     raise kind(
-        f"{len(failed)} of {len(refreshed.parts)} questions to {refreshed.region} were not answered",
+        f"{len(failed)} of {len(refreshed.parts)} queries to {refreshed.region} were not answered",
         details=tuple(f"{part.name} {old[part.name]}: {part.error}" for part in failed),
-        hint="what is shown of them is as old as it says",
+        hint="the values shown for them keep their old day",
     )
 
 
@@ -188,11 +188,11 @@ def _part(name: str, stands: cache.CachedRegion, errors: Mapping[str, GpukilnErr
 
 def _count(part: Any) -> int:
     match part:
-        case cache.Types():
+        case cache.TypeList():
             return len(part.types)
-        case cache.Offerings() | cache.SpotHistory():
+        case cache.ZoneOfferings() | cache.SpotHistory():
             return sum(map(bool, part.zones.values()))
-        case cache.Hourly():
+        case cache.HourlyPrices():
             return len(part.usd_hour)
         case cache.Quotas():
             return len(part.vcpus)
@@ -200,24 +200,26 @@ def _count(part: Any) -> int:
             return 1
 
 
-# --- EC2 ------------------------------------------------------------------------------------------------
+# --- answers of EC2's own API -------------------------------------------------------------------------
 
 
-def _types(region: _Region) -> cache.Types:
+def _types(region: _Region) -> cache.TypeList:
     ec2 = region.cloud.client("ec2")
-    found: dict[str, cache.Described] = {}
+    types: dict[str, cache.TypeDescription] = {}
     seen = 0
     with explain_aws_errors("look up the instance types"):
         for row in calls.pages(ec2, "describe_instance_types", "InstanceTypes"):
             seen += 1
             if row.get("GpuInfo", {}).get("Gpus"):  # no filter of the API knows GPUs
-                found[row["InstanceType"]] = described(row)
+                types[row["InstanceType"]] = describe_type(row)
     if not seen:
-        raise region.none("DescribeInstanceTypes")
-    return cache.Types(region.today, region.says("EC2 DescribeInstanceTypes"), dict(sorted(found.items())))
+        raise region.empty_answer("DescribeInstanceTypes")
+    return cache.TypeList(
+        region.today, region.source_name("EC2 DescribeInstanceTypes"), dict(sorted(types.items()))
+    )
 
 
-def described(row: Row) -> cache.Described:
+def describe_type(row: Row) -> cache.TypeDescription:
     """A type with an accelerator, as DescribeInstanceTypes gives it.
 
     Fractions of a GPU have a Count of 0; pods are counted on the default network card, as EKS does
@@ -229,7 +231,7 @@ def described(row: Row) -> cache.Described:
     if cards := network.get("NetworkCards"):
         interfaces = cards[network.get("DefaultNetworkCardIndex", 0)]["MaximumNetworkInterfaces"]
         pods = interfaces * (network["Ipv4AddressesPerInterface"] - 1) + 2
-    return cache.Described(
+    return cache.TypeDescription(
         manufacturer=gpu.get("Manufacturer", ""),
         accelerator=gpu.get("Name", ""),
         gpus=gpu.get("LogicalGpuCount") or gpu["Count"],
@@ -248,19 +250,19 @@ def described(row: Row) -> cache.Described:
     )
 
 
-def _offerings(region: _Region) -> cache.Offerings:
+def _offerings(region: _Region) -> cache.ZoneOfferings:
     ec2 = region.cloud.client("ec2")
     zones: dict[str, set[str]] = {name: set() for name in region.names}
     with explain_aws_errors("look up the zones of instance types"):
-        for names in _some(region.names):
-            wanted = [{"Name": "instance-type", "Values": names}]
-            asked = {"LocationType": "availability-zone", "Filters": wanted}
+        for names in _batches(region.names):
+            type_filters = [{"Name": "instance-type", "Values": names}]
+            asked = {"LocationType": "availability-zone", "Filters": type_filters}
             for row in calls.pages(ec2, "describe_instance_type_offerings", "InstanceTypeOfferings", **asked):
                 zones[row["InstanceType"]].add(row["Location"])
     if region.own_names and not any(zones.values()):
-        raise region.none("DescribeInstanceTypeOfferings")
+        raise region.empty_answer("DescribeInstanceTypeOfferings")
     rows = {name: tuple(sorted(where)) for name, where in zones.items()}
-    return cache.Offerings(region.today, region.says("EC2 DescribeInstanceTypeOfferings"), rows)
+    return cache.ZoneOfferings(region.today, region.source_name("EC2 DescribeInstanceTypeOfferings"), rows)
 
 
 def _spot(region: _Region) -> cache.SpotHistory:
@@ -268,7 +270,7 @@ def _spot(region: _Region) -> cache.SpotHistory:
     asked = {"ProductDescriptions": ["Linux/UNIX"], "StartTime": start, "EndTime": region.now}
     seen: dict[str, dict[str, list[tuple[datetime, Decimal]]]] = {name: {} for name in region.names}
     with explain_aws_errors("look up spot prices"):
-        for names in _some(region.own_names):
+        for names in _batches(region.own_names):
             for row in calls.pages(
                 ec2, "describe_spot_price_history", "SpotPriceHistory", InstanceTypes=names, **asked
             ):
@@ -276,15 +278,17 @@ def _spot(region: _Region) -> cache.SpotHistory:
                 zone = seen[row["InstanceType"]].setdefault(row["AvailabilityZone"], [])
                 zone.append((row["Timestamp"], usd))
     if region.own_names and not any(seen.values()):
-        raise region.none("DescribeSpotPriceHistory")
+        raise region.empty_answer("DescribeSpotPriceHistory")
     zones = {
-        name: {zone: held(rows, start, region.now) for zone, rows in sorted(by_zone.items())}
+        name: {zone: price_span(rows, start, region.now) for zone, rows in sorted(by_zone.items())}
         for name, by_zone in seen.items()
     }
-    return cache.SpotHistory(region.today, region.says("EC2 DescribeSpotPriceHistory"), zones)
+    return cache.SpotHistory(region.today, region.source_name("EC2 DescribeSpotPriceHistory"), zones)
 
 
-def held(changes: Sequence[tuple[datetime, Decimal]], start: datetime, now: datetime) -> cache.ZonePrice:
+def price_span(
+    changes: Sequence[tuple[datetime, Decimal]], start: datetime, now: datetime
+) -> cache.ZonePrice:
     """What the price was between two moments.
 
     Args:
@@ -309,59 +313,62 @@ def held(changes: Sequence[tuple[datetime, Decimal]], start: datetime, now: date
 # --- the Price List and Service Quotas ------------------------------------------------------------------
 
 
-def _on_demand(region: _Region) -> cache.Hourly:
+def _on_demand(region: _Region) -> cache.HourlyPrices:
     names = set(region.names)
-    found: dict[str, set[Decimal]] = {}
+    usd_by_type: dict[str, set[Decimal]] = {}
     for product in _products(region, "AmazonEC2", **MACHINE):
         name = product["product"]["attributes"].get("instanceType", "")
         if name in names:
-            found.setdefault(name, set()).update(_usd(product, "Hrs"))
+            usd_by_type.setdefault(name, set()).update(_usd(product, "Hrs"))
     prices: dict[str, Decimal] = {}
-    for name, usd in sorted(found.items()):
+    for name, usd in sorted(usd_by_type.items()):
         if len(usd) == 1:
             [prices[name]] = usd
         elif usd:
-            region.say(f"{name} has {len(usd)} prices in the Price List, which is none: {sorted(usd)}")
+            region.say(f"{name} has {len(usd)} prices in the Price List, so none is used: {sorted(usd)}")
     if region.own_names and not prices:
-        raise region.none("GetProducts")
-    return cache.Hourly(region.today, region.says_list("AmazonEC2"), prices)
+        raise region.empty_answer("GetProducts")
+    return cache.HourlyPrices(region.today, region.price_source("AmazonEC2"), prices)
 
 
-def _volume(region: _Region) -> cache.Amount:
+def _volume(region: _Region) -> cache.UnitPrice:
     return _amount(region, "AmazonEC2", "EBS:VolumeUsage.gp3", "GB-Mo", VOLUME)
 
 
-def _public_ipv4(region: _Region) -> cache.Amount:
+def _public_ipv4(region: _Region) -> cache.UnitPrice:
     return _amount(region, "AmazonVPC", "PublicIPv4:InUseAddress", "Hrs", ADDRESS)
 
 
-def _amount(region: _Region, service: str, usage: str, unit: str, about: Mapping[str, str]) -> cache.Amount:
+def _amount(
+    region: _Region, service: str, usage: str, unit: str, about: Mapping[str, str]
+) -> cache.UnitPrice:
     """The price of a usage type; its name has the region before it, as in USW2-EBS:VolumeUsage.gp3."""
-    found: set[Decimal] = set()
+    amounts: set[Decimal] = set()
     for product in _products(region, service, **about):
         if product["product"]["attributes"].get("usagetype", "").endswith(usage):
-            found |= _usd(product, unit)
-    if len(found) != 1:
+            amounts |= _usd(product, unit)
+    if len(amounts) != 1:
         raise (
-            region.none(f"GetProducts of {service}")
-            if not found
+            region.empty_answer(f"GetProducts of {service}")
+            if not amounts
             else UnavailableError(
-                f"the Price List has {len(found)} prices of {usage} in {region.cloud.region}: {sorted(found)}"
+                f"the Price List has {len(amounts)} prices of {usage} in {region.cloud.region}: "
+                f"{sorted(amounts)}"
             )
         )
-    return cache.Amount(region.today, region.says_list(service, usage), found.pop())
+    return cache.UnitPrice(region.today, region.price_source(service, usage), amounts.pop())
 
 
 def _products(region: _Region, service: str, **attributes: str) -> Iterator[Row]:
-    wanted = {"regionCode": region.cloud.region, **attributes}
+    query = {"regionCode": region.cloud.region, **attributes}
     try:
-        yield from _asked(region, service, wanted)
+        yield from _get_products(region, service, query)
     except NoCredentialsError:
-        yield from region.files.products(service, wanted)
+        yield from region.files.products(service, query)
 
 
-def _asked(region: _Region, service: str, wanted: Mapping[str, str]) -> Iterator[Row]:
-    filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()]
+def _get_products(region: _Region, service: str, query: Mapping[str, str]) -> Iterator[Row]:
+    filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in query.items()]
     with explain_aws_errors("look up prices"):
         pricing = region.cloud.in_region(PRICING_REGION).client("pricing")
         for page in pricing.get_paginator("get_products").paginate(ServiceCode=service, Filters=filters):
@@ -385,20 +392,20 @@ def _usd(product: Row, unit: str) -> set[Decimal]:
 
 def _quotas(region: _Region) -> cache.Quotas:
     client = region.cloud.client("service-quotas")
-    found: dict[str, int] = {}
+    vcpus: dict[str, int] = {}
     with explain_aws_errors("look up the account's quotas"):
         for quota in QUOTAS:
             try:
                 answer = client.get_service_quota(ServiceCode="ec2", QuotaCode=quota.code)
             except client.exceptions.NoSuchResourceException:
                 continue  # the region has none of it
-            found[quota.code] = int(answer["Quota"]["Value"])
-    if not found:
-        raise region.none("GetServiceQuota")
-    return cache.Quotas(region.today, region.says("Service Quotas, GetServiceQuota"), found)
+            vcpus[quota.code] = int(answer["Quota"]["Value"])
+    if not vcpus:
+        raise region.empty_answer("GetServiceQuota")
+    return cache.Quotas(region.today, region.source_name("Service Quotas, GetServiceQuota"), vcpus)
 
 
-QUESTIONS: dict[str, tuple[str, Callable[[_Region], Any]]] = {  # `types` first: the others ask for them
+QUERIES: dict[str, tuple[str, Callable[[_Region], Any]]] = {  # `types` first: the others ask for them
     "types": ("instance types", _types),
     "offerings": ("zones", _offerings),
     "on_demand": ("prices on demand", _on_demand),
@@ -409,9 +416,9 @@ QUESTIONS: dict[str, tuple[str, Callable[[_Region], Any]]] = {  # `types` first:
 }
 
 
-def _some(names: Sequence[str]) -> Iterator[list[str]]:
-    for first in range(0, len(names), AT_ONCE):
-        yield list(names[first : first + AT_ONCE])
+def _batches(names: Sequence[str]) -> Iterator[list[str]]:
+    for first in range(0, len(names), BATCH_TYPES):
+        yield list(names[first : first + BATCH_TYPES])
 
 
 def _decimal(text: str, call: str) -> Decimal:

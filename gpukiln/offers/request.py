@@ -17,14 +17,14 @@ from gpukiln.offers.model import Request, Spot
 from gpukiln.typed import unknown
 from gpukiln.units import Memory, Money, Span
 
-FORM = (
+GPU_SYNTAX = (
     "NAMES, MEMORY and COUNT with `:` between them, for example T4:1, 24GiB..:2, A10G,L4:1..4 or H100:80GB:8"
 )
 ARCHES = ("x86_64", "arm64", "any")
 _END = r"[\d.]{1,40}\s*(?:[KMG]i?B?|[TPE]i?B)"  # of a memory; 1080Ti is a GPU, and a number a count
 
 
-def parse(
+def parse_request(
     gpu: str,
     *,
     cpu: int = 0,
@@ -70,30 +70,32 @@ def parse(
 
 def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
     """Count, keys of GPUs, memory as counted, memory as sold."""
-    found: dict[str, str] = {}
-    for part in filter(None, (one.strip() for one in text.split(":"))):
+    parts: dict[str, str] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(":"))):
         if re.fullmatch(r"\d{0,9}(\.\.)?\d{0,9}", part):
             what = "count"
         elif re.fullmatch(rf"(?:{_END}|[\d.]{{1,40}})?\.\.(?:{_END})?|{_END}", part, re.IGNORECASE):
             what = "memory"
         else:
             what = "names"
-        if what in found:
+        if what in parts:
             raise UsageError(
-                f"--gpu {text!r} has two {what}: {found[what]} and {part}", hint=f"wanted: {FORM}"
+                f"--gpu {text!r} has two {what}: {parts[what]} and {part}", hint=f"wanted: {GPU_SYNTAX}"
             )
-        found[what] = part
-    names = _names(found["names"]) if "names" in found else ()
-    count = Span.parse(found["count"], "--gpu", least=1) if "count" in found else Span(1)
-    mib, gb = _memory(found["memory"], text) if "memory" in found else (None, None)
+        parts[what] = part
+    names = _names(parts["names"]) if "names" in parts else ()
+    count = Span.parse(parts["count"], "--gpu", least=1) if "count" in parts else Span(1)
+    mib, gb = _memory(parts["memory"], text) if "memory" in parts else (None, None)
     return count, names, mib, gb
 
 
 def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
     """As counted in MiB, or as sold in GB: `24GB` is what the label says."""
-    low, _, high = (one.strip() for one in part.partition(".."))
+    low, _, high = (piece.strip() for piece in part.partition(".."))
     if low and high and low[-1].isdigit():
-        part = low + high.lstrip("0123456789. ") + ".." + high  # 16..24GiB
+        part = (
+            low + high.lstrip("0123456789. ") + ".." + high
+        )  # the upper end's unit counts for both ends: 16..24GiB
     binary = {"i" in end.lower() for end in part.split("..") if end.strip()}
     if len(binary) == 2:
         raise UsageError(
@@ -106,8 +108,8 @@ def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
 
 def _names(part: str) -> tuple[str, ...]:
     """Keys of the catalogue."""
-    found: list[str] = []
-    for word in (one.strip() for one in part.split(",") if one.strip()):
+    keys_found: list[str] = []
+    for word in (piece.strip() for piece in part.split(",") if piece.strip()):
         if word in instance_types():
             raise UsageError(
                 f"--gpu {word!r} is an instance type, wanted GPUs",
@@ -115,7 +117,7 @@ def _names(part: str) -> tuple[str, ...]:
             )
         if not (keys := keys_of(word)):
             raise unknown("GPU", word, [board.name for board in gpus().values()])
-        found += keys
-    if not found:
-        raise UsageError(f"--gpu {part!r} names no GPU", hint=f"wanted: {FORM}")
-    return tuple(dict.fromkeys(found))
+        keys_found += keys
+    if not keys_found:
+        raise UsageError(f"--gpu {part!r} names no GPU", hint=f"wanted: {GPU_SYNTAX}")
+    return tuple(dict.fromkeys(keys_found))

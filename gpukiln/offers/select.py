@@ -33,8 +33,8 @@ class MatchingOffers:
     near: tuple[NearMiss, ...]
 
 
-def _lack(of: str, message: str) -> Finding:
-    """What a machine lacks of a request.
+def _mismatch(of: str, message: str) -> Finding:
+    """One way in which a machine does not satisfy a request.
 
     Args:
         of: gpu: it has another GPU; count, memory: too few of them, or too small; size: what one of another
@@ -58,19 +58,21 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
         board = gpu(machine.gpu)
         if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
             continue
-        general = _lacks(request, machine, board)
+        general = _mismatches(request, machine, board)
         for region in regions:
             offer = _offer(name, machine, region, request, today, cloud)
-            lacks = [*general, *_market_lacks(request, machine, offer)]
-            if not lacks:
+            mismatches = [*general, *_market_mismatches(request, machine, offer)]
+            if not mismatches:
                 offers.append(offer)
-            elif (distance := _nearness(request, machine, lacks)) is not None:
-                missed = NearMiss(name, region, tuple(lacks), offer.on_demand)
+            elif (distance := _nearness(request, machine, mismatches)) is not None:
+                missed = NearMiss(name, region, tuple(mismatches), offer.on_demand)
                 near.append(
-                    (missed, (*distance, len(lacks)), _order(offer.on_demand or offer.estimate, name))
+                    (missed, (*distance, len(mismatches)), _order(offer.on_demand or offer.estimate, name))
                 )
     order = {region: place for place, region in enumerate(regions)}
-    offers.sort(key=lambda one: (*_order(one.price or one.estimate, one.instance_type), order[one.region]))
+    offers.sort(
+        key=lambda offer: (*_order(offer.price or offer.estimate, offer.instance_type), order[offer.region])
+    )
     near.sort(key=lambda row: (*row[1], *row[2], order[row[0].region]))
     return MatchingOffers(tuple(offers), tuple(row for row, *_ in near))
 
@@ -78,7 +80,7 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
 def offers_of(
     name: str, regions: Iterable[str], today: date, *, spot: bool = False, cloud: str = "aws"
 ) -> tuple[Offer, ...]:
-    """One machine in regions, whatever is wrong with it.
+    """One machine in regions, whether or not it can be started.
 
     Args:
         spot: Whether its spot price is the one that counts.
@@ -92,8 +94,8 @@ def offers_of(
     return tuple(_offer(name, machine, region, request, today, cloud) for region in regions)
 
 
-def lacks_of(request: Request, name: str) -> tuple[str, ...]:
-    """What a machine lacks of a request wherever it is, a line each; empty: it satisfies it.
+def mismatches_of(request: Request, name: str) -> tuple[str, ...]:
+    """The mismatches of a machine in every region, a line each; empty: it satisfies the request.
 
     Raises:
         UsageError: The catalogue does not know it.
@@ -101,27 +103,31 @@ def lacks_of(request: Request, name: str) -> tuple[str, ...]:
     from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
 
     machine = instance_type(name)
-    return tuple(one.message for one in _lacks(request, machine, gpu(machine.gpu)) if one.id != "retired")
+    return tuple(
+        mismatch.message
+        for mismatch in _mismatches(request, machine, gpu(machine.gpu))
+        if mismatch.id != "retired"
+    )
 
 
-def nothing(request: Request, answer: MatchingOffers, regions: Sequence[str]) -> IncompatibleError:
+def no_match_error(request: Request, answer: MatchingOffers, regions: Sequence[str]) -> IncompatibleError:
     """Why nothing satisfies a request: the nearest machines, one for each GPU, and what they lack."""
     nearest: dict[tuple[str, int], NearMiss] = {}
-    for one in answer.near:
-        machine = instance_types()[one.instance_type]
-        nearest.setdefault((machine.gpu, machine.gpus), one)
+    for miss in answer.near:
+        machine = instance_types()[miss.instance_type]
+        nearest.setdefault((machine.gpu, machine.gpus), miss)
     rows = tuple(
-        f"{one.instance_type}: {'; '.join(lack.message for lack in one.lacks)}"
-        for one in list(nearest.values())[:6]
+        f"{miss.instance_type}: {'; '.join(lack.message for lack in miss.lacks)}"
+        for miss in list(nearest.values())[:6]
     )
     return IncompatibleError(
-        f"no machine in {', '.join(regions)} has {said(request)}",
+        f"no machine in {', '.join(regions)} has {describe_request(request)}",
         details=rows,
-        hint="ask for less of what these lack" if rows else "`invoke offer.list` shows what there is",
+        hint="request less of what these lack" if rows else "`invoke offer.list` shows what there is",
     )
 
 
-def said(request: Request) -> str:
+def describe_request(request: Request) -> str:
     """A request in words."""
     names = " or ".join(gpu(key).name for key in request.gpus) or "GPU"
     memory = ""
@@ -129,47 +135,49 @@ def said(request: Request) -> str:
         memory = f" of {request.gpu_memory_mib} MiB"
     elif request.gpu_memory_gb:
         memory = f" of {request.gpu_memory_gb} GB"
-    wanted = [f"{request.count} {names}{memory}"]
+    words = [f"{request.count} {names}{memory}"]
     if request.vcpu:
-        wanted.append(f"{request.vcpu} vCPU")
+        words.append(f"{request.vcpu} vCPU")
     if request.memory_mib:
-        wanted.append(f"{request.memory_mib} MiB of memory")
+        words.append(f"{request.memory_mib} MiB of memory")
     if request.local_gb:
-        wanted.append(f"{request.local_gb} GB of local storage")
+        words.append(f"{request.local_gb} GB of local storage")
     if request.efa:
-        wanted.append(f"{request.efa} EFA")
+        words.append(f"{request.efa} EFA")
     if request.arch != "any":
-        wanted.append(request.arch)
+        words.append(request.arch)
     if request.spot == "only":
-        wanted.append("spot")
+        words.append("spot")
     if request.max_price:
-        wanted.append(f"at most {request.max_price} USD/hour")
-    return ", ".join(wanted)
+        words.append(f"at most {request.max_price} USD/hour")
+    return ", ".join(words)
 
 
-def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[Finding]:
-    """What it lacks in every region."""
-    found: list[Finding] = []
+def _mismatches(request: Request, machine: InstanceType, board: Gpu) -> list[Finding]:
+    """The mismatches that hold in every region."""
+    mismatches: list[Finding] = []
     if machine.status == "retired":
         instead = f", instead: {' or '.join(machine.alternatives)}" if machine.alternatives else ""
-        found.append(_lack("retired", f"retired {machine.retired_since}{instead}"))
+        mismatches.append(_mismatch("retired", f"retired {machine.retired_since}{instead}"))
     if request.gpus and machine.gpu not in request.gpus:
-        wanted = " or ".join(gpu(key).name for key in request.gpus)
-        found.append(_lack("gpu", f"it has {machine.gpus} {board.name}, wanted {wanted}"))
+        names = " or ".join(gpu(key).name for key in request.gpus)
+        mismatches.append(_mismatch("gpu", f"it has {machine.gpus} {board.name}, wanted {names}"))
     fraction = machine.gpu_fraction < 1
     if fraction and not request.fractions:
-        found.append(
-            _lack("count", f"it has {machine.gpu_fraction:g} of one {board.name}, wanted whole ones")
+        mismatches.append(
+            _mismatch("count", f"it has {machine.gpu_fraction:g} of one {board.name}, wanted whole ones")
         )
     elif machine.gpus not in request.count:
-        found.append(_lack("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
+        mismatches.append(_mismatch("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
     sold = sold_gb(machine)
     if request.gpu_memory_mib and machine.gpu_memory_mib not in request.gpu_memory_mib:
         text = f"{board.name} has {machine.gpu_memory_mib} MiB"
         text += f" (sold as {sold} GB)" if sold else ""
-        found.append(_lack("memory", f"{text}, wanted {request.gpu_memory_mib} MiB"))
+        mismatches.append(_mismatch("memory", f"{text}, wanted {request.gpu_memory_mib} MiB"))
     if request.gpu_memory_gb and (sold is None or sold not in request.gpu_memory_gb):
-        found.append(_lack("memory", f"{board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB"))
+        mismatches.append(
+            _mismatch("memory", f"{board.name} is of {sold} GB, wanted {request.gpu_memory_gb} GB")
+        )
     for has, wants, what in (
         (machine.vcpu, request.vcpu, "vCPU"),
         (machine.memory_mib, request.memory_mib, "MiB of memory"),
@@ -177,38 +185,40 @@ def _lacks(request: Request, machine: InstanceType, board: Gpu) -> list[Finding]
         (machine.efa, request.efa, "EFA interfaces"),
     ):
         if has < wants:
-            found.append(_lack("size", f"it has {has} {what}, wanted {wants}"))
+            mismatches.append(_mismatch("size", f"it has {has} {what}, wanted {wants}"))
     if request.arch not in ("any", machine.arch):
-        found.append(_lack("arch", f"it is {machine.arch}, wanted {request.arch}"))
-    return found
+        mismatches.append(_mismatch("arch", f"it is {machine.arch}, wanted {request.arch}"))
+    return mismatches
 
 
-def _market_lacks(request: Request, machine: InstanceType, offer: Offer) -> list[Finding]:
-    """What it lacks in one region."""
-    found: list[Finding] = []
+def _market_mismatches(request: Request, machine: InstanceType, offer: Offer) -> list[Finding]:
+    """The mismatches of one region."""
+    mismatches: list[Finding] = []
     if machine.status == "retired":
-        return found
+        return mismatches
     if offer.zones is not None and not offer.zones:
-        found.append(_lack("market", f"it is not offered in {offer.region}"))
+        mismatches.append(_mismatch("market", f"it is not offered in {offer.region}"))
     if request.spot != "only" and not machine.on_demand:
-        found.append(_lack("market", "it is sold by capacity blocks alone"))
+        mismatches.append(_mismatch("market", "it is sold by capacity blocks alone"))
     if request.spot == "only" and not machine.spot:
-        found.append(_lack("market", "it is not sold as spot"))
+        mismatches.append(_mismatch("market", "it is not sold as spot"))
     if request.max_price is not None:
         if offer.price is None:
             about = f" (about {offer.estimate.value} is estimated)" if offer.estimate else ""
             text = f"its price is not known{about}, wanted at most {request.max_price}"
-            found.append(_lack("market", text))
+            mismatches.append(_mismatch("market", text))
         elif offer.price.value > request.max_price:
             text = (
                 f"it costs {offer.price.value} USD/hour ({offer.market}), wanted at most {request.max_price}"
             )
-            found.append(_lack("market", text))
-    return found
+            mismatches.append(_mismatch("market", text))
+    return mismatches
 
 
-def _nearness(request: Request, machine: InstanceType, lacks: list[Finding]) -> tuple[int, int, int] | None:
-    """How near it comes; None: what is too far away to be told.
+def _nearness(
+    request: Request, machine: InstanceType, mismatches: list[Finding]
+) -> tuple[int, int, int] | None:
+    """How near it comes; None: too far away to be listed.
 
     Another GPU is near where it has the memory of the smallest that was named, and is no older.
 
@@ -216,21 +226,25 @@ def _nearness(request: Request, machine: InstanceType, lacks: list[Finding]) -> 
         0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; how
         many are missing; and MiB of memory that each lacks.
     """
-    kinds = {one.id for one in lacks}
+    kinds = {mismatch.id for mismatch in mismatches}
     if "retired" in kinds and not request.gpus:
         return None
     if "gpu" not in kinds:
         far = kinds & {"count", "memory"}
-        if far and len(lacks) > 1:
+        if far and len(mismatches) > 1:
             return None
         least = request.gpu_memory_mib.low if request.gpu_memory_mib else 0
         counted = machine.gpus if machine.gpu_fraction == 1 or request.fractions else 0
         missing = max(request.count.low - counted, 0)
         return 1 if far else 0, missing, max(least - machine.gpu_memory_mib, 0)
-    if len(lacks) > 1:
+    if len(mismatches) > 1:
         return None
-    asked = [one for one in instance_types().values() if one.gpu in request.gpus and one.gpu_fraction == 1]
-    least = min((one.gpu_memory_mib for one in asked), default=0)
+    asked = [
+        machine
+        for machine in instance_types().values()
+        if machine.gpu in request.gpus and machine.gpu_fraction == 1
+    ]
+    least = min((machine.gpu_memory_mib for machine in asked), default=0)
     oldest = min(version_key(gpu(key).cc or "0") for key in request.gpus)
     new_enough = version_key(gpu(machine.gpu).cc or "0") >= oldest
     return (2, 0, 0) if machine.gpu_memory_mib >= least and new_enough else None
@@ -245,7 +259,7 @@ def sold_gb(machine: InstanceType) -> int | None:
 def _offer(name: str, machine: InstanceType, region: str, request: Request, today: date, cloud: str) -> Offer:
     on_demand = prices.on_demand(name, region, today, cloud=cloud)
     spot = prices.spot(name, region, today, cloud=cloud) if machine.spot else ()
-    cheapest = min(spot, key=lambda one: one.now.value, default=None)
+    cheapest = min(spot, key=lambda spot_price: spot_price.now.value, default=None)
     market: Literal["on-demand", "spot"] = "on-demand"
     price = on_demand
     if request.spot == "only" or (

@@ -38,8 +38,8 @@ CHECKPOINTS = ("none", "selective", "full")
 HEAD = 128  # width of an attention head where nothing is said: Llama's, and GPT-3's
 CONTEXT_MIB = 1024
 SHARE_USED = 0.9
-MOST = 10**9  # of anything that is counted: more is a slip of the keyboard
-OWN = "an allowance of this project"
+MAX_COUNT = 10**9  # of anything that is counted: more is a slip of the keyboard
+OWN_ALLOWANCE = "an allowance of this project"
 
 
 @dataclass(frozen=True)
@@ -124,11 +124,11 @@ def parameters(text: str) -> float:
     Raises:
         UsageError: It is none.
     """
-    found = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
+    number_match = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
     try:
         number = (
-            float(found[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[found[2].upper()]
-            if found
+            float(number_match[1]) * {"": 1, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}[number_match[2].upper()]
+            if number_match
             else 0
         )
     except ValueError:
@@ -145,28 +145,30 @@ def size(model: Model, run: ModelRun) -> Size:
         UsageError: Something is unknown, or can't be together.
     """
     _check(model, run)
-    whole, assumed = _whole(model, run)
+    whole, assumed = _complete_model(model, run)
     terms = list(_infer(whole, run) if run.mode == "infer" else _train(whole, run))
-    terms.append(Term("context", CONTEXT_MIB * MIB, f"{CONTEXT_MIB} MiB for CUDA and libraries", OWN))
-    held = sum(one.bytes for one in terms)
+    terms.append(
+        Term("context", CONTEXT_MIB * MIB, f"{CONTEXT_MIB} MiB for CUDA and libraries", OWN_ALLOWANCE)
+    )
+    held = sum(term.bytes for term in terms)
     slack = round(held / SHARE_USED) - held
     used = f"{SHARE_USED:.0%} of a GPU's memory are used, the rest is fragmentation"
-    terms.append(Term("slack", slack, used, "VLLM" if run.mode == "infer" else f"{OWN}, as VLLM"))
+    terms.append(Term("slack", slack, used, "VLLM" if run.mode == "infer" else f"{OWN_ALLOWANCE}, as VLLM"))
     per_gpu = held + slack
     return Size(whole, run, tuple(terms), -(-per_gpu // MIB), per_gpu * run.tensor_parallel, tuple(assumed))
 
 
-def as_request(found: Size, wanted: Request) -> Request:
+def to_request(size: Size, request: Request) -> Request:
     """A request with as many GPUs at least, each with at least that memory."""
-    return replace(wanted, count=Span(found.run.tensor_parallel), gpu_memory_mib=Span(found.per_gpu_mib))
+    return replace(request, count=Span(size.run.tensor_parallel), gpu_memory_mib=Span(size.per_gpu_mib))
 
 
-def too_large(request: Request) -> bool:
+def needs_more_gpus(request: Request) -> bool:
     """Whether no machine has so much memory on so many GPUs, and one has more GPUs to share it among."""
-    machines = [one for one in instance_types().values() if one.status != "retired"]
+    machines = [machine for machine in instance_types().values() if machine.status != "retired"]
     memory = request.gpu_memory_mib or Span(0)
-    has_it = any(one.gpus in request.count and one.gpu_memory_mib in memory for one in machines)
-    return not has_it and any(one.gpus >= 2 * request.count.low for one in machines)
+    has_it = any(machine.gpus in request.count and machine.gpu_memory_mib in memory for machine in machines)
+    return not has_it and any(machine.gpus >= 2 * request.count.low for machine in machines)
 
 
 def _check(model: Model, run: ModelRun) -> None:
@@ -189,9 +191,9 @@ def _check(model: Model, run: ModelRun) -> None:
         ("--width", model.width, 0),
         ("--kv-width", model.kv_width, 0),
     ):
-        if not least <= number <= MOST:
-            wanted = f"{least} or more" if number < least else f"at most {MOST}"
-            raise UsageError(f"{option} is {number}, wanted {wanted}")
+        if not least <= number <= MAX_COUNT:
+            expected = f"{least} or more" if number < least else f"at most {MAX_COUNT}"
+            raise UsageError(f"{option} is {number}, wanted {expected}")
     if run.mode == "train" and run.precision not in TRAINED_IN:
         raise UsageError(
             f"--mode train in {run.precision}: weights that are trained are kept in {', '.join(TRAINED_IN)}",
@@ -199,7 +201,7 @@ def _check(model: Model, run: ModelRun) -> None:
         )
 
 
-def _whole(model: Model, run: ModelRun) -> tuple[Model, list[str]]:
+def _complete_model(model: Model, run: ModelRun) -> tuple[Model, list[str]]:
     """The model with what nobody said, estimated as SCALING has it."""
     assumed = []
     layers, width = model.layers, model.width

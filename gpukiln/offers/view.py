@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from gpukiln.findings import Finding
 from gpukiln.offers.availability import ZoneAvailability
 from gpukiln.offers.cost import Month
-from gpukiln.offers.listing import Checked, OfferDetails, OfferListing, OfferRow, Refused
+from gpukiln.offers.listing import FitReport, OfferDetails, OfferListing, OfferRow, RefusedOffer
 from gpukiln.offers.model import Figure, NearMiss, Offer, SpotPrice
 from gpukiln.offers.refresh import RefreshDocument
 from gpukiln.offers.size import Size
@@ -69,34 +69,36 @@ def near_lines(near: Sequence[NearMiss], *, all: bool) -> Iterator[str]:
         return
     yield "near, and not enough:"
     same: dict[tuple[str, str], list[NearMiss]] = {}
-    for one in near:
-        lacks = "; ".join(lack.message for lack in one.lacks)
-        same.setdefault((one.instance_type, lacks), []).append(one)
-    for number, ((name, lacks), rows) in enumerate(same.items()):
+    for miss in near:
+        mismatches = "; ".join(lack.message for lack in miss.lacks)
+        same.setdefault((miss.instance_type, mismatches), []).append(miss)
+    for number, ((name, mismatches), rows) in enumerate(same.items()):
         if number == NEAR and not all:
             yield f"  and {len(same) - NEAR} more: --all"
             return
-        prices = {str(one.price.value) for one in rows if one.price}
+        prices = {str(miss.price.value) for miss in rows if miss.price}
         price = f" ({' or '.join(sorted(prices))} USD/hour)" if prices else ""
-        yield f"  {name} in {', '.join(one.region for one in rows)}{price}: {lacks}"
+        yield f"  {name} in {', '.join(miss.region for miss in rows)}{price}: {mismatches}"
 
 
-def refused_lines(refused: Iterable[Refused]) -> Iterator[str]:
+def refused_lines(refused: Iterable[RefusedOffer]) -> Iterator[str]:
     """What satisfies the request, and image or workload can't use."""
-    for one in refused:
-        yield f"refused: {one.instance_type} in {one.region}"
-        yield from finding_lines(one.findings)
-        if one.image:
-            yield f"  image: {one.image.image_id or one.image.name}"
-            yield from (f"    {text}" for text in one.image.why)
+    for offer in refused:
+        yield f"refused: {offer.instance_type} in {offer.region}"
+        yield from finding_lines(offer.findings)
+        if offer.image:
+            yield f"  image: {offer.image.image_id or offer.image.name}"
+            yield from (f"    {text}" for text in offer.image.why)
 
 
 def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
     """What rules found, each with its source."""
-    for one in findings:
-        yield f"  {one.severity} {one.id}: {one.message}" + (f" ({one.source})" if one.source else "")
-        if one.remedy:
-            yield f"    next: {one.remedy}"
+    for finding in findings:
+        yield f"  {finding.severity} {finding.id}: {finding.message}" + (
+            f" ({finding.source})" if finding.source else ""
+        )
+        if finding.remedy:
+            yield f"    next: {finding.remedy}"
 
 
 def places_table(places: Sequence[ZoneAvailability]) -> Iterator[RenderableType]:
@@ -121,27 +123,27 @@ def places_table(places: Sequence[ZoneAvailability]) -> Iterator[RenderableType]
     yield from reasons
 
 
-def listing_parts(found: OfferListing, *, all: bool) -> Iterator[RenderableType]:
+def listing_parts(answer: OfferListing, *, all: bool) -> Iterator[RenderableType]:
     """The whole answer."""
-    if found.size:
-        yield from size_table(found.size)
-    yield f"wanted: {found.asked}, in {', '.join(found.regions)}"
-    if found.offers:
-        yield from offers_table(found.offers, all=all)
-        yield from _month_lines(found.offers[0])
-    if chosen := [row for row in found.offers if row.image]:
+    if answer.size:
+        yield from size_table(answer.size)
+    yield f"wanted: {answer.asked}, in {', '.join(answer.regions)}"
+    if answer.offers:
+        yield from offers_table(answer.offers, all=all)
+        yield from _month_lines(answer.offers[0])
+    if chosen := [row for row in answer.offers if row.image]:
         yield from _image_lines(chosen)
-    yield from _warning_lines(found.offers)
-    if places := [place for row in found.offers for place in row.places]:
+    yield from _warning_lines(answer.offers)
+    if places := [place for row in answer.offers for place in row.places]:
         yield from places_table(places)
-    yield from refused_lines(found.refused)
-    yield from near_lines(found.near, all=all)
-    yield from found.notes
+    yield from refused_lines(answer.refused)
+    yield from near_lines(answer.near, all=all)
+    yield from answer.notes
 
 
-def shown_parts(found: OfferDetails) -> Iterator[RenderableType]:
+def shown_parts(details: OfferDetails) -> Iterator[RenderableType]:
     """One machine in regions."""
-    for row in found.offers:
+    for row in details.offers:
         offer = row.offer
         yield f"{offer.instance_type} in {offer.region}: {_gpus(offer)} of {offer.gpu_memory_mib} MiB"
         yield (
@@ -152,31 +154,31 @@ def shown_parts(found: OfferDetails) -> Iterator[RenderableType]:
         yield f"  on demand: {_figure(offer.on_demand)}"
         if offer.estimate:
             yield f"  estimated, for no price is known: {_figure(offer.estimate)}"
-        yield from (f"  spot in {_spot(one)}" for one in offer.spot)
+        yield from (f"  spot in {_spot(spot_price)}" for spot_price in offer.spot)
         yield from _month_lines(row)
         yield from (f"  {note}" for note in offer.notes)
         if row.places:
             yield from places_table(row.places)
-    if found.alternatives:
-        yield f"instead: {', '.join(found.alternatives)}"
+    if details.alternatives:
+        yield f"instead: {', '.join(details.alternatives)}"
 
 
-def checked_parts(found: Checked) -> Iterator[str]:
+def checked_parts(report: FitReport) -> Iterator[str]:
     """Whether image and workload fit machines."""
-    for one in found.machines:
-        what = " and ".join(filter(None, (one.image, one.workload)))
-        yield f"{one.instance_type}: {what} {'fits' if one.fits else 'does not fit'}"
-        yield from finding_lines(one.findings)
+    for machine in report.machines:
+        what = " and ".join(filter(None, (machine.image, machine.workload)))
+        yield f"{machine.instance_type}: {what} {'fits' if machine.fits else 'does not fit'}"
+        yield from finding_lines(machine.findings)
 
 
-def refresh_parts(found: RefreshDocument) -> Iterator[RenderableType]:
+def refresh_parts(document: RefreshDocument) -> Iterator[RenderableType]:
     """What became of each question, and what the catalogue lacks."""
     table = Rows("asked for", "answers", "as of", "", first=2, folds=True, right=("answers",))
-    for part in found.refreshed.parts:
+    for part in document.refreshed.parts:
         answers = "-" if part.answers is None else str(part.answers)
         table.add(part.name, answers, str(part.as_of or "-"), part.error)
     yield table
-    if (difference := found.difference) is None:
+    if (difference := document.difference) is None:
         return
     if not difference.patch:
         yield f"{difference.region} has what the shipped catalogue has"
@@ -184,8 +186,8 @@ def refresh_parts(found: RefreshDocument) -> Iterator[RenderableType]:
     for what, names in (("new", difference.new), ("retired", difference.retired)):
         if names:
             yield f"{what}: {', '.join(names)}"
-    for one in difference.changed:
-        yield f"changed: {one.instance_type}: {one.field} {one.catalogue} is {one.described}"
+    for change in difference.changed:
+        yield f"changed: {change.instance_type}: {change.field} {change.catalogue} is {change.described}"
     yield from difference.notes
     yield difference.patch
 
@@ -223,11 +225,11 @@ def _figure(price: Figure | None) -> str:
     return f"{price.value} {price.unit} ({price.source}, as of {price.as_of}, {age}{stale})"
 
 
-def _spot(one: SpotPrice) -> str:
-    said = f"{one.zone}: {_figure(one.now)}"
-    if one.low is not None:
-        said += f"; 7 days: {one.low} to {one.high}, mean {one.mean}"
-    return said + (f"; saves {one.saving:.0%}" if one.saving is not None else "")
+def _spot(price: SpotPrice) -> str:
+    said = f"{price.zone}: {_figure(price.now)}"
+    if price.low is not None:
+        said += f"; 7 days: {price.low} to {price.high}, mean {price.mean}"
+    return said + (f"; saves {price.saving:.0%}" if price.saving is not None else "")
 
 
 def _month_lines(row: OfferRow) -> Iterator[str]:
@@ -252,33 +254,36 @@ def _warning_lines(rows: Iterable[OfferRow]) -> Iterator[str]:
     """What image and workload have to say of offers that they can use, each once."""
     said: dict[str, list[str]] = {}
     for row in rows:
-        for one in row.offer.findings:
-            said.setdefault(f"{one.severity} {one.id}: {one.message}", []).append(row.offer.instance_type)
+        for finding in row.offer.findings:
+            said.setdefault(f"{finding.severity} {finding.id}: {finding.message}", []).append(
+                row.offer.instance_type
+            )
     for text, types in said.items():
         yield f"{text} [{', '.join(dict.fromkeys(types))}]"
 
 
 def _quota(place: ZoneAvailability) -> str:
-    one = place.quota
-    if one.left is None:
+    quota = place.quota
+    if quota.left is None:
         return "unknown"
-    needs = "?" if one.needed is None else str(one.needed)
-    return f"{needs} of {one.left} left ({one.code})"
+    needs = "?" if quota.needed is None else str(quota.needed)
+    return f"{needs} of {quota.left} left ({quota.code})"
 
 
 def _likelihood(place: ZoneAvailability) -> str:
-    one = place.likelihood
-    said = [f"{one.placement}/10"] if one.placement is not None else []
-    said += [one.capacity] if one.capacity is not None else []
+    likelihood = place.likelihood
+    said = [f"{likelihood.placement}/10"] if likelihood.placement is not None else []
+    said += [likelihood.capacity] if likelihood.capacity is not None else []
     return ", ".join(said) or "unknown"
 
 
 def _reserved(place: ZoneAvailability) -> str:
-    one = place.reservation
-    if one.held is None and one.blocks is None:
+    reservation = place.reservation
+    if reservation.held is None and reservation.blocks is None:
         return "unknown"
-    said = [f"{held.free} free in {held.reservation_id}" for held in one.held or ()]
+    said = [f"{held.free} free in {held.reservation_id}" for held in reservation.held or ()]
     said += [
-        f"block from {block.starts:%Y-%m-%d} for {block.fee} {block.currency}" for block in one.blocks or ()
+        f"block from {block.starts:%Y-%m-%d} for {block.fee} {block.currency}"
+        for block in reservation.blocks or ()
     ]
     return ", ".join(said) or "none"

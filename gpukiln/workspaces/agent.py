@@ -40,7 +40,7 @@ CONFIG = "/etc/gpukiln/workspace.json"
 COMPOSE = "/etc/gpukiln/compose.yaml"
 TOOLCHAIN = "/etc/gpukiln/toolchain.json"
 STATE = "/var/lib/gpukiln/workspace"
-MEMORY = "/run/gpukiln/workspace"
+RUN_FOLDER = "/run/gpukiln/workspace"
 ANSIBLE = "/opt/gpukiln/ansible"
 CACHE = "/mnt/gpukiln-cache"
 STAGE_TAG, BUSY_TAG, DRIVER_TAG = "gpukiln:stage", "gpukiln:busy", "gpukiln:driver"
@@ -58,11 +58,11 @@ GROUP_BYTES = 16 << 20  # EBS grows by GiB
 GPU_PERCENT, CPU_SHARE, BYTES_S = 5, 0.1, 5e6 / 60  # CPU_SHARE: of one processor
 SAMPLE_S, TERMINAL_S = 2.0, 120.0
 UNKNOWN = "unknown: "
-PEOPLE = range(1000, 60001)  # systemd.io, "Users, Groups, UIDs and GIDs on systemd Systems"
+USER_IDS = range(1000, 60001)  # systemd.io, "Users, Groups, UIDs and GIDs on systemd Systems"
 # Control groups of work that somebody started: sessions and what is left of them, containers and the daemons
 # that pull and build for them, machines, and what `systemd-run` starts. Anything else of root and of system
 # accounts is the system's.
-WORK = re.compile(r"/(user|machine)\.slice|[0-9a-f]{64}|/(docker|containerd)\.service|/run-[pru]\w+")
+USER_CGROUPS = re.compile(r"/(user|machine)\.slice|[0-9a-f]{64}|/(docker|containerd)\.service|/run-[pru]\w+")
 MANAGERS = ("systemd", "(sd-pam)")  # of each user, started at a login
 VNC_PORT = 6800
 TAG_CHARACTERS = 256
@@ -72,27 +72,27 @@ EFS_OPTIONS = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,
 T = TypeVar("T")
 
 
-class Failed(Exception):  # noqa: N818 - a stage that failed, with its words
-    """What was found, and what was wanted."""
+class StageError(Exception):
+    """A stage failed; the message has what was found and wanted."""
 
 
-class Final(Failed):
-    """What no waiting cures."""
+class PermanentError(StageError):
+    """A failure that waiting does not change."""
 
 
-def command(*words: str, timeout: float = CALL_S, env: dict[str, str] | None = None) -> str:
-    """What a program prints; Failed where it fails, hangs or is not there."""
-    ran = ended(*words, timeout=timeout, env=env)
+def check_output(*words: str, timeout: float = CALL_S, env: dict[str, str] | None = None) -> str:
+    """The output of a program; StageError where it fails, hangs or is missing."""
+    ran = run_program(*words, timeout=timeout, env=env)
     if ran.returncode:
         said = (ran.stderr.strip() or ran.stdout.strip())[-400:]
-        raise Failed(f"{words[0]} ended with {ran.returncode}: {said}")
+        raise StageError(f"{words[0]} ended with {ran.returncode}: {said}")
     return ran.stdout
 
 
-def ended(
+def run_program(
     *words: str, timeout: float = CALL_S, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """A program that ends by itself, whatever its exit code."""
+    """Run a program to its end, whatever its exit code."""
     try:
         return subprocess.run(
             words,
@@ -105,17 +105,17 @@ def ended(
             env=env,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise Failed(f"{words[0]}: {error}") from None
+        raise StageError(f"{words[0]}: {error}") from None
 
 
-def until(seconds: float, action: Callable[[], T]) -> T:
-    """What an action gives that may fail for a while; its last failure when the time is up."""
+def retry_until(seconds: float, action: Callable[[], T]) -> T:
+    """The value of an action that may fail for some seconds; its last failure when the time is up."""
     end = time.monotonic() + seconds
     while True:
         try:
             return action()
-        except Failed as error:
-            if time.monotonic() >= end or isinstance(error, Final):
+        except StageError as error:
+            if time.monotonic() >= end or isinstance(error, PermanentError):
                 raise
         time.sleep(1)
 
@@ -129,7 +129,7 @@ class Metadata:
         ).rstrip("/")
         self.token = ""
 
-    def _ask(self, path: str, headers: dict[str, str], method: str = "GET") -> str:
+    def _request(self, path: str, headers: dict[str, str], method: str = "GET") -> str:
         asked = urllib.request.Request(self.address + path, headers=headers, method=method)  # noqa: S310 - http
         with urllib.request.urlopen(asked, timeout=5) as answer:  # noqa: S310 - http, link-local
             return str(answer.read().decode())
@@ -140,19 +140,19 @@ class Metadata:
             try:
                 if fresh or not self.token:
                     ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
-                    self.token = self._ask("/latest/api/token", ttl, "PUT")
-                return self._ask(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self.token})
+                    self.token = self._request("/latest/api/token", ttl, "PUT")
+                return self._request(f"/latest/meta-data/{path}", {"X-aws-ec2-metadata-token": self.token})
             except urllib.error.HTTPError as error:
                 if error.code == 404:
                     return None
                 if error.code != 401 or fresh:
-                    raise Failed(f"instance metadata {path}: {error}") from None
+                    raise StageError(f"instance metadata {path}: {error}") from None
             except OSError as error:
-                raise Failed(f"instance metadata {path}: {error}") from None
+                raise StageError(f"instance metadata {path}: {error}") from None
         raise AssertionError("not reached")
 
 
-def signed(
+def signed_headers(
     service: str,
     region: str,
     url: str,
@@ -187,7 +187,7 @@ def signed(
 
 
 class Aws:
-    """The three calls that the machine makes, with the rights of its instance profile."""
+    """The three calls that the machine makes, with the credentials of its instance profile."""
 
     def __init__(self, metadata: Metadata, region: str) -> None:
         self.metadata, self.region = metadata, region
@@ -196,24 +196,26 @@ class Aws:
         region, folder = region or self.region, "iam/security-credentials/"
         role = (self.metadata.get(folder) or "").strip()
         if not role:
-            raise Failed(f"{service}: this machine has no instance profile")
+            raise StageError(f"{service}: this machine has no instance profile")
         rights = json.loads(self.metadata.get(folder + role.splitlines()[0]) or "{}")
         if "SecretAccessKey" not in rights:
-            raise Failed(f"{service}: instance metadata gives no credentials of {role}")
+            raise StageError(f"{service}: instance metadata gives no credentials of {role}")
         url = os.environ.get("AWS_ENDPOINT_URL", "") or f"https://{service}.{region}.{self.domain()}"
         url = url.rstrip("/") + "/"
         now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y%m%dT%H%M%SZ")
-        full = signed(service, region, url, headers, body, rights, now)
+        full = signed_headers(service, region, url, headers, body, rights, now)
         asked = urllib.request.Request(url, body, full, method="POST")  # noqa: S310 - of AWS, or configured
         try:
             with urllib.request.urlopen(asked, timeout=CALL_S) as answer:  # noqa: S310 - as above
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             said = error.read().decode(errors="replace")[:300]
-            kind = Final if "NotFound" in said else Failed  # rights may come later, a secret does not
+            kind = (
+                PermanentError if "NotFound" in said else StageError
+            )  # rights may come later, a secret does not
             raise kind(f"{service}: {error.code} {said}") from None
         except OSError as error:
-            raise Failed(f"{service}: {error}") from None
+            raise StageError(f"{service}: {error}") from None
 
     def domain(self) -> str:
         """Of AWS's endpoints: China's differ (EC2 user guide, "Instance metadata categories")."""
@@ -241,14 +243,16 @@ class Aws:
             asked = json.dumps({"Name": reference, "WithDecryption": True}).encode()
             value = json.loads(self._post("ssm", headers, asked))["Parameter"]["Value"]
         if not isinstance(value, str):
-            raise Failed(f"{reference} has no text")
+            raise StageError(f"{reference} has no text")
         return value
 
 
 def write(path: pathlib.Path, text: str, mode: int = 0o644) -> None:
-    """Whole or not at all, and never readable by more than `mode` says."""
+    """Write a file atomically; no user reads it whom `mode` excludes."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(dir=path.parent)  # 0600
+    descriptor, name = tempfile.mkstemp(
+        dir=path.parent
+    )  # mkstemp makes it 0600: no other user reads a secret before the chmod
     with os.fdopen(descriptor, "w", errors="surrogateescape") as file:
         file.write(text)
     pathlib.Path(name).chmod(mode)
@@ -257,12 +261,12 @@ def write(path: pathlib.Path, text: str, mode: int = 0o644) -> None:
 
 def mounts() -> dict[str, tuple[str, str]]:
     """Mount points with their device, as major:minor, and the type of the file system (proc(5))."""
-    found = {}
+    mount_points = {}
     for line in pathlib.Path("/proc/self/mountinfo").read_text().splitlines():
         before, after = line.split(" - ", 1)
         words = before.split()
-        found[words[4].replace("\\040", " ")] = (words[2], after.split()[0])
-    return found
+        mount_points[words[4].replace("\\040", " ")] = (words[2], after.split()[0])
+    return mount_points
 
 
 def require_memory(path: pathlib.Path) -> None:
@@ -272,18 +276,18 @@ def require_memory(path: pathlib.Path) -> None:
         if str(folder) in there:
             kind = there[str(folder)][1]
             if kind not in ("tmpfs", "ramfs"):
-                raise Failed(f"{path} is on {kind}, wanted memory (tmpfs)")
+                raise StageError(f"{path} is on {kind}, wanted memory (tmpfs)")
             return
 
 
-def device_of(volume: str, root: pathlib.Path) -> pathlib.Path:
+def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
     """The disk of an EBS volume: by its serial (Nitro), by udev's link, by the name it has on Xen."""
-    wanted = volume.replace("-", "")
+    serial_wanted = volume.replace("-", "")
     for pattern in ("sys/block/*/device/serial", "sys/block/*/serial"):  # NVMe, virtio
         for serial in sorted(root.glob(pattern)):
-            if serial.read_text().strip().replace("-", "") == wanted:
+            if serial.read_text().strip().replace("-", "") == serial_wanted:
                 return root / "dev" / serial.relative_to(root / "sys/block").parts[0]
-    link = root / "dev/disk/by-id" / f"nvme-Amazon_Elastic_Block_Store_{wanted}"
+    link = root / "dev/disk/by-id" / f"nvme-Amazon_Elastic_Block_Store_{serial_wanted}"
     if link.exists():
         return link.resolve()
     hypervisor = root / "sys/hypervisor/type"
@@ -291,16 +295,18 @@ def device_of(volume: str, root: pathlib.Path) -> pathlib.Path:
         for name in XEN_NAMES:
             if (root / "dev" / name).exists():
                 return root / "dev" / name
-    raise Failed(f"{volume} is not attached to this machine, or not seen by it")
+    raise StageError(f"{volume} is not attached to this machine, or the kernel has not found it yet")
 
 
 def is_empty(device: pathlib.Path) -> bool:
-    """Whether a disk has nothing on it: blkid knows nothing, and it is zeros wherever one looks."""
-    ran = ended("blkid", "-p", str(device), timeout=120)
+    """Whether a disk is empty: blkid finds no signature, and all samples are zeros."""
+    ran = run_program("blkid", "-p", str(device), timeout=120)
     if ran.returncode == 0:
         return False
     if ran.returncode != 2:  # 8: ambivalent; blkid(8)
-        raise Failed(f"blkid does not know what {device} has: {ran.returncode} {ran.stderr.strip()}")
+        raise StageError(
+            f"blkid can't identify the content of {device}: {ran.returncode} {ran.stderr.strip()}"
+        )
     with device.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         places = [(0, EDGE_BYTES), (max(size - EDGE_BYTES, 0), EDGE_BYTES)]
@@ -309,60 +315,62 @@ def is_empty(device: pathlib.Path) -> bool:
             file.seek(start)
             data = file.read(length)
             if data.count(0) != len(data):
-                raise Failed(f"{device} has data of no known form; it is not formatted")
+                raise StageError(f"{device} has data in an unknown format; it is not formatted")
     return True
 
 
-def prepare(device: pathlib.Path) -> None:
-    """ext4 on an empty disk; a home that is there is mended. Anything else is refused, and left as it is."""
+def prepare_disk(device: pathlib.Path) -> None:
+    """Format an empty disk with ext4, or repair and grow an existing home; refuse any other content."""
     if is_empty(device):
-        command("mkfs.ext4", "-q", "-L", LABEL, str(device), timeout=INSTALL_S)
+        check_output("mkfs.ext4", "-q", "-L", LABEL, str(device), timeout=INSTALL_S)
         return
-    found = command("blkid", "-p", "-o", "export", str(device), timeout=120)
-    said = dict(line.split("=", 1) for line in found.splitlines() if "=" in line)
+    exported = check_output("blkid", "-p", "-o", "export", str(device), timeout=120)
+    said = dict(line.split("=", 1) for line in exported.splitlines() if "=" in line)
     if (said.get("TYPE"), said.get("LABEL")) != ("ext4", LABEL):
         table = f"a partition table ({said['PTTYPE']})" if "PTTYPE" in said else ""
         what = " ".join(filter(None, (said.get("TYPE"), said.get("LABEL"), table)))
-        wanted = f"nothing, or ext4 with the label {LABEL}"
-        raise Failed(f"{device} has {what}, wanted {wanted}; it is left as it is")
+        expected = f"nothing, or ext4 with the label {LABEL}"
+        raise StageError(f"{device} has {what}, wanted {expected}; it is left as it is")
     grown = has_grown(device)
-    ran = ended("e2fsck", "-p", *(["-f"] if grown else []), str(device), timeout=INSTALL_S)
-    if ran.returncode & ~3:  # 1: mended, 2: mended, boot again where it is the root; e2fsck(8)
-        raise Failed(
+    ran = run_program("e2fsck", "-p", *(["-f"] if grown else []), str(device), timeout=INSTALL_S)
+    if (
+        ran.returncode & ~3
+    ):  # 1: errors corrected; 2: the same, and a root file system needs a reboot; e2fsck(8)
+        raise StageError(
             f"e2fsck -p of {device} ended with {ran.returncode}: {(ran.stdout + ran.stderr).strip()[-300:]}; "
-            "it is not mounted, `e2fsck` by hand on this machine may mend it"
+            "it is not mounted; run `e2fsck` on this machine to repair it"
         )
     if grown:
-        command("resize2fs", str(device), timeout=INSTALL_S)
+        check_output("resize2fs", str(device), timeout=INSTALL_S)
 
 
 def has_grown(device: pathlib.Path) -> bool:
     """Whether a disk is larger than its file system."""
-    told = command("dumpe2fs", "-h", str(device), timeout=120)
-    said = dict(line.split(":", 1) for line in told.splitlines() if ":" in line)
+    superblock = check_output("dumpe2fs", "-h", str(device), timeout=120)
+    said = dict(line.split(":", 1) for line in superblock.splitlines() if ":" in line)
     has = int(said["Block count"]) * int(said["Block size"])
     with device.open("rb") as file:
         return file.seek(0, os.SEEK_END) - has >= GROUP_BYTES
 
 
 def mount_home(device: pathlib.Path, path: pathlib.Path) -> None:
-    """The home at its place, as large as its volume. It may be there already."""
+    """Mount the home and grow it to its volume; a mounted home stays mounted."""
     number = device.stat().st_rdev
-    wanted = f"{os.major(number)}:{os.minor(number)}"
+    device_number = f"{os.major(number)}:{os.minor(number)}"
     path.mkdir(parents=True, exist_ok=True)
     there = mounts().get(str(path))
     if there is None:
-        prepare(device)
-        command("mount", "-t", "ext4", "-o", "nosuid,nodev", str(device), str(path), timeout=120)
-    elif there[0] != wanted:
-        raise Failed(f"{path} has the device {there[0]}, wanted {wanted} ({device})")
+        prepare_disk(device)
+        check_output("mount", "-t", "ext4", "-o", "nosuid,nodev", str(device), str(path), timeout=120)
+    elif there[0] != device_number:
+        raise StageError(f"{path} has the device {there[0]}, wanted {device_number} ({device})")
     elif has_grown(device):
-        command("resize2fs", str(device), timeout=INSTALL_S)
+        check_output("resize2fs", str(device), timeout=INSTALL_S)
 
 
-def secrets_of(root: pathlib.Path) -> dict[str, str]:
+def read_secrets(root: pathlib.Path) -> dict[str, str]:
     """The secrets that this boot fetched."""
-    folder = root / MEMORY.lstrip("/") / "secrets"
+    folder = root / RUN_FOLDER.lstrip("/") / "secrets"
     return {file.name: file.read_text() for file in sorted(folder.glob("*"))}
 
 
@@ -377,37 +385,37 @@ def environment(config: dict[str, Any], root: pathlib.Path) -> dict[str, str]:
         "LOGNAME": config["user"],
         "SHELL": "/bin/bash",
         **config["env"],
-        **secrets_of(root),
+        **read_secrets(root),
     }
 
 
-def as_user(config: dict[str, Any], root: pathlib.Path, *words: str) -> subprocess.Popen[bytes]:
+def start_as_user(config: dict[str, Any], root: pathlib.Path, *words: str) -> subprocess.Popen[bytes]:
     """A program that begins to run as the user, with the user's groups, in a session of its own."""
-    one = pwd.getpwnam(config["user"])
-    rights = ["setpriv", f"--reuid={one.pw_uid}", f"--regid={one.pw_gid}", "--init-groups", "--"]
+    account = pwd.getpwnam(config["user"])
+    rights = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "--"]
     env = environment(config, root)
     try:
         return subprocess.Popen(
             [*rights, *words], stdin=subprocess.DEVNULL, env=env, cwd=env["HOME"], start_new_session=True
         )
     except OSError as error:
-        raise Failed(f"{words[0]}: {error}") from None
+        raise StageError(f"{words[0]}: {error}") from None
 
 
 def driver_version(root: pathlib.Path, count: int) -> str:
     """The driver's version; Failed until it answers for so many GPUs."""
     if shutil.which("nvidia-smi"):
-        said = command("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+        said = check_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
         versions = [line.strip() for line in said.splitlines() if line.strip()]
     else:
         module = root / "proc/driver/nvidia/version"
         said = module.read_text() if module.exists() else ""
-        found = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", said)
-        if not found:
-            raise Failed("this machine has neither nvidia-smi nor NVIDIA's kernel module")
-        versions = [found[1] for _ in (root / "dev").glob("nvidia[0-9]*")]
+        version_match = re.search(r"Kernel Module(?: for \S+)?\s+([0-9.]+)", said)
+        if not version_match:
+            raise StageError("this machine has neither nvidia-smi nor NVIDIA's kernel module")
+        versions = [version_match[1] for _ in (root / "dev").glob("nvidia[0-9]*")]
     if len(versions) < count:
-        raise Failed(f"the driver shows {len(versions)} GPUs, wanted {count}")
+        raise StageError(f"the driver shows {len(versions)} GPUs, wanted {count}")
     return versions[0]
 
 
@@ -415,19 +423,19 @@ def install(package: str) -> None:
     """A package of the distribution; Failed where it has none of that name."""
     if shutil.which("apt-get"):
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600"]
-        command(*apt, "update", timeout=INSTALL_S)
+        check_output(*apt, "update", timeout=INSTALL_S)
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         words = [*apt, "install", "--yes", "--no-install-recommends", package]
-        command(*words, timeout=INSTALL_S, env=quiet)
+        check_output(*words, timeout=INSTALL_S, env=quiet)
     else:
-        command("dnf", "install", "--assumeyes", package, timeout=INSTALL_S)
+        check_output("dnf", "install", "--assumeyes", package, timeout=INSTALL_S)
 
 
 def python_for_ansible() -> str:
-    """One that ansible-core runs on, with what makes environments; empty where there is none."""
+    """A Python that ansible-core supports, with venv; empty where there is none."""
     enough = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))"
     for name in ("python3.13", "python3.12", "python3.11", "python3"):
-        if shutil.which(name) and ended(name, "-c", enough).returncode == 0:
+        if shutil.which(name) and run_program(name, "-c", enough).returncode == 0:
             return name
     return ""
 
@@ -440,12 +448,12 @@ class Boot:
         self.aws = Aws(metadata, config["region"])
         self.user: str = config["user"]
         self.home_path = root / "home" / self.user
-        self.memory = root / MEMORY.lstrip("/")
+        self.memory = root / RUN_FOLDER.lstrip("/")
         self.status: dict[str, Any] = {"stages": [], "state": "running"}
         self.script_process: subprocess.Popen[bytes] | None = None
 
     def stages(self) -> list[Callable[[], str | None]]:
-        """In their order. What one returns is said with it."""
+        """In their order; the text that a stage returns is reported with it."""
         return [
             self.home,
             self.roles,
@@ -459,15 +467,15 @@ class Boot:
         ]
 
     def run(self, stages: list[Callable[[], str | None]]) -> int:
-        """Stages in turn; the first that fails ends it. Then until the agent script ends, if it does."""
+        """Run the stages in order until one fails; then wait for the agent script, if it still runs."""
         for stage in stages:
             name = stage.__name__
             self.report(name, "running")
             try:
                 words = stage() or ""
-            except Failed as error:
+            except StageError as error:
                 return self.fail(name, str(error))
-            except Exception as error:  # whatever it is, it is told
+            except Exception as error:  # any other failure must reach status.json and the tag, too
                 return self.fail(name, f"{type(error).__name__}: {error}")
             self.report(name, "done", words)
         self.status["state"] = "done"
@@ -482,14 +490,14 @@ class Boot:
         return 1
 
     def report(self, stage: str, state: str, words: str = "") -> None:
-        """Into the file, and to a tag where the machine may tag itself; no secret in either."""
-        for value in secrets_of(self.root).values():
+        """Report a stage in status.json and, if permitted, in the machine's tag; both without secrets."""
+        for value in read_secrets(self.root).values():
             words = words.replace(value, "***") if value else words
         print(f"{stage or 'all'}: {state} {words}".strip(), file=sys.stderr, flush=True)
         if stage:
-            stages = [one for one in self.status["stages"] if one["stage"] != stage]
-            told = {"stage": stage, "state": state, "why": words, "at": round(time.time(), 1)}
-            self.status["stages"] = [*stages, told]
+            stages = [entry for entry in self.status["stages"] if entry["stage"] != stage]
+            entry = {"stage": stage, "state": state, "why": words, "at": round(time.time(), 1)}
+            self.status["stages"] = [*stages, entry]
         self.note()
         if state == "failed":
             self.tag({STAGE_TAG: f"failed {stage}: {words}"})
@@ -502,13 +510,13 @@ class Boot:
         write(self.root / STATE.lstrip("/") / "status.json", json.dumps(self.status, indent=1) + "\n")
 
     def tag(self, tags: dict[str, str]) -> None:
-        """A machine that can't be tagged works all the same, and says so."""
+        """Tag this machine; a failure is recorded in status.json and stops nothing."""
         if not self.config["tags"]:
             return
         try:
             self.aws.tag(tags)
             self.status.pop("tag_error", None)
-        except Failed as error:
+        except StageError as error:
             self.status["tag_error"] = str(error)
             self.note()
 
@@ -516,81 +524,94 @@ class Boot:
         """The user, and the volume at the user's home."""
         self.make_user()
         if self.config["home"]:
-            volume = until(HOME_WAIT_S, self.home_volume)
-            mount_home(until(DEVICE_WAIT_S, lambda: device_of(volume, self.root)), self.home_path)
+            volume = retry_until(HOME_WAIT_S, self.home_volume)
+            mount_home(retry_until(DEVICE_WAIT_S, lambda: find_device(volume, self.root)), self.home_path)
         self.home_path.mkdir(parents=True, exist_ok=True)
-        one = pwd.getpwnam(self.user)
+        account = pwd.getpwnam(self.user)
         if not {path.name for path in self.home_path.iterdir()} - {"lost+found"}:
             for path in (self.root / "etc/skel").glob("*"):
                 copy = str(self.home_path / path.name)
-                command("cp", "--archive", "--no-target-directory", str(path), copy)
-                command("chown", "--recursive", "--no-dereference", f"{one.pw_uid}:{one.pw_gid}", copy)
+                check_output("cp", "--archive", "--no-target-directory", str(path), copy)
+                check_output(
+                    "chown", "--recursive", "--no-dereference", f"{account.pw_uid}:{account.pw_gid}", copy
+                )
             self.home_path.chmod(0o750)
-        os.chown(self.home_path, one.pw_uid, one.pw_gid)
+        os.chown(self.home_path, account.pw_uid, account.pw_gid)
 
     def home_volume(self) -> str:
-        """It is made and attached while the machine runs, in its zone."""
+        """The home volume's id: `workspace.up` creates and attaches it while the machine boots."""
         if said := (self.metadata.get(f"tags/instance/{HOME_TAG}") or "").strip():
             return said
-        raise Failed(f"no tag {HOME_TAG} names the home volume of this machine, after {HOME_WAIT_S:.0f} s")
+        raise StageError(f"the tag {HOME_TAG} does not name a home volume after {HOME_WAIT_S:.0f} s")
 
     def make_user(self) -> None:
-        """With the number that its files have on each machine."""
+        """Create the user with the uid that owns the files in the home."""
         try:
-            one = pwd.getpwnam(self.user)
+            account = pwd.getpwnam(self.user)
         except KeyError:
-            if not any(one.gr_name == self.user for one in grp.getgrall()):  # of a run that was interrupted
-                command("groupadd", "--gid", str(USER_ID), self.user)
+            if not any(
+                group.gr_name == self.user for group in grp.getgrall()
+            ):  # of a run that was interrupted
+                check_output("groupadd", "--gid", str(USER_ID), self.user)
             numbers = ["--uid", str(USER_ID), "--gid", str(USER_ID)]
             home = ["--no-create-home", "--home-dir", str(self.home_path)]
-            command("useradd", *numbers, *home, "--shell", "/bin/bash", self.user)
+            check_output("useradd", *numbers, *home, "--shell", "/bin/bash", self.user)
             return
-        if one.pw_uid != USER_ID:
-            other = f"wanted one with {USER_ID}: take another owner"
-            raise Failed(f"{self.user} is a user of this image (uid {one.pw_uid}), {other}")
+        if account.pw_uid != USER_ID:
+            other = f"wanted uid {USER_ID}: choose another owner"
+            raise StageError(f"{self.user} is an account of this image (uid {account.pw_uid}), {other}")
 
     def roles(self) -> str:
-        """Our roles on an image that is not ours, by ansible-pull of one commit."""
-        if not (wanted := self.config["roles"]):
+        """Run the roles of gpukiln on an image that it did not build, by ansible-pull of one commit."""
+        if not (roles_config := self.config["roles"]):
             return ""
         pull = self.root / ANSIBLE.lstrip("/") / "bin/ansible-pull"
         if not shutil.which("git"):
             install("git")
         if not pull.exists():
-            self.install_ansible(pull, wanted["packages"])
-        words = ["-U", wanted["url"], "-C", wanted["commit"], "-d", str(pull.parents[2] / "roles")]
+            self.install_ansible(pull, roles_config["packages"])
+        words = [
+            "-U",
+            roles_config["url"],
+            "-C",
+            roles_config["commit"],
+            "-d",
+            str(pull.parents[2] / "roles"),
+        ]
         words += ["-i", "localhost,", "-c", "local", "ansible/node.yml"]
         path = f"{pull.parent}:{os.environ.get('PATH', SYSTEM_PATH)}"
         # systemd gives a system's unit no HOME; the system's Python has the bindings of apt and dnf.
         env = {**os.environ, "HOME": "/root", "PATH": path, "ANSIBLE_PYTHON_INTERPRETER": "/usr/bin/python3"}
-        command(str(pull), *words, timeout=INSTALL_S, env=env)
-        return f"those of {wanted['commit']}"
+        check_output(str(pull), *words, timeout=INSTALL_S, env=env)
+        return f"those of {roles_config['commit']}"
 
     def install_ansible(self, pull: pathlib.Path, packages: list[str]) -> None:
-        """Into an environment of its own, which is there whole or not at all."""
-        found = python_for_ansible()
+        """Install into a virtual environment, which is removed on a failure."""
+        interpreter = python_for_ansible()
         for package in ("python3-venv", "python3.11-venv", "python3.11"):  # Debian 12, Ubuntu 22.04, AL2023
-            if not found:
-                with contextlib.suppress(Failed):
+            if not interpreter:
+                with contextlib.suppress(StageError):
                     install(package)
-                found = python_for_ansible()
-        if not found:
-            raise Failed("ansible-core needs Python 3.11 or later with venv, and no package here brings it")
+                interpreter = python_for_ansible()
+        if not interpreter:
+            raise StageError(
+                "ansible-core needs Python 3.11 or later with venv, and no package of this system provides it"
+            )
         folder = pull.parents[1]
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            command(found, "-m", "venv", str(folder), timeout=300)
+            check_output(interpreter, "-m", "venv", str(folder), timeout=300)
             words = ["install", "--no-input", "--disable-pip-version-check", *packages]
-            command(str(folder / "bin/pip"), *words, timeout=INSTALL_S)
-        except Failed:
+            check_output(str(folder / "bin/pip"), *words, timeout=INSTALL_S)
+        except StageError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
 
     def identity(self) -> None:
         """The user's groups and key; the toolchain that the workspace was made for."""
-        groups = [name for name in GROUPS if any(one.gr_name == name for one in grp.getgrall())]
+        groups = [name for name in GROUPS if any(group.gr_name == name for group in grp.getgrall())]
         if groups:
-            command("usermod", "--append", "--groups", ",".join(groups), self.user)
+            check_output("usermod", "--append", "--groups", ",".join(groups), self.user)
         rules = self.root / "etc/sudoers.d"
         if rules.is_dir():  # the user has no password
             write(rules / "gpukiln-workspace", f"{self.user} ALL=(ALL) NOPASSWD:ALL\n", 0o440)
@@ -600,39 +621,39 @@ class Boot:
             self.allow(key.strip())
 
     def allow(self, key: str) -> None:
-        """This machine's key beside the user's own; an earlier machine's goes."""
+        """Add this machine's key to the user's own; remove the key of an earlier machine."""
         mark = "gpukiln-workspace"
         file = self.home_path / ".ssh" / "authorized_keys"
         file.parent.mkdir(mode=0o700, exist_ok=True)
         kept = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
         lines = [line for line in kept if not line.endswith(f" {mark}")]
         write(file, "".join(f"{line}\n" for line in (*lines, f"{key} {mark}")), 0o600)
-        one = pwd.getpwnam(self.user)
+        account = pwd.getpwnam(self.user)
         for path in (file.parent, file):
-            os.chown(path, one.pw_uid, one.pw_gid)
+            os.chown(path, account.pw_uid, account.pw_gid)
 
     def secrets(self) -> None:
-        """Into memory alone: a file each, and one for the services. The rights may come after the machine."""
+        """Fetch secrets into tmpfs: a file each, and one for the services. IAM may take effect later."""
         folder = self.memory / "secrets"
         shutil.rmtree(folder, ignore_errors=True)
         (self.memory / "env").unlink(missing_ok=True)
         folder.mkdir(parents=True, mode=0o700)
         require_memory(folder)
-        wanted = self.config["secrets"]
+        references = self.config["secrets"]
         values = {}
-        for name, reference in wanted.items():
-            values[name] = until(RIGHTS_WAIT_S, functools.partial(self.aws.secret, reference))
+        for name, reference in references.items():
+            values[name] = retry_until(RIGHTS_WAIT_S, functools.partial(self.aws.secret, reference))
         bad = [name for name, value in values.items() if "\n" in value or "'" in value]
         if bad and self.config["compose"]:
-            raise Failed(f"{', '.join(bad)}: a quote or a second line can't be in an env file of services")
-        one = pwd.getpwnam(self.user)
+            raise StageError(f"{', '.join(bad)}: an env file of services can't hold quotes or line breaks")
+        account = pwd.getpwnam(self.user)
         files = {folder / name: value for name, value in values.items()}
         if not bad:
             files[self.memory / "env"] = "".join(f"{name}='{value}'\n" for name, value in values.items())
         for path, text in files.items():
             write(path, text, 0o600)
-            os.chown(path, one.pw_uid, one.pw_gid)
-        os.chown(folder, one.pw_uid, one.pw_gid)
+            os.chown(path, account.pw_uid, account.pw_gid)
+        os.chown(folder, account.pw_uid, account.pw_gid)
 
     def cache(self) -> str:
         """An EFS file system as artifact cache; one on S3 needs no more than its name."""
@@ -642,17 +663,17 @@ class Boot:
         path.mkdir(parents=True, exist_ok=True)
         if str(path) not in mounts():
             source = f"{name}.efs.{self.config['region']}.{self.aws.domain()}:/"
-            command("mount", "-t", "nfs4", "-o", EFS_OPTIONS, source, str(path), timeout=120)
+            check_output("mount", "-t", "nfs4", "-o", EFS_OPTIONS, source, str(path), timeout=120)
         shared = path / "gpukiln"  # the file system's root is root's
         shared.mkdir(exist_ok=True)
         os.chown(shared, USER_ID, USER_ID)
         return f"{name} at {path}"
 
     def driver(self) -> str:
-        """Until the driver answers, where GPUs were asked for."""
+        """Wait until the driver reports the requested GPUs."""
         if not (count := self.config["gpus"]):
-            return "no GPU was asked for"
-        version = until(DRIVER_WAIT_S, lambda: driver_version(self.root, count))
+            return "no GPU requested"
+        version = retry_until(DRIVER_WAIT_S, lambda: driver_version(self.root, count))
         self.tag({DRIVER_TAG: version})
         return version
 
@@ -661,72 +682,77 @@ class Boot:
         if not self.config["desktop"]:
             return
         unit = f"kasmvnc@{self.user}.service"
-        if ended("systemctl", "cat", unit).returncode:
-            raise Failed("this image has no KasmVNC: bake one with the role kasmvnc")
-        command("systemctl", "enable", "--now", unit, timeout=120)
+        if run_program("systemctl", "cat", unit).returncode:
+            raise StageError("this image has no KasmVNC: bake one with the role kasmvnc")
+        check_output("systemctl", "enable", "--now", unit, timeout=120)
 
     def services(self) -> str:
-        """The services' containers. Whether they are well is what `workspace.status --deep` asks."""
+        """Start the services' containers; `workspace.status --deep` checks their health."""
         path = self.root / COMPOSE.lstrip("/")
         if not self.config["compose"]:
             path.unlink(missing_ok=True)
             return ""
         write(path, self.config["compose"])
-        if shutil.which("docker") and ended("docker", "compose", "version").returncode == 0:
+        if shutil.which("docker") and run_program("docker", "compose", "version").returncode == 0:
             compose = ["docker", "compose"]
         elif shutil.which("docker-compose"):
             compose = ["docker-compose"]
         else:
-            raise Failed("wanted Docker with its compose plugin, or docker-compose; this image has neither")
+            raise StageError(
+                "wanted Docker with its compose plugin, or docker-compose; this image has neither"
+            )
         words = ["--project-name", "gpukiln", "--file", str(path), "up", "--detach", "--remove-orphans"]
-        command(*compose, *words, timeout=INSTALL_S)
+        check_output(*compose, *words, timeout=INSTALL_S)
         return f"by {' '.join(compose)}"
 
     def script(self) -> str:
-        """The agent script, as the user. One that goes on, as Coder's does, is watched until it ends."""
+        """Run the agent script as the user; one that keeps running, as Coder's does, is watched until it ends."""
         if not self.config["script"]:
             return ""
         path = self.root / STATE.lstrip("/") / "script"
         write(path, self.config["script"], 0o700)  # it may hold a token
-        one = pwd.getpwnam(self.user)
-        os.chown(path, one.pw_uid, one.pw_gid)
-        process = as_user(self.config, self.root, "bash", str(path))
+        account = pwd.getpwnam(self.user)
+        os.chown(path, account.pw_uid, account.pw_gid)
+        process = start_as_user(self.config, self.root, "bash", str(path))
         try:
             code = process.wait(SCRIPT_S)
         except subprocess.TimeoutExpired:
             self.script_process = process
             return "it goes on"
         if code:
-            raise Failed(f"it ended with {code} (journalctl -u gpukiln-workspace)")
+            raise StageError(f"it ended with {code} (journalctl -u gpukiln-workspace)")
         return ""
 
 
 def sessions(root: pathlib.Path) -> Iterator[str]:
-    """Who is logged in but the one who asks, by logind, by session manager, or at a terminal that is used."""
+    """Sessions other than the caller's: of logind, of Session Manager, or at a terminal in use."""
     own = root / "proc/self/cgroup"
     asking = re.search(r"session-(\w+)\.scope", own.read_text() if own.exists() else "")
-    for line in command("loginctl", "list-sessions", "--no-legend").splitlines():
+    for line in check_output("loginctl", "list-sessions", "--no-legend").splitlines():
         if asking and line.split()[0] == asking[1]:
             continue
         words = ["-p", "Name", "-p", "Class", "-p", "State"]
-        said = command("loginctl", "show-session", line.split()[0], *words).splitlines()
-        one = dict(row.split("=", 1) for row in said if "=" in row)
+        said = check_output("loginctl", "show-session", line.split()[0], *words).splitlines()
+        properties = dict(row.split("=", 1) for row in said if "=" in row)
         # closing: only what a user left running is there
-        if one.get("Class", "user").startswith("user") and one.get("State") != "closing":
-            yield f"a session of {one.get('Name', '?')}"
+        if properties.get("Class", "user").startswith("user") and properties.get("State") != "closing":
+            yield f"a session of {properties.get('Name', '?')}"
     for file in root.glob("proc/[0-9]*/comm"):
         with contextlib.suppress(OSError):  # it has ended
             if file.read_text().strip() == "ssm-session-worker"[:15]:  # the kernel keeps 15 characters
                 yield "a session of session manager"
     for terminal in root.glob("dev/pts/[0-9]*"):
         with contextlib.suppress(OSError):
-            told = terminal.stat()
+            terminal_stat = terminal.stat()
             # root's is the console's, where nobody is logged in
-            if told.st_uid and time.time() - max(told.st_atime, told.st_mtime) < TERMINAL_S:
+            if (
+                terminal_stat.st_uid
+                and time.time() - max(terminal_stat.st_atime, terminal_stat.st_mtime) < TERMINAL_S
+            ):
                 yield "a terminal"
 
 
-def connected(root: pathlib.Path, port: int) -> bool:
+def has_connection(root: pathlib.Path, port: int) -> bool:
     """Whether somebody is connected to a port of this machine (proc_net_tcp.rst: 01 is established)."""
     for name in ("tcp", "tcp6"):
         file = root / "proc/net" / name
@@ -741,8 +767,8 @@ def leases() -> list[str]:
     """Whose leases of GPUs there are; a machine without gpukiln-gpu has none."""
     if not shutil.which("gpukiln-gpu"):
         return []
-    found = json.loads(command("gpukiln-gpu", "leases", "--json"))
-    return [f"{one['id']} of {one['user']}" for node in found["nodes"] for one in node["leases"]]
+    document = json.loads(check_output("gpukiln-gpu", "leases", "--json"))
+    return [f"{lease['id']} of {lease['user']}" for node in document["nodes"] for lease in node["leases"]]
 
 
 class ProcessUse(NamedTuple):
@@ -759,8 +785,8 @@ def processes(root: pathlib.Path) -> dict[str, ProcessUse]:
     The load average and /proc/stat of a container are its host's, and neither says whose work it is.
     """
     if not (root / "proc/self/io").exists():
-        raise Failed("this kernel does not count what processes read and write: it has no /proc/self/io")
-    found, parents = {}, {}
+        raise StageError("this kernel does not count what processes read and write: it has no /proc/self/io")
+    processes_by_key, parents = {}, {}
     for folder in root.glob("proc/[0-9]*"):
         # A process that has ended meanwhile has no files, or can't be read (ESRCH)
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
@@ -772,11 +798,11 @@ def processes(root: pathlib.Path) -> dict[str, ProcessUse]:
             parents[pid] = words[1]
             uid = int(re.findall(r"^Uid:\s+(\d+)", (folder / "status").read_text(), re.M)[0])
             groups = (folder / "cgroup").read_text()
-            if name in MANAGERS or not (uid in PEOPLE or WORK.search(groups)):
+            if name in MANAGERS or not (uid in USER_IDS or USER_CGROUPS.search(groups)):
                 continue
             disk = re.findall(r"^(?:read|write)_bytes: (\d+)", (folder / "io").read_text(), re.M)
             ticks = sum(map(int, words[11:15]))
-            found[f"{pid} {words[19]}"] = ProcessUse(
+            processes_by_key[f"{pid} {words[19]}"] = ProcessUse(
                 f"{name} (pid {pid}) of {user_name(uid)}",
                 ticks / os.sysconf("SC_CLK_TCK"),
                 sum(map(int, disk)),
@@ -785,11 +811,11 @@ def processes(root: pathlib.Path) -> dict[str, ProcessUse]:
     while own in parents and own not in asking:
         asking.add(own)
         own = parents[own]
-    return {key: one for key, one in found.items() if key.split()[0] not in asking}
+    return {key: process for key, process in processes_by_key.items() if key.split()[0] not in asking}
 
 
 def user_name(uid: int) -> str:
-    """A container's user has no name here."""
+    """The name of a user, or its number where it is a container's."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -800,11 +826,11 @@ def traffic(root: pathlib.Path) -> int:
     """Bytes that the network interfaces sent and received: not bridges, nor what is attached to them."""
     total, interfaces = 0, list(root.glob("sys/class/net/*"))
     if not interfaces:
-        raise Failed("/sys/class/net names no network interface")
-    for one in interfaces:
-        inner = (one / "bridge").exists() or (one / "master").exists()
-        if one.name != "lo" and ((one / "device").exists() or not inner):
-            total += sum(int((one / "statistics" / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
+        raise StageError("/sys/class/net names no network interface")
+    for interface in interfaces:
+        inner = (interface / "bridge").exists() or (interface / "master").exists()
+        if interface.name != "lo" and ((interface / "device").exists() or not inner):
+            total += sum(int((interface / "statistics" / f"{way}_bytes").read_text()) for way in ("rx", "tx"))
     return total
 
 
@@ -827,42 +853,44 @@ def has_peer(root: pathlib.Path, pid: str) -> bool:
 
 
 def counters(root: pathlib.Path, now: float) -> dict[str, Any]:
-    """What is counted from the start of the machine, and of each process."""
+    """Totals since the start of the machine and of each process."""
     return {"at": now, "bytes": traffic(root), "processes": processes(root)}
 
 
-def work(root: pathlib.Path, now: float, *, keep: bool) -> Iterator[str]:
-    """What people's processes did since the last look that was kept; without one, from now on for a while."""
-    file = root / MEMORY.lstrip("/") / "counters"  # of this boot alone
+def resource_use(root: pathlib.Path, now: float, *, keep: bool) -> Iterator[str]:
+    """Resources that users' processes used since the last kept sample; without one, during SAMPLE_S."""
+    file = root / RUN_FOLDER.lstrip("/") / "counters"  # of this boot alone
     last = json.loads(file.read_text()) if file.exists() else counters(root, now)
     if now - last["at"] < SAMPLE_S:
         time.sleep(SAMPLE_S)
         now += SAMPLE_S
-    found = counters(root, now)
+    current = counters(root, now)
     if keep:
-        write(file, json.dumps(found))
+        write(file, json.dumps(current))
     seconds = now - last["at"]
     cpu: dict[str, float] = {}
     disk: dict[str, float] = {}
-    for key, one in found["processes"].items():
+    for key, process in current["processes"].items():
         _, cpu_s, disk_bytes = last["processes"].get(key, ("", 0.0, 0))
-        cpu[one.words], disk[one.words] = one.cpu_s - cpu_s, one.disk_bytes - disk_bytes
+        cpu[process.words], disk[process.words] = process.cpu_s - cpu_s, process.disk_bytes - disk_bytes
     for what, used, least in (("processors", cpu, CPU_SHARE), ("disk", disk, BYTES_S)):
         if sum(used.values()) > least * seconds:
             yield f"{what}: {max(used.items(), key=lambda item: item[1])[0]}"
     # What the system itself transfers, updates for example, is no use
-    if found["bytes"] - last["bytes"] > BYTES_S * seconds:
-        peers = (one.words for key, one in found["processes"].items() if has_peer(root, key.split()[0]))
+    if current["bytes"] - last["bytes"] > BYTES_S * seconds:
+        peers = (
+            process.words for key, process in current["processes"].items() if has_peer(root, key.split()[0])
+        )
         yield from (f"network: {words}" for words in itertools.islice(peers, 1))
 
 
-def computing() -> Iterator[str]:
+def gpu_use() -> Iterator[str]:
     """Which GPUs compute.
 
     NVML has no utilization in MIG mode (nvmlDeviceGetUtilizationRates: "On MIG-enabled GPUs, querying device
     utilization rates is not currently supported"): there each compute process that has an instance counts.
     """
-    gpus = list(ET.fromstring(command("nvidia-smi", "-q", "-x")).iter("gpu"))  # noqa: S314 - of the driver
+    gpus = list(ET.fromstring(check_output("nvidia-smi", "-q", "-x")).iter("gpu"))  # noqa: S314 - of the driver
     if not gpus:
         yield f"{UNKNOWN}nvidia-smi shows no GPU"
     for number, gpu in enumerate(gpus):
@@ -881,14 +909,14 @@ def computing() -> Iterator[str]:
         listed = gpu.findall("processes/process_info")
         if not listed and (gpu.find("processes") is None or said(gpu, "processes")):
             yield f"{UNKNOWN}processes of GPU {number}, which is in MIG mode, read {said(gpu, 'processes')!r}"
-        for one in listed:
-            if "C" in said(one, "type"):  # C, and C+G; G draws alone
-                where = f"{said(one, 'gpu_instance_id')}/{said(one, 'compute_instance_id')}"
-                yield f"MIG instance {where} of GPU {number}: pid {said(one, 'pid')}"
+        for process in listed:
+            if "C" in said(process, "type"):  # C, and C+G; G draws alone
+                where = f"{said(process, 'gpu_instance_id')}/{said(process, 'compute_instance_id')}"
+                yield f"MIG instance {where} of GPU {number}: pid {said(process, 'pid')}"
 
 
 def busy(config: dict[str, Any], root: pathlib.Path, now: float, *, keep: bool = False) -> str:
-    """Why the machine is in use; empty where nobody uses it. What can't be read counts, and comes first.
+    """Why the machine is in use; empty: it is idle. A reading that fails counts as use, and comes first.
 
     Args:
         now: Of a monotonic clock.
@@ -896,45 +924,45 @@ def busy(config: dict[str, Any], root: pathlib.Path, now: float, *, keep: bool =
     """
 
     def desktop() -> Iterator[str]:
-        if config["desktop"] and connected(root, VNC_PORT):
+        if config["desktop"] and has_connection(root, VNC_PORT):
             yield "the desktop"
 
     def held() -> Iterator[str]:
         if listed := leases():
             yield "leases: " + ", ".join(listed)
 
-    found: list[str] = []
-    looks = [sessions(root), desktop(), held(), *([computing()] if config["gpus"] else [])]
-    for look in (*looks, work(root, now, keep=keep)):
+    reasons: list[str] = []
+    looks = [sessions(root), desktop(), held(), *([gpu_use()] if config["gpus"] else [])]
+    for look in (*looks, resource_use(root, now, keep=keep)):
         try:
-            found += sorted(set(look))
-        except (Failed, OSError, ValueError, LookupError, ET.ParseError) as error:
-            found.append(UNKNOWN + " ".join(str(error).split()))
-    return "; ".join(sorted(found, key=lambda one: not one.startswith(UNKNOWN)))
+            reasons += sorted(set(look))
+        except (StageError, OSError, ValueError, LookupError, ET.ParseError) as error:
+            reasons.append(UNKNOWN + " ".join(str(error).split()))
+    return "; ".join(sorted(reasons, key=lambda reason: not reason.startswith(UNKNOWN)))
 
 
-def idle(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: float) -> str:
-    """One look, once a minute: what was done about it.
+def apply_idle_rule(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: float) -> str:
+    """Check once a minute whether the machine is idle, and stop it; returns what was done.
 
-    Nobody there for so many minutes: it is told; and the look after that stops the machine. Its shutdown
-    behaviour is to stop, so the disks stay.
+    After `idle_minutes` without use the first look announces the stop, and the next one stops the machine.
+    Its shutdown behaviour is to stop, so the disks stay.
     """
-    memory = root / MEMORY.lstrip("/")  # of this boot alone
-    since, told, last = memory / "idle-since", memory / "idle-told", memory / "busy"
+    memory = root / RUN_FOLDER.lstrip("/")  # of this boot alone
+    since, announced, last = memory / "idle-since", memory / "idle-announced", memory / "busy"
     reason = busy(config, root, now, keep=True)
     if config["tags"] and (not last.exists() or last.read_text() != reason):
         try:
             aws.tag({BUSY_TAG: reason})
             write(last, reason)
-        except Failed as error:
+        except StageError as error:
             print(error, file=sys.stderr)
     if not config["idle_minutes"]:
         return ""
-    if reason or begins(root):
+    if reason or is_booting(root):
         since.unlink(missing_ok=True)
-        if told.exists():
-            told.unlink()
-            say(config, aws, "done", "gpukiln: somebody is here, this machine goes on")
+        if announced.exists():
+            announced.unlink()
+            announce(config, aws, "done", "gpukiln: this machine is in use again and does not stop")
         return ""
     if not since.exists():
         write(since, str(now))
@@ -942,33 +970,33 @@ def idle(config: dict[str, Any], aws: Aws, root: pathlib.Path, now: float) -> st
     if lasted < config["idle_minutes"]:
         return ""
     words = f"idle for {lasted:.0f} minutes"
-    if not told.exists():
-        say(config, aws, f"stops: {words}", f"gpukiln: {words}, this machine stops in a minute")
-        write(told, words)
-        return "told"
-    command("systemctl", "poweroff")
+    if not announced.exists():
+        announce(config, aws, f"stops: {words}", f"gpukiln: {words}, this machine stops in one minute")
+        write(announced, words)
+        return "announced"
+    check_output("systemctl", "poweroff")
     return "stopped"
 
 
-def begins(root: pathlib.Path) -> bool:
-    """Whether the stages of this boot still run: a model that is fetched is no idle machine."""
+def is_booting(root: pathlib.Path) -> bool:
+    """Whether the stages of this boot still run: a machine that downloads a model is not idle."""
     file = root / STATE.lstrip("/") / "status.json"
     return file.exists() and json.loads(file.read_text())["state"] == "running"
 
 
-def say(config: dict[str, Any], aws: Aws, tag: str, words: str) -> None:
-    """To who is there, and to who looks from elsewhere; nobody may be."""
-    with contextlib.suppress(Failed):
-        command("wall", words)
+def announce(config: dict[str, Any], aws: Aws, tag: str, words: str) -> None:
+    """Announce it on the terminals of the machine, and in its tag."""
+    with contextlib.suppress(StageError):
+        check_output("wall", words)
     if config["tags"]:
         try:
             aws.tag({STAGE_TAG: tag})
-        except Failed as error:
+        except StageError as error:
             print(error, file=sys.stderr)
 
 
-def notice(metadata: Metadata) -> tuple[str, str]:
-    """What EC2 says about the end of a spot instance: its kind and its document; empty before that."""
+def spot_notice(metadata: Metadata) -> tuple[str, str]:
+    """EC2's notice about the end of a spot instance: its kind and document; empty: none yet."""
     for path, kind in (
         ("spot/instance-action", "interruption"),
         ("events/recommendations/rebalance", "rebalance"),
@@ -979,7 +1007,7 @@ def notice(metadata: Metadata) -> tuple[str, str]:
 
 
 def seconds_left(said: str) -> float:
-    """Until the instance ends, with something to spare; of a notice of interruption."""
+    """Seconds until the instance ends, less a reserve, from a notice of interruption."""
     try:
         ends = datetime.datetime.strptime(json.loads(said)["time"], "%Y-%m-%dT%H:%M:%SZ")
     except (ValueError, KeyError, TypeError):
@@ -988,20 +1016,20 @@ def seconds_left(said: str) -> float:
     return min(max(left - HOOK_SPARE_S, 1), HOOK_S)
 
 
-def spot(config: dict[str, Any], metadata: Metadata, root: pathlib.Path) -> int:
-    """Until a notice of interruption; the user's hook runs once for each kind of notice.
+def watch_spot(config: dict[str, Any], metadata: Metadata, root: pathlib.Path) -> int:
+    """Watch until a notice of interruption; the user's hook runs once for each kind of notice.
 
-    The hook of a rebalance recommendation runs beside the watching: the notice that may follow is seen.
+    The hook of a rebalance recommendation runs in the background: an interruption notice may follow it.
     """
-    told: set[str] = set()
+    seen_kinds: set[str] = set()
     while True:
         try:
-            kind, said = notice(metadata)
-        except Failed as error:
+            kind, said = spot_notice(metadata)
+        except StageError as error:
             print(error, file=sys.stderr)
             kind, said = "", ""
-        if kind and kind not in told:
-            told.add(kind)
+        if kind and kind not in seen_kinds:
+            seen_kinds.add(kind)
             print(f"{kind}: {said}", file=sys.stderr, flush=True)
             run_hook(config, root, kind, said)
         if kind == "interruption":
@@ -1010,13 +1038,13 @@ def spot(config: dict[str, Any], metadata: Metadata, root: pathlib.Path) -> int:
 
 
 def run_hook(config: dict[str, Any], root: pathlib.Path, kind: str, said: str) -> None:
-    """The user's own, where there is one: ~/.gpukiln/on-interruption KIND DOCUMENT."""
+    """Run the user's hook, if there is one: ~/.gpukiln/on-interruption KIND DOCUMENT."""
     hook = root / "home" / config["user"] / ".gpukiln" / "on-interruption"
     if not hook.exists():
         return
     try:
-        process = as_user(config, root, str(hook), kind, said)
-    except Failed as error:
+        process = start_as_user(config, root, str(hook), kind, said)
+    except StageError as error:
         print(f"the hook: {error}", file=sys.stderr)
         return
     if kind != "interruption":
@@ -1038,14 +1066,14 @@ def main(words: list[str]) -> int:
             boot = Boot(config, metadata, root)
             return boot.run(boot.stages())
         if words == ["idle"]:
-            idle(config, Aws(metadata, config["region"]), root, time.monotonic())
+            apply_idle_rule(config, Aws(metadata, config["region"]), root, time.monotonic())
             return 0
         if words == ["busy"]:
             print(busy(config, root, time.monotonic()))
             return 0
         if words == ["spot"]:
-            return spot(config, metadata, root)
-    except Failed as error:
+            return watch_spot(config, metadata, root)
+    except StageError as error:
         print(error, file=sys.stderr)
         return 1
     print("agent.py boot | idle | busy | spot", file=sys.stderr)

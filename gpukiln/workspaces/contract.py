@@ -1,4 +1,4 @@
-"""What a workspace is asked for, and what it answers: the contract, as a validated model.
+"""The contract of a workspace: what is requested, and what it reports, as a validated model.
 
 Its names are those of the contract that Coder templates use; `docs/schemas/workspace.json` is made of it. So
 are the tags and variables by which a workspace and what belongs to it are known.
@@ -55,7 +55,7 @@ class ComputeProfile:
 
     @cached_property
     def storage_gib(self) -> int:
-        """Of the home volume; 0: it is not said."""
+        """Of the home volume; 0: not given."""
         return Memory.parse(self.storage, "storage").gib if self.storage else 0
 
 
@@ -104,9 +104,9 @@ class Workspace:
         subnet_ids: One a zone; empty: the default VPC's.
         instance_profile_name: None: one of its own, by the least-policy table.
         agent_init_script: Run at the end of the boot, as the workspace's user.
-        ssh_from: CIDR that reaches port 22; empty: nobody, by session manager alone.
+        ssh_from: CIDR that reaches port 22; empty: none, SSH goes through Session Manager only.
         services: Names of services/*.yaml.
-        idle_minutes: Nobody there for so long: the machine stops itself; 0: never.
+        idle_minutes: The machine stops itself after so many minutes without use; 0: never.
     """
 
     workspace_name: Name
@@ -148,7 +148,7 @@ class Provenance:
 
     Args:
         image_digest: Of the image's build; empty where gpukiln did not build it.
-        verdict: Of the image: its profile, suite and outcome in words; empty where nobody judged it.
+        verdict: Of the image: its profile, suite and outcome in words; empty where it was not verified.
         plan: The offer that was taken, in words.
         usd_hour: The price at launch; None: not known.
         launched_at: ISO 8601.
@@ -199,22 +199,22 @@ def lasting_variables(name: str, owner: str, region: str, user: str) -> dict[str
     }
 
 
-def workspace_tags(wanted: Workspace, part: str) -> dict[str, str]:
+def workspace_tags(workspace: Workspace, part: str) -> dict[str, str]:
     """Tags of one thing of a workspace.
 
     Args:
         part: machine, home, network, rights or key.
     """
     return {
-        WORKSPACE_TAG: wanted.workspace_name,
-        OWNER_TAG: wanted.owner,
+        WORKSPACE_TAG: workspace.workspace_name,
+        OWNER_TAG: workspace.owner,
         PART_TAG: part,
         MANAGED_TAG: MANAGED,
-        "Name": f"{wanted.workspace_name} ({part})",
+        "Name": f"{workspace.workspace_name} ({part})",
     }
 
 
 def filters(part: str, name: str = "") -> list[dict[str, Any]]:
-    """EC2's filters for the parts of workspaces of ours; of one workspace where its name is given."""
-    wanted = {MANAGED_TAG: MANAGED, PART_TAG: part} | ({WORKSPACE_TAG: name} if name else {})
-    return [{"Name": f"tag:{key}", "Values": [value]} for key, value in wanted.items()]
+    """EC2's filters for parts of workspaces that gpukiln created, or of the one with this name."""
+    tags = {MANAGED_TAG: MANAGED, PART_TAG: part} | ({WORKSPACE_TAG: name} if name else {})
+    return [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]

@@ -41,40 +41,40 @@ EFS = re.compile(r"fs-[0-9a-f]{8,40}")
 CACHE = re.compile(r"s3://(?P<bucket>[a-z0-9.-]{3,63})(?:/(?P<prefix>[^*?]*))?")
 
 
-def instance_profile(cloud: Cloud, wanted: Workspace) -> str:
-    """The instance profile of a workspace: the one that was named, else one of its own, made or mended.
+def instance_profile(cloud: Cloud, workspace: Workspace) -> str:
+    """The instance profile of a workspace: the named one, else one of its own, created or repaired.
 
-    IAM shows what is new only after a while: a launch that does not know it yet is tried again.
-    A role without the boundary, of an earlier version, is replaced: no machine of the workspace has it now.
+    EC2 sees a new profile only after some seconds: the launch is then tried again. A role without the
+    permissions boundary, which earlier versions created, is replaced: no machine uses it now.
 
     Returns:
-        Its name; empty where the machine gets no rights.
+        Its name; empty where the machine gets no permissions.
 
     Raises:
-        RefusedError: Somebody else has a role of that name.
-        UsageError: A secret or the cache is none.
+        RefusedError: The role of that name is not managed by gpukiln.
+        UsageError: A secret or the cache has another form.
         UnavailableError: The cloud refused.
     """
-    if wanted.capabilities.identity_mode == "none":
+    if workspace.capabilities.identity_mode == "none":
         return ""
-    if wanted.instance_profile_name:
-        return wanted.instance_profile_name
-    document = policy(wanted)
-    name, tags = role_name(wanted), tag_list(workspace_tags(wanted, PART))
+    if workspace.instance_profile_name:
+        return workspace.instance_profile_name
+    document = policy(workspace)
+    name, tags = role_name(workspace), tag_list(workspace_tags(workspace, PART))
     iam = cloud.client("iam")
-    with explain_aws_errors("give the workspace's machine its rights"):
+    with explain_aws_errors("create the role of the workspace's machine"):
         account = cloud.client("sts").get_caller_identity()["Account"]
-        bound = boundary_arn(partition_of([wanted.region]), account)
+        bound = boundary_arn(partition_of([workspace.region]), account)
         try:
-            _create_role(iam, wanted, bound)
+            _create_role(iam, workspace, bound)
         except iam.exceptions.EntityAlreadyExistsException:
-            role = _require_ours(iam, wanted, name)
+            role = _require_managed(iam, workspace, name)
             there = role.get("PermissionsBoundary", {}).get("PermissionsBoundaryArn")
             if (role["Path"], there) != (ROLE_PATH, bound):
-                remove_profile(cloud, wanted)
-                _create_role(iam, wanted, bound)
+                remove_profile(cloud, workspace)
+                _create_role(iam, workspace, bound)
         iam.put_role_policy(RoleName=name, PolicyName=POLICY, PolicyDocument=json.dumps(document))
-        # One that is there is of a call that was interrupted: the role of that name is ours.
+        # An existing profile is of an interrupted call: the role of that name has the workspace's tags.
         with contextlib.suppress(iam.exceptions.EntityAlreadyExistsException):
             iam.create_instance_profile(InstanceProfileName=name, Path=ROLE_PATH, Tags=tags)
         roles = iam.get_instance_profile(InstanceProfileName=name)["InstanceProfile"]["Roles"]
@@ -83,18 +83,18 @@ def instance_profile(cloud: Cloud, wanted: Workspace) -> str:
     return name
 
 
-def remove_profile(cloud: Cloud, wanted: Workspace) -> bool:
+def remove_profile(cloud: Cloud, workspace: Workspace) -> bool:
     """Remove the profile and the role of a workspace; False: there was none.
 
     Raises:
-        RefusedError: Somebody else has a role of that name.
+        RefusedError: The role of that name is not managed by gpukiln.
         UnavailableError: The cloud refused.
     """
-    name, iam = role_name(wanted), cloud.client("iam")
+    name, iam = role_name(workspace), cloud.client("iam")
     missing = iam.exceptions.NoSuchEntityException
-    with explain_aws_errors("remove the rights of the workspace's machine"):
+    with explain_aws_errors("remove the role of the workspace's machine"):
         try:
-            _require_ours(iam, wanted, name)
+            _require_managed(iam, workspace, name)
         except missing:
             return False
         with contextlib.suppress(missing):
@@ -103,42 +103,42 @@ def remove_profile(cloud: Cloud, wanted: Workspace) -> bool:
             iam.delete_instance_profile(InstanceProfileName=name)
         with contextlib.suppress(missing):
             iam.delete_role_policy(RoleName=name, PolicyName=POLICY)
-        iam.delete_role(RoleName=name)  # last: by its tags the rest is known as ours
+        iam.delete_role(RoleName=name)  # last: an interrupted removal finds the rest by the role's tags
     return True
 
 
-def role_name(wanted: Workspace) -> str:
+def role_name(workspace: Workspace) -> str:
     """IAM's names are for all regions of an account."""
-    return f"gpukiln-workspace-{wanted.region}-{wanted.workspace_name}"
+    return f"gpukiln-workspace-{workspace.region}-{workspace.workspace_name}"
 
 
-def trust(wanted: Workspace) -> dict[str, Any]:
+def trust(workspace: Workspace) -> dict[str, Any]:
     """Who takes the role: EC2, for the machine."""
-    service = ec2_service(partition_of([wanted.region]))
+    service = ec2_service(partition_of([workspace.region]))
     return {
         "Version": VERSION,
         "Statement": [{"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}],
     }
 
 
-def policy(wanted: Workspace) -> dict[str, Any]:
+def policy(workspace: Workspace) -> dict[str, Any]:
     """What the machine may do.
 
     Raises:
-        UsageError: A secret or the cache is none.
+        UsageError: A secret or the cache has another form.
     """
-    partition = partition_of([wanted.region])
-    of_workspace = {f"aws:ResourceTag/{WORKSPACE_TAG}": wanted.workspace_name}
-    instances = f"arn:{partition}:ec2:{wanted.region}:*:instance/*"
-    secrets, parameters = _secrets(wanted)
-    prefix = f"arn:{partition}:ssm:{wanted.region}:*:parameter/"
+    partition = partition_of([workspace.region])
+    of_workspace = {f"aws:ResourceTag/{WORKSPACE_TAG}": workspace.workspace_name}
+    instances = f"arn:{partition}:ec2:{workspace.region}:*:instance/*"
+    secrets, parameters = _secrets(workspace)
+    prefix = f"arn:{partition}:ssm:{workspace.region}:*:parameter/"
     return {
         "Version": VERSION,
         "Statement": [
             _tag_itself(instances, of_workspace),
             _session_manager(),
             *_read(secrets, [prefix + name.lstrip("/") for name in parameters]),
-            *_cache(wanted.capabilities.artifact_cache, partition),
+            *_cache(workspace.capabilities.artifact_cache, partition),
         ],
     }
 
@@ -152,14 +152,14 @@ def boundary(scope: Scope, secrets: Sequence[str] = (), artifact_cache: str = ""
         artifact_cache: The s3://BUCKET/PREFIX that they may read and write.
 
     Raises:
-        UsageError: The account, a secret or the cache is none.
+        UsageError: The account, a secret or the cache has another form.
     """
     if not re.fullmatch(r"\d{12}", scope.account):
         raise UsageError(f"{scope.account!r} is no account id", hint="twelve digits: --account 111122223333")
     partition, region = scope.partition, scope.regions[0] if len(scope.regions) == 1 else "*"
-    arns = [one for one in secrets if SECRET.fullmatch(one)]
-    names = [one for one in secrets if one not in arns]
-    if wrong := [one for one in names if not PARAMETER.fullmatch(one.removesuffix("*").rstrip("/"))]:
+    arns = [secret for secret in secrets if SECRET.fullmatch(secret)]
+    names = [secret for secret in secrets if secret not in arns]
+    if wrong := [name for name in names if not PARAMETER.fullmatch(name.removesuffix("*").rstrip("/"))]:
         raise UsageError(
             f"{wrong[0]!r} is neither a secret nor a parameter",
             hint="ARNs of Secrets Manager and names of SSM parameters, for example /team/*",
@@ -206,29 +206,35 @@ def _read(secrets: list[str], parameters: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def _secrets(wanted: Workspace) -> tuple[list[str], list[str]]:
+def _secrets(workspace: Workspace) -> tuple[list[str], list[str]]:
     """ARNs of Secrets Manager, and names of parameters."""
     secrets, parameters = [], []
-    for variable, reference in wanted.capabilities.secrets.items():
+    for variable, reference in workspace.capabilities.secrets.items():
         if SECRET.fullmatch(reference):
             secrets.append(reference)
         elif PARAMETER.fullmatch(reference):
             parameters.append(reference)
         else:
             raise UsageError(
-                f"what stands for the secret {variable} is no reference",  # it may be the secret: not shown
+                f"the value of the secret {variable} is no reference",  # it may be the secret: not shown
                 hint="an ARN of Secrets Manager, or the name of an SSM parameter; never the secret itself",
             )
     return sorted(secrets), sorted(parameters)
 
 
 def _cache(cache: str | None, partition: str) -> list[dict[str, Any]]:
-    if not cache or EFS.fullmatch(cache):  # EFS is reached by the network, not by rights
+    if not cache or EFS.fullmatch(cache):  # EFS is mounted over the network, without IAM permissions
         return []
-    found = CACHE.fullmatch(cache)
-    if not found:
-        raise UsageError(f"artifact_cache {cache!r} is none", hint="s3://BUCKET/PREFIX, or an EFS id fs-...")
-    bucket, prefix = f"arn:{partition}:s3:::{found['bucket']}", (found["prefix"] or "").strip("/")
+    bucket_match = CACHE.fullmatch(cache)
+    if not bucket_match:
+        raise UsageError(
+            f"artifact_cache is {cache!r}, wanted a bucket or an EFS file system",
+            hint="s3://BUCKET/PREFIX, or an EFS id fs-...",
+        )
+    bucket, prefix = (
+        f"arn:{partition}:s3:::{bucket_match['bucket']}",
+        (bucket_match["prefix"] or "").strip("/"),
+    )
     inside = f"{prefix}/*" if prefix else "*"
     return [
         {
@@ -247,31 +253,31 @@ def _cache(cache: str | None, partition: str) -> list[dict[str, Any]]:
     ]
 
 
-def _create_role(iam: Any, wanted: Workspace, bound: str) -> None:
+def _create_role(iam: Any, workspace: Workspace, bound: str) -> None:
     try:
         iam.create_role(
-            RoleName=role_name(wanted),
+            RoleName=role_name(workspace),
             Path=ROLE_PATH,
-            AssumeRolePolicyDocument=json.dumps(trust(wanted)),
+            AssumeRolePolicyDocument=json.dumps(trust(workspace)),
             PermissionsBoundary=bound,
-            Tags=tag_list(workspace_tags(wanted, PART)),
+            Tags=tag_list(workspace_tags(workspace, PART)),
         )
     except iam.exceptions.NoSuchEntityException as error:
         account = bound.split(":")[4]
         raise UnavailableError(
-            f"the account has no policy {bound}, which bounds the rights of workspaces",
+            f"the account has no policy {bound}, which limits the permissions of workspaces",
             hint=f"an administrator creates it once: `invoke cloud.policy --for {BOUNDARY_JOB} "
             f"--account {account} >boundary.json`, `aws iam create-policy --path {BOUNDARY_PATH} "
             f"--policy-name {BOUNDARY_NAME} --policy-document file://boundary.json`",
         ) from error
 
 
-def _require_ours(iam: Any, wanted: Workspace, name: str) -> dict[str, Any]:
+def _require_managed(iam: Any, workspace: Workspace, name: str) -> dict[str, Any]:
     role: dict[str, Any] = iam.get_role(RoleName=name)["Role"]
     tags = tags_of(role)
-    if tags.get(MANAGED_TAG) != MANAGED or tags.get(WORKSPACE_TAG) != wanted.workspace_name:
+    if tags.get(MANAGED_TAG) != MANAGED or tags.get(WORKSPACE_TAG) != workspace.workspace_name:
         raise RefusedError(
-            f"the role {name} is none of ours: it lacks the tag {MANAGED_TAG}={MANAGED}",
-            hint="another workspace name, or remove that role",
+            f"the role {name} is not managed by gpukiln: it lacks the tag {MANAGED_TAG}={MANAGED}",
+            hint="choose another workspace name, or remove that role",
         )
     return role

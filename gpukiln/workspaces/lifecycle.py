@@ -1,4 +1,4 @@
-"""Workspaces as the cloud knows them: found by their tags, stopped, started, removed; what one answers."""
+"""Workspaces as the cloud knows them: finds them by their tags, stops, starts and removes them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from gpukiln.workspaces.volumes import Home
 
 MACHINE = "machine"
 POLL_S, WAIT_S = 2.0, 600.0
-OFF = ("stopping", "stopped")
-STARTS, DONE, FAILED = "starts", "done", "failed"  # stages: before the agent reports its own, and its last
+STOPPED_STATES = ("stopping", "stopped")
+STARTING, DONE, FAILED = "starts", "done", "failed"  # stages: before the agent reports its own, and its last
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class WorkspaceMachine:
         address: Private; ssh_address: where SSH reaches it.
         launched_at: ISO 8601; of its last start. created_at: of its first one.
         stage: The last that its agent reported; empty: none yet.
-        health: As the last deep look said; empty: nobody looked.
+        health: Result of the last deep check; empty: not checked.
         busy: What somebody does there, as its agent says; empty: nothing.
         user: Who works there; ssh_user: the image's own, who may become root.
         by_session_manager: Whether SSH goes through Systems Manager, for nobody can connect to it.
@@ -82,7 +82,7 @@ class WorkspaceMachine:
     @property
     def lacks_gpus(self) -> bool:
         """Whether it was asked for without GPUs, whatever its type has."""
-        return any(one.startswith(tags.NO_GPUS) for one in (self.asked or "").split())
+        return any(entry.startswith(tags.NO_GPUS) for entry in (self.asked or "").split())
 
 
 @dataclass(frozen=True)
@@ -104,52 +104,62 @@ class ExistingWorkspace:
 
     @property
     def state(self) -> str:
-        """In a word: its machine's state, `home` where only that is kept, else `left over`."""
+        """One word: its machine's state, `home` where only that is kept, else `orphaned`."""
         if self.machines:
             return self.machines[0].state
-        return "home" if self.homes else "left over"
+        return "home" if self.homes else "orphaned"
 
 
-def find(cloud: Cloud, name: str = "") -> tuple[ExistingWorkspace, ...]:
+def find_workspaces(cloud: Cloud, name: str = "") -> tuple[ExistingWorkspace, ...]:
     """The workspaces of a region, by name, from tags alone; one of a name where that is given."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for workspaces"):
         rows = calls.pages(ec2, "describe_instances", "Reservations", Filters=filters(MACHINE, name))
-        instances = [one for row in rows for one in row["Instances"]]
+        instances = [instance for row in rows for instance in row["Instances"]]
         asked = filters(network.PART, name)
         groups = list(calls.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=asked))
-    alive = [one for one in instances if one["State"]["Name"] not in ENDED_STATES]
+    alive = [instance for instance in instances if instance["State"]["Name"] not in ENDED_STATES]
     kept = volumes.homes(cloud, name)
-    tagged = [tags_of(one) for one in (*alive, *groups)]
-    owners = {told[WORKSPACE_TAG]: told.get(OWNER_TAG, "") for told in tagged if WORKSPACE_TAG in told}
-    owners |= {one.name: one.owner for one in kept}
+    tagged = [tags_of(resource) for resource in (*alive, *groups)]
+    owners = {
+        resource_tags[WORKSPACE_TAG]: resource_tags.get(OWNER_TAG, "")
+        for resource_tags in tagged
+        if WORKSPACE_TAG in resource_tags
+    }
+    owners |= {home.name: home.owner for home in kept}
     return tuple(
         ExistingWorkspace(
             name=each,
             owner=owners[each],
             region=cloud.region,
-            machines=tuple(_machine(cloud, one) for one in alive if tags_of(one).get(WORKSPACE_TAG) == each),
-            homes=tuple(one for one in kept if one.name == each),
-            group_ids=tuple(one["GroupId"] for one in groups if tags_of(one).get(WORKSPACE_TAG) == each),
+            machines=tuple(
+                _machine(cloud, instance)
+                for instance in alive
+                if tags_of(instance).get(WORKSPACE_TAG) == each
+            ),
+            homes=tuple(home for home in kept if home.name == each),
+            group_ids=tuple(
+                group["GroupId"] for group in groups if tags_of(group).get(WORKSPACE_TAG) == each
+            ),
         )
         for each in sorted(owners)
     )
 
 
-def stop(cloud: Cloud, found: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+def stop(cloud: Cloud, existing: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Stop the machine; its disks and its home stay. False: it was stopped.
 
     Raises:
         RefusedError: It is a spot instance, which can't be stopped and started.
         UnavailableError: The cloud refused, or it does not end.
     """
-    machine = only(found)
+    machine = only_machine(existing)
     if machine.state == "stopped":
         return False
     if machine.spot:
         raise RefusedError(
             f"{machine.instance_id} is a one-time spot instance, which can't be stopped",
-            hint=f"`invoke workspace.down {found.name} --keep-home` ends it, and keeps what is in the home",
+            hint=f"`invoke workspace.down {existing.name} --keep-home` ends it and keeps the home",
         )
     with explain_aws_errors("stop the workspace's machine"):
         cloud.client("ec2").stop_instances(InstanceIds=[machine.instance_id])
@@ -157,67 +167,71 @@ def stop(cloud: Cloud, found: ExistingWorkspace, *, sleep: Callable[[float], Non
     return True
 
 
-def start(cloud: Cloud, found: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
+def start(cloud: Cloud, existing: ExistingWorkspace, *, sleep: Callable[[float], None] = time.sleep) -> bool:
     """Start the machine again. False: it ran.
 
     Raises:
         UnavailableError: The cloud refused, or it does not start.
     """
-    machine = only(found)
+    machine = only_machine(existing)
     if machine.state == "running":
         return False
     ec2 = cloud.client("ec2")
     with explain_aws_errors("start the workspace's machine"):
         # What its agent said of the boot before is no longer so.
-        told = {tags.STAGE_TAG: STARTS, tags.BUSY_TAG: ""}
-        ec2.create_tags(Resources=[machine.instance_id], Tags=tag_list(told))
+        reset_tags = {tags.STAGE_TAG: STARTING, tags.BUSY_TAG: ""}
+        ec2.create_tags(Resources=[machine.instance_id], Tags=tag_list(reset_tags))
         ec2.start_instances(InstanceIds=[machine.instance_id])
     wait_for(cloud, machine.instance_id, "running", sleep=sleep)
     return True
 
 
-def down(
+def remove_workspace(
     cloud: Cloud,
-    wanted: Workspace,
-    found: ExistingWorkspace,
+    workspace: Workspace,
+    existing: ExistingWorkspace,
     *,
     keep_home: bool,
     force: bool = False,
     busy: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Put a workspace away: machine, group, rights, and the home unless it is kept. Again: what was left.
+    """Remove a workspace: machine, group, role, and the home unless it is kept. Safe to repeat.
 
     Args:
-        busy: What somebody does there now; None: nobody could ask, so that what the machine said last counts.
+        busy: What is in use there now; None: not known, so that the last report of the machine counts.
 
     Raises:
         RefusedError: Somebody works there, or it is another owner's.
         UnavailableError: The cloud refused; the same command completes it.
     """
-    if found.owner != wanted.owner:
+    if existing.owner != workspace.owner:
         raise RefusedError(
-            f"{found.name} is {found.owner}'s", hint="ask its owner, or take --owner with care"
+            f"{existing.name} is {existing.owner}'s", hint="ask its owner, or take --owner with care"
         )
-    for machine in found.machines:
+    for machine in existing.machines:
         work = machine.busy if busy is None else busy
-        if work and machine.state not in OFF and not force:
-            raise RefusedError(f"somebody works on {found.name}: {work}", hint="--force ends it all the same")
-    ids = [machine.instance_id for machine in found.machines]
+        if work and machine.state not in STOPPED_STATES and not force:
+            raise RefusedError(
+                f"somebody works on {existing.name}: {work}", hint="--force removes it all the same"
+            )
+    ids = [machine.instance_id for machine in existing.machines]
     if ids:
         with explain_aws_errors("end the workspace's machine"):
             cloud.client("ec2").terminate_instances(InstanceIds=ids)
         for instance_id in ids:
             wait_for(cloud, instance_id, "terminated", sleep=sleep)
-    iam.remove_profile(cloud, wanted)
-    network.remove_key_pair(cloud, found.name)
+    iam.remove_profile(cloud, workspace)
+    network.remove_key_pair(cloud, existing.name)
     if not keep_home:
-        for one in volumes.homes(cloud, found.name):
-            volumes.remove(cloud, one)
+        for home in volumes.homes(cloud, existing.name):
+            volumes.remove(cloud, home)
     network.remove_key_file(
-        cloud, found.name
+        cloud, existing.name
     )  # after the homes: without it this computer may not remove them
-    network.remove_groups(cloud, found.name, sleep=sleep)  # last: by it the next `up` knows the old machine
+    network.remove_groups(
+        cloud, existing.name, sleep=sleep
+    )  # last: by it the next `up` knows the old machine
 
 
 def wait_for(
@@ -250,43 +264,43 @@ def wait_for(
     )
 
 
-def only(found: ExistingWorkspace) -> WorkspaceMachine:
+def only_machine(existing: ExistingWorkspace) -> WorkspaceMachine:
     """The machine of a workspace.
 
     Raises:
         UnavailableError: It has none.
         BusyError: It has more than one.
     """
-    if not found.machines:
+    if not existing.machines:
         raise UnavailableError(
-            f"{found.name} has no machine now: {found.state}",
-            hint=f"`invoke workspace.up --name {found.name}` starts one"
-            + (" with its home" * bool(found.homes)),
+            f"{existing.name} has no machine now: {existing.state}",
+            hint=f"`invoke workspace.up --name {existing.name}` starts one"
+            + (" with its home" * bool(existing.homes)),
         )
-    if len(found.machines) > 1:
-        ids = ", ".join(one.instance_id for one in found.machines)
+    if len(existing.machines) > 1:
+        ids = ", ".join(machine.instance_id for machine in existing.machines)
         raise BusyError(
-            f"{found.name} has {len(found.machines)} machines: {ids}", hint="end one of them by hand"
+            f"{existing.name} has {len(existing.machines)} machines: {ids}", hint="end one of them by hand"
         )
-    return found.machines[0]
+    return existing.machines[0]
 
 
-def outputs(cloud: Cloud, found: ExistingWorkspace) -> Outputs:
-    """What a workspace with a machine answers.
+def outputs(cloud: Cloud, existing: ExistingWorkspace) -> Outputs:
+    """The outputs of a workspace with a machine.
 
     Raises:
         UnavailableError: It has no machine.
     """
-    machine = only(found)
+    machine = only_machine(existing)
     type_ = instance_types().get(machine.instance_type)
     has_gpus = type_ is not None and (cloud.has_gpus or machine.simulated)
     return Outputs(
         agent_endpoint=machine.address,
-        runtime_env=environment(found),
+        runtime_env=environment(existing),
         volume_mounts=tuple(
-            VolumeMount(one.volume_id, f"/home/{machine.user}", one.size_gib, persistent=True)
-            for one in found.homes
-            if one.instance_id == machine.instance_id
+            VolumeMount(home.volume_id, f"/home/{machine.user}", home.size_gib, persistent=True)
+            for home in existing.homes
+            if home.instance_id == machine.instance_id
         ),
         metadata=Provenance(
             image_id=machine.image_id,
@@ -302,21 +316,28 @@ def outputs(cloud: Cloud, found: ExistingWorkspace) -> Outputs:
         gpu_count=type_.gpus if type_ and has_gpus else 0,
         zone=machine.zone,
         driver_version=machine.driver,
-        health=machine.health or "unknown: nobody looked",
+        health=machine.health or "unknown: not checked",
     )
 
 
-def environment(found: ExistingWorkspace) -> dict[str, str]:
+def environment(existing: ExistingWorkspace) -> dict[str, str]:
     """Variables by which programs find a workspace and its machine."""
-    machine = only(found)
-    told = {VARIABLES["instance"]: machine.instance_id, VARIABLES["host"]: machine.ssh_address}
-    return {**lasting_variables(found.name, found.owner, found.region, machine.user), **told}
+    machine = only_machine(existing)
+    machine_variables = {VARIABLES["instance"]: machine.instance_id, VARIABLES["host"]: machine.ssh_address}
+    return {
+        **lasting_variables(existing.name, existing.owner, existing.region, machine.user),
+        **machine_variables,
+    }
 
 
 def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
-    told = tags_of(instance)
+    machine_tags = tags_of(instance)
     # EC2's launch time is of the last start; the root volume has been attached since the first one
-    attached = [one["Ebs"]["AttachTime"] for one in instance.get("BlockDeviceMappings", ()) if "Ebs" in one]
+    attached = [
+        mapping["Ebs"]["AttachTime"]
+        for mapping in instance.get("BlockDeviceMappings", ())
+        if "Ebs" in mapping
+    ]
     running = instance["State"]["Name"] == "running"
     return WorkspaceMachine(
         instance_id=instance["InstanceId"],
@@ -330,24 +351,24 @@ def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
         launched_at=instance["LaunchTime"].isoformat(timespec="seconds"),
         created_at=min([instance["LaunchTime"], *attached]).isoformat(timespec="seconds"),
         ended_at=_since(instance.get("StateTransitionReason", "")),
-        stage=told.get(tags.STAGE_TAG, ""),
-        health=told.get(tags.HEALTH_TAG, ""),
-        busy=told.get(tags.BUSY_TAG, ""),
-        driver=told.get(tags.DRIVER_TAG, ""),
-        user=told.get(tags.USER_TAG, ""),
-        ssh_user=told.get(tags.SSH_USER_TAG, ""),
-        by_session_manager=told.get(tags.REACH_TAG) == tags.BY_SESSION_MANAGER,
-        simulated=told.get(GPUS_TAG) == SIMULATED,
-        home_id=told.get(tags.HOME_TAG, ""),
-        plan=told.get(tags.PLAN_TAG, ""),
-        usd_hour=told.get(tags.PRICE_TAG, ""),
-        image_digest=told.get(tags.IMAGE_DIGEST_TAG, ""),
-        image_verdict=told.get(tags.IMAGE_VERDICT_TAG, ""),
-        asked=told.get(tags.OPTIONS_TAG),
+        stage=machine_tags.get(tags.STAGE_TAG, ""),
+        health=machine_tags.get(tags.HEALTH_TAG, ""),
+        busy=machine_tags.get(tags.BUSY_TAG, ""),
+        driver=machine_tags.get(tags.DRIVER_TAG, ""),
+        user=machine_tags.get(tags.USER_TAG, ""),
+        ssh_user=machine_tags.get(tags.SSH_USER_TAG, ""),
+        by_session_manager=machine_tags.get(tags.REACH_TAG) == tags.BY_SESSION_MANAGER,
+        simulated=machine_tags.get(GPUS_TAG) == SIMULATED,
+        home_id=machine_tags.get(tags.HOME_TAG, ""),
+        plan=machine_tags.get(tags.PLAN_TAG, ""),
+        usd_hour=machine_tags.get(tags.PRICE_TAG, ""),
+        image_digest=machine_tags.get(tags.IMAGE_DIGEST_TAG, ""),
+        image_verdict=machine_tags.get(tags.IMAGE_VERDICT_TAG, ""),
+        asked=machine_tags.get(tags.OPTIONS_TAG),
     )
 
 
 def _since(reason: str) -> str:
-    """EC2 tells the time of a stop in words: `User initiated (2026-11-23 10:00:00 GMT)`."""
-    found = re.search(r"\((\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
-    return f"{found[1]}T{found[2]}+00:00" if found else ""
+    """The time of a stop, ISO 8601, from EC2's text `User initiated (2026-11-23 10:00:00 GMT)`."""
+    time_match = re.search(r"\((\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
+    return f"{time_match[1]}T{time_match[2]}+00:00" if time_match else ""

@@ -18,9 +18,9 @@ from gpukiln.locks import locked
 from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
-from gpukiln.workspaces.lifecycle import ExistingWorkspace, find
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, find_workspaces
 
-FORM = "workspaces/1"
+RECORD_SCHEMA = "workspaces/1"
 
 
 @strict
@@ -69,14 +69,14 @@ def refresh(cloud: Cloud) -> RegionRecord:
     Raises:
         UnavailableError: The cloud can't be asked.
     """
-    found, now = find(cloud), datetime.now(UTC).isoformat(timespec="seconds")
+    workspaces, now = find_workspaces(cloud), datetime.now(UTC).isoformat(timespec="seconds")
     file = _file(cloud.name, cloud.region)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with locked(file.with_suffix(".lock")):
         remove_partial_of(file)
         before = _read(file)
-        spans = merge(before.spans if before else (), cloud, found, now)
-        region = RegionRecord(FORM, cloud.name, cloud.region, now, found, spans)
+        spans = merge(before.spans if before else (), cloud, workspaces, now)
+        region = RegionRecord(RECORD_SCHEMA, cloud.name, cloud.region, now, workspaces, spans)
         write_atomic(file, json.dumps(dump(region), indent=1) + "\n")
     return region
 
@@ -84,23 +84,25 @@ def refresh(cloud: Cloud) -> RegionRecord:
 def regions() -> tuple[RegionRecord, ...]:
     """What is known, by cloud and region; what can't be read is as if it was never asked."""
     folder = state_home() / "workspaces" / "known"
-    return tuple(one for file in sorted(folder.glob("*.json")) if (one := _read(file)))
+    return tuple(record for file in sorted(folder.glob("*.json")) if (record := _read(file)))
 
 
-def where(name: str) -> tuple[RegionRecord, ...]:
+def regions_with(name: str) -> tuple[RegionRecord, ...]:
     """The regions that had a workspace of a name."""
-    return tuple(one for one in regions() if any(found.name == name for found in one.workspaces))
+    return tuple(
+        record for record in regions() if any(workspace.name == name for workspace in record.workspaces)
+    )
 
 
 def merge(
-    old: Sequence[RunInterval], cloud: Cloud, found: Sequence[ExistingWorkspace], now: str
+    old: Sequence[RunInterval], cloud: Cloud, workspaces: Sequence[ExistingWorkspace], now: str
 ) -> tuple[RunInterval, ...]:
     """Times that machines ran, with what is seen now.
 
     A machine that is not there any more ran until it was last seen: nobody knows of more.
     """
-    spans = {(one.instance_id, one.started): replace(one, ended=True) for one in old}
-    for workspace in found:
+    spans = {(span.instance_id, span.started): replace(span, ended=True) for span in old}
+    for workspace in workspaces:
         for machine in workspace.machines:
             running = machine.state in ("pending", "running")
             key = (machine.instance_id, machine.launched_at)
@@ -117,7 +119,7 @@ def merge(
                 seen=max(seen, machine.launched_at),
                 ended=not running,
             )
-    return tuple(sorted(spans.values(), key=lambda one: (one.started, one.instance_id)))
+    return tuple(sorted(spans.values(), key=lambda span: (span.started, span.instance_id)))
 
 
 def _file(cloud: str, region: str) -> Path:
@@ -126,7 +128,7 @@ def _file(cloud: str, region: str) -> Path:
 
 def _read(file: Path) -> RegionRecord | None:
     try:
-        found = load(RegionRecord, parse_json(file.read_bytes()), where=str(file))
+        record = load(RegionRecord, parse_json(file.read_bytes()), where=str(file))
     except (OSError, ValueError, UsageError):
         return None
-    return found if found.form == FORM else None
+    return record if record.form == RECORD_SCHEMA else None

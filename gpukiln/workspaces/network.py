@@ -22,30 +22,30 @@ from gpukiln.workspaces.iam import EFS
 
 PART, KEY_PART = "network", "key"
 ANY4, ANY6 = "0.0.0.0/0", "::/0"
-PRIVATE = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")  # RFC 1918
+PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")  # RFC 1918
 GONE_WAIT_S, POLL_S = 60.0, 2.0  # a group that EC2 still takes for used can be removed soon after
 
 
-def security_group(cloud: Cloud, wanted: Workspace, vpc_id: str) -> str:
-    """The group of a workspace with the rules that it asks for: made, or mended where it is there.
+def security_group(cloud: Cloud, workspace: Workspace, vpc_id: str) -> str:
+    """The security group of a workspace with its rules: created, or repaired where it exists.
 
-    Nobody reaches the machine but from `ssh_from`, on port 22. Session manager needs no way in: its agent on
-    the machine calls AWS on port 443.
+    Only `ssh_from` reaches the machine, on port 22. Session Manager needs no ingress rule: its agent on the
+    machine connects to AWS on port 443.
 
     Returns:
         Its id.
 
     Raises:
-        UsageError: `ssh_from` is no network, or everybody.
+        UsageError: `ssh_from` is no network, or every address.
         UnavailableError: The cloud refused.
     """
-    ingress, egress = ingress_rules(wanted), egress_rules(wanted)
+    ingress, egress = ingress_rules(workspace), egress_rules(workspace)
     with explain_aws_errors("make the security group of the workspace"):
         ec2 = cloud.client("ec2")
-        group = _existing(ec2, wanted, vpc_id)
+        group = _existing(ec2, workspace, vpc_id)
         if group is None:
-            made = ec2.create_security_group(**group_request(wanted), VpcId=vpc_id)["GroupId"]
-            group = ec2.describe_security_groups(GroupIds=[made])["SecurityGroups"][0]
+            group_id = ec2.create_security_group(**group_request(workspace), VpcId=vpc_id)["GroupId"]
+            group = ec2.describe_security_groups(GroupIds=[group_id])["SecurityGroups"][0]
         # What is missing comes before what is too much goes: a machine that runs loses nothing meanwhile.
         for has, wants, add, take in (
             (
@@ -61,7 +61,7 @@ def security_group(cloud: Cloud, wanted: Workspace, vpc_id: str) -> str:
                 ec2.revoke_security_group_egress,
             ),
         ):
-            there = [rule for one in has for rule in _single(one)]
+            there = [rule for permission in has for rule in _single(permission)]
             if missing := [rule for rule in wants if rule not in there]:
                 add(GroupId=group["GroupId"], IpPermissions=missing)
             if extra := [rule for rule in there if rule not in wants]:
@@ -80,10 +80,10 @@ def remove_groups(cloud: Cloud, name: str, *, sleep: Callable[[float], None] = t
     """
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for the security group of the workspace"):
-        found = ec2.describe_security_groups(Filters=filters(PART, name))["SecurityGroups"]
-    for group in found:
+        groups = ec2.describe_security_groups(Filters=filters(PART, name))["SecurityGroups"]
+    for group in groups:
         _remove_group(ec2, group["GroupId"], sleep)
-    return [group["GroupId"] for group in found]
+    return [group["GroupId"] for group in groups]
 
 
 def _remove_group(ec2: Any, group_id: str, sleep: Callable[[float], None]) -> None:
@@ -104,37 +104,37 @@ def _remove_group(ec2: Any, group_id: str, sleep: Callable[[float], None]) -> No
     calls.wait_until(removed, lambda: refused, timeout_s=GONE_WAIT_S, pause_s=POLL_S, sleep=sleep)
 
 
-def group_request(wanted: Workspace) -> dict[str, Any]:
+def group_request(workspace: Workspace) -> dict[str, Any]:
     """Arguments of CreateSecurityGroup but the VPC."""
     return {
-        "GroupName": f"gpukiln-workspace-{wanted.workspace_name}",
-        "Description": f"gpukiln workspace {wanted.workspace_name}",
-        "TagSpecifications": tag_specifications(workspace_tags(wanted, PART), "security-group"),
+        "GroupName": f"gpukiln-workspace-{workspace.workspace_name}",
+        "Description": f"gpukiln workspace {workspace.workspace_name}",
+        "TagSpecifications": tag_specifications(workspace_tags(workspace, PART), "security-group"),
     }
 
 
-def ingress_rules(wanted: Workspace) -> list[dict[str, Any]]:
+def ingress_rules(workspace: Workspace) -> list[dict[str, Any]]:
     """Who reaches it, each rule of one network.
 
     Raises:
-        UsageError: `ssh_from` is no network, or everybody.
+        UsageError: `ssh_from` is no network, or every address.
     """
-    if not wanted.ssh_from:
+    if not workspace.ssh_from:
         return []
     try:
-        network = ipaddress.ip_network(wanted.ssh_from)
+        network = ipaddress.ip_network(workspace.ssh_from)
     except ValueError as error:
         raise UsageError(f"ssh_from: {error}", hint="for example 203.0.113.7/32") from None
     if network.prefixlen == 0:
         raise UsageError(
-            f"ssh_from {wanted.ssh_from} is everybody",
+            f"ssh_from {workspace.ssh_from} is every address",
             hint="your own address, for example 203.0.113.7/32; or none, and `workspace.ssh` goes by session "
             "manager",
         )
     return [_rule("tcp", 22, str(network))]
 
 
-def egress_rules(wanted: Workspace) -> list[dict[str, Any]]:
+def egress_rules(workspace: Workspace) -> list[dict[str, Any]]:
     """What it reaches.
 
     The resolver of a VPC is reached whatever the group says, as are instance metadata and time (VPC user
@@ -142,20 +142,20 @@ def egress_rules(wanted: Workspace) -> list[dict[str, Any]]:
     `none` reaches private addresses on port 443: endpoints of AWS's services in the VPC, by which session
     manager works. An artifact cache on EFS is NFS, in the VPC.
     """
-    egress = wanted.capabilities.network_egress
+    egress = workspace.capabilities.network_egress
     if egress == "open":
         return [_rule("-1", None, ANY4), _rule("-1", None, ANY6)]
-    on_efs = EFS.fullmatch(wanted.capabilities.artifact_cache)
-    nfs = [_rule("tcp", 2049, private) for private in PRIVATE] if on_efs else []
+    on_efs = EFS.fullmatch(workspace.capabilities.artifact_cache)
+    nfs = [_rule("tcp", 2049, private) for private in PRIVATE_NETWORKS] if on_efs else []
     if egress == "https-only":
         return [_rule("tcp", 443, ANY4), _rule("tcp", 443, ANY6), *nfs]
-    return [*(_rule("tcp", 443, private) for private in PRIVATE), *nfs]
+    return [*(_rule("tcp", 443, private) for private in PRIVATE_NETWORKS), *nfs]
 
 
-def _existing(ec2: Any, wanted: Workspace, vpc_id: str) -> dict[str, Any] | None:
-    tagged = [*filters(PART, wanted.workspace_name), {"Name": "vpc-id", "Values": [vpc_id]}]
-    found = ec2.describe_security_groups(Filters=tagged)["SecurityGroups"]
-    return found[0] if found else None
+def _existing(ec2: Any, workspace: Workspace, vpc_id: str) -> dict[str, Any] | None:
+    tagged = [*filters(PART, workspace.workspace_name), {"Name": "vpc-id", "Values": [vpc_id]}]
+    groups = ec2.describe_security_groups(Filters=tagged)["SecurityGroups"]
+    return groups[0] if groups else None
 
 
 def _rule(protocol: str, port: int | None, network: str) -> dict[str, Any]:
@@ -169,14 +169,14 @@ def _rule(protocol: str, port: int | None, network: str) -> dict[str, Any]:
 def _single(permission: dict[str, Any]) -> list[dict[str, Any]]:
     """A permission as rules of one network each, as `_rule` makes them; what names groups stays as it is."""
     port = permission.get("FromPort") if permission["IpProtocol"] != "-1" else None
-    networks = [one["CidrIp"] for one in permission.get("IpRanges", ())]
-    networks += [one["CidrIpv6"] for one in permission.get("Ipv6Ranges", ())]
-    found = [_rule(permission["IpProtocol"], port, network) for network in networks]
+    networks = [ip_range["CidrIp"] for ip_range in permission.get("IpRanges", ())]
+    networks += [ip_range["CidrIpv6"] for ip_range in permission.get("Ipv6Ranges", ())]
+    rules = [_rule(permission["IpProtocol"], port, network) for network in networks]
     for key in ("UserIdGroupPairs", "PrefixListIds"):
         if permission.get(key):
             ports = {} if port is None else {"FromPort": port, "ToPort": permission.get("ToPort", port)}
-            found.append({"IpProtocol": permission["IpProtocol"], **ports, key: permission[key]})
-    return found
+            rules.append({"IpProtocol": permission["IpProtocol"], **ports, key: permission[key]})
+    return rules
 
 
 def key_file(cloud: Cloud, name: str) -> Path:
@@ -189,7 +189,7 @@ def owner_file(cloud: Cloud, name: str) -> Path:
     return state_home() / "workspaces" / "started" / f"{cloud.name}-{cloud.region}-{name}"
 
 
-def started_here(cloud: Cloud, name: str, owner: str) -> bool:
+def is_started_here(cloud: Cloud, name: str, owner: str) -> bool:
     """Whether this computer started a workspace of that owner, or has its key."""
     try:
         return owner_file(cloud, name).read_text() == owner or key_file(cloud, name).exists()
@@ -197,7 +197,7 @@ def started_here(cloud: Cloud, name: str, owner: str) -> bool:
         return key_file(cloud, name).exists()
 
 
-def key_pair(cloud: Cloud, wanted: Workspace) -> str:
+def key_pair(cloud: Cloud, workspace: Workspace) -> str:
     """The key pair of a workspace: EC2 has the public half, and this computer alone the private one.
 
     One that another computer made is taken as it is: it is the workspace that has one key.
@@ -211,10 +211,10 @@ def key_pair(cloud: Cloud, wanted: Workspace) -> str:
     from cryptography.hazmat.primitives import serialization as form  # noqa: PLC0415 - slow to import
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415 - likewise
 
-    name, file = f"gpukiln-workspace-{wanted.workspace_name}", key_file(cloud, wanted.workspace_name)
+    name, file = f"gpukiln-workspace-{workspace.workspace_name}", key_file(cloud, workspace.workspace_name)
     ec2 = cloud.client("ec2")
     with explain_aws_errors("make the workspace's key pair"):
-        if ec2.describe_key_pairs(Filters=filters(KEY_PART, wanted.workspace_name))["KeyPairs"]:
+        if ec2.describe_key_pairs(Filters=filters(KEY_PART, workspace.workspace_name))["KeyPairs"]:
             return name
         key = Ed25519PrivateKey.generate()
         text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
@@ -222,15 +222,15 @@ def key_pair(cloud: Cloud, wanted: Workspace) -> str:
         file.unlink(missing_ok=True)  # of a workspace that is gone
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(text)
-        started = owner_file(cloud, wanted.workspace_name)
+        started = owner_file(cloud, workspace.workspace_name)
         started.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        started.write_text(wanted.owner)  # half of a name is nobody's, and the key says the same
+        started.write_text(workspace.owner)  # half of a name is nobody's, and the key says the same
         public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
         try:
             ec2.import_key_pair(
                 KeyName=name,
                 PublicKeyMaterial=public,
-                TagSpecifications=tag_specifications(workspace_tags(wanted, KEY_PART), "key-pair"),
+                TagSpecifications=tag_specifications(workspace_tags(workspace, KEY_PART), "key-pair"),
             )
         except BaseException:
             file.unlink()  # the public half is not there, or is another one's
@@ -246,8 +246,8 @@ def remove_key_pair(cloud: Cloud, name: str) -> None:
     """
     ec2 = cloud.client("ec2")
     with explain_aws_errors("remove the workspace's key pair"):
-        for one in ec2.describe_key_pairs(Filters=filters(KEY_PART, name))["KeyPairs"]:
-            ec2.delete_key_pair(KeyName=one["KeyName"])
+        for key_pair_row in ec2.describe_key_pairs(Filters=filters(KEY_PART, name))["KeyPairs"]:
+            ec2.delete_key_pair(KeyName=key_pair_row["KeyName"])
 
 
 def remove_key_file(cloud: Cloud, name: str) -> None:

@@ -1,6 +1,6 @@
-"""What `workspace.up` starts, settled before anything is made: machines in order, image, services.
+"""Plans what `workspace.up` starts before anything is created: machines in order, image, services.
 
-Where a machine runs already: whether it is the one that is asked for now.
+Where the workspace has a machine already, checks that it satisfies the request.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from gpukiln.errors import IncompatibleError, RefusedError, UsageError
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.offers import image as images
-from gpukiln.offers.cost import HOURS, MachineUsage, month, within
+from gpukiln.offers.cost import HOURS_PER_MONTH, MachineUsage, month, within_budget
 from gpukiln.offers.fit import fit
 from gpukiln.offers.model import ImageChoice, Offer, Request
-from gpukiln.offers.select import lacks_of, nothing, select
+from gpukiln.offers.select import mismatches_of, no_match_error, select
 from gpukiln.typed import dump
 from gpukiln.units import Span
 from gpukiln.workspaces import services, userdata
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only_machine
 from gpukiln.workspaces.spec import WorkspaceSpec
 from gpukiln.workspaces.volumes import DEFAULT_GIB, Home
 
 TAG_CHARACTERS = 256  # EC2's limit of a value
-MARK_CHARACTERS = 4
-CUT = "..."
+HASH_CHARACTERS = 4
+TRUNCATED = "..."
 SHOWN_CHARACTERS = 120  # of a value in a message
 # What EC2 says of a machine itself, or what may differ: a home grows.
-BY_MACHINE = {
+NOT_HASHED = {
     "workspace_name",
     "owner",
     "region",
@@ -51,18 +51,18 @@ BY_MACHINE = {
     "instance_types",
     "spot",
 }
-Looked = Callable[[str], tuple[Subject | None, dict[str, Any]]]
+ImageLookup = Callable[[str], tuple[Subject | None, dict[str, Any]]]
 
 
 @dataclass(frozen=True)
 class WorkspacePlan:
-    """What is going to be started in a region.
+    """The plan of a workspace in a region.
 
     Args:
         contract: In the region, with the image that was chosen.
         offers: The best first; all of them can be started from the image.
         choice: The image, and why that one.
-        subject: What is in the image; None: it is none of ours.
+        subject: What is in the image; None: gpukiln did not build it.
         image: As DescribeImages gives it.
         gpus: How many the machine has to show; 0: none.
         use: What counts in a month's price.
@@ -89,7 +89,7 @@ class WorkspacePlan:
 
     @property
     def verdict(self) -> str:
-        """Of the image, in words; empty where nobody judged it."""
+        """Of the image, in words; empty where it was not verified."""
         tags = tags_of(self.image)
         if not self.subject or VERDICT_TAG not in tags:
             return ""
@@ -128,10 +128,10 @@ def plan(
         say: Receives what to know of the services.
 
     Raises:
-        OverBudgetError: All that fits costs more a month.
-        RefusedError: Nothing vouches for the image that was named.
-        UsageError: The image is not there, or none of ours and its roles are not named, or a type is unknown,
-            or the cloud has no GPUs.
+        OverBudgetError: Every fitting machine costs more a month.
+        RefusedError: The named image has no trusted signature.
+        UsageError: The image does not exist, or gpukiln did not build it and --roles is missing, or a type is
+            unknown, or the cloud has no GPUs.
         IncompatibleError: No machine satisfies it, or none of them fits the image; no release of a service
             runs there, or the image lacks the desktop.
         UnavailableError: The cloud can't be asked.
@@ -144,37 +144,37 @@ def plan(
             hint="--simulated gives them simulated ones, for a rehearsal; --cloud aws has real ones; --gpu 0 "
             "wants none",
         )
-    use = _use(contract, homes)
-    offers = tuple(one for one in _offers(cloud, spec, today) if one.instance_type != without)
+    use = _machine_usage(contract, homes)
+    offers = tuple(offer for offer in _offers(cloud, spec, today) if offer.instance_type != without)
     if not offers:
         raise IncompatibleError(f"no machine but {without} satisfies the request", hint="ask for less")
     looked = cache(lambda image_id: _subject(cloud, image_id))  # asked once, for however many machines
     choices = _choices(cloud, contract, offers, today, looked)
-    fitting = [offer for offer, choice in choices if not _wrong(choice)]
+    fitting = [offer for offer, choice in choices if not _first_error(choice)]
     if not fitting:
-        rows = tuple(f"{offer.instance_type}: {_wrong(choice)}" for offer, choice in choices[:6])
+        rows = tuple(f"{offer.instance_type}: {_first_error(choice)}" for offer, choice in choices[:6])
         raise IncompatibleError(
             f"{len(choices)} machines satisfy the request, and none of them can run its image",
             details=rows,
             hint="another --image, or another --gpu; `invoke offer.list --image auto` says more",
         )
     if options.budget is not None:
-        costs = [(one, month(one, use, today, cloud=cloud.name)) for one in fitting]
-        fitting = [one for one, _ in within(options.budget, costs)]
+        costs = [(offer, month(offer, use, today, cloud=cloud.name)) for offer in fitting]
+        fitting = [offer for offer, _ in within_budget(options.budget, costs)]
     best = next(choice for offer, choice in choices if offer in fitting)
     if best.kind == "base":
         raise IncompatibleError(
             f"{cloud.region} has no image that a workspace can be started from",
             details=best.why,
-            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves one",
+            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and verifies one",
         )
     same = {offer.instance_type for offer, choice in choices if choice.image_id == best.image_id}
     subject, image = looked(best.image_id)
     if subject is None and not options.roles:
         raise UsageError(
-            f"{best.image_id} is none of ours, so that its machine has to run the roles first: "
+            f"gpukiln did not build {best.image_id}, so that its machine must run the roles first: "
             "wanted --roles https://REPOSITORY@COMMIT",
-            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and proves an image",
+            hint=f"`invoke ami.build --region {cloud.region} --cloud {cloud.name}` bakes and verifies one",
         )
     return _complete(
         spec,
@@ -189,7 +189,9 @@ def plan(
     )
 
 
-def offline(spec: WorkspaceSpec, today: date, say: Callable[[str], None] = lambda _: None) -> WorkspacePlan:
+def plan_offline(
+    spec: WorkspaceSpec, today: date, say: Callable[[str], None] = lambda _: None
+) -> WorkspacePlan:
     """What the catalogue says a workspace gets, without a cloud: nobody is asked for zones or the image.
 
     Raises:
@@ -199,7 +201,7 @@ def offline(spec: WorkspaceSpec, today: date, say: Callable[[str], None] = lambd
     image_id = contract.image_id or ""
     choice = ImageChoice(image_id, "given", image_id, ("it was named",), "", ())
     image = {"ImageId": image_id, "RootDeviceName": ""}
-    offers = _satisfying(spec, contract.region, "aws", today)
+    offers = _matching_offers(spec, contract.region, "aws", today)
     return _complete(spec, contract, offers, choice, None, image, MachineUsage(), today, say)
 
 
@@ -226,7 +228,7 @@ def _complete(
         named = services.load(contract.services)
         if has_gpus:
             named, notes = services.require_fit(named, offers[0].instance_type, subject, today)
-            offers = tuple(one for one in offers if _runs(named, one, subject, today))
+            offers = tuple(offer for offer in offers if _fits_services(named, offer, subject, today))
             for note in notes:
                 say(note)
         rendered = services.compose(
@@ -269,7 +271,7 @@ def require_desktop(image: dict[str, Any]) -> str:
     )
 
 
-def plan_words(offer: Offer, zone: str) -> str:
+def describe_offer(offer: Offer, zone: str) -> str:
     """The offer that was taken, in words."""
     price = "no price known"
     if figure := offer.price or offer.estimate:
@@ -277,7 +279,9 @@ def plan_words(offer: Offer, zone: str) -> str:
     return f"{offer.instance_type} {offer.market} in {zone}, {price}"
 
 
-def _runs(named: Sequence[services.Service], offer: Offer, subject: Subject | None, today: date) -> bool:
+def _fits_services(
+    named: Sequence[services.Service], offer: Offer, subject: Subject | None, today: date
+) -> bool:
     try:
         services.require_fit(named, offer.instance_type, subject, today)
     except IncompatibleError:
@@ -285,17 +289,17 @@ def _runs(named: Sequence[services.Service], offer: Offer, subject: Subject | No
     return True
 
 
-def _use(contract: Workspace, homes: Sequence[Home]) -> MachineUsage:
+def _machine_usage(contract: Workspace, homes: Sequence[Home]) -> MachineUsage:
     """How a workspace uses a machine: all hours of a month, with its home and a public address."""
     if not contract.capabilities.persistent_home:
         return MachineUsage()
     size = contract.compute_profile.storage_gib or (0 if homes else DEFAULT_GIB)
-    return MachineUsage(volume_gb=max(size, *(one.size_gib for one in homes), 0))
+    return MachineUsage(volume_gb=max(size, *(home.size_gib for home in homes), 0))
 
 
 def _offers(cloud: Cloud, spec: WorkspaceSpec, today: date) -> tuple[Offer, ...]:
     if spec.contract.wants_gpus:
-        return _satisfying(spec, cloud.region, cloud.name, today)
+        return _matching_offers(spec, cloud.region, cloud.name, today)
     offers = _without_gpus(cloud, spec)
     if spec.request.max_price is not None:
         raise IncompatibleError(
@@ -306,17 +310,17 @@ def _offers(cloud: Cloud, spec: WorkspaceSpec, today: date) -> tuple[Offer, ...]
     return offers
 
 
-def _satisfying(spec: WorkspaceSpec, region: str, source: str, today: date) -> tuple[Offer, ...]:
+def _matching_offers(spec: WorkspaceSpec, region: str, source: str, today: date) -> tuple[Offer, ...]:
     """Machines of the catalogue that satisfy it, with the prices of a source."""
     request, types = spec.request, spec.contract.instance_types
     answer = select(request, [region], today, cloud=source)
     if not answer.offers:
-        raise nothing(request, answer, [region])
+        raise no_match_error(request, answer, [region])
     if not types:
         return answer.offers
-    named = tuple(one for one in answer.offers if one.instance_type in types)
+    named = tuple(offer for offer in answer.offers if offer.instance_type in types)
     if not named:
-        near = {one.instance_type: "; ".join(lack.message for lack in one.lacks) for one in answer.near}
+        near = {miss.instance_type: "; ".join(lack.message for lack in miss.lacks) for miss in answer.near}
         rows = [f"{name}: {near.get(name, 'not in the catalogue')}" for name in types]
         raise IncompatibleError(
             f"{' and '.join(types)} does not satisfy the request",
@@ -359,7 +363,7 @@ def _without_gpus(cloud: Cloud, spec: WorkspaceSpec) -> tuple[Offer, ...]:
                 zones=None,
             )
         )
-    return tuple(sorted(offers, key=lambda one: types.index(one.instance_type)))
+    return tuple(sorted(offers, key=lambda offer: types.index(offer.instance_type)))
 
 
 def require_size(cloud: Cloud, request: Request, name: str) -> None:
@@ -387,24 +391,24 @@ def _require_large(row: dict[str, Any], request: Request) -> tuple[int, int]:
 
 
 def _choices(
-    cloud: Cloud, contract: Workspace, offers: Sequence[Offer], today: date, looked: Looked
+    cloud: Cloud, contract: Workspace, offers: Sequence[Offer], today: date, looked: ImageLookup
 ) -> list[tuple[Offer, ImageChoice]]:
     if contract.image_id:
-        return _given(cloud, contract.image_id, offers, today, looked)
+        return _named_image_choices(cloud, contract.image_id, offers, today, looked)
     known = images.images_of(cloud, fresh=True)
-    return [(offer, _chosen(known, cloud, offer, today)) for offer in offers]
+    return [(offer, _choose_for_offer(known, cloud, offer, today)) for offer in offers]
 
 
-def _chosen(known: images.Images, cloud: Cloud, offer: Offer, today: date) -> ImageChoice:
+def _choose_for_offer(known: images.Images, cloud: Cloud, offer: Offer, today: date) -> ImageChoice:
     if offer.gpus:
-        return images.choose(known, cloud, offer.instance_type, None, today)
+        return images.choose_image(known, cloud, offer.instance_type, None, today)
     raise UsageError(
         f"an image is chosen by the GPU, and {offer.instance_type} has none", hint="name one: --image"
     )
 
 
-def _given(
-    cloud: Cloud, image_id: str, offers: Sequence[Offer], today: date, looked: Looked
+def _named_image_choices(
+    cloud: Cloud, image_id: str, offers: Sequence[Offer], today: date, looked: ImageLookup
 ) -> list[tuple[Offer, ImageChoice]]:
     subject, image = looked(image_id)
     words = trust.require_verified(cloud, image) if subject else ""
@@ -420,50 +424,50 @@ def _subject(cloud: Cloud, image_id: str) -> tuple[Subject | None, dict[str, Any
     image = calls.require_image(cloud, image_id, hint="--region says where to look")
     try:
         return subject_from_tags(image_id, tags_of(image)), image
-    except UsageError:  # it has no tags of ours
+    except UsageError:  # it has no tags of gpukiln
         return None, image
 
 
-def _wrong(choice: ImageChoice) -> str:
+def _first_error(choice: ImageChoice) -> str:
     return next((row.message for row in choice.findings if row.severity == "error"), "")
 
 
-def marks(wanted: Workspace, roles: str) -> str:
+def option_hashes(workspace: Workspace, roles: str) -> str:
     """The machine's tag that says by which options it was started: the name and a hash of each, no values.
 
     A field at its default has no entry. What does not fit is left out, and the end says so.
     """
-    entries = [f"{name}={_mark(value)}" for name, value in _not_default(wanted, roles).items()]
+    entries = [f"{name}={_hash(value)}" for name, value in _changed_fields(workspace, roles).items()]
     if len(" ".join(entries)) <= TAG_CHARACTERS:
         return " ".join(entries)
-    while len(" ".join([*entries, CUT])) > TAG_CHARACTERS:
+    while len(" ".join([*entries, TRUNCATED])) > TAG_CHARACTERS:
         entries.pop()
-    return " ".join([*entries, CUT])
+    return " ".join([*entries, TRUNCATED])
 
 
-def require_same(cloud: Cloud, spec: WorkspaceSpec, found: ExistingWorkspace) -> None:
-    """Refuse where the machine of a workspace is not what is asked for now.
+def require_same(cloud: Cloud, spec: WorkspaceSpec, existing: ExistingWorkspace) -> None:
+    """Refuse where the workspace's machine differs from the request.
 
-    What is not named asks for nothing: a field at its default is satisfied by every machine.
+    A field at its default is not a request: every machine satisfies it.
 
     Raises:
         RefusedError: Something differs; the details name all of it.
     """
-    machine = only(found)
+    machine = only_machine(existing)
     rows = [
         *_machine_rows(cloud, spec, machine),
         *_market_rows(spec, machine),
-        *_marked_rows(spec.contract, spec.options.roles, machine),
+        *_option_rows(spec.contract, spec.options.roles, machine),
     ]
     if spec.options.simulated and not machine.simulated:
         rows.append("it has no simulated GPUs, wanted --simulated")
     if rows:
         raise RefusedError(
-            f"{found.name} has a machine already, {machine.instance_id} ({machine.instance_type}), and it "
-            "differs from what is asked for",
+            f"{existing.name} has a machine already, {machine.instance_id} ({machine.instance_type}), and it "
+            "differs from the request",
             details=tuple(rows),
-            hint=f"`invoke workspace.down {found.name} --keep-home` ends it, and the same command starts "
-            "another with its home; or leave out what differs",
+            hint=f"`invoke workspace.down {existing.name} --keep-home` ends it, and the same command starts "
+            "another with its home; or leave out the options that differ",
         )
 
 
@@ -475,7 +479,7 @@ def _machine_rows(cloud: Cloud, spec: WorkspaceSpec, machine: WorkspaceMachine) 
     if type_ and spec.contract.wants_gpus:
         any_gpu = not profile.gpu_type and profile.gpu_count == ComputeProfile().gpu_count
         count = Span(1) if any_gpu else spec.request.count
-        yield from lacks_of(
+        yield from mismatches_of(
             replace(spec.request, arch="any", spot="no", count=count, fractions=any_gpu), name
         )
     elif type_ and not machine.lacks_gpus:
@@ -503,43 +507,43 @@ def _market_rows(spec: WorkspaceSpec, machine: WorkspaceMachine) -> Iterator[str
     hour = Decimal(machine.usd_hour)
     if most is not None and hour > most:
         yield f"it costs {hour} USD/hour, wanted at most {most}"
-    if budget is not None and hour * HOURS > budget:
-        yield f"its machine alone costs {hour * HOURS:.2f} USD a month, wanted at most {budget}"
+    if budget is not None and hour * HOURS_PER_MONTH > budget:
+        yield f"its machine alone costs {hour * HOURS_PER_MONTH:.2f} USD a month, wanted at most {budget}"
 
 
-def _marked_rows(wanted: Workspace, roles: str, machine: WorkspaceMachine) -> Iterator[str]:
+def _option_rows(workspace: Workspace, roles: str, machine: WorkspaceMachine) -> Iterator[str]:
     if machine.asked is None:  # an earlier version started it, or Terraform
         return
-    entries = dict(one.split("=", 1) for one in machine.asked.split() if "=" in one)
-    cut = machine.asked.endswith(CUT)
-    for name, value in _not_default(wanted, roles).items():
+    entries = dict(entry.split("=", 1) for entry in machine.asked.split() if "=" in entry)
+    cut = machine.asked.endswith(TRUNCATED)
+    for name, value in _changed_fields(workspace, roles).items():
         if (name not in entries and cut) or name == "gpu_support":
             continue
-        if entries.get(name) != _mark(value):
+        if entries.get(name) != _hash(value):
             how = "with another one" if name in entries else "without"
-            yield f"{name}: it was started {how}, wanted {_words(value)}"
+            yield f"{name}: it was started {how}, wanted {_shown_value(value)}"
 
 
-def _not_default(wanted: Workspace, roles: str) -> dict[str, Any]:
+def _changed_fields(workspace: Workspace, roles: str) -> dict[str, Any]:
     """What was asked for and is no default, by the field's name."""
-    plain = Workspace(wanted.workspace_name, wanted.owner, wanted.region)
-    fields, defaults = _flat(wanted), _flat(plain)
-    found = {name: value for name, value in fields.items() if value != defaults[name]}
-    return {**found, **({"roles": roles} if roles else {})}
+    plain = Workspace(workspace.workspace_name, workspace.owner, workspace.region)
+    fields, defaults = _flat_fields(workspace), _flat_fields(plain)
+    changed = {name: value for name, value in fields.items() if value != defaults[name]}
+    return {**changed, **({"roles": roles} if roles else {})}
 
 
-def _flat(wanted: Workspace) -> dict[str, Any]:
-    document = dump(wanted)
-    fields = {**document, **document.pop("capabilities"), "gpu_support": wanted.wants_gpus}
-    return {name: value for name, value in fields.items() if name not in {*BY_MACHINE, "capabilities"}}
+def _flat_fields(workspace: Workspace) -> dict[str, Any]:
+    document = dump(workspace)
+    fields = {**document, **document.pop("capabilities"), "gpu_support": workspace.wants_gpus}
+    return {name: value for name, value in fields.items() if name not in {*NOT_HASHED, "capabilities"}}
 
 
-def _mark(value: Any) -> str:
+def _hash(value: Any) -> str:
     digest = hashlib.sha256(json.dumps(value, sort_keys=True).encode()).digest()
-    return base64.urlsafe_b64encode(digest).decode()[:MARK_CHARACTERS]
+    return base64.urlsafe_b64encode(digest).decode()[:HASH_CHARACTERS]
 
 
-def _words(value: Any) -> str:
+def _shown_value(value: Any) -> str:
     if isinstance(value, str):
         return value if len(value) <= SHOWN_CHARACTERS and value.isprintable() else "another text"
     if isinstance(value, list):

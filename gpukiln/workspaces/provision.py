@@ -1,4 +1,4 @@
-"""The way of `workspace.up`: planned by region, started whole or not at all, waited for, tried elsewhere."""
+"""Provisions a workspace, as `workspace.up` does: plan, consent, launch, wait; on a failure it rolls back."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ from gpukiln.state import state_home
 from gpukiln.workspaces import iam, lifecycle, local_state, network, reach, userdata, volumes
 from gpukiln.workspaces.contract import Workspace, workspace_tags
 from gpukiln.workspaces.lifecycle import DONE, FAILED, ExistingWorkspace, WorkspaceMachine
-from gpukiln.workspaces.plan import WorkspacePlan, marks, plan, plan_words, require_same
+from gpukiln.workspaces.plan import WorkspacePlan, describe_offer, option_hashes, plan, require_same
 from gpukiln.workspaces.spec import WorkspaceSpec, in_region
 from gpukiln.workspaces.volumes import Home
 
 HOME_DEVICE = "/dev/sdf"  # EC2 user guide, "Device names for volumes": /dev/sd[f-p] for what is attached
 # Hop limit 2: containers reach instance metadata, too (EC2 user guide, "Use IMDSv2").
-METADATA = {
+METADATA_OPTIONS = {
     "HttpEndpoint": "enabled",
     "HttpTokens": "required",
     "HttpPutResponseHopLimit": 2,
@@ -62,8 +62,8 @@ Consent = Callable[[Cloud, WorkspacePlan], None]
 """Asked before money is spent: it returns, or raises RefusedError."""
 
 
-def consented(_: Cloud, __: WorkspacePlan) -> None:
-    """Nobody is asked."""
+def consent_to_all(_: Cloud, __: WorkspacePlan) -> None:
+    """Consent to every plan."""
 
 
 def today() -> date:
@@ -71,12 +71,12 @@ def today() -> date:
     return datetime.now(UTC).date()
 
 
-def raise_up(
+def provision_workspace(
     clouds: Sequence[Cloud],
     spec: WorkspaceSpec,
     say: Callable[[str], None],
     *,
-    consent: Consent = consented,
+    consent: Consent = consent_to_all,
     wait: bool = True,
     replace_unhealthy: bool = False,
 ) -> tuple[Cloud, ExistingWorkspace]:
@@ -97,32 +97,32 @@ def raise_up(
     def provision(cloud: Cloud, placed: WorkspaceSpec) -> ExistingWorkspace:
         return _in_region(cloud, placed, say, consent, wait=wait, replace_unhealthy=replace_unhealthy)
 
-    return _first(clouds, spec, say, provision)
+    return _first_region(clouds, spec, say, provision)
 
 
-def look_ahead(
+def preview_workspace(
     clouds: Sequence[Cloud], spec: WorkspaceSpec, say: Callable[[str], None]
 ) -> tuple[Cloud, WorkspacePlan | ExistingWorkspace]:
-    """What `raise_up` would start in the first region that has a machine for it, or what runs already.
+    """The plan of `provision_workspace` in the first region that has a machine for it, or what runs already.
 
     Nothing is made.
 
     Raises:
         IncompatibleError: No region can have it.
-        RefusedError: See `raise_up`.
+        RefusedError: See `provision_workspace`.
     """
 
     def ahead(cloud: Cloud, placed: WorkspaceSpec) -> WorkspacePlan | ExistingWorkspace:
-        found = there(cloud, placed.contract)
-        if found and found.machines:
-            require_same(cloud, placed, found)
-            return found
-        return plan(cloud, placed, today(), homes=found.homes if found else (), say=say)
+        existing = find_existing(cloud, placed.contract)
+        if existing and existing.machines:
+            require_same(cloud, placed, existing)
+            return existing
+        return plan(cloud, placed, today(), homes=existing.homes if existing else (), say=say)
 
-    return _first(clouds, spec, say, ahead)
+    return _first_region(clouds, spec, say, ahead)
 
 
-def _first(
+def _first_region(
     clouds: Sequence[Cloud],
     spec: WorkspaceSpec,
     say: Callable[[str], None],
@@ -130,7 +130,7 @@ def _first(
 ) -> tuple[Cloud, T]:
     """What the first region gives that has a machine for it; only the one that has the workspace already."""
     refusals: list[GpukilnError] = []
-    has_it = [one for one in clouds if there(one, spec.contract)] if len(clouds) > 1 else []
+    has_it = [cloud for cloud in clouds if find_existing(cloud, spec.contract)] if len(clouds) > 1 else []
     for cloud in has_it or clouds:
         try:
             return cloud, work(cloud, in_region(cloud, spec))
@@ -140,10 +140,10 @@ def _first(
             say(f"{cloud.region}: {error.message}")
             refusals.append(error)
     kinds = (BusyError, OverBudgetError, IncompatibleError)
-    kind = next(kind for kind in kinds if any(isinstance(one, kind) for one in refusals))
+    kind = next(kind for kind in kinds if any(isinstance(refusal, kind) for refusal in refusals))
     raise kind(
-        f"none of {', '.join(one.region for one in clouds)} has a machine for it",
-        details=tuple(line for one in refusals for line in (one.message, *one.details)),
+        f"none of {', '.join(cloud.region for cloud in clouds)} has a machine for it",
+        details=tuple(line for refusal in refusals for line in (refusal.message, *refusal.details)),
         hint="try later, ask for less, or name another region",
     )
 
@@ -158,15 +158,15 @@ def _in_region(
     replace_unhealthy: bool,
 ) -> ExistingWorkspace:
     contract = spec.contract
-    with alone(cloud, contract.workspace_name):
+    with workspace_lock(cloud, contract.workspace_name):
         settled: WorkspacePlan | None = None
-        found = there(cloud, contract)
-        homes = found.homes if found else ()
+        existing = find_existing(cloud, contract)
+        homes = existing.homes if existing else ()
         started = False
         try:
-            if found and found.machines:
-                require_same(cloud, spec, found)
-                resume(cloud, contract, found, say=say)
+            if existing and existing.machines:
+                require_same(cloud, spec, existing)
+                resume(cloud, contract, existing, say=say)
             else:
                 settled = plan(cloud, spec, today(), homes=homes, say=say)
                 consent(cloud, settled)
@@ -175,26 +175,26 @@ def _in_region(
             local_state.refresh(cloud)  # it is there now, however its boot goes on
             while wait:
                 try:
-                    return _good(cloud, contract, say, deep=replace_unhealthy)
+                    return _wait_until_healthy(cloud, contract, say, deep=replace_unhealthy)
                 except CheckFailedError as error:
                     if not replace_unhealthy:
                         raise
-                    rest = _rest(cloud, spec, settled, error, say)
+                    rest = _remaining_plan(cloud, spec, settled, error, say)
                     if settled is None:  # it ran already, so that nobody was asked yet
                         consent(cloud, rest)
                     _remove_unhealthy(cloud, contract, error, say, started=started)
                 settled = rest
                 start(cloud, settled, say=say)
                 started = True
-            return _again(cloud, contract)
+            return _require_machine(cloud, contract)
         except KeyboardInterrupt as interrupt:
             mine = started and not spec.options.keep
-            _interrupted(cloud, contract, interrupt, mine=mine, keep_home=bool(homes))
+            _clean_up_interrupted(cloud, contract, interrupt, mine=mine, keep_home=bool(homes))
             raise
 
 
-def _interrupted(
-    cloud: Cloud, wanted: Workspace, interrupt: KeyboardInterrupt, *, mine: bool, keep_home: bool
+def _clean_up_interrupted(
+    cloud: Cloud, workspace: Workspace, interrupt: KeyboardInterrupt, *, mine: bool, keep_home: bool
 ) -> None:
     """Remove what this call started and nobody can use yet; note what runs, what it costs, and what to type.
 
@@ -202,15 +202,15 @@ def _interrupted(
         mine: Whether the machine goes where it is not usable yet.
         keep_home: Whether the home was there before.
     """
-    name = wanted.workspace_name
+    name = workspace.workspace_name
     try:
-        for found in lifecycle.find(cloud, name):
-            usable = any(one.stage.startswith(DONE) for one in found.machines)
-            if not found.machines or usable or not mine:
-                note_what_runs(cloud, found, interrupt)
+        for existing in lifecycle.find_workspaces(cloud, name):
+            usable = any(machine.stage.startswith(DONE) for machine in existing.machines)
+            if not existing.machines or usable or not mine:
+                note_running_machines(cloud, existing, interrupt)
                 continue
-            lifecycle.down(cloud, wanted, found, keep_home=keep_home, force=True)
-            ids = ", ".join(one.instance_id for one in found.machines)
+            lifecycle.remove_workspace(cloud, workspace, existing, keep_home=keep_home, force=True)
+            ids = ", ".join(machine.instance_id for machine in existing.machines)
             interrupt.add_note(
                 f"{ids} was not usable yet and is removed; the home stays"
                 if keep_home
@@ -224,55 +224,60 @@ def _interrupted(
         )
 
 
-def note_what_runs(cloud: Cloud, found: ExistingWorkspace, interrupt: KeyboardInterrupt) -> None:
+def note_running_machines(cloud: Cloud, existing: ExistingWorkspace, interrupt: KeyboardInterrupt) -> None:
     """Note what goes on running after Ctrl-C, what it costs, and the commands that go on or remove it."""
     place = f"--region {cloud.region} --cloud {cloud.name}"
-    for machine in found.machines:
+    for machine in existing.machines:
         price = f"{machine.usd_hour} USD/hour" if machine.usd_hour else "at a price that is not known"
         interrupt.add_note(
-            f"{found.name} runs: {machine.instance_id}, {machine.instance_type} in {machine.zone}, {price}, "
-            f"stage {machine.stage or 'none yet'}"
+            f"{existing.name} runs: {machine.instance_id}, {machine.instance_type} in {machine.zone}, "
+            f"{price}, stage {machine.stage or 'none yet'}"
         )
         interrupt.add_note(
-            f"`invoke workspace.up --name {found.name} --owner {found.owner} {place}` goes on, "
-            f"`invoke workspace.down {found.name} {place}` removes it"
+            f"`invoke workspace.up --name {existing.name} --owner {existing.owner} {place}` goes on, "
+            f"`invoke workspace.down {existing.name} {place}` removes it"
         )
 
 
-def _good(cloud: Cloud, wanted: Workspace, say: Callable[[str], None], *, deep: bool) -> ExistingWorkspace:
+def _wait_until_healthy(
+    cloud: Cloud, workspace: Workspace, say: Callable[[str], None], *, deep: bool
+) -> ExistingWorkspace:
     """The workspace once its stages are done, and where that was asked for, once it was found healthy.
 
     Raises:
         CheckFailedError: A stage failed, or it is unhealthy.
     """
-    if wanted.capabilities.identity_mode == "iam":
-        wait_until_done(cloud, wanted, say=say)
+    if workspace.capabilities.identity_mode == "iam":
+        wait_until_done(cloud, workspace, say=say)
     else:
-        say("it has no rights to tell how its boot goes: `workspace.status --deep` looks")
+        say(
+            "the machine has no permission to report its boot (identity_mode none): "
+            "`workspace.status --deep` checks it"
+        )
     if deep:
-        looked = reach.look(cloud, _again(cloud, wanted))
-        if not looked.good:
+        looked = reach.check_health(cloud, _require_machine(cloud, workspace))
+        if not looked.is_healthy:
             raise CheckFailedError(
-                f"{wanted.workspace_name} is {looked.words}", hint=f"the report is in {looked.folder}"
+                f"{workspace.workspace_name} is {looked.words}", hint=f"the report is in {looked.folder}"
             )
-    return _again(cloud, wanted)
+    return _require_machine(cloud, workspace)
 
 
-def _again(cloud: Cloud, wanted: Workspace) -> ExistingWorkspace:
-    found = there(cloud, wanted)
-    if found is None or not found.machines:
-        raise UnavailableError(f"{wanted.workspace_name} is gone: somebody put it away meanwhile")
-    return found
+def _require_machine(cloud: Cloud, workspace: Workspace) -> ExistingWorkspace:
+    existing = find_existing(cloud, workspace)
+    if existing is None or not existing.machines:
+        raise UnavailableError(f"{workspace.workspace_name} is gone: another command removed it meanwhile")
+    return existing
 
 
-def _rest(
+def _remaining_plan(
     cloud: Cloud,
     spec: WorkspaceSpec,
     settled: WorkspacePlan | None,
     reason: CheckFailedError,
     say: Callable[[str], None],
 ) -> WorkspacePlan:
-    """What is left to try instead of the unhealthy machine.
+    """The plan without the type of the unhealthy machine.
 
     Args:
         settled: By which this call started it; None: it ran already.
@@ -280,21 +285,21 @@ def _rest(
     Raises:
         CheckFailedError: Nothing.
     """
-    existing = _again(cloud, spec.contract)
-    unhealthy = lifecycle.only(existing).instance_type
+    existing = _require_machine(cloud, spec.contract)
+    unhealthy = lifecycle.only_machine(existing).instance_type
     try:
         if settled is None:
             return plan(cloud, spec, today(), homes=existing.homes, without=unhealthy, say=say)
-        if others := tuple(one for one in settled.offers if one.instance_type != unhealthy):
+        if others := tuple(offer for offer in settled.offers if offer.instance_type != unhealthy):
             return replace(settled, offers=others)
     except IncompatibleError as error:
         reason.add_note(error.message)
-    reason.add_note("no other machine satisfies the request; this one is left, to be looked at")
+    reason.add_note("no other machine satisfies the request; this one is kept for inspection")
     raise reason
 
 
 def _remove_unhealthy(
-    cloud: Cloud, wanted: Workspace, reason: CheckFailedError, say: Callable[[str], None], *, started: bool
+    cloud: Cloud, workspace: Workspace, reason: CheckFailedError, say: Callable[[str], None], *, started: bool
 ) -> None:
     """End the unhealthy machine; its home stays.
 
@@ -304,24 +309,24 @@ def _remove_unhealthy(
     Raises:
         CheckFailedError: It has no home volume, and files of its user may be on it.
     """
-    found = _again(cloud, wanted)
-    machine = lifecycle.only(found)
+    existing = _require_machine(cloud, workspace)
+    machine = lifecycle.only_machine(existing)
     if not started and not machine.home_id:
         reason.add_note(
-            f"it has no home volume, so that its user's files are on it: it is left; "
-            f"`invoke workspace.down {found.name}` removes it"
+            f"it has no home volume, so that its user's files are on it: it is kept; "
+            f"`invoke workspace.down {existing.name}` removes it"
         )
         raise reason
     say(f"{machine.instance_id} ({machine.instance_type}) is removed: {reason.message}")
-    lifecycle.down(cloud, wanted, found, keep_home=True, force=True)
+    lifecycle.remove_workspace(cloud, workspace, existing, keep_home=True, force=True)
 
 
 @contextmanager
-def alone(cloud: Cloud, name: str) -> Iterator[None]:
-    """Work on a workspace while no other command on this computer does; it is waited for."""
+def workspace_lock(cloud: Cloud, name: str) -> Iterator[None]:
+    """Hold a workspace's lock on this computer; wait for a command that holds it."""
     folder = state_home() / "workspaces" / "locks"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    busy = BusyError(f"another command works on {name}", hint="wait for it, or end it")
+    busy = BusyError(f"another command works on {name}", hint="wait until it ends, or stop it")
     with locked(folder / f"{cloud.name}-{cloud.region}-{name}", busy=busy, wait_s=LOCK_WAIT_S):
         yield
 
@@ -335,21 +340,21 @@ def start(
 ) -> None:
     """Start a workspace that has no machine; its home is attached, its agent may still be at work then.
 
-    The caller holds it alone, see `alone`. Where something fails, nothing is left but a home that was there.
+    The caller holds the lock, see `workspace_lock`. After a failure nothing is left but an existing home.
 
     Raises:
-        BusyError: Nobody has capacity now, or another machine has the home.
+        BusyError: No zone has capacity now, or another machine has the home.
         IncompatibleError: No zone can have such a machine, or the account's quota is too low.
         RefusedError: The home is another owner's.
         UnavailableError: The cloud refused.
     """
     contract = settled.contract
     keeps = contract.capabilities.persistent_home
-    home = volumes.existing(cloud, contract) if keeps else None
+    home = volumes.find_home(cloud, contract) if keeps else None
     if home:
-        _grown(cloud, contract, home)
+        _grow_home(cloud, contract, home)
     vpc_id, subnet_ids = subnets_of(cloud, contract)
-    with _whole(cloud, contract, made_home=keeps and home is None, sleep=sleep):
+    with _rollback_on_error(cloud, contract, made_home=keeps and home is None, sleep=sleep):
         group_id = network.security_group(cloud, contract, vpc_id)
         request = machine_request(
             contract,
@@ -362,12 +367,12 @@ def start(
         )
         launched = _launch(cloud, settled, subnet_ids, request, group_id, home, say=say, sleep=sleep)
         lifecycle.wait_for(cloud, launched.instance_id, "running", sleep=sleep)
-        _remember(cloud, launched.instance_id, group_id)
+        _tag_last_machine(cloud, launched.instance_id, group_id)
         if keeps:
-            _give_home(cloud, contract, launched.instance_id, launched.zone, sleep=sleep)
+            _attach_home(cloud, contract, launched.instance_id, launched.zone, sleep=sleep)
 
 
-def subnets_of(cloud: Cloud, wanted: Workspace) -> tuple[str, tuple[str, ...]]:
+def subnets_of(cloud: Cloud, workspace: Workspace) -> tuple[str, tuple[str, ...]]:
     """The VPC of a workspace, and the subnets that it may use; none: the default ones.
 
     Raises:
@@ -376,29 +381,33 @@ def subnets_of(cloud: Cloud, wanted: Workspace) -> tuple[str, tuple[str, ...]]:
     """
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look up the network"):
-        if wanted.subnet_ids:
-            found = ec2.describe_subnets(SubnetIds=list(wanted.subnet_ids))["Subnets"]
-        elif wanted.vpc_id:
-            filters = [{"Name": "vpc-id", "Values": [wanted.vpc_id]}]
-            found = ec2.describe_subnets(Filters=filters)["Subnets"]
+        if workspace.subnet_ids:
+            subnets = ec2.describe_subnets(SubnetIds=list(workspace.subnet_ids))["Subnets"]
+        elif workspace.vpc_id:
+            filters = [{"Name": "vpc-id", "Values": [workspace.vpc_id]}]
+            subnets = ec2.describe_subnets(Filters=filters)["Subnets"]
         else:
-            found = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])["Subnets"]
-    vpcs = {one["VpcId"] for one in found}
+            subnets = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])[
+                "Subnets"
+            ]
+    vpcs = {subnet["VpcId"] for subnet in subnets}
     if not vpcs:
-        what = wanted.vpc_id or "a default VPC"
+        what = workspace.vpc_id or "a default VPC"
         raise UnavailableError(f"{cloud.region} has no subnet of {what}", hint="name --subnet-ids")
-    if len(vpcs) > 1 or (wanted.vpc_id and vpcs != {wanted.vpc_id}):
+    if len(vpcs) > 1 or (workspace.vpc_id and vpcs != {workspace.vpc_id}):
         raise RefusedError(
             f"the subnets are of {', '.join(sorted(vpcs))}, wanted one VPC"
-            + (f", {wanted.vpc_id}" if wanted.vpc_id else ""),
+            + (f", {workspace.vpc_id}" if workspace.vpc_id else ""),
             hint="name subnets of one VPC, one a zone",
         )
-    named = wanted.subnet_ids or (tuple(one["SubnetId"] for one in found) if wanted.vpc_id else ())
+    named = workspace.subnet_ids or (
+        tuple(subnet["SubnetId"] for subnet in subnets) if workspace.vpc_id else ()
+    )
     return vpcs.pop(), named
 
 
 def machine_request(
-    wanted: Workspace,
+    workspace: Workspace,
     *,
     image: Mapping[str, Any],
     user_data: bytes,
@@ -416,7 +425,7 @@ def machine_request(
         key_name: Of a key pair; empty: none.
         tags: More tags of the machine.
     """
-    ours = workspace_tags(wanted, lifecycle.MACHINE)
+    own_tags = workspace_tags(workspace, lifecycle.MACHINE)
     may_be_none: dict[str, Any] = {}
     if profile:
         may_be_none["IamInstanceProfile"] = {"Name": profile}
@@ -427,10 +436,10 @@ def machine_request(
         "UserData": user_data,
         "SecurityGroupIds": [group_id],
         **may_be_none,
-        "MetadataOptions": dict(METADATA),
+        "MetadataOptions": dict(METADATA_OPTIONS),
         # A one-time spot instance can't be stopped (EC2 user guide, "Stop a Spot Instance"): its shutdown
         # ends it, and the home, which was attached later, is kept.
-        "InstanceInitiatedShutdownBehavior": "terminate" if wanted.spot else "stop",
+        "InstanceInitiatedShutdownBehavior": "terminate" if workspace.spot else "stop",
         "BlockDeviceMappings": [
             {
                 "DeviceName": image["RootDeviceName"],  # its size stays the image's
@@ -438,8 +447,8 @@ def machine_request(
             }
         ],
         "TagSpecifications": [
-            *tag_specifications({**ours, **PRIVILEGED, **(tags or {})}, "instance"),
-            *tag_specifications(ours, "volume"),
+            *tag_specifications({**own_tags, **PRIVILEGED, **(tags or {})}, "instance"),
+            *tag_specifications(own_tags, "volume"),
         ],
     }
 
@@ -454,7 +463,7 @@ def _machine_tags(cloud: Cloud, settled: WorkspacePlan) -> dict[str, str]:
         tags.REACH_TAG: "ssh" if direct else tags.BY_SESSION_MANAGER,
         tags.IMAGE_DIGEST_TAG: settled.digest,
         tags.IMAGE_VERDICT_TAG: settled.verdict,
-        tags.OPTIONS_TAG: marks(settled.contract, settled.roles),
+        tags.OPTIONS_TAG: option_hashes(settled.contract, settled.roles),
         **({tags.GPUS_TAG: tags.SIMULATED} if settled.simulated else {}),
     }
 
@@ -528,22 +537,22 @@ def launch(
         say: Receives what refused.
 
     Raises:
-        BusyError: Nobody has capacity now; the details are the whole walk.
+        BusyError: No zone has capacity now; the details are the whole walk.
         IncompatibleError: No zone can have one, or the account's quotas are too low.
         RefusedError: The same machine was asked for before, but otherwise.
         UnavailableError: Not permitted, or the cloud refused for a reason that no other place cures.
     """
-    places = _places(cloud, subnet_ids, offers)
-    tries = [one for one in places if home is None or one.zone == home.zone]
-    others = list(dict.fromkeys(one.zone for one in places if home and one.zone != home.zone))
+    places = _launch_candidates(cloud, subnet_ids, offers)
+    tries = [place for place in places if home is None or place.zone == home.zone]
+    others = list(dict.fromkeys(place.zone for place in places if home and place.zone != home.zone))
     if not tries:
         names = " or ".join(dict.fromkeys(offer.instance_type for offer in offers)) or "no type"
         where = f"{home.zone}, where its home is" if home else f"a zone of {cloud.region} with a subnet"
-        hint = _move(name, others) if home else "name subnets of other zones, or another region"
+        hint = _move_hint(name, others) if home else "name subnets of other zones, or another region"
         raise IncompatibleError(f"{names} is not offered in {where}", hint=hint)
 
-    def token(one: LaunchCandidate) -> str:
-        parts = (group_id, last, one.instance_type, one.zone, str(one.spot))
+    def token(candidate: LaunchCandidate) -> str:
+        parts = (group_id, last, candidate.instance_type, candidate.zone, str(candidate.spot))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
     launched, refusals = launch_in_order(cloud, request, tries, say=say, token=token)
@@ -558,15 +567,17 @@ def offer_tags(offer: Offer, zone: str) -> dict[str, str]:
     They are part of RunInstances: a command that is killed after it leaves no machine without them.
     """
     price = str(offer.price.value) if offer.price else ""
-    return {tags.PLAN_TAG: plan_words(offer, zone), tags.PRICE_TAG: price}
+    return {tags.PLAN_TAG: describe_offer(offer, zone), tags.PRICE_TAG: price}
 
 
-def _places(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) -> list[LaunchCandidate]:
+def _launch_candidates(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) -> list[LaunchCandidate]:
     """Each offer in each zone that has it and a subnet, by the names that the account has for zones."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for zones that have the machine"):
         subnets = subnets_by_zone(ec2, subnet_ids)
-        zones = {type_: zones_of(ec2, type_) for type_ in dict.fromkeys(one.instance_type for one in offers)}
+        zones = {
+            type_: zones_of(ec2, type_) for type_ in dict.fromkeys(offer.instance_type for offer in offers)
+        }
     return [
         LaunchCandidate(
             offer.instance_type, zone, subnets[zone], offer.market == "spot", offer_tags(offer, zone)
@@ -580,14 +591,16 @@ def _places(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) ->
 def _no_capacity(
     name: str, home: Home | None, others: Sequence[str], refusals: Sequence[LaunchRefusal]
 ) -> GpukilnError:
-    names = " or ".join(dict.fromkeys(one.instance_type for one in refusals))
+    names = " or ".join(dict.fromkeys(refusal.instance_type for refusal in refusals))
     details = tuple(map(str, refusals))
-    if any(one.code in CAPACITY for one in refusals):
+    if any(refusal.code in CAPACITY for refusal in refusals):
         where = f" in {home.zone}, where its home is" if home else ""
-        hint = _move(name, others) if home else "try later, ask for less, or name another region"
+        hint = _move_hint(name, others) if home else "try later, ask for less, or name another region"
         return BusyError(f"no capacity now for {names}{where}", hint=hint, details=details)
-    quotas = [quota_of(one.instance_type, "spot" if one.spot else "on-demand") for one in refusals]
-    codes = dict.fromkeys(f"{one.code}, {one.name}" for one in quotas if one)
+    quotas = [
+        quota_of(refusal.instance_type, "spot" if refusal.spot else "on-demand") for refusal in refusals
+    ]
+    codes = dict.fromkeys(f"{quota.code}, {quota.name}" for quota in quotas if quota)
     return IncompatibleError(
         f"the account's quota is too low for {names}",
         hint=f"ask for more vCPUs in Service Quotas ({'; '.join(codes) or 'service ec2'}), or for less",
@@ -595,13 +608,13 @@ def _no_capacity(
     )
 
 
-def _move(name: str, others: Sequence[str]) -> str:
+def _move_hint(name: str, others: Sequence[str]) -> str:
     if not others:
         return "no other zone with a subnet of yours has such a machine: try later, or ask for another one"
     return f"`invoke workspace.move {name} --zone {others[0]}` takes the home to another zone"
 
 
-def _remember(cloud: Cloud, instance_id: str, group_id: str) -> None:
+def _tag_last_machine(cloud: Cloud, instance_id: str, group_id: str) -> None:
     """Write down which machine the group has: the token of its next one is made of it."""
     with explain_aws_errors("tag the workspace's security group"):
         cloud.client("ec2").create_tags(
@@ -609,107 +622,111 @@ def _remember(cloud: Cloud, instance_id: str, group_id: str) -> None:
         )
 
 
-def _give_home(
-    cloud: Cloud, wanted: Workspace, instance_id: str, zone: str, *, sleep: Callable[[float], None]
+def _attach_home(
+    cloud: Cloud, workspace: Workspace, instance_id: str, zone: str, *, sleep: Callable[[float], None]
 ) -> None:
-    """The home on its machine; what is done already, here or by another computer, is not done again."""
+    """Attach the home to its machine; a step that this or another computer has done already is skipped."""
     ec2 = cloud.client("ec2")
 
     def attached() -> Home | None:
-        found = volumes.homes(cloud, wanted.workspace_name)
-        return next((one for one in found if one.instance_id == instance_id), None)
+        homes = volumes.homes(cloud, workspace.workspace_name)
+        return next((subnet for subnet in homes if subnet.instance_id == instance_id), None)
 
     home = attached()
     if home is None:
         try:
-            home = volumes.home(cloud, wanted, zone, instance_id, sleep=sleep)
+            home = volumes.ensure_home(cloud, workspace, zone, instance_id, sleep=sleep)
             with explain_aws_errors("attach the home"):
                 ec2.attach_volume(VolumeId=home.volume_id, InstanceId=instance_id, Device=HOME_DEVICE)
         except (BusyError, UnavailableError):
             if (home := attached()) is None:
                 raise
-    with explain_aws_errors("tell the machine its home"):
+    with explain_aws_errors("tag the machine with its home"):
         ec2.create_tags(Resources=[instance_id], Tags=tag_list({tags.HOME_TAG: home.volume_id}))
 
 
-def _grown(cloud: Cloud, wanted: Workspace, home: Home) -> bool:
+def _grow_home(cloud: Cloud, workspace: Workspace, home: Home) -> bool:
     """Whether the home grows, because more was asked for; it never shrinks."""
-    size = wanted.compute_profile.storage_gib
+    size = workspace.compute_profile.storage_gib
     return bool(size) and volumes.grow(cloud, home, size)
 
 
 @contextmanager
-def _whole(
-    cloud: Cloud, wanted: Workspace, *, made_home: bool, sleep: Callable[[float], None]
+def _rollback_on_error(
+    cloud: Cloud, workspace: Workspace, *, made_home: bool, sleep: Callable[[float], None]
 ) -> Iterator[None]:
-    """All of it, or nothing: what was made goes again, and a home that was there stays."""
+    """Remove everything that the block created if it fails; an existing home stays."""
     try:
         yield
     except BaseException as error:
-        name = wanted.workspace_name
+        name = workspace.workspace_name
         try:
-            for found in lifecycle.find(cloud, name):
-                lifecycle.down(cloud, wanted, found, keep_home=not made_home, force=True, sleep=sleep)
-            iam.remove_profile(cloud, wanted)
+            for existing in lifecycle.find_workspaces(cloud, name):
+                lifecycle.remove_workspace(
+                    cloud, workspace, existing, keep_home=not made_home, force=True, sleep=sleep
+                )
+            iam.remove_profile(cloud, workspace)
             network.remove_key_pair(cloud, name)
             network.remove_key_file(cloud, name)
         except GpukilnError as left:
-            error.add_note(f"something is left: {left.message}; `invoke workspace.down {name}` removes it")
+            error.add_note(
+                f"the removal is incomplete: {left.message}; `invoke workspace.down {name}` removes it"
+            )
         raise
 
 
 def resume(
     cloud: Cloud,
-    wanted: Workspace,
-    found: ExistingWorkspace,
+    workspace: Workspace,
+    existing: ExistingWorkspace,
     *,
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Complete a workspace that has its machine already. The caller holds it alone, see `alone`.
+    """Complete a workspace that has its machine already. The caller holds the lock, see `workspace_lock`.
 
     Raises:
         BusyError: It has two machines, or another machine has the home.
         RefusedError: It is stopped.
         UnavailableError: The cloud refused.
     """
-    machine = lifecycle.only(found)
+    machine = lifecycle.only_machine(existing)
     if machine.state in ("stopped", "stopping"):
         raise RefusedError(
-            f"{found.name} is {machine.state}: {machine.instance_id}",
-            hint=f"`invoke workspace.start {found.name}` starts it again",
+            f"{existing.name} is {machine.state}: {machine.instance_id}",
+            hint=f"`invoke workspace.start {existing.name}` starts it again",
         )
-    say(f"{found.name} has a machine already: {machine.instance_id}, {machine.instance_type}")
+    say(f"{existing.name} has a machine already: {machine.instance_id}, {machine.instance_type}")
     lifecycle.wait_for(cloud, machine.instance_id, "running", sleep=sleep)
-    for group_id in found.group_ids:
-        _remember(cloud, machine.instance_id, group_id)
-    if not wanted.capabilities.persistent_home:
+    for group_id in existing.group_ids:
+        _tag_last_machine(cloud, machine.instance_id, group_id)
+    if not workspace.capabilities.persistent_home:
         return
     if not machine.home_id:
-        _give_home(cloud, wanted, machine.instance_id, machine.zone, sleep=sleep)
-    for home in found.homes:
-        if _grown(cloud, wanted, home):
+        _attach_home(cloud, workspace, machine.instance_id, machine.zone, sleep=sleep)
+    for home in existing.homes:
+        if _grow_home(cloud, workspace, home):
             say("its home grows: its file system does when the machine starts next")
 
 
-def there(cloud: Cloud, wanted: Workspace) -> ExistingWorkspace | None:
+def find_existing(cloud: Cloud, workspace: Workspace) -> ExistingWorkspace | None:
     """The workspace, or what is left of one, in the cloud's region.
 
     Raises:
         RefusedError: It is another owner's.
     """
-    found = next(iter(lifecycle.find(cloud, wanted.workspace_name)), None)
-    if found and found.owner != wanted.owner:
+    existing = next(iter(lifecycle.find_workspaces(cloud, workspace.workspace_name)), None)
+    if existing and existing.owner != workspace.owner:
         raise RefusedError(
-            f"{found.name} in {found.region} is {found.owner}'s, wanted {wanted.owner}'s",
+            f"{existing.name} in {existing.region} is {existing.owner}'s, wanted {workspace.owner}'s",
             hint="another name, or ask its owner",
         )
-    return found
+    return existing
 
 
 def wait_until_done(
     cloud: Cloud,
-    wanted: Workspace,
+    workspace: Workspace,
     *,
     say: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
@@ -721,35 +738,35 @@ def wait_until_done(
         CheckFailedError: A stage failed; the machine stays, to be looked at.
         UnavailableError: It was not done in time, or the machine has ended or can't boot.
     """
-    told, looks, name = "", 0, wanted.workspace_name
+    last_stage, looks, name = "", 0, workspace.workspace_name
 
     def done() -> WorkspaceMachine | None:
-        nonlocal told, looks
-        found, looks = there(cloud, wanted), looks + 1
-        if found is None or not found.machines:
+        nonlocal last_stage, looks
+        existing, looks = find_existing(cloud, workspace), looks + 1
+        if existing is None or not existing.machines:
             raise UnavailableError(f"the machine of {name} has ended", hint="run the same command again")
-        machine = lifecycle.only(found)
-        if machine.stage in ("", lifecycle.STARTS) and not looks % CONSOLE_POLLS:
+        machine = lifecycle.only_machine(existing)
+        if machine.stage in ("", lifecycle.STARTING) and not looks % CONSOLE_POLLS:
             require_booting(cloud, machine.instance_id)
-        if machine.stage != told:
-            told = machine.stage
-            say(f"{machine.instance_id}: {told}")
-        word = told.partition(" ")[0]
+        if machine.stage != last_stage:
+            last_stage = machine.stage
+            say(f"{machine.instance_id}: {last_stage}")
+        word = last_stage.partition(" ")[0]
         if word == DONE:
             return machine
         if word == FAILED:
             raise CheckFailedError(
-                f"{name} does not come up: {told}",
+                f"{name} does not come up: {last_stage}",
                 hint=f"`invoke workspace.ssh {name}` to look (/var/lib/gpukiln/workspace/status.json), "
-                f"`invoke workspace.down {name} --keep-home` to put it away",
+                f"`invoke workspace.down {name} --keep-home` to remove it",
             )
         return None
 
     return calls.wait_until(
         done,
         lambda: UnavailableError(
-            f"{name} is not done after {timeout_s:.0f} s: {told or 'its agent has said nothing'}",
-            hint=f"`invoke workspace.show {name}` says how it goes on",
+            f"{name} is not done after {timeout_s:.0f} s: {last_stage or 'its agent has reported nothing'}",
+            hint=f"`invoke workspace.show {name}` shows its progress",
         ),
         timeout_s=timeout_s,
         pause_s=POLL_S,

@@ -18,19 +18,19 @@ from gpukiln.verify.report import LiveReport
 from gpukiln.verify.suite import run_suite
 from gpukiln.verify.target import ssh_target
 from gpukiln.verify.verdict import Verdict
-from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only
+from gpukiln.workspaces.lifecycle import ExistingWorkspace, WorkspaceMachine, only_machine
 from gpukiln.workspaces.network import key_file
 from gpukiln.workspaces.userdata import AGENT
 
 # Systems Manager user guide, "Allow and control permissions for SSH connections through Session Manager"
 DOCUMENT = "AWS-StartSSHSession"
-ASK_S = 60.0
+BUSY_LIMIT_S = 60.0
 PROFILE = "workspace"
 TAG_CHARACTERS = 256  # EC2's limit of a value
 HEALTHY, UNHEALTHY = "healthy", "unhealthy"
 
 
-def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
+def workspace_ssh(cloud: Cloud, existing: ExistingWorkspace, *, user: str = "") -> Ssh:
     """How the machine of a workspace is reached.
 
     Args:
@@ -40,17 +40,18 @@ def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
         RefusedError: Its key is on another computer.
         UnavailableError: It does not run.
     """
-    machine = only(found)
+    machine = only_machine(existing)
     if machine.state != "running":
         raise UnavailableError(
-            f"{found.name} is {machine.state}, wanted running", hint=f"`invoke workspace.start {found.name}`"
+            f"{existing.name} is {machine.state}, wanted running",
+            hint=f"`invoke workspace.start {existing.name}`",
         )
-    key = key_file(cloud, found.name)
+    key = key_file(cloud, existing.name)
     if not key.exists():
         other = f"aws ssm start-session --target {machine.instance_id} --region {cloud.region}"
         raise RefusedError(
-            f"the key of {found.name} is not on this computer: it was started from another one",
-            hint=f"`{other}` needs none" if cloud.has_session_manager else "go on from there",
+            f"the key of {existing.name} is not on this computer: it was started from another one",
+            hint=f"`{other}` needs none" if cloud.has_session_manager else "use that computer",
         )
     return Ssh(
         host=machine.instance_id if machine.by_session_manager else machine.ssh_address,
@@ -64,11 +65,11 @@ def reached(cloud: Cloud, found: ExistingWorkspace, *, user: str = "") -> Ssh:
     )
 
 
-def busy(cloud: Cloud, found: ExistingWorkspace) -> str | None:
-    """What somebody does on the machine of a workspace now; None where it can't be asked."""
+def ask_busy(cloud: Cloud, existing: ExistingWorkspace) -> str | None:
+    """What is in use on the machine of a workspace now; None where it can't be reached."""
     try:
-        command = reached(cloud, found).command(f"sudo -n python3 {AGENT} busy")
-        ran = programs.run(command, limit_s=ASK_S)
+        command = workspace_ssh(cloud, existing).command(f"sudo -n python3 {AGENT} busy")
+        ran = programs.run(command, limit_s=BUSY_LIMIT_S)
     except GpukilnError:
         return None
     return ran.stdout.decode(errors="replace").strip() if ran.returncode == 0 else None
@@ -83,11 +84,11 @@ def _proxy(cloud: Cloud, machine: WorkspaceMachine) -> str:
 
 @dataclass(frozen=True)
 class HealthReport:
-    """What a look at a machine said.
+    """The result of a health check.
 
     Args:
         words: healthy or unhealthy, with the reason behind a colon.
-        verdict: None: it could not be judged.
+        verdict: None: it could not be verified.
         folder: Where results.json and report.html are.
     """
 
@@ -96,18 +97,18 @@ class HealthReport:
     folder: Path
 
     @property
-    def good(self) -> bool:
+    def is_healthy(self) -> bool:
         """Whether it is healthy."""
         return self.words.startswith(HEALTHY)
 
 
-def reports(cloud: Cloud, name: str) -> Path:
+def report_folder(cloud: Cloud, name: str) -> Path:
     """Where the reports on a workspace are."""
     return state_home() / "workspaces" / "reports" / f"{cloud.name}-{cloud.region}-{name}"
 
 
-def look(cloud: Cloud, found: ExistingWorkspace, *, live: LiveReport | None = None) -> HealthReport:
-    """Judge the machine of a workspace, and tag it with what came of it.
+def check_health(cloud: Cloud, existing: ExistingWorkspace, *, live: LiveReport | None = None) -> HealthReport:
+    """Verify the machine of a workspace, and tag it with the result.
 
     A machine that can't be reached is unhealthy.
 
@@ -115,9 +116,9 @@ def look(cloud: Cloud, found: ExistingWorkspace, *, live: LiveReport | None = No
         RefusedError: Its key is on another computer.
         UnavailableError: It does not run, or the cloud refused.
     """
-    machine = only(found)
-    target = ssh_target(found.name, reached(cloud, found, user=machine.ssh_user))
-    folder = reports(cloud, found.name)
+    machine = only_machine(existing)
+    target = ssh_target(existing.name, workspace_ssh(cloud, existing, user=machine.ssh_user))
+    folder = report_folder(cloud, existing.name)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     type_ = instance_types().get(machine.instance_type)
     verdict: Verdict | None = None
@@ -132,7 +133,7 @@ def look(cloud: Cloud, found: ExistingWorkspace, *, live: LiveReport | None = No
             instance_type=machine.instance_type,
             simulated=machine.simulated,
         )
-        words = _words(verdict)
+        words = _health_words(verdict)
     except GpukilnError as error:
         words = f"{UNHEALTHY}: {error.message}"
     tag = {HEALTH_TAG: words[:TAG_CHARACTERS]}
@@ -141,7 +142,7 @@ def look(cloud: Cloud, found: ExistingWorkspace, *, live: LiveReport | None = No
     return HealthReport(words, verdict, folder)
 
 
-def _words(verdict: Verdict) -> str:
+def _health_words(verdict: Verdict) -> str:
     if verdict.passed:
         return f"{HEALTHY}: {len(verdict.checks) - len(verdict.not_run)} checks passed, {verdict.started_at}"
     names = ", ".join(check.id for check in verdict.failures)

@@ -1,7 +1,7 @@
 """What a workspace is made of, as files without a cloud: Compose, user data, and Terraform.
 
 For Terraform: values of the module examples/coder/, and a root module that calls it. What `workspace.up` asks
-of the cloud is said here in Terraform's names and decided nowhere else.
+of the cloud is translated here into Terraform's names; nothing is decided here.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gpukiln.offers.model import Offer
 from gpukiln.typed import dump
 from gpukiln.workspaces import iam, network, userdata, volumes
 from gpukiln.workspaces.contract import VARIABLES, Outputs, Workspace, workspace_tags
-from gpukiln.workspaces.plan import offline, plan_words
+from gpukiln.workspaces.plan import describe_offer, plan_offline
 from gpukiln.workspaces.provision import HOME_DEVICE, machine_request
 from gpukiln.workspaces.spec import WorkspaceSpec
 
-FORM = "workspace.tfvars/1"
-RENDERED = "rendered.json"
+TFVARS_SCHEMA = "workspace.tfvars/1"
+RENDERED_FILE = "rendered.json"
 MODULE = ROOT / "examples" / "coder"
 MODULE_FOLDER = "workspace"  # of the module, in the folder of the root module that calls it
 TERRAFORM = {"GroupName": "name"}  # where it is not the API's name
-OUTPUTS = tuple(one.name for one in fields(Outputs))  # of the module, too
+OUTPUTS = tuple(field.name for field in fields(Outputs))  # of the module, too
 
 
 def rendered_files(to: str, spec: WorkspaceSpec, say: Callable[[str], None]) -> dict[str, bytes]:
@@ -41,13 +41,13 @@ def rendered_files(to: str, spec: WorkspaceSpec, say: Callable[[str], None]) -> 
 
     Args:
         to: compose, userdata, tfvars or terraform.
-        say: Told what somebody has to know of the services.
+        say: Receives notes about the services.
 
     Raises:
         UsageError: No service or no image is named, and one is needed.
         IncompatibleError: No machine satisfies it, or no release of a service runs there.
     """
-    plan = offline(spec, datetime.now(UTC).date(), say)
+    plan = plan_offline(spec, datetime.now(UTC).date(), say)
     contract = plan.contract
     if to == "compose":
         if not plan.compose:
@@ -57,10 +57,10 @@ def rendered_files(to: str, spec: WorkspaceSpec, say: Callable[[str], None]) -> 
     if to == "userdata":
         return {"user-data": data}
     if not contract.image_id:
-        raise UsageError("no image is named", hint="--image ami-..., as `offer.list --image auto` says it")
+        raise UsageError("no image is named", hint="--image ami-..., as `offer.list --image auto` prints it")
     variables = tfvars(contract, plan.offers, image_id=contract.image_id, user_data=data)
     if to == "tfvars":
-        return {RENDERED: _json(variables)}
+        return {RENDERED_FILE: _json(variables)}
     root = terraform(contract, variables, source=f"./{MODULE_FOLDER}")
     module = {f"{MODULE_FOLDER}/{file.name}": file.read_bytes() for file in sorted(MODULE.glob("*.tf"))}
     return {**{name: _json(text) for name, text in root.items()}, **module}
@@ -71,7 +71,7 @@ def _json(document: object) -> bytes:
 
 
 def tfvars(
-    wanted: Workspace,
+    workspace: Workspace,
     offers: Sequence[Offer],
     *,
     image_id: str,
@@ -83,11 +83,11 @@ def tfvars(
     """What the Terraform module makes of a workspace, for a JSON file that it reads.
 
     Args:
-        wanted: As it was asked for: the module refuses inputs that differ.
+        workspace: As it was requested: the module refuses inputs that differ.
         offers: The best first.
         image_id: The image that was chosen.
         image_digest: Of the image's build; empty where gpukiln did not build it.
-        image_verdict: Of the image, in words; empty where nobody judged it.
+        image_verdict: Of the image, in words; empty where it was not verified.
         more_tags: Of the machine.
 
     Raises:
@@ -97,7 +97,7 @@ def tfvars(
         raise UsageError("no machine to render", hint="`invoke offer.list` shows what satisfies a request")
     images = {tags.IMAGE_DIGEST_TAG: image_digest, tags.IMAGE_VERDICT_TAG: image_verdict}
     request = machine_request(
-        wanted,
+        workspace,
         image={"ImageId": image_id, "RootDeviceName": ""},  # Terraform looks the device up
         user_data=user_data,
         group_id="",
@@ -105,29 +105,29 @@ def tfvars(
         tags={**images, **(more_tags or {})},
     )
     return {
-        "schema": FORM,
-        "wanted": dump(wanted),
-        "offers": [_offer(one) for one in offers],
+        "schema": TFVARS_SCHEMA,
+        "wanted": dump(workspace),
+        "offers": [_offer(offer) for offer in offers],
         "machine": _machine(request),
         "security_group": {
-            **_named(network.group_request(wanted)),
-            "ingress": [_rule(rule) for rule in network.ingress_rules(wanted)],
-            "egress": [_rule(rule) for rule in network.egress_rules(wanted)],
+            **_named(network.group_request(workspace)),
+            "ingress": [_rule(rule) for rule in network.ingress_rules(workspace)],
+            "egress": [_rule(rule) for rule in network.egress_rules(workspace)],
         },
         "role": {
-            "name": iam.role_name(wanted),
+            "name": iam.role_name(workspace),
             "path": ROLE_PATH,
             # Rendering asks no cloud: Terraform fills in the account.
-            "permissions_boundary": boundary_arn(partition_of([wanted.region]), "%s"),
-            "assume_role_policy": json.dumps(iam.trust(wanted)),
+            "permissions_boundary": boundary_arn(partition_of([workspace.region]), "%s"),
+            "assume_role_policy": json.dumps(iam.trust(workspace)),
             "policy_name": iam.POLICY,
-            "policy": json.dumps(iam.policy(wanted)),
-            "tags": workspace_tags(wanted, iam.PART),
+            "policy": json.dumps(iam.policy(workspace)),
+            "tags": workspace_tags(workspace, iam.PART),
         },
         "home": {
-            **_named(volumes.volume_request(wanted)),
+            **_named(volumes.volume_request(workspace)),
             "device_name": HOME_DEVICE,
-            "mount_path": f"/home/{userdata.user_of(wanted.owner)}",
+            "mount_path": f"/home/{userdata.user_of(workspace.owner)}",
         },
         "tag_names": {
             "home": tags.HOME_TAG,
@@ -136,31 +136,31 @@ def tfvars(
             "health": tags.HEALTH_TAG,
         },
         "variables": dict(VARIABLES),
-        "runtime_env": userdata.runtime_env(wanted),
+        "runtime_env": userdata.runtime_env(workspace),
         "image": {"image_id": image_id, "image_digest": image_digest, "verdict": image_verdict},
     }
 
 
-def terraform(wanted: Workspace, rendered: Mapping[str, Any], *, source: str) -> dict[str, dict[str, Any]]:
+def terraform(workspace: Workspace, rendered: Mapping[str, Any], *, source: str) -> dict[str, dict[str, Any]]:
     """A root module, ready for `terraform init`: the files of its folder, by name.
 
     Args:
         rendered: Of `tfvars`.
         source: Of the module: a folder, or any address that Terraform takes.
     """
-    inputs = {name: _literal(value) for name, value in dump(wanted).items() if value is not None}
+    inputs = {name: _literal(value) for name, value in dump(workspace).items() if value is not None}
     main = {
         "terraform": {
             "required_version": ">= 1.5",
             "required_providers": {"aws": {"source": "hashicorp/aws", "version": ">= 6.0"}},
         },
-        "provider": {"aws": {"region": wanted.region}},
+        "provider": {"aws": {"region": workspace.region}},
         "module": {
-            "workspace": {"source": source, "rendered": "${path.module}/" + RENDERED, **inputs},
+            "workspace": {"source": source, "rendered": "${path.module}/" + RENDERED_FILE, **inputs},
         },
         "output": {name: {"value": f"${{module.workspace.{name}}}"} for name in OUTPUTS},
     }
-    return {"main.tf.json": main, RENDERED: dict(rendered)}
+    return {"main.tf.json": main, RENDERED_FILE: dict(rendered)}
 
 
 def _offer(offer: Offer) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _offer(offer: Offer) -> dict[str, Any]:
         "gpu_type": offer.gpu,
         "gpu_count": offer.gpus,
         "usd_hour": price,
-        "plan": plan_words(offer, "%s"),  # of Terraform's format(), which puts the zone in
+        "plan": describe_offer(offer, "%s"),  # of Terraform's format(), which puts the zone in
         "tags": {tags.PRICE_TAG: price or ""},
     }
 
@@ -181,7 +181,7 @@ def _offer(offer: Offer) -> dict[str, Any]:
 def _machine(request: dict[str, Any]) -> dict[str, Any]:
     """Arguments of RunInstances as attributes of aws_instance, but those that name other resources."""
     [root] = request["BlockDeviceMappings"]
-    instance, volume = (tags_of(one) for one in request["TagSpecifications"])
+    instance, volume = (tags_of(tag_set) for tag_set in request["TagSpecifications"])
     special = (
         "ImageId",
         "UserData",
@@ -203,8 +203,8 @@ def _named(request: Mapping[str, Any]) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for key, value in request.items():
         if key == "TagSpecifications":
-            [one] = value
-            named["tags"] = tags_of(one)
+            [tag_set] = value
+            named["tags"] = tags_of(tag_set)
         else:
             name = TERRAFORM.get(key) or re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower()
             named[name] = _named(value) if isinstance(value, Mapping) else value
@@ -217,8 +217,8 @@ def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
         "protocol": rule["IpProtocol"],
         "from_port": rule.get("FromPort", 0),
         "to_port": rule.get("ToPort", 0),
-        "cidr_blocks": [one["CidrIp"] for one in rule.get("IpRanges", ())],
-        "ipv6_cidr_blocks": [one["CidrIpv6"] for one in rule.get("Ipv6Ranges", ())],
+        "cidr_blocks": [ip_range["CidrIp"] for ip_range in rule.get("IpRanges", ())],
+        "ipv6_cidr_blocks": [ip_range["CidrIpv6"] for ip_range in rule.get("Ipv6Ranges", ())],
     }
 
 
@@ -227,7 +227,7 @@ def _literal(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("${", "$${").replace("%{", "%%{")
     if isinstance(value, list):
-        return [_literal(one) for one in value]
+        return [_literal(item) for item in value]
     if isinstance(value, dict):
-        return {_literal(key): _literal(one) for key, one in value.items()}
+        return {_literal(key): _literal(item) for key, item in value.items()}
     return value

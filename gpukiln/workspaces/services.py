@@ -1,4 +1,4 @@
-"""services/*.yaml: what can run on a workspace beside its user, and the Compose file that runs it there.
+"""services/*.yaml: the services that can run on a workspace, and the Compose file that runs them.
 
 A service has releases, the newest first: on a machine the first one runs that fits its driver and its GPU.
 """
@@ -25,17 +25,17 @@ from gpukiln.gpus import engines
 from gpukiln.images.subject import Subject
 from gpukiln.offers.fit import fit
 from gpukiln.typed import strict
-from gpukiln.workspaces.agent import MEMORY
+from gpukiln.workspaces.agent import RUN_FOLDER
 
 PINNED = re.compile(r"[a-z0-9.-]+(/[a-z0-9._-]+)+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
 UUID = re.compile(r"(GPU|MIG)-[0-9a-f-]+")
-SECRETS = f"{MEMORY}/env"  # the agent writes it at boot
+SECRETS = f"{RUN_FOLDER}/env"  # the agent writes it at boot
 LEAST_PORT, MOST_PORT = 1024, 65535
 
 
 def _pinned(image: str) -> str:
     if not PINNED.fullmatch(image):
-        raise ValueError("wanted NAME:TAG@sha256:DIGEST: the tag is read by people, the digest holds")
+        raise ValueError("wanted NAME:TAG@sha256:DIGEST: the tag is for readers, the digest pins the image")
     return image
 
 
@@ -59,7 +59,7 @@ class ServiceRelease:
 
     Args:
         image: With tag and digest; the digest is that of all its architectures.
-        workload: Its row of the catalogue, by which it is judged whether it fits a driver and a GPU.
+        workload: Its row of the catalogue, which has the driver and the GPU that it needs.
         source: Who pins this digest.
     """
 
@@ -106,7 +106,7 @@ class Service:
     user: str = ""
 
     @model_validator(mode="after")
-    def _fits(self) -> Service:
+    def _check_fields(self) -> Service:
         for name in self.environment:
             if name not in self.settings:
                 error = typed.unknown("environment variable", name, self.settings)
@@ -133,27 +133,29 @@ def names(root: Path = ROOT) -> list[str]:
     return sorted(path.stem for path in (root / "services").glob("*.yaml"))
 
 
-def load(wanted: Iterable[str], root: Path = ROOT) -> tuple[Service, ...]:
+def load(service_names: Iterable[str], root: Path = ROOT) -> tuple[Service, ...]:
     """Definitions of services, each once.
 
     Raises:
         UsageError: There is no such service, a file does not fit, or two want the same port.
     """
-    found: dict[str, Service] = {}
-    for name in wanted:
+    services: dict[str, Service] = {}
+    for name in service_names:
         if name not in names(root):
             raise typed.unknown("service", name, names(root))
         where = f"services/{name}.yaml"
         data = read_yaml(root / where)
-        one = found[name] = typed.load(Service, {"name": name, **data}, where=where)
-        if one.name != name:
-            raise UsageError(f"{where} calls itself {one.name}", hint="leave `name` out")
-    for one in found.values():
-        if same := [other.name for other in found.values() if other.port == one.port and other != one]:
+        service = services[name] = typed.load(Service, {"name": name, **data}, where=where)
+        if service.name != name:
+            raise UsageError(f"{where} calls itself {service.name}", hint="leave `name` out")
+    for service in services.values():
+        if same := [
+            other.name for other in services.values() if other.port == service.port and other != service
+        ]:
             raise UsageError(
-                f"{one.name} and {' and '.join(same)} want port {one.port}", hint="take one of them"
+                f"{service.name} and {' and '.join(same)} use port {service.port}", hint="take one of them"
             )
-    return tuple(found.values())
+    return tuple(services.values())
 
 
 def require_fit(
@@ -163,16 +165,16 @@ def require_fit(
 
     Args:
         machine: The instance type, one with a GPU.
-        image: What is booted; None: nobody knows its driver, so that only the GPU is judged.
+        image: What is booted; None: its driver is not known, so that only the GPU is checked.
 
     Raises:
         IncompatibleError: No release of one fits; the details say why of each.
     """
     chosen, notes = [], []
     for service in services:
-        one, wrong = _fitting(service, machine, image, today)
-        chosen.append(one)
-        notes += [f"{one.name}: {_tag(one.releases[0])} is taken, for {line}" for line in wrong]
+        fitting, wrong = _fitting(service, machine, image, today)
+        chosen.append(fitting)
+        notes += [f"{fitting.name}: {_tag(fitting.releases[0])} is taken, for {line}" for line in wrong]
     return tuple(chosen), tuple(notes)
 
 
@@ -181,11 +183,11 @@ def _fitting(service: Service, machine: str, image: Subject | None, today: date)
     details: list[str] = []
     hint = ""
     for release in service.releases:
-        found = fit(machine, image=image, workload=workload(release.workload), today=today)
-        wrong = [one for one in found if one.severity == "error" and one not in alone]
+        findings = fit(machine, image=image, workload=workload(release.workload), today=today)
+        wrong = [finding for finding in findings if finding.severity == "error" and finding not in alone]
         if not wrong:
             return replace(service, releases=(release,)), details
-        details += [f"{_tag(release)}: {one.message}" for one in wrong]
+        details += [f"{_tag(release)}: {finding.message}" for finding in wrong]
         hint = wrong[0].remedy
     raise IncompatibleError(
         f"no release of {service.title} runs on {machine}" + (f" from {image.image_id}" if image else ""),
@@ -215,24 +217,26 @@ def compose(
         secrets: Whether the workspace has secrets, which the services get as their environment.
 
     Raises:
-        UsageError: UUIDs are none, or are named beside `all`.
+        UsageError: A UUID has another form, or UUIDs are combined with `all`.
         IncompatibleError: One does nothing without a GPU, and there is none.
     """
     given = _reservation(gpus)
     notes = []
-    for one in services:
+    for service in services:
         if given:
             continue
-        if one.needs_gpu:
+        if service.needs_gpu:
             raise IncompatibleError(
-                f"{one.title} needs a GPU, and this machine has none that a container can have",
+                f"{service.title} needs a GPU, and this machine has none that a container can have",
                 hint="a machine with one: --gpu; or leave the service out",
             )
-        notes.append(f"{one.name}: there is no GPU to give it, so that it computes on the processor")
-    document = {"services": {one.name: _service(one, given, user, secrets=secrets) for one in services}}
+        notes.append(f"{service.name}: there is no GPU to give it, so that it computes on the processor")
+    document = {
+        "services": {service.name: _service(service, given, user, secrets=secrets) for service in services}
+    }
     # One line of JSON: the machine reads it without a parser of YAML (gpukiln/probe/services.py).
-    told = {one.name: _told(one, bool(given)) for one in services}
-    text = f"x-gpukiln: {json.dumps(told)}\n{yaml.safe_dump(document, sort_keys=False, width=1000)}"
+    probe_facts = {service.name: _probe_facts(service, bool(given)) for service in services}
+    text = f"x-gpukiln: {json.dumps(probe_facts)}\n{yaml.safe_dump(document, sort_keys=False, width=1000)}"
     return ComposeFile(text, tuple(notes))
 
 
@@ -244,48 +248,48 @@ def _reservation(gpus: Sequence[str] | Literal["all"]) -> dict[str, Any]:
     if uuids != [engines.ALL]:
         if engines.ALL in uuids:
             raise UsageError(
-                f"found {', '.join(uuids)}: Compose refuses a count of GPUs beside names of GPUs",
+                f"found {', '.join(uuids)}: Compose refuses a count of GPUs together with names of GPUs",
                 hint=f"either {engines.ALL}, or UUIDs",
             )
         if bad := [uuid for uuid in uuids if not UUID.fullmatch(uuid)]:
             raise UsageError(
-                f"{bad[0]!r} is no UUID of a GPU: numbers change between boots",
+                f"{bad[0]!r} is no UUID of a GPU, and numbers change between boots",
                 hint="`gpukiln-gpu list` shows UUIDs, for example GPU-8f6d...",
             )
     deploy: dict[str, Any] = yaml.safe_load("\n".join(engines.arguments(uuids, "compose")))
     return deploy
 
 
-def _service(one: Service, given: dict[str, Any], user: str, *, secrets: bool) -> dict[str, Any]:
-    row: dict[str, Any] = {"image": one.releases[0].image, "restart": "unless-stopped"}
-    if one.command:
-        row["command"] = list(one.command)
-    if one.user:
-        row["user"] = one.user
-    if one.environment:
-        row["environment"] = dict(one.environment)
+def _service(service: Service, given: dict[str, Any], user: str, *, secrets: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {"image": service.releases[0].image, "restart": "unless-stopped"}
+    if service.command:
+        row["command"] = list(service.command)
+    if service.user:
+        row["user"] = service.user
+    if service.environment:
+        row["environment"] = dict(service.environment)
     if secrets:
         row["env_file"] = [SECRETS]
-    row["ports"] = [f"127.0.0.1:{one.port}:{one.port}"]
-    row["volumes"] = [f"/home/{user}/services/{one.name}:{one.folder}"]
-    if one.shared_memory:
-        row["shm_size"] = one.shared_memory
+    row["ports"] = [f"127.0.0.1:{service.port}:{service.port}"]
+    row["volumes"] = [f"/home/{user}/services/{service.name}:{service.folder}"]
+    if service.shared_memory:
+        row["shm_size"] = service.shared_memory
     row["healthcheck"] = {
-        "test": list(one.healthcheck),
+        "test": list(service.healthcheck),
         "interval": "30s",
         "timeout": "10s",
         "retries": 3,
-        "start_period": f"{one.start_s}s",
+        "start_period": f"{service.start_s}s",
     }
     return row | copy.deepcopy(given)  # YAML would refer to one from the others
 
 
-def _told(one: Service, has_gpu: bool) -> dict[str, Any]:
-    """What the checks on the machine have to know."""
+def _probe_facts(service: Service, has_gpu: bool) -> dict[str, Any]:
+    """The facts that the checks on the machine need."""
     return {
-        "port": one.port,
-        "answers": one.answers,
-        "computes": one.computes if has_gpu else "",
-        "model": one.model,
-        "start_s": one.start_s,
+        "port": service.port,
+        "answers": service.answers,
+        "computes": service.computes if has_gpu else "",
+        "model": service.model,
+        "start_s": service.start_s,
     }

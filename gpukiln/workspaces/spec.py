@@ -19,7 +19,7 @@ from gpukiln.clouds.select import check_cidr
 from gpukiln.errors import UsageError
 from gpukiln.images.builds import Builds
 from gpukiln.offers.model import Request
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 from gpukiln.parsing import parse_json, parse_yaml, read_text, refuse_credentials
 from gpukiln.state import state_home
 from gpukiln.typed import load, short
@@ -28,7 +28,7 @@ from gpukiln.workspaces import iam, network
 from gpukiln.workspaces.contract import Workspace
 
 # What contracts said before, and what they say now.
-FORMER = {
+FORMER_FIELDS = {
     "subnet_id": "a list, one subnet a zone, so that another zone can be tried: subnet_ids: [{}]",
     "availability_zone": "nothing: a subnet says its zone, and a home pins it; leave it out",
     "availability_zones": "nothing: a subnet says its zone, and a home pins it; leave it out",
@@ -102,7 +102,7 @@ def spec_of(contract: Workspace, options: UpOptions = NO_OPTIONS) -> WorkspaceSp
         UsageError: There is no such GPU.
     """
     profile = contract.compute_profile
-    request = parse(
+    request = parse_request(
         profile.gpu_type,
         cpu=profile.cpu,
         memory=profile.memory or "",
@@ -185,7 +185,7 @@ def typed_spec(
     """
     whole: dict[str, Any] = _copy(document)
     for path, value in (*fields.items(), *_gpu(gpu).items(), *map(_assignment, assignments)):
-        _put(whole, path, value)
+        _set_field(whole, path, value)
     if missing := next((name for name in OPTIONS if not whole.get(name)), ""):
         option = OPTIONS[missing]
         raise UsageError(f"{option} is missing", hint=f"for example {option} {EXAMPLES[missing]}")
@@ -208,13 +208,13 @@ def read_spec(
     """
     former = [
         f"{name} was found, wanted {words.format(short(document[name], quote=False))}"
-        for name, words in FORMER.items()
+        for name, words in FORMER_FIELDS.items()
         if name in document
     ]
-    if wrong := [*former, *_refused(document.get("capabilities"))]:
+    if wrong := [*former, *_refused_fields(document.get("capabilities"))]:
         raise _mistakes(where, wrong)
     contract = load(Workspace, dict(document), where=where, hint="docs/schemas/workspace.json has its form")
-    wrong = list(_senseless(contract))
+    wrong = list(_invalid_values(contract))
     try:
         spec = spec_of(contract, options)
     except UsageError as error:
@@ -257,7 +257,7 @@ def _assignment(text: str) -> tuple[str, Any]:
         raise UsageError(f"--set {path}: {value!r} is no YAML: {error}", hint="quote it") from None
 
 
-def _put(whole: dict[str, Any], path: str, value: Any) -> None:
+def _set_field(whole: dict[str, Any], path: str, value: Any) -> None:
     *folders, last = path.split(".")
     at = whole
     for name in folders:
@@ -271,7 +271,7 @@ def _copy(document: Mapping[str, Any]) -> dict[str, Any]:
     return {key: _copy(value) if isinstance(value, Mapping) else value for key, value in document.items()}
 
 
-def _refused(capabilities: object) -> Iterator[str]:
+def _refused_fields(capabilities: object) -> Iterator[str]:
     """Mistakes that need other words than the form's; what stands for a secret is never shown."""
     if not isinstance(capabilities, Mapping):
         return
@@ -284,7 +284,7 @@ def _refused(capabilities: object) -> Iterator[str]:
         yield f"capabilities.secrets: {', '.join(wrong)}: wanted a reference, which is a text"
 
 
-def _senseless(contract: Workspace) -> Iterator[str]:
+def _invalid_values(contract: Workspace) -> Iterator[str]:
     """What has the right form, and can't be meant."""
     profile = contract.compute_profile
     for name in COUNTS:

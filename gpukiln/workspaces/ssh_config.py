@@ -17,7 +17,7 @@ from gpukiln.files import write_atomic
 from gpukiln.ssh import Ssh
 from gpukiln.state import state_home
 
-ASK_S = 10.0
+RESOLVE_LIMIT_S = 10.0
 
 
 def entries() -> Path:
@@ -113,6 +113,6 @@ def _resolved(home: Path, name: str) -> str:
     config = home / ".ssh/config"
     if not config.exists():
         return name
-    asked = programs.run(Ssh(name, config=config).resolve_command(), limit_s=ASK_S)
-    found = re.search(r"(?m)^hostname (.*)$", asked.stdout.decode(errors="replace"))
-    return found[1] if found else name
+    asked = programs.run(Ssh(name, config=config).resolve_command(), limit_s=RESOLVE_LIMIT_S)
+    host_match = re.search(r"(?m)^hostname (.*)$", asked.stdout.decode(errors="replace"))
+    return host_match[1] if host_match else name

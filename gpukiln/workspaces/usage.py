@@ -63,53 +63,56 @@ def usage(spans: Iterable[RunInterval], *, since: str = "", owner: str = "") -> 
         UsageError: `since` is no day.
     """
     first = _day(since)
-    kept = [one for one in spans if owner in ("", one.owner) and (first is None or _end(one) > first)]
-    by_name = {(one.owner, one.name) for one in kept}
-    by_owner = {one.owner for one in kept}
+    kept = [span for span in spans if owner in ("", span.owner) and (first is None or _end(span) > first)]
+    by_name = {(span.owner, span.name) for span in kept}
+    by_owner = {span.owner for span in kept}
     return OwnersUsage(
         USAGE,
         first.isoformat() if first else "",
         tuple(
-            _used(who, name, [one for one in kept if (one.owner, one.name) == (who, name)], first)
+            _sum_usage(who, name, [span for span in kept if (span.owner, span.name) == (who, name)], first)
             for who, name in sorted(by_name)
         ),
-        tuple(_used(who, "", [one for one in kept if one.owner == who], first) for who in sorted(by_owner)),
+        tuple(
+            _sum_usage(who, "", [span for span in kept if span.owner == who], first)
+            for who in sorted(by_owner)
+        ),
     )
 
 
 def usage_parts(answer: OwnersUsage) -> Iterator[RenderableType]:
     """Hours and money, by workspace and by owner."""
     table = Rows("owner", "workspace", "hours", "USD", "", first=3, right=("hours", "USD"))
-    for one in answer.workspaces:
-        table.add(*_row(one))
-    for one in answer.owners:
-        table.add(*_row(one), style="bold")
+    for total in answer.workspaces:
+        table.add(*_row(total))
+    for total in answer.owners:
+        table.add(*_row(total), style="bold")
     yield table
     yield "machines alone, at their price at launch, as this computer saw them run"
 
 
-def _row(one: UsageSum) -> tuple[str, ...]:
-    money = "?" if one.usd is None else str(one.usd)
-    return one.owner, one.name or "all", str(one.hours), money, "runs" if one.running else ""
+def _row(total: UsageSum) -> tuple[str, ...]:
+    money = "?" if total.usd is None else str(total.usd)
+    return total.owner, total.name or "all", str(total.hours), money, "runs" if total.running else ""
 
 
-def _used(owner: str, name: str, spans: list[RunInterval], first: datetime | None) -> UsageSum:
+def _sum_usage(owner: str, name: str, spans: list[RunInterval], first: datetime | None) -> UsageSum:
     hours, usd = Decimal(0), Decimal(0)
-    for one in spans:
-        started = datetime.fromisoformat(one.started)
+    for span in spans:
+        started = datetime.fromisoformat(span.started)
         begin = max(started, first) if first else started
-        ran = Decimal((_end(one) - begin).total_seconds()) / 3600
+        ran = Decimal((_end(span) - begin).total_seconds()) / 3600
         hours += ran
-        usd += ran * Decimal(one.usd_hour or 0)
-    known = all(one.usd_hour for one in spans)
+        usd += ran * Decimal(span.usd_hour or 0)
+    known = all(span.usd_hour for span in spans)
     money = usd.quantize(CENT, ROUND_HALF_UP) if known else None
     return UsageSum(
-        owner, name, hours.quantize(CENT, ROUND_HALF_UP), money, not all(one.ended for one in spans)
+        owner, name, hours.quantize(CENT, ROUND_HALF_UP), money, not all(span.ended for span in spans)
     )
 
 
-def _end(one: RunInterval) -> datetime:
-    return datetime.fromisoformat(one.seen)
+def _end(span: RunInterval) -> datetime:
+    return datetime.fromisoformat(span.seen)
 
 
 def _day(text: str) -> datetime | None:

@@ -1,6 +1,6 @@
-"""A workspace's user data: what the machine is told at its first boot, as multipart for cloud-init.
+"""A workspace's user data: what cloud-init sets up at the machine's first boot, as multipart MIME.
 
-What somebody typed is data in a JSON file; no shell ever sees it.
+Input of users is data in a JSON file; no shell interprets it.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Restart=on-failure
 WantedBy=multi-user.target
 """,
 }
-# Accounts of images, whose numbers and homes are not ours to choose.
+# Accounts of images: the agent may not change their uid and home.
 ACCOUNTS = re.compile(
     "admin|centos|debian|ec2-user|fedora|rocky|ssm-user|ubuntu"
     "|adm|backup|bin|daemon|docker|games|gpu|mail|nobody|root|sshd|staff|sudo|sys|users|video|wheel"
@@ -102,14 +102,14 @@ def render(
     files = [
         _file(agent.CONFIG, json.dumps(config, indent=1, sort_keys=True) + "\n", "0600"),
         _file(AGENT, _without_comments(Path(agent.__file__).read_text()), "0755"),
-        _file(PROFILE, profile(contract), "0644"),
+        _file(PROFILE, login_profile(contract), "0644"),
         *(_file(f"/etc/systemd/system/{name}", text, "0644") for name, text in UNITS.items()),
     ]
     if endpoint:
         files.append(_file("/etc/gpukiln/agent.env", f"AWS_ENDPOINT_URL={endpoint}\n", "0644"))
     document = {"hostname": contract.workspace_name, "manage_etc_hosts": "localhost", "write_files": files}
-    cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML, and needs no quoting of ours
-    whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start(contract)))
+    cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML 1.2, so no value needs quoting
+    whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start_script(contract)))
     if len(whole) >= LIMIT_BYTES:
         whole = gzip.compress(whole, mtime=0)
     if len(whole) >= LIMIT_BYTES:
@@ -121,59 +121,61 @@ def render(
 
 
 def user_of(owner: str) -> str:
-    """Who the owner is on the machine: root and the image's own accounts stay what they are."""
+    """The owner's account on the machine, which is never root or another account of the image."""
     return f"ws-{owner}" if ACCOUNTS.fullmatch(owner) else owner
 
 
-def runtime_env(wanted: Workspace) -> dict[str, str]:
+def runtime_env(workspace: Workspace) -> dict[str, str]:
     """What the workspace's user has in the environment, secrets apart."""
-    cache = wanted.capabilities.artifact_cache
-    env = lasting_variables(wanted.workspace_name, wanted.owner, wanted.region, user_of(wanted.owner))
+    cache = workspace.capabilities.artifact_cache
+    env = lasting_variables(
+        workspace.workspace_name, workspace.owner, workspace.region, user_of(workspace.owner)
+    )
     if cache:
         env["GPUKILN_ARTIFACT_CACHE"] = f"{agent.CACHE}/gpukiln" if EFS.fullmatch(cache) else cache
     return env
 
 
-def profile(wanted: Workspace) -> str:
+def login_profile(workspace: Workspace) -> str:
     """What a login shell reads."""
-    lines = [f"export {name}={shlex.quote(value)}" for name, value in runtime_env(wanted).items()]
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in runtime_env(workspace).items()]
     return (
         "# shellcheck shell=sh\n" + "\n".join(lines) + "\n"
         "if [ -d /usr/local/cuda/bin ]; then PATH=/usr/local/cuda/bin:$PATH; fi\n"
-        f"for gpukiln_secret in {agent.MEMORY}/secrets/*; do\n"
+        f"for gpukiln_secret in {agent.RUN_FOLDER}/secrets/*; do\n"
         '  if [ -r "$gpukiln_secret" ]; then export "${gpukiln_secret##*/}=$(cat "$gpukiln_secret")"; fi\n'
         "done\n"
         "unset gpukiln_secret\n"
     )
 
 
-def start(wanted: Workspace) -> str:
+def start_script(workspace: Workspace) -> str:
     """The script that cloud-init runs once, last of all."""
     units = ["gpukiln-workspace.service", "gpukiln-workspace-idle.timer"]
-    units += ["gpukiln-workspace-spot.service"] if wanted.spot else []
+    units += ["gpukiln-workspace-spot.service"] if workspace.spot else []
     enable = f"systemctl enable --now --no-block {' '.join(units)}"
     return f"#!/bin/sh\nset -eu\nsystemctl daemon-reload\n{enable}\n"
 
 
-def _config(wanted: Workspace, *, gpus: int, compose: str) -> dict[str, Any]:
+def _config(workspace: Workspace, *, gpus: int, compose: str) -> dict[str, Any]:
     """What the agent reads."""
-    has, toolchain = wanted.capabilities, wanted.toolchain_template
+    has, toolchain = workspace.capabilities, workspace.toolchain_template
     return {
-        "name": wanted.workspace_name,
-        "user": user_of(wanted.owner),
-        "region": wanted.region,
+        "name": workspace.workspace_name,
+        "user": user_of(workspace.owner),
+        "region": workspace.region,
         "home": has.persistent_home,
         "secrets": has.secrets,
         "tags": has.identity_mode == "iam",
         "gpus": gpus,
         "desktop": has.gui_vnc,
         "efs": has.artifact_cache if EFS.fullmatch(has.artifact_cache) else "",
-        "env": runtime_env(wanted),
+        "env": runtime_env(workspace),
         "toolchain": {"name": toolchain.name, "version": toolchain.version} if toolchain else None,
         "roles": None,
         "compose": compose,
-        "script": wanted.agent_init_script,
-        "idle_minutes": wanted.idle_minutes,
+        "script": workspace.agent_init_script,
+        "idle_minutes": workspace.idle_minutes,
     }
 
 
@@ -187,10 +189,10 @@ def _multipart(*parts: tuple[str, str]) -> bytes:
 
 def _file(path: str, text: str, mode: str) -> dict[str, str]:
     """For cloud-init's write_files. What YAML reads otherwise than JSON is packed."""
-    told = {"path": path, "permissions": mode, "owner": "root:root"}
+    entry = {"path": path, "permissions": mode, "owner": "root:root"}
     if text.isascii() and text.replace("\n", "").isprintable():
-        return {**told, "content": text}
-    return {**told, "content": base64.b64encode(text.encode()).decode(), "encoding": "b64"}
+        return {**entry, "content": text}
+    return {**entry, "content": base64.b64encode(text.encode()).decode(), "encoding": "b64"}
 
 
 def _without_comments(text: str) -> str:

@@ -17,12 +17,12 @@ from gpukiln.units import Memory
 from gpukiln.verify.verdict import Verdict
 from gpukiln.workspaces.agent import UNKNOWN
 from gpukiln.workspaces.contract import Outputs
-from gpukiln.workspaces.lifecycle import DONE, ExistingWorkspace, only
+from gpukiln.workspaces.lifecycle import DONE, ExistingWorkspace, only_machine
 from gpukiln.workspaces.local_state import RegionRecord
 from gpukiln.workspaces.plan import WorkspacePlan
 from gpukiln.workspaces.reach import HEALTHY
 
-NOW = "less than a minute ago"
+JUST_NOW = "less than a minute ago"
 LIST, SHOW, STATUS = "workspace.list/1", "workspace.show/1", "workspace.status/1"
 PLAN = "workspace.plan/1"
 SHOWN_OFFERS = 3
@@ -56,11 +56,11 @@ class Status:
     Args:
         state: Of its machine, as EC2 says it.
         stage: The last that its agent reported.
-        health: healthy or unhealthy with the reason, as the last deep look said; empty: nobody looked.
+        health: healthy or unhealthy with the reason, as the last deep look said; empty: not checked.
         busy: What counts as use, as its agent reported last: a reading that is `unknown: ...` counts, and
             comes first. Empty: nothing.
         good: Whether it runs, its stages are done, and nobody found it unhealthy.
-        verdict: Of a deep look now; null without one, or where it could not be judged.
+        verdict: Of a deep look now; null without one, or where it could not be verified.
         report: Folder of that look's report; empty without one.
     """
 
@@ -76,7 +76,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Priced:
+class PricedOffer:
     """A machine that a workspace may get.
 
     Args:
@@ -100,14 +100,14 @@ class Priced:
 
 
 @dataclass(frozen=True)
-class Preview:
+class WorkspacePreview:
     """What workspace.up --dry-run prints with --json.
 
     Args:
         runs: The machine that the workspace has already, so that none is started; empty: none.
         offers: The best first: what has no capacity is followed by the next. Empty where it has a machine.
         image: What the machine is started from; null where it has a machine.
-        verdict: Of the image, in words; empty where nobody judged it.
+        verdict: Of the image, in words; empty where it was not verified.
         home_gib: Of the home volume; 0: it has none.
     """
 
@@ -117,19 +117,19 @@ class Preview:
     cloud: str
     region: str
     runs: str
-    offers: tuple[Priced, ...]
+    offers: tuple[PricedOffer, ...]
     image: ImageChoice | None
     verdict: str
     home_gib: int
 
 
-def status(found: ExistingWorkspace, health: str, verdict: Verdict | None, report: str) -> Status:
+def status(existing: ExistingWorkspace, health: str, verdict: Verdict | None, report: str) -> Status:
     """How a workspace with a machine is."""
-    [machine] = found.machines
+    [machine] = existing.machines
     good = machine.state == "running" and machine.stage.startswith(DONE)
     return Status(
         STATUS,
-        found.name,
+        existing.name,
         machine.state,
         machine.stage,
         health,
@@ -140,25 +140,25 @@ def status(found: ExistingWorkspace, health: str, verdict: Verdict | None, repor
     )
 
 
-def preview(cloud: Cloud, plan: WorkspacePlan, today: date) -> Preview:
+def preview(cloud: Cloud, plan: WorkspacePlan, today: date) -> WorkspacePreview:
     """What a plan starts, with its prices."""
     contract = plan.contract
-    return Preview(
+    return WorkspacePreview(
         PLAN,
         contract.workspace_name,
         contract.owner,
         cloud.name,
         cloud.region,
         "",
-        tuple(_priced(one, month(one, plan.use, today, cloud=cloud.name)) for one in plan.offers),
+        tuple(_priced_offer(offer, month(offer, plan.use, today, cloud=cloud.name)) for offer in plan.offers),
         plan.choice,
         plan.verdict,
         plan.use.volume_gb,
     )
 
 
-def _priced(offer: Offer, costs: Month) -> Priced:
-    return Priced(
+def _priced_offer(offer: Offer, costs: Month) -> PricedOffer:
+    return PricedOffer(
         offer.instance_type,
         offer.market,
         offer.gpu,
@@ -172,57 +172,66 @@ def _priced(offer: Offer, costs: Month) -> Priced:
     )
 
 
-def running(cloud: Cloud, found: ExistingWorkspace) -> Preview:
+def running_preview(cloud: Cloud, existing: ExistingWorkspace) -> WorkspacePreview:
     """What is there already, so that nothing is started."""
-    runs, home_gib = only(found).instance_id, sum(one.size_gib for one in found.homes)
-    return Preview(PLAN, found.name, found.owner, cloud.name, cloud.region, runs, (), None, "", home_gib)
+    runs, home_gib = only_machine(existing).instance_id, sum(home.size_gib for home in existing.homes)
+    return WorkspacePreview(
+        PLAN, existing.name, existing.owner, cloud.name, cloud.region, runs, (), None, "", home_gib
+    )
 
 
 def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
-    """Workspaces by region; what is left over of one is told apart."""
+    """Workspaces by region; orphaned parts are listed below the table."""
     table = Rows("name", "owner", "state", "machine", "zone", "home", "USD/hour", "health", "stage", first=3)
     orphans = []
     for region in listing.regions:
-        for one in region.workspaces:
-            if one.state == "left over":
+        for workspace in region.workspaces:
+            if workspace.state == "orphaned":
                 orphans.append(
-                    f"left over in {region.region}: {one.name}, {', '.join(one.group_ids)}; "
-                    f"`invoke workspace.down {one.name}` removes it"
+                    f"orphaned in {region.region}: {workspace.name}, {', '.join(workspace.group_ids)}; "
+                    f"`invoke workspace.down {workspace.name}` removes it"
                 )
                 continue
-            [*machines] = one.machines
+            [*machines] = workspace.machines
             machine = machines[0] if machines else None
             table.add(
-                one.name,
-                one.owner,
-                one.state,
+                workspace.name,
+                workspace.owner,
+                workspace.state,
                 f"{machine.instance_type} {machine.instance_id}" if machine else "-",
-                machine.zone if machine else one.homes[0].zone,
-                ", ".join(f"{home.volume_id} {home.size_gib} GiB" for home in one.homes) or "-",
+                machine.zone if machine else workspace.homes[0].zone,
+                ", ".join(f"{home.volume_id} {home.size_gib} GiB" for home in workspace.homes) or "-",
                 (machine.usd_hour or "?") if machine else "-",
                 machine.health.partition(",")[0] if machine else "-",
                 machine.stage if machine else "-",
             )
             if len(machines) > 1:
                 ids = ", ".join(row.instance_id for row in machines)
-                orphans.append(f"{one.name} has {len(machines)} machines: {ids}; end all but one by hand")
+                orphans.append(
+                    f"{workspace.name} has {len(machines)} machines: {ids}; end all but one by hand"
+                )
     yield table
     yield from orphans
     for region in listing.regions:
         age = age_words(region.at, datetime.now(UTC))
-        stale = "" if age == NOW else "; state and health may have changed, --refresh asks"
+        stale = "" if age == JUST_NOW else "; state and health may have changed, --refresh updates them"
         yield f"{region.cloud} {region.region} as of {region.at}, {age}{stale}"
     if not listing.regions:
-        yield "no region was asked yet: --refresh asks"
+        yield "no region was queried yet: --refresh queries one"
 
 
 def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
     """A workspace, a fact a line."""
-    found, out = shown.workspace, shown.outputs
+    workspace, out = shown.workspace, shown.outputs
     table = Rows("", "", first=1, folds=True)
-    rows = [("name", found.name), ("owner", found.owner), ("region", found.region), ("state", found.state)]
-    if out and found.machines:
-        machine = found.machines[0]
+    rows = [
+        ("name", workspace.name),
+        ("owner", workspace.owner),
+        ("region", workspace.region),
+        ("state", workspace.state),
+    ]
+    if out and workspace.machines:
+        machine = workspace.machines[0]
         rows += [
             ("machine", f"{out.instance_id} {out.instance_type} in {out.zone}" + " spot" * machine.spot),
             ("GPUs", f"{out.gpu_count} {out.gpu_type}" if out.gpu_count else "none"),
@@ -239,7 +248,7 @@ def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
             ("plan", out.metadata.plan or "-"),
             ("since", out.metadata.launched_at),
         ]
-    for home in found.homes:
+    for home in workspace.homes:
         where = f"on {home.instance_id}" if home.instance_id else "kept"
         rows.append(("home", f"{home.volume_id} {home.size_gib} GiB in {home.zone}, {where}"))
     for name, value in rows:
@@ -250,38 +259,40 @@ def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
 def status_parts(answer: Status) -> Iterator[RenderableType]:
     """How a workspace is, in a few lines."""
     yield f"{answer.name}: {answer.state}, stage {answer.stage or 'none yet'}"
-    yield f"health: {answer.health or 'nobody looked; --deep does'}"
+    yield f"health: {answer.health or 'not checked; --deep checks it'}"
     if answer.busy or (answer.state == "running" and answer.stage.startswith(DONE)):
         yield f"in use: {answer.busy or 'no'}"
     if answer.busy.startswith(UNKNOWN):
         yield (
-            "not stopped by its idle rule as long as a reading is unknown: "
+            "the idle rule does not stop it while a reading is unknown: "
             f"`invoke workspace.ssh {answer.name}` to look, `invoke workspace.stop {answer.name}` to stop it"
         )
     if answer.report:
         yield f"report: {answer.report}/report.html"
 
 
-def loses_work(found: ExistingWorkspace, *, keep_home: bool) -> bool:
+def loses_work(existing: ExistingWorkspace, *, keep_home: bool) -> bool:
     """Whether removing a workspace removes files of its user: a home, or a machine without one."""
-    return (bool(found.homes) and not keep_home) or any(not one.home_id for one in found.machines)
+    return (bool(existing.homes) and not keep_home) or any(
+        not machine.home_id for machine in existing.machines
+    )
 
 
-def removed_lines(found: ExistingWorkspace, now: datetime, *, keep_home: bool) -> list[str]:
+def removed_lines(existing: ExistingWorkspace, now: datetime, *, keep_home: bool) -> list[str]:
     """What removing a workspace removes, a line each; homes with their size and age."""
     lines = [
-        f"machine {one.instance_id}, {one.instance_type} in {one.zone}, {one.state}, "
-        f"started {age_words(one.created_at, now)}"
-        + ("" if one.home_id else ", with all files on it: it has no home volume")
-        for one in found.machines
+        f"machine {machine.instance_id}, {machine.instance_type} in {machine.zone}, {machine.state}, "
+        f"started {age_words(machine.created_at, now)}"
+        + ("" if machine.home_id else ", with all files on it: it has no home volume")
+        for machine in existing.machines
     ]
     if not keep_home:
         lines += [
-            f"home {one.volume_id} of {one.size_gib} GiB in {one.zone}, "
-            f"made {age_words(one.created_at, now)}, with all files in it"
-            for one in found.homes
+            f"home {home.volume_id} of {home.size_gib} GiB in {home.zone}, "
+            f"made {age_words(home.created_at, now)}, with all files in it"
+            for home in existing.homes
         ]
-    return [*lines, f"network, rights and key of {found.name}"]
+    return [*lines, f"network, rights and key of {existing.name}"]
 
 
 def age_words(since: str, now: datetime) -> str:
@@ -297,45 +308,45 @@ def age_words(since: str, now: datetime) -> str:
         if minutes >= size:
             count = minutes // size
             return f"{count} {name}{'s' * (count > 1)} ago"
-    return NOW
+    return JUST_NOW
 
 
-def preview_parts(found: Preview) -> Iterator[RenderableType]:
+def preview_parts(preview: WorkspacePreview) -> Iterator[RenderableType]:
     """A preview for people."""
-    if found.runs:
-        yield f"{found.name} has a machine already, {found.runs}: none is started"
+    if preview.runs:
+        yield f"{preview.name} has a machine already, {preview.runs}: none is started"
         return
     table = Rows(
         *("machine", "GPU", "vCPU", "memory", "market", "USD/hour", "USD/month"),
         first=7,
         right=("vCPU", "memory", "USD/hour", "USD/month"),
     )
-    for one in found.offers[:SHOWN_OFFERS]:
+    for offer in preview.offers[:SHOWN_OFFERS]:
         table.add(
-            one.instance_type,
-            f"{one.gpus} {one.gpu}" if one.gpu else "-",
-            str(one.vcpu),
-            Memory.of_mib(one.memory_mib).shown,
-            one.market,
-            _usd(one.usd_hour, one.estimated_hour),
-            _usd(one.usd_month, one.estimated_month),
+            offer.instance_type,
+            f"{offer.gpus} {offer.gpu}" if offer.gpu else "-",
+            str(offer.vcpu),
+            Memory.of_mib(offer.memory_mib).shown,
+            offer.market,
+            _usd(offer.usd_hour, offer.estimated_hour),
+            _usd(offer.usd_month, offer.estimated_month),
         )
     yield table
-    if any(one.estimated_hour is not None for one in found.offers):
+    if any(offer.estimated_hour is not None for offer in preview.offers):
         yield "~ estimated, for no price is known: `invoke offer.list` says from what"
-    if rest := found.offers[SHOWN_OFFERS:]:
-        known = [usd for one in rest if (usd := one.usd_hour or one.estimated_hour) is not None]
+    if rest := preview.offers[SHOWN_OFFERS:]:
+        known = [usd for offer in rest if (usd := offer.usd_hour or offer.estimated_hour) is not None]
         most = f"up to {max(known)} USD/hour" if known else "of prices that are not known"
         if known and len(known) < len(rest):
             most += ", some of prices that are not known"
         yield f"and where these have no capacity {len(rest)} more, {most}; --max-price limits it"
-    home = f"a home of {found.home_gib} GiB and " if found.home_gib else ""
+    home = f"a home of {preview.home_gib} GiB and " if preview.home_gib else ""
     yield f"a month counts 730 hours, {home}a public address; not what leaves AWS's network"
-    if found.image:
-        proof = found.verdict or "nobody has judged it"
-        yield f"image {found.image.image_id}: {found.image.why[0]}; {proof}"
-        if found.image.trust:
-            yield f"note: {found.image.trust}"
+    if preview.image:
+        verdict = preview.verdict or "not verified"
+        yield f"image {preview.image.image_id}: {preview.image.why[0]}; {verdict}"
+        if preview.image.trust:
+            yield f"note: {preview.image.trust}"
 
 
 def _usd(usd: Decimal | None, estimated: Decimal | None) -> str:

@@ -22,7 +22,7 @@ DEFAULT_GIB = 50
 POLL_S = 2.0
 WAIT_S = 300.0
 SNAPSHOT_WAIT_S = 6 * 3600.0
-LIVING = ("creating", "available", "in-use")
+LIVE_STATES = ("creating", "available", "in-use")
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Home:
 def homes(cloud: Cloud, name: str = "") -> tuple[Home, ...]:
     """The homes of a region; of one workspace where its name is given."""
     with explain_aws_errors("look for home volumes"):
-        ec2, wanted = cloud.client("ec2"), filters(PART, name)
-        found = list(calls.pages(ec2, "describe_volumes", "Volumes", Filters=wanted))
-    return tuple(_home(cloud, volume) for volume in found if volume["State"] in LIVING)
+        ec2, home_filters = cloud.client("ec2"), filters(PART, name)
+        rows = list(calls.pages(ec2, "describe_volumes", "Volumes", Filters=home_filters))
+    return tuple(_home(cloud, volume) for volume in rows if volume["State"] in LIVE_STATES)
 
 
-def home(
+def ensure_home(
     cloud: Cloud,
-    wanted: Workspace,
+    workspace: Workspace,
     zone: str,
     machine_id: str,
     *,
@@ -74,84 +74,85 @@ def home(
         BusyError: Another machine has it.
         UnavailableError: The cloud refused, or it does not become available.
     """
-    asked = volume_request(wanted)
+    asked = volume_request(workspace)
     size = asked["Size"]
-    if found := existing(cloud, wanted):
-        if found.zone != zone:
+    if current_home := find_home(cloud, workspace):
+        if current_home.zone != zone:
             raise RefusedError(
-                f"the home of {wanted.workspace_name} is in {found.zone}, and the machine in {zone}",
-                hint=f"`invoke workspace.move {wanted.workspace_name} --zone {zone}` copies it there",
+                f"the home of {workspace.workspace_name} is in {current_home.zone}, "
+                f"and the machine is in {zone}",
+                hint=f"`invoke workspace.move {workspace.workspace_name} --zone {zone}` copies it there",
             )
-        return found
-    token = hashlib.sha256(f"{wanted.workspace_name} {machine_id} {zone} {size}".encode()).hexdigest()[:32]
+        return current_home
+    token = hashlib.sha256(f"{workspace.workspace_name} {machine_id} {zone} {size}".encode()).hexdigest()[:32]
     with explain_aws_errors("make the home volume"):
-        made = cloud.client("ec2").create_volume(**asked, AvailabilityZone=zone, ClientToken=token)
-    made_at = _wait(cloud, made["VolumeId"], sleep)
-    name, owner = wanted.workspace_name, wanted.owner
-    return Home(made["VolumeId"], name, owner, cloud.region, zone, size, made=True, created_at=made_at)
+        volume = cloud.client("ec2").create_volume(**asked, AvailabilityZone=zone, ClientToken=token)
+    made_at = _wait_for_volume(cloud, volume["VolumeId"], sleep)
+    name, owner = workspace.workspace_name, workspace.owner
+    return Home(volume["VolumeId"], name, owner, cloud.region, zone, size, made=True, created_at=made_at)
 
 
-def volume_request(wanted: Workspace) -> dict[str, Any]:
+def volume_request(workspace: Workspace) -> dict[str, Any]:
     """Arguments of CreateVolume for a home, but zone and token."""
     return {
-        "Size": wanted.compute_profile.storage_gib or DEFAULT_GIB,
+        "Size": workspace.compute_profile.storage_gib or DEFAULT_GIB,
         "VolumeType": "gp3",
         "Encrypted": True,
-        "TagSpecifications": tag_specifications(workspace_tags(wanted, PART), "volume"),
+        "TagSpecifications": tag_specifications(workspace_tags(workspace, PART), "volume"),
     }
 
 
-def existing(cloud: Cloud, wanted: Workspace) -> Home | None:
+def find_home(cloud: Cloud, workspace: Workspace) -> Home | None:
     """The home of a workspace in this region, wherever it is; None where it has none.
 
     Raises:
         RefusedError: It is another owner's, or there are two.
         BusyError: Another machine has it.
     """
-    found = homes(cloud, wanted.workspace_name)
-    if not found:
+    found_homes = homes(cloud, workspace.workspace_name)
+    if not found_homes:
         return None
-    if len(found) > 1:
-        ids = ", ".join(f"{one.volume_id} in {one.zone}" for one in found)
+    if len(found_homes) > 1:
+        ids = ", ".join(f"{home.volume_id} in {home.zone}" for home in found_homes)
         raise RefusedError(
-            f"{wanted.workspace_name} has {len(found)} homes: {ids}",
+            f"{workspace.workspace_name} has {len(found_homes)} homes: {ids}",
             hint=f"keep one: take the tag {WORKSPACE_TAG} off the others, or remove them",
         )
-    [one] = found
-    if one.owner != wanted.owner:
+    [home] = found_homes
+    if home.owner != workspace.owner:
         raise RefusedError(
-            f"the home of {wanted.workspace_name}, {one.volume_id}, is {one.owner}'s",
+            f"the home of {workspace.workspace_name}, {home.volume_id}, is {home.owner}'s",
             hint="another name, or ask its owner",
         )
-    if one.instance_id:
+    if home.instance_id:
         raise BusyError(
-            f"the home of {wanted.workspace_name}, {one.volume_id}, is attached to {one.instance_id}",
-            hint=f"`invoke workspace.show {wanted.workspace_name}` says what that is; detach it there first",
+            f"the home of {workspace.workspace_name}, {home.volume_id}, is attached to {home.instance_id}",
+            hint=f"`invoke workspace.show {workspace.workspace_name}` shows it; detach the home first",
         )
-    return one
+    return home
 
 
-def grow(cloud: Cloud, one: Home, size_gib: int) -> bool:
+def grow(cloud: Cloud, home: Home, size_gib: int) -> bool:
     """Make a home larger; its file system grows when the machine starts next. False: it is so large.
 
     Raises:
         UsageError: It is larger than that; a volume never shrinks.
     """
-    if size_gib == one.size_gib:
+    if size_gib == home.size_gib:
         return False
-    if size_gib < one.size_gib:
+    if size_gib < home.size_gib:
         raise UsageError(
-            f"the home {one.volume_id} has {one.size_gib} GiB, wanted {size_gib}: a volume never shrinks",
+            f"the home {home.volume_id} has {home.size_gib} GiB, wanted {size_gib}: a volume never shrinks",
             hint="make another workspace, and copy what is needed",
         )
     with explain_aws_errors("grow the home volume"):
-        cloud.client("ec2").modify_volume(VolumeId=one.volume_id, Size=size_gib)
+        cloud.client("ec2").modify_volume(VolumeId=home.volume_id, Size=size_gib)
     return True
 
 
 def move(
     cloud: Cloud,
-    one: Home,
+    home: Home,
     zone: str,
     *,
     say: Callable[[str], None],
@@ -167,20 +168,20 @@ def move(
         CheckFailedError: The snapshot failed.
         UnavailableError: The cloud refused.
     """
-    if one.instance_id:
+    if home.instance_id:
         raise BusyError(
-            f"{one.volume_id} is attached to {one.instance_id}, whose zone it can't leave",
-            hint=f"`invoke workspace.down {one.name} --keep-home` ends the machine, and keeps the home",
+            f"{home.volume_id} is attached to {home.instance_id}, whose zone it can't leave",
+            hint=f"`invoke workspace.down {home.name} --keep-home` ends the machine, and keeps the home",
         )
     zone = _zone_name(cloud, zone)
-    if one.zone == zone:
-        return one
+    if home.zone == zone:
+        return home
     ec2 = cloud.client("ec2")
-    marks = {MANAGED_TAG: MANAGED, "Name": f"{one.name} on its way to {zone}"}
+    marks = {MANAGED_TAG: MANAGED, "Name": f"{home.name} on its way to {zone}"}
     with explain_aws_errors("move the home volume"):
-        said = ec2.describe_volumes(VolumeIds=[one.volume_id])["Volumes"][0]
+        said = ec2.describe_volumes(VolumeIds=[home.volume_id])["Volumes"][0]
         snapshot = ec2.create_snapshot(
-            VolumeId=one.volume_id, TagSpecifications=tag_specifications(marks, "snapshot")
+            VolumeId=home.volume_id, TagSpecifications=tag_specifications(marks, "snapshot")
         )["SnapshotId"]
     new = ""
     try:
@@ -193,22 +194,22 @@ def move(
                 Encrypted=True,
                 TagSpecifications=tag_specifications(marks, "volume"),
             )["VolumeId"]
-        made_at = _wait(cloud, new, sleep)
+        made_at = _wait_for_volume(cloud, new, sleep)
         with explain_aws_errors("move the home volume"):
-            ec2.delete_tags(Resources=[one.volume_id], Tags=[{"Key": WORKSPACE_TAG}])
+            ec2.delete_tags(Resources=[home.volume_id], Tags=[{"Key": WORKSPACE_TAG}])
             tags = [{"Key": key, "Value": value} for key, value in tags_of(said).items()]
             ec2.create_tags(Resources=[new], Tags=tags)
     except BaseException:
-        if new and not homes(cloud, one.name):  # its tag is what makes it the home
-            ec2.create_tags(Resources=[one.volume_id], Tags=[{"Key": WORKSPACE_TAG, "Value": one.name}])
+        if new and not homes(cloud, home.name):  # its tag is what makes it the home
+            ec2.create_tags(Resources=[home.volume_id], Tags=[{"Key": WORKSPACE_TAG, "Value": home.name}])
         if new:
             ec2.delete_volume(VolumeId=new)
         ec2.delete_snapshot(SnapshotId=snapshot)
         raise
     with explain_aws_errors("remove the old home volume"):
-        ec2.delete_volume(VolumeId=one.volume_id)
+        ec2.delete_volume(VolumeId=home.volume_id)
         ec2.delete_snapshot(SnapshotId=snapshot)
-    return Home(new, one.name, one.owner, one.region, zone, one.size_gib, made=True, created_at=made_at)
+    return Home(new, home.name, home.owner, home.region, zone, home.size_gib, made=True, created_at=made_at)
 
 
 def _zone_name(cloud: Cloud, zone: str) -> str:
@@ -225,22 +226,26 @@ def _zone_name(cloud: Cloud, zone: str) -> str:
     raise unknown("zone", zone, [row["ZoneName"] for row in rows])
 
 
-def remove(cloud: Cloud, one: Home) -> None:
+def remove(cloud: Cloud, home: Home) -> None:
     """Remove a home with all that is in it.
 
     Raises:
         BusyError: A machine has it.
         UnavailableError: The cloud refused.
     """
-    if one.instance_id:
-        raise BusyError(f"{one.volume_id} is attached to {one.instance_id}", hint="end the machine first")
+    if home.instance_id:
+        raise BusyError(f"{home.volume_id} is attached to {home.instance_id}", hint="end the machine first")
     with explain_aws_errors("remove the home volume"):
-        cloud.client("ec2").delete_volume(VolumeId=one.volume_id)
+        cloud.client("ec2").delete_volume(VolumeId=home.volume_id)
 
 
 def _home(cloud: Cloud, volume: dict[str, Any]) -> Home:
     tags = tags_of(volume)
-    attached = [one["InstanceId"] for one in volume.get("Attachments", ()) if one.get("State") != "detached"]
+    attached = [
+        attachment["InstanceId"]
+        for attachment in volume.get("Attachments", ())
+        if attachment.get("State") != "detached"
+    ]
     return Home(
         volume["VolumeId"],
         tags.get(WORKSPACE_TAG, ""),
@@ -258,17 +263,17 @@ def _created_at(volume: dict[str, Any]) -> str:
     return created.isoformat(timespec="seconds")
 
 
-def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> str:
+def _wait_for_volume(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> str:
     """Wait until a volume is available; when it was made, ISO 8601."""
-    ec2, wanted = cloud.client("ec2"), calls.filters({"volume-id": [volume_id]})
+    ec2, volume_filters = cloud.client("ec2"), calls.filters({"volume-id": [volume_id]})
 
     def available() -> str | None:
         with explain_aws_errors("wait for the home volume"):
-            found = ec2.describe_volumes(Filters=wanted)["Volumes"]
-        state = found[0]["State"] if found else "creating"  # EC2 shows it after a moment
-        if state not in LIVING:
+            rows = ec2.describe_volumes(Filters=volume_filters)["Volumes"]
+        state = rows[0]["State"] if rows else "creating"  # EC2 shows it after a moment
+        if state not in LIVE_STATES:
             raise UnavailableError(f"the home volume {volume_id} is {state}, wanted available")
-        return _created_at(found[0]) if state == "available" else None
+        return _created_at(rows[0]) if state == "available" else None
 
     return calls.wait_until(
         available,
@@ -284,21 +289,21 @@ def _wait(cloud: Cloud, volume_id: str, sleep: Callable[[float], None]) -> str:
 def _wait_for_snapshot(
     ec2: Any, snapshot: str, say: Callable[[str], None], sleep: Callable[[float], None]
 ) -> None:
-    told = ""
+    last_progress = ""
 
     def completed() -> bool | None:
-        nonlocal told
+        nonlocal last_progress
         with explain_aws_errors("wait for the snapshot of the home"):
-            [found] = ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"]
-        if found["State"] == "completed":
+            [snapshot_row] = ec2.describe_snapshots(SnapshotIds=[snapshot])["Snapshots"]
+        if snapshot_row["State"] == "completed":
             return True
-        if found["State"] == "error":
+        if snapshot_row["State"] == "error":
             raise CheckFailedError(
                 f"the snapshot {snapshot} of the home failed", hint="run the command again"
             )
-        if found.get("Progress", "") != told:
-            told = found.get("Progress", "")
-            say(f"{snapshot}: {told}")
+        if snapshot_row.get("Progress", "") != last_progress:
+            last_progress = snapshot_row.get("Progress", "")
+            say(f"{snapshot}: {last_progress}")
         return None
 
     calls.wait_until(

@@ -26,14 +26,14 @@ aws = agent.Aws(metadata, "{region}")
 for call, *words in json.loads(sys.argv[1]):
     try:
         found = getattr(metadata if call == "get" else aws, call)(*words)
-    except agent.Failed as error:
+    except agent.StageError as error:
         found = "failed: " + str(error)
     print(json.dumps(found))
 """
 PREPARE = """
 import pathlib, sys
 import agent
-agent.prepare(agent.device_of(sys.argv[1], pathlib.Path("/")))
+agent.prepare_disk(agent.find_device(sys.argv[1], pathlib.Path("/")))
 """
 POST = """
 import sys, urllib.error, urllib.request

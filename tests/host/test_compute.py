@@ -40,7 +40,7 @@ def log_report(facts: Facts) -> tuple[list[str], list[str]]:
     An application's Xid names its process, where the driver knows it: from ours it is the machine's fault,
     from another one that job's. A machine booted from an image runs no other.
     """
-    section, table = facts["cuda"], xid.judged()
+    section, table = facts["cuda"], xid.xid_rules()
     serious, others = [], []
     for ours in (True, False):
         lines = [line for line in require_reached(section["xids"]) if is_ours(line, section["pids"]) is ours]

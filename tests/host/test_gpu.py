@@ -112,7 +112,7 @@ def test_persistence(facts):
     fix=rules.XID.fix,
 )
 def test_xid(facts):
-    evaluate(facts, rules.XID.judge, xid.judged(), facts.profile in LIVE)
+    evaluate(facts, rules.XID.judge, xid.xid_rules(), facts.profile in LIVE)
 
 
 @check(

@@ -97,7 +97,7 @@ def rigged(
         return Said(int(ended.value.code or 0), shown.out, shown.err)
 
     with serve(cluster, tmp_path) as (where, ca, _):
-        monkeypatch.setenv(api.TOKEN, TOKEN)
+        monkeypatch.setenv(api.TOKEN_VARIABLE, TOKEN)
         with monkeypatch.context() as patched:
             # without a process for each call; `programs` has them
             patched.setattr(Pvesh, "_exec", lambda _, words: double.pvesh(cluster, words))

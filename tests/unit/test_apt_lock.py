@@ -12,7 +12,7 @@ import ansible_runner
 import pytest
 
 from gpukiln.nodes import apt_lock
-from gpukiln.nodes.apt_lock import LockWatch, look, parse, script
+from gpukiln.nodes.apt_lock import LockWatch, find_lock_holders, parse_lock_holders, script
 from gpukiln.nodes.playbook import PlaybookRequest, run_playbook
 
 # As apt and dpkg lock: fcntl(2), on the whole file
@@ -73,7 +73,7 @@ def test_hosts_are_told_apart() -> None:
         "gpu-2 | CHANGED | rc=0 >>\n\n"
         "gpu-3 | UNREACHABLE! => {\n"
     )
-    assert parse(said) == {"gpu-1": HOLDER}
+    assert parse_lock_holders(said) == {"gpu-1": HOLDER}
 
 
 def test_ansible_carries_the_script_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ def test_ansible_carries_the_script_as_it_is(monkeypatch: pytest.MonkeyPatch) ->
         return SimpleNamespace(stdout=b"gpu-1 | CHANGED | rc=0 >>\n")
 
     monkeypatch.setattr("gpukiln.programs.run", run)
-    assert look("hosts.yml", ["gpu-1", "gpu-2"], {}) == {}
+    assert find_lock_holders("hosts.yml", ["gpu-1", "gpu-2"], {}) == {}
     [command] = asked
     assert command[:4] == ["ansible", "gpu-1,gpu-2", "-i", "hosts.yml"]
     carried = command[-1].removesuffix(" | sh")
@@ -116,12 +116,12 @@ def test_a_task_of_apt_that_waits_names_the_holder_once() -> None:
         told.watch.take(_event("runner_on_start", host, task_action="ansible.builtin.apt"))
     told.watch.take(_event("runner_on_start", "c", task_action="ansible.builtin.command"))
     for told.now in (14.0, 16.0, 70.0, 77.0):
-        told.watch.look_at_due()
+        told.watch.check_due_hosts()
     assert told.asked == [["a", "b"], ["a", "b"]]
     assert told.said == [("a", f"nvtop : Install waits for {HOLDER}")]
     told.watch.take(_event("runner_on_ok", "a"))
     told.now = 200.0
-    told.watch.look_at_due()
+    told.watch.check_due_hosts()
     assert told.asked[2:] == [["b"]]
 
 
@@ -149,7 +149,7 @@ def test_a_run_tells_it_while_it_waits_and_in_the_end(
         return SimpleNamespace(rc=2, status="failed")
 
     monkeypatch.setattr(ansible_runner, "run", run)
-    monkeypatch.setattr(apt_lock, "look", lambda *_: {"a": HOLDER})
+    monkeypatch.setattr(apt_lock, "find_lock_holders", lambda *_: {"a": HOLDER})
     monkeypatch.setattr(apt_lock, "FIRST_S", 0.0)
     monkeypatch.setattr(apt_lock, "POLL_S", 0.01)
     result = run_playbook(PlaybookRequest("node.yml", tmp_path / "hosts.yml"), ["a"], tmp_path, tell)

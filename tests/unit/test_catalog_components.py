@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gpukiln.catalog.components import apply_overrides, as_plain, load_components
+from gpukiln.catalog.components import apply_overrides, load_components, to_plain_data
 from gpukiln.catalog.images import image_names, load_image
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import UsageError
@@ -47,11 +47,11 @@ def test_what_is_optional_is_in_no_image_that_does_not_list_it() -> None:
 
 
 def test_plain_is_the_form_of_the_file(tmp_path: Path) -> None:
-    plain = as_plain(load_components(written(tmp_path, TEXT)))
+    plain = to_plain_data(load_components(written(tmp_path, TEXT)))
     assert plain["nvidia_driver"]["branch"] == 535
     assert plain["nvidia_driver"]["review"] == "2026-12-15"
     assert "repository" not in plain["docker"]
-    assert list(as_plain(load_components())["docker"]["repository"]) == ["rpm"]
+    assert list(to_plain_data(load_components())["docker"]["repository"]) == ["rpm"]
 
 
 def test_a_repository_is_for_the_distributions_that_it_names() -> None:
@@ -100,9 +100,9 @@ def test_a_branch_brings_its_last_release() -> None:
 
 def test_build_tools_stay_unless_told_otherwise() -> None:
     components = load_components()
-    assert as_plain(components)["nvidia_driver"]["keep_build_tools"] is True
+    assert to_plain_data(components)["nvidia_driver"]["keep_build_tools"] is True
     changed = apply_overrides(components, ["nvidia_driver.keep_build_tools=false"])
-    assert as_plain(changed)["nvidia_driver"]["keep_build_tools"] is False
+    assert to_plain_data(changed)["nvidia_driver"]["keep_build_tools"] is False
 
 
 def test_a_version_brings_its_branch() -> None:

@@ -42,7 +42,7 @@ def test_branches_agree_with_their_releases() -> None:
 
 
 def test_the_way_forward_is_the_long_term_branch_that_lasts_longest() -> None:
-    forward = drivers.way_forward(date(2026, 11, 21))
+    forward = drivers.recommended_branch(date(2026, 11, 21))
     assert (forward.branch, forward.type, forward.eol) == (580, "LTSB", date(2028, 6, 30))
 
 

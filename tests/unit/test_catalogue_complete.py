@@ -14,9 +14,9 @@ from gpukiln.catalog.gpus import gpu
 from gpukiln.catalog.instance_types import (
     InstanceType,
     every_instance_type,
+    excluded_families,
     instance_type,
     instance_types,
-    left_out,
 )
 from gpukiln.clouds.embedded.instance_types import described
 from gpukiln.errors import UsageError
@@ -52,7 +52,10 @@ def missing(recorded: Mapping[str, Mapping[str, Any]], known: Mapping[str, Insta
     for name, row in recorded.items():
         if "GpuInfo" in row:
             yield from wrong(name, row, known[name]) if name in known else [f"{name}: not in the catalogue"]
-        elif any(kind in row for kind in OTHER_ACCELERATORS) and name.partition(".")[0] not in left_out():
+        elif (
+            any(kind in row for kind in OTHER_ACCELERATORS)
+            and name.partition(".")[0] not in excluded_families()
+        ):
             yield f"{name}: neither in the catalogue nor left out"
 
 
@@ -160,7 +163,7 @@ def test_what_is_left_out_says_why() -> None:
         instance_type("p6e-gb200.36xlarge")
     with pytest.raises(UsageError, match=r"unknown GPU instance type 'g6\.xlarg'"):
         instance_type("g6.xlarg")
-    assert not {name.partition(".")[0] for name in instance_types()} & set(left_out())
+    assert not {name.partition(".")[0] for name in instance_types()} & set(excluded_families())
 
 
 def test_every_name_of_ec2_in_a_family_of_accelerators_is_known() -> None:
@@ -168,7 +171,7 @@ def test_every_name_of_ec2_in_a_family_of_accelerators_is_known() -> None:
     kinds = ("dl", "f1", "f2", "g2", "g3", "g4", "g5", "g6", "g7", "gr", "inf", "p2", "p3", "p4", "p5", "p6")
     names = {name for name in every_instance_type() if name.startswith((*kinds, "trn", "vt"))}
     unknown = names - set(instance_types())
-    assert {name for name in unknown if name.partition(".")[0] not in left_out()} == set()
+    assert {name for name in unknown if name.partition(".")[0] not in excluded_families()} == set()
 
 
 def test_a_retired_type_says_since_when_and_no_other_does() -> None:

@@ -116,10 +116,10 @@ def test_the_agent_tags_its_machine_and_reads_what_was_named(machine, monkeypatc
     arn = Cloud().client("secretsmanager").describe_secret(SecretId="token")["ARN"]
     assert (aws.secret(arn), aws.secret(PARAMETER)) == ("s", "v")
     with pytest.raises(
-        agent.Failed, match=r"AccessDeniedException.*ssm:GetParameter on resource: .*/theirs/key"
+        agent.StageError, match=r"AccessDeniedException.*ssm:GetParameter on resource: .*/theirs/key"
     ):
         aws.secret(OTHER)
-    with pytest.raises(agent.Failed, match=r"UnauthorizedOperation.*ec2:CreateTags on resource"):
+    with pytest.raises(agent.StageError, match=r"UnauthorizedOperation.*ec2:CreateTags on resource"):
         aws.tag({"gpukiln:owner": "somebody"})
 
 

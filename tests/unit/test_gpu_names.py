@@ -5,7 +5,7 @@ import pytest
 from gpukiln.catalog.boards import boards
 from gpukiln.catalog.gpu_names import ec2_label, ec2_name, keys_of, product
 from gpukiln.catalog.gpus import gpus
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ def test_every_name_of_every_gpu_leads_back_to_it() -> None:
 
 def test_an_offer_takes_the_name_that_a_machine_shows() -> None:
     """Only the catalogue's and EC2's names were taken, so a GPU's own name was unknown."""
-    assert parse("NVIDIA A100-SXM4-80GB").gpus == ("a100-80gb",)
+    assert parse_request("NVIDIA A100-SXM4-80GB").gpus == ("a100-80gb",)

@@ -13,7 +13,7 @@ import pytest
 from gpukiln.commands.gpu import words_of
 from gpukiln.gpus.cli import read_options
 from gpukiln.gpus.verbs import verbs
-from gpukiln.nodes.gpus import reach
+from gpukiln.nodes.gpus import gpu_command
 from gpukiln.nodes.hosts import find_targets
 from tests.support import documents
 from tests.support.exit_codes import invoke
@@ -140,7 +140,7 @@ def test_a_failure_here_is_in_the_document_too(typed: Typed) -> None:
 
 def test_words_are_quoted_for_the_shell_of_the_host() -> None:
     [target] = find_targets("ssh://ann@two:2222", None)
-    words = reach(target, ["list", "--json"], sudo=True)
+    words = gpu_command(target, ["list", "--json"], sudo=True)
     assert words[-5:-1] == ["-p", "2222", "--", "ann@two"]
     assert shlex.split(words[-1]) == ["sudo", "-n", "/usr/local/bin/gpukiln-gpu", "list", "--json"]
 

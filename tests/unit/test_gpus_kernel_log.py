@@ -7,7 +7,7 @@ from gpukiln.gpus import kernel_log
 from gpukiln.gpus.facts import facts
 from gpukiln.probe import xids
 
-TABLE = xid.judged()
+TABLE = xid.xid_rules()
 
 
 def test_machines_judge_by_the_catalogue() -> None:

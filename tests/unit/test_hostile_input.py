@@ -34,7 +34,7 @@ from gpukiln.kubernetes.check.yaml_tree import BrokenError
 from gpukiln.kubernetes.manifest import load
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.nodes.hosts import find_targets
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 from gpukiln.parsing import DEEPEST, check_yaml, parse_json, parse_yaml, read_text, refuse_credentials
 from gpukiln.sources.rpm import _parse_streams
 from gpukiln.ssh import parse_ssh
@@ -281,10 +281,10 @@ def test_a_quotation_goes_on_in_the_next_line(lines: str, commands: list[tuple[s
         lambda: whole(LONG, "--count"),
         lambda: Duration.parse(f"{LONG}s", "--time"),
         lambda: Memory.parse(f"{'9' * 400}GiB", "--memory"),
-        lambda: parse("A100:80GB80GB"),
-        lambda: parse("A100:80GiB80GiB"),
-        lambda: parse("A100:24GB24GB..80GB"),
-        lambda: parse("T4", memory=f"{LONG}GiB"),
+        lambda: parse_request("A100:80GB80GB"),
+        lambda: parse_request("A100:80GiB80GiB"),
+        lambda: parse_request("A100:24GB24GB..80GB"),
+        lambda: parse_request("T4", memory=f"{LONG}GiB"),
         lambda: mig._parts({f"{LONG}c.1g.5gb": 1}, "a"),
         lambda: find_targets("ssh://[::1", None),
         lambda: find_targets("ssh://[:::::]", None),
@@ -300,7 +300,7 @@ def test_what_was_typed_is_refused(read: Callable[[], Any]) -> None:
 
 @pytest.mark.parametrize(("option", "code"), [("16..24GB", 24), ("..24GB", 24), ("24GB", 24)])
 def test_memory_as_sold_is_read(option: str, code: int) -> None:
-    span = parse(f"A100:{option}").gpu_memory_gb
+    span = parse_request(f"A100:{option}").gpu_memory_gb
     assert span is not None
     assert span.high == code
 

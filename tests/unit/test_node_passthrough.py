@@ -476,7 +476,7 @@ def test_a_certificate_is_verified_always(rig: Rig, tmp_path: Path) -> None:
 def test_a_token_that_is_not_taken(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, token: str, code: int, told: str
 ) -> None:
-    monkeypatch.setenv(api.TOKEN, token)
+    monkeypatch.setenv(api.TOKEN_VARIABLE, token)
     ended = rig.token("--gpu", "mapping:a10")
     assert (ended.code, told in ended.err, "wrong-1111" in ended.out + ended.err) == (code, True, False), (
         ended
@@ -484,7 +484,7 @@ def test_a_token_that_is_not_taken(
 
 
 def test_a_token_from_a_file_that_others_can_not_read(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(api.TOKEN)
+    monkeypatch.delenv(api.TOKEN_VARIABLE)
     file = rig.folder / "token"
     file.write_text(TOKEN + "\n")
     file.chmod(0o644)
@@ -560,7 +560,7 @@ def test_a_write_that_fails_leaves_nothing(rig: Rig, fault: Callable[[], Any], c
 def test_a_change_of_somebody_else_meanwhile_is_refused(rig: Rig) -> None:
     rig.cluster.faults = [("PUT", ".*config", lambda: edit(memory="1")(rig))]
     ended = rig.token(*SET)
-    assert (ended.code, "somebody changed it meanwhile" in ended.err) == (75, True)
+    assert (ended.code, "another user changed it in the meantime" in ended.err) == (75, True)
     assert (rig.undo_files(), rig.config["memory"], "hostpci0" in rig.config) == ([], "1", False)
 
 
@@ -576,7 +576,7 @@ def test_a_write_without_an_answer_is_looked_at(rig: Rig) -> None:
 
     rig.cluster.faults = [("PUT", ".*config", gone)]
     ended = rig.token(*SET)
-    assert (ended.code, "nobody knows whether" in ended.err, len(rig.undo_files())) == (5, True, 2)
+    assert (ended.code, "it is not known whether" in ended.err, len(rig.undo_files())) == (5, True, 2)
 
 
 @pytest.mark.parametrize(

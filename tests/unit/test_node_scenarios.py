@@ -12,7 +12,7 @@ from rich.console import Console
 
 from gpukiln.errors import UsageError
 from gpukiln.nodes.runs import RunStore
-from gpukiln.nodes.scenarios import Scenario, ScenarioResult, choose, load_scenarios, run_scenario
+from gpukiln.nodes.scenarios import Scenario, ScenarioResult, choose_scenarios, load_scenarios, run_scenario
 from gpukiln.nodes.view import render_outcomes, render_scenarios
 from tests.support import documents
 
@@ -106,12 +106,12 @@ def test_ctrl_c_removes_the_machine(project):
 def test_scenarios_that_pull_an_image_run_only_when_named(project):
     folder = project / "molecule"
     (folder / "bad/molecule.yml").write_text(MOLECULE.format(platform=", image: debian"))
-    chosen, others = choose([], folder)
+    chosen, others = choose_scenarios([], folder)
     assert [one.name for one in chosen] == ["good", "slow"]
     assert [one.name for one in others] == ["bad"]
-    assert choose(["bad", "bad"], folder) == ([others[0]], [])
+    assert choose_scenarios(["bad", "bad"], folder) == ([others[0]], [])
     with pytest.raises(UsageError, match="unknown scenario 'goood'") as caught:
-        choose(["goood"], folder)
+        choose_scenarios(["goood"], folder)
     assert "did you mean good" in caught.value.hint
 
 

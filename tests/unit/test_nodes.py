@@ -17,7 +17,7 @@ from gpukiln.nodes.playbook import (
     read_inventory,
     require_known_variables,
     run_playbook,
-    without_group,
+    ungrouped_warning,
 )
 from gpukiln.nodes.results import Collector, HostResult, RunResult
 from gpukiln.nodes.runs import NodeRun, RunStore
@@ -325,12 +325,12 @@ def test_hosts_of_a_mixed_inventory_that_are_in_no_group_are_named(tmp_path, lim
         "    site: {children: {t4: {hosts: {gpu-2: {}}}}}\n"
     )
     request = PlaybookRequest(playbook="node.yml", inventory=file, limit=limit)
-    assert without_group(request, read_inventory(request), list_hosts(request)) == words
+    assert ungrouped_warning(request, read_inventory(request), list_hosts(request)) == words
 
 
 def test_an_inventory_without_groups_needs_no_word(request_of):
     request = request_of()
-    assert without_group(request, read_inventory(request), list_hosts(request)) == ""
+    assert ungrouped_warning(request, read_inventory(request), list_hosts(request)) == ""
 
 
 def test_the_task_that_runs_is_named_with_its_host(request_of, tmp_path):

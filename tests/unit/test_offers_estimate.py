@@ -14,10 +14,10 @@ from gpukiln.offers import cache
 from gpukiln.offers.cost import MachineUsage
 from gpukiln.offers.estimate import estimate
 from gpukiln.offers.model import ImageChoice
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 from gpukiln.offers.select import select
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
-from gpukiln.workspaces.plan import WorkspacePlan, offline, plan_words
+from gpukiln.workspaces.plan import WorkspacePlan, describe_offer, plan_offline
 from gpukiln.workspaces.spec import spec_of
 from gpukiln.workspaces.view import preview, preview_parts
 
@@ -49,7 +49,7 @@ def listed(monkeypatch):
 
 
 def first(gpu, region=WEST, **options):
-    return select(parse(gpu, **options), [region], TODAY).offers[0]
+    return select(parse_request(gpu, **options), [region], TODAY).offers[0]
 
 
 def test_the_same_type_of_another_region_comes_before_a_dearer_one_with_a_price(listed):
@@ -69,7 +69,7 @@ def test_the_level_of_prices_of_a_region_counts(listed):
 
 def test_a_newer_answer_of_another_region_comes_before_an_older_one(listed):
     listed(us_east_1=T4_EAST, us_west_1={"g4dn.xlarge": "0.631"})
-    asked = cache.Hourly(TODAY, "the API", {"g4dn.4xlarge": Decimal("1.3")})
+    asked = cache.HourlyPrices(TODAY, "the API", {"g4dn.4xlarge": Decimal("1.3")})
     cache.update("aws", "us-west-1", {"on_demand": asked})
     assert estimate("g4dn.4xlarge", WEST, TODAY).source == "as in us-west-1 (the API)"
     cache.path("aws", "us-west-1").write_text(
@@ -90,7 +90,7 @@ def test_a_size_that_no_region_prices_is_estimated_by_its_family(listed):
 
 def test_without_any_price_the_smallest_is_first_and_not_the_newest(listed):
     listed()
-    names = [one.instance_type for one in select(parse("T4,L4,RTX-PRO-4500:1"), [WEST], TODAY).offers]
+    names = [one.instance_type for one in select(parse_request("T4,L4,RTX-PRO-4500:1"), [WEST], TODAY).offers]
     assert names[:2] == ["g4dn.xlarge", "g6.xlarge"]
     assert names[-1] == "g6.16xlarge"
 
@@ -110,7 +110,7 @@ def test_node_pools_and_workspaces_take_what_is_cheaper_by_an_estimate_first():
     asked = {"gpu": "H100,RTX-PRO-6000:1", "cpu": 8, "memory": "", "arch": "", "region": WEST, "today": TODAY}
     assert types_of(named=(), **asked)[0] == "g7e.2xlarge"  # of the first pool, with the largest weight
     profile = ComputeProfile(gpu_type="H100,RTX-PRO-6000", gpu_count=1)
-    found = offline(
+    found = plan_offline(
         spec_of(Workspace(workspace_name="one", region=WEST, owner="me", compute_profile=profile)), TODAY
     )
     names = [one.instance_type for one in found.offers]  # in this order where one has no capacity
@@ -119,7 +119,7 @@ def test_node_pools_and_workspaces_take_what_is_cheaper_by_an_estimate_first():
 
 def test_a_plan_says_that_its_price_is_estimated():
     """Its words go into the machine's tag and Terraform's variables, where the price itself is not known."""
-    words = plan_words(first("RTX-PRO-6000:1"), "us-west-2a")
+    words = describe_offer(first("RTX-PRO-6000:1"), "us-west-2a")
     assert words == "g7e.2xlarge on-demand in us-west-2a, about 3.36312 USD/hour (estimated)"
 
 

@@ -11,13 +11,13 @@ from gpukiln.images.subject import Subject, subject_tags
 from gpukiln.instances.tags import tag_list
 from gpukiln.offers.image import (
     DLAMIS,
+    ChannelImage,
     DeepLearningAmi,
     Images,
-    ProvenImage,
-    Released,
-    choose,
-    families,
+    VerifiedImage,
+    choose_image,
     images_of,
+    supported_families,
 )
 
 TODAY = date(2026, 11, 23)
@@ -63,38 +63,40 @@ def subject(driver: str, image_id: str = "ami-1", modules: str = "proprietary") 
     )
 
 
-OLD = Released(
+OLD = ChannelImage(
     "/gpukiln/eks-gpu/1.33/stable/image_id", "ami-old", "2026-10-01", subject("535.309.01", "ami-old")
 )
-NEW = Released(STABLE, "ami-new", "2026-11-01", subject("580.178.04", "ami-new", "open"))
-GONE = Released(STABLE, "ami-gone", "2026-11-20", None, "aws has no AMI ami-gone in us-west-2")
+NEW = ChannelImage(STABLE, "ami-new", "2026-11-01", subject("580.178.04", "ami-new", "open"))
+GONE = ChannelImage(STABLE, "ami-gone", "2026-11-20", None, "aws has no AMI ami-gone in us-west-2")
 AWS = DeepLearningAmi(X86, "ami-dl", "x86_64", ("g4dn", "g5", "g6", "p4d"))
 
 
 def there(
-    *released: Released, dlamis: tuple[DeepLearningAmi, ...] = (AWS,), proven: tuple[ProvenImage, ...] = ()
+    *released: ChannelImage,
+    dlamis: tuple[DeepLearningAmi, ...] = (AWS,),
+    verified: tuple[VerifiedImage, ...] = (),
 ) -> Images:
-    return Images("2026-11-23T00:00:00+00:00", released, proven, dlamis, ())
+    return Images("2026-11-23T00:00:00+00:00", released, verified, dlamis, ())
 
 
 def test_the_newest_release_that_fits_is_taken() -> None:
     cloud = Cloud()
-    assert choose(there(OLD, NEW), cloud, "g6.xlarge", None, TODAY).image_id == "ami-new"
-    found = choose(there(OLD, GONE), cloud, "g6.xlarge", None, TODAY)
+    assert choose_image(there(OLD, NEW), cloud, "g6.xlarge", None, TODAY).image_id == "ami-new"
+    found = choose_image(there(OLD, GONE), cloud, "g6.xlarge", None, TODAY)
     assert (found.kind, found.image_id) == ("channel", "ami-old")
     assert any("has no AMI ami-gone" in text for text in found.why)
     # the open modules do not know a V100
-    found = choose(there(OLD, NEW), cloud, "p3dn.24xlarge", None, TODAY)
+    found = choose_image(there(OLD, NEW), cloud, "p3dn.24xlarge", None, TODAY)
     assert found.image_id == "ami-old"
     assert any("open kernel modules" in text for text in found.why)
-    found = choose(there(OLD), cloud, "g6.xlarge", workload("ollama"), TODAY)
+    found = choose_image(there(OLD), cloud, "g6.xlarge", workload("ollama"), TODAY)
     assert found.kind == "dlami"
     assert any("needs driver 550 or later" in text for text in found.why)
 
 
 def test_without_a_release_it_is_awss_own_then_a_plain_one() -> None:
     cloud = Cloud()
-    found = choose(there(), cloud, "g6.xlarge", None, TODAY)
+    found = choose_image(there(), cloud, "g6.xlarge", None, TODAY)
     assert (found.kind, found.image_id, found.name) == ("dlami", "ami-dl", X86)
     for machine, why in (
         ("g6e.xlarge", "does not name g6e"),
@@ -102,23 +104,25 @@ def test_without_a_release_it_is_awss_own_then_a_plain_one() -> None:
         ("g6f.large", "GRID driver"),
         ("g5g.xlarge", "it is x86_64"),
     ):
-        found = choose(there(), cloud, machine, None, TODAY)
+        found = choose_image(there(), cloud, machine, None, TODAY)
         assert found.kind == "base", machine
         assert any(why in text for text in found.why), machine
-    assert choose(there(dlamis=()), cloud, "g6.xlarge", None, TODAY).kind == "base"
-    wrong = choose(there(dlamis=()), cloud, "g7e.2xlarge", None, TODAY)  # its driver does not know Blackwell
+    assert choose_image(there(dlamis=()), cloud, "g6.xlarge", None, TODAY).kind == "base"
+    wrong = choose_image(
+        there(dlamis=()), cloud, "g7e.2xlarge", None, TODAY
+    )  # its driver does not know Blackwell
     assert any(one.severity == "error" for one in wrong.findings)
 
 
 def test_without_a_release_an_image_of_ours_that_passed_comes_before_awss() -> None:
-    first = ProvenImage("ami-a", "2026-11-01T00:00:00+00:00", subject("535.309.01", "ami-a"))
-    last = ProvenImage("ami-b", "2026-11-20T00:00:00+00:00", subject("580.178.04", "ami-b", "open"))
-    found = choose(there(proven=(first, last)), Cloud(), "g6.xlarge", None, TODAY)
-    assert (found.kind, found.image_id) == ("proven", "ami-b")
+    first = VerifiedImage("ami-a", "2026-11-01T00:00:00+00:00", subject("535.309.01", "ami-a"))
+    last = VerifiedImage("ami-b", "2026-11-20T00:00:00+00:00", subject("580.178.04", "ami-b", "open"))
+    found = choose_image(there(verified=(first, last)), Cloud(), "g6.xlarge", None, TODAY)
+    assert (found.kind, found.image_id) == ("verified", "ami-b")
     assert "on 2026-11-20" in found.why[0]
-    found = choose(there(proven=(first, last)), Cloud(), "p3dn.24xlarge", None, TODAY)
+    found = choose_image(there(verified=(first, last)), Cloud(), "p3dn.24xlarge", None, TODAY)
     assert found.image_id == "ami-a"  # the open modules do not know a V100
-    assert choose(there(NEW, proven=(first,)), Cloud(), "g6.xlarge", None, TODAY).kind == "channel"
+    assert choose_image(there(NEW, verified=(first,)), Cloud(), "g6.xlarge", None, TODAY).kind == "channel"
 
 
 ACCOUNT = {"sts": [("get_caller_identity", {"Account": "111122223333"})]}
@@ -148,7 +152,7 @@ def test_a_region_is_asked_once_and_its_answer_kept_with_its_age(
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path))
     first = images_of(Cloud(**answers({"Parameters": []})))
     assert first.dlamis == (DeepLearningAmi(X86, "ami-dl", "x86_64", ("g4dn", "p6-b200")),)
-    assert [one.image_id for one in first.proven] == ["ami-1"]
+    assert [one.image_id for one in first.verified] == ["ami-1"]
     assert images_of(Cloud(**ACCOUNT)) == first  # nothing else is asked
     assert images_of(Cloud(**answers({"Parameters": []})), fresh=True).dlamis == first.dlamis
     file = tmp_path / "offers/images-aws-111122223333-us-west-2.json"
@@ -185,5 +189,5 @@ def test_what_can_not_be_kept_is_an_answer_all_the_same(tmp_path, monkeypatch: p
 
 def test_families_are_read_from_a_description() -> None:
     text = "Supported EC2 instances: G4dn, G5, Gr6, G6e, P4de, P5en, P6-B200, P6-B300. Release notes"
-    assert families(text) == ("g4dn", "g5", "gr6", "g6e", "p4de", "p5en", "p6-b200", "p6-b300")
-    assert families("something else") == ()
+    assert supported_families(text) == ("g4dn", "g5", "gr6", "g6e", "p4de", "p5en", "p6-b200", "p6-b300")
+    assert supported_families("something else") == ()

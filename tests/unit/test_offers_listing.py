@@ -8,8 +8,8 @@ from gpukiln.catalog.quotas import quota_of
 from gpukiln.offers import image
 from gpukiln.offers.cost import MachineUsage
 from gpukiln.offers.image import Images
-from gpukiln.offers.listing import RunSpec, listing, shown
-from gpukiln.offers.request import parse
+from gpukiln.offers.listing import RunSpec, list_offers, show_offer
+from gpukiln.offers.request import parse_request
 from tests.support.release_cloud import Cloud
 
 TODAY = date(2026, 11, 23)
@@ -24,8 +24,8 @@ def cloud(layout, tmp_path, monkeypatch):
 
 
 def test_an_offer_is_told_the_quota_of_its_own_market(cloud) -> None:
-    request = parse("L40S:1", spot="auto")
-    found, error = listing(request, ["us-west-2"], TODAY, use=MachineUsage(), runs=RunSpec(), cloud=cloud)
+    request = parse_request("L40S:1", spot="auto")
+    found, error = list_offers(request, ["us-west-2"], TODAY, use=MachineUsage(), runs=RunSpec(), cloud=cloud)
     assert error is None
     markets = {row.offer.market for row in found.offers}
     assert markets == {"spot", "on-demand"}  # of some types no spot price is known
@@ -42,8 +42,13 @@ def test_a_region_that_refuses_its_images_is_asked_once(cloud, monkeypatch) -> N
         return Images("2026-11-23T00:00:00+00:00", (), (), (), ("AccessDenied",))
 
     monkeypatch.setattr(image, "images_of", refused)
-    found, _ = listing(
-        parse("L4:1"), ["us-west-2"], TODAY, use=MachineUsage(), runs=RunSpec(choose=True), cloud=cloud
+    found, _ = list_offers(
+        parse_request("L4:1"),
+        ["us-west-2"],
+        TODAY,
+        use=MachineUsage(),
+        runs=RunSpec(choose=True),
+        cloud=cloud,
     )
     assert asked == ["us-west-2"]
     assert "us-west-2: AccessDenied" in found.notes
@@ -51,7 +56,7 @@ def test_a_region_that_refuses_its_images_is_asked_once(cloud, monkeypatch) -> N
 
 def test_a_machine_is_shown_in_the_market_that_was_asked_for(cloud) -> None:
     for spot, market in ((False, "on-demand"), (True, "spot")):
-        found = shown("g6e.xlarge", ["us-west-2"], TODAY, use=MachineUsage(), cloud=cloud, spot=spot)
+        found = show_offer("g6e.xlarge", ["us-west-2"], TODAY, use=MachineUsage(), cloud=cloud, spot=spot)
         [row] = found.offers
         assert row.offer.market == market
         assert {place.quota.code for place in row.places} == {quota_of("g6e.xlarge", market).code}

@@ -165,9 +165,9 @@ def test_a_file_is_read_in_pieces_and_little_of_it_is_kept(server, monkeypatch):
     rows = [machine("m7i.large", "0.1", SKU=str(number), Tenancy="Dedicated") for number in range(9000)]
     server.files[server.ec2] = listed([*EC2, *rows])
     pieces = []
-    read = price_files._Limited.readinto
+    read = price_files._LimitedResponse.readinto
     monkeypatch.setattr(
-        price_files._Limited,
+        price_files._LimitedResponse,
         "readinto",
         lambda self, buffer: pieces.append(len(buffer)) or read(self, buffer),
     )
@@ -202,7 +202,7 @@ def test_what_is_no_price_list_is_refused_and_not_read_again(server, file, index
 
 
 def test_a_file_that_was_cut_off_leaves_the_old_price(server):
-    old = cache.Hourly(date(2026, 10, 1), "AWS", {"g5.xlarge": Decimal("1.0")})
+    old = cache.HourlyPrices(date(2026, 10, 1), "AWS", {"g5.xlarge": Decimal("1.0")})
     cache.update("aws", HERE, {"on_demand": old})
     server.missing[server.ec2] = 7
     refreshed, _ = run()

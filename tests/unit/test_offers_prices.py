@@ -31,13 +31,13 @@ def keep(day=TODAY, **parts):
     """Put answers of a day there: on_demand, spot and zones by name, volume in USD."""
     made = {}
     if "on_demand" in parts:
-        made["on_demand"] = cache.Hourly(day, "the API", parts["on_demand"])
+        made["on_demand"] = cache.HourlyPrices(day, "the API", parts["on_demand"])
     if "spot" in parts:
         made["spot"] = cache.SpotHistory(day, "the API", parts["spot"])
     if "zones" in parts:
-        made["offerings"] = cache.Offerings(day, "the API", parts["zones"])
+        made["offerings"] = cache.ZoneOfferings(day, "the API", parts["zones"])
     if "volume" in parts:
-        made["volume"] = cache.Amount(day, "the API", parts["volume"])
+        made["volume"] = cache.UnitPrice(day, "the API", parts["volume"])
     return cache.update("aws", HERE, made)
 
 

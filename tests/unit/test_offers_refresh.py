@@ -20,7 +20,7 @@ from gpukiln.catalog.quotas import QUOTAS
 from gpukiln.errors import PartialError, UnavailableError, UsageError
 from gpukiln.offers import cache, difference, prices
 from gpukiln.offers.difference import FILE, ROW
-from gpukiln.offers.refresh import MACHINE, described, held, refresh, require_complete
+from gpukiln.offers.refresh import MACHINE, describe_type, price_span, refresh, require_complete
 
 HERE = "us-west-2"
 NOW = datetime(2026, 11, 23, 12, tzinfo=UTC)
@@ -382,7 +382,7 @@ def test_a_thousand_offerings_and_more(cloud):
 
 
 def test_more_types_than_a_question_takes_are_asked_in_parts(cloud, monkeypatch):
-    monkeypatch.setattr("gpukiln.offers.refresh.AT_ONCE", 50)
+    monkeypatch.setattr("gpukiln.offers.refresh.BATCH_TYPES", 50)
     cloud.everything(offerings=[offered("g5.xlarge", "a"), offered("p4d.24xlarge", "b")])
     assert failed(run(cloud)[0]) == {}
     assert prices.offerings("p4d.24xlarge", HERE) == (f"{HERE}b",)
@@ -391,14 +391,14 @@ def test_more_types_than_a_question_takes_are_asked_in_parts(cloud, monkeypatch)
 def test_traps_of_described_types():
     fraction = instance("g6f.large")
     fraction["GpuInfo"]["Gpus"][0] |= {"Count": 0, "GpuPartitionSize": 0.125, "LogicalGpuCount": 1}
-    assert (described(fraction).gpus, described(fraction).gpu_fraction) == (1, 0.125)
+    assert (describe_type(fraction).gpus, describe_type(fraction).gpu_fraction) == (1, 0.125)
     metal = instance("g5g.metal", BareMetal=True, ProcessorInfo={"SupportedArchitectures": ["arm64"]})
     del metal["Hypervisor"], metal["InstanceStorageInfo"]
-    assert (described(metal).hypervisor, described(metal).arch) == ("none", "arm64")
-    assert described(metal).local_nvme_gb == 0
+    assert (describe_type(metal).hypervisor, describe_type(metal).arch) == ("none", "arm64")
+    assert describe_type(metal).local_nvme_gb == 0
     old = instance("g2.2xlarge", ProcessorInfo={"SupportedArchitectures": ["i386", "x86_64"]})
-    assert described(old).arch == "x86_64"
-    block = described(instance("p6.x", SupportedUsageClasses=["capacity-block"]))
+    assert describe_type(old).arch == "x86_64"
+    block = describe_type(instance("p6.x", SupportedUsageClasses=["capacity-block"]))
     assert (block.on_demand, block.spot, block.capacity_blocks) == (False, False, True)
     many = instance("p5.48xlarge")  # 32 cards, of which EKS takes the first
     many["NetworkInfo"] |= {
@@ -407,7 +407,7 @@ def test_traps_of_described_types():
         "Ipv4AddressesPerInterface": 50,
         "EfaInfo": {"MaximumEfaInterfaces": 32},
     }
-    assert (described(many).max_pods, described(many).efa) == (100, 32)
+    assert (describe_type(many).max_pods, describe_type(many).efa) == (100, 32)
 
 
 # --- prices ---------------------------------------------------------------------------------------------
@@ -416,13 +416,13 @@ def test_traps_of_described_types():
 def test_a_mean_weighs_each_price_by_how_long_it_held():
     day = timedelta(days=1)
     changes = [(NOW - day, Decimal("0.8")), (WEEK - 9 * day, Decimal("9")), (WEEK - day, Decimal("0.1"))]
-    found = held(changes, WEEK, NOW)
+    found = price_span(changes, WEEK, NOW)
     assert found == cache.ZonePrice(*map(Decimal, ("0.8", "0.1", "0.2", "0.8")))  # (6 * 0.1 + 1 * 0.8) / 7
-    young = held([(NOW - day, Decimal("2")), (NOW - 2 * day, Decimal("1"))], WEEK, NOW)
+    young = price_span([(NOW - day, Decimal("2")), (NOW - 2 * day, Decimal("1"))], WEEK, NOW)
     assert young == cache.ZonePrice(*map(Decimal, ("2", "1", "1.5", "2")))
-    just = held([(NOW, Decimal("3"))], WEEK, NOW)
+    just = price_span([(NOW, Decimal("3"))], WEEK, NOW)
     assert just == cache.ZonePrice(*map(Decimal, ("3", "3", "3", "3")))
-    third = held([(WEEK, Decimal("1")), (NOW - timedelta(hours=56), Decimal("2"))], WEEK, NOW)
+    third = price_span([(WEEK, Decimal("1")), (NOW - timedelta(hours=56), Decimal("2"))], WEEK, NOW)
     assert third.mean == Decimal("1.333333")
 
 
@@ -572,7 +572,9 @@ def test_a_damaged_document_is_told_before_anything_is_asked(cloud):
 def told_as(machine, **changes):
     """A type as the API would describe what the catalogue says."""
     row = {name: getattr(machine, name) for name in difference.COMPARED}
-    return cache.Described(**{"manufacturer": "NVIDIA", "accelerator": machine.gpu.upper(), **row, **changes})
+    return cache.TypeDescription(
+        **{"manufacturer": "NVIDIA", "accelerator": machine.gpu.upper(), **row, **changes}
+    )
 
 
 @pytest.fixture
@@ -580,7 +582,7 @@ def types():
     rows = {
         name: told_as(machine) for name, machine in instance_types().items() if machine.status != "retired"
     }
-    return cache.Types(date(2026, 11, 23), "EC2 DescribeInstanceTypes", rows)
+    return cache.TypeList(date(2026, 11, 23), "EC2 DescribeInstanceTypes", rows)
 
 
 def with_types(types, gone=(), **rows):
@@ -608,8 +610,8 @@ def test_the_catalogue_is_as_ec2_was_when_moto_asked_it():
     """Every type of the region that has all; from moto's file, for the embedded cloud adds to its tables."""
     file = files("moto").joinpath("ec2/resources/instance_types.json.gz")
     answer = json.loads(gzip.decompress(file.read_bytes()))
-    rows = {name: described(row) for name, row in answer.items() if row.get("GpuInfo", {}).get("Gpus")}
-    found = difference.difference(cache.Types(NOW.date(), "moto", rows), HERE)
+    rows = {name: describe_type(row) for name, row in answer.items() if row.get("GpuInfo", {}).get("Gpus")}
+    found = difference.difference(cache.TypeList(NOW.date(), "moto", rows), HERE)
     assert len(rows) > 60
     assert (found.new, found.retired, found.changed, found.patch) == ((), (), (), "")
 
@@ -670,7 +672,7 @@ def test_a_patch_holds_what_is_new_retired_and_changed(types, tmp_path):
     notes = "\n".join(found.notes)
     assert "g9.xlarge: its GPU (NVIDIA RTX PRO 9000 Max of 200000 MiB) is not in nvidia_matrix.yaml" in notes
     assert "g6f.8xlarge: max_pods is missing" in notes
-    assert "p3dn.24xlarge: it is what to take instead of p3.16xlarge" in notes
+    assert "p3dn.24xlarge: it is listed as an alternative to p3.16xlarge" in notes
 
 
 def test_what_is_beside_a_row_stays(types):
@@ -713,5 +715,5 @@ def test_a_type_that_is_back_is_told(types):
     now = with_types(types, p3_2xlarge=told_as(instance_types()["p3.2xlarge"]))
     found = difference.difference(now, HERE)
     assert [(one.field, one.described) for one in found.changed] == [("status", "current")]
-    assert found.notes == ("p3.2xlarge is back: take away its retired_since",)
+    assert found.notes == ("p3.2xlarge is offered again: remove its retired_since",)
     assert "status: current" in found.patch

@@ -16,8 +16,8 @@ import pytest
 
 from gpukiln.catalog.instance_types import instance_type, instance_types
 from gpukiln.errors import UsageError
-from gpukiln.offers.request import parse
-from gpukiln.offers.select import MatchingOffers, nothing, select
+from gpukiln.offers.request import parse_request
+from gpukiln.offers.select import MatchingOffers, no_match_error, select
 
 TODAY = date(2026, 11, 23)
 EAST, WEST = "us-east-1", "us-west-2"
@@ -32,7 +32,7 @@ def nothing_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def answer(gpu: str, options: Mapping[str, Any]) -> MatchingOffers:
     ask = dict(options)
     regions = ask.pop("regions", (EAST,))
-    return select(parse(gpu, **ask), regions, TODAY)
+    return select(parse_request(gpu, **ask), regions, TODAY)
 
 
 # A request, the first offer, and how many types satisfy it.
@@ -229,8 +229,8 @@ def test_what_a_machine_lacks_is_a_finding() -> None:
 
 
 def test_it_cannot_be_had_is_the_error_that_names_the_nearest() -> None:
-    request = parse("A100:1")
-    error = nothing(request, select(request, (EAST,), TODAY), (EAST,))
+    request = parse_request("A100:1")
+    error = no_match_error(request, select(request, (EAST,), TODAY), (EAST,))
     assert error.exit_code == 3
     told = "\n".join(error.details)
     assert "p5.4xlarge: it has 1 H100" in told
@@ -281,8 +281,8 @@ ALIKE = [
 def test_the_same_request_in_other_words(one: str, other: str) -> None:
     first, second = answer(one, {}), answer(other, {})
     assert [row.instance_type for row in first.offers] == [row.instance_type for row in second.offers]
-    assert set(parse(one).gpus) == set(parse(other).gpus)
-    assert parse(one).count == parse(other).count
+    assert set(parse_request(one).gpus) == set(parse_request(other).gpus)
+    assert parse_request(one).count == parse_request(other).count
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_the_same_request_in_other_words(one: str, other: str) -> None:
 )
 def test_what_is_no_request_says_what_is_wanted(gpu: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError) as wrong:
-        parse(gpu, **options)
+        parse_request(gpu, **options)
     assert wrong.value.exit_code == 2
     found = " ".join((wrong.value.message, *wrong.value.details, wrong.value.hint))
     assert re.search(words, found, re.DOTALL), found

@@ -6,7 +6,7 @@ import pytest
 
 from gpukiln.errors import UsageError
 from gpukiln.offers.model import Request
-from gpukiln.offers.size import BYTES, MODES, TRAINED_IN, Model, ModelRun, as_request, parameters, size
+from gpukiln.offers.size import BYTES, MODES, TRAINED_IN, Model, ModelRun, parameters, size, to_request
 from gpukiln.units import Span
 
 
@@ -170,5 +170,5 @@ def test_a_number_of_weights_may_have_its_letter() -> None:
 
 def test_a_request_asks_each_gpu_for_its_share() -> None:
     found = size(Model(70e9, 80, 8192, 1024), ModelRun(tensor_parallel=8))
-    wanted = as_request(found, Request(vcpu=8))
+    wanted = to_request(found, Request(vcpu=8))
     assert (wanted.vcpu, wanted.count, wanted.gpu_memory_mib) == (8, Span(8), Span(found.per_gpu_mib))

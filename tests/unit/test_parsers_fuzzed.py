@@ -34,7 +34,7 @@ from gpukiln.kubernetes.nodes import hours
 from gpukiln.kubernetes.pools import pools_in
 from gpukiln.kubernetes.quantity import parse_quantity, quantity
 from gpukiln.nodes.hosts import find_targets
-from gpukiln.nodes.passthrough.api import _place
+from gpukiln.nodes.passthrough.api import _parse_host_port
 from gpukiln.nodes.passthrough.apply import read_undo
 from gpukiln.offers import request, size
 from gpukiln.parsing import check_yaml, parse_json, parse_yaml, refuse_credentials
@@ -149,7 +149,7 @@ def values(keys: st.SearchStrategy[str] = st.text(max_size=6)) -> st.SearchStrat
 
 
 OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] = {
-    "offer --gpu": (request.parse, (UsageError,)),
+    "offer --gpu": (request.parse_request, (UsageError,)),
     "memory": (lambda word: Memory.parse(word, "--memory").shown, (UsageError,)),
     "duration": (lambda word: Duration.parse(word, "--for").shown, (UsageError,)),
     "money": (lambda word: Money.parse(word, "--max-price"), (UsageError,)),
@@ -164,7 +164,7 @@ OPTIONS: Mapping[str, tuple[Callable[[str], Any], tuple[type[Exception], ...]]] 
     "k8s.nodes --hours": (hours.parse, (UsageError,)),
     "--hosts": (lambda word: find_targets(word.replace("ansible", "x") or "local://", None), (UsageError,)),
     "ssh": (lambda word: parse_ssh(f"ssh://{word}"), (UsageError,)),
-    "--pve": (_place, (UsageError,)),
+    "--pve": (_parse_host_port, (UsageError,)),
     "docker.push": (repository.parse, (UsageError,)),
     "cloud.gpus --scarce": (scarcity._parse, (UsageError,)),
     "workspace --set": (lambda word: _assignment(f"a.b={word}"), (UsageError,)),

@@ -225,7 +225,7 @@ def test_a_task_that_fails_and_one_that_is_interrupted(
 
     rig.cluster.faults = [("POST", "nodes/pve1/qemu", broken)]
     ended = create("--apply")
-    assert (ended.code, "make room on the storage" in ended.err, as_before(rig)) == (4, True, True), ended
+    assert (ended.code, "free space on the storage" in ended.err, as_before(rig)) == (4, True, True), ended
 
     rig.cluster.polls = 3
     real = api.time.sleep

@@ -341,7 +341,7 @@ def offer(calls):
     assert images_of(release_cloud.Cloud()).notes == ()
     with pytest.MonkeyPatch.context() as patch:
         trusting(patch, key)
-        assert images_of(release_cloud.Cloud(), fresh=True).proven == ()
+        assert images_of(release_cloud.Cloud(), fresh=True).verified == ()
     for spot in (True, False):
         assert availability(release_cloud.Cloud(), ["g5.xlarge", "g6.xlarge", "p5.48xlarge"], spot=spot)
     scarcity.clear(layout)
@@ -362,15 +362,17 @@ def workspace(calls):
     provision.start(cloud, made, say=print, sleep=lambda _: None)
     other = replace(wanted, ssh_from="", capabilities=Capabilities(network_egress="open"))
     network.security_group(cloud, other, provision.subnets_of(cloud, wanted)[0])
-    found = provision.there(cloud, wanted)
+    found = provision.find_existing(cloud, wanted)
     require_booting(cloud, found.machines[0].instance_id)
     lifecycle.stop(cloud, found, sleep=lambda _: None)
-    lifecycle.start(cloud, provision.there(cloud, wanted), sleep=lambda _: None)
-    lifecycle.down(cloud, wanted, found, keep_home=True, sleep=lambda _: None)
+    lifecycle.start(cloud, provision.find_existing(cloud, wanted), sleep=lambda _: None)
+    lifecycle.remove_workspace(cloud, wanted, found, keep_home=True, sleep=lambda _: None)
     [home] = volumes.homes(cloud, "vision")
     volumes.grow(cloud, home, 6)
     volumes.move(cloud, home, f"{HOME}b" if home.zone != f"{HOME}b" else f"{HOME}a", say=print)
-    lifecycle.down(cloud, wanted, provision.there(cloud, wanted), keep_home=False, sleep=lambda _: None)
+    lifecycle.remove_workspace(
+        cloud, wanted, provision.find_existing(cloud, wanted), keep_home=False, sleep=lambda _: None
+    )
 
 
 def ask_region(calls, endpoint):

@@ -19,7 +19,7 @@ from gpukiln.images.channels import load_channels
 from gpukiln.images.pointer import Pointer, Version, write
 from gpukiln.instances.tags import tag_list
 from gpukiln.kubernetes.nodes.image_trust import require_trusted
-from gpukiln.offers.image import choose, images_of
+from gpukiln.offers.image import choose_image, images_of
 from gpukiln.pipeline.verdict_tags import find_verified
 from gpukiln.verify.digest import suite_digest
 from gpukiln.workspaces.contract import ComputeProfile, Workspace
@@ -131,7 +131,7 @@ def test_without_keys_every_command_says_what_it_trusts(typed):
     assert {row["trust"] for row in json.loads(out)["channels"]} == {UNSIGNED}
     assert f"note: stable: {UNSIGNED}" in err
     image = images_of(Cloud(), fresh=True)
-    assert choose(image, Cloud(), "g4dn.xlarge", None, TODAY).trust == UNSIGNED
+    assert choose_image(image, Cloud(), "g4dn.xlarge", None, TODAY).trust == UNSIGNED
     assert require_trusted(STABLE.path, None) == UNSIGNED
     second = make_image("b2", judged=JUDGED)
     assert typed("release", second, channel="stable", image_region=HOME)[0] == 0
@@ -144,7 +144,7 @@ def test_without_keys_every_command_says_what_it_trusts(typed):
 def test_without_keys_what_the_record_contradicts_is_offered_to_nobody(typed, build):
     plain = imitation(build.id)
     found = images_of(Cloud(), fresh=True)
-    assert [one.image_id for one in found.proven] == [AMI]
+    assert [one.image_id for one in found.verified] == [AMI]
     assert any(f"the tags of {plain}" in note for note in found.notes)
     point_by_hand(plain)
     found = images_of(Cloud(), fresh=True)
@@ -382,7 +382,7 @@ def test_a_pointer_that_was_written_by_hand_is_refused_wherever_it_is_used(typed
             require_trusted(STABLE.path, Cloud())
         assert "ami.release BUILD --channel stable --sign-key KEY" in caught.value.hint
         assert images_of(Cloud(), fresh=True).released[0].facts is None
-    assert [one.image_id for one in images_of(Cloud(), fresh=True).proven] == [AMI]
+    assert [one.image_id for one in images_of(Cloud(), fresh=True).verified] == [AMI]
 
 
 def test_an_image_for_another_kubernetes_is_no_release_of_this_one(typed, key, build, tmp_path):

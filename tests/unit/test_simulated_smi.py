@@ -557,12 +557,12 @@ def test_a_workspace_s_idle_rule_reads_mig_mode_and_utilization_of_the_xml(
     partitioned: Partitioned, ask: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, out = partitioned("-q -x", ONE_HALF | ITS_PART)
-    monkeypatch.setattr(agent, "command", lambda *_: out)
+    monkeypatch.setattr(agent, "check_output", lambda *_: out)
     assert xml(out).findtext("gpu/utilization/gpu_util") == "N/A"
-    assert list(agent.computing()) == []  # nothing runs on its instance
+    assert list(agent.gpu_use()) == []  # nothing runs on its instance
     ask.machine["gpus"][0].update(utilization={"gpu": 93, "memory": 40})
-    monkeypatch.setattr(agent, "command", lambda *_: ask.ok("-q", "-x"))
-    assert "GPU 0 computes" in list(agent.computing())
+    monkeypatch.setattr(agent, "check_output", lambda *_: ask.ok("-q", "-x"))
+    assert "GPU 0 computes" in list(agent.gpu_use())
 
 
 TABLE = """\

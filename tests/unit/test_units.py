@@ -102,7 +102,7 @@ def contract(text: str) -> Workspace:
 
 READERS: dict[str, Callable[[str], int]] = {
     "gpu.lease --memory": lease_mib,
-    "offer.list --memory": lambda text: request.parse("T4", memory=text).memory_mib,
+    "offer.list --memory": lambda text: request.parse_request("T4", memory=text).memory_mib,
     "k8s.job --memory": lambda text: kubernetes_mib(job(memory=text).memory),
     "k8s.job --shm": lambda text: kubernetes_mib(job(memory="14Gi", shm=text).shm),
     "k8s.job --scratch": lambda text: kubernetes_mib(job(scratch=f"{text}:/s").mounts[0].size),

@@ -116,7 +116,7 @@ def test_signature_is_botocores() -> None:
     request = AWSRequest("POST", url, headers={"Content-Type": kind}, data=body)
     SigV4Auth(Credentials("AKIAX", "s", "t"), "ssm", "us-west-2").add_auth(request)
     now = request.headers["X-Amz-Date"]
-    ours = agent.signed("ssm", "us-west-2", url, {"Content-Type": kind}, body, rights, now)
+    ours = agent.signed_headers("ssm", "us-west-2", url, {"Content-Type": kind}, body, rights, now)
     assert ours["Authorization"] == request.headers["Authorization"]
 
 
@@ -144,7 +144,7 @@ def test_a_secret_that_is_not_there_is_not_waited_for(
     keys = json.dumps({"AccessKeyId": "AKIAX", "SecretAccessKey": "s", "Token": "t"})
     tree["iam"] = {"security-credentials": {"role": keys}}
     began = time.monotonic()
-    with pytest.raises(agent.Final, match="NotFound"):
+    with pytest.raises(agent.PermanentError, match="NotFound"):
         _boot(root, metadata, secrets={"KEY": reference}).secrets()
     assert time.monotonic() - began < agent.RIGHTS_WAIT_S / 3
 
@@ -184,14 +184,14 @@ def _disk(path: Path, text: bytes = b"", at: int = 0) -> Path:
 
 def test_only_an_empty_disk_is_formatted(tmp_path: Path) -> None:
     disk = _disk(tmp_path / "disk")
-    agent.prepare(disk)
+    agent.prepare_disk(disk)
     made = _uuid(disk)
-    agent.prepare(disk)  # mended, not made again
+    agent.prepare_disk(disk)  # mended, not made again
     assert (_uuid(disk), agent.has_grown(disk)) == (made, False)
     with disk.open("r+b") as file:
         file.truncate(128 << 20)
     assert agent.has_grown(disk)
-    agent.prepare(disk)
+    agent.prepare_disk(disk)
     assert (_uuid(disk), agent.has_grown(disk)) == (made, False)
 
 
@@ -199,8 +199,8 @@ def test_only_an_empty_disk_is_formatted(tmp_path: Path) -> None:
 def test_data_of_no_known_form_is_left_as_it_is(tmp_path: Path, at: int) -> None:
     disk = _disk(tmp_path / "disk", b"somebody's", at)
     before = disk.read_bytes()
-    with pytest.raises(agent.Failed, match="not formatted"):
-        agent.prepare(disk)
+    with pytest.raises(agent.StageError, match="not formatted"):
+        agent.prepare_disk(disk)
     assert disk.read_bytes() == before
 
 
@@ -221,8 +221,8 @@ def test_what_somebody_made_is_left_as_it_is(tmp_path: Path, command: list[str],
     disk = _disk(tmp_path / "disk")
     subprocess.run([*command, disk], check=True, capture_output=True)
     before = disk.read_bytes()
-    with pytest.raises(agent.Failed, match=said):
-        agent.prepare(disk)
+    with pytest.raises(agent.StageError, match=said):
+        agent.prepare_disk(disk)
     assert disk.read_bytes() == before
 
 
@@ -235,10 +235,12 @@ def test_what_e2fsck_says_counts(
     program("e2fsck", f"echo 'UNEXPECTED INCONSISTENCY'; exit {code}")
     disk = _disk(tmp_path / "disk")
     if good:
-        agent.prepare(disk)
+        agent.prepare_disk(disk)
         return
-    with pytest.raises(agent.Failed, match=f"ended with {code}: UNEXPECTED INCONSISTENCY; it is not mounted"):
-        agent.prepare(disk)
+    with pytest.raises(
+        agent.StageError, match=f"ended with {code}: UNEXPECTED INCONSISTENCY; it is not mounted"
+    ):
+        agent.prepare_disk(disk)
 
 
 @pytest.mark.parametrize(
@@ -255,14 +257,14 @@ def test_the_homes_disk_is_found(tmp_path: Path, files: dict[str, str], found: s
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert agent.device_of("vol-0123", tmp_path) == tmp_path / (found or next(iter(files)))
+    assert agent.find_device("vol-0123", tmp_path) == tmp_path / (found or next(iter(files)))
 
 
 def test_a_disk_of_that_name_is_no_home_where_disks_have_serials(tmp_path: Path) -> None:
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/xvdf").touch()
-    with pytest.raises(agent.Failed, match="vol-0123 is not attached"):
-        agent.device_of("vol-0123", tmp_path)
+    with pytest.raises(agent.StageError, match="vol-0123 is not attached"):
+        agent.find_device("vol-0123", tmp_path)
 
 
 def test_a_home_that_is_not_named_ends_the_wait(
@@ -272,16 +274,16 @@ def test_a_home_that_is_not_named_ends_the_wait(
     monkeypatch.setattr(agent, "HOME_WAIT_S", 0.0)
     monkeypatch.setattr(agent, "DEVICE_WAIT_S", 0.0)
     boot = _boot(root, metadata, home=True)
-    with pytest.raises(agent.Failed, match="no tag gpukiln:home"):
+    with pytest.raises(agent.StageError, match="no tag gpukiln:home"):
         boot.home()
     tree["tags"] = {"instance": {"gpukiln:home": "vol-0123"}}
-    with pytest.raises(agent.Failed, match="vol-0123 is not attached"):
+    with pytest.raises(agent.StageError, match="vol-0123 is not attached"):
         boot.home()
 
 
 def test_another_disk_at_the_homes_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(agent, "mounts", lambda: {"/home": ("259:7", "ext4")})
-    with pytest.raises(agent.Failed, match=r"/home has the device 259:7, wanted 1:3 \(/dev/null\)"):
+    with pytest.raises(agent.StageError, match=r"/home has the device 259:7, wanted 1:3 \(/dev/null\)"):
         agent.mount_home(Path("/dev/null"), Path("/home"))
 
 
@@ -289,7 +291,7 @@ def test_a_user_of_the_image_is_not_taken(
     root: Path, metadata: agent.Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent, "USER_ID", os.geteuid() + 1)
-    with pytest.raises(agent.Failed, match=f"{USER} is a user of this image"):
+    with pytest.raises(agent.StageError, match=f"{USER} is an account of this image"):
         _boot(root, metadata).home()
 
 
@@ -324,7 +326,7 @@ def test_secrets_are_in_memory_and_nowhere_else(
     boot = _with_secrets(root, metadata, {"KEY": "very secret $x"}, script="x")
 
     def tells() -> None:
-        raise agent.Failed(f"the program said: {agent.secrets_of(root)['KEY']}")
+        raise agent.StageError(f"the program said: {agent.read_secrets(root)['KEY']}")
 
     assert boot.run([boot.secrets, tells]) == 1
     env = root / "run/gpukiln/workspace/env"
@@ -338,20 +340,20 @@ def test_secrets_are_in_memory_and_nowhere_else(
     assert "very secret" not in "".join(capfd.readouterr())
     boot.config["secrets"] = {}
     boot.secrets()  # one that is no longer asked for goes
-    assert agent.secrets_of(root) == {}
+    assert agent.read_secrets(root) == {}
 
 
 def test_a_disk_is_no_memory(tmp_path: Path, metadata: agent.Metadata) -> None:
     if agent.mounts().get(str(tmp_path), ("", ""))[1] == "tmpfs":
         pytest.skip("this machine's folder for temporary files is in memory")
-    with pytest.raises(agent.Failed, match=r"wanted memory \(tmpfs\)"):
+    with pytest.raises(agent.StageError, match=r"wanted memory \(tmpfs\)"):
         _with_secrets(tmp_path, metadata, {"KEY": "x"}).secrets()
-    assert agent.secrets_of(tmp_path) == {}
+    assert agent.read_secrets(tmp_path) == {}
 
 
 @pytest.mark.parametrize("value", ["two\nlines", "it's"])
 def test_what_an_env_file_can_not_hold(root: Path, metadata: agent.Metadata, value: str) -> None:
-    with pytest.raises(agent.Failed, match="KEY: a quote or a second line"):
+    with pytest.raises(agent.StageError, match="KEY: an env file of services can't hold quotes"):
         _with_secrets(root, metadata, {"KEY": value}, compose="services: {}").secrets()
     boot = _with_secrets(root, metadata, {"KEY": value})
     boot.secrets()
@@ -407,13 +409,13 @@ def test_the_driver_is_awaited(
     boot = _boot(root, metadata, gpus=2, tags=True)
     boot.aws = told = Tags(metadata)
     monkeypatch.setattr(agent, "DRIVER_WAIT_S", 0.0)
-    with pytest.raises(agent.Failed, match="neither nvidia-smi nor"):
+    with pytest.raises(agent.StageError, match="neither nvidia-smi nor"):
         boot.driver()
     program("nvidia-smi", "echo 580.95.05")
-    with pytest.raises(agent.Failed, match="shows 1 GPUs, wanted 2"):
+    with pytest.raises(agent.StageError, match="shows 1 GPUs, wanted 2"):
         boot.driver()
     program("nvidia-smi", 'echo "couldn\'t communicate with the NVIDIA driver"; exit 9')
-    with pytest.raises(agent.Failed, match=r"ended with 9: couldn't communicate"):
+    with pytest.raises(agent.StageError, match=r"ended with 9: couldn't communicate"):
         boot.driver()
     monkeypatch.setattr(agent, "DRIVER_WAIT_S", 10.0)
     program(
@@ -422,7 +424,7 @@ def test_the_driver_is_awaited(
     )
     assert boot.driver() == "580.95.05"
     assert told.tags == [{"gpukiln:driver": "580.95.05"}]
-    assert _boot(root, metadata).driver() == "no GPU was asked for"
+    assert _boot(root, metadata).driver() == "no GPU requested"
 
 
 @pytest.mark.usefixtures("program")
@@ -432,7 +434,7 @@ def test_the_driver_without_nvidia_smi(root: Path) -> None:
         "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (root@x)\n"
     )
     (root / "dev").mkdir()
-    with pytest.raises(agent.Failed, match="shows 0 GPUs"):
+    with pytest.raises(agent.StageError, match="shows 0 GPUs"):
         agent.driver_version(root, 1)
     for name in ("nvidia0", "nvidiactl"):
         (root / "dev" / name).touch()
@@ -444,7 +446,7 @@ def test_services_need_compose(
 ) -> None:
     boot = _boot(root, metadata, compose="services: {}\n")
     program("docker", "exit 1")  # without its plugin
-    with pytest.raises(agent.Failed, match="this image has neither"):
+    with pytest.raises(agent.StageError, match="this image has neither"):
         boot.services()
     program("docker-compose", f'echo "$@" > {root}/asked')
     assert boot.services() == "by docker-compose"
@@ -456,7 +458,7 @@ def test_services_need_compose(
     program("docker", f'echo "$@" > {root}/asked')
     assert boot.services() == "by docker compose"
     program("docker", '[ "$2" = version ] || { echo "no space left on device" >&2; exit 1; }')
-    with pytest.raises(agent.Failed, match="docker ended with 1: no space left on device"):
+    with pytest.raises(agent.StageError, match="docker ended with 1: no space left on device"):
         boot.services()
 
 
@@ -465,7 +467,7 @@ def test_a_desktop_needs_an_image_with_it(
 ) -> None:
     boot = _boot(root, metadata, desktop=True)
     program("systemctl", "exit 1")
-    with pytest.raises(agent.Failed, match="bake one with the role kasmvnc"):
+    with pytest.raises(agent.StageError, match="bake one with the role kasmvnc"):
         boot.desktop()
     program("systemctl", f'echo "$@" >> {root}/asked')
     boot.desktop()
@@ -490,7 +492,7 @@ def test_the_script_runs_as_the_user_and_its_exit_code_counts(root: Path, metada
     assert boot.script() == ""
     assert (root / "said").read_text() == f"secret {USER}\n"
     boot.config["script"] = "exit 3"
-    with pytest.raises(agent.Failed, match="it ended with 3"):
+    with pytest.raises(agent.StageError, match="it ended with 3"):
         boot.script()
 
 
@@ -544,7 +546,7 @@ def test_roles_come_by_ansible_pull_of_one_commit(
     assert _boot(root, metadata, roles=roles).roles() == f"those of {commits[0]}"
     assert (root / "converged").read_text() == "first"
     roles["commit"] = "f" * 40
-    with pytest.raises(agent.Failed, match="ansible-pull ended with"):
+    with pytest.raises(agent.StageError, match="ansible-pull ended with"):
         _boot(root, metadata, roles=roles).roles()
 
 
@@ -554,15 +556,15 @@ def test_ansible_needs_a_python_that_is_new_enough(
     """As on Ubuntu 22.04: its own Python is 3.10, and another package brings 3.11."""
     boot = _boot(root, metadata, roles={"url": "", "commit": "", "packages": []})
     program("python3", "exit 1")
-    with pytest.raises(agent.Failed, match=r"dnf: .*No such file"):
+    with pytest.raises(agent.StageError, match=r"dnf: .*No such file"):
         boot.roles()
     program("git", "")
-    with pytest.raises(agent.Failed, match=r"Python 3\.11 or later"):
+    with pytest.raises(agent.StageError, match=r"Python 3\.11 or later"):
         boot.roles()
     bin = root / "bin"
     brings = f'printf "#!/bin/sh\\nexit 0\\n" > {bin}/python3.11; /bin/chmod 755 {bin}/python3.11'
     program("apt-get", f'echo "$@" >> {root}/asked; case "$*" in *python3.11-venv) {brings} ;; esac')
-    with pytest.raises(agent.Failed, match="pip: "):  # the stand-in makes no environment
+    with pytest.raises(agent.StageError, match="pip: "):  # the stand-in makes no environment
         boot.roles()
     asked = (root / "asked").read_text().splitlines()
     assert [line.split()[-1] for line in asked] == ["update", "python3-venv", "update", "python3.11-venv"]
@@ -576,7 +578,7 @@ def test_a_half_made_environment_goes(
     program(
         "python3", f'[ "$1" = -c ] || {{ /bin/mkdir -p {folder}/bin; echo "exit 7" > {folder}/bin/pip; }}'
     )
-    with pytest.raises(agent.Failed, match="pip"):
+    with pytest.raises(agent.StageError, match="pip"):
         _boot(root, metadata, roles={"url": "", "commit": "", "packages": ["ansible-core==1"]}).roles()
     assert not folder.exists()
 
@@ -903,7 +905,7 @@ def test_a_machine_in_mig_mode_is_stopped(
     root: Path, quiet: Callable[[str, str], None], metadata: agent.Metadata
 ) -> None:
     quiet("nvidia-smi", _mig("<processes></processes>"))
-    assert [agent.idle(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0)] == ["", "told"]
+    assert [agent.apply_idle_rule(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0)] == ["", "told"]
 
 
 def test_what_is_unknown_comes_first_and_hides_nothing(root: Path, quiet: Callable[[str, str], None]) -> None:
@@ -939,17 +941,17 @@ def test_idle_stops_after_it_was_told(
     quiet("wall", f'echo "$@" >> {root}/walls')
     quiet("systemctl", f'echo "$@" >> {root}/stopped')
     aws, config = Tags(metadata), {**BUSY, "tags": True}
-    look = [agent.idle(config, aws, root, 60.0 * minute) for minute in range(10)]
+    look = [agent.apply_idle_rule(config, aws, root, 60.0 * minute) for minute in range(10)]
     assert look == [""] * 10
     assert aws.tags == [{"gpukiln:busy": ""}]  # once, not each minute
-    assert agent.idle(config, aws, root, 600.0) == "told"
-    assert "idle for 10 minutes, this machine stops in a minute" in (root / "walls").read_text()
+    assert agent.apply_idle_rule(config, aws, root, 600.0) == "told"
+    assert "idle for 10 minutes, this machine stops in one minute" in (root / "walls").read_text()
     assert aws.tags[1:] == [{"gpukiln:stage": "stops: idle for 10 minutes"}]
     quiet("nvidia-smi", _gpus("50 %"))  # somebody came
-    assert agent.idle(config, aws, root, 660.0) == ""
+    assert agent.apply_idle_rule(config, aws, root, 660.0) == ""
     assert aws.tags[2:] == [{"gpukiln:busy": "GPU 0 computes"}, {"gpukiln:stage": "done"}]
     quiet("nvidia-smi", _gpus("0 %"))
-    assert [agent.idle(config, aws, root, 700.0 + at) for at in (0, 599, 600, 660)] == [
+    assert [agent.apply_idle_rule(config, aws, root, 700.0 + at) for at in (0, 599, 600, 660)] == [
         "",
         "",
         "told",
@@ -964,16 +966,20 @@ def test_a_boot_that_goes_on_is_not_idle(root: Path, metadata: agent.Metadata) -
     boot = _boot(root, metadata)
 
     def long() -> None:
-        assert [agent.idle(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0, 700.0)] == ["", "", ""]
+        assert [agent.apply_idle_rule(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0, 700.0)] == [
+            "",
+            "",
+            "",
+        ]
 
     assert boot.run([long]) == 0
-    assert [agent.idle(BUSY, Tags(metadata), root, at) for at in (701.0, 1302.0)] == ["", "told"]
+    assert [agent.apply_idle_rule(BUSY, Tags(metadata), root, at) for at in (701.0, 1302.0)] == ["", "told"]
 
 
 @pytest.mark.usefixtures("quiet")
 def test_without_a_rule_it_is_only_said_who_is_there(root: Path, metadata: agent.Metadata) -> None:
     aws, config = Tags(metadata), {**BUSY, "tags": True, "idle_minutes": 0}
-    assert [agent.idle(config, aws, root, at) for at in (0.0, 1e6, 2e6)] == ["", "", ""]
+    assert [agent.apply_idle_rule(config, aws, root, at) for at in (0.0, 1e6, 2e6)] == ["", "", ""]
     assert aws.tags == [{"gpukiln:busy": ""}]
 
 
@@ -1007,7 +1013,7 @@ def test_a_rebalance_recommendation_does_not_take_the_two_minutes(
 
     monkeypatch.setattr(time, "sleep", interrupted)
     began = time.monotonic()
-    assert agent.spot(CONFIG, metadata, root) == 0
+    assert agent.watch_spot(CONFIG, metadata, root) == 0
     assert time.monotonic() - began < 20
     assert (root / "told").read_text() == "rebalance\ninterruption\n"
     os.kill(int((root / "pid").read_text()), 9)

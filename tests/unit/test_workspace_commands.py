@@ -22,7 +22,7 @@ from gpukiln.instances.tags import tag_list
 from gpukiln.options import options_of
 from gpukiln.verify.verdict import CheckResult, Verdict
 from gpukiln.workspaces import provision, reach, ssh_config
-from gpukiln.workspaces.lifecycle import find
+from gpukiln.workspaces.lifecycle import find_workspaces
 from tests.support import documents
 from tests.support.exit_codes import invoke
 from tests.support.release_cloud import Cloud, changes, fault, make_image, running, server, tell, verdict
@@ -62,7 +62,7 @@ def typed(
     for module in (commands, workspace_look, workspace_place):
         monkeypatch.setattr(module, "cloud_of", lambda _, region, __: Cloud(region))
     monkeypatch.setattr(provision, "POLL_S", 0.01)
-    monkeypatch.setattr(reach, "busy", lambda *_: None)
+    monkeypatch.setattr(reach, "ask_busy", lambda *_: None)
 
     def run(*words: str, code: int = 0) -> Said:
         with pytest.raises(SystemExit) as ended:
@@ -73,7 +73,7 @@ def typed(
 
     yield run
     for one in ("us-west-2", "eu-west-1"):
-        for found in find(Cloud(one)):
+        for found in find_workspaces(Cloud(one)):
             run("down", found.name, "--force", "--yes", "--owner", found.owner, "--region", one)
 
 
@@ -246,7 +246,7 @@ def test_status_names_a_machine_that_its_idle_rule_never_stops(typed: Typed) -> 
     tag("unknown: utilization of GPU 0 reads 'ERR!'", "gpukiln:busy")
     shown = " ".join(typed("status", "vision").stdout.split())
     assert "in use: unknown: utilization of GPU 0 reads 'ERR!'" in shown
-    assert "not stopped by its idle rule as long as a reading is unknown" in shown
+    assert "the idle rule does not stop it while a reading is unknown" in shown
     assert "`invoke workspace.stop vision` to stop it" in shown
 
 
@@ -274,7 +274,7 @@ def test_ctrl_c_removes_what_is_not_usable_yet(typed: Typed, monkeypatch: pytest
     said = typed("up", "--yes", *VISION, *T4, code=130).stderr
     assert "was not usable yet and is removed, and all that was made with it" in said
     assert running() == {}
-    assert find(Cloud(), "vision") == ()
+    assert find_workspaces(Cloud(), "vision") == ()
     assert "vision" not in typed("list").stdout
 
 
@@ -283,7 +283,7 @@ def test_ctrl_c_keeps_a_home_that_was_there(typed: Typed, monkeypatch: pytest.Mo
     typed("down", "vision", "--keep-home")
     monkeypatch.setattr(provision, "wait_until_done", interrupt_after("home"))
     assert "is removed; the home stays" in typed("up", "--yes", *VISION, *T4, code=130).stderr
-    [left] = find(Cloud(), "vision")
+    [left] = find_workspaces(Cloud(), "vision")
     assert (left.machines, [one.volume_id for one in left.homes]) == ((), [home])
 
 
@@ -346,7 +346,7 @@ def test_the_price_is_shown_before_anything_is_started(
     assert running() == {}
     monkeypatch.setattr("sys.stdin", Terminal("no\n"))
     assert "'no' was typed" in typed("up", *VISION, *T4, code=6).stderr
-    assert find(Cloud()) == ()
+    assert find_workspaces(Cloud()) == ()
     monkeypatch.setattr("sys.stdin", Terminal("yes\n"))
     typed("up", *VISION, *T4, "--no-wait")
     assert running()
@@ -509,14 +509,14 @@ def test_a_list_says_how_old_it_is(typed: Typed, tmp_path: Path) -> None:
     then = datetime.now(UTC) - timedelta(days=3, hours=1)
     file.write_text(json.dumps({**document, "at": then.isoformat(timespec="seconds")}))
     said = typed("list").stdout
-    assert "3 days ago; state and health may have changed, --refresh asks" in said
+    assert "3 days ago; state and health may have changed, --refresh updates them" in said
 
 
 def test_a_home_that_was_kept_is_of_this_computer(typed: Typed) -> None:
     raised(typed)
     typed("down", "vision", "--keep-home")
     typed("down", "vision", "--yes")
-    assert find(Cloud()) == ()
+    assert find_workspaces(Cloud()) == ()
 
 
 class Terminal(io.StringIO):
@@ -553,7 +553,7 @@ def test_off_a_terminal_a_home_is_removed_with_yes_alone(
     monkeypatch.setattr("sys.stdin", None)  # as a service has it
     assert "there is no terminal to ask on" in typed("down", "vision", code=6).stderr
     assert f"would remove home {home}" in typed("down", "vision", "--dry-run").stdout
-    assert [one.volume_id for one in find(Cloud())[0].homes] == [home]
+    assert [one.volume_id for one in find_workspaces(Cloud())[0].homes] == [home]
     assert running()
     assert "is kept" in typed("down", "vision", "--keep-home").stderr
     assert "would remove home" in typed("down", "vision", "--owner", "ann", "--yes", "--dry-run").stdout
@@ -577,7 +577,7 @@ def test_what_is_left_over_is_listed(typed: Typed) -> None:
     machine, home = done["workspace"]["machines"][0], done["workspace"]["homes"][0]
     ec2.terminate_instances(InstanceIds=[machine["instance_id"]])
     ec2.delete_volume(VolumeId=home["volume_id"])
-    assert "left over in us-west-2: vision" in typed("list", "--refresh").stdout
+    assert "orphaned in us-west-2: vision" in typed("list", "--refresh").stdout
     typed("down", "vision")
     assert "vision" not in typed("list", "--refresh").stdout
 

@@ -10,10 +10,10 @@ import pytest
 
 from gpukiln.commands import schemas
 from gpukiln.errors import UsageError
-from gpukiln.offers.request import parse as parse_request
+from gpukiln.offers.request import parse_request
 from gpukiln.typed import dump
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
-from gpukiln.workspaces.spec import FORMER, contract_document, read_spec
+from gpukiln.workspaces.spec import FORMER_FIELDS, contract_document, read_spec
 
 ROOT = Path(__file__).parents[2]
 LEAST = {"workspace_name": "vision", "owner": "ann", "region": "us-west-2"}
@@ -70,7 +70,7 @@ agent_init_script: echo hello
     ],
 )
 def test_what_contracts_said_before_is_refused_with_what_they_say_now(name, instead):
-    assert name in FORMER
+    assert name in FORMER_FIELDS
     words = said(**{name: "subnet-1"})
     assert words.startswith(f"w.yaml: {name} was found, wanted")
     assert instead in words
@@ -214,7 +214,10 @@ def test_no_document_ends_but_with_a_contract_or_with_words():
     for _ in range(1500):
         document = some_contract(rng)
         where, kind = rng.choice([*groups.items()])
-        name, value = rng.choice([*(one.name for one in fields(kind)), *FORMER, "new"]), rng.choice(odd)
+        name, value = (
+            rng.choice([*(one.name for one in fields(kind)), *FORMER_FIELDS, "new"]),
+            rng.choice(odd),
+        )
         if not where:
             document[name] = value
         else:

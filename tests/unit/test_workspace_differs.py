@@ -3,20 +3,24 @@
 from dataclasses import replace
 
 from gpukiln.workspaces.contract import Capabilities, Toolchain, Workspace
-from gpukiln.workspaces.plan import CUT, TAG_CHARACTERS, marks
+from gpukiln.workspaces.plan import TAG_CHARACTERS, TRUNCATED, option_hashes
 
 PLAIN = Workspace("vision", "ann", "us-west-2")
 
 
 def test_what_is_at_its_default_has_no_entry() -> None:
-    assert marks(PLAIN, "") == ""
-    assert marks(replace(PLAIN, idle_minutes=60), "").startswith("idle_minutes=")
-    assert marks(replace(PLAIN, idle_minutes=60), "") != marks(replace(PLAIN, idle_minutes=61), "")
+    assert option_hashes(PLAIN, "") == ""
+    assert option_hashes(replace(PLAIN, idle_minutes=60), "").startswith("idle_minutes=")
+    assert option_hashes(replace(PLAIN, idle_minutes=60), "") != option_hashes(
+        replace(PLAIN, idle_minutes=61), ""
+    )
 
 
 def test_no_value_is_in_the_tag() -> None:
     secret = Capabilities(secrets={"HF_TOKEN": "/hugging-face/token"})
-    assert "hugging" not in marks(replace(PLAIN, capabilities=secret, agent_init_script="x" * 5000), "")
+    assert "hugging" not in option_hashes(
+        replace(PLAIN, capabilities=secret, agent_init_script="x" * 5000), ""
+    )
 
 
 def test_the_tag_fits_whatever_is_asked_for() -> None:
@@ -40,7 +44,7 @@ def test_the_tag_fits_whatever_is_asked_for() -> None:
         services=("ollama",),
         idle_minutes=60,
     )
-    tag = marks(every, "https://example.org/r@0")
+    tag = option_hashes(every, "https://example.org/r@0")
     assert len(tag) <= TAG_CHARACTERS
-    assert tag.endswith(CUT)
-    assert CUT not in marks(replace(every, toolchain_template=None), "")
+    assert tag.endswith(TRUNCATED)
+    assert TRUNCATED not in option_hashes(replace(every, toolchain_template=None), "")

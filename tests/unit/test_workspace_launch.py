@@ -7,7 +7,7 @@ import pytest
 
 from gpukiln.clouds.embedded import scarcity
 from gpukiln.errors import BusyError, IncompatibleError
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 from gpukiln.offers.select import select
 from gpukiln.workspaces.provision import launch
 from gpukiln.workspaces.volumes import Home
@@ -19,7 +19,7 @@ HOME = Home("vol-1", "vision", "ann", "us-west-2", "us-west-2b", 20)
 
 @pytest.fixture
 def start(layout, image_id):
-    offers = select(parse("A10G:1", cpu=4), ["us-west-2"], date(2026, 11, 23)).offers[:2]
+    offers = select(parse_request("A10G:1", cpu=4), ["us-west-2"], date(2026, 11, 23)).offers[:2]
     said = []
     fresh = f"sg-{next(GROUPS)}"
 

@@ -42,7 +42,7 @@ def up(cloud, wanted, image_id):
         [vpc] = ec2.describe_vpcs(Filters=[{"Name": "is-default", "Values": ["true"]}])["Vpcs"]
         group = network.security_group(cloud, wanted, vpc["VpcId"])
         iam.instance_profile(cloud, wanted)
-        volumes.home(cloud, wanted, ZONE, group, sleep=at_once)
+        volumes.ensure_home(cloud, wanted, ZONE, group, sleep=at_once)
         told = {**workspace_tags(wanted, "machine"), **tags}
         ec2.run_instances(
             ImageId=image_id,
@@ -56,7 +56,7 @@ def up(cloud, wanted, image_id):
         return found()
 
     def found():
-        [one] = lifecycle.find(cloud, wanted.workspace_name)
+        [one] = lifecycle.find_workspaces(cloud, wanted.workspace_name)
         return one
 
     make.again = found
@@ -70,8 +70,8 @@ def test_a_workspace_is_found_by_its_tags_alone(cloud, up):
     assert (machine.stage, machine.health, machine.busy) == ("done", "healthy", "")
     assert [one.size_gib for one in made.homes] == [5]
     assert len(made.group_ids) == 1
-    assert made in lifecycle.find(cloud)
-    assert lifecycle.find(cloud, "nobody") == ()
+    assert made in lifecycle.find_workspaces(cloud)
+    assert lifecycle.find_workspaces(cloud, "nobody") == ()
 
 
 def test_what_has_no_tag_of_ours_is_nobodys(cloud, image_id):
@@ -81,18 +81,18 @@ def test_what_has_no_tag_of_ours_is_nobodys(cloud, image_id):
     ec2.run_instances(
         ImageId=image_id, InstanceType="g5.xlarge", MinCount=1, MaxCount=1, TagSpecifications=spec
     )
-    assert lifecycle.find(cloud, "theirs") == ()
+    assert lifecycle.find_workspaces(cloud, "theirs") == ()
 
 
 def test_down_leaves_nothing_or_the_home_alone(cloud, wanted, up):
     made = up()
-    lifecycle.down(cloud, wanted, made, keep_home=True, sleep=at_once)
+    lifecycle.remove_workspace(cloud, wanted, made, keep_home=True, sleep=at_once)
     kept = up.again()
     assert (kept.state, kept.machines, kept.group_ids) == ("home", (), ())
     assert kept.homes == made.homes
     assert running() == {}
-    lifecycle.down(cloud, wanted, kept, keep_home=False, sleep=at_once)
-    assert lifecycle.find(cloud, wanted.workspace_name) == ()
+    lifecycle.remove_workspace(cloud, wanted, kept, keep_home=False, sleep=at_once)
+    assert lifecycle.find_workspaces(cloud, wanted.workspace_name) == ()
     assert not iam.remove_profile(cloud, wanted)
 
 
@@ -102,19 +102,21 @@ def test_a_start_forgets_what_the_boot_before_said(cloud, wanted, up):
     assert lifecycle.start(cloud, up.again(), sleep=at_once)
     [machine] = up.again().machines
     assert (machine.stage, machine.busy) == ("starts", "")
-    lifecycle.down(cloud, wanted, up.again(), keep_home=False, sleep=at_once)  # nobody works on it now
-    assert lifecycle.find(cloud, wanted.workspace_name) == ()
+    lifecycle.remove_workspace(
+        cloud, wanted, up.again(), keep_home=False, sleep=at_once
+    )  # nobody works on it now
+    assert lifecycle.find_workspaces(cloud, wanted.workspace_name) == ()
 
 
 def test_who_works_there_is_not_put_away(cloud, wanted, up):
     made = up(**{"gpukiln:busy": "ann on pts/0"})
     with pytest.raises(RefusedError, match="ann on pts/0"):
-        lifecycle.down(cloud, wanted, made, keep_home=True, sleep=at_once)
+        lifecycle.remove_workspace(cloud, wanted, made, keep_home=True, sleep=at_once)
     with pytest.raises(RefusedError, match="is ann's"):
-        lifecycle.down(cloud, replace(wanted, owner="bob"), made, keep_home=False, sleep=at_once)
+        lifecycle.remove_workspace(cloud, replace(wanted, owner="bob"), made, keep_home=False, sleep=at_once)
     assert running()
-    lifecycle.down(cloud, wanted, made, keep_home=False, force=True, sleep=at_once)
-    assert lifecycle.find(cloud, wanted.workspace_name) == ()
+    lifecycle.remove_workspace(cloud, wanted, made, keep_home=False, force=True, sleep=at_once)
+    assert lifecycle.find_workspaces(cloud, wanted.workspace_name) == ()
 
 
 @pytest.mark.parametrize(
@@ -133,17 +135,17 @@ def test_down_that_failed_is_completed_by_the_same_command(cloud, wanted, up, ac
     made = up()
     tell("faults", [fault(action, "denied")])
     with pytest.raises(UnavailableError):
-        lifecycle.down(cloud, wanted, made, keep_home=False, sleep=at_once)
+        lifecycle.remove_workspace(cloud, wanted, made, keep_home=False, sleep=at_once)
     tell("faults", [])
-    lifecycle.down(cloud, wanted, up.again(), keep_home=False, sleep=at_once)
-    assert lifecycle.find(cloud, wanted.workspace_name) == ()
+    lifecycle.remove_workspace(cloud, wanted, up.again(), keep_home=False, sleep=at_once)
+    assert lifecycle.find_workspaces(cloud, wanted.workspace_name) == ()
     assert running() == {}
     assert not iam.remove_profile(cloud, wanted)
 
 
 def test_what_has_no_machine_says_what_starts_one(cloud, wanted, up):
     made = up()
-    lifecycle.down(cloud, wanted, made, keep_home=True, sleep=at_once)
+    lifecycle.remove_workspace(cloud, wanted, made, keep_home=True, sleep=at_once)
     for asked in (lifecycle.stop, lifecycle.start):
         with pytest.raises(UnavailableError, match="has no machine now: home") as told:
             asked(cloud, up.again())
@@ -151,4 +153,4 @@ def test_what_has_no_machine_says_what_starts_one(cloud, wanted, up):
             told.value.hint
             == f"`invoke workspace.up --name {wanted.workspace_name}` starts one with its home"
         )
-    lifecycle.down(cloud, wanted, up.again(), keep_home=False, sleep=at_once)
+    lifecycle.remove_workspace(cloud, wanted, up.again(), keep_home=False, sleep=at_once)

@@ -48,7 +48,7 @@ def test_a_cache_on_efs_is_reached_in_the_vpc_alone(word, ports):
     rules = network.egress_rules(wanted)
     assert {rule.get("FromPort") for rule in rules} == ports
     nfs = [one["CidrIp"] for rule in rules if rule.get("FromPort") == 2049 for one in rule["IpRanges"]]
-    assert nfs == ([] if word == "open" else list(network.PRIVATE))
+    assert nfs == ([] if word == "open" else list(network.PRIVATE_NETWORKS))
 
 
 def egress(word):

@@ -33,7 +33,7 @@ def proven(layout, tmp_path, monkeypatch):
 def test_the_best_machine_and_the_image_of_ours_that_was_proven_last(proven):
     found = plan(ASKED)
     assert found.offers[0].instance_type == "g4dn.2xlarge"
-    assert (found.choice.kind, found.choice.image_id) == ("proven", proven)
+    assert (found.choice.kind, found.choice.image_id) == ("verified", proven)
     assert found.contract.image_id == proven
     assert found.subject
     assert found.subject.driver == "535.309.01"
@@ -49,7 +49,7 @@ def test_an_image_that_failed_is_none(proven, monkeypatch):
     monkeypatch.setattr("gpukiln.offers.image.DLAMIS", ())
     with pytest.raises(IncompatibleError, match="no image that a workspace can be started from") as told:
         plan(ASKED)
-    assert told.value.hint == "`invoke ami.build --region us-west-2 --cloud embedded` bakes and proves one"
+    assert told.value.hint == "`invoke ami.build --region us-west-2 --cloud embedded` bakes and verifies one"
 
 
 def test_what_no_machine_has_names_what_comes_near(proven):

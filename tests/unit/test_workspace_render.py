@@ -17,8 +17,8 @@ from gpukiln.errors import UsageError
 from gpukiln.offers.model import Figure, Offer
 from gpukiln.workspaces import lifecycle
 from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Toolchain, Workspace
-from gpukiln.workspaces.plan import plan_words
-from gpukiln.workspaces.render import RENDERED, terraform, tfvars
+from gpukiln.workspaces.plan import describe_offer
+from gpukiln.workspaces.render import RENDERED_FILE, terraform, tfvars
 
 GOLDEN = Path(__file__).parents[1] / "support/golden"
 PRICE = Figure(Decimal("0.752"), "USD/hour", "Price List", "2026-11-01", 22, stale=False)
@@ -100,8 +100,8 @@ def test_it_is_the_same_each_time_and_holds_the_user_data_whole():
 def test_a_root_module_is_whole_and_its_texts_are_no_templates():
     values = rendered(*CASES["whole"])
     files = terraform(WHOLE, values, source="../coder")
-    assert set(files) == {"main.tf.json", RENDERED}
-    assert files[RENDERED] == values
+    assert set(files) == {"main.tf.json", RENDERED_FILE}
+    assert files[RENDERED_FILE] == values
     called = files["main.tf.json"]["module"]["workspace"]
     assert called["agent_init_script"] == "echo $${HOME} %%{x}\n"
     assert called["rendered"] == "${path.module}/rendered.json"
@@ -109,8 +109,8 @@ def test_a_root_module_is_whole_and_its_texts_are_no_templates():
 
 
 def test_each_machine_is_told_with_its_price_or_that_none_is_known():
-    assert plan_words(T4, "us-west-2a") == "g4dn.2xlarge on-demand in us-west-2a, 0.752 USD/hour"
-    assert plan_words(NO_PRICE, "us-west-2a").endswith("no price known")
+    assert describe_offer(T4, "us-west-2a") == "g4dn.2xlarge on-demand in us-west-2a, 0.752 USD/hour"
+    assert describe_offer(NO_PRICE, "us-west-2a").endswith("no price known")
     offers = rendered(*CASES["least"])["offers"]
     assert [one["usd_hour"] for one in offers] == ["0.752", None]
     assert [one["tags"] for one in offers] == [{"gpukiln:usd-hour": "0.752"}, {"gpukiln:usd-hour": ""}]

@@ -13,7 +13,7 @@ from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import engines
 from gpukiln.images.subject import Subject
 from gpukiln.workspaces import services
-from gpukiln.workspaces.agent import MEMORY
+from gpukiln.workspaces.agent import RUN_FOLDER
 from gpukiln.workspaces.services import compose, load, names, require_fit
 
 TODAY = date(2026, 11, 23)
@@ -168,7 +168,7 @@ def test_devices_are_all_or_named_and_never_both() -> None:
     assert devices("all") == [{"driver": "nvidia", "count": "all", "capabilities": capabilities}]
     named = {"driver": "nvidia", "device_ids": [ONE, TWO], "capabilities": capabilities}
     assert devices([ONE, TWO]) == [named]
-    with pytest.raises(UsageError, match="refuses a count of GPUs beside names of GPUs"):
+    with pytest.raises(UsageError, match="refuses a count of GPUs together with names of GPUs"):
         devices(["all", ONE])
     for bad in (["0"], [ONE, "1"], ["T4"]):
         with pytest.raises(UsageError, match="is no UUID of a GPU"):
@@ -203,7 +203,7 @@ def test_only_the_machine_itself_reaches_a_service_and_its_files_are_in_the_home
 
 def test_secrets_are_read_only_where_there_are_some() -> None:
     assert "env_file" not in document("ollama")["services"]["ollama"]
-    assert document("ollama", secrets=True)["services"]["ollama"]["env_file"] == [f"{MEMORY}/env"]
+    assert document("ollama", secrets=True)["services"]["ollama"]["env_file"] == [f"{RUN_FOLDER}/env"]
 
 
 def test_no_value_is_taken_for_a_variable_of_compose() -> None:

@@ -25,7 +25,7 @@ from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.tags import OWN_TAGS
 from gpukiln.instances.launch import LaunchCandidate, launch_in_order
 from gpukiln.instances.tags import tags_of
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 from gpukiln.offers.select import select
 from gpukiln.typed import dump
 from gpukiln.workspaces import iam as rights
@@ -75,7 +75,7 @@ parsed = cache(module)  # it takes a second
 
 
 def rendered(wanted=WANTED, image_id="ami-1"):
-    request = parse("T4:1", cpu=4, spot="only" if wanted.spot else "no")
+    request = parse_request("T4:1", cpu=4, spot="only" if wanted.spot else "no")
     offers = select(request, ["us-west-2"], date(2026, 11, 23)).offers[:2]
     return tfvars(wanted, offers, image_id=image_id, user_data=USER_DATA)
 
@@ -520,7 +520,7 @@ def test_terraform_makes_of_it_what_the_contract_says(tmp_path):
         "gpu_type": "T4",
         "gpu_count": 1,
         "zone": "us-west-2a",
-        "health": "unknown: nobody looked",
+        "health": "unknown: not checked",
     }
     assert found["metadata"]["plan"] == plan
     assert found["volume_mounts"] == [

@@ -26,7 +26,7 @@ from gpukiln.workspaces.contract import Capabilities, ComputeProfile, Workspace
 from gpukiln.workspaces.lifecycle import outputs
 from gpukiln.workspaces.network import key_file
 from gpukiln.workspaces.plan import plan
-from gpukiln.workspaces.provision import alone, there
+from gpukiln.workspaces.provision import find_existing, workspace_lock
 from gpukiln.workspaces.spec import UpOptions, spec_of
 from tests.support.exit_codes import code_of
 from tests.support.kill_points import (
@@ -80,18 +80,18 @@ def planned(wanted):
 
 
 def start(wanted, say=at_once):
-    with alone(Cloud(), wanted.workspace_name):
-        found = there(Cloud(), wanted)
+    with workspace_lock(Cloud(), wanted.workspace_name):
+        found = find_existing(Cloud(), wanted)
         if found and found.machines:
             provision.resume(Cloud(), wanted, found, say=say, sleep=at_once)
         else:
             provision.start(Cloud(), planned(wanted), say=say, sleep=at_once)
-    return there(Cloud(), wanted)
+    return find_existing(Cloud(), wanted)
 
 
 def down(wanted, *, keep_home=False):
-    for found in lifecycle.find(Cloud(), wanted.workspace_name):
-        lifecycle.down(Cloud(), wanted, found, keep_home=keep_home, sleep=at_once)
+    for found in lifecycle.find_workspaces(Cloud(), wanted.workspace_name):
+        lifecycle.remove_workspace(Cloud(), wanted, found, keep_home=keep_home, sleep=at_once)
 
 
 def left(wanted):
@@ -132,7 +132,7 @@ def test_a_workspace_has_a_machine_with_its_home_rights_and_key(wanted, image):
     assert out.metadata.image_digest == ""
     assert out.metadata.verdict.startswith("passed")
     assert (out.volume_mounts[0].volume_id, out.volume_mounts[0].mount_path) == (home.volume_id, "/home/ann")
-    assert (out.gpu_count, out.health) == (0, "unknown: nobody looked")
+    assert (out.gpu_count, out.health) == (0, "unknown: not checked")
     assert start(wanted).machines == found.machines  # again: it is there
     down(wanted)
     assert left(wanted) == []
@@ -162,10 +162,10 @@ def test_another_computer_may_attach_the_home_first(wanted, monkeypatch):
     found = start(wanted)
     homes, looks = volumes.homes, iter([()])  # the first look is before the other computer's attachment
     monkeypatch.setattr(volumes, "homes", lambda *asked: next(looks, homes(*asked)))
-    provision._give_home(
+    provision._attach_home(
         Cloud(), wanted, found.machines[0].instance_id, found.machines[0].zone, sleep=at_once
     )
-    assert there(Cloud(), wanted) == found
+    assert find_existing(Cloud(), wanted) == found
     down(wanted)
 
 
@@ -206,7 +206,7 @@ def test_a_stopped_one_is_started_and_not_made_again(wanted):
     lifecycle.stop(Cloud(), found, sleep=at_once)
     with pytest.raises(RefusedError, match="is stopped"):
         start(wanted)
-    [machine] = there(Cloud(), wanted).machines
+    [machine] = find_existing(Cloud(), wanted).machines
     assert machine.state == "stopped"
     down(wanted)
 
@@ -295,7 +295,7 @@ def written(wanted):
     role = f"gpukiln-workspace-us-west-2-{name}"
     return mask_varying(
         {
-            "found": [asdict(one) for one in lifecycle.find(Cloud(), name)],
+            "found": [asdict(one) for one in lifecycle.find_workspaces(Cloud(), name)],
             "machines": [one for page in pages["Reservations"] for one in page["Instances"]],
             "volumes": ec2.describe_volumes(Filters=ours)["Volumes"],
             "groups": ec2.describe_security_groups(Filters=ours)["SecurityGroups"],
@@ -344,7 +344,7 @@ def put_away(monkeypatch):
     """Type `workspace.down`, which must end well."""
     for module in (commands, workspace_place):
         monkeypatch.setattr(module, "cloud_of", lambda _, region, __: Cloud(region))
-    monkeypatch.setattr(reach, "busy", lambda *_: None)
+    monkeypatch.setattr(reach, "ask_busy", lambda *_: None)
 
     def run(wanted, **options):
         assert code_of(commands.WorkspaceDown, wanted.workspace_name, yes=True, **options) == 0
@@ -426,10 +426,14 @@ def test_the_next_region_is_tried(wanted):
     said = []
     try:
         spec = spec_of(replace(wanted, image_id=None), UpOptions(simulated=True))
-        cloud, found = provision.raise_up([Cloud(), Cloud("eu-west-1")], spec, said.append, wait=False)
+        cloud, found = provision.provision_workspace(
+            [Cloud(), Cloud("eu-west-1")], spec, said.append, wait=False
+        )
     finally:
         scarcity.clear(layout)
     assert (cloud.region, found.machines[0].image_id) == ("eu-west-1", there_)
     assert any("no capacity now" in line for line in said)
     assert not [one for one in left(wanted) if "us-west-2" in one or one.startswith(("sg-", "vol-"))]
-    lifecycle.down(cloud, replace(wanted, region="eu-west-1"), found, keep_home=False, sleep=at_once)
+    lifecycle.remove_workspace(
+        cloud, replace(wanted, region="eu-west-1"), found, keep_home=False, sleep=at_once
+    )

@@ -154,8 +154,8 @@ def test_what_is_sent_of_the_agent_is_the_agent() -> None:
 
 @pytest.mark.parametrize("program", ["shellcheck", "bash", "dash"])
 def test_the_shell_takes_each_part(tmp_path: Path, program: str) -> None:
-    (tmp_path / "start").write_text(userdata.start(FULL))
-    (tmp_path / "profile.sh").write_text(userdata.profile(FULL))
+    (tmp_path / "start").write_text(userdata.start_script(FULL))
+    (tmp_path / "profile.sh").write_text(userdata.login_profile(FULL))
     found = shutil.which(program, path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     assert found
     for file in sorted(tmp_path.iterdir()):
@@ -167,7 +167,7 @@ def test_a_login_shell_has_the_environment(tmp_path: Path) -> None:
         "vision", "ada", "us-west-2", capabilities=Capabilities(artifact_cache="s3://bucket/it's $(id)")
     )
     (tmp_path / "A").write_text("two\nlines ' \" $x")
-    text = userdata.profile(wanted).replace(f"{agent.MEMORY}/secrets", str(tmp_path))
+    text = userdata.login_profile(wanted).replace(f"{agent.RUN_FOLDER}/secrets", str(tmp_path))
     command = f'{text}printf \'%s|%s|%s\' "$GPUKILN_WORKSPACE" "$GPUKILN_ARTIFACT_CACHE" "$A"'
     said = subprocess.run(["sh", "-euc", command], capture_output=True, text=True, check=True, env={}).stdout
     assert said == "vision|s3://bucket/it's $(id)|two\nlines ' \" $x"
@@ -189,7 +189,7 @@ def test_systemd_takes_the_units(tmp_path: Path) -> None:
 
 def test_the_units_that_begin_are_those_that_are_written() -> None:
     for wanted in (FULL, _wanted()):
-        begun = userdata.start(wanted).splitlines()[-1].split()[4:]
+        begun = userdata.start_script(wanted).splitlines()[-1].split()[4:]
         assert set(begun) <= set(userdata.UNITS)
         assert ("gpukiln-workspace-spot.service" in begun) == wanted.spot
     assert len(list(itertools.chain(userdata.UNITS))) == 4

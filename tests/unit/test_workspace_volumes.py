@@ -37,7 +37,7 @@ def cloud(layout):
 
 def home(cloud, zone=ZONE):
     """For a machine that had none before."""
-    return volumes.home(cloud, WANTED, zone, f"i-{next(MACHINES)}", sleep=at_once)
+    return volumes.ensure_home(cloud, WANTED, zone, f"i-{next(MACHINES)}", sleep=at_once)
 
 
 def everything(cloud):
@@ -61,7 +61,7 @@ def test_a_home_is_made_again_after_it_was_removed_and_never_twice_for_one_machi
     assert made.made
     ec2 = cloud.client("ec2")
     ec2.delete_tags(Resources=[made.volume_id])  # as long as EC2 does not show them
-    again = volumes.home(cloud, WANTED, ZONE, f"i-{next(MACHINES) - 1}", sleep=at_once)
+    again = volumes.ensure_home(cloud, WANTED, ZONE, f"i-{next(MACHINES) - 1}", sleep=at_once)
     assert again.volume_id == made.volume_id
 
 
@@ -71,8 +71,8 @@ def test_a_home_pins_its_zone_and_is_nobody_elses(cloud):
         home(cloud, OTHER)
     assert refused.value.hint.startswith("`invoke workspace.move vision --zone us-west-2b`")
     with pytest.raises(RefusedError, match="is ann's"):
-        volumes.existing(cloud, replace(WANTED, owner="bob"))
-    assert volumes.existing(cloud, replace(WANTED, workspace_name="other")) is None
+        volumes.find_home(cloud, replace(WANTED, owner="bob"))
+    assert volumes.find_home(cloud, replace(WANTED, workspace_name="other")) is None
 
 
 def test_two_homes_of_one_name_are_refused(cloud):
@@ -82,7 +82,7 @@ def test_two_homes_of_one_name_are_refused(cloud):
     second = ec2.create_volume(AvailabilityZone=OTHER, Size=1)["VolumeId"]
     ec2.create_tags(Resources=[second], Tags=tags)
     with pytest.raises(RefusedError, match="has 2 homes") as refused:
-        volumes.existing(cloud, WANTED)
+        volumes.find_home(cloud, WANTED)
     assert first.volume_id in refused.value.message
     assert second in refused.value.message
 
@@ -105,7 +105,7 @@ def test_a_home_that_another_machine_has_is_refused():
             stub.add_response("describe_volumes", {"Volumes": [volume]})
         cloud = SimpleNamespace(region="us-west-2", client=lambda _: client)
         with pytest.raises(BusyError, match="is attached to i-1"):
-            volumes.existing(cloud, WANTED)
+            volumes.find_home(cloud, WANTED)
         [attached] = volumes.homes(cloud)
     for refused in (lambda: volumes.remove(cloud, attached), lambda: move(cloud, attached)):
         with pytest.raises(BusyError, match="i-1"):

@@ -19,7 +19,7 @@ from gpukiln.kubernetes.machines import (
     launchable_types,
     mig_instances,
 )
-from gpukiln.offers.request import parse
+from gpukiln.offers.request import parse_request
 from gpukiln.typed import unknown
 from gpukiln.units import Memory
 
@@ -57,7 +57,7 @@ def models_of(names: Sequence[str], option: str) -> tuple[str, ...]:
     """
     keys_of_models: list[str] = []
     for name in names:
-        if ":" in name or not (keys := parse(name).gpus):
+        if ":" in name or not (keys := parse_request(name).gpus):
             raise UsageError(
                 f"{option} {name!r} is no GPU", hint="for example T4, L4 or A100-80GB; --gpus is the number"
             )

@@ -18,8 +18,8 @@ from gpukiln.images.pointer import Pointer
 from gpukiln.kubernetes.check.formats import is_label
 from gpukiln.kubernetes.machines import ARCHES, GPU, GPU_PRESENT, INSTANCE_TYPE, PRODUCT, launchable_types
 from gpukiln.kubernetes.nodes.hours import Hours
-from gpukiln.offers.request import parse
-from gpukiln.offers.select import nothing, select
+from gpukiln.offers.request import parse_request
+from gpukiln.offers.select import no_match_error, select
 from gpukiln.typed import strict, unknown
 
 Provider = Literal["karpenter", "managed", "asg"]
@@ -150,11 +150,11 @@ def types_of(
         for name in types:
             _require_launchable(name)
     else:
-        request = parse(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
+        request = parse_request(gpu, cpu=cpu, memory=memory, arch=arch or "x86_64")
         answer = select(request, [region], today)
         able = [offer.instance_type for offer in answer.offers if offer.instance_type in launchable_types()]
         if not able:
-            raise nothing(request, answer, [region])
+            raise no_match_error(request, answer, [region])
         fewest = min(instance_type(name).gpus for name in able)
         left = [name for name in able if instance_type(name).gpus == fewest]
         order = [instance_type(name).gpu for name in left]

@@ -1,1 +1,1 @@
-"""GPUs of a Proxmox VE host for its VMs: looked at, judged, set, taken back; VMs of exported images."""
+"""GPUs of a Proxmox VE host for its VMs: inspected, checked, set, undone; VMs of exported images."""

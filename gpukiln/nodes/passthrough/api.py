@@ -20,7 +20,7 @@ from typing import Any
 from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, UnavailableError, UsageError
 from gpukiln.redact import redact
 
-TOKEN = "PROXMOX_VE_API_TOKEN"  # noqa: S105 - the variable that the bpg/proxmox provider of Terraform reads too
+TOKEN_VARIABLE = "PROXMOX_VE_API_TOKEN"  # noqa: S105 - the variable that the bpg/proxmox provider of Terraform reads too
 TOKEN_FORM = re.compile(r"([^@!=\s]+@[^@!=\s]+)!([^@!=\s]+)=(\S+)")
 ANSWER_S = 30.0
 LOOK_S, IMPORT_S, UPLOAD_S = 60.0, 4 * 3600.0, 4 * 3600.0
@@ -30,11 +30,11 @@ NOT_REACHED = range(595, 600)
 
 
 class UnansweredError(UnavailableError):
-    """Something was to be changed, and no answer came: it may have happened."""
+    """A request that changes something got no answer: the change may have happened."""
 
 
 @dataclass(frozen=True)
-class Way:
+class PveTarget:
     """How a host is reached.
 
     Args:
@@ -62,17 +62,17 @@ class Pve:
         user: Who asks: root@pam by pvesh, else USER@REALM!TOKEN.
     """
 
-    def __init__(self, resource: Any, way: Way, user: str) -> None:
-        self._resource, self.way, self.user = resource, way, user
+    def __init__(self, resource: Any, target: PveTarget, user: str) -> None:
+        self._resource, self.target, self.user = resource, target, user
 
     @property
-    def root(self) -> bool:
+    def is_root(self) -> bool:
         """Whether it is asked as root@pam, which is no token: a token of root is not (check_hostpci_perm)."""
         return self.user == "root@pam"
 
     def get(self, path: str, /, **parameters: Any) -> Any:
-        """Ask for something; what is None is not said."""
-        with self._explained(f"GET {path}", changes=False):
+        """GET; parameters that are None are left out."""
+        with self._errors_explained(f"GET {path}", changes=False):
             return self._resource(path).get(**parameters)
 
     def put(self, path: str, /, **values: Any) -> Any:
@@ -81,17 +81,17 @@ class Pve:
         Raises:
             UnansweredError: It may have happened.
         """
-        with self._explained(f"PUT {path}", changes=True):
+        with self._errors_explained(f"PUT {path}", changes=True):
             return self._resource(path).put(**values)
 
     def post(self, path: str, /, **values: Any) -> Any:
         """As `put`; returns the id of the task."""
-        with self._explained(f"POST {path}", changes=True):
+        with self._errors_explained(f"POST {path}", changes=True):
             return self._resource(path).post(**values)
 
     def delete(self, path: str, /, **parameters: Any) -> Any:
         """As `put`; returns the id of the task where there is one."""
-        with self._explained(f"DELETE {path}", changes=True):
+        with self._errors_explained(f"DELETE {path}", changes=True):
             return self._resource(path).delete(**parameters)
 
     def wait(
@@ -110,10 +110,10 @@ class Pve:
         path, line, until = f"nodes/{node}/tasks/{task}", 0, time.monotonic() + limit_s
         while True:
             status = self.get(f"{path}/status")
-            for one in self.get(f"{path}/log", start=line, limit=500) if said else ():
-                if one["n"] > line and one.get("t") not in (None, "no content"):
-                    said(str(one["t"])) if said else None
-                    line = int(one["n"])
+            for log_line in self.get(f"{path}/log", start=line, limit=500) if said else ():
+                if log_line["n"] > line and log_line.get("t") not in (None, "no content"):
+                    said(str(log_line["t"])) if said else None
+                    line = int(log_line["n"])
             if status.get("status") == "stopped":
                 break
             if time.monotonic() > until:
@@ -126,25 +126,25 @@ class Pve:
             raise task_failed(task, ended)
 
     @contextlib.contextmanager
-    def _explained(self, what: str, *, changes: bool) -> Iterator[None]:
+    def _errors_explained(self, what: str, *, changes: bool) -> Iterator[None]:
         import requests  # noqa: PLC0415 - slow to import
         from proxmoxer import ResourceException  # noqa: PLC0415 - slow to import
 
         try:
             yield
         except ResourceException as error:
-            raise explained(error, what, self, changes=changes) from error
+            raise explain_error(error, what, self, changes=changes) from error
         except requests.exceptions.SSLError as error:
-            raise _not_trusted(self.way, str(error)) from error
+            raise _untrusted_error(self.target, str(error)) from error
         except requests.exceptions.RequestException as error:
             kind = UnansweredError if changes and not _never_sent(error) else UnavailableError
             raise kind(
-                f"{self.way.pve} gave no answer to {what}: {redact(_innermost(error))}",
-                hint="is it a Proxmox VE, is pveproxy running, does a firewall keep port 8006 shut?",
+                f"{self.target.pve} gave no answer to {what}: {redact(_innermost(error))}",
+                hint="check that it is a Proxmox VE, that pveproxy runs and that no firewall blocks its port",
             ) from error
 
 
-def connect(way: Way, *, limit_s: float = ANSWER_S) -> Pve:
+def connect(target: PveTarget, *, limit_s: float = ANSWER_S) -> Pve:
     """Make ready to ask; nothing is sent yet.
 
     Args:
@@ -157,19 +157,23 @@ def connect(way: Way, *, limit_s: float = ANSWER_S) -> Pve:
     from proxmoxer.backends.command_base import JsonSimpleSerializer  # noqa: PLC0415
     from proxmoxer.core import ProxmoxResource  # noqa: PLC0415
 
-    if not way.https:
+    if not target.https:
         from gpukiln.nodes.passthrough.pvesh import Pvesh  # noqa: PLC0415
 
-        if way.fingerprint or way.ca or way.token_file:
-            raise UsageError("--fingerprint, --ca and --token-file are about HTTPS, and --pve names none")
-        session = Pvesh("" if way.pve == "local" else way.pve, max(limit_s, LOOK_S))
+        if target.fingerprint or target.ca or target.token_file:
+            raise UsageError(
+                "--fingerprint, --ca and --token-file apply to HTTPS only, and --pve is no HTTPS address"
+            )
+        session = Pvesh("" if target.pve == "local" else target.pve, max(limit_s, LOOK_S))
         return Pve(
-            ProxmoxResource(base_url="", session=session, serializer=JsonSimpleSerializer()), way, "root@pam"
+            ProxmoxResource(base_url="", session=session, serializer=JsonSimpleSerializer()),
+            target,
+            "root@pam",
         )
-    host, port = _place(way.pve)
-    user, name, value = token(way)
-    if way.ca and not Path(way.ca).is_file():
-        raise UsageError(f"--ca {way.ca} is no file", hint="the host's is /etc/pve/pve-root-ca.pem")
+    host, port = _parse_host_port(target.pve)
+    user, name, value = read_token(target)
+    if target.ca and not Path(target.ca).is_file():
+        raise UsageError(f"--ca {target.ca} is no file", hint="the host's is /etc/pve/pve-root-ca.pem")
     api = ProxmoxAPI(
         host,
         port=port,
@@ -178,43 +182,43 @@ def connect(way: Way, *, limit_s: float = ANSWER_S) -> Pve:
         token_value=value,
         timeout=limit_s,
         # A fingerprint names one certificate; checking who signed it would add nothing.
-        verify_ssl=False if way.fingerprint else way.ca or True,
+        verify_ssl=False if target.fingerprint else target.ca or True,
     )
-    if way.fingerprint:
+    if target.fingerprint:
         from requests_toolbelt.adapters.fingerprint import FingerprintAdapter  # noqa: PLC0415 - slow to import
 
         session = api._store["session"]  # proxmoxer hands it out nowhere else
-        session.mount("https://", FingerprintAdapter(fingerprint(way.fingerprint)))
-    return Pve(api, way, f"{user}!{name}")
+        session.mount("https://", FingerprintAdapter(parse_fingerprint(target.fingerprint)))
+    return Pve(api, target, f"{user}!{name}")
 
 
-def token(way: Way) -> tuple[str, str, str]:
+def read_token(target: PveTarget) -> tuple[str, str, str]:
     """User, name and value of the token, from its file or the environment; never from the command line.
 
     Raises:
         UsageError: There is none, it is none, or others may read its file.
     """
-    form = f"wanted USER@REALM!NAME=VALUE, in ${TOKEN} or in the file of --token-file"
-    if way.token_file:
-        file = Path(way.token_file).expanduser()
+    form = f"wanted USER@REALM!NAME=VALUE, in ${TOKEN_VARIABLE} or in the file of --token-file"
+    if target.token_file:
+        file = Path(target.token_file).expanduser()
         if not file.is_file():
-            raise UsageError(f"--token-file {way.token_file} is no file", hint=form)
+            raise UsageError(f"--token-file {target.token_file} is no file", hint=form)
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise UsageError(
-                f"others may read the token in {way.token_file}", hint=f"`chmod 600 {way.token_file}`"
+                f"others may read the token in {target.token_file}", hint=f"`chmod 600 {target.token_file}`"
             )
-        text, where = file.read_text(encoding="utf-8").strip(), way.token_file
+        text, where = file.read_text(encoding="utf-8").strip(), target.token_file
     else:
-        text, where = os.environ.get(TOKEN, "").strip(), f"${TOKEN}"
+        text, where = os.environ.get(TOKEN_VARIABLE, "").strip(), f"${TOKEN_VARIABLE}"
         if not text:
-            raise UsageError(f"{way.pve} is asked with a token, and there is none", hint=form)
-    found = TOKEN_FORM.fullmatch(text)
-    if not found:
-        raise UsageError(f"what {where} holds is no token", hint=form)
-    return found[1], found[2], found[3]
+            raise UsageError(f"{target.pve} needs a token, and none is given", hint=form)
+    token_match = TOKEN_FORM.fullmatch(text)
+    if not token_match:
+        raise UsageError(f"{where} does not hold a token", hint=form)
+    return token_match[1], token_match[2], token_match[3]
 
 
-def fingerprint(text: str) -> str:
+def parse_fingerprint(text: str) -> str:
     """A SHA-256 as 64 hexadecimal digits.
 
     Raises:
@@ -229,17 +233,19 @@ def fingerprint(text: str) -> str:
     return plain
 
 
-def explained(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnError:
-    """An answer that is an error, as one of ours."""
+def explain_error(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnError:
+    """The error of gpukiln for an error that Proxmox VE answered."""
     text = redact(str(error.content or error.status_message or "")).strip()
     errors = error.errors if isinstance(error.errors, dict) else {}
-    more = tuple(f"{name}: {str(told).strip()}" for name, told in errors.items() if name != "errors")
+    more = tuple(
+        f"{name}: {str(message_text).strip()}" for name, message_text in errors.items() if name != "errors"
+    )
     details = more or tuple(text.splitlines()[1:8])
     first = text.splitlines()[0] if text else f"status {error.status_code}"
-    code, where = error.status_code, pve.way.pve
+    code, where = error.status_code, pve.target.pve
     if code == 401:
         return UnavailableError(
-            f"{where} does not take the token of {pve.user}: {first}",
+            f"{where} rejects the token of {pve.user}: {first}",
             hint=f"`pveum user token list {pve.user.partition('!')[0]}` lists them, `token add` makes one",
         )
     if code in NOT_REACHED:
@@ -249,13 +255,13 @@ def explained(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnError
         )
     for pattern, refused, message, hint in REFUSALS:
         if re.search(pattern, f"{code} {text}"):
-            told = text.splitlines()[-1] if refused is IncompatibleError and not more else first
+            reason = text.splitlines()[-1] if refused is IncompatibleError and not more else first
             return refused(
-                message.format(where=where, what=what, user=pve.user, told=told), hint=hint, details=more
+                message.format(where=where, what=what, user=pve.user, reason=reason), hint=hint, details=more
             )
     if code in (400, 501) or more:
         return IncompatibleError(
-            f"{where} does not take {what}: {first}",
+            f"{where} rejects {what}: {first}",
             details=details,
             hint="is this Proxmox VE older than 8? `pveversion`",
         )
@@ -267,31 +273,31 @@ REFUSALS: tuple[tuple[str, type[GpukilnError], str, str], ...] = (
     (
         r"^403|Permission check failed",
         UnavailableError,
-        "{user} may not {what}: {told}",
+        "{user} is not permitted to {what}: {reason}",
         "give the token the right: `pveum acl modify PATH --tokens 'USER@REALM!NAME' --roles ROLE`",
     ),
     (
         r"detected modified configuration",
         BusyError,
-        "somebody changed it meanwhile: {told}",
-        "nothing was written: look again",
+        "another user changed it in the meantime: {reason}",
+        "nothing was written: run the same command again",
     ),
     (
         r"can't lock file|got (?:lock request )?timeout|is locked",
         BusyError,
-        "{where} refuses {what} for now: {told}",
-        "another task has it: try again",
+        "{where} refuses {what} for now: {reason}",
+        "another task holds the lock: try again",
     ),
     (
         r"no quorum|cluster not ready",
         UnavailableError,
-        "{where} can change nothing: {told}",
-        "`pvecm status` says who is missing",
+        "{where} can change nothing: {reason}",
+        "`pvecm status` shows which nodes are missing",
     ),
     (
         r"[Oo]nly root (?:can|may)",
         IncompatibleError,
-        "{where} takes that from root@pam alone, and no token is it: {told}",
+        "{where} accepts that only from root@pam, which no token can be: {reason}",
         "--gpu mapping:NAME, or run it on the host: --pve local",
     ),
 )
@@ -301,39 +307,40 @@ def task_failed(task: str, ended: str) -> GpukilnError:
     """The error for a task that did not end well."""
     kind = task.split(":")[5] if task.count(":") >= 8 else "task"
     if re.search(r"can't lock file|got timeout", ended):
-        return BusyError(f"{kind} failed: {ended}", hint="another task has it: try again")
+        return BusyError(f"{kind} failed: {ended}", hint="another task holds the lock: try again")
     if re.search(r"No space left|not enough|out of space", ended, re.IGNORECASE):
-        return UnavailableError(f"{kind} failed: {ended}", hint="make room on the storage")
-    return UnavailableError(f"{kind} failed: {ended or 'without a word'}", hint=f"the task is {task}")
+        return UnavailableError(f"{kind} failed: {ended}", hint="free space on the storage")
+    return UnavailableError(f"{kind} failed: {ended or 'without a message'}", hint=f"the task is {task}")
 
 
-def _place(pve: str) -> tuple[str, int]:
+def _parse_host_port(pve: str) -> tuple[str, int]:
     """Host and port, IPv6 with and without brackets."""
-    found = re.fullmatch(r"(?:https://)?(\[[0-9a-fA-F:]+\]|[^:/\s\[\]@]+)(?::(\d{1,5}))?/?", pve)
-    if not found and re.fullmatch(r"[0-9a-fA-F:]+", pve):
+    address_match = re.fullmatch(r"(?:https://)?(\[[0-9a-fA-F:]+\]|[^:/\s\[\]@]+)(?::(\d{1,5}))?/?", pve)
+    if not address_match and re.fullmatch(r"[0-9a-fA-F:]+", pve):
         return f"[{pve}]", PORT
-    if not found:
+    if not address_match:
         raise UsageError(f"--pve {pve!r}: wanted HOST[:PORT], ssh://[USER@]HOST[:PORT] or local")
-    return found[1], int(found[2] or PORT)
+    return address_match[1], int(address_match[2] or PORT)
 
 
-def _not_trusted(way: Way, text: str) -> UnavailableError:
+def _untrusted_error(target: PveTarget, text: str) -> UnavailableError:
     if "ingerprints did not match" in text:
         seen = re.search(r'got "?([0-9a-fA-F]{64})', text)
         shown = f": it is {':'.join(re.findall('..', seen[1].upper()))}" if seen else ""
         return UnavailableError(
-            f"the certificate of {way.pve} is not the one of --fingerprint{shown}",
-            hint="if it was renewed, `pvenode cert info` prints the new one there; else somebody is between",
+            f"the certificate of {target.pve} is not the one of --fingerprint{shown}",
+            hint="if the host renewed it, `pvenode cert info` prints the new one there; if not, another "
+            "machine answers in its place",
         )
     return UnavailableError(
-        f"nobody vouches for the certificate of {way.pve}: {_words(text)}",
+        f"no trusted CA signed the certificate of {target.pve}: {_certificate_error(text)}",
         hint="--ca FILE, the host's /etc/pve/pve-root-ca.pem; or --fingerprint (`pvenode cert info`)",
     )
 
 
-def _words(text: str) -> str:
-    found = re.search(r"certificate verify failed: ([^(\"']+)", text)
-    return (found[1] if found else text).strip()[:200]
+def _certificate_error(text: str) -> str:
+    reason_match = re.search(r"certificate verify failed: ([^(\"']+)", text)
+    return (reason_match[1] if reason_match else text).strip()[:200]
 
 
 def _innermost(error: BaseException) -> str:

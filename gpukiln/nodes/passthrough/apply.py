@@ -1,4 +1,4 @@
-"""A GPU is set, and taken back: an undo file first, with the configuration's digest, then read back."""
+"""Sets a GPU and undoes it: an undo file first, then the value with the digest, then a check."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gpukiln.errors import (
 )
 from gpukiln.files import write_atomic
 from gpukiln.nodes.passthrough.api import Pve, UnansweredError
-from gpukiln.nodes.passthrough.facts import Guest, guest
+from gpukiln.nodes.passthrough.facts import Guest, read_guest
 from gpukiln.nodes.passthrough.model import UNDO, ConfigChange, Undo
-from gpukiln.nodes.passthrough.values import hostpci
+from gpukiln.nodes.passthrough.values import parse_hostpci
 from gpukiln.parsing import parse_json
 from gpukiln.typed import dump, load
 
@@ -39,20 +39,20 @@ def set_gpu(pve: Pve, node: str, vm: Guest, change: ConfigChange, folder: Path) 
         The undo file.
 
     Raises:
-        BusyError: Somebody changed the VM meanwhile, or has it locked; nothing was written.
-        CheckFailedError: Something else stands there than was written.
-        PartialError: Nobody knows whether it was written.
+        BusyError: Another user changed or locked the VM; nothing was written.
+        CheckFailedError: The configuration has another value than was written.
+        PartialError: It is not known whether it was written.
     """
     undo = Undo(
-        pve=pve.way.pve,
-        fingerprint=pve.way.fingerprint,
-        ca=pve.way.ca,
+        pve=pve.target.pve,
+        fingerprint=pve.target.fingerprint,
+        ca=pve.target.ca,
         node=node,
         vm=vm.id,
         key=change.key,
         before=change.before,
         after=change.after,
-        command=by_hand(vm.id, change.key, change.before),
+        command=manual_command(vm.id, change.key, change.before),
         at=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     file = folder / f"{undo.at[:19].replace(':', '')}-vm{vm.id}-{change.key}-{secrets.token_hex(3)}.json"
@@ -91,21 +91,21 @@ def read_undo(file: Path) -> Undo:
     return load(Undo, document, where=str(file))
 
 
-def takes_back(pve: Pve, undo: Undo) -> Guest | None:
+def check_undo(pve: Pve, undo: Undo) -> Guest | None:
     """The VM as it is now; None where it stands already as it was before.
 
     Raises:
         RefusedError: Somebody changed it since, or the VM is running.
         BusyError: It is locked.
     """
-    vm = guest(pve, undo.node, undo.vm)
+    vm = read_guest(pve, undo.node, undo.vm)
     now = vm.config.get(undo.key)
-    if _same(now, undo.before):
+    if _is_same_value(now, undo.before):
         return None
-    if not _same(now, undo.after):
+    if not _is_same_value(now, undo.after):
         raise RefusedError(
             f"{undo.key} of VM {undo.vm} is {now or 'not there'}, and {undo.after} was written",
-            hint="somebody changed it since: look at it in Proxmox VE",
+            hint="another user changed it since: look at it in Proxmox VE",
         )
     if lock := vm.config.get("lock"):
         raise BusyError(f"VM {undo.vm} is locked ({lock})", hint="wait for that task")
@@ -114,13 +114,13 @@ def takes_back(pve: Pve, undo: Undo) -> Guest | None:
     return vm
 
 
-def take_back(pve: Pve, undo: Undo, vm: Guest) -> None:
+def undo_change(pve: Pve, undo: Undo, vm: Guest) -> None:
     """Set what was there before, as `set_gpu` sets."""
     _write(pve, undo.node, vm, undo.key, undo.before, vm.digest)
     _compare(pve, undo.node, vm, undo.key, undo.before, f"`{undo.command}` on the host")
 
 
-def by_hand(vm: int, key: str, value: str | None) -> str:
+def manual_command(vm: int, key: str, value: str | None) -> str:
     """The same on the host."""
     return f"qm set {vm} --delete {key}" if value is None else f"qm set {vm} --{key} '{value}'"
 
@@ -130,49 +130,51 @@ def _write(pve: Pve, node: str, vm: Guest, key: str, value: str | None, digest: 
     try:
         pve.put(f"nodes/{node}/qemu/{vm.id}/config", digest=digest, **values)
     except (UnansweredError, KeyboardInterrupt) as lost:
-        # PUT is done when it is answered; whether it was, only the configuration tells.
+        # PUT has no task to ask about: only the configuration shows whether it took effect.
         try:
-            now = guest(pve, node, vm.id).config.get(key)
+            now = read_guest(pve, node, vm.id).config.get(key)
         except GpukilnError as error:
             raise PartialError(
-                f"nobody knows whether {key} of VM {vm.id} was written: {_text(lost)}; then {error.message}",
-                hint=f"look: `qm config {vm.id}`; back: `{by_hand(vm.id, key, _text_or_none(vm, key))}`",
+                f"it is not known whether {key} of VM {vm.id} was written: {_error_text(lost)}; "
+                f"then {error.message}",
+                hint=f"`qm config {vm.id}` shows it; "
+                f"`{manual_command(vm.id, key, _config_value(vm, key))}` undoes it",
             ) from lost
-        if not _same(now, value):
+        if not _is_same_value(now, value):
             raise
         if isinstance(lost, KeyboardInterrupt):
             raise PartialError(
                 f"interrupted, and {key} of VM {vm.id} was written",
-                hint=f"by hand: `{by_hand(vm.id, key, _text_or_none(vm, key))}` takes it back",
+                hint=f"by hand: `{manual_command(vm.id, key, _config_value(vm, key))}` takes it back",
             ) from lost
 
 
-def _text(error: BaseException) -> str:
+def _error_text(error: BaseException) -> str:
     return error.message if isinstance(error, GpukilnError) else "interrupted"
 
 
-def _text_or_none(vm: Guest, key: str) -> str | None:
+def _config_value(vm: Guest, key: str) -> str | None:
     return None if vm.config.get(key) is None else str(vm.config[key])
 
 
-def _same(one: Any, other: str | None) -> bool:
-    if one is None or other is None:
-        return one is None and other is None
+def _is_same_value(current: Any, other: str | None) -> bool:
+    if current is None or other is None:
+        return current is None and other is None
     with contextlib.suppress(UsageError):
-        return hostpci(str(one)).says_what(hostpci(other))
-    return str(one) == other
+        return parse_hostpci(str(current)).is_equivalent(parse_hostpci(other))
+    return str(current) == other
 
 
 def _compare(pve: Pve, node: str, vm: Guest, key: str, value: str | None, back: str) -> None:
     """Read back: the key is as written, and nothing else has changed."""
     try:
-        now: Mapping[str, Any] = guest(pve, node, vm.id).config
+        now: Mapping[str, Any] = read_guest(pve, node, vm.id).config
     except UnavailableError as error:
         raise PartialError(
             f"{key} of VM {vm.id} was written, and can't be read back: {error.message}",
             hint=f"{back} takes it back",
         ) from error
-    wrong = [] if _same(now.get(key), value) else [f"{key}: found {now.get(key)}, wanted {value}"]
+    wrong = [] if _is_same_value(now.get(key), value) else [f"{key}: found {now.get(key)}, wanted {value}"]
     for name in sorted({*now, *vm.config} - {key}):
         if now.get(name) != vm.config.get(name):
             wrong.append(f"{name}: it was {vm.config.get(name)}, and is {now.get(name)}")

@@ -20,10 +20,10 @@ from typing import Any
 from urllib.parse import quote
 
 from gpukiln.errors import CheckFailedError, GpukilnError, IncompatibleError, UnavailableError, UsageError
-from gpukiln.nodes.passthrough.api import IMPORT_S, LOOK_S, UPLOAD_S, Pve, UnansweredError, Way, connect
-from gpukiln.nodes.passthrough.facts import guest, rights_of
+from gpukiln.nodes.passthrough.api import IMPORT_S, LOOK_S, UPLOAD_S, Pve, PveTarget, UnansweredError, connect
+from gpukiln.nodes.passthrough.facts import privileges, read_guest
 from gpukiln.nodes.passthrough.model import PassthroughCheck, impossible, passed, refused, warned
-from gpukiln.nodes.passthrough.values import hostpci, properties
+from gpukiln.nodes.passthrough.values import parse_hostpci, parse_properties
 from gpukiln.parsing import parse_json
 from gpukiln.units import MIB, Memory
 
@@ -37,7 +37,7 @@ HOST_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?(?:\.[A-Za
 
 
 @dataclass(frozen=True)
-class Order:
+class VmOptions:
     """What was asked for, as it was typed."""
 
     image: str
@@ -55,14 +55,14 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Image:
+class ImageFile:
     """An exported image's file.
 
     Args:
         format: qcow2 or raw.
         size: Of its disk, in bytes.
-        sha256: What the file beside it says.
-        record: What ami.export wrote of it, empty where there is none.
+        sha256: The checksum that the file next to it has.
+        record: The record that ami.export wrote, empty where there is none.
     """
 
     path: Path
@@ -77,39 +77,39 @@ class VmPlan:
     """A VM that is to be made.
 
     Args:
-        config: What Proxmox VE is told, without the disk.
+        config: The settings sent to Proxmox VE, without the disk.
     """
 
     node: str
     vm: int
-    image: Image
+    image: ImageFile
     config: dict[str, str]
     checks: tuple[PassthroughCheck, ...]
     keys: str
     grow_mib: int
 
     @property
-    def shown(self) -> dict[str, str]:
+    def public_config(self) -> dict[str, str]:
         """The same without people's keys."""
         count = len(self.keys.splitlines())
         return {**self.config, **({"sshkeys": f"{count} key{'s' if count > 1 else ''}"} if count else {})}
 
 
-def can_be_read(way: Way) -> None:
+def require_uploadable(target: PveTarget) -> None:
     """Whether Proxmox VE can come by a file of this computer.
 
     Raises:
         UsageError: It is reached over SSH.
     """
-    if way.pve.startswith("ssh://"):
+    if target.pve.startswith("ssh://"):
         raise UsageError(
-            f"the image is on this computer, and Proxmox VE on {way.pve} imports its own files alone",
+            f"the image is on this computer, and Proxmox VE on {target.pve} imports its own files alone",
             hint="run it there with --pve local, or over HTTPS, which uploads the image",
         )
 
 
-def read_image(name: str) -> Image:
-    """Read what is beside an image, and the head of it.
+def read_image(name: str) -> ImageFile:
+    """Read the checksum and the record next to an image, and the image's head.
 
     Raises:
         UsageError: It is missing, or its checksum is.
@@ -135,34 +135,34 @@ def read_image(name: str) -> Image:
             f"{path.name} is {kind} by its content, and Proxmox VE goes by the name",
             hint=f"name it .{kind}, or export it with --to qcow2 or --to raw",
         )
-    beside = path.with_name(f"{path.name}.sha256")
-    if not beside.is_file():
+    checksum_file = path.with_name(f"{path.name}.sha256")
+    if not checksum_file.is_file():
         raise UsageError(
-            f"{path.name} has no {beside.name} beside it",
+            f"{checksum_file.name} is missing next to {path.name}",
             hint="ami.export writes it; carry both, or `sha256sum`",
         )
-    lines = [line.split() for line in beside.read_text(encoding="utf-8").splitlines()]
-    found = [line[0].lower() for line in lines if line[1:] in ([path.name], [f"*{path.name}"])]
-    if len(found) != 1 or not re.fullmatch(r"[0-9a-f]{64}", found[0]):
+    lines = [line.split() for line in checksum_file.read_text(encoding="utf-8").splitlines()]
+    checksums = [line[0].lower() for line in lines if line[1:] in ([path.name], [f"*{path.name}"])]
+    if len(checksums) != 1 or not re.fullmatch(r"[0-9a-f]{64}", checksums[0]):
         raise UsageError(
-            f"{beside.name} holds no SHA-256 of {path.name}",
+            f"{checksum_file.name} holds no SHA-256 of {path.name}",
             hint="as `sha256sum FILE` prints it, by this name",
         )
-    return Image(path, kind, size, found[0], _record(path))
+    return ImageFile(path, kind, size, checksums[0], _record(path))
 
 
 def _record(path: Path) -> dict[str, Any]:
-    beside = path.with_name(f"{path.name}.json")
-    if not beside.is_file():
+    record_file = path.with_name(f"{path.name}.json")
+    if not record_file.is_file():
         return {}
     try:
-        record = parse_json(beside.read_text(encoding="utf-8"))
+        record = parse_json(record_file.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise UsageError(f"{beside.name} is damaged: {error}") from error
+        raise UsageError(f"{record_file.name} is damaged: {error}") from error
     return record if isinstance(record, dict) else {}
 
 
-def verify(image: Image, on_bytes: Callable[[int], None]) -> PassthroughCheck:
+def check_checksum(image: ImageFile, on_bytes: Callable[[int], None]) -> PassthroughCheck:
     """Read all of it, and compare."""
     digest, done = hashlib.sha256(), 0
     with image.path.open("rb") as file:
@@ -173,13 +173,13 @@ def verify(image: Image, on_bytes: Callable[[int], None]) -> PassthroughCheck:
     if digest.hexdigest() != image.sha256:
         return refused(
             "image.sha256",
-            f"{image.path.name} has {digest.hexdigest()}, and {image.sha256} stands beside it",
-            "it was damaged or changed: copy or export it again",
+            f"{image.path.name} has {digest.hexdigest()}, and {image.sha256} is its recorded checksum",
+            "the file is damaged or changed: copy or export it again",
         )
     return passed("image.sha256", image.sha256)
 
 
-def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str) -> VmPlan:
+def plan_vm(pve: Pve, order: VmOptions, image: ImageFile, node: str, number: int, gpu: str) -> VmPlan:
     """Look at storages and network, and say what would be made.
 
     Args:
@@ -194,11 +194,11 @@ def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str)
             raise UsageError(f"--{option} is missing")
     if not HOST_NAME.fullmatch(order.name):
         raise UsageError(f"--name {order.name!r} is no name of a host")
-    memory, keys = Memory.parse(order.memory, "--memory").mib, _keys(order.ssh_keys)
+    memory, keys = Memory.parse(order.memory, "--memory").mib, _read_keys(order.ssh_keys)
     grow = Memory.parse(order.disk_size, "--disk-size").mib if order.disk_size else 0
     if grow and grow * MIB < image.size:
         raise UsageError(f"--disk-size {order.disk_size} is less than the image's {Memory(image.size).shown}")
-    vm = _number(pve, number)
+    vm = _vm_number(pve, number)
     config = {
         "name": order.name,
         "ostype": "l26",
@@ -223,56 +223,59 @@ def plan(pve: Pve, order: Order, image: Image, node: str, number: int, gpu: str)
         "description": f"gpukiln: {image.path.name}, SHA-256 {image.sha256}",
         **({"hostpci0": gpu} if gpu else {}),
     }
-    checks = [*_image_checks(order, image), *_places(pve, order, image, node, max(image.size, grow * MIB))]
-    if not pve.root:
-        checks.append(_rights(pve, order, vm))
+    checks = [
+        *_image_checks(order, image),
+        *_location_checks(pve, order, image, node, max(image.size, grow * MIB)),
+    ]
+    if not pve.is_root:
+        checks.append(_privilege_check(pve, order, vm))
     if not keys:
-        checks.append(warned("vm.login", "no key may log in", "--ssh-keys FILE"))
+        checks.append(warned("vm.login", "no SSH key can log in", "--ssh-keys FILE"))
     return VmPlan(node, vm, image, config, tuple(checks), keys, grow)
 
 
-def make(pve: Pve, order: Order, made: VmPlan, say: Callable[[str], None]) -> None:
+def create_vm(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], None]) -> None:
     """Make the VM; what fails or is interrupted leaves none.
 
     Raises:
-        CheckFailedError: It is not as it was told; it is removed.
+        CheckFailedError: It differs from the settings that were sent; it is removed.
     """
-    with _source(pve, order, made, say) as source:
+    with _source(pve, order, vm_plan, say) as source:
         started = int(time.time()) - 5
         disk = f"{order.storage}:0,import-from={source},discard=on,iothread=1,ssd=1"
-        keys = {"sshkeys": quote(made.keys, safe="")} if made.keys else {}
+        keys = {"sshkeys": quote(vm_plan.keys, safe="")} if vm_plan.keys else {}
         # pvesh answers when the disk is imported, the API at once
-        maker, task = pve if pve.way.https else connect(pve.way, limit_s=IMPORT_S), ""
+        maker, task = pve if pve.target.https else connect(pve.target, limit_s=IMPORT_S), ""
         try:
-            say(f"make VM {made.vm}, import the disk")
-            told = {"vmid": made.vm, **made.config, **keys, DISK: disk}
-            task = str(maker.post(f"nodes/{made.node}/qemu", **told))
-            pve.wait(task, made.node, limit_s=IMPORT_S, said=say)
-            if made.grow_mib:
+            say(f"make VM {vm_plan.vm}, import the disk")
+            settings = {"vmid": vm_plan.vm, **vm_plan.config, **keys, DISK: disk}
+            task = str(maker.post(f"nodes/{vm_plan.node}/qemu", **settings))
+            pve.wait(task, vm_plan.node, limit_s=IMPORT_S, said=say)
+            if vm_plan.grow_mib:
                 say(f"grow the disk to {order.disk_size}")
-                size = f"{made.grow_mib}M"
-                grown = pve.put(f"nodes/{made.node}/qemu/{made.vm}/resize", disk=DISK, size=size)
+                size = f"{vm_plan.grow_mib}M"
+                grown = pve.put(f"nodes/{vm_plan.node}/qemu/{vm_plan.vm}/resize", disk=DISK, size=size)
                 if isinstance(grown, str) and grown.startswith("UPID"):
-                    pve.wait(grown, made.node, limit_s=LOOK_S)
-            _compare(pve, made)
+                    pve.wait(grown, vm_plan.node, limit_s=LOOK_S)
+            _compare(pve, vm_plan)
         except BaseException as error:
-            _remove(pve, made, task, started, error)
+            _remove(pve, vm_plan, task, started, error)
             raise
 
 
-def _number(pve: Pve, wanted: int) -> int:
-    if not wanted:
+def _vm_number(pve: Pve, number: int) -> int:
+    if not number:
         return int(pve.get("cluster/nextid"))
     try:
-        return int(pve.get("cluster/nextid", vmid=wanted))
+        return int(pve.get("cluster/nextid", vmid=number))
     except IncompatibleError as error:  # 400: "VM 120 already exists", PVE/API2/Cluster.pm
         raise UsageError(
-            f"there is a VM or container {wanted} already",
+            f"there is a VM or container {number} already",
             hint="another --vm, or none: the next that is free",
         ) from error
 
 
-def _keys(name: str) -> str:
+def _read_keys(name: str) -> str:
     if not name:
         return ""
     file = Path(name).expanduser()
@@ -287,7 +290,7 @@ def _keys(name: str) -> str:
     return "\n".join(lines)
 
 
-def _image_checks(order: Order, image: Image) -> Iterator[PassthroughCheck]:
+def _image_checks(order: VmOptions, image: ImageFile) -> Iterator[PassthroughCheck]:
     gib = Memory(image.size).shown
     if image.format == "raw" and image.size % SECTOR:
         yield impossible(
@@ -296,13 +299,15 @@ def _image_checks(order: Order, image: Image) -> Iterator[PassthroughCheck]:
     else:
         yield passed("image.disk", f"{image.format}, {gib}")
     if not image.record:
-        yield warned("image.record", "no record beside it: nobody knows whether it was proven")
+        yield warned("image.record", "no record next to it: it is not known whether the image was verified")
         return
-    proven = image.record.get("proven")
-    if proven is False and not order.unproven:
-        yield refused("image.record", "its record says that it was not proven", "--unproven takes it")
+    verified = image.record.get("proven")
+    if verified is False and not order.unproven:
+        yield refused(
+            "image.record", "its record says that the image was not verified", "--unproven takes it"
+        )
     else:
-        yield passed("image.record", "proven") if proven else warned("image.record", "not proven")
+        yield passed("image.record", "verified") if verified else warned("image.record", "not verified")
     changed = image.record.get("changed")
     asks = changed.get("datasource") if isinstance(changed, dict) else None
     if asks == "nocloud":
@@ -315,12 +320,14 @@ def _image_checks(order: Order, image: Image) -> Iterator[PassthroughCheck]:
         )
 
 
-def _places(pve: Pve, order: Order, image: Image, node: str, needs: int) -> Iterator[PassthroughCheck]:
-    there = {str(one["storage"]): one for one in pve.get(f"nodes/{node}/storage")}
+def _location_checks(
+    pve: Pve, order: VmOptions, image: ImageFile, node: str, needs: int
+) -> Iterator[PassthroughCheck]:
+    there = {str(storage["storage"]): storage for storage in pve.get(f"nodes/{node}/storage")}
     yield _storage(there, order.storage, "images", needs, node)
-    if pve.way.https:
+    if pve.target.https:
         yield _storage(there, order.import_storage, "import", image.path.stat().st_size, node)
-    bridges = [str(one["iface"]) for one in pve.get(f"nodes/{node}/network", type="any_bridge")]
+    bridges = [str(interface["iface"]) for interface in pve.get(f"nodes/{node}/network", type="any_bridge")]
     if order.bridge in bridges:
         yield passed("network.bridge", order.bridge)
     else:
@@ -331,121 +338,131 @@ def _places(pve: Pve, order: Order, image: Image, node: str, needs: int) -> Iter
 
 def _storage(there: dict[str, Any], name: str, content: str, needs: int, node: str) -> PassthroughCheck:
     check, option = f"storage.{content}", "--storage" if content == "images" else "--import-storage"
-    fitting = [one for one, facts in sorted(there.items()) if content in str(facts["content"]).split(",")]
+    fitting = [
+        storage_name
+        for storage_name, facts in sorted(there.items())
+        if content in str(facts["content"]).split(",")
+    ]
     if name not in there:
         return refused(
             check, f"{node} has no storage {name}", f"{option}: {', '.join(fitting) or 'none fits'}"
         )
-    found = there[name]
-    contents = str(found["content"]).split(",")
+    storage = there[name]
+    contents = str(storage["content"]).split(",")
     if content not in contents:
         added = ",".join([*contents, content])
         return refused(
             check,
-            f"{name} holds {found['content']}, and no {content}",
+            f"{name} holds {storage['content']}, and no {content}",
             f"{option} {fitting[0]}"
             if fitting
             else f"`pvesm set {name} --content {added}` (Proxmox VE 8.2 and later)",
         )
-    if not int(found.get("active", 0)):
+    if not int(storage.get("active", 0)):
         return refused(check, f"{name} is not active", f"`pvesm status` on {node}")
-    free = int(found.get("avail", 0))
+    free = int(storage.get("avail", 0))
     if free < needs:
         return refused(check, f"{name} has {Memory(free).shown}, {Memory(needs).shown} are needed", option)
     return passed(check, f"{name}, {Memory(free).shown} free")
 
 
-def _rights(pve: Pve, order: Order, vm: int) -> PassthroughCheck:
+def _privilege_check(pve: Pve, order: VmOptions, vm: int) -> PassthroughCheck:
     needs = {
         f"/vms/{vm}": {"VM.Allocate", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Cloudinit"},
         f"/storage/{order.storage}": {"Datastore.AllocateSpace"},
         f"/storage/{order.import_storage}": {"Datastore.AllocateSpace", "Datastore.AllocateTemplate"},
     }
-    has = rights_of(pve, tuple(needs))
-    lacks = [
-        f"{', '.join(sorted(wanted - has[path]))} on {path}"
-        for path, wanted in needs.items()
-        if wanted - has[path]
+    has = privileges(pve, tuple(needs))
+    missing = [
+        f"{', '.join(sorted(privileges_needed - has[path]))} on {path}"
+        for path, privileges_needed in needs.items()
+        if privileges_needed - has[path]
     ]
-    if lacks:
+    if missing:
         return refused(
             "rights.create",
-            f"{pve.user} lacks {'; '.join(lacks)}",
+            f"{pve.user} lacks {'; '.join(missing)}",
             "`pveum acl modify PATH --tokens ... --roles ...`",
         )
     return passed("rights.create", f"{pve.user} may make it")
 
 
 @contextlib.contextmanager
-def _source(pve: Pve, order: Order, made: VmPlan, say: Callable[[str], None]) -> Iterator[str]:
+def _source(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], None]) -> Iterator[str]:
     """Where Proxmox VE imports the disk from; what was uploaded for that is removed."""
-    if not pve.way.https:
-        yield str(made.image.path.resolve())
+    if not pve.target.https:
+        yield str(vm_plan.image.path.resolve())
         return
-    name = f"gpukiln-{made.image.sha256[:12]}-{secrets.token_hex(3)}.{made.image.format}"
+    name = f"gpukiln-{vm_plan.image.sha256[:12]}-{secrets.token_hex(3)}.{vm_plan.image.format}"
     volume = f"{order.import_storage}:import/{name}"
-    folder = f"nodes/{made.node}/storage/{order.import_storage}"
+    folder = f"nodes/{vm_plan.node}/storage/{order.import_storage}"
     failed: BaseException | None = None
     try:
-        with _Sent(made.image.path, name, say) as file:
-            task = connect(pve.way, limit_s=UPLOADED_S).post(
+        with _UploadFile(vm_plan.image.path, name, say) as file:
+            task = connect(pve.target, limit_s=UPLOADED_S).post(
                 f"{folder}/upload",
                 content="import",
-                checksum=made.image.sha256,
+                checksum=vm_plan.image.sha256,
                 filename=file,
                 **{"checksum-algorithm": "sha256"},
             )
-        pve.wait(str(task), made.node, limit_s=UPLOAD_S)
+        pve.wait(str(task), vm_plan.node, limit_s=UPLOAD_S)
         yield volume
     except BaseException as error:
         failed = error
         raise
     finally:
         try:
-            there = {str(one["volid"]) for one in pve.get(f"{folder}/content", content="import")}
+            there = {
+                str(volume_row["volid"]) for volume_row in pve.get(f"{folder}/content", content="import")
+            }
             if volume in there:
                 gone = pve.delete(f"{folder}/content/{volume}")
                 if isinstance(gone, str) and gone.startswith("UPID"):
-                    pve.wait(gone, made.node, limit_s=LOOK_S)
+                    pve.wait(gone, vm_plan.node, limit_s=LOOK_S)
             elif isinstance(failed, UnansweredError):
-                failed.add_note(f"{volume} may still come to {made.node}; `pvesm free {volume}` removes it")
+                failed.add_note(
+                    f"{volume} may still come to {vm_plan.node}; `pvesm free {volume}` removes it"
+                )
         except GpukilnError as error:
-            told = f"{volume} is left on {made.node}: {error.message}; `pvesm free {volume}` removes it"
+            removal_note = (
+                f"{volume} is left on {vm_plan.node}: {error.message}; `pvesm free {volume}` removes it"
+            )
             if failed is None:
-                say(told)
+                say(removal_note)
             else:
-                failed.add_note(told)
+                failed.add_note(removal_note)
 
 
-class _Sent(io.FileIO):
-    """A file that tells how much of it was read, under another name."""
+class _UploadFile(io.FileIO):
+    """A file under another name, which reports how much of it was read."""
 
     def __init__(self, path: Path, name: str, say: Callable[[str], None]) -> None:
         super().__init__(path)
         self.name = name  # what proxmoxer gives as the upload's name
-        self._say, self._size, self._started, self._told = say, path.stat().st_size, time.monotonic(), 0.0
+        self._say, self._size, self._started, self._reported = say, path.stat().st_size, time.monotonic(), 0.0
 
     def read(self, size: int | None = -1, /) -> bytes:
-        found = super().read(-1 if size is None else size) or b""
-        now, done = time.monotonic(), self.tell()
-        if now - self._told > 1 and done:
-            self._told, rate = now, done / max(now - self._started, 0.001)
+        data = super().read(-1 if size is None else size) or b""
+        now, done = time.monotonic(), self.seek(0, io.SEEK_CUR)
+        if now - self._reported > 1 and done:
+            self._reported, rate = now, done / max(now - self._started, 0.001)
             left = (self._size - done) / rate
             self._say(f"upload {100 * done / self._size:.0f} %, {Memory(rate).shown}/s, {left:.0f} s left")
-        return found
+        return data
 
 
-def _compare(pve: Pve, made: VmPlan) -> None:
-    now = guest(pve, made.node, made.vm).config
+def _compare(pve: Pve, vm_plan: VmPlan) -> None:
+    now = read_guest(pve, vm_plan.node, vm_plan.vm).config
     wrong = []
-    for name, value in made.config.items():
+    for name, value in vm_plan.config.items():
         there = now.get(name)
         if name in ("efidisk0", "ide2"):
             right = there is not None
         elif name == "net0":  # with the address that it was given
-            right = properties(str(there)).get("bridge") == properties(value)["bridge"]
+            right = parse_properties(str(there)).get("bridge") == parse_properties(value)["bridge"]
         elif name.startswith("hostpci"):
-            right = there is not None and hostpci(str(there)).says_what(hostpci(value))
+            right = there is not None and parse_hostpci(str(there)).is_equivalent(parse_hostpci(value))
         else:
             right = str(there).strip() == value
         if not right:
@@ -453,39 +470,43 @@ def _compare(pve: Pve, made: VmPlan) -> None:
     if "import-from" in str(now.get(DISK, "import-from")):
         wrong.append(f"{DISK}: found {now.get(DISK)}, wanted the imported disk")
     if wrong:
-        raise CheckFailedError(f"VM {made.vm} is not as it was told", details=tuple(wrong))
+        raise CheckFailedError(
+            f"VM {vm_plan.vm} differs from the settings that were sent", details=tuple(wrong)
+        )
 
 
-def _remove(pve: Pve, made: VmPlan, task: str, started: int, error: BaseException) -> None:
-    """Remove what is there of a VM of ours; what can't be is told beside the error.
+def _remove(pve: Pve, vm_plan: VmPlan, task: str, started: int, error: BaseException) -> None:
+    """Remove the VM that this call created; a note on the error names what could not be removed.
 
-    Ours is what a task of ours made: Proxmox VE makes the configuration, or refuses, before it answers with
-    the task.
+    The task shows whether this call created it: Proxmox VE writes the configuration, or refuses, before it
+    answers with the task.
     """
-    folder = f"nodes/{made.node}"
+    folder = f"nodes/{vm_plan.node}"
     try:
-        ours = [task] if task else []
+        task_ids = [task] if task else []
         if not task:  # no answer came: the node's list of tasks knows
-            asked = {"typefilter": "qmcreate", "vmid": made.vm, "since": started, "source": "all"}
-            ours = [
-                str(one["upid"]) for one in pve.get(f"{folder}/tasks", **asked) if _asked_by(one) == pve.user
+            asked = {"typefilter": "qmcreate", "vmid": vm_plan.vm, "since": started, "source": "all"}
+            task_ids = [
+                str(task_row["upid"])
+                for task_row in pve.get(f"{folder}/tasks", **asked)
+                if _asked_by(task_row) == pve.user
             ]
-        if not ours:
+        if not task_ids:
             return
-        for one in ours:
-            if pve.get(f"{folder}/tasks/{one}/status").get("status") == "running":
-                pve.delete(f"{folder}/tasks/{one}")
+        for task_id in task_ids:
+            if pve.get(f"{folder}/tasks/{task_id}/status").get("status") == "running":
+                pve.delete(f"{folder}/tasks/{task_id}")
                 with contextlib.suppress(UnavailableError):  # it ends badly: that is what was asked for
-                    pve.wait(one, made.node, limit_s=LOOK_S)
-        if made.vm not in {int(one["vmid"]) for one in pve.get(f"{folder}/qemu")}:
+                    pve.wait(task_id, vm_plan.node, limit_s=LOOK_S)
+        if vm_plan.vm not in {int(vm_row["vmid"]) for vm_row in pve.get(f"{folder}/qemu")}:
             return
-        options = {"purge": 1, "destroy-unreferenced-disks": 1, **({"skiplock": 1} if pve.root else {})}
-        gone = pve.delete(f"{folder}/qemu/{made.vm}", **options)
-        pve.wait(str(gone), made.node, limit_s=LOOK_S * 5)
+        options = {"purge": 1, "destroy-unreferenced-disks": 1, **({"skiplock": 1} if pve.is_root else {})}
+        gone = pve.delete(f"{folder}/qemu/{vm_plan.vm}", **options)
+        pve.wait(str(gone), vm_plan.node, limit_s=LOOK_S * 5)
     except GpukilnError as failed:
         error.add_note(
-            f"VM {made.vm} may be left on {made.node}: {failed.message}; by hand: `qm unlock {made.vm}`,"
-            f" `qm destroy {made.vm} --purge --destroy-unreferenced-disks`"
+            f"VM {vm_plan.vm} may be left on {vm_plan.node}: {failed.message}; by hand: "
+            f"`qm unlock {vm_plan.vm}`, `qm destroy {vm_plan.vm} --purge --destroy-unreferenced-disks`"
         )
 
 

@@ -31,13 +31,13 @@ from gpukiln.nodes.passthrough.values import (
     NAME,
     SLOTS,
     HostPci,
-    canonical,
+    args_addresses,
+    canonical_address,
     device_of,
-    hostpci,
-    hostpcis,
+    hostpci_entries,
     memory_mib,
-    of_args,
-    properties,
+    parse_hostpci,
+    parse_properties,
 )
 
 NVIDIA, BRIDGE = "0x10de", "0x06"
@@ -50,7 +50,7 @@ KINDS = {
     "0x0c03": "USB",
     "0x0c80": "USB-C",
 }
-PASSED = ("vfio-pci", None)
+PASSTHROUGH_DRIVERS = ("vfio-pci", None)
 ROLE = "the role pve_host binds it to vfio-pci: `invoke node.apply --pve`, then a reboot"
 
 
@@ -111,10 +111,12 @@ def parse_request(
         return PassthroughRequest(mapping=name, primary=primary, hide_rom=hide_rom, slot=slot)
     if not ADDRESS.fullmatch(gpu):
         raise UsageError(f"--gpu {gpu!r}: wanted a PCI address such as 0000:01:00, or mapping:NAME")
-    return PassthroughRequest(address=canonical(gpu), primary=primary, hide_rom=hide_rom, slot=slot)
+    return PassthroughRequest(address=canonical_address(gpu), primary=primary, hide_rom=hide_rom, slot=slot)
 
 
-def evaluate(facts: PveFacts, wanted: PassthroughRequest, vm: Guest | None, *, memory: int = 0) -> Evaluation:
+def evaluate(
+    facts: PveFacts, request: PassthroughRequest, vm: Guest | None, *, memory: int = 0
+) -> Evaluation:
     """Examine a GPU, and the VM that is to get it.
 
     Args:
@@ -124,128 +126,138 @@ def evaluate(facts: PveFacts, wanted: PassthroughRequest, vm: Guest | None, *, m
     Raises:
         UsageError: What was named is no GPU of the node, or there is no such mapping.
     """
-    places = _places(facts, wanted)
+    places = _hostpci_addresses(facts, request)
     functions = _functions(facts, places)
-    if not any(one.kind == "GPU" for one in functions):
+    if not any(function.kind == "GPU" for function in functions):
         what = functions[0]
         raise UsageError(
             f"{what.address} of {facts.node} is no GPU: {what.name} ({what.kind})",
-            hint=f"it has {listed(facts)}",
+            hint=f"it has {list_gpus(facts)}",
         )
-    addresses = [one.address for one in functions]
+    addresses = [function.address for function in functions]
     checks = [
-        *(_mapping(facts, wanted, addresses) if wanted.mapping else []),
-        *_iommu(facts, functions),
-        *_drivers(facts, functions),
-        _leases(facts, addresses),
-        *_others(facts, functions),
-        *_who(facts, wanted, vm, functions),
+        *(_mapping_checks(facts, request, addresses) if request.mapping else []),
+        *_iommu_checks(facts, functions),
+        *_driver_checks(facts, functions),
+        _lease_check(facts, addresses),
+        *_other_vm_checks(facts, functions),
+        *_privilege_checks(facts, request, vm, functions),
     ]
     change, as_is = None, False
-    checks += _memory(facts, vm, memory_mib(vm.config) if vm else memory)
+    checks += _memory_checks(facts, vm, memory_mib(vm.config) if vm else memory)
     if vm is not None:
-        checks += _vm(vm, wanted)
-        checks += _own_args(vm, addresses)
-        change, as_is, slot = _change(facts, wanted, places, vm)
+        checks += _vm_checks(vm, request)
+        checks += _args_checks(vm, addresses)
+        change, as_is, slot = _config_change(facts, request, places, vm)
         checks.append(slot)
-    return Evaluation(functions, tuple(checks), str(_value(wanted, places)), change, as_is)
+    return Evaluation(functions, tuple(checks), str(_value(request, places)), change, as_is)
 
 
-def vm_of(vm: Guest) -> PassthroughVm:
+def describe_vm(vm: Guest) -> PassthroughVm:
     """A VM as it is printed."""
     bios = str(vm.config.get("bios", "seabios"))
     return PassthroughVm(vm.id, vm.name, vm.status, str(vm.config.get("machine", "")), bios)
 
 
-def _value(wanted: PassthroughRequest, places: list[str]) -> HostPci:
+def _value(request: PassthroughRequest, places: list[str]) -> HostPci:
     """What `hostpciN` is to be; pcie=1 as q35 has PCI Express."""
     options = {"pcie": "1"}
-    if wanted.primary:
+    if request.primary:
         options["x-vga"] = "1"
-    if wanted.hide_rom:
+    if request.hide_rom:
         options["rombar"] = "0"
     return (
-        HostPci(mapping=wanted.mapping, options=options)
-        if wanted.mapping
+        HostPci(mapping=request.mapping, options=options)
+        if request.mapping
         else HostPci((places[0],), "", options)
     )
 
 
-def listed(facts: PveFacts) -> str:
+def list_gpus(facts: PveFacts) -> str:
     """The node's GPUs, for people."""
-    found = [
-        f"{address} {_name(one)}" for address, one in sorted(facts.devices.items()) if _kind(one) == "GPU"
+    labels = [
+        f"{address} {_name(device)}"
+        for address, device in sorted(facts.devices.items())
+        if _kind(device) == "GPU"
     ]
-    return ", ".join(found) or "no GPU"
+    return ", ".join(labels) or "no GPU"
 
 
-def _places(facts: PveFacts, wanted: PassthroughRequest) -> list[str]:
+def _hostpci_addresses(facts: PveFacts, request: PassthroughRequest) -> list[str]:
     """The devices that are named, as hostpci names them: all functions of one where they belong together."""
-    if not wanted.mapping:
-        return [_place(facts, wanted.address)]
+    if not request.mapping:
+        return [_hostpci_address(facts, request.address)]
     if facts.mapping is None:
         names = ", ".join(sorted(facts.mappings)) or "none"
         raise UsageError(
-            f"there is no resource mapping {wanted.mapping!r} that {facts.user} may see",
+            f"there is no resource mapping {request.mapping!r} that {facts.user} may see",
             hint=f"there are: {names}",
         )
-    found = list(of_mapping(facts.mapping, facts.node))
-    if not found:
-        there = sorted({properties(str(one)).get("node", "") for one in facts.mapping.get("map", [])})
+    entries = list(mapping_entries(facts.mapping, facts.node))
+    if not entries:
+        there = sorted({parse_properties(str(text)).get("node", "") for text in facts.mapping.get("map", [])})
         raise UsageError(
-            f"the mapping {wanted.mapping} has no device of {facts.node}, only of {', '.join(there)}",
-            hint=f"add one: `pvesh set /cluster/mapping/pci/{wanted.mapping} --map ...`, or name another VM",
+            f"the mapping {request.mapping} has no device of {facts.node}, only of {', '.join(there)}",
+            hint=f"add one: `pvesh set /cluster/mapping/pci/{request.mapping} --map ...`, or name another VM",
         )
-    return [canonical(one) for entry in found for one in entry["path"].split(";")]
+    return [canonical_address(address) for entry in entries for address in entry["path"].split(";")]
 
 
-def of_mapping(mapping: dict[str, Any], node: str) -> Iterator[dict[str, str]]:
+def mapping_entries(mapping: dict[str, Any], node: str) -> Iterator[dict[str, str]]:
     """The entries of a resource mapping that are for a node."""
     for text in mapping.get("map", []):
-        entry = properties(str(text))
+        entry = parse_properties(str(text))
         if entry.get("node") == node and entry.get("path"):
             yield entry
 
 
-def _place(facts: PveFacts, address: str) -> str:
+def _hostpci_address(facts: PveFacts, address: str) -> str:
     """A function alone where the others of its device are in groups of their own, else the whole device.
 
     A virtual function (SR-IOV) is one that is alone.
     """
-    if address not in facts.devices and not _of_device(facts, address):
-        raise UsageError(f"{facts.node} has no PCI device {address}", hint=f"it has {listed(facts)}")
+    if address not in facts.devices and not _device_functions(facts, address):
+        raise UsageError(f"{facts.node} has no PCI device {address}", hint=f"it has {list_gpus(facts)}")
     if "." not in address:
         return address
     group = _group(facts.devices[address])
-    others = [one for one in _of_device(facts, device_of(address)) if one != address]
-    together = [one for one in others if group is None or _group(facts.devices[one]) == group]
+    others = [
+        function_address
+        for function_address in _device_functions(facts, device_of(address))
+        if function_address != address
+    ]
+    together = [
+        function_address
+        for function_address in others
+        if group is None or _group(facts.devices[function_address]) == group
+    ]
     return device_of(address) if together else address
 
 
-def _of_device(facts: PveFacts, device: str) -> list[str]:
-    return sorted(one for one in facts.devices if one == device or device_of(one) == device)
+def _device_functions(facts: PveFacts, device: str) -> list[str]:
+    return sorted(address for address in facts.devices if address == device or device_of(address) == device)
 
 
 def _functions(facts: PveFacts, places: list[str]) -> tuple[Function, ...]:
-    found = []
+    functions = []
     for place in places:
-        for address in [place] if "." in place else _of_device(facts, place):
+        for address in [place] if "." in place else _device_functions(facts, place):
             if address not in facts.devices:
                 raise UsageError(
                     f"the mapping names {address}, which {facts.node} does not have: hardware was changed",
-                    hint=f"it has {listed(facts)}",
+                    hint=f"it has {list_gpus(facts)}",
                 )
-            one = facts.devices[address]
+            device = facts.devices[address]
             seen = facts.host.devices.get(address) if facts.host else None
-            ids = f"{one['vendor']}:{one['device']}".replace("0x", "")
+            ids = f"{device['vendor']}:{device['device']}".replace("0x", "")
             driver = seen["driver"] if seen else None
-            found.append(Function(address, _kind(one), ids, _name(one), driver, _group(one)))
-        if "." not in place and not _of_device(facts, place):
+            functions.append(Function(address, _kind(device), ids, _name(device), driver, _group(device)))
+        if "." not in place and not _device_functions(facts, place):
             raise UsageError(
                 f"the mapping names {place}, which {facts.node} does not have: hardware was changed",
-                hint=f"it has {listed(facts)}",
+                hint=f"it has {list_gpus(facts)}",
             )
-    return tuple(found)
+    return tuple(functions)
 
 
 def _kind(device: dict[str, Any]) -> str:
@@ -256,7 +268,7 @@ def _kind(device: dict[str, Any]) -> str:
 def _name(device: dict[str, Any]) -> str:
     number = str(device["device"]).removeprefix("0x").lower()
     if device["vendor"] == NVIDIA and _kind(device) == "GPU":
-        known = [one.name for one in gpus().values() if number in {id.lower() for id in one.pci_ids}]
+        known = [gpu.name for gpu in gpus().values() if number in {id.lower() for id in gpu.pci_ids}]
         if known:
             return " or ".join(known)
     return str(device.get("device_name") or f"{device['vendor']}:{device['device']}")
@@ -267,49 +279,51 @@ def _group(device: dict[str, Any]) -> int | None:
     return None if group < 0 else group
 
 
-def _mapping(facts: PveFacts, wanted: PassthroughRequest, addresses: list[str]) -> Iterator[PassthroughCheck]:
+def _mapping_checks(
+    facts: PveFacts, request: PassthroughRequest, addresses: list[str]
+) -> Iterator[PassthroughCheck]:
     """What Proxmox VE compares when the VM starts, and refuses then."""
     assert facts.mapping is not None  # noqa: S101 - _places has seen it
     if int(facts.mapping.get("mdev") or 0):
         yield impossible(
             "mapping.kind",
-            f"{wanted.mapping} is for mediated devices, of which a VM gets a part",
+            f"{request.mapping} is for mediated devices, of which a VM gets a part",
             "name the GPU's own mapping",
         )
     wrong = []
-    for entry in of_mapping(facts.mapping, facts.node):
-        first = canonical(entry["path"].split(";")[0])
-        device = facts.devices[first if "." in first else _of_device(facts, first)[0]]
-        wrong += [f"{first} {told}" for told in _differs(entry, device)]
-    fix = f"`pvesh set /cluster/mapping/pci/{wanted.mapping} --map {_entry(facts, addresses[0])}`"
-    devices = sorted({device_of(one) for one in addresses})
+    for entry in mapping_entries(facts.mapping, facts.node):
+        first = canonical_address(entry["path"].split(";")[0])
+        device = facts.devices[first if "." in first else _device_functions(facts, first)[0]]
+        wrong += [f"{first} {mismatch}" for mismatch in _mapping_mismatches(entry, device)]
+    fix = f"`pvesh set /cluster/mapping/pci/{request.mapping} --map {_mapping_entry(facts, addresses[0])}`"
+    devices = sorted({device_of(address) for address in addresses})
     yield (
         refused("mapping.match", "; ".join(wrong), f"the VM would not start: {fix}")
         if wrong
-        else passed("mapping.match", f"{wanted.mapping} is {', '.join(devices)}")
+        else passed("mapping.match", f"{request.mapping} is {', '.join(devices)}")
     )
 
 
-def _differs(entry: dict[str, str], device: dict[str, Any]) -> Iterator[str]:
-    wanted = {
+def _mapping_mismatches(entry: dict[str, str], device: dict[str, Any]) -> Iterator[str]:
+    expected = {
         "id": f"{device['vendor']}:{device['device']}",
         "iommugroup": None if _group(device) is None else str(_group(device)),
         "subsystem-id": f"{device['subsystem_vendor']}:{device['subsystem_device']}"
         if device.get("subsystem_vendor") and device.get("subsystem_device")
         else None,
     }
-    for name, seen in wanted.items():
+    for name, seen in expected.items():
         there, said = ((text or "").replace("0x", "").lower() for text in (seen, entry.get(name)))
         if there != said:
             yield f"has the {name} {there or 'none'}, and the mapping says {said or 'nothing'}"
 
 
-def _entry(facts: PveFacts, address: str) -> str:
+def _mapping_entry(facts: PveFacts, address: str) -> str:
     """An entry of a mapping as it would have to be."""
     device = facts.devices[address]
     parts = [
         f"node={facts.node}",
-        f"path={_place(facts, address)}",
+        f"path={_hostpci_address(facts, address)}",
         f"id={device['vendor']}:{device['device']}",
     ]
     if device.get("subsystem_vendor"):
@@ -319,11 +333,13 @@ def _entry(facts: PveFacts, address: str) -> str:
     return ",".join(parts).replace("0x", "")
 
 
-def _iommu(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
+def _iommu_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
     arguments = facts.host.cmdline.split() if facts.host else []
-    told = [one for one in arguments if "iommu" in one or one.startswith("pcie_acs_override")]
-    said = f", kernel arguments: {' '.join(told)}" if told else ""
-    if any(one.iommu_group is None for one in functions):
+    iommu_arguments = [
+        argument for argument in arguments if "iommu" in argument or argument.startswith("pcie_acs_override")
+    ]
+    said = f", kernel arguments: {' '.join(iommu_arguments)}" if iommu_arguments else ""
+    if any(function.iommu_group is None for function in functions):
         kernel = f" (kernel {facts.host.kernel})" if facts.host else ""
         yield refused(
             "iommu.on",
@@ -333,12 +349,12 @@ def _iommu(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[Passthr
         )
         return
     yield passed("iommu.on", f"on{said}")
-    own = {one.address for one in functions}
-    for group in sorted({one.iommu_group for one in functions if one.iommu_group is not None}):
+    own = {function.address for function in functions}
+    for group in sorted({function.iommu_group for function in functions if function.iommu_group is not None}):
         foreign = [
-            f"{address} {_name(one)}"
-            for address, one in sorted(facts.devices.items())
-            if _group(one) == group and address not in own and not str(one["class"]).startswith(BRIDGE)
+            f"{address} {_name(device)}"
+            for address, device in sorted(facts.devices.items())
+            if _group(device) == group and address not in own and not str(device["class"]).startswith(BRIDGE)
         ]
         if foreign:
             yield refused(
@@ -349,7 +365,7 @@ def _iommu(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[Passthr
             )
         else:
             yield passed("iommu.group", f"group {group} has nothing but the device and bridges")
-    if any(one.startswith("pcie_acs_override") for one in arguments):
+    if any(argument.startswith("pcie_acs_override") for argument in arguments):
         yield warned(
             "iommu.override",
             "pcie_acs_override makes groups up that the hardware does not keep apart",
@@ -357,7 +373,7 @@ def _iommu(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[Passthr
         )
 
 
-def _drivers(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
+def _driver_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
     if facts.host is None:
         yield not_seen(
             "host.driver", facts.unseen, "--ssh ssh://root@HOST, or run it on the host: --pve local"
@@ -365,11 +381,13 @@ def _drivers(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[Passt
         return
     used: list[str] = []
     other: list[str] = []
-    for one in functions:
-        if one.driver not in PASSED:
-            users = facts.host.users.get(one.address, [])
-            told = f"{one.address} has {one.driver}" + (f", used by {', '.join(users)}" if users else "")
-            (used if one.kind == "GPU" else other).append(told)
+    for function in functions:
+        if function.driver not in PASSTHROUGH_DRIVERS:
+            users = facts.host.users.get(function.address, [])
+            usage = f"{function.address} has {function.driver}" + (
+                f", used by {', '.join(users)}" if users else ""
+            )
+            (used if function.kind == "GPU" else other).append(usage)
     if used:
         yield refused("host.driver", "; ".join(used), f"end what uses it; {ROLE}")
     elif other:
@@ -377,9 +395,9 @@ def _drivers(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[Passt
             "host.driver", "; ".join(other), f"Proxmox VE rebinds it when the VM starts; better {ROLE}"
         )
     else:
-        names = sorted({one.driver or "none" for one in functions})
+        names = sorted({function.driver or "none" for function in functions})
         yield passed("host.driver", f"{', '.join(names)} on all {len(functions)} functions")
-    if any(facts.host.devices.get(one.address, {}).get("boot_vga") for one in functions):
+    if any(facts.host.devices.get(function.address, {}).get("boot_vga") for function in functions):
         yield warned(
             "host.console",
             "the host's own console is on this GPU",
@@ -388,19 +406,19 @@ def _drivers(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[Passt
         )
 
 
-def _leases(facts: PveFacts, addresses: list[str]) -> PassthroughCheck:
+def _lease_check(facts: PveFacts, addresses: list[str]) -> PassthroughCheck:
     if facts.host is None:
         return not_seen("host.lease", facts.unseen, "--ssh ssh://root@HOST, or --pve local")
     held, lost = [], []
     for lease in facts.host.leases:
         for device in lease["devices"]:
             place = facts.host.gpus.get(device)
-            told = f"{lease['id']} of {lease['user']}"
+            lease_label = f"{lease['id']} of {lease['user']}"
             if place in addresses:
-                held.append(told)
+                held.append(lease_label)
             elif place is None and not (device.startswith("MIG-") and facts.host.gpus):
                 # a MIG device is of a GPU that has its driver, and such a GPU is refused for that
-                lost.append(f"{told} has {device}")
+                lost.append(f"{lease_label} has {device}")
     if held:
         return refused(
             "host.lease",
@@ -416,14 +434,14 @@ def _leases(facts: PveFacts, addresses: list[str]) -> PassthroughCheck:
     return passed("host.lease", "not leased")
 
 
-def _others(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
-    own = {one.address for one in functions}
+def _other_vm_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
+    own = {function.address for function in functions}
     using = []
     for guest in facts.guests:
-        for key, there in hostpcis(guest.config).items():
-            if own & set(_all_of(facts, there)):
+        for key, there in hostpci_entries(guest.config).items():
+            if own & set(_functions_of_entry(facts, there)):
                 using.append(f"{guest.id} {guest.name} ({guest.status}) has it as {key}")
-        if own & set(of_args(guest.config)):
+        if own & set(args_addresses(guest.config)):
             using.append(f"{guest.id} {guest.name} ({guest.status}) has it by its args, as -device vfio-pci")
     if using:
         yield refused(
@@ -440,17 +458,17 @@ def _others(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[Passth
         )
 
 
-def _memory(facts: PveFacts, vm: Guest | None, wanted: int) -> Iterator[PassthroughCheck]:
+def _memory_checks(facts: PveFacts, vm: Guest | None, memory_mib_wanted: int) -> Iterator[PassthroughCheck]:
     """All memory of a VM with a PCI device is pinned at its start: the device may write anywhere in it.
 
     So it can't be ballooned: QEMU inhibits the balloon while it has such a device (hw/vfio/common.c).
     """
     name = f"VM {vm.id}" if vm else "the VM"
     balloon = str(vm.config.get("balloon", "") if vm else "")
-    if balloon.isdecimal() and 0 < int(balloon) < wanted:
+    if balloon.isdecimal() and 0 < int(balloon) < memory_mib_wanted:
         yield refused(
             "vm.balloon",
-            f"{name} may shrink to {balloon} of its {wanted} MiB, and with a PCI device it can't",
+            f"{name} may shrink to {balloon} of its {memory_mib_wanted} MiB, and with a PCI device it can't",
             f"`qm set {vm.id if vm else 'VM'} --balloon 0`",
         )
     if facts.memory is None:
@@ -461,21 +479,23 @@ def _memory(facts: PveFacts, vm: Guest | None, wanted: int) -> Iterator[Passthro
         )
         return
     pinned = {
-        f"{one.id} {one.name}": memory_mib(one.config)
-        for one in facts.guests
-        if one.status == "running" and (hostpcis(one.config) or of_args(one.config))
+        f"{guest.id} {guest.name}": memory_mib(guest.config)
+        for guest in facts.guests
+        if guest.status == "running" and (hostpci_entries(guest.config) or args_addresses(guest.config))
     }
     more = "".join(f", and VM {who} holds {held} MiB" for who, held in pinned.items())
-    told = f"{wanted} of the {facts.memory} MiB of {facts.node} are pinned while {name} runs{more}"
-    if wanted + sum(pinned.values()) >= facts.memory:
+    message = (
+        f"{memory_mib_wanted} of the {facts.memory} MiB of {facts.node} are pinned while {name} runs{more}"
+    )
+    if memory_mib_wanted + sum(pinned.values()) >= facts.memory:
         step = "less `--memory`" + ("" if vm is None else f": `qm set {vm.id} --memory MIB`")
-        yield refused("vm.memory", told, f"{step}, or stop what holds the rest; the host needs some too")
+        yield refused("vm.memory", message, f"{step}, or stop what holds the rest; the host needs some too")
     else:
-        yield passed("vm.memory", told)
+        yield passed("vm.memory", message)
 
 
-def _own_args(vm: Guest, addresses: list[str]) -> Iterator[PassthroughCheck]:
-    if set(addresses) & set(of_args(vm.config)):
+def _args_checks(vm: Guest, addresses: list[str]) -> Iterator[PassthroughCheck]:
+    if set(addresses) & set(args_addresses(vm.config)):
         yield refused(
             "vm.args",
             f"the args of VM {vm.id} have it already: {vm.config['args']}",
@@ -483,50 +503,52 @@ def _own_args(vm: Guest, addresses: list[str]) -> Iterator[PassthroughCheck]:
         )
 
 
-def _all_of(facts: PveFacts, there: HostPci) -> list[str]:
+def _functions_of_entry(facts: PveFacts, there: HostPci) -> list[str]:
     """The functions that another VM's setting names, alternatives too."""
     hosts = list(there.hosts)
     if there.mapping in facts.mappings:
-        for entry in of_mapping(facts.mappings[there.mapping], facts.node):
-            hosts += [canonical(one) for one in entry["path"].split(";")]
-    return [one for host in hosts for one in ([host] if "." in host else _of_device(facts, host))]
+        for entry in mapping_entries(facts.mappings[there.mapping], facts.node):
+            hosts += [canonical_address(address) for address in entry["path"].split(";")]
+    return [
+        address for host in hosts for address in ([host] if "." in host else _device_functions(facts, host))
+    ]
 
 
-def _who(
-    facts: PveFacts, wanted: PassthroughRequest, vm: Guest | None, functions: tuple[Function, ...]
+def _privilege_checks(
+    facts: PveFacts, request: PassthroughRequest, vm: Guest | None, functions: tuple[Function, ...]
 ) -> Iterator[PassthroughCheck]:
     if facts.rights is None:
         return
-    if not wanted.mapping:
+    if not request.mapping:
         yield impossible(
             "rights.address",
             f"a token such as {facts.user} can't set an address: Proxmox VE takes that from root@pam alone",
             f"make a mapping once, as root on the host: `pvesh create /cluster/mapping/pci --id gpu0 --map"
-            f" {_entry(facts, functions[0].address)}`, then --gpu mapping:gpu0; or --pve local",
+            f" {_mapping_entry(facts, functions[0].address)}`, then --gpu mapping:gpu0; or --pve local",
         )
         return
     needs = {
-        f"/mapping/pci/{wanted.mapping}": "Mapping.Use",
+        f"/mapping/pci/{request.mapping}": "Mapping.Use",
         **({f"/vms/{vm.id}": "VM.Config.HWType"} if vm else {}),
     }
-    lacks = [
+    missing = [
         f"{right} on {path}"
         for path, right in needs.items()
         if right not in facts.rights.get(path, frozenset())
     ]
-    if lacks:
+    if missing:
         yield refused(
             "rights.token",
-            f"{facts.user} lacks {', '.join(lacks)}",
+            f"{facts.user} lacks {', '.join(missing)}",
             "`pveum acl modify PATH --tokens 'USER@REALM!NAME' --roles PVEMappingUser`, PVEVMAdmin on the VM",
         )
     else:
         yield passed("rights.token", f"{facts.user} has {', '.join(needs.values())}")
 
 
-def _vm(vm: Guest, wanted: PassthroughRequest) -> Iterator[PassthroughCheck]:
+def _vm_checks(vm: Guest, request: PassthroughRequest) -> Iterator[PassthroughCheck]:
     name = f"VM {vm.id}"
-    if vm.template:
+    if vm.is_template:
         yield refused("vm.kind", f"{name} is a template", "clone it, and name the clone")
     if lock := vm.config.get("lock"):
         yield busy("vm.lock", f"{name} is locked ({lock})", "wait for that task; `qm unlock` where none runs")
@@ -547,12 +569,12 @@ def _vm(vm: Guest, wanted: PassthroughRequest) -> Iterator[PassthroughCheck]:
             f"{chipset}, which has no PCI Express",
             f"`qm set {vm.id} --machine q35`; what is installed may name its network card anew",
         )
-    yield _firmware(vm)
-    if wanted.primary and vm.config.get("vga") not in (None, "none"):
+    yield _firmware_check(vm)
+    if request.primary and vm.config.get("vga") not in (None, "none"):
         yield warned("vm.display", f"vga {vm.config['vga']} is ignored with --primary")
 
 
-def _firmware(vm: Guest) -> PassthroughCheck:
+def _firmware_check(vm: Guest) -> PassthroughCheck:
     disk = str(vm.config.get("efidisk0", ""))
     if vm.config.get("bios") != "ovmf":
         return warned(
@@ -567,7 +589,7 @@ def _firmware(vm: Guest) -> PassthroughCheck:
             "OVMF without an EFI disk: its boot entries are lost at each stop",
             f"`qm set {vm.id} --efidisk0 STORAGE:1,efitype=4m,pre-enrolled-keys=0`",
         )
-    if properties(disk).get("pre-enrolled-keys") == "1":
+    if parse_properties(disk).get("pre-enrolled-keys") == "1":
         return warned(
             "vm.firmware",
             "OVMF with Secure Boot's keys: a driver that DKMS built is not loaded unless its key is enrolled",
@@ -576,14 +598,18 @@ def _firmware(vm: Guest) -> PassthroughCheck:
     return passed("vm.firmware", "OVMF with an EFI disk")
 
 
-def _change(
-    facts: PveFacts, wanted: PassthroughRequest, places: list[str], vm: Guest
+def _config_change(
+    facts: PveFacts, request: PassthroughRequest, places: list[str], vm: Guest
 ) -> tuple[ConfigChange | None, bool, PassthroughCheck]:
-    there = hostpcis(vm.config)
-    own = {address for place in places for address in ([place] if "." in place else _of_device(facts, place))}
-    held = [key for key, one in there.items() if own & set(_all_of(facts, one))]
+    there = hostpci_entries(vm.config)
+    own = {
+        address
+        for place in places
+        for address in ([place] if "." in place else _device_functions(facts, place))
+    }
+    held = [key for key, entry in there.items() if own & set(_functions_of_entry(facts, entry))]
     free = [f"hostpci{n}" for n in range(SLOTS) if f"hostpci{n}" not in vm.config]
-    asked = f"hostpci{wanted.slot}" if wanted.slot is not None else ""
+    asked = f"hostpci{request.slot}" if request.slot is not None else ""
     if held and asked not in ("", held[0]):
         return None, False, refused("vm.slot", f"it is {held[0]} of the VM already", f"--slot {held[0][7:]}")
     if asked and asked not in free and asked not in held:
@@ -592,8 +618,8 @@ def _change(
     if not held and not free:
         return None, False, refused("vm.slot", f"all {SLOTS} of hostpci are taken", "take one away first")
     key = held[0] if held else asked or free[0]
-    made, before = _value(wanted, places), vm.config.get(key)
-    change = ConfigChange(key, None if before is None else str(before), str(made), vm.digest)
-    as_is = before is not None and hostpci(str(before)).says_what(made)
+    value, before = _value(request, places), vm.config.get(key)
+    change = ConfigChange(key, None if before is None else str(before), str(value), vm.digest)
+    as_is = before is not None and parse_hostpci(str(before)).is_equivalent(value)
     state = "as it is" if as_is else "to be changed" if before else "free"
     return change, as_is, passed("vm.slot", f"{key}, {state}")

@@ -1,4 +1,4 @@
-"""Everything that is looked at before a GPU is given to a VM, in one go; nothing is changed."""
+"""Gathers everything that decides whether a VM can get a GPU; changes nothing."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Guest:
     digest: str = ""
 
     @property
-    def template(self) -> bool:
+    def is_template(self) -> bool:
         return bool(int(self.config.get("template", 0)))
 
 
@@ -67,22 +67,22 @@ def find_vm(pve: Pve, number: int) -> tuple[str, Guest]:
     Raises:
         UsageError: There is none, or it is a container.
     """
-    found = {int(one["vmid"]): one for one in pve.get("cluster/resources", type="vm")}
-    if number not in found:
-        seen = ", ".join(f"{one} {found[one].get('name', '')}".strip() for one in sorted(found)) or "none"
+    vms = {int(vm["vmid"]): vm for vm in pve.get("cluster/resources", type="vm")}
+    if number not in vms:
+        seen = ", ".join(f"{vm_id} {vms[vm_id].get('name', '')}".strip() for vm_id in sorted(vms)) or "none"
         raise UsageError(
-            f"{pve.way.pve} has no VM {number} that {pve.user} may see", hint=f"there are: {seen}"
+            f"{pve.target.pve} has no VM {number} that {pve.user} may see", hint=f"there are: {seen}"
         )
-    if found[number]["type"] != "qemu":
+    if vms[number]["type"] != "qemu":
         raise UsageError(
             f"{number} is a container, which uses the host's own driver",
             hint="only a VM can be given a PCI device",
         )
-    node = str(found[number]["node"])
-    return node, guest(pve, node, number, found[number])
+    node = str(vms[number]["node"])
+    return node, read_guest(pve, node, number, vms[number])
 
 
-def guest(pve: Pve, node: str, number: int, listed: Mapping[str, Any] | None = None) -> Guest:
+def read_guest(pve: Pve, node: str, number: int, listed: Mapping[str, Any] | None = None) -> Guest:
     """A VM as it is configured now."""
     config = dict(pve.get(f"nodes/{node}/qemu/{number}/config"))
     status = (
@@ -93,21 +93,21 @@ def guest(pve: Pve, node: str, number: int, listed: Mapping[str, Any] | None = N
     return Guest(number, str(config.get("name", "")), str(status), config, str(config.pop("digest", "")))
 
 
-def find_node(pve: Pve, wanted: str) -> str:
+def find_node(pve: Pve, name: str) -> str:
     """The node that was named, or the only one.
 
     Raises:
         UsageError: It is not in the cluster, or several are and none was named.
     """
-    names = sorted(str(one["node"]) for one in pve.get("nodes"))
-    if wanted and wanted not in names:
-        raise UsageError(f"{pve.way.pve} has no node {wanted!r}", hint=f"there are: {', '.join(names)}")
-    if not wanted and len(names) > 1:
-        raise UsageError(f"which node? {pve.way.pve} has {', '.join(names)}", hint="--node NAME")
-    return wanted or names[0]
+    names = sorted(str(node_row["node"]) for node_row in pve.get("nodes"))
+    if name and name not in names:
+        raise UsageError(f"{pve.target.pve} has no node {name!r}", hint=f"there are: {', '.join(names)}")
+    if not name and len(names) > 1:
+        raise UsageError(f"which node? {pve.target.pve} has {', '.join(names)}", hint="--node NAME")
+    return name or names[0]
 
 
-def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> PveFacts:
+def gather_facts(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> PveFacts:
     """Look at a node's devices, VMs and kernel.
 
     Args:
@@ -117,17 +117,18 @@ def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> PveF
     """
     # Bridges are filtered by default, and belong to the groups: PVE/API2/Hardware/PCI.pm.
     devices = {
-        str(one["id"]): one for one in pve.get(f"nodes/{node}/hardware/pci", **{"pci-class-blacklist": ""})
+        str(device["id"]): device
+        for device in pve.get(f"nodes/{node}/hardware/pci", **{"pci-class-blacklist": ""})
     }
-    mappings = {str(one["id"]): one for one in pve.get("cluster/mapping/pci")}
+    mappings = {str(mapping_row["id"]): mapping_row for mapping_row in pve.get("cluster/mapping/pci")}
     paths = ("/vms", f"/vms/{vm}" if vm else "/vms", *([f"/mapping/pci/{mapping}"] if mapping else []))
-    rights = None if pve.root else rights_of(pve, paths)
+    rights = None if pve.is_root else privileges(pve, paths)
     others = tuple(
-        guest(pve, node, int(one["vmid"]), one)
-        for one in pve.get(f"nodes/{node}/qemu")
-        if int(one["vmid"]) != vm
+        read_guest(pve, node, int(row["vmid"]), row)
+        for row in pve.get(f"nodes/{node}/qemu")
+        if int(row["vmid"]) != vm
     )
-    found, why = _host(pve, node, ssh)
+    host, why = _host(pve, node, ssh)
     return PveFacts(
         user=pve.user,
         version=str(pve.get("version")["version"]),
@@ -138,36 +139,36 @@ def look(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str) -> PveF
         sees_all=rights is None or "VM.Audit" in rights.get("/vms", frozenset()),
         rights=rights,
         mapping=mappings.get(mapping) if mapping else None,
-        host=found,
+        host=host,
         unseen=why,
         memory=_memory(pve, node),
     )
 
 
 def _memory(pve: Pve, node: str) -> int | None:
-    """PVE/API2/Nodes.pm tells it to whom has Sys.Audit on the node."""
-    found = [one.get("maxmem") for one in pve.get("nodes") if one["node"] == node]
-    return int(found[0]) >> 20 if found and found[0] else None
+    """In MiB; PVE/API2/Nodes.pm shows it only with Sys.Audit on the node."""
+    sizes = [node_row.get("maxmem") for node_row in pve.get("nodes") if node_row["node"] == node]
+    return int(sizes[0]) >> 20 if sizes and sizes[0] else None
 
 
-def rights_of(pve: Pve, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
+def privileges(pve: Pve, paths: tuple[str, ...]) -> dict[str, frozenset[str]]:
     """What the token may at these paths, inherited rights too."""
-    found = {}
+    by_path = {}
     for path in paths:
         answer = pve.get("access/permissions", path=path)
-        found[path] = frozenset(name for privileges in answer.values() for name in privileges)
-    return found
+        by_path[path] = frozenset(name for privileges in answer.values() for name in privileges)
+    return by_path
 
 
 def _host(pve: Pve, node: str, ssh: str) -> tuple[Host | None, str]:
-    if pve.way.https and not ssh:
-        return None, f"the API tells nothing of {node}'s drivers, kernel arguments and leases"
-    if not pve.way.https:
-        ssh = "" if pve.way.pve == "local" else pve.way.pve
+    if pve.target.https and not ssh:
+        return None, f"the API does not report the drivers, kernel arguments and leases of {node}"
+    if not pve.target.https:
+        ssh = "" if pve.target.pve == "local" else pve.target.pve
     try:
-        found = hosts.look(ssh)
+        host = hosts.inspect_host(ssh)
     except GpukilnError as error:
         return None, error.message
-    if found.name != node:
-        return None, f"{ssh or 'this machine'} is {found.name}, and the VM is on {node}"
-    return found, ""
+    if host.name != node:
+        return None, f"{ssh or 'this machine'} is {host.name}, and the VM is on {node}"
+    return host, ""

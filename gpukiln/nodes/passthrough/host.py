@@ -1,4 +1,4 @@
-"""What no API tells: the host's drivers, kernel arguments and leases, read there."""
+"""What no API of Proxmox VE reports: the host's drivers, kernel arguments and leases."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Host:
         devices: By address, as `gpukiln.probe.passthrough` returns them.
         gpus: Addresses of the GPUs that the loaded NVIDIA driver has, by UUID.
         users: Processes that have such a GPU open, by address.
-        leases: As `gpukiln-gpu leases --json` tells them; of a host without it there are none.
+        leases: As `gpukiln-gpu leases --json` prints them; empty for a host without gpukiln-gpu.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Host:
     leases: tuple[dict[str, Any], ...] = ()
 
 
-def look(ssh: str) -> Host:
+def inspect_host(ssh: str) -> Host:
     """Look at a host.
 
     Args:
@@ -49,25 +49,25 @@ def look(ssh: str) -> Host:
         UnavailableError: It can't be reached or read.
     """
     if not ssh:
-        found = passthrough.read_host(ROOT)
+        facts = passthrough.read_host(ROOT)
     else:
         source = inspect.getsource(passthrough)
         command = parse_ssh(ssh).command(f"python3 - {ROOT}", terminal=False)
         done = programs.run(command, limit_s=programs.QUICK_S, given=source.encode())
         if done.returncode:
-            told = " ".join(done.stderr.decode(errors="replace").split())[-300:]
+            output = " ".join(done.stderr.decode(errors="replace").split())[-300:]
             raise UnavailableError(
-                f"{ssh} can't be looked at: {told}", hint="try `ssh` by hand; it needs python3"
+                f"{ssh} can't be inspected: {output}", hint="try `ssh` by hand; it needs python3"
             )
-        found = parse_json(done.stdout)
+        facts = parse_json(done.stdout)
     return Host(
-        name=found["host"],
-        kernel=found["kernel"],
-        cmdline=found["cmdline"],
-        groups=found["groups"],
-        devices=found["devices"],
-        gpus=found["gpus"],
-        users=found["users"],
+        name=facts["host"],
+        kernel=facts["kernel"],
+        cmdline=facts["cmdline"],
+        groups=facts["groups"],
+        devices=facts["devices"],
+        gpus=facts["gpus"],
+        users=facts["users"],
         leases=_leases(ssh),
     )
 
@@ -85,10 +85,10 @@ def _leases(ssh: str) -> tuple[dict[str, Any], ...]:
         return ()
     try:
         document = parse_json(done.stdout)
-        return tuple(one for node in document["nodes"] for one in node["leases"])
+        return tuple(lease for node in document["nodes"] for lease in node["leases"])
     except (ValueError, KeyError) as error:
-        told = " ".join((errors or done.stdout.decode(errors="replace")).split())[-300:]
+        output = " ".join((errors or done.stdout.decode(errors="replace")).split())[-300:]
         raise UnavailableError(
-            f"the leases of {ssh or 'this host'} can't be read: {told}",
-            hint="`gpukiln-gpu leases --rebuild` on the host mends them",
+            f"the leases of {ssh or 'this host'} can't be read: {output}",
+            hint="`gpukiln-gpu leases --rebuild` on the host repairs them",
         ) from error

@@ -163,7 +163,7 @@ class Undo:
 
 
 @dataclass(frozen=True)
-class Undone:
+class UndoResult:
     """What an undo file did.
 
     Args:
@@ -178,7 +178,7 @@ class Undone:
 
 
 @dataclass(frozen=True)
-class Created:
+class VmCreation:
     """A VM of an exported image, planned or made.
 
     Args:
@@ -208,6 +208,8 @@ def exit_code(checks: Iterable[PassthroughCheck], *, all_seen: bool = False) -> 
     Args:
         all_seen: Whether what nobody could look at is refused.
     """
-    found = list(checks)
-    unseen = RefusedError.exit_code if all_seen and any(one.outcome == "not_run" for one in found) else 0
-    return min((one.exit_code for one in found if one.exit_code), default=unseen)
+    all_checks = list(checks)
+    unseen = (
+        RefusedError.exit_code if all_seen and any(check.outcome == "not_run" for check in all_checks) else 0
+    )
+    return min((check.exit_code for check in all_checks if check.exit_code), default=unseen)

@@ -19,18 +19,18 @@ BOOLEANS = {"1": "1", "on": "1", "yes": "1", "true": "1", "0": "0", "off": "0", 
 DEFAULTS = {"rombar": "1", "pcie": "0", "x-vga": "0", "legacy-igd": "0"}
 
 
-def canonical(address: str) -> str:
+def canonical_address(address: str) -> str:
     """An address in sysfs's form, `0000:01:00.0`, or `0000:01:00` where it names a whole device.
 
     Raises:
         UsageError: It is none.
     """
-    found = ADDRESS.fullmatch(address.strip())
-    if not found:
+    address_match = ADDRESS.fullmatch(address.strip())
+    if not address_match:
         raise UsageError(
             f"{address!r} is no PCI address", hint="such as 0000:01:00.0, or 01:00 for all functions of it"
         )
-    domain, bus, slot, function = found.groups()
+    domain, bus, slot, function = address_match.groups()
     return f"{domain or '0000'}:{bus}:{slot}{'' if function is None else f'.{function}'}".lower()
 
 
@@ -57,7 +57,7 @@ class HostPci:
         first = f"mapping={self.mapping}" if self.mapping else ";".join(self.hosts)
         return ",".join([first, *(f"{name}={value}" for name, value in self.options.items())])
 
-    def says_what(self, other: HostPci) -> bool:
+    def is_equivalent(self, other: HostPci) -> bool:
         """Whether both mean the same: what is left out has its default."""
         return (sorted(self.hosts), self.mapping, {**DEFAULTS, **self.options}) == (
             sorted(other.hosts),
@@ -66,14 +66,14 @@ class HostPci:
         )
 
 
-def hostpci(text: str) -> HostPci:
+def parse_hostpci(text: str) -> HostPci:
     """Read a `hostpciN`.
 
     Raises:
         UsageError: It has no device.
     """
-    values = properties(text, default="host")
-    hosts = tuple(canonical(one) for one in values.pop("host", "").split(";") if one)
+    values = parse_properties(text, default="host")
+    hosts = tuple(canonical_address(address) for address in values.pop("host", "").split(";") if address)
     mapping = values.pop("mapping", "")
     if bool(hosts) == bool(mapping):
         raise UsageError(f"hostpci {text!r} names no device, or both an address and a mapping")
@@ -83,41 +83,41 @@ def hostpci(text: str) -> HostPci:
     return HostPci(hosts, mapping, options)
 
 
-def hostpcis(config: Mapping[str, object]) -> dict[str, HostPci]:
+def hostpci_entries(config: Mapping[str, object]) -> dict[str, HostPci]:
     """Every `hostpciN` of a VM's configuration."""
     return {
-        name: hostpci(str(value))
+        name: parse_hostpci(str(value))
         for name, value in config.items()
         if re.fullmatch(r"hostpci\d+", name) and value
     }
 
 
 # qemu(1), -device vfio-pci: host=ADDRESS or sysfsdev=PATH, also as JSON
-_OF_ARGS = re.compile(
+_ARGS_ADDRESS = re.compile(
     r"(?:host|sysfsdev)[\"']?\s*[=:]\s*[\"']?(?:/sys/[^\s,\"']*/)?"
     r"((?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7])"
 )
 
 
-def of_args(config: Mapping[str, object]) -> list[str]:
+def args_addresses(config: Mapping[str, object]) -> list[str]:
     """The PCI functions that a VM's `args` hand to QEMU, past Proxmox VE's own `hostpciN`."""
-    return [canonical(found) for found in _OF_ARGS.findall(str(config.get("args") or ""))]
+    return [canonical_address(address) for address in _ARGS_ADDRESS.findall(str(config.get("args") or ""))]
 
 
 def memory_mib(config: Mapping[str, object]) -> int:
     """A VM's memory; Proxmox VE's default is 512 MiB (qemu-server, PVE/QemuServer/Memory.pm)."""
-    said = properties(str(config.get("memory") or "512"), default="current").get("current", "512")
+    said = parse_properties(str(config.get("memory") or "512"), default="current").get("current", "512")
     return int(said) if said.isdecimal() else 512
 
 
-def properties(text: str, *, default: str = "") -> dict[str, str]:
+def parse_properties(text: str, *, default: str = "") -> dict[str, str]:
     """Read a property string, `VALUE,NAME=VALUE`.
 
     Args:
         default: The name of a value that has none.
     """
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for part in text.split(","):
         name, equals, value = part.partition("=")
-        found[name.strip() if equals else default] = value.strip() if equals else part.strip()
-    return found
+        values[name.strip() if equals else default] = value.strip() if equals else part.strip()
+    return values

@@ -177,7 +177,7 @@ def _architecture_of(key: str, driver: str, *, what: str) -> tuple[str, str]:
         arch,
         first=model.min_driver if model else kind.min_driver,
         what=what,
-        way_out="another instance type",
+        alternative="another instance type",
         source=model.source if model else kind.source,
     )
     if findings:

@@ -27,12 +27,14 @@ from gpukiln.progress import Progress
 from gpukiln.sources.mirror import install_debian
 
 REPOSITORY = "localhost/gpukiln"
-ADDED_TO_BASE = ("ca-certificates",)
+EXTRA_BASE_PACKAGES = ("ca-certificates",)
 TAIL_LINES = 15  # of a failed build's log
 CLEAN_UP_S = 180.0  # for an engine to end what a RUN started
 
 
-def find_built(plan: ContainerPlan, builds: ContainerBuilds, engine: Engine) -> ContainerBuild | None:
+def find_existing_build(
+    plan: ContainerPlan, builds: ContainerBuilds, engine: Engine
+) -> ContainerBuild | None:
     """A build of this very plan whose image the engine still has.
 
     Args:
@@ -165,7 +167,7 @@ def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: 
     if plan.base.image or not plan.base.codename:
         return plan.base.image or ""
     key = hashlib.sha256(
-        canonical([plan.inputs["mirror"], plan.inputs["base packages"], ADDED_TO_BASE]).encode()
+        canonical([plan.inputs["mirror"], plan.inputs["base packages"], EXTRA_BASE_PACKAGES]).encode()
     ).hexdigest()[:12]
     reference = f"{REPOSITORY}/{plan.base_name}:{key}"
     if engine.inspect(reference):
@@ -180,7 +182,7 @@ def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: 
                     partial,
                     form="tar",
                     variant="minbase",
-                    packages=ADDED_TO_BASE,
+                    packages=EXTRA_BASE_PACKAGES,
                     sources=home / "bases" / "debian.sources",
                     log=log,
                 )
@@ -221,7 +223,7 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
         )
 
 
-def is_under_way(builds: ContainerBuilds) -> bool:
+def is_build_running(builds: ContainerBuilds) -> bool:
     """Whether a build runs on this machine; else one whose record says so was killed."""
     try:
         with _locked(builds.home):

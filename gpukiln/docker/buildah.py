@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 from gpukiln.docker.engine import (
     IMAGE_LABEL,
-    VERIFYING,
+    VERIFY_PREFIX,
     BuildRequest,
     Engine,
     ImageInfo,
     Layer,
-    ask,
     buildah_command,
-    call,
     full_id,
     instruction,
     last_line,
+    run_command,
+    try_command,
 )
 from gpukiln.errors import UsageError
 from gpukiln.parsing import parse_json
@@ -38,7 +38,7 @@ class Buildah(Engine):
         """See `Engine.find`."""
         if not shutil.which("buildah"):
             return "buildah is not on PATH"
-        done = ask("buildah", "version", "--json")
+        done = try_command("buildah", "version", "--json")
         if done.returncode:
             return f"buildah does not work: {last_line(done)}"
         return cls(str(parse_json(done.stdout).get("version", "")))
@@ -53,26 +53,26 @@ class Buildah(Engine):
 
     def remove_unfinished(self, image: str) -> None:
         """See `Engine.remove_unfinished`: a signal ends Buildah before it removes its working container."""
-        for row in parse_json(call("buildah", "containers", "--json")) or ():
-            found = ask("buildah", "inspect", row["id"])
-            if found.returncode or row["containername"].startswith(VERIFYING):
+        for row in parse_json(run_command("buildah", "containers", "--json")) or ():
+            found = try_command("buildah", "inspect", row["id"])
+            if found.returncode or row["containername"].startswith(VERIFY_PREFIX):
                 continue  # somebody else has just removed it; or it is being judged
             labels = parse_json(found.stdout)["OCIv1"]["config"].get("Labels") or {}
             if labels.get(IMAGE_LABEL) == image:
-                call("buildah", "rm", row["id"])
+                run_command("buildah", "rm", row["id"])
 
     def load_base(self, tar: Path, reference: str) -> None:
         """See `Engine.load_base`."""
-        container = call("buildah", "from", "scratch").strip()
+        container = run_command("buildah", "from", "scratch").strip()
         try:
-            call("buildah", "add", "--quiet", container, str(tar), "/")
-            call("buildah", "commit", "--quiet", container, reference)
+            run_command("buildah", "add", "--quiet", container, str(tar), "/")
+            run_command("buildah", "commit", "--quiet", container, reference)
         finally:
-            call("buildah", "rm", container)
+            run_command("buildah", "rm", container)
 
     def inspect(self, reference: str) -> ImageInfo | None:
         """See `Engine.inspect`. No command of Buildah tells sizes; the store's list of layers does."""
-        done = ask("buildah", "inspect", "--type=image", reference)
+        done = try_command("buildah", "inspect", "--type=image", reference)
         if done.returncode:
             return None
         found = parse_json(done.stdout)
@@ -95,23 +95,23 @@ class Buildah(Engine):
         )
 
     def _layer_sizes(self) -> dict[str, int]:
-        store = parse_json(call("buildah", "info"))["store"]
+        store = parse_json(run_command("buildah", "info"))["store"]
         index = Path(store["GraphRoot"], f"{store['GraphDriverName']}-layers", "layers.json")
         rows: list[dict[str, Any]] = parse_json(index.read_text())
         return {row["diff-digest"]: int(row["diff-size"]) for row in rows if "diff-digest" in row}
 
     def remove(self, reference: str) -> None:
         """See `Engine.remove`."""
-        call("buildah", "rmi", reference)
+        run_command("buildah", "rmi", reference)
 
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
         """See `Engine.container`. Only a working container: nothing runs in it but what it is asked."""
         if gpus:
             raise UsageError("buildah gives containers no GPU", hint="--engine podman or docker")
-        ask("buildah", "rm", name)
-        container = call("buildah", "from", f"--name={name}", reference).strip()
+        try_command("buildah", "rm", name)
+        container = run_command("buildah", "from", f"--name={name}", reference).strip()
         try:
             yield f"buildah://{container}"
         finally:
-            call("buildah", "rm", container)
+            run_command("buildah", "rm", container)

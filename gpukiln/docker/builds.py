@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpukiln.docker.engine import ImageInfo
 from gpukiln.docker.plan import ContainerPlan
-from gpukiln.docker.push import Pushed
+from gpukiln.docker.push import PushedImage
 from gpukiln.errors import UsageError
 from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
@@ -39,7 +39,7 @@ class ContainerRecord:
     reference: str = ""
     image: ImageInfo | None = None
     verdict: Verdict | None = None
-    pushed: tuple[Pushed, ...] = ()
+    pushed: tuple[PushedImage, ...] = ()
     durations_s: dict[str, float] = field(default_factory=dict)
     error: str = ""
 

@@ -16,13 +16,13 @@ from gpukiln.docker.engine import (
     Engine,
     ImageInfo,
     Layer,
-    ask,
     buildah_command,
-    call,
     full_id,
     instruction,
     last_line,
     native_platform,
+    run_command,
+    try_command,
 )
 from gpukiln.errors import UsageError
 from gpukiln.parsing import parse_json
@@ -36,11 +36,11 @@ class DockerLike(Engine):
 
     def load_base(self, tar: Path, reference: str) -> None:
         """See `Engine.load_base`."""
-        call(self.name, "import", str(tar), reference)
+        run_command(self.name, "import", str(tar), reference)
 
     def inspect(self, reference: str) -> ImageInfo | None:
         """See `Engine.inspect`."""
-        done = ask(self.name, "image", "inspect", reference)
+        done = try_command(self.name, "image", "inspect", reference)
         if done.returncode:
             return None
         found = parse_json(done.stdout)[0]
@@ -57,24 +57,26 @@ class DockerLike(Engine):
     def history(self, reference: str) -> list[tuple[str, int]]:
         """What made each layer, and its bytes; the newest first."""
         form = ("--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}")
-        rows = [line.partition("\t") for line in call(self.name, "history", *form, reference).splitlines()]
+        rows = [
+            line.partition("\t") for line in run_command(self.name, "history", *form, reference).splitlines()
+        ]
         return [(by, int(size)) for size, _, by in rows]
 
     def remove(self, reference: str) -> None:
         """See `Engine.remove`."""
-        call(self.name, "image", "rm", reference)
+        run_command(self.name, "image", "rm", reference)
 
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
         """See `Engine.container`. Started by the image's own entrypoint, so that it is process 1."""
         options = ["--detach", f"--name={name}", "--network=host", *self.run_options]
         options += self.gpu_options if gpus else ()
-        ask(self.name, *self.remove_command, name)
-        container = call(self.name, "run", *options, reference, "sleep", "infinity").strip()
+        try_command(self.name, *self.remove_command, name)
+        container = run_command(self.name, "run", *options, reference, "sleep", "infinity").strip()
         try:
             yield f"{self.name}://{container}"
         finally:
-            call(self.name, *self.remove_command, container)
+            run_command(self.name, *self.remove_command, container)
 
     gpu_options: ClassVar[tuple[str, ...]]
     remove_command: ClassVar[tuple[str, ...]] = ("rm", "--force")
@@ -110,11 +112,11 @@ class Docker(DockerLike):
         """See `Engine.find`."""
         if not shutil.which("docker"):
             return "docker is not on PATH"
-        done = ask("docker", "version", "--format", "{{.Server.Version}} {{.Client.Version}}")
+        done = try_command("docker", "version", "--format", "{{.Server.Version}} {{.Client.Version}}")
         if done.returncode:
             return f"docker does not answer: {last_line(done)}"
         version, client = done.stdout.split()
-        buildx = ask("docker", "buildx", "version").returncode == 0
+        buildx = try_command("docker", "buildx", "version").returncode == 0
         # From 23 on the command line needs the plug-in for BuildKit (release notes of Docker Engine 23.0).
         built_in = int(client.partition(".")[0]) < 23
         off = os.environ.get("DOCKER_BUILDKIT") == "0"
@@ -197,14 +199,14 @@ class Podman(DockerLike):
         """See `Engine.find`."""
         if not shutil.which("podman"):
             return "podman is not on PATH"
-        done = ask("podman", "info", "--format", "{{.Version.Version}}")
+        done = try_command("podman", "info", "--format", "{{.Version.Version}}")
         return (
             cls(done.stdout.strip()) if done.returncode == 0 else f"podman does not work: {last_line(done)}"
         )
 
     def history(self, reference: str) -> list[tuple[str, int]]:
         """See `DockerLike.history`: its templates give sizes for people only."""
-        rows = parse_json(call("podman", "history", "--format=json", reference))
+        rows = parse_json(run_command("podman", "history", "--format=json", reference))
         return [(row["CreatedBy"], int(row["size"])) for row in rows]
 
     def build_command(self, request: BuildRequest) -> list[str]:

@@ -19,7 +19,7 @@ from gpukiln.errors import UnavailableError
 PROBE_TIMEOUT_S = 20.0
 GPU_DEVICE = Path("/dev/nvidia0")
 IMAGE_LABEL = "gpukiln.image"
-VERIFYING = "gpukiln-verify-"  # how names of containers begin that are judged
+VERIFY_PREFIX = "gpukiln-verify-"  # how names of containers begin that are judged
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def native_platform() -> str:
     return MACHINES[machine].platform if machine in MACHINES else machine
 
 
-def ask(*command: str) -> subprocess.CompletedProcess[str]:
+def try_command(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command that may fail."""
     try:
         return as_text(programs.run(command, limit_s=PROBE_TIMEOUT_S))
@@ -180,7 +180,7 @@ def ask(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 124, "", error.message)
 
 
-def call(*command: str) -> str:
+def run_command(*command: str) -> str:
     """Run a command of an engine that must succeed.
 
     Returns:

@@ -14,7 +14,7 @@ from gpukiln.catalog.components import Component, apply_overrides, as_plain, loa
 from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.images.digest import WORDS, canonical, digest, hash_file
+from gpukiln.images.digest import TEXT_FIELDS, canonical, digest, hash_file
 from gpukiln.images.plan import git_commit
 from gpukiln.sources.apt import candidate_versions, upstream_version
 from gpukiln.sources.available import http_unreachable
@@ -199,7 +199,7 @@ def make_container_plan(
     inputs = _inputs(root, name, image, base or image.default_base, platform, parts, packages, candidates)
     inputs |= {
         f"recipe {one}": canonical(
-            {k: v for k, v in as_plain({one: chosen[one]})[one].items() if k not in WORDS}
+            {k: v for k, v in as_plain({one: chosen[one]})[one].items() if k not in TEXT_FIELDS}
         )
         for one in chosen
     }

@@ -32,7 +32,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushedImage:
     """An image in a registry.
 
     Args:
@@ -71,7 +71,7 @@ def tags_of(built: Built, config: str) -> tuple[str, ...]:
 
 def push(
     built: Built, repository: Repository, *, log: Path, say: Callable[[str], None], dry_run: bool = False
-) -> Pushed | None:
+) -> PushedImage | None:
     """Push an image under all of its tags; what is there already is not pushed again.
 
     A call that was interrupted is completed by the next one.
@@ -108,7 +108,7 @@ def push(
                 )
             digest = found.digest
             say(f"pushed {repository.name}:{tag}")
-    return Pushed(repository.name, tags, digest, datetime.now(UTC).isoformat(timespec="seconds"))
+    return PushedImage(repository.name, tags, digest, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
 def _look_up(skopeo: Skopeo, tags: tuple[str, ...], config: str) -> dict[str, Manifest]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpukiln.docker.builds import ContainerBuild, ContainerRecord
-from gpukiln.docker.engine import VERIFYING, has_gpu
+from gpukiln.docker.engine import VERIFY_PREFIX, has_gpu
 from gpukiln.docker.engines import find_engine
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.progress import Progress
@@ -42,7 +42,7 @@ def _verify(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord,
         )
     live, before = Live(progress), dict(progress.durations)
     gpus = has_gpu() and engine.name != "buildah"
-    name = f"{VERIFYING}{build.id}"
+    name = f"{VERIFY_PREFIX}{build.id}"
     with progress.step("verify"), engine.container(record.reference, name=name, gpus=gpus) as hostspec:
         verdict = run_suite(
             Target(record.reference, hostspec),

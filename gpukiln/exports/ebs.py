@@ -31,28 +31,28 @@ from gpukiln.units import Duration
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
 PAGE = 10_000  # blocks of a listing, the most
-NEAR = 100  # blocks whose tokens are asked for again where one is refused, the fewest
+TOKENS_RENEWED = 100  # blocks whose tokens are asked for again where one is refused, the fewest
 WORKERS = 10  # calls at once: as many connections as a client of botocore keeps
 ATTEMPTS = 9  # a call that is throttled each time is given up after about a minute
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 20.0
 TIMEOUT_MIN = 24 * 60  # a snapshot is cancelled by EBS when nothing was written to it for so long
 COMPLETES_S = 3600  # seconds that EBS gets to finish a snapshot of which it has every block
-AGAIN = {  # codes after which the same call may succeed
+RETRY_CODES = {  # codes after which the same call may succeed
     *("RequestThrottledException", "ThrottlingException", "ConcurrentLimitExceededException"),
     *("InternalServerException", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown"),
 }
-AGAIN_REASONS = {"INVALID_BLOCK", "CONFLICTING_BLOCK_UPDATE"}  # a block that was damaged on its way
-LOG_IN = {  # codes of credentials that have ended: with others the same call may succeed
+RETRY_REASONS = {"INVALID_BLOCK", "CONFLICTING_BLOCK_UPDATE"}  # a block that was damaged on its way
+EXPIRED_LOGIN_CODES = {  # codes of credentials that have ended: with others the same call may succeed
     *("ExpiredToken", "ExpiredTokenException", "RequestExpired"),
     *("InvalidClientTokenId", "UnrecognizedClientException"),
 }
 TOKEN_REFUSED = "INVALID_BLOCK_TOKEN"  # noqa: S105 - a reason
-STAYS = "what is written stays: the same command goes on; in a day `invoke cloud.sweep` finds it"
+RESUME_NOTE = "what is written stays: the same command goes on; in a day `invoke cloud.sweep` finds it"
 ZEROS = bytes(BLOCK)
 T = TypeVar("T")
 
 
-class LostBlockError(UnavailableError):
+class CorruptBlockError(UnavailableError):
     """A block came another one than it was sent."""
 
     def __init__(self, message: str) -> None:
@@ -60,7 +60,7 @@ class LostBlockError(UnavailableError):
 
 
 @dataclass(frozen=True)
-class Moved:
+class BlockCounts:
     """What a run did.
 
     Args:
@@ -85,7 +85,7 @@ class Journal:
         self.done: dict[int, str] = {}
         self._number = -1
 
-    def go_on(self) -> bool:
+    def resume(self) -> bool:
         """Read what an earlier run wrote; False where there is none that is of the same."""
         try:
             head, *lines = self.file.read_text().split("\n")
@@ -128,7 +128,7 @@ def read_snapshot(
     *,
     begin: Callable[[int], None],
     moved: Callable[[int], None],
-) -> Moved:
+) -> BlockCounts:
     """Read a snapshot into a sparse raw disk; the next run goes on where this one ended, however it did.
 
     Args:
@@ -141,7 +141,7 @@ def read_snapshot(
     """
     tokens = _Tokens(ebs, snapshot_id)
     journal = Journal(journal_file, {"snapshot": snapshot_id, "bytes": tokens.size})
-    if not (journal.go_on() and disk.exists() and disk.stat().st_size == tokens.size):
+    if not (journal.resume() and disk.exists() and disk.stat().st_size == tokens.size):
         remove(disk)  # a run that was killed may have it mounted still
         with disk.open("wb") as file:
             file.truncate(tokens.size)
@@ -154,7 +154,9 @@ def read_snapshot(
         begin(len(wanted) * BLOCK)
 
         def one(index: int) -> int:
-            data = patiently(f"read block {index} of {snapshot_id}", partial(tokens.block, index), stop)
+            data = call_with_retries(
+                f"read block {index} of {snapshot_id}", partial(tokens.block, index), stop
+            )
             if data != ZEROS or index in journal.done:
                 _write(number, data, index)
             journal.add(index, hashlib.sha256(data).hexdigest())
@@ -167,7 +169,7 @@ def read_snapshot(
     finally:
         journal.close()
         os.close(number)
-    return Moved(len(wanted), len(kept))
+    return BlockCounts(len(wanted), len(kept))
 
 
 class _Tokens:
@@ -180,7 +182,7 @@ class _Tokens:
         token = ""
         while True:
             asked = {"MaxResults": PAGE, **({"NextToken": token} if token else {})}
-            page = patiently(f"list the blocks of {snapshot_id}", partial(self._list, **asked))
+            page = call_with_retries(f"list the blocks of {snapshot_id}", partial(self._list, **asked))
             self.size = page["VolumeSize"] << 30
             if page["BlockSize"] != BLOCK:
                 raise UnavailableError(
@@ -202,7 +204,7 @@ class _Tokens:
         except ClientError as error:
             if error.response.get("Reason") != TOKEN_REFUSED:
                 raise
-        page = self._list(StartingBlockIndex=index, MaxResults=NEAR)
+        page = self._list(StartingBlockIndex=index, MaxResults=TOKENS_RENEWED)
         self.known |= {one["BlockIndex"]: one["BlockToken"] for one in page["Blocks"]}
         return self._get(index)
 
@@ -212,7 +214,7 @@ class _Tokens:
         )
         data: bytes = answer["BlockData"].read()
         if len(data) != BLOCK or answer["Checksum"] != checksum(data):
-            raise LostBlockError(f"block {index} of {self._snapshot} is not what its checksum says")
+            raise CorruptBlockError(f"block {index} of {self._snapshot} is not what its checksum says")
         return data
 
 
@@ -227,7 +229,7 @@ def write_snapshot(
     token: str,
     begin: Callable[[int], None],
     moved: Callable[[int], None],
-) -> tuple[str, Moved]:
+) -> tuple[str, BlockCounts]:
     """Write a raw disk into a new snapshot; the next run goes on where this one ended.
 
     Args:
@@ -246,9 +248,9 @@ def write_snapshot(
     ebs, ec2 = cloud_clients
     snapshot_id, state = _begun(ebs, ec2, size_gib, tags, description, token)
     if state == "completed":  # by a run that ended before it made an image of it
-        return snapshot_id, Moved(0, 0)
+        return snapshot_id, BlockCounts(0, 0)
     journal = Journal(journal_file, {"snapshot": snapshot_id})
-    if not journal.go_on():
+    if not journal.resume():
         journal.begin()
     number, stop = os.open(disk, os.O_RDONLY), threading.Event()
     try:
@@ -260,7 +262,7 @@ def write_snapshot(
             data = os.pread(number, BLOCK, index * BLOCK).ljust(BLOCK, b"\0")
             if data != ZEROS:
                 put = partial(_put, ebs, snapshot_id, index, data)
-                patiently(f"write block {index} of {snapshot_id}", put, stop)
+                call_with_retries(f"write block {index} of {snapshot_id}", put, stop)
                 journal.add(index, hashlib.sha256(data).hexdigest())
             moved(BLOCK)
             return index
@@ -268,7 +270,7 @@ def write_snapshot(
         for _ in _each(wanted, one, stop):
             pass
         linear = b"".join(bytes.fromhex(journal.done[index]) for index in sorted(journal.done))
-        patiently(
+        call_with_retries(
             f"complete {snapshot_id}",
             lambda: ebs.complete_snapshot(
                 SnapshotId=snapshot_id,
@@ -284,12 +286,12 @@ def write_snapshot(
             drop_snapshot(ec2, snapshot_id, error)
             journal_file.unlink(missing_ok=True)
         else:
-            error.add_note(STAYS)
+            error.add_note(RESUME_NOTE)
         raise
     finally:
         journal.close()
         os.close(number)
-    return snapshot_id, Moved(len(journal.done) - len(done), len(done))
+    return snapshot_id, BlockCounts(len(journal.done) - len(done), len(done))
 
 
 def _begun(
@@ -305,7 +307,7 @@ def _begun(
             ClientToken=f"{token}-{attempt}",
             Timeout=TIMEOUT_MIN,
         )
-        snapshot_id = str(patiently("start a snapshot", start)["SnapshotId"])
+        snapshot_id = str(call_with_retries("start a snapshot", start)["SnapshotId"])
         if (state := _state(ec2, snapshot_id)) in ("pending", "completed"):
             return snapshot_id, state
     raise UnavailableError(
@@ -323,7 +325,7 @@ def _put(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
         ChecksumAlgorithm="SHA256",
     )
     if answer["Checksum"] != checksum(data):
-        raise LostBlockError(f"block {index} of {snapshot_id} did not arrive as it was sent")
+        raise CorruptBlockError(f"block {index} of {snapshot_id} did not arrive as it was sent")
 
 
 def _state(ec2: Any, snapshot_id: str) -> str:
@@ -364,7 +366,7 @@ class FinalRefusalError(UnavailableError):
     """Another try would be answered the same."""
 
 
-def patiently(action: str, call: Callable[[], T], stop: threading.Event | None = None) -> T:
+def call_with_retries(action: str, call: Callable[[], T], stop: threading.Event | None = None) -> T:
     """Call until it is answered, with a pause that doubles; what no other try can change is raised at once.
 
     Args:
@@ -396,13 +398,13 @@ def _require_another(error: UnavailableError) -> None:
     if isinstance(cause, exceptions.ClientError):
         code = cause.response["Error"].get("Code", "")
         status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in AGAIN or status >= 500 or cause.response.get("Reason") in AGAIN_REASONS:
+        if code in RETRY_CODES or status >= 500 or cause.response.get("Reason") in RETRY_REASONS:
             return
-        if code in LOG_IN:
+        if code in EXPIRED_LOGIN_CODES:
             raise error
         raise FinalRefusalError(error.message, hint=_hint(cause) or error.hint) from cause
     network = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
-    if not isinstance(error, LostBlockError) and not isinstance(cause, (*network, ResponseParserError)):
+    if not isinstance(error, CorruptBlockError) and not isinstance(cause, (*network, ResponseParserError)):
         raise error
 
 

@@ -16,7 +16,7 @@ DRIVERS = {
 
 
 @dataclass(frozen=True)
-class BootsOn:
+class BootSupport:
     """What a disk boots on.
 
     Args:
@@ -32,7 +32,7 @@ class BootsOn:
     networks: tuple[str, ...]
 
 
-def boots_on(disk: Path) -> BootsOn:
+def find_boot_support(disk: Path) -> BootSupport:
     """Look into a raw disk.
 
     A driver counts that the kernel has; that it is in the initramfs, which a disk's must be, is the
@@ -51,14 +51,14 @@ def boots_on(disk: Path) -> BootsOn:
         lib = root / ("usr/lib" if (root / "lib").is_symlink() else "lib")
         kernels = [path.parent for path in lib.glob("modules/*/modules.dep")]
         if not kernels:
-            return BootsOn("", firmware, (), ())
+            return BootSupport("", firmware, (), ())
         newest = max(kernels, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
         drivers = _drivers(newest)
     found = {
         kind: tuple(name for name, driver in wanted.items() if driver in drivers)
         for kind, wanted in DRIVERS.items()
     }
-    return BootsOn(newest.name, firmware, found["disks"], found["networks"])
+    return BootSupport(newest.name, firmware, found["disks"], found["networks"])
 
 
 def _drivers(modules: Path) -> set[str]:

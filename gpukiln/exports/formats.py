@@ -15,7 +15,7 @@ from gpukiln.progress import Meter, Progress
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """One form.
 
     Args:
@@ -91,13 +91,13 @@ def _netboot(disk: Path, part: Path, progress: Progress, url: str) -> str:
     name = part.name.removeprefix(".").removesuffix(".part")  # what the folder is going to be called
     made = write_netboot(disk, part, url=url or None, name=name, say=progress.say)
     progress.show(Text(f"     a machine needs {made.memory_mib} MiB of memory at least: the root lies in it"))
-    _show_lacks(made.lacks, progress)
+    _show_lacks(made.missing_drivers, progress)
     return ""
 
 
 def _installer(disk: Path, part: Path, progress: Progress, url: str) -> str:
     made = write_installer(disk, part, url=url or None, say=progress.say)
-    _show_lacks(made.lacks, progress)
+    _show_lacks(made.missing_drivers, progress)
     return made.sha256
 
 
@@ -109,17 +109,21 @@ def _show_lacks(drivers: tuple[str, ...], progress: Progress) -> None:
 
 
 FORMATS = {
-    "qcow2": Format("QEMU, KVM, Proxmox, OpenStack", (".qcow2",), qcow2.write),
-    "raw": Format("a disk as it is, with holes", (".raw", ".img"), _raw, is_disk=True),
-    "raw.zst": Format("the same, compressed", (".raw.zst", ".img.zst", ".zst"), _zstd, smaller=True),
+    "qcow2": ExportFormat("QEMU, KVM, Proxmox, OpenStack", (".qcow2",), qcow2.write),
+    "raw": ExportFormat("a disk as it is, with holes", (".raw", ".img"), _raw, is_disk=True),
+    "raw.zst": ExportFormat("the same, compressed", (".raw.zst", ".img.zst", ".zst"), _zstd, smaller=True),
     # VMware's servers import no other form of it (vmware/govmomi: govc/USAGE.md, import.vmdk)
-    "vmdk": Format("VMware", (".vmdk",), _qemu_img("vmdk", "-o", "subformat=streamOptimized"), smaller=True),
+    "vmdk": ExportFormat(
+        "VMware", (".vmdk",), _qemu_img("vmdk", "-o", "subformat=streamOptimized"), smaller=True
+    ),
     # without force_size the size is one that cylinders, heads and sectors can tell (QEMU, block/vpc.c)
-    "vhd": Format("Hyper-V", (".vhd", ".vpc"), _qemu_img("vpc", "-o", "subformat=dynamic,force_size=on")),
-    "netboot": Format(
+    "vhd": ExportFormat(
+        "Hyper-V", (".vhd", ".vpc"), _qemu_img("vpc", "-o", "subformat=dynamic,force_size=on")
+    ),
+    "netboot": ExportFormat(
         "machines that boot from HTTP: a folder", (), _netboot, smaller=True, has_url=True, users=SEED
     ),
-    "installer": Format(
+    "installer": ExportFormat(
         "a medium that writes the disk of a machine", (".iso",), _installer, smaller=True, has_url=True
     ),
 }

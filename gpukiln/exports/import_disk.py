@@ -36,7 +36,7 @@ from gpukiln.disks.convert import convert
 from gpukiln.disks.qcow2 import virtual_bytes
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import ebs
-from gpukiln.exports.beside import ABOUT, beside_of
+from gpukiln.exports.sidecars import ABOUT, sidecar_path
 from gpukiln.files import remove, remove_partial_of, whole_or_not
 from gpukiln.images.fit import refuse
 from gpukiln.images.subject import machine_findings, subject_from_tags
@@ -49,12 +49,12 @@ from gpukiln.state import state_home
 
 SCHEMA = 1
 ROOT_DEVICE = "/dev/xvda"
-SAID = (KUBERNETES_TAG, RECIPE_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG)
+IMPORTED_TAGS = (KUBERNETES_TAG, RECIPE_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG)
 """Tags that an exported disk's FILE.json brings along; none of them says that anything was proven."""
 
 
 @dataclass(frozen=True)
-class Says:
+class ImportOptions:
     """What somebody says is on a disk: `ami.verify` judges it by that. Empty: as FILE.json says.
 
     Args:
@@ -109,7 +109,7 @@ class DiskFile:
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """An image that was made of a disk.
 
     Args:
@@ -134,7 +134,7 @@ class Imported:
     durations_s: dict[str, float]
 
 
-def look(file: Path, says: Says, progress: Progress) -> DiskFile:
+def read_disk_file(file: Path, says: ImportOptions, progress: Progress) -> DiskFile:
     """Read a file and refuse what can't become an image that can be judged.
 
     Raises:
@@ -165,7 +165,7 @@ def look(file: Path, says: Says, progress: Progress) -> DiskFile:
     return found
 
 
-def _tags(file: Path, says: Says) -> dict[str, str]:
+def _tags(file: Path, says: ImportOptions) -> dict[str, str]:
     known = _beside(file)
     given = {
         RECIPE_TAG: says.image,
@@ -181,7 +181,7 @@ def _tags(file: Path, says: Says) -> dict[str, str]:
     options = {BASE_TAG: "--base", DRIVER_TAG: "--driver", MODULES_TAG: "--modules"}
     if missing := [option for name, option in options.items() if not tags.get(name)]:
         raise UsageError(
-            f"nobody says what is on {file.name}, nor does {beside_of(file, ABOUT).name} beside it: "
+            f"nobody says what is on {file.name}, nor does {sidecar_path(file, ABOUT).name} beside it: "
             f"{', '.join(missing)}",
             hint="`ami.verify` judges it by that: who logs in (the base, see ami.bases), which driver it has",
         )
@@ -193,20 +193,20 @@ def _tags(file: Path, says: Says) -> dict[str, str]:
 
 def _beside(file: Path) -> dict[str, str]:
     """The tags in FILE.json, which `ami.export` wrote of this very file."""
-    about = beside_of(file, ABOUT)
+    about = sidecar_path(file, ABOUT)
     if not about.exists():
         return {}
     try:
         document: Any = parse_json(about.read_text())
         tags: Mapping[str, str] = dict(document["tags"])
-        return {name: str(tags[name]) for name in SAID if tags.get(name)}
+        return {name: str(tags[name]) for name in IMPORTED_TAGS if tags.get(name)}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{about} can't be read: {error}", hint="`ami.export` writes it beside the disk; or move it away"
         ) from error
 
 
-def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> Imported:
+def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> ImportResult:
     """Make an image of a disk, or find the one that was made of the same before.
 
     Raises:
@@ -264,7 +264,7 @@ def _require_architecture(disk: DiskFile, looked: identify.Disk) -> None:
 
 def _written(
     cloud: Cloud, disk: DiskFile, source: Path, journal: Path, progress: Progress
-) -> tuple[str, ebs.Moved]:
+) -> tuple[str, ebs.BlockCounts]:
     meters: list[Meter] = []
     tags = {name: value for name, value in disk.tags.items() if name != IMAGE_TAG}  # an image's alone
     try:
@@ -280,11 +280,11 @@ def _written(
             moved=lambda count: meters[0].add(count),  # noqa: PLW0108 - it is there later
         )
     except KeyboardInterrupt:
-        progress.show(Text(ebs.STAYS))
+        progress.show(Text(ebs.RESUME_NOTE))
         raise
 
 
-def _made(cloud: Cloud, disk: DiskFile) -> Imported | None:
+def _made(cloud: Cloud, disk: DiskFile) -> ImportResult | None:
     """The image that was made of this disk before."""
     with explain_aws_errors("look for an image of this disk"):
         there = images(cloud.client("ec2"), {"name": [disk.name]}, Owners=["self"])
@@ -306,7 +306,7 @@ def _made(cloud: Cloud, disk: DiskFile) -> Imported | None:
     return _imported(cloud, disk, there[0])
 
 
-def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id: str) -> Imported:
+def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id: str) -> ImportResult:
     """Register the image; where that is refused, the snapshot goes."""
     ec2 = cloud.client("ec2")
     tags = {**disk.tags, OWNER_TAG: owner()}
@@ -343,9 +343,9 @@ def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id
     return made
 
 
-def _imported(cloud: Cloud, disk: DiskFile, image: Mapping[str, Any]) -> Imported:
+def _imported(cloud: Cloud, disk: DiskFile, image: Mapping[str, Any]) -> ImportResult:
     root = image["BlockDeviceMappings"][0]["Ebs"]
-    return Imported(
+    return ImportResult(
         image_id=image["ImageId"],
         snapshot_id=root["SnapshotId"],
         name=disk.name,

@@ -16,7 +16,7 @@ from gpukiln.disks.convert import compress
 from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.table import read_table
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
+from gpukiln.exports.initramfs import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import remove, whole_or_not
 from gpukiln.programs import tool
 
@@ -93,7 +93,7 @@ class Installer:
 
     Args:
         kernel: Its version.
-        lacks: Drivers of common servers that this kernel has not.
+        missing_drivers: Drivers of common servers that this kernel has not.
         sha256: Of the medium.
     """
 
@@ -101,7 +101,7 @@ class Installer:
     bytes: int
     sha256: str
     kernel: str
-    lacks: tuple[str, ...]
+    missing_drivers: tuple[str, ...]
 
 
 def write_installer(
@@ -157,7 +157,7 @@ def write_installer(
         finally:
             remove(tree)
         digest = sparse.sha256(partial)
-    return Installer(file, file.stat().st_size, digest, kernel.version, kernel.lacks)
+    return Installer(file, file.stat().st_size, digest, kernel.version, kernel.missing_drivers)
 
 
 def read_content(disk: Path) -> Content:

@@ -13,7 +13,7 @@ from gpukiln import programs
 from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.sparse import sha256
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
+from gpukiln.exports.initramfs import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import whole_or_not
 from gpukiln.units import MIB
 
@@ -49,14 +49,14 @@ class Netboot:
     Args:
         kernel: Its version.
         memory_mib: What a machine needs at least to boot it; what jobs need comes on top.
-        lacks: Drivers of common servers that this kernel has not.
+        missing_drivers: Drivers of common servers that this kernel has not.
         files: Name -> bytes.
     """
 
     folder: Path
     kernel: str
     memory_mib: int
-    lacks: tuple[str, ...]
+    missing_drivers: tuple[str, ...]
     files: dict[str, int]
 
 
@@ -104,7 +104,7 @@ def write_netboot(
         for file in partial.rglob("*"):
             file.chmod(0o755 if file.is_dir() else 0o644)
         files = {str(file.relative_to(partial)): file.stat().st_size for file in _files(partial)}
-    return Netboot(folder, kernel.version, memory_mib, kernel.lacks, files)
+    return Netboot(folder, kernel.version, memory_mib, kernel.missing_drivers, files)
 
 
 def needed_mib(squashfs: int) -> int:

@@ -17,8 +17,8 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.tags import IMAGE_TAG, NOT_PROVEN
 from gpukiln.disks import sparse
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UsageError
-from gpukiln.exports import beside
-from gpukiln.exports.firmware import BootsOn, boots_on
+from gpukiln.exports import sidecars
+from gpukiln.exports.firmware import BootSupport, find_boot_support
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.prepare import check_options, prepare
 from gpukiln.exports.source import Source, find_source, read_disk
@@ -70,14 +70,14 @@ class ExportPlan:
     to: str
     disk_bytes: int
     data_bytes: int | None
-    proven: bool
-    why_unproven: str
+    verified: bool
+    why_unverified: str
     missing: dict[str, str]
     others: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What was written.
 
     Args:
@@ -99,10 +99,10 @@ class Exported:
     bytes: int
     virtual_bytes: int
     sha256: str
-    proven: bool
+    verified: bool
     files: tuple[Path, ...]
     missing: dict[str, str]
-    boots_on: BootsOn | None
+    boots_on: BootSupport | None
     boots_on_unknown: str
     blocks_read: int | None
     blocks_kept: int | None
@@ -110,7 +110,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _WorkFiles:
     """Files that have no final name yet."""
 
     part: Path
@@ -131,23 +131,23 @@ def plan(options: ExportOptions, cloud: Cloud, image_id: str, build: Build | Non
         RefusedError: The image was not proven, or the file is there.
     """
     source, to, _ = _checked(options, cloud, image_id, build)
-    why = _why_unproven(source, build)
+    why = _why_unverified(source, build)
     return ExportPlan(
         image_id=image_id,
         output=options.output,
         to=to,
         disk_bytes=(options.size_gib or source.size_gib) << 30,
         data_bytes=sparse.data_bytes(source.disk) if source.disk else None,
-        proven=not why,
-        why_unproven=why,
-        missing=beside.known_of(source, build).missing,
+        verified=not why,
+        why_unverified=why,
+        missing=sidecars.find_sidecars(source, build).missing,
         others=source.others,
     )
 
 
 def export(
     options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None, progress: Progress
-) -> Exported:
+) -> ExportResult:
     """Write an image's disk; what is under the final name is whole, and what belongs to it stands beside it.
 
     An export by the EBS direct APIs that was ended goes on where it was, when it is asked for again.
@@ -158,7 +158,11 @@ def export(
     source, to, work = _checked(options, cloud, image_id, build)
     with _alone(options.output), _room_told(options.output.parent):
         remove(work.part)
-        for path in (work.part, work.journal, *beside.files_of(options.output)):  # of a run that was killed
+        for path in (
+            work.part,
+            work.journal,
+            *sidecars.sidecar_paths(options.output),
+        ):  # of a run that was killed
             remove_partial_of(path)
         moved, disk = None, source.disk
         try:
@@ -187,22 +191,22 @@ def export(
                 else:  # of Ctrl-C no notes are shown
                     progress.show(Text(told))
             raise
-        known = beside.known_of(source, build)
+        known = sidecars.find_sidecars(source, build)
         about = _about(source, options, to, made, virtual, digests, build)
         if options.force:
-            beside.remove_disk(options.output)
-        files = beside.write(options.output, digests, about, known)
+            sidecars.remove_disk(options.output)
+        files = sidecars.write(options.output, digests, about, known)
         work.remove(but=made)
         made.replace(options.output)  # last: what is there is not written again, so nothing else may be left
         _sync(options.output.parent)
-    return Exported(
+    return ExportResult(
         image_id=image_id,
         output=options.output,
         to=to,
-        bytes=sum(one.stat().st_size for one in beside.files_in(options.output)),
+        bytes=sum(one.stat().st_size for one in sidecars.files_below(options.output)),
         virtual_bytes=virtual,
         sha256=_one_digest(digests),
-        proven=not _why_unproven(source, build),
+        verified=not _why_unverified(source, build),
         files=tuple(files),
         missing=known.missing,
         boots_on=boots,
@@ -215,7 +219,7 @@ def export(
 
 def _checked(
     options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None
-) -> tuple[Source, str, _Work]:
+) -> tuple[Source, str, _WorkFiles]:
     to, output = format_of(options.to, options.output), options.output
     if options.url and not FORMATS[to].has_url:
         fetched = " and ".join(name for name, one in FORMATS.items() if one.has_url)
@@ -232,20 +236,24 @@ def _checked(
             f"--size {options.size_gib} GiB is less than the disk has, {source.size_gib} GiB: it only grows",
             hint=f"--size {source.size_gib}GiB or more, or leave it out",
         )
-    if (why := _why_unproven(source, build)) and not options.unproven:
+    if (why := _why_unverified(source, build)) and not options.unproven:
         which = build.id if build else f"{image_id} --region {source.region} --cloud {source.cloud}"
         raise RefusedError(
             f"{image_id} was not proven: {why}",
             hint=f"`invoke ami.verify {which}` judges it; --unproven exports it as it is",
         )
     name = output.name
-    return source, to, _Work(*(output.with_name(f".{name}.{end}") for end in ("part", "disk", "journal")))
+    return (
+        source,
+        to,
+        _WorkFiles(*(output.with_name(f".{name}.{end}") for end in ("part", "disk", "journal"))),
+    )
 
 
-def _why_unproven(source: Source, build: Build | None) -> str:
+def _why_unverified(source: Source, build: Build | None) -> str:
     """Why nobody may rely on an image, by its tags and by the record of its build; empty: it was proven."""
     judged = judged_from_tags(source.image_id, source.tags)
-    known = build.read().judged if build else {}
+    known = build.read().newest_verdicts if build else {}
     failed = [name for name, one in judged.items() if not one.passed]
     failed += [name for name, one in known.items() if not one.proves and name not in failed]
     if failed:
@@ -257,7 +265,7 @@ def _why_unproven(source: Source, build: Build | None) -> str:
     return ""
 
 
-def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
+def _read(cloud: Cloud, source: Source, work: _WorkFiles, progress: Progress) -> Any:
     meters: list[Meter] = []
 
     def begin(count: int) -> None:
@@ -274,7 +282,7 @@ def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
     )
 
 
-def _prepared(options: ExportOptions, disk: Path, work: _Work, progress: Progress) -> Path:
+def _prepared(options: ExportOptions, disk: Path, work: _WorkFiles, progress: Progress) -> Path:
     """A disk of ours, changed; what was read of EBS is not gone on with after that."""
     if disk != work.disk:
         programs.require_room(work.disk.parent, sparse.data_bytes(disk))
@@ -291,15 +299,17 @@ def _prepared(options: ExportOptions, disk: Path, work: _Work, progress: Progres
     return work.disk
 
 
-def _boots_on(disk: Path) -> tuple[BootsOn | None, str]:
+def _boots_on(disk: Path) -> tuple[BootSupport | None, str]:
     """What a disk boots on, or why nobody can say: somebody's disk need not be one of ours."""
     try:
-        return boots_on(disk), ""
+        return find_boot_support(disk), ""
     except GpukilnError as error:
         return None, str(error)
 
 
-def _made(options: ExportOptions, to: str, disk: Path, work: _Work, progress: Progress) -> tuple[str, Path]:
+def _made(
+    options: ExportOptions, to: str, disk: Path, work: _WorkFiles, progress: Progress
+) -> tuple[str, Path]:
     """The digest, where it is known already, and what was made."""
     form = FORMATS[to]
     if form.is_disk and disk == work.disk:
@@ -318,7 +328,7 @@ def _digests(output: Path, part: Path, digest: str, users: str, progress: Progre
     """
     if digest:
         return {output.name: digest}
-    files = [one for one in beside.files_in(part) if not users or (part / users) not in one.parents]
+    files = [one for one in sidecars.files_below(part) if not users or (part / users) not in one.parents]
     meter = Meter(progress, sum(one.stat().st_size for one in files))
     return {
         str(Path(output.name) / one.relative_to(part)) if one != part else output.name: sparse.sha256(
@@ -349,7 +359,7 @@ def _about(
         "schema": SCHEMA,
         "file": options.output.name,
         "to": to,
-        "bytes": sum(one.stat().st_size for one in beside.files_in(part)),
+        "bytes": sum(one.stat().st_size for one in sidecars.files_below(part)),
         "virtual_bytes": virtual,
         "sha256": _one_digest(digests),
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -358,8 +368,8 @@ def _about(
             for name, value in dump(source).items()
             if name in ("image_id", "name", "region", "cloud", "architecture", "boot_mode", "snapshot_id")
         },
-        "proven": not _why_unproven(source, build),
-        "judged": [dump(one) for one in judged.values()],
+        "verified": not _why_unverified(source, build),
+        "verdicts": [dump(one) for one in judged.values()],
         "changed": {  # what of the disk is not as it was proven
             **({"datasource": options.datasource} if options.datasource else {}),
             **({"ssh_keys": len(options.ssh_keys)} if options.ssh_keys else {}),
@@ -370,7 +380,7 @@ def _about(
 
 
 def _sync_files(made: Path) -> None:
-    for file in beside.files_in(made):
+    for file in sidecars.files_below(made):
         _sync(file)
 
 

@@ -99,7 +99,7 @@ def read_disk(
     *,
     begin: Callable[[int], None],
     moved: Callable[[int], None],
-) -> ebs.Moved:
+) -> ebs.BlockCounts:
     """Read the disk into a raw file by the EBS direct APIs, see `ebs.read_snapshot`."""
-    client = cloud.client("ebs", attempts=1)  # `patiently` tries again, bodies that are cut too
+    client = cloud.client("ebs", attempts=1)  # `call_with_retries` tries again, bodies that are cut too
     return ebs.read_snapshot(client, source.snapshot_id, disk, journal, begin=begin, moved=moved)

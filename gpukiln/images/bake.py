@@ -41,8 +41,8 @@ from gpukiln.sources.available import Decision
 from gpukiln.verify.target import SshTarget
 
 POLL_S = 2
-STOPS_S = 900  # the longest that is waited
-CAPTURED_S = 7200  # a snapshot takes the longer the more was written
+STOP_TIMEOUT_S = 900  # the longest that is waited
+CAPTURE_TIMEOUT_S = 7200  # a snapshot takes the longer the more was written
 
 
 def tool_versions() -> dict[str, str]:
@@ -57,7 +57,7 @@ def tool_versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Saved:
+class BakeResources:
     """What a build may take from earlier ones, and keeps for later ones.
 
     Args:
@@ -76,7 +76,7 @@ def bake(
     cloud: Cloud,
     build: Build,
     progress: Progress,
-    saved: Saved,
+    saved: BakeResources,
     stage: StageUse | None = None,
     *,
     made: Callable[[Bake], None] = lambda _: None,
@@ -130,7 +130,7 @@ def bake(
                 root_volume=root_volume(plan),
                 say=progress.say,
             )
-            with collected(cache, build, progress) as uses:
+            with collecting_modules(cache, build, progress) as uses:
                 Packer(
                     packer_folder,
                     packer_variables(target, extra_vars),
@@ -160,7 +160,7 @@ def bake(
     return baked
 
 
-def module_cache(plan: ImagePlan, build: Build, saved: Saved) -> ModuleCache | None:
+def module_cache(plan: ImagePlan, build: Build, saved: BakeResources) -> ModuleCache | None:
     """The cache of kernel modules for a build.
 
     Args:
@@ -178,7 +178,9 @@ def module_cache(plan: ImagePlan, build: Build, saved: Saved) -> ModuleCache | N
 
 
 @contextmanager
-def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> Iterator[list[ModuleUse]]:
+def collecting_modules(
+    cache: ModuleCache | None, build: Build, progress: Progress
+) -> Iterator[list[ModuleUse]]:
     """Keep the modules that are compiled meanwhile, of a failed build too.
 
     Args:
@@ -237,7 +239,9 @@ def capture(
         ec2 = cloud.client("ec2")
         say("stopping the machine")
         ec2.stop_instances(InstanceIds=[instance_id])
-        ec2.get_waiter("instance_stopped").wait(InstanceIds=[instance_id], WaiterConfig=_waiting(STOPS_S))
+        ec2.get_waiter("instance_stopped").wait(
+            InstanceIds=[instance_id], WaiterConfig=_waiting(STOP_TIMEOUT_S)
+        )
         say(f"making {name} of its disk")
         image_id = ec2.create_image(
             InstanceId=instance_id,
@@ -247,7 +251,7 @@ def capture(
             ),
             TagSpecifications=tag_specifications(tags, "image", "snapshot"),
         )["ImageId"]
-        ec2.get_waiter("image_available").wait(ImageIds=[image_id], WaiterConfig=_waiting(CAPTURED_S))
+        ec2.get_waiter("image_available").wait(ImageIds=[image_id], WaiterConfig=_waiting(CAPTURE_TIMEOUT_S))
     return str(image_id)
 
 

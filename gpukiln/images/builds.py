@@ -80,7 +80,7 @@ class Record:
     cost: Cost | None = None
 
     @property
-    def judged(self) -> dict[str, Verdict]:
+    def newest_verdicts(self) -> dict[str, Verdict]:
         """The newest verdict of each instance type, in the order in which they came.
 
         Those on simulated GPUs prove nothing, and take no other's place.
@@ -102,7 +102,7 @@ class Record:
 
         One on simulated GPUs only where there is no other.
         """
-        newest = list(self.judged.values()) or list(self.verdicts[-1:])
+        newest = list(self.newest_verdicts.values()) or list(self.verdicts[-1:])
         return next((one for one in reversed(newest) if not one.passed), newest[-1] if newest else None)
 
 

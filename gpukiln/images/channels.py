@@ -9,7 +9,7 @@ from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
-from gpukiln.images.keys import KMS, Identity, kms_key
+from gpukiln.images.keys import KMS, OidcIdentity, kms_key
 from gpukiln.typed import load, strict, unknown
 from gpukiln.verify.checks import LAYERS
 
@@ -31,7 +31,7 @@ class Channel:
     keep: int
     deprecate_after_days: int
     regions: tuple[str, ...]
-    trust: tuple[str | Identity, ...] = ()
+    trust: tuple[str | OidcIdentity, ...] = ()
 
 
 def load_channels(root: Path = ROOT) -> dict[str, Channel]:
@@ -71,7 +71,7 @@ def _check_trust(where: str, channel: Channel, root: Path) -> None:
             f"`openssl pkey -in sign.pem -pubout -out {EXAMPLE_KEY}`",
         )
     for entry in channel.trust:
-        if isinstance(entry, Identity):
+        if isinstance(entry, OidcIdentity):
             if not entry.identity or not entry.issuer.startswith("https://"):
                 raise UsageError(
                     f"{where}: trust: {entry}: wanted: both identity and issuer, and the issuer as https://...",

@@ -80,7 +80,7 @@ def estimate(plan: ImagePlan, durations_s: Mapping[str, float]) -> Cost | None:
     return _cost(plan, basis, machines)
 
 
-def spent(
+def measured_cost(
     plan: ImagePlan, durations_s: Mapping[str, float], machine: Launched | None, before: Cost | None = None
 ) -> Cost | None:
     """What a build, or one more verification of it, cost.

@@ -19,9 +19,9 @@ from gpukiln.images.bases import ResolvedBase
 from gpukiln.parsing import check_yaml
 from gpukiln.sources.available import Decision
 
-WORDS = {"source", "reason", "review"}  # of a component; they change no image
+TEXT_FIELDS = {"source", "reason", "review"}  # of a component; they change no image
 PROGRAM = f"program {zipapp.PROGRAM}"  # which the role gpu_tools makes of this checkout
-WORDS_OF = {
+INPUT_TITLES = {
     "component": "available version of {}",
     "tool": "version of {}",
     "base": "base image",
@@ -78,7 +78,7 @@ def image_inputs(
         version = decision.package_version or decision.version or "any version"
         inputs[f"component {decision.name}"] = f"{decision.status} {version}"
         if decision.status == "install":
-            recipe = {k: v for k, v in plain[decision.name].items() if k not in WORDS}
+            recipe = {k: v for k, v in plain[decision.name].items() if k not in TEXT_FIELDS}
             inputs[f"recipe {decision.name}"] = canonical(recipe)
     inputs |= {f"tool {name}": version for name, version in tools.items()}
     inputs[PROGRAM] = zipapp.digest()
@@ -173,7 +173,7 @@ def explain_change(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
         elif kind == "recipe":
             lines.append(f"{verb} in components.yaml: how {what} is installed")
         else:
-            words = WORDS_OF.get(kind, name).format(what)
+            words = INPUT_TITLES.get(kind, name).format(what)
             lines.append(f"{words}: {_status(before)} -> {_status(after)}")
     return lines
 

@@ -16,7 +16,7 @@ _KMS_NAME = re.compile(r"alias/[A-Za-z0-9/_-]+|mrk-[0-9a-f]{32}|[0-9a-f]{8}(-[0-
 
 
 @strict
-class Identity:
+class OidcIdentity:
     """Whom an issuer of OIDC vouches for, as a channel trusts it.
 
     Args:
@@ -32,7 +32,7 @@ class Identity:
         return f"{self.identity} of {self.issuer}"
 
 
-def in_words(trust: Iterable[str | Identity]) -> str:
+def describe_trust(trust: Iterable[str | OidcIdentity]) -> str:
     """Whom a channel trusts, for a message."""
     return " or ".join(map(str, trust))
 

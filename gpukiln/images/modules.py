@@ -25,13 +25,13 @@ from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.images.module_store import ModuleStore
 from gpukiln.parsing import parse_json
 
-WANTED = "wanted both: a private key (PEM, without a passphrase) and its certificate (DER)"
+PAIR_HINT = "wanted both: a private key (PEM, without a passphrase) and its certificate (DER)"
 MODULES = "modules"  # folder of a build, as long as its machine bakes
 OFFERED = 4  # newest entries of a driver version that a machine is offered: a kernel each, as a rule
 ARCHIVE, DESCRIPTION, KEY = ".tar.gz", ".json", ".key"
-SIGNED = b"~Module signature appended~\n"  # include/linux/module_signature.h
+SIGNATURE_MARKER = b"~Module signature appended~\n"  # include/linux/module_signature.h
 SIGNATURE_BYTES = 12  # struct module_signature, whose last four bytes are the signature's length
-OPEN = {".ko": lambda content: content, ".gz": gzip.decompress, ".xz": lzma.decompress}
+DECOMPRESSORS = {".ko": lambda content: content, ".gz": gzip.decompress, ".xz": lzma.decompress}
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ def signing_pair(key: str, certificate: str) -> SigningPair | None:
         if not file.is_file() or not typed:
             raise UsageError(
                 f"{option} {typed or 'is missing'}{' is no file' if typed else ''}",
-                hint=WANTED,
+                hint=PAIR_HINT,
             )
     _check_pair(pair)
     return pair
@@ -103,15 +103,15 @@ def _check_pair(pair: SigningPair) -> None:
     try:
         public = load_pem_private_key(pair.key.read_bytes(), None).public_key()
     except (ValueError, TypeError) as error:
-        raise UsageError(f"--module-key {pair.key} can't be used: {error}", hint=WANTED) from error
+        raise UsageError(f"--module-key {pair.key} can't be used: {error}", hint=PAIR_HINT) from error
     try:
         certified = load_der_x509_certificate(pair.certificate.read_bytes()).public_key()
     except ValueError as error:
         raise UsageError(
-            f"--module-certificate {pair.certificate} can't be used: {error}", hint=WANTED
+            f"--module-certificate {pair.certificate} can't be used: {error}", hint=PAIR_HINT
         ) from error
     if public != certified:
-        raise UsageError(f"{pair.certificate} is not the certificate of {pair.key}", hint=WANTED)
+        raise UsageError(f"{pair.certificate} is not the certificate of {pair.key}", hint=PAIR_HINT)
 
 
 def read_key(text: str) -> dict[str, str]:
@@ -123,7 +123,7 @@ def read_key(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def judge(archive: Path, key: str, sha256: str, certificate: Path | None = None) -> str:
+def find_entry_fault(archive: Path, key: str, sha256: str, certificate: Path | None = None) -> str:
     """Look for a reason not to use an entry.
 
     Args:
@@ -156,9 +156,9 @@ def judge(archive: Path, key: str, sha256: str, certificate: Path | None = None)
 
 
 def _judge_module(content: bytes, path: PurePosixPath, key: dict[str, str], certificate: Path | None) -> str:
-    if path.suffix not in OPEN:
-        return f"it is compressed as {path.suffix}, wanted one of {', '.join(OPEN)}"
-    content = OPEN[path.suffix](content)
+    if path.suffix not in DECOMPRESSORS:
+        return f"it is compressed as {path.suffix}, wanted one of {', '.join(DECOMPRESSORS)}"
+    content = DECOMPRESSORS[path.suffix](content)
     kernel, folder = key["kernel"], path.parts[-4:-2]
     if kernel not in path.parts:
         return f"it lies in {'/'.join(folder)}, wanted {kernel}"
@@ -182,9 +182,9 @@ def _field(module: bytes, name: bytes) -> str:
 def _judge_signature(module: bytes, signer: str, certificate: Path | None) -> str:
     if certificate is None or hashlib.sha256(certificate.read_bytes()).hexdigest() != signer:
         return "it is signed with another pair than this build's"
-    if not module.endswith(SIGNED):
+    if not module.endswith(SIGNATURE_MARKER):
         return "it is not signed"
-    body = module[: -len(SIGNED)]
+    body = module[: -len(SIGNATURE_MARKER)]
     length = int.from_bytes(body[-4:], "big")
     body = body[:-SIGNATURE_BYTES]
     if not 0 < length < len(body):
@@ -250,7 +250,7 @@ class ModuleCache:
             archive = self.folder / f"{entry}{ARCHIVE}"
             try:
                 self._store.get(f"{self._version}/{archive.name}", archive)
-                why = judge(archive, key, sha256, self._certificate)
+                why = find_entry_fault(archive, key, sha256, self._certificate)
                 if hashlib.sha256(key.encode()).hexdigest() != entry:
                     why = "its name is not its key's checksum"
             except (GpukilnError, OSError) as error:
@@ -298,7 +298,7 @@ class ModuleCache:
             return "nothing was kept: they were not compiled to the end"
         with archive.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if why := judge(archive, key, sha256, self._certificate):
+        if why := find_entry_fault(archive, key, sha256, self._certificate):
             return f"they were not kept: {why}"
         about = {
             "schema": 1,

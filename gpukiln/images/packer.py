@@ -19,12 +19,12 @@ from gpukiln.files import full_named, open_private
 from gpukiln.parsing import parse_json
 from gpukiln.redact import Lines
 
-PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
-INIT_AGAIN_S = (5, 20)  # seconds before it is tried again
+PLUGINS_SINCE = (1, 7)  # the first Packer that takes builders from plugins
+INIT_RETRY_PAUSES_S = (5, 20)  # seconds before it is tried again
 CLEAN_UP_S = 180  # seconds that Packer and Ansible get to end after Ctrl-C
-KILLED_S = 5  # seconds until what was killed is gone
+KILL_TIMEOUT_S = 5  # seconds until what was killed is gone
 # Left out of what is shown: the builder `null` says that it makes no image, which is right.
-UNSAID = ("Provisioning", "Did not export anything", "Builds finished")
+HIDDEN_LINES = ("Provisioning", "Did not export anything", "Builds finished")
 
 
 def packer_version() -> str:
@@ -62,7 +62,7 @@ def prepare_template(source: Path, folder: Path) -> None:
     for file in source.glob("*.pkr.hcl"):
         with full_named(folder):
             shutil.copy(file, folder)
-    if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_FROM:
+    if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_SINCE:
         return
     for file in (source / "plugins").glob("*.pkr.hcl"):
         with full_named(folder):
@@ -76,7 +76,7 @@ def _install_plugins(folder: Path) -> None:
     GitHub answers 60 calls an hour to all who come from one address without a token, which CI's runners share
     (hashicorp/packer issues 11259 and 12179; its own advice is PACKER_GITHUB_API_TOKEN).
     """
-    for wait_s in (*INIT_AGAIN_S, None):
+    for wait_s in (*INIT_RETRY_PAUSES_S, None):
         done = programs.run(
             ["packer", "init", str(folder)],
             limit_s=programs.NETWORK_S,
@@ -155,7 +155,7 @@ class Packer:
                 ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
                 self._reader(log),
                 # SIGINT for Ansible too, as from a terminal: Packer waits for its end
-                ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, KILLED_S)),
+                ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, KILL_TIMEOUT_S)),
                 environment=self._whole_environment(),
                 interrupted=lambda: self._say(
                     "stopping: Ansible ends first (Ctrl-C again to leave it to the next command)"
@@ -185,7 +185,7 @@ class Packer:
                 self._log_error = error
             if kind == "error":
                 self._errors.append(text)
-            elif kind == "say" and not any(words in text for words in UNSAID):
+            elif kind == "say" and not any(words in text for words in HIDDEN_LINES):
                 self._say(re.sub(r"^==> [\w.-]+: ", "", text).splitlines()[0])
 
         return read

@@ -50,14 +50,14 @@ class Pointer:
         return f"{ROOT}/{self.image}/{self.kubernetes}/{self.channel}/image_id"
 
 
-def parsed(path: str) -> Pointer | None:
+def parse_path(path: str) -> Pointer | None:
     """The pointer that a parameter's name says; None: it is none's."""
     match = _PATH.fullmatch(path)
     return Pointer(**match.groupdict()) if match else None
 
 
 @dataclass(frozen=True)
-class Version:
+class PointerVersion:
     """One version of a pointer.
 
     Args:
@@ -89,7 +89,7 @@ class Version:
         return json.dumps(kept, separators=(",", ":"))
 
 
-def _version(parameter: dict[str, Any]) -> Version:
+def _version(parameter: dict[str, Any]) -> PointerVersion:
     try:
         said = parse_json(parameter.get("Description") or "{}")
         known = {name: said[name] for name in ("build", "action", "replaces", "by") if name in said}
@@ -97,16 +97,16 @@ def _version(parameter: dict[str, Any]) -> Version:
     except (ValueError, TypeError, AttributeError):  # somebody's own text
         known, regions = {}, ()
     at = parameter.get("LastModifiedDate")
-    return Version(
+    return PointerVersion(
         image_id=str(parameter["Value"]),
         regions=regions,
         at=at.isoformat(timespec="seconds") if at else "",
-        number=int(parameter["Version"]),
+        number=int(parameter["PointerVersion"]),
         **{"build": "", **known},
     )
 
 
-def history(ssm: Any, pointer: Pointer) -> list[Version]:
+def history(ssm: Any, pointer: Pointer) -> list[PointerVersion]:
     """Every version that SSM still has, oldest first; empty where there is no such parameter."""
     try:
         found = list(calls.pages(ssm, "get_parameter_history", "Parameters", Name=pointer.path))
@@ -115,7 +115,7 @@ def history(ssm: Any, pointer: Pointer) -> list[Version]:
     return sorted(map(_version, found), key=lambda version: version.number)
 
 
-def releases(versions: list[Version]) -> list[Version]:
+def releases(versions: list[PointerVersion]) -> list[PointerVersion]:
     """The releases that can be gone back to, oldest first; the last is the current one.
 
     A rollback takes away what came after the release it went back to. What was written by hand and released
@@ -124,7 +124,7 @@ def releases(versions: list[Version]) -> list[Version]:
     Args:
         versions: The history.
     """
-    stack: list[Version] = []
+    stack: list[PointerVersion] = []
     for version in versions:
         if version.action == "rollback":
             same = [place for place, old in enumerate(stack) if old.image_id == version.image_id]
@@ -140,13 +140,13 @@ def read_all(ssm: Any) -> dict[Pointer, str]:
     """Every pointer of a region with its image id."""
     found: dict[Pointer, str] = {}
     for parameter in calls.pages(ssm, "get_parameters_by_path", "Parameters", Path=ROOT, Recursive=True):
-        if pointer := parsed(parameter["Name"]):
+        if pointer := parse_path(parameter["Name"]):
             found[pointer] = str(parameter["Value"])
     return found
 
 
 def write(
-    ssm: Any, pointer: Pointer, version: Version, *, pause: Callable[[float], None] = time.sleep
+    ssm: Any, pointer: Pointer, version: PointerVersion, *, pause: Callable[[float], None] = time.sleep
 ) -> None:
     """Point a channel at an image: one PutParameter, then wait until SSM shows it.
 
@@ -195,7 +195,7 @@ def _value(ssm: Any, pointer: Pointer) -> str:
         return ""
 
 
-def who() -> str:
+def current_user() -> str:
     """The name of the user who runs this."""
     try:
         return getpass.getuser()

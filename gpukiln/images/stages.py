@@ -168,7 +168,7 @@ class Stages:
         return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[STAGE_BUILD_TAG]))
 
 
-def wants_stages(cloud: Cloud, choice: str) -> bool:
+def stages_enabled(cloud: Cloud, choice: str) -> bool:
     """Whether a build goes on from stages, and keeps new ones.
 
     Args:

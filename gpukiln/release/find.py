@@ -12,9 +12,15 @@ from gpukiln.images.channels import Channel
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.proof.verify import subject_of_build
-from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags, signed
 from gpukiln.release.images import find_images
 from gpukiln.release.regions import each, make_sites
+from gpukiln.release.verification import (
+    ImageVerification,
+    verification_from_record,
+    verification_from_tags,
+    with_signed_verdicts,
+    with_tag_verdicts,
+)
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class LocatedImage:
             return subject_of_build(self.build)
         return subject_from_tags(self.image_id, tags_of(find_image(self.cloud, self.image_id)))
 
-    def proof(self, rules: Channel | None = None) -> Proof:
+    def verification(self, rules: Channel | None = None) -> ImageVerification:
         """How it was verified: by what a channel's keys signed, else by record and tags, or by tags alone.
 
         Args:
@@ -44,16 +50,18 @@ class LocatedImage:
         Raises:
             RefusedError: Record, tags and what was signed contradict each other.
         """
-        proof = (
-            proof_of_build(self.cloud, self.build) if self.build else find_proof(self.cloud, self.image_id)
+        verification = (
+            verification_of_build(self.cloud, self.build)
+            if self.build
+            else find_verification(self.cloud, self.image_id)
         )
-        image = find_image(self.cloud, proof.image_id)
+        image = find_image(self.cloud, verification.image_id)
         trust.require_own_record(self.cloud, image)
         if rules is None or not rules.trust:
-            return proof
+            return verification
         with explain_aws_errors("read the signed statements"):
             found, _ = trust.vouched(self.cloud, image, rules.trust)
-        return signed(proof, found, self.build.read() if self.build else None)
+        return with_signed_verdicts(verification, found, self.build.read() if self.build else None)
 
 
 def find(
@@ -113,7 +121,7 @@ def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:
     return image
 
 
-def find_proof(cloud: Cloud, image_id: str) -> Proof:
+def find_verification(cloud: Cloud, image_id: str) -> ImageVerification:
     """What an image says of itself.
 
     Args:
@@ -128,10 +136,12 @@ def find_proof(cloud: Cloud, image_id: str) -> Proof:
         UnavailableError: The cloud could not be asked.
     """
     named = f"{image_id} --region {cloud.region} --cloud {cloud.name}"
-    return replace(proof_from_tags(image_id, cloud.region, tags_of(find_image(cloud, image_id))), named=named)
+    return replace(
+        verification_from_tags(image_id, cloud.region, tags_of(find_image(cloud, image_id))), named=named
+    )
 
 
-def proof_of_build(cloud: Cloud, build: Build) -> Proof:
+def verification_of_build(cloud: Cloud, build: Build) -> ImageVerification:
     """What is known of an image that was built here: by its record, its tags, its SBOM and its provenance.
 
     Args:
@@ -148,11 +158,11 @@ def proof_of_build(cloud: Cloud, build: Build) -> Proof:
     from gpukiln.attest import attestation  # noqa: PLC0415 - slow to import
 
     record = build.read()
-    proof = proof_from_record(record)
-    proof = joined(proof, tags_of(find_image(cloud, proof.image_id)))
+    verification = verification_from_record(record)
+    verification = with_tag_verdicts(verification, tags_of(find_image(cloud, verification.image_id)))
     if not attestation.is_written(build):
-        return proof
+        return verification
     found = attestation.verify_attestation(build, record, cloud)
     return replace(
-        proof, findings=tuple(f"{one.id}: {one.message}" for one in found if one.outcome == "failed")
+        verification, findings=tuple(f"{one.id}: {one.message}" for one in found if one.outcome == "failed")
     )

@@ -90,7 +90,7 @@ def _has_name(site: Site, source: Mapping[str, Any]) -> bool:
     return any(tags_of(image).get(SOURCE_TAG) != source["ImageId"] for image in others)
 
 
-def copy_of(
+def ensure_copy(
     site: Site, source: Mapping[str, Any], source_region: str, *, key: str | None, tags: Mapping[str, str]
 ) -> str:
     """The copy of an image in a region, started when there is none.
@@ -106,7 +106,7 @@ def copy_of(
     found, failed = find_copies(site, source, key)
     if found:
         return found
-    site.go_on()
+    site.check_interrupted()
     # The same token gives the same copy, should an answer get lost before its tags can be found. After a copy
     # that failed it must be another one; the day lets a copy that was removed be made again.
     about = [source["ImageId"], site.region, key or "none", *failed, f"{datetime.now(UTC):%Y-%m-%d}"]
@@ -187,7 +187,7 @@ def ensure_tags(site: Site, image: Mapping[str, Any], wanted: Mapping[str, str])
     for resource, name in ((image, image["ImageId"]), *((one, one["SnapshotId"]) for one in snapshots)):
         there = tags_of(resource)
         if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
-            site.go_on()
+            site.check_interrupted()
             site.ec2.create_tags(Resources=[name], Tags=tag_list(missing))
 
 
@@ -200,7 +200,7 @@ def ensure_imds(site: Site, image: Mapping[str, Any], source: Mapping[str, Any])
     """
     wanted = source.get("ImdsSupport")
     if wanted and image.get("ImdsSupport") != wanted:
-        site.go_on()
+        site.check_interrupted()
         site.ec2.modify_image_attribute(ImageId=image["ImageId"], ImdsSupport={"Value": wanted})
 
 
@@ -216,7 +216,7 @@ def ensure_shared(site: Site, image_id: str, sharing: LaunchPermissions) -> None
         return
     there = launch_permissions(site, image_id)
     if missing := [permission for permission in sharing.permissions if permission not in there]:
-        site.go_on()
+        site.check_interrupted()
         site.ec2.modify_image_attribute(ImageId=image_id, LaunchPermission={"Add": missing})
 
 
@@ -227,10 +227,10 @@ def make_live(site: Site, image: Mapping[str, Any]) -> None:
     """
     deprecation = deprecated_at(image)
     if deprecation and not (image.get("Public") and deprecation > datetime.now(UTC) + timedelta(366)):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.disable_image_deprecation(ImageId=image["ImageId"])
     if not is_protected(image):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.enable_image_deregistration_protection(ImageId=image["ImageId"])
 
 
@@ -243,10 +243,10 @@ def retire(site: Site, image: Mapping[str, Any], *, after: timedelta) -> None:
     # EC2 takes no time that has passed, and rounds to the minute
     at = datetime.now(UTC) + max(after, timedelta(minutes=5))
     if not (there := deprecated_at(image)) or there > at + timedelta(minutes=5):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.enable_image_deprecation(ImageId=image["ImageId"], DeprecateAt=at)
     if is_protected(image):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.disable_image_deregistration_protection(ImageId=image["ImageId"])
 
 

@@ -61,7 +61,7 @@ def _resolved(site: Site, image: str) -> str:
     return str(answer["Parameter"]["Value"])
 
 
-def listed(files: list[str]) -> dict[str, list[str]]:
+def images_in_files(files: list[str]) -> dict[str, list[str]]:
     """Image ids in files of the user's, for example what Karpenter's node classes use.
 
     Args:

@@ -96,7 +96,7 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedRollback:
     """A rollback that was killed, or failed somewhere.
 
     Args:
@@ -132,9 +132,9 @@ class ReleaseLog:
         write_whole(file, json.dumps(dump(release), indent=2) + "\n")
         return file
 
-    def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[Unfinished]:
+    def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[UnfinishedRollback]:
         """Rollbacks of a channel that this machine began and did not end, the last first."""
-        found: list[tuple[str, Unfinished]] = []
+        found: list[tuple[str, UnfinishedRollback]] = []
         for file in self.folder.glob(f"{pointer.kubernetes}-{pointer.channel}-*-rollback.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 document = parse_json(file.read_text())
@@ -146,7 +146,7 @@ class ReleaseLog:
                         for key in ("image_id", "replaces")
                     )
                     began = str(document["started_at"])
-                    found.append((began, Unfinished(str(document["build"]), images, replaces)))
+                    found.append((began, UnfinishedRollback(str(document["build"]), images, replaces)))
         return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
     def regions(self, cloud: str) -> list[str]:

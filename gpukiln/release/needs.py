@@ -12,9 +12,9 @@ from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.findings import Finding
 from gpukiln.images.channels import DECLARED, Channel
-from gpukiln.images.keys import in_words
+from gpukiln.images.keys import describe_trust
 from gpukiln.proof.tags import SHORT, VerdictSummary
-from gpukiln.release.channels import Proof
+from gpukiln.release.verification import ImageVerification
 from gpukiln.verify.digest import suite_digest
 
 NO_MACHINE = "no machine of this cloud has a GPU"
@@ -43,11 +43,11 @@ class MachineNeed:
         return not self.gpus or (known is not None and known.gpu in self.gpus)
 
 
-def needs_of(channel: Channel, proof: Proof) -> list[MachineNeed]:
+def machine_needs(channel: Channel, verification: ImageVerification) -> list[MachineNeed]:
     """The machines that must have judged an image before a channel takes it.
 
     Args:
-        proof: The image.
+        verification: The image.
 
     Returns:
         One a GPU or architecture that it names; where it names none, any machine.
@@ -55,7 +55,7 @@ def needs_of(channel: Channel, proof: Proof) -> list[MachineNeed]:
     found: dict[str, MachineNeed] = {}
     for word in channel.gpus:
         if word == DECLARED:
-            for key in dict.fromkeys(instance_type(name).gpu for name in proof.instance_types):
+            for key in dict.fromkeys(instance_type(name).gpu for name in verification.instance_types):
                 found[key] = MachineNeed(f"a machine with {gpu(key).name}", frozenset([key]))
         elif word in gpus():
             found[word] = MachineNeed(f"a machine with {gpu(word).name}", frozenset([word]))
@@ -65,11 +65,11 @@ def needs_of(channel: Channel, proof: Proof) -> list[MachineNeed]:
     return list(found.values()) or [MachineNeed("a machine")]
 
 
-def examine(channel: Channel, proof: Proof, *, has_gpus: bool) -> list[Finding]:
+def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: bool) -> list[Finding]:
     """Compare what a channel asks for with what was shown.
 
     Args:
-        proof: How the image was judged.
+        verification: How the image was judged.
         has_gpus: Whether the cloud it was judged on has GPUs.
 
     Returns:
@@ -77,15 +77,15 @@ def examine(channel: Channel, proof: Proof, *, has_gpus: bool) -> list[Finding]:
         `again` says whether another verification is what it lacks: what kept a check from running is fixed
         first; attestation; and excused, no error, with the reason that the channel excuses.
     """
-    right = {name: one for name, one in proof.judged.items() if one.profile == proof.profile}
+    right = {name: one for name, one in verification.verdicts.items() if one.profile == verification.profile}
     findings = [
         Finding("not-passed", "error", "its verdict is not `passed`", name)
         for name, one in right.items()
         if not one.passed
     ]
-    layers = [*channel.layers, *(proof.required_layers if channel.image_layers else ())]
+    layers = [*channel.layers, *(verification.required_layers if channel.image_layers else ())]
     excuses = () if has_gpus else channel.excused_without_gpus
-    needs = needs_of(channel, proof)
+    needs = machine_needs(channel, verification)
     if not has_gpus and NO_GPU in excuses:
         findings += [Finding("excused", "info", NO_MACHINE, need.title) for need in needs if need.gpus]
         needs = [MachineNeed("a machine")]  # what is left to ask for
@@ -94,8 +94,8 @@ def examine(channel: Channel, proof: Proof, *, has_gpus: bool) -> list[Finding]:
         lacking = [list(_lacks(one, channel, need, layers, excuses)) for one in on]
         nothing = [_not_shown(need, "nothing judged it there", again=True)]
         findings += min(lacking, key=lambda some: sum(one.id != "excused" for one in some), default=nothing)
-    found = _attestation(channel, proof)
-    return findings + [Finding("attestation", "error", text, proof.image_id) for text in found]
+    found = _attestation(channel, verification)
+    return findings + [Finding("attestation", "error", text, verification.image_id) for text in found]
 
 
 def _not_shown(need: MachineNeed, message: str, *, again: bool = False) -> Finding:
@@ -123,29 +123,31 @@ def _lacks(
             yield _not_shown(need, f"{where}: {check.id}: {check.reason}")
 
 
-def _attestation(channel: Channel, proof: Proof) -> Iterator[str]:
+def _attestation(channel: Channel, verification: ImageVerification) -> Iterator[str]:
     if channel.attestation == "none":
         return
     for what, tag in (("SBOM", SBOM_TAG), ("provenance", STATEMENT_TAG)):
-        if not proof.attested.get(tag):
+        if not verification.attested.get(tag):
             yield f"the image has no tag {tag}: no {what} was written"
     if channel.attestation == "signed":
-        claims = proof.vouched.verdicts.values() if proof.vouched else ()
+        claims = verification.vouched.verdicts.values() if verification.vouched else ()
         digests = {claim.provenance for claim in claims if claim.provenance}
-        if proof.attested.get(STATEMENT_TAG) not in digests:
+        if verification.attested.get(STATEMENT_TAG) not in digests:
             yield (
-                f"no trusted key signed its provenance: {proof.attested.get(STATEMENT_TAG) or 'none'} by "
+                f"no trusted key signed its provenance: {verification.attested.get(STATEMENT_TAG) or 'none'} by "
                 f"the tag {STATEMENT_TAG}, signed {' or '.join(sorted(digests)) or 'none'}"
             )
-    yield from proof.findings or ()
+    yield from verification.findings or ()
 
 
-def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool) -> dict[str, str]:
+def require_verified(
+    name: str, channel: Channel, verification: ImageVerification, *, has_gpus: bool
+) -> dict[str, str]:
     """Refuse an image that has not shown what a channel asks for.
 
     Args:
         name: The channel's name.
-        proof: How the image was judged.
+        verification: How the image was judged.
         has_gpus: Whether the cloud it was judged on has GPUs.
 
     Returns:
@@ -154,28 +156,31 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
     Raises:
         RefusedError: It has not; the details name all that is missing, the hint what provides it.
     """
-    refused = f"channel {name} takes no {proof.image_id}"
-    which = proof.named or f"{proof.image_id} --region {proof.region}"
+    refused = f"channel {name} takes no {verification.image_id}"
+    which = verification.named or f"{verification.image_id} --region {verification.region}"
     findings: dict[str, list[Finding]] = defaultdict(list)
-    for finding in examine(channel, proof, has_gpus=has_gpus):
+    for finding in evaluate(channel, verification, has_gpus=has_gpus):
         findings[finding.id].append(finding)
     sign, unsigned = "", tuple[str, ...]()
     if channel.trust:
-        wanted = f"wanted: verdicts signed by {in_words(channel.trust)} (trust, ami/channels.yaml)"
-        sign, unsigned = " --sign-key KEY", (*(proof.vouched.refused if proof.vouched else ()), wanted)
-        if proof.vouched is None or not proof.vouched.verdicts:
+        wanted = f"wanted: verdicts signed by {describe_trust(channel.trust)} (trust, ami/channels.yaml)"
+        sign, unsigned = (
+            " --sign-key KEY",
+            (*(verification.vouched.refused if verification.vouched else ()), wanted),
+        )
+        if verification.vouched is None or not verification.vouched.verdicts:
             raise RefusedError(
                 f"{refused}: there is no verdict on it that a trusted key signed",
                 details=unsigned,
                 hint=f"`invoke ami.verify {which} --for {name}{sign}` boots it, verifies it and signs",
             )
-    if not proof.judged and proof.simulated:
+    if not verification.verdicts and verification.simulated:
         raise RefusedError(
-            f"{refused}: it was judged on simulated GPUs alone ({', '.join(proof.simulated)}), "
+            f"{refused}: it was judged on simulated GPUs alone ({', '.join(verification.simulated)}), "
             "which proves nothing",
             hint=f"`invoke ami.verify {which} --for {name}`, without --simulated, judges it",
         )
-    if not proof.judged:
+    if not verification.verdicts:
         raise RefusedError(
             f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` judges it"
         )
@@ -197,30 +202,30 @@ def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool)
         raise RefusedError(
             f"{refused}: {messages[0]}",
             details=tuple(messages[1:]),
-            hint=f"`invoke ami.attest {proof.build}` writes SBOM and provenance where the record is, "
+            hint=f"`invoke ami.attest {verification.build}` writes SBOM and provenance where the record is, "
             "`--verify` compares them",
         )
     return {one.object: one.message for one in findings["excused"]}
 
 
-def types_for(need: MachineNeed, proof: Proof, given: list[str]) -> list[str]:
+def types_for(need: MachineNeed, verification: ImageVerification, given: list[str]) -> list[str]:
     """The instance types to try for a need, the best first.
 
     Args:
-        proof: The image.
+        verification: The image.
         given: Those that the user named.
 
     Returns:
         Of the user's those that meet it, else of those that it was built for; empty: none does.
     """
-    for names in (given, proof.instance_types):
+    for names in (given, verification.instance_types):
         if fitting := [name for name in names if need.met_by(name)]:
             return fitting
     return []
 
 
 def machines_to_try(
-    channel_name: str, channel: Channel, proof: Proof, given: list[str], *, has_gpus: bool
+    channel_name: str, channel: Channel, verification: ImageVerification, given: list[str], *, has_gpus: bool
 ) -> list[tuple[str, ...]]:
     """The types to try, best first, for each verdict that a channel still asks for and a machine can give.
 
@@ -232,11 +237,11 @@ def machines_to_try(
     Raises:
         UsageError: None of the named types is what the channel asks for.
     """
-    findings = examine(channel, proof, has_gpus=has_gpus)
+    findings = evaluate(channel, verification, has_gpus=has_gpus)
     wanted = []
     again = [one for one in findings if one.id == "not-shown" and one.evidence["again"]]
     for title, keys in {one.object: one.evidence["gpus"] for one in again}.items():
-        types = types_for(MachineNeed(title, frozenset(keys)), proof, given)
+        types = types_for(MachineNeed(title, frozenset(keys)), verification, given)
         if not types:
             raise UsageError(
                 f"channel {channel_name} asks for {title}, and no type that was named has it",

@@ -11,7 +11,7 @@ from gpukiln.parsing import LimitError, parse_json
 from gpukiln.release.versions import parse
 from gpukiln.typed import load
 
-LARGEST = 2 << 30  # bytes; the whole of osv.dev for a distribution has some hundred MiB
+MAX_BYTES = 2 << 30  # bytes; the whole of osv.dev for a distribution has some hundred MiB
 HINT = (
     "wanted: a record, a list or lines of records in the OSV format, or a zip of them, for example"
     " https://osv-vulnerabilities.storage.googleapis.com/Debian:12/all.zip"
@@ -29,7 +29,7 @@ class OsvEvent:
 
 
 @dataclass(frozen=True)
-class Range:
+class OsvRange:
     """Versions of one kind: ECOSYSTEM has the package manager's; the others don't concern packages."""
 
     type: str
@@ -45,11 +45,11 @@ class OsvPackage:
 
 
 @dataclass(frozen=True)
-class Affected:
+class OsvAffected:
     """Which versions of a package have the flaw."""
 
     package: OsvPackage | None = None
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[OsvRange, ...] = ()
     versions: tuple[str, ...] = ()
     ecosystem_specific: dict[str, Any] | None = None
 
@@ -60,7 +60,7 @@ class OsvEntry:
 
     id: str
     modified: str
-    affected: tuple[Affected, ...] = ()
+    affected: tuple[OsvAffected, ...] = ()
     aliases: tuple[str, ...] = ()
     upstream: tuple[str, ...] = ()
     summary: str = ""
@@ -109,7 +109,7 @@ def _documents(path: Path) -> Iterator[tuple[str, object]]:
 
 def _parse(content: bytes, where: str) -> Iterator[tuple[str, object]]:
     try:
-        document = parse_json(content, largest=LARGEST)
+        document = parse_json(content, largest=MAX_BYTES)
     except LimitError as error:
         raise UsageError(f"{where} is no record of OSV: {error}", hint=HINT) from error
     except ValueError as error:
@@ -130,7 +130,7 @@ def _parse(content: bytes, where: str) -> Iterator[tuple[str, object]]:
         yield where, document
 
 
-def is_affected(version: str, affected: Affected, os_family: str) -> bool | None:
+def is_affected(version: str, affected: OsvAffected, os_family: str) -> bool | None:
     """Whether a version has a flaw, by the evaluation that the schema prescribes.
 
     Args:
@@ -175,7 +175,7 @@ def _inside(version: str, events: Iterable[OsvEvent], os_family: str) -> bool | 
     return inside
 
 
-def first_fixed(version: str, affected: Affected, os_family: str) -> str:
+def first_fixed(version: str, affected: OsvAffected, os_family: str) -> str:
     """The version that mends a flaw for whoever has a version.
 
     Args:

@@ -13,7 +13,7 @@ from gpukiln.attest import trust
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, PartialError, RefusedError
 from gpukiln.images import pointer as pointers
-from gpukiln.images.pointer import Pointer, Version
+from gpukiln.images.pointer import Pointer, PointerVersion
 from gpukiln.release.images import deprecated_at, find_images, is_protected
 from gpukiln.release.regions import Site, each, make_sites
 
@@ -64,14 +64,14 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class _Found:
-    versions: list[Version]
+class _ChannelState:
+    versions: list[PointerVersion]
     image: dict[str, Any] | None
     trust: str
     refused: str
 
 
-def look(cloud: Cloud, regions: list[str]) -> Overview:
+def read_channels(cloud: Cloud, regions: list[str]) -> Overview:
     """Read every channel.
 
     Args:
@@ -81,7 +81,7 @@ def look(cloud: Cloud, regions: list[str]) -> Overview:
     Returns:
         What was found.
     """
-    found: dict[str, dict[Pointer, _Found]] = {}
+    found: dict[str, dict[Pointer, _ChannelState]] = {}
     errors: dict[str, GpukilnError] = {}
     asked: list[str] = []
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
@@ -105,7 +105,7 @@ def look(cloud: Cloud, regions: list[str]) -> Overview:
     return Overview(tuple(rows), tuple(found), errors)
 
 
-def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterable[str]) -> None:
+def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: Iterable[str]) -> None:
     """Refuse what a channel has not had, or does not have any more.
 
     Args:
@@ -118,7 +118,7 @@ def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterabl
         RefusedError: It points at something else, or at nothing, in one of them.
     """
     wanted = list(regions)
-    overview = look(cloud, wanted)
+    overview = read_channels(cloud, wanted)
     there = {row.region: row.build for row in overview.rows if row.pointer == pointer}
     wrong = {region: there.get(region, "") for region in wanted if there.get(region) != build}
     for region in wrong:
@@ -132,7 +132,7 @@ def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterabl
         )
 
 
-def _read(site: Site) -> dict[Pointer, _Found]:
+def _read(site: Site) -> dict[Pointer, _ChannelState]:
     values = pointers.read_all(site.ssm)
     images = find_images(site, values.values())
     found = {}
@@ -143,11 +143,11 @@ def _read(site: Site) -> dict[Pointer, _Found]:
                 words = trust.require_released(site.cloud, image, pointer, site.ssm)
             except RefusedError as error:
                 refused = "; ".join((error.message, *error.details))
-        found[pointer] = _Found(pointers.history(site.ssm, pointer), image, words, refused)
+        found[pointer] = _ChannelState(pointers.history(site.ssm, pointer), image, words, refused)
     return found
 
 
-def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> ChannelRow:
+def _row(pointer: Pointer, region: str, found: _ChannelState, newest: str) -> ChannelRow:
     releases = pointers.releases(found.versions)
     current, image = releases[-1], found.image
     problems = []
@@ -180,7 +180,7 @@ def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> ChannelRo
     )
 
 
-def require_whole(overview: Overview) -> None:
+def require_consistent(overview: Overview) -> None:
     """Turn what is wrong into the command's failure.
 
     Args:

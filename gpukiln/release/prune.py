@@ -39,7 +39,7 @@ GONE_CODES = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSnaps
 
 
 @dataclass(frozen=True)
-class Rules:
+class PruneRules:
     """What may go.
 
     Args:
@@ -58,7 +58,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class PruneItem:
+class PrunedImage:
     """One image.
 
     Args:
@@ -77,19 +77,19 @@ class PruneItem:
 
 
 @dataclass(frozen=True)
-class RegionPrune:
+class PruneResult:
     """What was found and done in one region.
 
     Args:
         region: Its name.
         items: Every image of gpukiln, oldest first.
-        leftovers: Per snapshot that an earlier run left what was done: remove, removed or failed.
+        orphaned_snapshots: Per snapshot that an earlier run left what was done: remove, removed or failed.
         error: Why nothing could be done, or None.
     """
 
     region: str
-    items: tuple[PruneItem, ...] = ()
-    leftovers: dict[str, str] = field(default_factory=dict)
+    items: tuple[PrunedImage, ...] = ()
+    orphaned_snapshots: dict[str, str] = field(default_factory=dict)
     error: GpukilnError | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,14 +97,14 @@ class RegionPrune:
         return {
             "region": self.region,
             "images": [asdict(item) for item in self.items],
-            "leftovers": self.leftovers,
+            "orphaned_snapshots": self.orphaned_snapshots,
             "error": self.error.message if self.error else "",
         }
 
 
 def prune(
-    cloud: Cloud, regions: list[str], rules: Rules, records: ReleaseLog, *, remove: bool
-) -> list[RegionPrune]:
+    cloud: Cloud, regions: list[str], rules: PruneRules, records: ReleaseLog, *, remove: bool
+) -> list[PruneResult]:
     """Find what can go, and remove it when told to.
 
     Args:
@@ -120,22 +120,22 @@ def prune(
         BusyError: A release or rollback runs on this machine.
     """
 
-    def work(site: Site) -> RegionPrune:
-        items, leftovers = _survey(site, rules), _leftovers(site)
+    def work(site: Site) -> PruneResult:
+        items, orphaned_snapshots = _survey(site, rules), _find_orphaned_snapshots(site)
         if remove:
-            leftovers = {snapshot: _delete(site, snapshot) for snapshot in leftovers}
+            orphaned_snapshots = {snapshot: _delete(site, snapshot) for snapshot in orphaned_snapshots}
             items = [_remove(site, item) if item.action == "remove" else item for item in items]
-        return RegionPrune(site.region, tuple(items), leftovers)
+        return PruneResult(site.region, tuple(items), orphaned_snapshots)
 
     with records.locked() if remove else contextlib.nullcontext():
         outcomes = each(make_sites(cloud, regions), "prune", work)
     return [
-        RegionPrune(region, error=outcome.error) if outcome.error else outcome.require()
+        PruneResult(region, error=outcome.error) if outcome.error else outcome.require()
         for region, outcome in outcomes.items()
     ]
 
 
-def _survey(site: Site, rules: Rules) -> list[PruneItem]:
+def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
     """Every image of gpukiln in a region, with what is to be done and why."""
     found = calls.images(
         site.ec2,
@@ -148,7 +148,7 @@ def _survey(site: Site, rules: Rules) -> list[PruneItem]:
     images = {image["ImageId"]: image for image in found}
     channels = _channels(site, rules, images)
     users = images_in_use(site)
-    items: list[PruneItem] = []
+    items: list[PrunedImage] = []
     for image in sorted(images.values(), key=lambda one: (one["CreationDate"], one["ImageId"])):
         reason = _why_keep(site, image, rules, channels, users)
         action = "keep" if reason else "remove"
@@ -157,7 +157,7 @@ def _survey(site: Site, rules: Rules) -> list[PruneItem]:
             action, reason = "keep", f"over the limit of {rules.limit} a run"
         failed = image["State"] in FAILED
         items.append(
-            PruneItem(
+            PrunedImage(
                 image_id=image["ImageId"],
                 name=image.get("Name", ""),
                 created=image["CreationDate"],
@@ -174,7 +174,7 @@ def _survey(site: Site, rules: Rules) -> list[PruneItem]:
     return items
 
 
-def _channels(site: Site, rules: Rules, images: Mapping[str, Any]) -> dict[str, str]:
+def _channels(site: Site, rules: PruneRules, images: Mapping[str, Any]) -> dict[str, str]:
     """Per image that a channel needs the reason; refuses to go on where the listings can't be whole."""
     values = pointers.read_all(site.ssm)
     if not values and images and not rules.without_channels:
@@ -196,7 +196,7 @@ def _channels(site: Site, rules: Rules, images: Mapping[str, Any]) -> dict[str, 
     return needed
 
 
-def _kept_releases(site: Site, pointer: Pointer, rules: Rules) -> list[str]:
+def _kept_releases(site: Site, pointer: Pointer, rules: PruneRules) -> list[str]:
     known = load_channels()
     keep = rules.keep
     if keep is None:
@@ -212,7 +212,7 @@ def _name(pointer: Pointer) -> str:
 def _why_keep(
     site: Site,
     image: Mapping[str, Any],
-    rules: Rules,
+    rules: PruneRules,
     channels: Mapping[str, str],
     users: Mapping[str, list[str]],
 ) -> str:
@@ -237,7 +237,7 @@ def _why_keep(
     return f"shared with {', '.join(shared)}" if shared else ""
 
 
-def _leftovers(site: Site) -> dict[str, str]:
+def _find_orphaned_snapshots(site: Site) -> dict[str, str]:
     """Snapshots whose image an earlier run deregistered before it ended."""
     found = calls.pages(
         site.ec2,
@@ -252,10 +252,10 @@ def _leftovers(site: Site) -> dict[str, str]:
     return {snapshot: "remove" for snapshot, image_id in owner.items() if image_id not in there}
 
 
-def _remove(site: Site, item: PruneItem) -> PruneItem:
+def _remove(site: Site, item: PrunedImage) -> PrunedImage:
     """Remove one image with its snapshots; a failure is its own result."""
     try:
-        site.go_on()
+        site.check_interrupted()
         with explain_aws_errors(f"remove {item.image_id}"):
             if item.image_id in pointers.read_all(site.ssm).values():  # released since the survey
                 return replace(item, action="keep", reason="a channel points at it now")
@@ -272,7 +272,7 @@ def _remove(site: Site, item: PruneItem) -> PruneItem:
 
 def _delete(site: Site, snapshot: str) -> str:
     try:
-        site.go_on()
+        site.check_interrupted()
         with explain_aws_errors(f"remove {snapshot}"):
             _unless_gone(site.ec2.delete_snapshot, SnapshotId=snapshot)
     except GpukilnError:
@@ -288,7 +288,7 @@ def _unless_gone(call: Any, **what: str) -> None:
             raise
 
 
-def require_complete(done: list[RegionPrune]) -> None:
+def require_complete(done: list[PruneResult]) -> None:
     """Turn what failed into the command's failure.
 
     Raises:
@@ -304,7 +304,7 @@ def require_complete(done: list[RegionPrune]) -> None:
     for one in done:
         failed = [item for item in one.items if item.action == "failed"]
         lines += [f"{one.region}: {item.image_id}: {item.reason}" for item in failed]
-        left = [snapshot for snapshot, action in one.leftovers.items() if action == "failed"]
+        left = [snapshot for snapshot, action in one.orphaned_snapshots.items() if action == "failed"]
         lines += [f"{one.region}: {snapshot} was not removed" for snapshot in left]
     if lines:
         raise PartialError(

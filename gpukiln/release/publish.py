@@ -21,11 +21,10 @@ from gpukiln.images.channels import Channel
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import tags_of
 from gpukiln.progress import Progress
-from gpukiln.release.channels import Proof, require_same_verdict
 from gpukiln.release.images import (
     COPY_TAGS,
     LaunchPermissions,
-    copy_of,
+    ensure_copy,
     ensure_imds,
     ensure_shared,
     ensure_tags,
@@ -38,7 +37,8 @@ from gpukiln.release.images import (
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.regions import RegionOutcome, Site, each, make_sites
 from gpukiln.release.run import ReleaseRun, retirement
-from gpukiln.release.signed import require_pointed, sign_release
+from gpukiln.release.signing import require_newest_release, sign_release
+from gpukiln.release.verification import ImageVerification, require_same_verdict
 from gpukiln.verify.digest import suite_digest
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class ReleaseSpec:
     """What is to be released, and how.
 
     Args:
-        proof: The image.
+        verification: The image.
         channel: Its rules.
         excused: What was not proven and is excused, with the reason.
         sharing: With whom.
@@ -61,7 +61,7 @@ class ReleaseSpec:
         signer: The key that signs the release, where the channel trusts keys.
     """
 
-    proof: Proof
+    verification: ImageVerification
     channel_name: str
     channel: Channel
     regions: tuple[str, ...]
@@ -74,20 +74,20 @@ class ReleaseSpec:
     @property
     def pointer(self) -> Pointer:
         """The parameter."""
-        return Pointer(self.proof.image, self.proof.kubernetes, self.channel_name)
+        return Pointer(self.verification.image, self.verification.kubernetes, self.channel_name)
 
     @property
     def not_run(self) -> str:
         """How many checks of each layer were not run."""
-        return self.proof.not_run
+        return self.verification.not_run
 
 
-def source_image(cloud: Cloud, proof: Proof) -> dict[str, Any]:
+def source_image(cloud: Cloud, verification: ImageVerification) -> dict[str, Any]:
     """The image that is to be released.
 
     Args:
         cloud: The cloud, in the image's region.
-        proof: What is known of it.
+        verification: What is known of it.
 
     Returns:
         It, as DescribeImages gives it.
@@ -97,17 +97,17 @@ def source_image(cloud: Cloud, proof: Proof) -> dict[str, Any]:
         RefusedError: Its tags tell of another verdict.
     """
     [outcome] = each(
-        make_sites(cloud, [proof.region]),
+        make_sites(cloud, [verification.region]),
         "look up the image",
-        lambda site: find_images(site, [proof.image_id]),
+        lambda site: find_images(site, [verification.image_id]),
     ).values()
-    image = outcome.require().get(proof.image_id)
+    image = outcome.require().get(verification.image_id)
     if image is None or image["State"] != "available":
         raise UnavailableError(
-            f"{proof.image_id} in {proof.region} is {image['State'] if image else 'gone'}; wanted: available",
+            f"{verification.image_id} in {verification.region} is {image['State'] if image else 'gone'}; wanted: available",
             hint="`invoke ami.build` makes it again",
         )
-    require_same_verdict(proof, tags_of(image))
+    require_same_verdict(verification, tags_of(image))
     return image
 
 
@@ -134,7 +134,7 @@ def release(
         trust.require_signer(spec.channel_name, spec.channel, spec.signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
-            source = source_image(cloud, spec.proof)
+            source = source_image(cloud, spec.verification)
             sites = make_sites(cloud, spec.regions)
             seen = each(sites, "look at the channel", lambda site: _look(site, spec, source))
         _refuse_left_behind(spec, cloud, seen)
@@ -144,7 +144,7 @@ def release(
         started = Release(
             action="release",
             pointer=spec.pointer,
-            build=spec.proof.build,
+            build=spec.verification.build,
             cloud=cloud.name,
             regions=tuple(_first(site.region, seen[site.region]) for site in sites),
             excused=dict(spec.excused),
@@ -159,19 +159,19 @@ def release(
         return run.all_steps(
             "copy, share and protect",
             lambda site: _prepare(site, spec, source, progress.doing),
-            moved=lambda site, image_id: require_pointed(site, spec.pointer, spec.channel, image_id),
+            moved=lambda site, image_id: require_newest_release(site, spec.pointer, spec.channel, image_id),
             retire=retirement(spec.channel),
         )
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _RegionState:
     image_id: str  # of the image that is there already, or an empty string
     replaces: str
     regions: tuple[str, ...]
 
 
-def _look(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _Seen:
+def _look(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _RegionState:
     """What stands in the way, and what the channel points at now; changes nothing."""
     if spec.sharing.public:
         encrypted = is_encrypted(source) or bool(spec.keys)
@@ -195,7 +195,7 @@ def _look(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _Seen:
             _require_copy(site, spec, source, find_images(site, [found])[found])
     versions = pointers.history(site.ssm, spec.pointer)
     current = versions[-1] if versions else None
-    return _Seen(found, current.image_id if current else "", current.regions if current else ())
+    return _RegionState(found, current.image_id if current else "", current.regions if current else ())
 
 
 def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool:
@@ -205,8 +205,8 @@ def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool
         spec: What, and how.
     """
     key = spec.keys.get(region)
-    if region != spec.proof.region or key is None:
-        return region != spec.proof.region
+    if region != spec.verification.region or key is None:
+        return region != spec.verification.region
     return key != DEFAULT_KEY or not is_encrypted(source)
 
 
@@ -219,7 +219,7 @@ def _refuse_default_key(region: str, spec: ReleaseSpec, key: str | None, *, encr
         )
 
 
-def _first(region: str, outcome: RegionOutcome[_Seen]) -> RegionResult:
+def _first(region: str, outcome: RegionOutcome[_RegionState]) -> RegionResult:
     result = RegionResult(region)
     if outcome.error:
         return result.failed(outcome.error)
@@ -227,7 +227,9 @@ def _first(region: str, outcome: RegionOutcome[_Seen]) -> RegionResult:
     return replace(result, replaces=seen.replaces, image_id=seen.image_id)
 
 
-def _refuse_left_behind(spec: ReleaseSpec, cloud: Cloud, seen: Mapping[str, RegionOutcome[_Seen]]) -> None:
+def _refuse_left_behind(
+    spec: ReleaseSpec, cloud: Cloud, seen: Mapping[str, RegionOutcome[_RegionState]]
+) -> None:
     """A release to fewer regions than the last would leave the others at the old image, unseen."""
     known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
     others = make_sites(cloud, sorted(known - set(spec.regions)))
@@ -242,13 +244,13 @@ def _refuse_left_behind(spec: ReleaseSpec, cloud: Cloud, seen: Mapping[str, Regi
 
 def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Callable[[str], None]) -> str:
     """The image in a region: available, tagged, shared, protected."""
-    proof, image_id = spec.proof, str(source["ImageId"])
+    verification, image_id = spec.verification, str(source["ImageId"])
     kept = {name: value for name, value in tags_of(source).items() if name not in COPY_TAGS}
     tags = {name: value for name, value in kept.items() if name == "Name" or name.startswith("gpukiln:")}
     tags[NOT_RUN_TAG] = spec.not_run
     key = spec.keys.get(site.region)
     if is_copied(site.region, spec, source):
-        image_id = copy_of(site, source, proof.region, key=key, tags=tags)
+        image_id = ensure_copy(site, source, verification.region, key=key, tags=tags)
     image = wait_until_available(site, image_id, timeout_s=spec.timeout_s, say=say)
     if is_copied(site.region, spec, source):
         _require_copy(site, spec, source, image)
@@ -274,9 +276,9 @@ def _require_copy(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], imag
     found = None
     if spec.channel.trust:
         found, _ = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
-    place = statements.place_of(source, spec.proof.region)
-    verified = spec.proof.vouched.verified.values() if spec.proof.vouched else ()
-    trust.require_copy(site.cloud, image, place, spec.proof.build, found, verified)
+    place = statements.place_of(source, spec.verification.region)
+    verified = spec.verification.vouched.verified.values() if spec.verification.vouched else ()
+    trust.require_copy(site.cloud, image, place, spec.verification.build, found, verified)
 
 
 def _counted(spec: ReleaseSpec, vouched: Vouched) -> tuple[str, ...]:
@@ -285,19 +287,21 @@ def _counted(spec: ReleaseSpec, vouched: Vouched) -> tuple[str, ...]:
     return tuple(
         name
         for name, claim in vouched.verdicts.items()
-        if claim.outcome == "passed" and claim.profile == spec.proof.profile and wanted in ("", claim.suite)
+        if claim.outcome == "passed"
+        and claim.profile == spec.verification.profile
+        and wanted in ("", claim.suite)
     )
 
 
 def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     """Sign that this image is released to the channel, and keep the verdicts with it; then read both back."""
-    vouched, signer = spec.proof.vouched, spec.signer
+    vouched, signer = spec.verification.vouched, spec.signer
     if vouched is None or signer is None:
-        raise RefusedError(f"nothing signed is known of {spec.proof.image_id}")
+        raise RefusedError(f"nothing signed is known of {spec.verification.image_id}")
     counted = _counted(spec, vouched)
     verified = vouched.verified[counted[0]] if counted else vouched.place
     claim = ReleaseClaim(
-        image=spec.proof.about,
+        image=spec.verification.about,
         channel=spec.channel_name,
         number=0,  # it is given one when it is signed
         source=verified,
@@ -309,6 +313,6 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     sign_release(site, spec.pointer, claim, there, keys, signer)
     for name, envelope in vouched.envelopes.items():
         if there.envelopes.get(name) != envelope:
-            site.go_on()
+            site.check_interrupted()
             statements.keep(site.ssm, there.place.image_id, statements.VERDICT, name, envelope)
     trust.require_released(site.cloud, image, spec.pointer, site.ssm, pointed=False)

@@ -41,7 +41,7 @@ class Site:
         with _making:
             return self.cloud.client(service)
 
-    def go_on(self) -> None:
+    def check_interrupted(self) -> None:
         """Give up when the command is interrupted; called between two changes.
 
         Raises:
@@ -57,7 +57,7 @@ class Site:
             seconds: How long.
         """
         self.stopping.wait(seconds)
-        self.go_on()
+        self.check_interrupted()
 
 
 def make_sites(cloud: Cloud, regions: Iterable[str]) -> list[Site]:
@@ -109,7 +109,7 @@ def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[
 
     def guarded(site: Site) -> RegionOutcome[T]:
         try:
-            site.go_on()
+            site.check_interrupted()
             with explain_aws_errors(f"{action} in {site.region}"):
                 return RegionOutcome(work(site))
         except GpukilnError as error:

@@ -12,14 +12,14 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import Channel
-from gpukiln.images.pointer import Pointer, Version
+from gpukiln.images.pointer import Pointer, PointerVersion
 from gpukiln.progress import Progress
 from gpukiln.release.images import find_images, make_live
-from gpukiln.release.log import RegionResult, Release, ReleaseLog, Unfinished, now
+from gpukiln.release.log import RegionResult, Release, ReleaseLog, UnfinishedRollback, now
 from gpukiln.release.options import kubernetes_version
 from gpukiln.release.regions import Site, each, make_sites
 from gpukiln.release.run import ReleaseRun, retirement
-from gpukiln.release.signed import require_pointed, sign_release
+from gpukiln.release.signing import require_newest_release, sign_release
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer
@@ -107,7 +107,7 @@ def rollback(
         return ReleaseRun(started, records, progress, sites).all_steps(
             "protect the release before",
             revive,
-            moved=lambda site, image_id: require_pointed(site, pointer, channel, image_id),
+            moved=lambda site, image_id: require_newest_release(site, pointer, channel, image_id),
             # an image that was rolled back from is not to be launched again
             retire=retirement(channel, at_once=frozenset(bad)),
         )
@@ -125,9 +125,9 @@ def pointer_of(image: str, channel: str, cloud: Cloud, region: str) -> Pointer:
     return there[0] if len(there) == 1 else Pointer(image, kubernetes_version(), channel)
 
 
-def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, list[Version]]:
+def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, list[PointerVersion]]:
     """The history in each region that the channel has; a pointer names all regions of its release."""
-    histories: dict[str, list[Version]] = {}
+    histories: dict[str, list[PointerVersion]] = {}
     asked: list[str] = []
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
         asked += missing
@@ -148,7 +148,9 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
     return histories
 
 
-def _begun(unfinished: list[Unfinished], current: Mapping[str, str], to: str) -> Unfinished | None:
+def _begun(
+    unfinished: list[UnfinishedRollback], current: Mapping[str, str], to: str
+) -> UnfinishedRollback | None:
     """The rollback that was begun and is to be completed: every region is where it was, or where it goes."""
     for one in unfinished:
         known = all(
@@ -160,7 +162,9 @@ def _begun(unfinished: list[Unfinished], current: Mapping[str, str], to: str) ->
     return None
 
 
-def _target(pointer: Pointer, releases: Mapping[str, list[Version]], to: str) -> dict[str, Version]:
+def _target(
+    pointer: Pointer, releases: Mapping[str, list[PointerVersion]], to: str
+) -> dict[str, PointerVersion]:
     """The release of each region to go back to: the same build everywhere."""
     if to:
         named = {v.build for stack in releases.values() for v in stack if v.image_id == to and v.build}
@@ -183,11 +187,11 @@ def _target(pointer: Pointer, releases: Mapping[str, list[Version]], to: str) ->
     }
 
 
-def _has(stack: list[Version], build: str) -> bool:
+def _has(stack: list[PointerVersion], build: str) -> bool:
     return any(version.build == build for version in stack)
 
 
-def _release_before(releases: Mapping[str, list[Version]]) -> list[str]:
+def _release_before(releases: Mapping[str, list[PointerVersion]]) -> list[str]:
     """The build to go back to, where the regions leave no doubt.
 
     Regions that differ were left by a release or a rollback that did not end: a build that some point at
@@ -204,14 +208,14 @@ def _release_before(releases: Mapping[str, list[Version]]) -> list[str]:
     ]
 
 
-def _lines(releases: Mapping[str, list[Version]]) -> tuple[str, ...]:
+def _lines(releases: Mapping[str, list[PointerVersion]]) -> tuple[str, ...]:
     return tuple(
         f"{region}: {' <- '.join(version.build or version.image_id for version in reversed(stack[-4:]))}"
         for region, stack in releases.items()
     )
 
 
-def _usable(site: Site, version: Version, pointer: Pointer) -> str:
+def _usable(site: Site, version: PointerVersion, pointer: Pointer) -> str:
     """By what the image is trusted, in words."""
     image = find_images(site, [version.image_id]).get(version.image_id)
     if image is None or image["State"] != "available":

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import Channel
-from gpukiln.images.pointer import Version
+from gpukiln.images.pointer import PointerVersion
 from gpukiln.progress import Progress
 from gpukiln.release.images import find_images, retire
 from gpukiln.release.log import RegionResult, Release, ReleaseLog
@@ -96,9 +96,9 @@ class ReleaseRun:
         versions, regions = pointers.history(site.ssm, pointer), tuple(self._results)
         before, told = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
         if before != wanted or set(told) != set(regions):
-            site.go_on()
-            version = Version(
-                wanted, self._release.build, self._release.action, before, regions, pointers.who()
+            site.check_interrupted()
+            version = PointerVersion(
+                wanted, self._release.build, self._release.action, before, regions, pointers.current_user()
             )
             pointers.write(site.ssm, pointer, version, pause=site.pause)
         pointers.ensure_tags(site.ssm, pointer)

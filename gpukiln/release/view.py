@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gpukiln.release.log import Release
 from gpukiln.release.overview import ChannelRow
-from gpukiln.release.prune import RegionPrune
+from gpukiln.release.prune import PruneResult
 from gpukiln.reports.tables import Rows
 
 COLOURS = {
@@ -68,7 +68,7 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
     return made
 
 
-def prune_table(regions: Iterable[RegionPrune]) -> Rows:
+def prune_table(regions: Iterable[PruneResult]) -> Rows:
     """One row an image, and one for every snapshot that an earlier run left.
 
     Args:
@@ -85,7 +85,7 @@ def prune_table(regions: Iterable[RegionPrune]) -> Rows:
                 item.reason,
                 item.name,
             )
-        for snapshot_id, action in one.leftovers.items():
+        for snapshot_id, action in one.orphaned_snapshots.items():
             reason = "left by an earlier prune: its image is gone"
             made.add(_coloured(action), one.region, snapshot_id, "", reason, "")
     return made

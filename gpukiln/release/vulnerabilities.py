@@ -8,7 +8,7 @@ from gpukiln.catalog.container_toolkit import flaws
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import UsageError
 from gpukiln.release.compared_image import ComparedImage
-from gpukiln.release.osv import Affected, OsvEntry, first_fixed, is_affected
+from gpukiln.release.osv import OsvAffected, OsvEntry, first_fixed, is_affected
 
 DRIVER, TOOLKIT = "nvidia_driver", "nvidia_container_toolkit"
 ECOSYSTEMS = {
@@ -50,7 +50,7 @@ class Vulnerability:
 
 
 @dataclass(frozen=True)
-class Known:
+class VulnerabilityReport:
     """What is known of one image.
 
     Args:
@@ -62,7 +62,7 @@ class Known:
     notes: tuple[str, ...]
 
 
-def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) -> Known:
+def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) -> VulnerabilityReport:
     """Find the known flaws of an image.
 
     Args:
@@ -79,7 +79,7 @@ def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) 
         found += _packages(image, osv, notes)
     unique = {row.key: row for row in found}
     ordered = sorted(unique.values(), key=lambda row: (row.package, row.id))
-    return Known(tuple(ordered), tuple(dict.fromkeys(notes)))
+    return VulnerabilityReport(tuple(ordered), tuple(dict.fromkeys(notes)))
 
 
 def _toolkit(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
@@ -128,7 +128,7 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
             f"{image.record.build_id} was baked before source packages were recorded: a flaw of a package"
             " whose source has another name is missed"
         )
-    index: dict[str, list[tuple[OsvEntry, Affected]]] = {}
+    index: dict[str, list[tuple[OsvEntry, OsvAffected]]] = {}
     for record in osv:
         for affected in record.affected:
             if affected.package and affected.package.ecosystem in names:
@@ -148,7 +148,9 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
         notes.append(f"{uncertain} ranges can't be compared with the versions on {image.record.build_id}")
 
 
-def _from_osv(record: OsvEntry, affected: Affected, source: str, version: str, family: str) -> Vulnerability:
+def _from_osv(
+    record: OsvEntry, affected: OsvAffected, source: str, version: str, family: str
+) -> Vulnerability:
     said = {**(record.database_specific or {}), **(affected.ecosystem_specific or {})}
     severity = said.get("severity") or said.get("urgency") or ""
     return Vulnerability(

@@ -13,7 +13,7 @@ from gpukiln.attest.signing import load_public_key, load_signer
 from gpukiln.attest.statements import look
 from gpukiln.errors import UnavailableError
 from gpukiln.images import bake as baking
-from gpukiln.images.bake import Saved
+from gpukiln.images.bake import BakeResources
 from gpukiln.images.builds import Builds
 from gpukiln.instances import access
 from gpukiln.instances.launch import Launched
@@ -79,7 +79,7 @@ def build(endpoint, planned, tmp_path, monkeypatch):
         )
         try:
             pipeline.build_image(
-                planned, endpoint, builds, Progress(console=console), Saved(), faults.get("signer")
+                planned, endpoint, builds, Progress(console=console), BakeResources(), faults.get("signer")
             )
         except BaseException as error:
             raised = error

@@ -10,7 +10,7 @@ import yaml
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.containers import load_container
 from gpukiln.catalog.load import ROOT
-from gpukiln.docker.build import find_built, labels, why_build
+from gpukiln.docker.build import find_existing_build, labels, why_build
 from gpukiln.docker.builds import ContainerBuilds
 from gpukiln.docker.context import requirements_for
 from gpukiln.docker.plan import ContainerPlan, ContainerProbes, read_packages
@@ -167,12 +167,12 @@ def test_only_a_build_whose_image_is_still_there_makes_another_one_needless(tmp_
     store = Store()
     assert why_build(plan, builds) == ["no image of it was built on this machine from debian-12 yet"]
     build = a_build(builds.folder / "1")
-    assert find_built(plan, builds, store) is None  # type: ignore[arg-type]
+    assert find_existing_build(plan, builds, store) is None  # type: ignore[arg-type]
     assert "the engine has it no more" in why_build(plan, builds)[0]
     store.image = build.read().image  # type: ignore[assignment]
-    assert find_built(plan, builds, store) == build  # type: ignore[arg-type]
+    assert find_existing_build(plan, builds, store) == build  # type: ignore[arg-type]
     changed = replace(plan, digest="other", inputs={**plan.inputs, "package git": "2"})
-    assert find_built(changed, builds, store) is None  # type: ignore[arg-type]
+    assert find_existing_build(changed, builds, store) is None  # type: ignore[arg-type]
     assert why_build(changed, builds) == ["since build 1:", "  package git: 1.2-3 -> 2"]
     store.name = "docker"
-    assert find_built(plan, builds, store) is None  # type: ignore[arg-type]
+    assert find_existing_build(plan, builds, store) is None  # type: ignore[arg-type]

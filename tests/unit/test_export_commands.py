@@ -36,7 +36,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     assert "dry run: nothing was written" in err
     assert out.count("will not be there: ") == 1  # one reason, one line
     planned = json.loads(typed("export", image_id, dry_run=True, json=True, **where)[1])
-    assert (planned["image_id"], planned["to"], planned["proven"]) == (image_id, "qcow2", True)
+    assert (planned["image_id"], planned["to"], planned["verified"]) == (image_id, "qcow2", True)
 
     code, out, err = typed("export", image_id, json=True, **where)
     document = json.loads(out)

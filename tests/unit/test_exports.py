@@ -14,7 +14,7 @@ from gpukiln import programs
 from gpukiln.clouds.tags import SBOM_TAG
 from gpukiln.disks import sparse
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.exports import beside, ebs, formats, run
+from gpukiln.exports import ebs, formats, run, sidecars
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.netboot import Netboot
 from gpukiln.files import whole_or_not
@@ -72,14 +72,14 @@ def test_every_form_holds_the_disk(folder, to):
     image_id, disk = image_with_disk(mib=64)
     file = folder / f"disk{FORMATS[to].endings[0]}"
     done = export(file, image_id)
-    assert (done.to, done.virtual_bytes, done.proven) == (to, 64 << 20, True)
+    assert (done.to, done.virtual_bytes, done.verified) == (to, 64 << 20, True)
     require_same(disk, file, to)
     subprocess.run(["sha256sum", "--quiet", "--check", f"{file.name}.sha256"], cwd=folder, check=True)
     about = json.loads((folder / f"{file.name}.json").read_text())
     assert about["sha256"] == done.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     assert about["bytes"] == done.bytes == file.stat().st_size
     assert about["tags"]["gpukiln:driver"] == "535.309.01"
-    assert set(done.missing) == {what for _, what in beside.KNOWN.values()}
+    assert set(done.missing) == {what for _, what in sidecars.DOCUMENTS.values()}
     assert done.boots_on is None  # what is on it is no file system
     assert done.boots_on_unknown
     assert hidden(folder) == []
@@ -143,7 +143,7 @@ def test_killed_at_half_it_reads_only_the_rest(folder):
     assert hidden(folder) == []
 
 
-def write_folder(disk, part, progress, url):  # noqa: ARG001 - as `Format.make` is called
+def write_folder(disk, part, progress, url):  # noqa: ARG001 - as `ExportFormat.make` is called
     """A form that is a folder, made as netboot and the installer make theirs."""
     with whole_or_not(part) as partial:
         tree = partial.with_name(f"{partial.name}-tree")
@@ -181,8 +181,8 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(
         folder.mkdir()
         if "force" in options:
             write_folder(disk, output, None, "") if "to" in options else output.write_text("of before")
-            for ending in beside.KNOWN:
-                beside.beside_of(output, ending).write_text("of before")
+            for ending in sidecars.DOCUMENTS:
+                sidecars.sidecar_path(output, ending).write_text("of before")
 
     def work():
         done = asdict(export(output, image_id, build, **options))
@@ -347,7 +347,7 @@ def test_a_disk_that_fills_up_is_told_so(folder, monkeypatch):
 
 def test_a_tool_that_fails_leaves_nothing(folder, monkeypatch):
     image_id, _ = image_with_disk(mib=64)
-    broken = formats.Format("", (".qcow2",), formats._qemu_img("qcow2", "-o", "nonsense=1"))
+    broken = formats.ExportFormat("", (".qcow2",), formats._qemu_img("qcow2", "-o", "nonsense=1"))
     monkeypatch.setitem(FORMATS, "qcow2", broken)
     with pytest.raises(UnavailableError, match=r"qemu-img convert ended with 1: .*nonsense"):
         export(folder / "a.qcow2", image_id)
@@ -406,8 +406,8 @@ def test_what_was_not_proven_is_refused(folder):
     with pytest.raises(RefusedError, match="no machine judged it"):
         export(folder / "a.raw", image_id)
     done = export(folder / "a.raw", image_id, unproven=True)
-    assert not done.proven
-    assert json.loads((folder / "a.raw.json").read_text())["proven"] is False
+    assert not done.verified
+    assert json.loads((folder / "a.raw.json").read_text())["verified"] is False
 
 
 def test_a_record_that_says_it_failed_counts_too(folder, proven):

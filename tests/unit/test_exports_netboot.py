@@ -5,9 +5,9 @@ import os
 import pytest
 
 from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.exports.initramfs import Kernel, image_name, read_kernel, release_of, resolve
 from gpukiln.exports.installer import BLOCK, grub_menu, read_content, render_map, write_installer
 from gpukiln.exports.netboot import grub_snippet, ipxe_script, needed_mib, write_netboot
-from gpukiln.exports.scratch import Kernel, image_name, read_kernel, release_of, resolve
 
 ARGUMENTS = ("console=tty0", "console=ttyS0,115200", "modprobe.blacklist=nouveau")
 
@@ -44,8 +44,8 @@ def test_a_kernel_is_what_grub_boots_first_without_what_is_about_the_disk(root):
     found = read_kernel(root)
     assert (found.version, found.arguments) == ("6.1.0-9-amd64", ARGUMENTS)
     assert found.file.read_text() == "a kernel"
-    assert not {"ahci", "nvme", "usb_storage"} & set(found.lacks)
-    assert "mlx5_core" in found.lacks
+    assert not {"ahci", "nvme", "usb_storage"} & set(found.missing_drivers)
+    assert "mlx5_core" in found.missing_drivers
 
 
 @pytest.mark.parametrize("config", ["", "linux /vmlinuz-gone root=/dev/sda\n", "linux /etc/os-release\n"])

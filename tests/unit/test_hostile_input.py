@@ -21,7 +21,7 @@ from gpukiln.commands.cli import end
 from gpukiln.disks import identify
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import run
-from gpukiln.exports.scratch import image_name
+from gpukiln.exports.initramfs import image_name
 from gpukiln.files import full_named, whole_or_not, write_whole
 from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import digest

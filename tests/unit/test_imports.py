@@ -26,7 +26,7 @@ ROOT = "start=20480, type=4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709\n"
 LINUX = "start=20480, type=0FC63DAF-8483-4772-8E79-3D69D8477DE4\n"
 ARM = "start=20480, type=B921B045-1DF0-41C3-AF44-4C6F280D3FAE\n"
 ESP = "start=4096, size=8192, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B\n"
-SAYS = import_disk.Says(base="debian-12", driver="535.309.01", modules="proprietary")
+SAYS = import_disk.ImportOptions(base="debian-12", driver="535.309.01", modules="proprietary")
 PUT = "PutSnapshotBlock"
 
 
@@ -44,7 +44,7 @@ def golden(tmp_path):
 
 
 def look(file, says=SAYS):
-    return import_disk.look(file, says, quiet())
+    return import_disk.read_disk_file(file, says, quiet())
 
 
 def bring_in(file, says=SAYS):
@@ -117,7 +117,7 @@ def test_what_was_exported_comes_back_without_a_word(tmp_path):
     image_id, disk = image_with_disk(mib=64)
     boot_disk(disk, BIOS + ROOT)
     run.export(run.ExportOptions(tmp_path / "a.qcow2"), Cloud(), image_id, None, quiet())
-    made = bring_in(tmp_path / "a.qcow2", import_disk.Says())
+    made = bring_in(tmp_path / "a.qcow2", import_disk.ImportOptions())
     tags = tags_of(images(HOME)[made.image_id])
     assert tags["gpukiln:driver"] == "535.309.01"
     assert (tags["gpukiln:image"], tags.get("gpukiln:verdict")) == ("not-proven", None)
@@ -374,7 +374,7 @@ def test_other_forms_are_named(tmp_path, head, says):
 
 def test_somebody_has_to_say_what_is_on_it(golden):
     with pytest.raises(UsageError, match=r"nobody says what is on .*: --driver, --modules"):
-        look(golden, import_disk.Says(base="debian-12"))
+        look(golden, import_disk.ImportOptions(base="debian-12"))
     with pytest.raises(UsageError, match="there is no such kind"):
         look(golden, replace(SAYS, modules="closed"))
     with pytest.raises(UsageError):

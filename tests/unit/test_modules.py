@@ -16,10 +16,18 @@ from rich.console import Console
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
-from gpukiln.images.bake import Saved, ansible_variables, collected, module_cache
+from gpukiln.images.bake import BakeResources, ansible_variables, collecting_modules, module_cache
 from gpukiln.images.builds import Builds
 from gpukiln.images.module_store import FolderStore, S3Store, open_store
-from gpukiln.images.modules import OFFERED, SIGNED, ModuleCache, judge, module_line, read_key, signing_pair
+from gpukiln.images.modules import (
+    OFFERED,
+    SIGNATURE_MARKER,
+    ModuleCache,
+    find_entry_fault,
+    module_line,
+    read_key,
+    signing_pair,
+)
 from gpukiln.progress import Progress
 from tests.support.plans import plan
 
@@ -60,7 +68,7 @@ GOOD = {"./dkms_binaries_only/dkms.conf": b"", in_tree(): a_module(), in_tree("u
 
 
 def verdict(file, *, key=None, checksum="", certificate=None):
-    return judge(file, key or a_key(), checksum or sha256(file.read_bytes()), certificate)
+    return find_entry_fault(file, key or a_key(), checksum or sha256(file.read_bytes()), certificate)
 
 
 def test_a_good_entry_has_nothing_against_it(tmp_path):
@@ -126,7 +134,14 @@ def signed(module, key, certificate):
         *("-signer", pem, "-inkey", key),
         stdin=module,
     )
-    return module + signature + bytes((0, 0, 2)) + bytes(5) + len(signature).to_bytes(4, "big") + SIGNED
+    return (
+        module
+        + signature
+        + bytes((0, 0, 2))
+        + bytes(5)
+        + len(signature).to_bytes(4, "big")
+        + SIGNATURE_MARKER
+    )
 
 
 def test_signatures(tmp_path, pair):
@@ -147,7 +162,7 @@ def test_signatures(tmp_path, pair):
         "its signature is not the certificate's"
     )
     assert with_module(signed(a_module(), *pair("third"))).endswith("its signature is not the certificate's")
-    assert with_module(a_module() + bytes(12) + SIGNED).endswith("its signature is damaged")
+    assert with_module(a_module() + bytes(12) + SIGNATURE_MARKER).endswith("its signature is damaged")
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -352,12 +367,12 @@ def test_modules_are_kept_of_a_build_that_fails_later(tmp_path):
     build = Builds(tmp_path).create("eks-gpu")
     store = FolderStore(tmp_path / "store")
     progress = Progress(console=Console(file=io.StringIO()))
-    cache = module_cache(plan(), build, Saved(store))
+    cache = module_cache(plan(), build, BakeResources(store))
     cache.offer(print)
     key = a_key()
 
     def compile_and_fail():
-        with collected(cache, build, progress):
+        with collecting_modules(cache, build, progress):
             (cache.folder / f"{sha256(key.encode())}.key").write_text(key)
             pack(cache.folder / f"{sha256(key.encode())}.tar.gz", GOOD)
             raise CheckFailedError("a task failed")
@@ -371,11 +386,11 @@ def test_modules_are_kept_of_a_build_that_fails_later(tmp_path):
 @pytest.mark.usefixtures("debian")
 def test_what_ansible_is_told(tmp_path, pair):
     build = Builds(tmp_path).create("eks-gpu")
-    cache = module_cache(plan(), build, Saved(FolderStore(tmp_path)))
+    cache = module_cache(plan(), build, BakeResources(FolderStore(tmp_path)))
     key, certificate = pair("mine")
     told = ansible_variables(plan(), build, cache, signing_pair(str(key), str(certificate)))
     assert told["nvidia_driver_module_cache_dir"] == str(build.folder / "modules")
     assert (told["nvidia_driver_signing_key"], told["nvidia_driver_sign"]) == (str(key), True)
     assert not [name for name in ansible_variables(plan(), build) if name.startswith("nvidia_driver")]
-    assert module_cache(plan(), build, Saved()) is None
+    assert module_cache(plan(), build, BakeResources()) is None
     assert plan(signer="0" * 64).digest != plan().digest

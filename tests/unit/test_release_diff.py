@@ -14,7 +14,7 @@ from gpukiln.release.compared_image import find_compared_image
 from gpukiln.release.diff import compare
 from gpukiln.release.diff_view import markdown, sections
 from gpukiln.release.notes import make_notes, predecessor
-from gpukiln.release.osv import Affected, OsvEvent, Range, is_affected, load_osv
+from gpukiln.release.osv import OsvAffected, OsvEvent, OsvRange, is_affected, load_osv
 from gpukiln.release.versions import direction
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.support.exit_codes import code_of
@@ -233,9 +233,12 @@ def test_data_that_does_not_fit_the_image_is_said(two, make, tmp_path):
     ],
 )
 def test_ranges_are_evaluated_as_the_schema_says(version, events, affected):
-    assert is_affected(version, Affected(ranges=(Range("ECOSYSTEM", tuple(events)),)), "debian") is affected
-    assert is_affected(version, Affected(ranges=(Range("GIT", tuple(events)),)), "debian") is False
-    assert is_affected(version, Affected(versions=(version,)), "debian") is True
+    assert (
+        is_affected(version, OsvAffected(ranges=(OsvRange("ECOSYSTEM", tuple(events)),)), "debian")
+        is affected
+    )
+    assert is_affected(version, OsvAffected(ranges=(OsvRange("GIT", tuple(events)),)), "debian") is False
+    assert is_affected(version, OsvAffected(versions=(version,)), "debian") is True
 
 
 def test_records_come_in_every_usual_form(tmp_path):

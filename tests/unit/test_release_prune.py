@@ -4,8 +4,8 @@ import pytest
 
 from gpukiln.errors import PartialError, RefusedError, UnavailableError, UsageError
 from gpukiln.release import prune as pruning
-from gpukiln.release.in_use import listed
-from gpukiln.release.prune import Rules, prune, require_complete
+from gpukiln.release.in_use import images_in_files
+from gpukiln.release.prune import PruneRules, prune, require_complete
 from gpukiln.release.publish import release
 from tests.support.release_cloud import (
     HOME,
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_cloud")
 
 def clean(records, *, remove=True, regions=(HOME,), **more):
     options = {"older_than_days": 30, "keep": None, "limit": 20, "in_use": {}, "without_channels": False}
-    done = prune(Cloud(), list(regions), Rules(**{**options, **more}), records, remove=remove)
+    done = prune(Cloud(), list(regions), PruneRules(**{**options, **more}), records, remove=remove)
     require_complete(done)
     return {item.image_id: (item.action, item.reason) for one in done for item in one.items}
 
@@ -167,9 +167,9 @@ def test_a_failed_region_is_its_own_result(records):
 def test_a_list_of_images_in_use_must_name_some(tmp_path):
     file = tmp_path / "classes.json"
     file.write_text('{"amis": [{"id": "ami-0123456789abcdef0"}]}')
-    assert listed([str(file)]) == {"ami-0123456789abcdef0": [f"the list {file}"]}
+    assert images_in_files([str(file)]) == {"ami-0123456789abcdef0": [f"the list {file}"]}
     file.write_text("{}")
     with pytest.raises(UsageError, match="has no image id in it"):
-        listed([str(file)])
+        images_in_files([str(file)])
     with pytest.raises(UsageError, match="can't be read"):
-        listed([str(tmp_path / "none")])
+        images_in_files([str(tmp_path / "none")])

@@ -16,7 +16,7 @@ from gpukiln.clouds import select
 from gpukiln.commands.main import command
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channels
-from gpukiln.images.pointer import Pointer, Version, write
+from gpukiln.images.pointer import Pointer, PointerVersion, write
 from gpukiln.instances.tags import tag_list
 from gpukiln.kubernetes.nodes.trusted import require_trusted
 from gpukiln.offers.image import choose, images_of
@@ -97,7 +97,7 @@ def imitation(build_id, region=HOME, **more):
 
 def point_by_hand(image_id, region=HOME):
     ssm = Cloud(region).client("ssm")
-    write(ssm, STABLE, Version(image_id, "b", regions=(region,)), pause=lambda _: None)
+    write(ssm, STABLE, PointerVersion(image_id, "b", regions=(region,)), pause=lambda _: None)
 
 
 def released(typed, key, **more):
@@ -389,7 +389,7 @@ def test_an_image_for_another_kubernetes_is_no_release_of_this_one(typed, key, b
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
     released(typed, key)
     newer = Pointer("eks-gpu", "1.35", "stable")
-    write(Cloud().client("ssm"), newer, Version(AMI, build.id, regions=(HOME,)), pause=lambda _: None)
+    write(Cloud().client("ssm"), newer, PointerVersion(AMI, build.id, regions=(HOME,)), pause=lambda _: None)
     with pytest.raises(RefusedError, match=r"released as eks-gpu for Kubernetes 1\.34"):
         require_trusted(newer.path, Cloud())
 

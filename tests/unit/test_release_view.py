@@ -8,7 +8,7 @@ from rich.console import Console
 from gpukiln.images.pointer import Pointer
 from gpukiln.progress import PlainConsole
 from gpukiln.release.overview import ChannelRow
-from gpukiln.release.prune import PruneItem, RegionPrune
+from gpukiln.release.prune import PrunedImage, PruneResult
 from gpukiln.release.view import channels_table, prune_table
 
 REGION = "ap-southeast-2"
@@ -18,8 +18,10 @@ IMAGES = {f"ami-{number:017x}": action for number, action in enumerate(("keep", 
 
 
 def pruned():
-    items = [PruneItem(name, NAME, "2026-08-01T00:00", (), action, REASON) for name, action in IMAGES.items()]
-    return [RegionPrune(REGION, tuple(items), {"snap-00000000000000009": "remove"})]
+    items = [
+        PrunedImage(name, NAME, "2026-08-01T00:00", (), action, REASON) for name, action in IMAGES.items()
+    ]
+    return [PruneResult(REGION, tuple(items), {"snap-00000000000000009": "remove"})]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 400])

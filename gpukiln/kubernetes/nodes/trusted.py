@@ -9,7 +9,7 @@ from gpukiln.clouds.tags import RECIPE_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channels
-from gpukiln.images.keys import in_words
+from gpukiln.images.keys import describe_trust
 from gpukiln.instances.tags import tags_of
 
 WHERE = "--region says where to look"
@@ -29,14 +29,14 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         RefusedError: No trusted key vouches for it, or nobody said where it is to be looked up.
         UsageError: The channel points at nothing there, or there is no such image.
     """
-    pointer = pointers.parsed(image)
+    pointer = pointers.parse_path(image)
     if cloud is None:
         rules = load_channels()
         named = rules[pointer.channel].trust if pointer and pointer.channel in rules else trust.every_trust()
         if not named:
             return trust.UNSIGNED
         raise RefusedError(
-            f"{image} has to be signed by {in_words(named)}, and nobody said where to look it up",
+            f"{image} has to be signed by {describe_trust(named)}, and nobody said where to look it up",
             hint="--cloud aws --region REGION verifies what is there now",
         )
     if pointer is None:

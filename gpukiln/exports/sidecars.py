@@ -16,7 +16,7 @@ from gpukiln.files import write_whole
 from gpukiln.images.builds import Build
 
 DIGEST, ABOUT = ".sha256", ".json"
-KNOWN = {  # ending beside FILE: the file of the build's folder, what it is
+DOCUMENTS = {  # ending beside FILE: the file of the build's folder, what it is
     ".record.json": ("record.json", "the build's record"),
     ".image.json": (IMAGE_RECORD, "what the image says of itself"),
     ".sbom.cdx.json": (SBOM, "SBOM"),
@@ -27,7 +27,7 @@ _TAGGED = {SBOM: SBOM_TAG, STATEMENT: STATEMENT_TAG}
 
 
 @dataclass(frozen=True)
-class Beside:
+class Sidecars:
     """What is known of an image.
 
     Args:
@@ -39,7 +39,7 @@ class Beside:
     missing: dict[str, str]
 
 
-def known_of(source: Source, build: Build | None) -> Beside:
+def find_sidecars(source: Source, build: Build | None) -> Sidecars:
     """What can be put beside the disk of an image.
 
     Args:
@@ -47,12 +47,12 @@ def known_of(source: Source, build: Build | None) -> Beside:
     """
     files: dict[str, Path] = {}
     missing: dict[str, str] = {}
-    for ending, (name, what) in KNOWN.items():
+    for ending, (name, what) in DOCUMENTS.items():
         if why := _why_not(source, build, name):
             missing[what] = why
         elif build:
             files[ending] = build.folder / name
-    return Beside(files, missing)
+    return Sidecars(files, missing)
 
 
 def _why_not(source: Source, build: Build | None, name: str) -> str:
@@ -72,7 +72,7 @@ def _why_not(source: Source, build: Build | None, name: str) -> str:
     return ""
 
 
-def write(output: Path, digests: dict[str, str], about: dict[str, Any], beside: Beside) -> list[Path]:
+def write(output: Path, digests: dict[str, str], about: dict[str, Any], beside: Sidecars) -> list[Path]:
     """Write all of it, each file whole; what an earlier export left and this one has not goes.
 
     Args:
@@ -83,31 +83,31 @@ def write(output: Path, digests: dict[str, str], about: dict[str, Any], beside: 
     Returns:
         What was written.
     """
-    for ending in KNOWN:
+    for ending in DOCUMENTS:
         if ending not in beside.files:
-            beside_of(output, ending).unlink(missing_ok=True)
+            sidecar_path(output, ending).unlink(missing_ok=True)
     written = []
     for ending, file in beside.files.items():
-        written.append(beside_of(output, ending))
+        written.append(sidecar_path(output, ending))
         write_whole(written[-1], file.read_bytes(), mode=0o644)
     lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
     for ending, text in ((DIGEST, lines), (ABOUT, json.dumps(about, indent=2) + "\n")):
-        written.append(beside_of(output, ending))
+        written.append(sidecar_path(output, ending))
         write_whole(written[-1], text, mode=0o644)
     return written
 
 
-def beside_of(output: Path, ending: str) -> Path:
+def sidecar_path(output: Path, ending: str) -> Path:
     """The name of a file beside the disk."""
     return output.with_name(f"{output.name}{ending}")
 
 
-def files_of(output: Path) -> list[Path]:
+def sidecar_paths(output: Path) -> list[Path]:
     """Everything that may stand beside the disk."""
-    return [beside_of(output, ending) for ending in (*KNOWN, DIGEST, ABOUT)]
+    return [sidecar_path(output, ending) for ending in (*DOCUMENTS, DIGEST, ABOUT)]
 
 
-def files_in(path: Path) -> Iterator[Path]:
+def files_below(path: Path) -> Iterator[Path]:
     """A file, or every file of a folder."""
     if path.is_dir():
         yield from (one for one in sorted(path.rglob("*")) if one.is_file() and not one.is_symlink())

@@ -21,7 +21,7 @@ from gpukiln.sources.mirror import NAMESPACES
 from gpukiln.state import state_home
 
 NEEDS_MIB = 1024  # packages, an unpacked initramfs of a kernel with every driver, the packed one
-LINKS = 8
+MAX_LINKS = 8
 OWN_ARGUMENTS = re.compile(r"(root|BOOT_IMAGE|resume|rootflags)=.*|ro|rw|quiet|splash")
 """What a kernel is told for its disk's sake."""
 SERVER_DRIVERS = (
@@ -29,7 +29,7 @@ SERVER_DRIVERS = (
     *("bnxt_en", "i40e", "ice", "igb", "ixgbe", "mlx5_core", "tg3"),
 )
 """Disks and network cards of servers with GPUs; Debian's cloud kernel lacks most of them."""
-ELSEWHERE = {
+UNSUPPORTED_BASES = {
     "ubuntu": "Ubuntu has casper and dracut-live in its own archive, which this machine's apt does not read",
     "rhel": "its dracut-live (module livenet) comes from its own repositories, by dnf",
     "rocky": "its dracut-live (module livenet) comes from its own repositories, by dnf",
@@ -57,13 +57,13 @@ class Kernel:
     Args:
         file: Below the root of the disk.
         arguments: What its bootloader tells it, without what is about the disk itself.
-        lacks: Drivers of common servers that it has not.
+        missing_drivers: Drivers of common servers that it has not.
     """
 
     version: str
     file: Path
     arguments: tuple[str, ...]
-    lacks: tuple[str, ...]
+    missing_drivers: tuple[str, ...]
 
 
 def release_of(root: Path, wanted: str) -> str:
@@ -85,7 +85,7 @@ def release_of(root: Path, wanted: str) -> str:
     name = fields.get("PRETTY_NAME") or "no system with an os-release"
     raise IncompatibleError(
         f"{wanted} is made of Debian's live-boot and initramfs-tools, and the disk has {name}"
-        + (f": {ELSEWHERE[system]}" if system in ELSEWHERE else ""),
+        + (f": {UNSUPPORTED_BASES[system]}" if system in UNSUPPORTED_BASES else ""),
         hint="export it as qcow2 or raw, or bake the image on the base debian-12",
     )
 
@@ -120,15 +120,15 @@ def read_kernel(root: Path) -> Kernel:
         resolve(root, f"/lib/modules/{version}/{name}").read_text(encoding="utf-8").replace("-", "_")
         for name in ("modules.dep", "modules.builtin")
     )
-    lacks = tuple(name for name in SERVER_DRIVERS if f"/{name}.ko" not in have)
+    missing_drivers = tuple(name for name in SERVER_DRIVERS if f"/{name}.ko" not in have)
     arguments = tuple(word for word in first[2].split() if not OWN_ARGUMENTS.fullmatch(word))
-    return Kernel(version, file, arguments, lacks)
+    return Kernel(version, file, arguments, missing_drivers)
 
 
 def resolve(root: Path, path: str) -> Path:
     """Follow the links of a path as one sees it whose root this is: never out of it."""
     rest, found = list(PurePosixPath(path.lstrip("/")).parts), root
-    for _ in range(LINKS * LINKS):
+    for _ in range(MAX_LINKS * MAX_LINKS):
         if not rest:
             return found
         part = rest.pop(0)

@@ -16,7 +16,7 @@ from gpukiln.verify.checks import LAYERS
 
 
 @dataclass(frozen=True)
-class Proof:
+class ImageVerification:
     """What is known of how an image was judged.
 
     Args:
@@ -26,7 +26,7 @@ class Proof:
         instance_types: The machines that it was built for.
         profile: The profile that it has to be judged by.
         required_layers: The image's own required layers.
-        judged: The newest verdict of each instance type.
+        verdicts: The newest verdict of each instance type.
         attested: Digests of SBOM and provenance, and the key that signed it, by the image's tags.
         findings: What is wrong with SBOM and provenance; None: they are not on this machine.
         simulated: The instance types on whose simulated GPUs it was judged, which proves nothing; its tags
@@ -43,7 +43,7 @@ class Proof:
     instance_types: tuple[str, ...]
     profile: str
     required_layers: tuple[str, ...]
-    judged: Mapping[str, VerdictSummary]
+    verdicts: Mapping[str, VerdictSummary]
     attested: Mapping[str, str] = field(default_factory=dict)
     findings: tuple[str, ...] | None = None
     simulated: tuple[str, ...] = ()
@@ -61,12 +61,12 @@ class Proof:
 
         Of a layer that some machines ran the smallest number counts: what one ran is proven.
         """
-        every = [one.not_run for one in self.judged.values() if one.passed]
+        every = [one.not_run for one in self.verdicts.values() if one.passed]
         least = {layer: min(one.get(layer, 0) for one in every) for layer in LAYERS} if every else {}
         return " ".join(f"{layer}={count}" for layer, count in least.items() if count) or "none"
 
 
-def proof_from_record(found: Record) -> Proof:
+def verification_from_record(found: Record) -> ImageVerification:
     """What the record of a build of this machine says.
 
     Raises:
@@ -78,7 +78,7 @@ def proof_from_record(found: Record) -> Proof:
             hint="`invoke ami.list` shows others",
         )
     plan = found.plan
-    return Proof(
+    return ImageVerification(
         image_id=found.bake.image_id,
         region=found.bake.region,
         image=plan.image,
@@ -87,13 +87,13 @@ def proof_from_record(found: Record) -> Proof:
         instance_types=plan.instance_types,
         profile=plan.profile,
         required_layers=plan.required_layers,
-        judged={name: judged_by(verdict) for name, verdict in found.judged.items()},
+        verdicts={name: judged_by(verdict) for name, verdict in found.newest_verdicts.items()},
         simulated=found.simulated,
         named=found.build_id,
     )
 
 
-def proof_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> Proof:
+def verification_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> ImageVerification:
     """What an image that another machine built says of itself.
 
     Args:
@@ -108,7 +108,7 @@ def proof_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> Proo
             hint="release it on the machine that built it",
         )
     subject = subject_from_tags(image_id, tags)
-    return Proof(
+    return ImageVerification(
         image_id=image_id,
         region=region,
         image=subject.recipe,
@@ -117,34 +117,36 @@ def proof_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> Proo
         instance_types=subject.instance_types,
         profile=subject.profile,
         required_layers=load_image(subject.recipe).required_layers,
-        judged=judged_from_tags(image_id, tags),
+        verdicts=judged_from_tags(image_id, tags),
         attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
 
 
-def joined(proof: Proof, tags: Mapping[str, str]) -> Proof:
+def with_tag_verdicts(verification: ImageVerification, tags: Mapping[str, str]) -> ImageVerification:
     """What a record says, with the verdicts of other machines that the image's tags tell of.
 
     Args:
-        proof: What the record says.
+        verification: What the record says.
         tags: The image's tags.
 
     Raises:
         RefusedError: Of a type that both know they tell of different verdicts.
     """
-    require_same_verdict(proof, tags)
+    require_same_verdict(verification, tags)
     return replace(
-        proof,
-        judged={**judged_from_tags(proof.image_id, tags), **proof.judged},
+        verification,
+        verdicts={**judged_from_tags(verification.image_id, tags), **verification.verdicts},
         attested={name: tags[name] for name in ATTESTED_TAGS if tags.get(name)},
     )
 
 
-def signed(proof: Proof, vouched: Vouched, record: Record | None) -> Proof:
+def with_signed_verdicts(
+    verification: ImageVerification, vouched: Vouched, record: Record | None
+) -> ImageVerification:
     """The same image with the verdicts that trusted keys signed; tags and record count against it only.
 
     Args:
-        proof: What tags and record say.
+        verification: What tags and record say.
         vouched: What was signed.
         record: The build's record, where this computer has it: it has the reasons of checks not run.
 
@@ -152,37 +154,40 @@ def signed(proof: Proof, vouched: Vouched, record: Record | None) -> Proof:
         RefusedError: The tags or the record say something else of the image than was signed.
     """
     for name, claim in vouched.verdicts.items():
-        if claim.image != proof.about:
+        if claim.image != verification.about:
             raise RefusedError(
-                f"{proof.image_id} is described otherwise than what was signed of it on {name}",
-                details=(f"found, by tags or record: {proof.about}", f"wanted, as signed: {claim.image}"),
+                f"{verification.image_id} is described otherwise than what was signed of it on {name}",
+                details=(
+                    f"found, by tags or record: {verification.about}",
+                    f"wanted, as signed: {claim.image}",
+                ),
                 hint="look who changed the tags of the image or the record; "
-                f"`invoke ami.verify {proof.named or proof.image_id} --sign-key KEY` signs what is there now",
+                f"`invoke ami.verify {verification.named or verification.image_id} --sign-key KEY` signs what is there now",
             )
     known = {verdict.digest: judged_by(verdict) for verdict in record.verdicts} if record else {}
     trusted = {
         name: known.get(claim.verdict, judged_by_claim(claim)) for name, claim in vouched.verdicts.items()
     }
-    failed = {name: one for name, one in proof.judged.items() if not one.passed}
-    return replace(proof, judged={**failed, **trusted}, vouched=vouched)
+    failed = {name: one for name, one in verification.verdicts.items() if not one.passed}
+    return replace(verification, verdicts={**failed, **trusted}, vouched=vouched)
 
 
-def require_same_verdict(proof: Proof, tags: Mapping[str, str]) -> None:
+def require_same_verdict(verification: ImageVerification, tags: Mapping[str, str]) -> None:
     """Refuse an image whose tags tell of another verdict than is known of it.
 
     Args:
-        proof: What is known.
+        verification: What is known.
         tags: The image's tags.
 
     Raises:
         RefusedError: They differ.
     """
-    for one in proof.judged.values():
+    for one in verification.verdicts.values():
         name, value = one.tag
         if tags.get(name) != value:
             raise RefusedError(
-                f"the tags of {proof.image_id} tell of another verdict than the record of {proof.build}",
+                f"the tags of {verification.image_id} tell of another verdict than the record of {verification.build}",
                 details=(f"record: {value}", f"tag {name}: {tags.get(name, 'none')}"),
-                hint=f"`invoke ami.verify {proof.build} --instance-types {one.instance_type}` judges it "
+                hint=f"`invoke ami.verify {verification.build} --instance-types {one.instance_type}` judges it "
                 "again and writes both",
             )

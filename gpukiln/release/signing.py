@@ -33,12 +33,12 @@ def sign_release(
     image_id = there.place.image_id
     number = newest.number_for(site.cloud, site.ssm, pointer, image_id, before, keys)
     if before is None or before.claim.number != number:
-        site.go_on()
+        site.check_interrupted()
         envelope = statements.signed(there.place, replace(claim, number=number), signer)
         statements.keep(site.ssm, image_id, statements.RELEASE, pointer.channel, envelope)
 
 
-def require_pointed(site: Site, pointer: Pointer, channel: Channel, image_id: str) -> None:
+def require_newest_release(site: Site, pointer: Pointer, channel: Channel, image_id: str) -> None:
     """Read back what a pointer shows after it was moved, and remember that it is the newest release.
 
     Raises:

@@ -33,11 +33,11 @@ from gpukiln.records import build_started
 
 UNFINISHED = ("running", "baked")  # states of a record whose build goes on, or was killed
 SCRATCH = "gpukiln-"  # and the build's id
-NEW = timedelta(minutes=1)  # the folder of a build is there before its lock and its record
+RECORD_GRACE = timedelta(minutes=1)  # the folder of a build is there before its lock and its record
 
 
 @contextmanager
-def scratch(build: Build) -> Iterator[None]:
+def scratch_folder(build: Build) -> Iterator[None]:
     """A folder for the temporary files of a build and of every tool that it runs.
 
     Packer, Ansible and the suite leave theirs when they are killed. Its path is short: Packer's plugins have
@@ -96,7 +96,7 @@ def killed_builds(builds: Builds) -> list[Build]:
     ]
 
 
-def tell_killed(builds: Builds, say: Callable[[str], None]) -> None:
+def report_killed(builds: Builds, say: Callable[[str], None]) -> None:
     """Say which builds were killed, and what removes what they left."""
     for build in killed_builds(builds):
         plan = build.read().plan
@@ -106,7 +106,7 @@ def tell_killed(builds: Builds, say: Callable[[str], None]) -> None:
         )
 
 
-def clean_up_after_killed(
+def remove_orphans(
     cloud: Cloud, builds: Builds, say: Callable[[str], None], *, ask: bool = True
 ) -> list[str]:
     """Remove what commands of this machine left that were killed, or could not clean up.
@@ -146,7 +146,7 @@ def _remove_empty(builds: Builds) -> None:
     """Remove the folders of builds that were killed before they had a record; one that holds more stays."""
     for folder in builds.folder.glob("*"):
         began = build_started(folder.name)
-        if not began or datetime.now(UTC) - began < NEW:
+        if not began or datetime.now(UTC) - began < RECORD_GRACE:
             continue
         inside = list(folder.iterdir())
         if all(file.name == "lock" or file.match(PARTIAL) for file in inside):
@@ -186,7 +186,7 @@ def _read(build: Build) -> Record | None:
         return None
 
 
-def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Leftover]:
+def find_local_orphans(cloud: Cloud, builds: Builds) -> list[Leftover]:
     """What nobody needs any more: past its deadline, whoever made it, and of ended builds of this machine.
 
     Args:

@@ -43,8 +43,8 @@ def find_existing_build(
     for build in builds.of(plan.image):
         record = build.read()
         if record.image and record.plan.digest == plan.digest and record.engine == engine.name:
-            found = engine.inspect(record.reference)
-            if found and found.id == record.image.id:
+            image = engine.inspect(record.reference)
+            if image and image.id == record.image.id:
                 return build
     return None
 
@@ -87,7 +87,7 @@ def build_container(
         GpukilnError: It could not be built; the record says why, too.
     """
     components = apply_overrides(load_components(), overrides)
-    with _exclusive(builds.home):
+    with _build_alone(builds.home):
         engine.remove_unfinished(plan.image)
         for killed in builds.all():
             if (left := killed.read()).state == "running":
@@ -226,14 +226,14 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
 def is_build_running(builds: ContainerBuilds) -> bool:
     """Whether a build runs on this machine; else one whose record says so was killed."""
     try:
-        with _locked(builds.home):
+        with _build_lock(builds.home):
             return False
     except BusyError:
         return True
 
 
 @contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def _build_lock(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
     busy = BusyError("another docker.build is under way on this machine", hint="wait for it, then try again")
     with locked(home / "lock", busy=busy):
@@ -241,9 +241,9 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _exclusive(home: Path) -> Iterator[None]:
+def _build_alone(home: Path) -> Iterator[None]:
     """One build at a time; what a killed one left of its context, and half-made in the caches, is removed."""
-    with _locked(home):
+    with _build_lock(home):
         for leftover in home.glob("context-*"):
             shutil.rmtree(leftover)
         remove_partial(*(folder for folder in home.iterdir() if folder.is_dir()))

@@ -54,10 +54,10 @@ class Buildah(Engine):
     def remove_unfinished(self, image: str) -> None:
         """See `Engine.remove_unfinished`: a signal ends Buildah before it removes its working container."""
         for row in parse_json(run_command("buildah", "containers", "--json")) or ():
-            found = try_command("buildah", "inspect", row["id"])
-            if found.returncode or row["containername"].startswith(VERIFY_PREFIX):
+            inspected = try_command("buildah", "inspect", row["id"])
+            if inspected.returncode or row["containername"].startswith(VERIFY_PREFIX):
                 continue  # somebody else has just removed it; or it is being judged
-            labels = parse_json(found.stdout)["OCIv1"]["config"].get("Labels") or {}
+            labels = parse_json(inspected.stdout)["OCIv1"]["config"].get("Labels") or {}
             if labels.get(IMAGE_LABEL) == image:
                 run_command("buildah", "rm", row["id"])
 
@@ -75,19 +75,19 @@ class Buildah(Engine):
         done = try_command("buildah", "inspect", "--type=image", reference)
         if done.returncode:
             return None
-        found = parse_json(done.stdout)
-        config = found["OCIv1"]
+        document = parse_json(done.stdout)
+        config = document["OCIv1"]
         sizes = self._layer_sizes()
         layers = [
             Layer(instruction(entry.get("created_by", "")), sizes.get(digest, 0))
             for entry, digest in zip(
-                [one for one in config["history"] if not one.get("empty_layer")],
+                [entry for entry in config["history"] if not entry.get("empty_layer")],
                 config["rootfs"]["diff_ids"],
                 strict=True,
             )
         ]
         return ImageInfo(
-            id=full_id(found["FromImageID"]),
+            id=full_id(document["FromImageID"]),
             size=sum(layer.size for layer in layers),
             layers=tuple(layer for layer in layers if layer.size),
             user=config["config"].get("User") or "root",

@@ -136,9 +136,9 @@ def check_container(image: str, version: str, node: Node) -> ContainerCheck:
             replace(finding, remedy=f"build the node's image with {finding.remedy}")
             for finding in compat.check_driver_knows(node.driver, key, what=what, way_out="take another GPU")
         ]
-        if wanted := cuda.compile_problem(version, key):
+        if required := cuda.compile_problem(version, key):
             message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"
-            hint = f"an image with {wanted}, or another GPU"
+            hint = f"an image with {required}, or another GPU"
             source = cuda.ARCHITECTURE_MATRIX
             findings.append(Finding("cuda-gpu", "error", message, remedy=hint, source=source))
     support = cuda.support(version, node.driver, node.gpus)

@@ -145,17 +145,17 @@ def requirements_for(lock: str, python: str, architecture: str) -> list[str]:
         "platform_system": "Linux",
         "platform_machine": ARCHITECTURES[architecture].machine,
     }
-    found = []
+    requirements = []
     for line in lock.replace("\\\n", " ").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         text, *hashes = line.split("--hash=")
         requirement = Requirement(text.strip())
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            found.append(
+            requirements.append(
                 " --hash=".join([f"{requirement.name}{requirement.specifier}", *(h.strip() for h in hashes)])
             )
-    return found
+    return requirements
 
 
 def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path) -> list[Path]:
@@ -171,14 +171,14 @@ def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path)
 
 def _download(lines: list[str], plan: ContainerPlan, folder: Path, log: Path) -> None:
     folder.mkdir()
-    (wanted := folder / "requirements.txt").write_text("\n".join(lines) + "\n")
+    (requirements := folder / "requirements.txt").write_text("\n".join(lines) + "\n")
     machine = ARCHITECTURES[plan.architecture].machine
     command = [
         *(sys.executable, "-m", "pip", "download"),
         *("--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"),
         *("--only-binary=:all:", "--implementation=cp", f"--python-version={plan.base.python}"),
         *(f"--platform={tag}_{machine}" for tag in WHEELS[plan.architecture]),
-        *("--progress-bar=off", "--no-cache-dir", f"--dest={folder}", f"--requirement={wanted}"),
+        *("--progress-bar=off", "--no-cache-dir", f"--dest={folder}", f"--requirement={requirements}"),
     ]
     with log.open("ab") as output:
         done = programs.run(command, limit_s=programs.LONG_S, folder=folder, output=output)
@@ -191,7 +191,7 @@ def _download(lines: list[str], plan: ContainerPlan, folder: Path, log: Path) ->
             hint="check that this machine's pip reaches its index, then try again",
             details=tuple([line for line in said if line.startswith("ERROR")][-3:]),
         )
-    wanted.unlink()
+    requirements.unlink()
 
 
 def _add_cuda(
@@ -210,14 +210,14 @@ def _add_cuda(
     if nvidia:
         say("fetching the key of NVIDIA's repository")
         _add_repository(nvidia[0], component_of(nvidia[0]), plan, folder / "cuda-apt")
-    wanted = {
+    names = {
         name
         for part in plan.components
         if part.kind == "index" and part.status == "install"
         for name in part.packages
     }
     lines = requirements_for((source / LOCKS["cuda"]).read_text(), plan.base.python, plan.architecture)
-    chosen = [line for line in lines if line.partition("==")[0] in wanted]
+    chosen = [line for line in lines if line.partition("==")[0] in names]
     if chosen:
         say("fetching CUDA's redistributables")
         key = hashlib.sha256("\n".join([str(VERSION), *chosen]).encode()).hexdigest()[:16]
@@ -244,13 +244,13 @@ def unpack_redistributable(wheel: Path, target: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             licence = LICENCE.fullmatch(member.filename)
-            found = NVIDIA_FILE.fullmatch(member.filename)
-            if member.is_dir() or not (found or licence) or member.filename.endswith("__init__.py"):
+            match = NVIDIA_FILE.fullmatch(member.filename)
+            if member.is_dir() or not (match or licence) or member.filename.endswith("__init__.py"):
                 continue
             if licence:
                 name = f"licences/{licence[1]}-{licence[2].rpartition('/')[2]}"
             else:
-                name = re.sub("^lib/", "lib64/", found[1])  # type: ignore[index]  # one of both was found
+                name = re.sub("^lib/", "lib64/", match[1])  # type: ignore[index]  # one of both was found
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as content, path.open("wb") as file:
@@ -271,10 +271,10 @@ def _add_repository(part: ContainerPart, component: Component, plan: ContainerPl
         "cuda_arch": ARCHITECTURES[plan.architecture].cuda,
     }
     key = _fetch(repository.key_url.format(**names))
-    found = key_fingerprints(key)
-    if repository.key_fingerprint not in found:
+    fingerprints = key_fingerprints(key)
+    if repository.key_fingerprint not in fingerprints:
         raise UnavailableError(
-            f"the key of {part.name}'s repository has the fingerprint {', '.join(found) or 'of no key'}",
+            f"the key of {part.name}'s repository has the fingerprint {', '.join(fingerprints) or 'of no key'}",
             hint=f"wanted {repository.key_fingerprint}; does NVIDIA's documentation tell of a new key?",
         )
     (folder / "keyrings").mkdir()
@@ -307,9 +307,9 @@ def _unpack_archive(part: ContainerPart, target: Path, cache: Path) -> None:
     kept = cache / "archives" / sha256
     if not kept.exists():
         content = _fetch(url)
-        if (found := hashlib.sha256(content).hexdigest()) != sha256:
+        if (digest := hashlib.sha256(content).hexdigest()) != sha256:
             raise UnavailableError(
-                f"{url} has the checksum {found}, wanted {sha256}",
+                f"{url} has the checksum {digest}, wanted {sha256}",
                 hint=f"was its version changed without its checksum? see components.yaml, {part.name}",
             )
         kept.parent.mkdir(parents=True, exist_ok=True)

@@ -43,12 +43,12 @@ class DockerLike(Engine):
         done = try_command(self.name, "image", "inspect", reference)
         if done.returncode:
             return None
-        found = parse_json(done.stdout)[0]
-        config = found.get("Config") or {}
+        document = parse_json(done.stdout)[0]
+        config = document.get("Config") or {}
         layers = [Layer(instruction(by), size) for by, size in self.history(reference) if size]
         return ImageInfo(
-            id=full_id(found["Id"]),
-            size=int(found["Size"]),
+            id=full_id(document["Id"]),
+            size=int(document["Size"]),
             layers=tuple(reversed(layers)),
             user=config.get("User") or "root",
             entrypoint=tuple(config.get("Entrypoint") or ()),
@@ -135,9 +135,9 @@ class Docker(DockerLike):
                     f"docker without BuildKit builds for {native_platform()} only",
                     hint="install docker-buildx",
                 )
-        cache = [f"--cache-from={one}" for one in request.cache_from]
+        cache = [f"--cache-from={place}" for place in request.cache_from]
         if self.buildx:
-            cache += [f"--cache-to={one}" for one in request.cache_to]
+            cache += [f"--cache-to={place}" for place in request.cache_to]
             tool = [
                 "docker",
                 "buildx",

@@ -218,8 +218,8 @@ def buildah_command(tool: str, request: BuildRequest) -> list[str]:
         tool: buildah or podman.
         request: What is built.
     """
-    cache = [f"--cache-from={one}" for one in request.cache_from] + [
-        f"--cache-to={one}" for one in request.cache_to
+    cache = [f"--cache-from={place}" for place in request.cache_from] + [
+        f"--cache-to={place}" for place in request.cache_to
     ]
     return [
         tool,

@@ -9,7 +9,7 @@ from gpukiln.typed import unknown
 ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (Docker, Podman, Buildah)}
 
 
-def find_engine(wanted: str = "") -> Engine:
+def find_engine(name: str = "") -> Engine:
     """The engine to build with: Docker, then Podman, then Buildah.
 
     Args:
@@ -19,16 +19,16 @@ def find_engine(wanted: str = "") -> Engine:
         UsageError: There is no engine of that name.
         UnavailableError: None works; the details say why not.
     """
-    if wanted and wanted not in ENGINES:
-        raise unknown("engine", wanted, ENGINES)
+    if name and name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
     reasons = []
-    for kind in [ENGINES[wanted]] if wanted else ENGINES.values():
-        found = kind.find()
-        if isinstance(found, Engine):
-            return found
-        reasons.append(found)
+    for kind in [ENGINES[name]] if name else ENGINES.values():
+        engine = kind.find()
+        if isinstance(engine, Engine):
+            return engine
+        reasons.append(engine)
     raise UnavailableError(
-        "no container engine works here" if not wanted else f"{wanted} does not work here",
+        "no container engine works here" if not name else f"{name} does not work here",
         hint="apt-get install buildah needs no daemon; or start Docker",
         details=tuple(reasons),
     )

@@ -189,19 +189,20 @@ def make_container_plan(
             f"this machine's Debian mirror has no package {', '.join(absent)}",
             hint=f"is its name right in docker/{name}/{PACKAGE_LIST}? --refresh fetches newer package lists",
         )
-    missing = [one for one in image.components if one not in components]
+    missing = [name for name in image.components if name not in components]
     if missing:
         raise unknown("component", missing[0], components)
-    chosen = {one: components[one] for one in image.components}
+    chosen = {name: components[name] for name in image.components}
     parts = tuple(
-        _decide(one, component, start, architecture, candidates, probes) for one, component in chosen.items()
+        _decide(name, component, start, architecture, candidates, probes)
+        for name, component in chosen.items()
     )
     inputs = _inputs(root, name, image, base or image.default_base, platform, parts, packages, candidates)
     inputs |= {
-        f"recipe {one}": canonical(
-            {k: v for k, v in as_plain({one: chosen[one]})[one].items() if k not in TEXT_FIELDS}
+        f"recipe {name}": canonical(
+            {k: v for k, v in as_plain({name: chosen[name]})[name].items() if k not in TEXT_FIELDS}
         )
-        for one in chosen
+        for name in chosen
     }
     return ContainerPlan(
         image=name,
@@ -221,18 +222,18 @@ def make_container_plan(
 
 
 def _check_overrides(
-    name: str, image: ContainerImage, pinned: Mapping[str, Component], wanted: Mapping[str, Component]
+    name: str, image: ContainerImage, pinned: Mapping[str, Component], overridden: Mapping[str, Component]
 ) -> None:
     """Refuse what would be written into the plan and change nothing in the image."""
-    for one, component in wanted.items():
-        if component == pinned[one]:
+    for part_name, component in overridden.items():
+        if component == pinned[part_name]:
             continue
-        if one not in image.components:
-            raise unknown(f"component of {name}", one, image.components)
-        if component.version != pinned[one].version:
+        if part_name not in image.components:
+            raise unknown(f"component of {name}", part_name, image.components)
+        if component.version != pinned[part_name].version:
             raise UsageError(
-                f"--set {one}.version={component.version}: components.yaml pins the packages and checksums"
-                f" that a container gets {one} by, for {pinned[one].version}",
+                f"--set {part_name}.version={component.version}: components.yaml pins the packages and checksums"
+                f" that a container gets {part_name} by, for {pinned[part_name].version}",
                 hint="change version and `container` in components.yaml, then `scripts/lock`",
             )
 
@@ -304,14 +305,18 @@ def _from_distribution(
     package = (component.packages or {}).get(base.distribution)
     if package is None:
         raise IncompatibleError(f"components.yaml names no package of {name} for {base.distribution}")
-    found = candidates.get(package)
-    version = upstream_version(found).partition("+really")[2] or upstream_version(found) if found else None
+    candidate = candidates.get(package)
+    version = (
+        upstream_version(candidate).partition("+really")[2] or upstream_version(candidate)
+        if candidate
+        else None
+    )
     return ContainerPart(
         name,
         "install",
         version=version,
         kind="distribution",
-        packages={package: found or ""},
+        packages={package: candidate or ""},
         source=f"{base.distribution} {base.release}: {package}",
         reason=component.reason,
     )
@@ -340,7 +345,7 @@ def _inputs(
     inputs["size budget"] = f"{base.size_budget_gib} GiB"
     if base.image is None and base.codename:
         inputs["mirror"] = canonical([mirror_sources(base.codename), mirror_options()])
-        inputs["base packages"] = canonical({one: candidates.get(one) for one in BASE_PACKAGES})
+        inputs["base packages"] = canonical({package: candidates.get(package) for package in BASE_PACKAGES})
     inputs |= {f"component {part.name}": f"{part.status} {part.version or 'any version'}" for part in parts}
     inputs |= {f"package {package}": candidates.get(package, "as the base has it") for package in packages}
     files = [f"docker/{name}/Dockerfile", *(f"docker/{name}/{lock}" for lock in LOCKS.values())]

@@ -92,7 +92,7 @@ def push(
         skopeo = Skopeo(repository.name, authfile=authfile, plain_http=repository.plain_http, log=log)
         source, config = skopeo.local(built.reference, built.engine)
         tags = tags_of(built, config)
-        there = {} if repository.missing else _look_up(skopeo, tags, config)
+        there = {} if repository.missing else _existing_tags(skopeo, tags, config)
         missing = [tag for tag in tags if tag not in there]
         if dry_run and missing:
             say(f"would push {built.reference} to {repository.name}: {', '.join(missing)}")
@@ -101,22 +101,22 @@ def push(
         if not missing:
             say(f"nothing to push: {repository.name} has {', '.join(tags)} as {digest}")
         for tag in missing:
-            found = skopeo.copy(digest or source, tag)
-            if found.config != config or found.digest != (digest or found.digest):
+            pushed = skopeo.copy(digest or source, tag)
+            if pushed.config != config or pushed.digest != (digest or pushed.digest):
                 raise UnavailableError(
-                    f"{repository.name}:{tag} is not what was pushed; it is {found.digest}"
+                    f"{repository.name}:{tag} is not what was pushed; it is {pushed.digest}"
                 )
-            digest = found.digest
+            digest = pushed.digest
             say(f"pushed {repository.name}:{tag}")
     return PushedImage(repository.name, tags, digest, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _look_up(skopeo: Skopeo, tags: tuple[str, ...], config: str) -> dict[str, Manifest]:
+def _existing_tags(skopeo: Skopeo, tags: tuple[str, ...], config: str) -> dict[str, Manifest]:
     """The tags that are there, all with the one image; a tag never moves."""
-    there = {tag: found for tag in tags if (found := skopeo.remote(tag))}
-    others = [f"{tag}: {found.digest}" for tag, found in there.items() if found.config != config]
-    if not others and len({found.digest for found in there.values()}) > 1:
-        others = [f"{tag}: {found.digest}" for tag, found in there.items()]
+    there = {tag: manifest for tag in tags if (manifest := skopeo.remote(tag))}
+    others = [f"{tag}: {manifest.digest}" for tag, manifest in there.items() if manifest.config != config]
+    if not others and len({manifest.digest for manifest in there.values()}) > 1:
+        others = [f"{tag}: {manifest.digest}" for tag, manifest in there.items()]
     if others:
         raise RefusedError(
             f"{skopeo.repository} has another image under {len(others)} of the tags; tags never move",

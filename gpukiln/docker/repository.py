@@ -121,8 +121,8 @@ def parse(text: str) -> Address:
     if not PATH.fullmatch(path):
         hint = "a name such as gpukiln/runner-gpu, or host:port/name; the tags are made from the build"
         raise UsageError(f"--repository {text!r} is no repository", hint=hint)
-    if found := ECR_HOST.fullmatch(host):
-        return Address(host, path, account=found["account"], region=found["region"])
+    if match := ECR_HOST.fullmatch(host):
+        return Address(host, path, account=match["account"], region=match["region"])
     return Address(host, path)
 
 
@@ -151,7 +151,9 @@ def find(
     ecr = cloud.client("ecr")
     with explain_aws_errors(f"use the repository {address.path}"):
         try:
-            found = ecr.describe_repositories(repositoryNames=[address.path], **of_account)["repositories"][0]
+            repository = ecr.describe_repositories(repositoryNames=[address.path], **of_account)[
+                "repositories"
+            ][0]
         except ecr.exceptions.RepositoryNotFoundException:
             if not create:
                 raise UnavailableError(
@@ -160,20 +162,20 @@ def find(
             if dry_run:
                 say(f"would create {address.path}: immutable tags, scan on push")
                 return Repository(f"{address.host or 'ECR'}/{address.path}", missing=True)
-            found = ecr.create_repository(
+            repository = ecr.create_repository(
                 repositoryName=address.path,
                 imageTagMutability="IMMUTABLE",
                 imageScanningConfiguration={"scanOnPush": True},
                 **of_account,
             )["repository"]
-            say(f"created {found['repositoryUri']}: immutable tags, scan on push")
+            say(f"created {repository['repositoryUri']}: immutable tags, scan on push")
         if create and not dry_run:  # also after a run that ended between the two calls
             _ensure_lifecycle(ecr, address.path, of_account, say)
-        if not str(found["imageTagMutability"]).startswith("IMMUTABLE"):
+        if not str(repository["imageTagMutability"]).startswith("IMMUTABLE"):
             say(f"warning: the tags of {address.path} are mutable: others can move them")
         whose = {"registryIds": [address.account]} if address.account else {}
         answer = ecr.get_authorization_token(**whose)
-    return Repository(found["repositoryUri"], answer["authorizationData"][0]["authorizationToken"])
+    return Repository(repository["repositoryUri"], answer["authorizationData"][0]["authorizationToken"])
 
 
 def _ensure_lifecycle(ecr: Any, path: str, of_account: dict[str, str], say: Callable[[str], None]) -> None:

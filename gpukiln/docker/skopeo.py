@@ -116,9 +116,9 @@ class Skopeo:
         done = self._run("copy", *options, source, f"docker://{self.repository}:{tag}")
         if done.returncode:
             raise self._error(f"can't push {self.repository}:{tag}", done)
-        if (found := self.remote(tag)) is None:
+        if (manifest := self.remote(tag)) is None:
             raise UnavailableError(f"{self.repository}:{tag} was pushed, and the registry does not have it")
-        return found
+        return manifest
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         done = programs.run(["skopeo", *arguments], limit_s=programs.LONG_S)

@@ -149,9 +149,11 @@ def read_snapshot(
     number = os.open(disk, os.O_RDWR)
     try:
         stop = threading.Event()
-        kept = set(_each(list(journal.done.items()), lambda one: _kept(number, *one), stop)) - {-1}
-        wanted = sorted(set(tokens.known) - kept)
-        begin(len(wanted) * BLOCK)
+        kept = set(
+            _run_parallel(list(journal.done.items()), lambda entry: _matching_block(number, *entry), stop)
+        ) - {-1}
+        missing = sorted(set(tokens.known) - kept)
+        begin(len(missing) * BLOCK)
 
         def one(index: int) -> int:
             data = call_with_retries(
@@ -163,13 +165,13 @@ def read_snapshot(
             moved(BLOCK)
             return index
 
-        for _ in _each(wanted, one, stop):
+        for _ in _run_parallel(missing, one, stop):
             pass
         os.fsync(number)
     finally:
         journal.close()
         os.close(number)
-    return BlockCounts(len(wanted), len(kept))
+    return BlockCounts(len(missing), len(kept))
 
 
 class _Tokens:
@@ -188,7 +190,7 @@ class _Tokens:
                 raise UnavailableError(
                     f"{snapshot_id} has blocks of {page['BlockSize']} bytes, wanted {BLOCK}"
                 )
-            self.known |= {one["BlockIndex"]: one["BlockToken"] for one in page.get("Blocks", ())}
+            self.known |= {block["BlockIndex"]: block["BlockToken"] for block in page.get("Blocks", ())}
             if not (token := page.get("NextToken") or ""):
                 break
 
@@ -205,7 +207,7 @@ class _Tokens:
             if error.response.get("Reason") != TOKEN_REFUSED:
                 raise
         page = self._list(StartingBlockIndex=index, MaxResults=TOKENS_RENEWED)
-        self.known |= {one["BlockIndex"]: one["BlockToken"] for one in page["Blocks"]}
+        self.known |= {block["BlockIndex"]: block["BlockToken"] for block in page["Blocks"]}
         return self._get(index)
 
     def _get(self, index: int) -> bytes:
@@ -246,7 +248,7 @@ def write_snapshot(
         UnavailableError: EBS takes it not. A snapshot that no second run can go on with is deleted.
     """
     ebs, ec2 = cloud_clients
-    snapshot_id, state = _begun(ebs, ec2, size_gib, tags, description, token)
+    snapshot_id, state = _start_snapshot(ebs, ec2, size_gib, tags, description, token)
     if state == "completed":  # by a run that ended before it made an image of it
         return snapshot_id, BlockCounts(0, 0)
     journal = Journal(journal_file, {"snapshot": snapshot_id})
@@ -255,19 +257,19 @@ def write_snapshot(
     number, stop = os.open(disk, os.O_RDONLY), threading.Event()
     try:
         done = dict(journal.done)
-        wanted = [index for index in blocks(number, BLOCK) if index not in done]
-        begin(len(wanted) * BLOCK)
+        missing = [index for index in blocks(number, BLOCK) if index not in done]
+        begin(len(missing) * BLOCK)
 
         def one(index: int) -> int:
             data = os.pread(number, BLOCK, index * BLOCK).ljust(BLOCK, b"\0")
             if data != ZEROS:
-                put = partial(_put, ebs, snapshot_id, index, data)
+                put = partial(_put_block, ebs, snapshot_id, index, data)
                 call_with_retries(f"write block {index} of {snapshot_id}", put, stop)
                 journal.add(index, hashlib.sha256(data).hexdigest())
             moved(BLOCK)
             return index
 
-        for _ in _each(wanted, one, stop):
+        for _ in _run_parallel(missing, one, stop):
             pass
         linear = b"".join(bytes.fromhex(journal.done[index]) for index in sorted(journal.done))
         call_with_retries(
@@ -280,7 +282,7 @@ def write_snapshot(
                 ChecksumAggregationMethod="LINEAR",
             ),
         )
-        _wait(ec2, snapshot_id)
+        _wait_completed(ec2, snapshot_id)
     except UnavailableError as error:
         if isinstance(error, FinalRefusalError):
             drop_snapshot(ec2, snapshot_id, error)
@@ -294,7 +296,7 @@ def write_snapshot(
     return snapshot_id, BlockCounts(len(journal.done) - len(done), len(done))
 
 
-def _begun(
+def _start_snapshot(
     ebs: Any, ec2: Any, size_gib: int, tags: dict[str, str], description: str, token: str
 ) -> tuple[str, str]:
     """The snapshot that an earlier run began, as long as it is there, or a new one; and its state."""
@@ -315,7 +317,7 @@ def _begun(
     )
 
 
-def _put(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
+def _put_block(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
     answer = ebs.put_snapshot_block(
         SnapshotId=snapshot_id,
         BlockIndex=index,
@@ -331,11 +333,11 @@ def _put(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
 def _state(ec2: Any, snapshot_id: str) -> str:
     with explain_aws_errors(f"look at {snapshot_id}"):
         named = [{"Name": "snapshot-id", "Values": [snapshot_id]}]
-        found = ec2.describe_snapshots(Filters=named)["Snapshots"]
-    return str(found[0]["State"]) if found else ""
+        snapshots = ec2.describe_snapshots(Filters=named)["Snapshots"]
+    return str(snapshots[0]["State"]) if snapshots else ""
 
 
-def _wait(ec2: Any, snapshot_id: str) -> None:
+def _wait_completed(ec2: Any, snapshot_id: str) -> None:
     def completed() -> bool | None:
         state = _state(ec2, snapshot_id)
         if state == "error":
@@ -382,14 +384,14 @@ def call_with_retries(action: str, call: Callable[[], T], stop: threading.Event 
             with explain_aws_errors(action):
                 return call()
         except UnavailableError as error:
-            _require_another(error)
+            _raise_unless_retryable(error)
             if attempt == ATTEMPTS - 1 or stop.is_set():
                 raise
         stop.wait(min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1))  # noqa: S311 - a pause
     raise AssertionError("unreachable")
 
 
-def _require_another(error: UnavailableError) -> None:
+def _raise_unless_retryable(error: UnavailableError) -> None:
     """Raise what no other try can change."""
     from botocore import exceptions  # noqa: PLC0415 - slow to import
     from botocore.parsers import ResponseParserError  # noqa: PLC0415 - slow to import
@@ -414,7 +416,7 @@ def _hint(error: Any) -> str:
     return ""
 
 
-def _kept(number: int, index: int, digest: str) -> int:
+def _matching_block(number: int, index: int, digest: str) -> int:
     """The block where the disk has what the journal says, else -1."""
     data = os.pread(number, BLOCK, index * BLOCK)
     return index if hashlib.sha256(data).hexdigest() == digest else -1
@@ -427,7 +429,7 @@ def _write(number: int, data: bytes, index: int) -> None:
         left, at = left[count:], at + count
 
 
-def _each(items: Iterable[T], work: Callable[[T], int], stop: threading.Event) -> Iterator[int]:
+def _run_parallel(items: Iterable[T], work: Callable[[T], int], stop: threading.Event) -> Iterator[int]:
     """Do the work on everything, WORKERS at once; the first failure, or Ctrl-C, ends it after what runs."""
     with ThreadPoolExecutor(WORKERS) as pool:
         running: set[Future[int]] = set()
@@ -436,11 +438,11 @@ def _each(items: Iterable[T], work: Callable[[T], int], stop: threading.Event) -
                 running.add(pool.submit(work, item))
                 if len(running) >= 2 * WORKERS:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (one.result() for one in done)
-            for one in running:
-                yield one.result()
+                    yield from (future.result() for future in done)
+            for future in running:
+                yield future.result()
         except BaseException:
             stop.set()
-            for one in running:
-                one.cancel()
+            for future in running:
+                future.cancel()
             raise

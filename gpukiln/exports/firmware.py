@@ -54,11 +54,11 @@ def find_boot_support(disk: Path) -> BootSupport:
             return BootSupport("", firmware, (), ())
         newest = max(kernels, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
         drivers = _drivers(newest)
-    found = {
-        kind: tuple(name for name, driver in wanted.items() if driver in drivers)
-        for kind, wanted in DRIVERS.items()
+    supported = {
+        kind: tuple(name for name, driver in modules.items() if driver in drivers)
+        for kind, modules in DRIVERS.items()
     }
-    return BootSupport(newest.name, firmware, found["disks"], found["networks"])
+    return BootSupport(newest.name, firmware, supported["disks"], supported["networks"])
 
 
 def _drivers(modules: Path) -> set[str]:

@@ -45,13 +45,13 @@ def format_of(to: str, output: Path) -> str:
     Raises:
         UsageError: There is no such form, or the name says another one than the ending.
     """
-    table = [f"{name}: {', '.join(one.endings)} ({one.title})" for name, one in FORMATS.items()]
+    table = [f"{name}: {', '.join(form.endings)} ({form.title})" for name, form in FORMATS.items()]
     if to and to not in FORMATS:
         raise UsageError(
             f"--to {to}: there is no such form", details=tuple(table), hint=f"--to {'|'.join(FORMATS)}"
         )
-    lengths = {ending: name for name, one in FORMATS.items() for ending in one.endings}
-    ending = max((one for one in lengths if output.name.endswith(one)), key=len, default="")
+    lengths = {ending: name for name, form in FORMATS.items() for ending in form.endings}
+    ending = max((known for known in lengths if output.name.endswith(known)), key=len, default="")
     if not to and not ending:
         raise UsageError(
             f"{output.name} has no ending that says its form",
@@ -59,10 +59,10 @@ def format_of(to: str, output: Path) -> str:
             hint=f"--to {'|'.join(FORMATS)}",
         )
     if to and ending and lengths[ending] != to:
-        wanted = next(iter(FORMATS[to].endings), "")
+        right_ending = next(iter(FORMATS[to].endings), "")
         raise UsageError(
             f"--to {to}, and {output.name} has the ending of {lengths[ending]}",
-            hint=f"call it {output.name.removesuffix(ending)}{wanted}, or leave out --to",
+            hint=f"call it {output.name.removesuffix(ending)}{right_ending}, or leave out --to",
         )
     return to or lengths[ending]
 
@@ -89,16 +89,18 @@ def _qemu_img(form: str, *options: str) -> Callable[[Path, Path, Progress], str]
 
 def _netboot(disk: Path, part: Path, progress: Progress, url: str) -> str:
     name = part.name.removeprefix(".").removesuffix(".part")  # what the folder is going to be called
-    made = write_netboot(disk, part, url=url or None, name=name, say=progress.say)
-    progress.show(Text(f"     a machine needs {made.memory_mib} MiB of memory at least: the root lies in it"))
-    _show_lacks(made.missing_drivers, progress)
+    netboot = write_netboot(disk, part, url=url or None, name=name, say=progress.say)
+    progress.show(
+        Text(f"     a machine needs {netboot.memory_mib} MiB of memory at least: the root lies in it")
+    )
+    _show_lacks(netboot.missing_drivers, progress)
     return ""
 
 
 def _installer(disk: Path, part: Path, progress: Progress, url: str) -> str:
-    made = write_installer(disk, part, url=url or None, say=progress.say)
-    _show_lacks(made.missing_drivers, progress)
-    return made.sha256
+    installer = write_installer(disk, part, url=url or None, say=progress.say)
+    _show_lacks(installer.missing_drivers, progress)
+    return installer.sha256
 
 
 def _show_lacks(drivers: tuple[str, ...], progress: Progress) -> None:

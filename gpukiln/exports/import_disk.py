@@ -159,14 +159,14 @@ def read_disk_file(file: Path, says: ImportOptions, progress: Progress) -> DiskF
         **({TRUST_TAG: TRUSTED} if says.trust else {}),
         "Name": file.name[:128],
     }
-    found = DiskFile(file, form, digest, size, tags)
+    disk = DiskFile(file, form, digest, size, tags)
     subject = subject_from_tags(file.name, tags)
     refuse(machine_findings(subject, subject.instance_types))
-    return found
+    return disk
 
 
 def _tags(file: Path, says: ImportOptions) -> dict[str, str]:
-    known = _beside(file)
+    known = _tags_of_sidecar(file)
     given = {
         RECIPE_TAG: says.image,
         TYPES_TAG: " ".join(says.instance_types),
@@ -191,7 +191,7 @@ def _tags(file: Path, says: ImportOptions) -> dict[str, str]:
     return tags
 
 
-def _beside(file: Path) -> dict[str, str]:
+def _tags_of_sidecar(file: Path) -> dict[str, str]:
     """The tags in FILE.json, which `ami.export` wrote of this very file."""
     about = sidecar_path(file, ABOUT)
     if not about.exists():
@@ -223,10 +223,10 @@ def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> ImportResu
     with locked(work.with_suffix(".lock"), busy=busy):
         for file in (raw, journal):
             remove_partial_of(file)
-        if made := _made(cloud, disk):
+        if imported := _find_image(cloud, disk):
             remove(raw)  # of a run that was killed when it had registered the image
             remove(journal)
-            return made
+            return imported
         if disk.form == "qcow2" and not raw.exists():
             with progress.step("unpack the disk"), whole_or_not(raw) as partial:
                 require_room(home, disk.file.stat().st_size)
@@ -239,13 +239,13 @@ def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> ImportResu
             raise
         _require_architecture(disk, looked)
         with progress.step("write the snapshot"):
-            snapshot_id, moved = _written(cloud, disk, source, journal, progress)
+            snapshot_id, moved = _write_snapshot(cloud, disk, source, journal, progress)
         with progress.step("register the image"):
-            made = _registered(cloud, disk, looked, snapshot_id)
+            imported = _register(cloud, disk, looked, snapshot_id)
         remove(raw)
         remove(journal)
     return replace(
-        made,
+        imported,
         found=False,
         blocks_written=moved.moved,
         blocks_kept=moved.kept,
@@ -262,7 +262,7 @@ def _require_architecture(disk: DiskFile, looked: identify.Disk) -> None:
         )
 
 
-def _written(
+def _write_snapshot(
     cloud: Cloud, disk: DiskFile, source: Path, journal: Path, progress: Progress
 ) -> tuple[str, ebs.BlockCounts]:
     meters: list[Meter] = []
@@ -284,7 +284,7 @@ def _written(
         raise
 
 
-def _made(cloud: Cloud, disk: DiskFile) -> ImportResult | None:
+def _find_image(cloud: Cloud, disk: DiskFile) -> ImportResult | None:
     """The image that was made of this disk before."""
     with explain_aws_errors("look for an image of this disk"):
         there = images(cloud.client("ec2"), {"name": [disk.name]}, Owners=["self"])
@@ -303,10 +303,10 @@ def _made(cloud: Cloud, disk: DiskFile) -> ImportResult | None:
             f"aws ec2 deregister-image --image-id {image_id}; "
             + "; ".join(f"aws ec2 delete-snapshot --snapshot-id {name}" for name in snapshots_of(there[0])),
         )
-    return _imported(cloud, disk, there[0])
+    return _import_result(cloud, disk, there[0])
 
 
-def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id: str) -> ImportResult:
+def _register(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id: str) -> ImportResult:
     """Register the image; where that is refused, the snapshot goes."""
     ec2 = cloud.client("ec2")
     tags = {**disk.tags, OWNER_TAG: owner()}
@@ -330,20 +330,20 @@ def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id
                 TagSpecifications=tag_specifications(tags, "image"),
             )
     except UnavailableError as error:
-        made = _made(cloud, disk)  # an answer may be lost after the work was done
-        if made is not None:
-            return made
+        imported = _find_image(cloud, disk)  # an answer may be lost after the work was done
+        if imported is not None:
+            return imported
         ebs.drop_snapshot(ec2, snapshot_id, error)
         raise
-    made = _made(cloud, disk)
-    if made is None:
+    imported = _find_image(cloud, disk)
+    if imported is None:
         raise UnavailableError(
             f"the image {disk.name} was registered and can't be found", hint="run it again"
         )
-    return made
+    return imported
 
 
-def _imported(cloud: Cloud, disk: DiskFile, image: Mapping[str, Any]) -> ImportResult:
+def _import_result(cloud: Cloud, disk: DiskFile, image: Mapping[str, Any]) -> ImportResult:
     root = image["BlockDeviceMappings"][0]["Ebs"]
     return ImportResult(
         image_id=image["ImageId"],

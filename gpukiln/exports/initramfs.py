@@ -66,7 +66,7 @@ class Kernel:
     missing_drivers: tuple[str, ...]
 
 
-def release_of(root: Path, wanted: str) -> str:
+def release_of(root: Path, purpose: str) -> str:
     """The code name of the Debian that a root file system is.
 
     Args:
@@ -77,14 +77,14 @@ def release_of(root: Path, wanted: str) -> str:
     """
     file = resolve(root, "/etc/os-release")
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    found: list[tuple[str, str]] = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
-    fields = {key: value.strip('"') for key, value in found}
+    assignments: list[tuple[str, str]] = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
+    fields = {key: value.strip('"') for key, value in assignments}
     system, release = fields.get("ID", ""), fields.get("VERSION_CODENAME", "")
     if system == "debian" and release in RELEASES:
         return release
     name = fields.get("PRETTY_NAME") or "no system with an os-release"
     raise IncompatibleError(
-        f"{wanted} is made of Debian's live-boot and initramfs-tools, and the disk has {name}"
+        f"{purpose} is made of Debian's live-boot and initramfs-tools, and the disk has {name}"
         + (f": {UNSUPPORTED_BASES[system]}" if system in UNSUPPORTED_BASES else ""),
         hint="export it as qcow2 or raw, or bake the image on the base debian-12",
     )
@@ -127,19 +127,19 @@ def read_kernel(root: Path) -> Kernel:
 
 def resolve(root: Path, path: str) -> Path:
     """Follow the links of a path as one sees it whose root this is: never out of it."""
-    rest, found = list(PurePosixPath(path.lstrip("/")).parts), root
+    rest, reached = list(PurePosixPath(path.lstrip("/")).parts), root
     for _ in range(MAX_LINKS * MAX_LINKS):
         if not rest:
-            return found
+            return reached
         part = rest.pop(0)
         if part == "..":
-            found = found.parent if found != root else root
-        elif (found / part).is_symlink():
-            target = PurePosixPath((found / part).readlink())
-            found = root if target.is_absolute() else found
-            rest = [one for one in target.parts if one != "/"] + rest
+            reached = reached.parent if reached != root else root
+        elif (reached / part).is_symlink():
+            target = PurePosixPath((reached / part).readlink())
+            reached = root if target.is_absolute() else reached
+            rest = [name for name in target.parts if name != "/"] + rest
         else:
-            found /= part
+            reached /= part
     raise IncompatibleError(f"{path} of the disk is a link that leads nowhere", hint="bake the image again")
 
 
@@ -178,7 +178,7 @@ def build_initramfs(
                 cache=home / "apt",
                 sources=debian_sources(release),
             )
-            _run(Path(folder), root, kernel.version, home / "initramfs.log")
+            _run_build(Path(folder), root, kernel.version, home / "initramfs.log")
             shutil.copyfile(upper / "gpukiln-initrd.img", target)
 
 
@@ -196,7 +196,7 @@ def _write(upper: Path, files: Mapping[str, str]) -> None:
         file.chmod(0o755 if text.startswith("#!") else 0o644)
 
 
-def _run(folder: Path, root: Path, version: str, log: Path) -> None:
+def _run_build(folder: Path, root: Path, version: str, log: Path) -> None:
     command = [
         *("setpriv", "--pdeathsig", "KILL", *NAMESPACES),
         *("sh", "-c", BUILD, "sh", str(folder), str(root), version),

@@ -162,7 +162,7 @@ def write_installer(
 
 def read_content(disk: Path) -> Content:
     """Find what of a raw disk is not zero; holes are not read."""
-    digest, found = hashlib.sha256(), list[tuple[int, int]]()
+    digest, extents = hashlib.sha256(), list[tuple[int, int]]()
     with disk.open("rb") as file:
         for index in sparse.blocks(file.fileno(), BLOCK):
             offset = index * BLOCK
@@ -171,11 +171,11 @@ def read_content(disk: Path) -> Content:
             if block.count(0) == len(block):
                 continue
             digest.update(block)
-            if found and sum(found[-1]) == offset:
-                found[-1] = (found[-1][0], found[-1][1] + len(block))
+            if extents and sum(extents[-1]) == offset:
+                extents[-1] = (extents[-1][0], extents[-1][1] + len(block))
             else:
-                found.append((offset, len(block)))
-    return Content(tuple(found), digest.hexdigest())
+                extents.append((offset, len(block)))
+    return Content(tuple(extents), digest.hexdigest())
 
 
 def label_of(content: Content) -> str:

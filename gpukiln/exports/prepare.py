@@ -94,10 +94,10 @@ def _require_smaller(disk: Path, size_gib: int) -> None:
         )
 
 
-def _require_cloud_init(root: Path, disk: Path, wish: str) -> None:
+def _require_cloud_init(root: Path, disk: Path, option: str) -> None:
     if not (root / "etc/cloud").is_dir():
         raise IncompatibleError(
-            f"{disk} has no cloud-init, which {wish} is for",
+            f"{disk} has no cloud-init, which {option} is for",
             hint="export it as it is, without --datasource and --ssh-key",
         )
     for name in (CONFIG, EC2_CONFIG, FORCED, RECORD):

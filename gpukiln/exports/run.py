@@ -130,7 +130,7 @@ def plan(options: ExportOptions, cloud: Cloud, image_id: str, build: Build | Non
         UsageError: The image, the form, the folder or the size is none.
         RefusedError: The image was not proven, or the file is there.
     """
-    source, to, _ = _checked(options, cloud, image_id, build)
+    source, to, _ = _check_request(options, cloud, image_id, build)
     why = _why_unverified(source, build)
     return ExportPlan(
         image_id=image_id,
@@ -155,8 +155,8 @@ def export(
     Raises:
         GpukilnError: See `plan`; or there is no room, a tool failed, or EBS does not give the blocks.
     """
-    source, to, work = _checked(options, cloud, image_id, build)
-    with _alone(options.output), _room_told(options.output.parent):
+    source, to, work = _check_request(options, cloud, image_id, build)
+    with _output_lock(options.output), _report_disk_full(options.output.parent):
         remove(work.part)
         for path in (
             work.part,
@@ -172,40 +172,44 @@ def export(
                 disk = work.disk
             if options.datasource or options.ssh_keys or options.size_gib:
                 with progress.step("prepare the disk"):
-                    disk = _prepared(options, disk, work, progress)
-            virtual, (boots, why) = disk.stat().st_size, _boots_on(disk)
+                    disk = _prepare_disk(options, disk, work, progress)
+            virtual, (boots, why) = disk.stat().st_size, _boot_support(disk)
             with progress.step(f"write {to}"):
-                digest, made = _made(options, to, disk, work, progress)
+                digest, written = _write_output(options, to, disk, work, progress)
             with progress.step("checksum"), ThreadPoolExecutor(1) as pool:
-                synced = pool.submit(_sync_files, made)  # the disk is slow, and hashing does not wait for it
-                digests = _digests(options.output, made, digest, FORMATS[to].users, progress)
+                synced = pool.submit(
+                    _sync_files, written
+                )  # the disk is slow, and hashing does not wait for it
+                digests = _digests(options.output, written, digest, FORMATS[to].users, progress)
                 synced.result()
         except BaseException as error:
             remove(work.part)
             if source.disk is not None or not work.journal.exists():
                 work.remove()
             else:
-                told = f"what was read stays in {work.disk}: the next run reads only the rest"
+                note = f"what was read stays in {work.disk}: the next run reads only the rest"
                 if isinstance(error, GpukilnError):
-                    error.add_note(told)
+                    error.add_note(note)
                 else:  # of Ctrl-C no notes are shown
-                    progress.show(Text(told))
+                    progress.show(Text(note))
             raise
         known = sidecars.find_sidecars(source, build)
-        about = _about(source, options, to, made, virtual, digests, build)
+        about = _about_document(source, options, to, written, virtual, digests, build)
         if options.force:
             sidecars.remove_disk(options.output)
         files = sidecars.write(options.output, digests, about, known)
-        work.remove(but=made)
-        made.replace(options.output)  # last: what is there is not written again, so nothing else may be left
+        work.remove(but=written)
+        written.replace(
+            options.output
+        )  # last: what is there is not written again, so nothing else may be left
         _sync(options.output.parent)
     return ExportResult(
         image_id=image_id,
         output=options.output,
         to=to,
-        bytes=sum(one.stat().st_size for one in sidecars.files_below(options.output)),
+        bytes=sum(file.stat().st_size for file in sidecars.files_below(options.output)),
         virtual_bytes=virtual,
-        sha256=_one_digest(digests),
+        sha256=_overall_digest(digests),
         verified=not _why_unverified(source, build),
         files=tuple(files),
         missing=known.missing,
@@ -217,12 +221,12 @@ def export(
     )
 
 
-def _checked(
+def _check_request(
     options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None
 ) -> tuple[Source, str, _WorkFiles]:
     to, output = format_of(options.to, options.output), options.output
     if options.url and not FORMATS[to].has_url:
-        fetched = " and ".join(name for name, one in FORMATS.items() if one.has_url)
+        fetched = " and ".join(name for name, form in FORMATS.items() if form.has_url)
         raise UsageError(f"--url is of no use for {to}", hint=f"it is for {fetched}; leave it out")
     refuse_credentials(options.url, "--url", where="the boot files")
     check_options(options.datasource, options.ssh_keys)
@@ -252,13 +256,13 @@ def _checked(
 
 def _why_unverified(source: Source, build: Build | None) -> str:
     """Why nobody may rely on an image, by its tags and by the record of its build; empty: it was proven."""
-    judged = judged_from_tags(source.image_id, source.tags)
+    verdicts = judged_from_tags(source.image_id, source.tags)
     known = build.read().newest_verdicts if build else {}
-    failed = [name for name, one in judged.items() if not one.passed]
-    failed += [name for name, one in known.items() if not one.proves and name not in failed]
+    failed = [name for name, verdict in verdicts.items() if not verdict.passed]
+    failed += [name for name, verdict in known.items() if not verdict.proves and name not in failed]
     if failed:
         return f"it failed on {', '.join(failed)}"
-    if not judged:
+    if not verdicts:
         return "no machine judged it"
     if source.tags.get(IMAGE_TAG, NOT_PROVEN) == NOT_PROVEN:
         return f"its tag {IMAGE_TAG} says so"
@@ -282,7 +286,7 @@ def _read(cloud: Cloud, source: Source, work: _WorkFiles, progress: Progress) ->
     )
 
 
-def _prepared(options: ExportOptions, disk: Path, work: _WorkFiles, progress: Progress) -> Path:
+def _prepare_disk(options: ExportOptions, disk: Path, work: _WorkFiles, progress: Progress) -> Path:
     """A disk of ours, changed; what was read of EBS is not gone on with after that."""
     if disk != work.disk:
         programs.require_room(work.disk.parent, sparse.data_bytes(disk))
@@ -299,7 +303,7 @@ def _prepared(options: ExportOptions, disk: Path, work: _WorkFiles, progress: Pr
     return work.disk
 
 
-def _boots_on(disk: Path) -> tuple[BootSupport | None, str]:
+def _boot_support(disk: Path) -> tuple[BootSupport | None, str]:
     """What a disk boots on, or why nobody can say: somebody's disk need not be one of ours."""
     try:
         return find_boot_support(disk), ""
@@ -307,7 +311,7 @@ def _boots_on(disk: Path) -> tuple[BootSupport | None, str]:
         return None, str(error)
 
 
-def _made(
+def _write_output(
     options: ExportOptions, to: str, disk: Path, work: _WorkFiles, progress: Progress
 ) -> tuple[str, Path]:
     """The digest, where it is known already, and what was made."""
@@ -328,23 +332,25 @@ def _digests(output: Path, part: Path, digest: str, users: str, progress: Progre
     """
     if digest:
         return {output.name: digest}
-    files = [one for one in sidecars.files_below(part) if not users or (part / users) not in one.parents]
-    meter = Meter(progress, sum(one.stat().st_size for one in files))
+    files = [file for file in sidecars.files_below(part) if not users or (part / users) not in file.parents]
+    meter = Meter(progress, sum(file.stat().st_size for file in files))
     return {
-        str(Path(output.name) / one.relative_to(part)) if one != part else output.name: sparse.sha256(
-            one, meter.add
+        str(Path(output.name) / file.relative_to(part)) if file != part else output.name: sparse.sha256(
+            file, meter.add
         )
-        for one in files
+        for file in files
     }
 
 
-def _one_digest(digests: dict[str, str]) -> str:
+def _overall_digest(digests: dict[str, str]) -> str:
     if len(digests) == 1:
         return next(iter(digests.values()))
-    return hashlib.sha256("".join(f"{one}  {name}\n" for name, one in digests.items()).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{file_digest}  {name}\n" for name, file_digest in digests.items()).encode()
+    ).hexdigest()
 
 
-def _about(
+def _about_document(
     source: Source,
     options: ExportOptions,
     to: str,
@@ -354,14 +360,14 @@ def _about(
     build: Build | None,
 ) -> dict[str, Any]:
     """The document of FILE.json, which `ami.import` reads too."""
-    judged = judged_from_tags(source.image_id, source.tags)
+    verdicts = judged_from_tags(source.image_id, source.tags)
     return {
         "schema": SCHEMA,
         "file": options.output.name,
         "to": to,
-        "bytes": sum(one.stat().st_size for one in sidecars.files_below(part)),
+        "bytes": sum(file.stat().st_size for file in sidecars.files_below(part)),
         "virtual_bytes": virtual,
-        "sha256": _one_digest(digests),
+        "sha256": _overall_digest(digests),
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "image": {
             name: value
@@ -369,7 +375,7 @@ def _about(
             if name in ("image_id", "name", "region", "cloud", "architecture", "boot_mode", "snapshot_id")
         },
         "verified": not _why_unverified(source, build),
-        "verdicts": [dump(one) for one in judged.values()],
+        "verdicts": [dump(verdict) for verdict in verdicts.values()],
         "changed": {  # what of the disk is not as it was proven
             **({"datasource": options.datasource} if options.datasource else {}),
             **({"ssh_keys": len(options.ssh_keys)} if options.ssh_keys else {}),
@@ -379,8 +385,8 @@ def _about(
     }
 
 
-def _sync_files(made: Path) -> None:
-    for file in sidecars.files_below(made):
+def _sync_files(output: Path) -> None:
+    for file in sidecars.files_below(output):
         _sync(file)
 
 
@@ -393,7 +399,7 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _alone(output: Path) -> Iterator[None]:
+def _output_lock(output: Path) -> Iterator[None]:
     folder = state_home() / "exports"
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(str(output.absolute()).encode()).hexdigest()[:16]
@@ -403,7 +409,7 @@ def _alone(output: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _room_told(folder: Path) -> Iterator[None]:
+def _report_disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

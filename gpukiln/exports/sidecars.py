@@ -48,14 +48,14 @@ def find_sidecars(source: Source, build: Build | None) -> Sidecars:
     files: dict[str, Path] = {}
     missing: dict[str, str] = {}
     for ending, (name, what) in DOCUMENTS.items():
-        if why := _why_not(source, build, name):
+        if why := _why_missing(source, build, name):
             missing[what] = why
         elif build:
             files[ending] = build.folder / name
     return Sidecars(files, missing)
 
 
-def _why_not(source: Source, build: Build | None, name: str) -> str:
+def _why_missing(source: Source, build: Build | None, name: str) -> str:
     if build is None:
         known = source.tags.get(BUILD_ID_TAG)
         if not known:
@@ -110,7 +110,7 @@ def sidecar_paths(output: Path) -> list[Path]:
 def files_below(path: Path) -> Iterator[Path]:
     """A file, or every file of a folder."""
     if path.is_dir():
-        yield from (one for one in sorted(path.rglob("*")) if one.is_file() and not one.is_symlink())
+        yield from (file for file in sorted(path.rglob("*")) if file.is_file() and not file.is_symlink())
     else:
         yield path
 

@@ -49,19 +49,19 @@ def find_source(cloud: Cloud, image_id: str, *, direct: bool = True) -> Source:
         UnavailableError: The cloud could not be asked, or the image is not ready.
     """
     with explain_aws_errors("look up the image"):
-        found = images(cloud.client("ec2"), {"image-id": [image_id]}, IncludeDeprecated=True)
+        matches = images(cloud.client("ec2"), {"image-id": [image_id]}, IncludeDeprecated=True)
     where = f"{cloud.region} ({cloud.name})"
-    if not found:
+    if not matches:
         raise UsageError(
             f"there is no image {image_id} in {where}", hint="check --region, --cloud and --profile"
         )
-    image: Mapping[str, Any] = found[0]
+    image: Mapping[str, Any] = matches[0]
     if image["State"] != "available":
         raise UnavailableError(f"{image_id} is {image['State']}, wanted available", hint="wait until it is")
     disks = {
-        one["DeviceName"]: one["Ebs"]
-        for one in image["BlockDeviceMappings"]
-        if one.get("Ebs", {}).get("SnapshotId")
+        device["DeviceName"]: device["Ebs"]
+        for device in image["BlockDeviceMappings"]
+        if device.get("Ebs", {}).get("SnapshotId")
     }
     root = disks.pop(image.get("RootDeviceName", ""), None)
     if root is None:

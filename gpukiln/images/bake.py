@@ -79,7 +79,7 @@ def bake(
     saved: BakeResources,
     stage: StageUse | None = None,
     *,
-    made: Callable[[Bake], None] = lambda _: None,
+    on_image: Callable[[Bake], None] = lambda _: None,
 ) -> Bake:
     """Make the image.
 
@@ -156,7 +156,7 @@ def bake(
                 modules=tuple(uses),
                 stage=stage,
             )
-            made(baked)
+            on_image(baked)
     return baked
 
 
@@ -240,7 +240,7 @@ def capture(
         say("stopping the machine")
         ec2.stop_instances(InstanceIds=[instance_id])
         ec2.get_waiter("instance_stopped").wait(
-            InstanceIds=[instance_id], WaiterConfig=_waiting(STOP_TIMEOUT_S)
+            InstanceIds=[instance_id], WaiterConfig=_waiter_config(STOP_TIMEOUT_S)
         )
         say(f"making {name} of its disk")
         image_id = ec2.create_image(
@@ -251,11 +251,13 @@ def capture(
             ),
             TagSpecifications=tag_specifications(tags, "image", "snapshot"),
         )["ImageId"]
-        ec2.get_waiter("image_available").wait(ImageIds=[image_id], WaiterConfig=_waiting(CAPTURE_TIMEOUT_S))
+        ec2.get_waiter("image_available").wait(
+            ImageIds=[image_id], WaiterConfig=_waiter_config(CAPTURE_TIMEOUT_S)
+        )
     return str(image_id)
 
 
-def _waiting(longest_s: int) -> dict[str, int]:
+def _waiter_config(longest_s: int) -> dict[str, int]:
     return {"Delay": POLL_S, "MaxAttempts": longest_s // POLL_S}
 
 

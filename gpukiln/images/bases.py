@@ -60,14 +60,14 @@ def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, archit
     with explain_aws_errors(f"look up base {name} in {cloud.region}"):
         ec2 = cloud.client("ec2")
         if image_id := _parameter(cloud, parameter):
-            found = calls.images(ec2, {"image-id": [image_id]})
+            images = calls.images(ec2, {"image-id": [image_id]})
             how = f"SSM parameter {parameter}"
-            if not found:
+            if not images:
                 raise UnavailableError(f"{how} names {image_id}, an image that {cloud.region} does not have")
-            return _resolved(name, base, found[0], how)
-        found = calls.images(ec2, {"name": [pattern], "state": ["available"]}, Owners=list(owners))
-        if found:
-            newest = max(found, key=lambda image: str(image.get("CreationDate", "")))
+            return _resolved(name, base, images[0], how)
+        images = calls.images(ec2, {"name": [pattern], "state": ["available"]}, Owners=list(owners))
+        if images:
+            newest = max(images, key=lambda image: str(image.get("CreationDate", "")))
             return _resolved(name, base, newest, f"newest image of {', '.join(owners)} named {pattern}")
         nearest = _published(cloud, base, kubernetes, architecture)
     raise UnavailableError(
@@ -112,8 +112,8 @@ def _published(cloud: Cloud, base: Base, kubernetes: str, architecture: str) -> 
         # One call for at most ten names: the folder itself holds thousands of dated parameters.
         answer = ssm.get_parameters(Names=list(names)[-10:])["Parameters"]
         return sorted((names[row["Name"]] for row in answer), key=version_key)
-    wanted = base.parameter(kubernetes=kubernetes, architecture=architecture)
-    folder = wanted.rpartition("/")[0]
+    name = base.parameter(kubernetes=kubernetes, architecture=architecture)
+    folder = name.rpartition("/")[0]
     answer = ssm.get_parameters_by_path(Path=folder, Recursive=False)["Parameters"]
     return sorted(row["Name"] for row in answer)
 
@@ -123,6 +123,6 @@ def _hint(base: Base, nearest: list[str], kubernetes: str) -> str:
         return "take another base (--base), region or --cloud"
     if not base.has_kubernetes:
         return f"published there: {', '.join(nearest)}"
-    wanted = version_key(kubernetes) if re.fullmatch(r"\d+\.\d+", kubernetes) else (0, 0)
-    closest = min(nearest, key=lambda version: abs(version_key(version)[1] - wanted[1]))
+    asked = version_key(kubernetes) if re.fullmatch(r"\d+\.\d+", kubernetes) else (0, 0)
+    closest = min(nearest, key=lambda version: abs(version_key(version)[1] - asked[1]))
     return f"published for Kubernetes {', '.join(nearest)}: --set kubernetes.version={closest}"

@@ -86,7 +86,7 @@ class Record:
         Those on simulated GPUs prove nothing, and take no other's place.
         """
         newest: dict[str, Verdict] = {}
-        for verdict in (one for one in self.verdicts if not one.simulated):
+        for verdict in (verdict for verdict in self.verdicts if not verdict.simulated):
             newest.pop(verdict.instance_type, None)
             newest[verdict.instance_type] = verdict
         return newest
@@ -94,7 +94,7 @@ class Record:
     @property
     def simulated(self) -> tuple[str, ...]:
         """The instance types on whose simulated GPUs it was judged."""
-        return tuple(dict.fromkeys(one.instance_type for one in self.verdicts if one.simulated))
+        return tuple(dict.fromkeys(verdict.instance_type for verdict in self.verdicts if verdict.simulated))
 
     @property
     def verdict(self) -> Verdict | None:
@@ -103,7 +103,9 @@ class Record:
         One on simulated GPUs only where there is no other.
         """
         newest = list(self.newest_verdicts.values()) or list(self.verdicts[-1:])
-        return next((one for one in reversed(newest) if not one.passed), newest[-1] if newest else None)
+        return next(
+            (verdict for verdict in reversed(newest) if not verdict.passed), newest[-1] if newest else None
+        )
 
 
 @dataclass(frozen=True)
@@ -168,13 +170,13 @@ class Builds(RecordFolders[Build]):
             plan: The plan of the build that begins.
             stage: What it goes on from; a build that went on from the same stage says more than a later one.
         """
-        found: dict[str, float] = {}
+        durations_s: dict[str, float] = {}
         for build in self.all():
             record = build.read()
             same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
             if not same or record.bake is None or record.state not in ("verified", "baked"):
                 continue
-            found = found or record.durations_s
+            durations_s = durations_s or record.durations_s
             if (record.bake.stage and record.bake.stage.stage) == (stage and stage.stage):
                 return record.durations_s
-        return found
+        return durations_s

@@ -117,15 +117,15 @@ def cost_lines(cost: Cost | None) -> list[str]:
         return ["cost: none, the embedded cloud is this machine"]
     total = "not known" if cost.usd is None else f"{_at_most(cost)}{Money(cost.usd).shown} USD"
     lines = [f"cost: {total}, machine time {cost.basis}"]
-    for one in cost.machines:
+    for machine in cost.machines:
         price = (
-            f"no price: {one.as_of}"
-            if one.usd is None
-            else f"{Money(one.usd).shown} USD, price of {one.as_of}"
+            f"no price: {machine.as_of}"
+            if machine.usd is None
+            else f"{Money(machine.usd).shown} USD, price of {machine.as_of}"
         )
-        spot = " (spot: at most)" if one.spot else ""
+        spot = " (spot: at most)" if machine.spot else ""
         lines.append(
-            f"  {one.purpose} on {one.instance_type}{spot} for {Duration(one.seconds).shown}: {price}"
+            f"  {machine.purpose} on {machine.instance_type}{spot} for {Duration(machine.seconds).shown}: {price}"
         )
     month = cost.snapshot_usd_month
     price = (

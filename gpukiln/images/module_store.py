@@ -73,7 +73,7 @@ class S3Store:
             pages = self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"
             )
-            return [one["Key"][len(self._prefix) :] for page in pages for one in page.get("Contents", ())]
+            return [entry["Key"][len(self._prefix) :] for page in pages for entry in page.get("Contents", ())]
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file from the store."""

@@ -136,9 +136,9 @@ def find_entry_fault(archive: Path, key: str, sha256: str, certificate: Path | N
         Why it is refused; empty when nothing is wrong with it.
     """
     with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        return f"its checksum is {found[:12]}..., wanted {sha256[:12]}..."
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        return f"its checksum is {digest[:12]}..., wanted {sha256[:12]}..."
     parts, modules = read_key(key), 0
     try:
         with tarfile.open(archive) as tar:
@@ -148,38 +148,38 @@ def find_entry_fault(archive: Path, key: str, sha256: str, certificate: Path | N
                     return f"{member.name} in it is no plain file in its place"
                 if ".ko" in path.suffixes and (content := tar.extractfile(member)):
                     modules += 1
-                    if why := _judge_module(content.read(), path, parts, certificate):
+                    if why := _module_fault(content.read(), path, parts, certificate):
                         return f"{path.name}: {why}"
     except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, KeyError) as error:
         return f"it can't be read: {error!r}"
     return "" if modules else "no module is in it"
 
 
-def _judge_module(content: bytes, path: PurePosixPath, key: dict[str, str], certificate: Path | None) -> str:
+def _module_fault(content: bytes, path: PurePosixPath, key: dict[str, str], certificate: Path | None) -> str:
     if path.suffix not in DECOMPRESSORS:
         return f"it is compressed as {path.suffix}, wanted one of {', '.join(DECOMPRESSORS)}"
     content = DECOMPRESSORS[path.suffix](content)
     kernel, folder = key["kernel"], path.parts[-4:-2]
     if kernel not in path.parts:
         return f"it lies in {'/'.join(folder)}, wanted {kernel}"
-    magic = _field(content, b"vermagic").split(" ")[0]
+    magic = _modinfo_field(content, b"vermagic").split(" ")[0]
     if magic != kernel:
         return f"its vermagic names the kernel {magic or '(none)'}, wanted {kernel}"
-    version = _field(content, b"version")
+    version = _modinfo_field(content, b"version")
     if version and version != key["version"]:
         return f"its version is {version}, wanted {key['version']}"
     if key["signer"] == "none":
         return ""
-    return _judge_signature(content, key["signer"], certificate)
+    return _signature_fault(content, key["signer"], certificate)
 
 
-def _field(module: bytes, name: bytes) -> str:
+def _modinfo_field(module: bytes, name: bytes) -> str:
     """A field of the section .modinfo, as `modinfo --field` prints it: strings that end with a zero byte."""
-    found = re.search(rb"\0" + name + rb"=([^\0]*)\0", module)
-    return found[1].decode(errors="replace") if found else ""
+    match = re.search(rb"\0" + name + rb"=([^\0]*)\0", module)
+    return match[1].decode(errors="replace") if match else ""
 
 
-def _judge_signature(module: bytes, signer: str, certificate: Path | None) -> str:
+def _signature_fault(module: bytes, signer: str, certificate: Path | None) -> str:
     if certificate is None or hashlib.sha256(certificate.read_bytes()).hexdigest() != signer:
         return "it is signed with another pair than this build's"
     if not module.endswith(SIGNATURE_MARKER):
@@ -233,20 +233,20 @@ class ModuleCache:
             GpukilnError: The store can't be read.
         """
         self.folder.mkdir()
-        found = []
+        entries = []
         for name in self._store.names(self._version):
             if name.endswith(DESCRIPTION):
                 file = self.folder / Path(name).name
                 self._store.get(name, file)
                 try:
                     about = parse_json(file.read_text())
-                    found.append(
+                    entries.append(
                         (str(about["created_at"]), file.stem, str(about["key"]), str(about["sha256"]))
                     )
                 except (ValueError, KeyError, TypeError) as error:
                     self._refuse(file.stem, f"its description can't be read: {error!r}", say)
                 file.unlink()
-        for _, entry, key, sha256 in sorted(found, reverse=True)[:OFFERED]:
+        for _, entry, key, sha256 in sorted(entries, reverse=True)[:OFFERED]:
             archive = self.folder / f"{entry}{ARCHIVE}"
             try:
                 self._store.get(f"{self._version}/{archive.name}", archive)

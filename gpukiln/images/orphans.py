@@ -49,7 +49,7 @@ def scratch_folder(build: Build) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    folder = _scratch(build.id)
+    folder = _scratch_path(build.id)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     before, settings = tempfile.tempdir, {"TMPDIR": str(folder), "ANSIBLE_LOCAL_TEMP": str(folder)}
@@ -68,7 +68,7 @@ def scratch_folder(build: Build) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _scratch(build_id: str) -> Path:
+def _scratch_path(build_id: str) -> Path:
     return Path(tempfile.gettempdir()) / f"{SCRATCH}{build_id}"
 
 
@@ -124,7 +124,7 @@ def remove_orphans(
     """
     unfinished = {build.id for build in builds.all() if build.read().state in UNFINISHED}
     local = {file.name.rpartition(".")[0] for file in keys_folder().glob("*")}
-    local |= {file.name.removeprefix(SCRATCH) for file in _scratch("").parent.glob(f"{SCRATCH}*-*-*")}
+    local |= {file.name.removeprefix(SCRATCH) for file in _scratch_path("").parent.glob(f"{SCRATCH}*-*-*")}
     removed: list[str] = []
     there = builds_with_leftovers(cloud) if ask else set()
     for build_id in sorted(unfinished | local | there):
@@ -133,7 +133,7 @@ def remove_orphans(
             continue  # another machine's, or another home's
         try:
             with build.locked():
-                removed += _clean(build, cloud, say)
+                removed += _remove_of_build(build, cloud, say)
         except BusyError:
             continue
         except GpukilnError as error:
@@ -155,15 +155,15 @@ def _remove_empty(builds: Builds) -> None:
             folder.rmdir()
 
 
-def _clean(build: Build, cloud: Cloud, say: Callable[[str], None]) -> list[str]:
+def _remove_of_build(build: Build, cloud: Cloud, say: Callable[[str], None]) -> list[str]:
     """Remove what a locked build left; its record says so when all of it is gone."""
     removed = [str(file) for file in key_files(build.id)]
     for file in key_files(build.id):
         file.unlink()
-    for folder in (_scratch(build.id), build.folder / MODULES):
+    for folder in (_scratch_path(build.id), build.folder / MODULES):
         shutil.rmtree(folder, ignore_errors=True)
     remove_partial(build.folder)
-    record = _read(build)
+    record = _read_record(build)
     if record and (record.plan.cloud, record.plan.region) != (cloud.name, cloud.region):
         return removed
     killed = record is not None and record.state in UNFINISHED
@@ -178,7 +178,7 @@ def _clean(build: Build, cloud: Cloud, say: Callable[[str], None]) -> list[str]:
     return removed
 
 
-def _read(build: Build) -> Record | None:
+def _read_record(build: Build) -> Record | None:
     """Its record; None where it can't be read, which a warning of `builds.all` says."""
     try:
         return build.read()
@@ -199,20 +199,22 @@ def find_local_orphans(cloud: Cloud, builds: Builds) -> list[Leftover]:
     def ended(build_id: str) -> bool:
         return has_ended(builds, build_id)
 
-    found = find_leftovers(cloud, ended=ended)
+    orphans = find_leftovers(cloud, ended=ended)
     for build in killed_builds(builds):
         plan = (record := build.read()).plan
         if record.bake is None and (plan.cloud, plan.region) == (cloud.name, cloud.region):
             for image in unrecorded_images(cloud, build.id):
-                found.append(
-                    _of(build.id, "image", image["ImageId"], "no record knows it, its build was killed")
+                orphans.append(
+                    _local_orphan(
+                        build.id, "image", image["ImageId"], "no record knows it, its build was killed"
+                    )
                 )
     for file in sorted(keys_folder().glob("*")):
         build_id = file.name.rpartition(".")[0]
         if ended(build_id):
-            found.append(_of(build_id, "private key", str(file), "its build has ended"))
-    return found
+            orphans.append(_local_orphan(build_id, "private key", str(file), "its build has ended"))
+    return orphans
 
 
-def _of(build_id: str, kind: str, id: str, reason: str) -> Leftover:
+def _local_orphan(build_id: str, kind: str, id: str, reason: str) -> Leftover:
     return Leftover(kind, id, build_id, owner(), deadline_text(datetime.now(UTC)), reason)

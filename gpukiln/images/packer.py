@@ -39,13 +39,13 @@ def packer_version() -> str:
             hint="apt-get install packer, or https://developer.hashicorp.com/packer",
         )
     # Debian's prints `Packer v1.6.6`, with a notice below when a newer one exists
-    found = re.search(
+    match = re.search(
         r"v?(\d+\.\d+\.\d+)",
         programs.run(["packer", "version"], limit_s=programs.QUICK_S).stdout.decode(errors="replace"),
     )
-    if not found:
+    if not match:
         raise UnavailableError("`packer version` printed no version")
-    return found[1]
+    return match[1]
 
 
 def prepare_template(source: Path, folder: Path) -> None:

@@ -170,7 +170,7 @@ def make_plan(
     findings = with_bases(findings, driver, base_facts)
     refuse(findings)
 
-    found = resolve_base(
+    resolved = resolve_base(
         base_name, base_facts, cloud, kubernetes=kubernetes, architecture=definition.architecture
     )
     decisions = decide(
@@ -182,7 +182,7 @@ def make_plan(
         probes=probes,
     )
     components = with_found_driver(components, decisions)
-    inputs = image_inputs(root, definition, found, decisions, components, tools or {})
+    inputs = image_inputs(root, definition, resolved, decisions, components, tools or {})
     gpus, switched = gpus_of(types)  # the driver's role is told
     inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")
     if signer:
@@ -195,7 +195,7 @@ def make_plan(
         architecture=definition.architecture,
         cloud=cloud.name,
         region=cloud.region,
-        base=found,
+        base=resolved,
         instance_types=types,
         builder_instance_type=definition.builder_instance_type,
         volume_size_gib=definition.volume_size_gib,

@@ -109,10 +109,10 @@ def _version(parameter: dict[str, Any]) -> PointerVersion:
 def history(ssm: Any, pointer: Pointer) -> list[PointerVersion]:
     """Every version that SSM still has, oldest first; empty where there is no such parameter."""
     try:
-        found = list(calls.pages(ssm, "get_parameter_history", "Parameters", Name=pointer.path))
+        parameters = list(calls.pages(ssm, "get_parameter_history", "Parameters", Name=pointer.path))
     except ssm.exceptions.ParameterNotFound:
         return []
-    return sorted(map(_version, found), key=lambda version: version.number)
+    return sorted(map(_version, parameters), key=lambda version: version.number)
 
 
 def releases(versions: list[PointerVersion]) -> list[PointerVersion]:
@@ -138,11 +138,11 @@ def releases(versions: list[PointerVersion]) -> list[PointerVersion]:
 
 def read_all(ssm: Any) -> dict[Pointer, str]:
     """Every pointer of a region with its image id."""
-    found: dict[Pointer, str] = {}
+    image_ids: dict[Pointer, str] = {}
     for parameter in calls.pages(ssm, "get_parameters_by_path", "Parameters", Path=ROOT, Recursive=True):
         if pointer := parse_path(parameter["Name"]):
-            found[pointer] = str(parameter["Value"])
-    return found
+            image_ids[pointer] = str(parameter["Value"])
+    return image_ids
 
 
 def write(
@@ -167,10 +167,10 @@ def write(
         Overwrite=True,
     )
     deadline, wait_s = time.monotonic() + SETTLE_S, 1.0
-    while (found := _value(ssm, pointer)) != version.image_id:
+    while (shown := _value(ssm, pointer)) != version.image_id:
         if time.monotonic() > deadline:
             raise UnavailableError(
-                f"{pointer.path} still says {found or 'nothing'} instead of {version.image_id}, "
+                f"{pointer.path} still says {shown or 'nothing'} instead of {version.image_id}, "
                 f"{Duration(SETTLE_S).shown} after SSM took it",
                 hint="it was refused, or is still being looked up: run the same command again, it completes "
                 "what has come meanwhile. SSM takes only images that this account can use",
@@ -182,9 +182,9 @@ def write(
 def ensure_tags(ssm: Any, pointer: Pointer) -> None:
     """Tag a pointer's parameter, when it is not."""
     which = {"ResourceType": "Parameter", "ResourceId": pointer.path}
-    wanted = {IMAGE_TAG: pointer.image, CHANNEL_TAG: pointer.channel}
+    tags = {IMAGE_TAG: pointer.image, CHANNEL_TAG: pointer.channel}
     there = tags_of(ssm.list_tags_for_resource(**which), "TagList")
-    if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
+    if missing := {key: value for key, value in tags.items() if there.get(key) != value}:
         ssm.add_tags_to_resource(**which, Tags=tag_list(missing))
 
 

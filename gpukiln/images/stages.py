@@ -122,12 +122,12 @@ class Stages:
         Raises:
             UnavailableError: The cloud could not be asked.
         """
-        found: dict[str, dict[str, Any]] = {}
-        for image in self._all({"state": ["available"], f"tag:{STAGE_KEY_TAG}": list(self.keys.values())}):
-            found[tags_of(image)[STAGE_KEY_TAG]] = image
+        image_by_key: dict[str, dict[str, Any]] = {}
+        for image in self._list({"state": ["available"], f"tag:{STAGE_KEY_TAG}": list(self.keys.values())}):
+            image_by_key[tags_of(image)[STAGE_KEY_TAG]] = image
         for stage, key in reversed(self.keys.items()):
-            if key in found:
-                image = found[key]
+            if key in image_by_key:
+                image = image_by_key[key]
                 return StageUse(stage, image["ImageId"], tags_of(image)[STAGE_BUILD_TAG])
         return None
 
@@ -138,7 +138,7 @@ class Stages:
             UnavailableError: The cloud refused.
         """
         seen: Counter[str] = Counter()
-        for image in reversed(self._all({})):
+        for image in reversed(self._list({})):
             usable = image["State"] != "failed"
             tags = tags_of(image)
             stage = tags.get(BAKED_STAGE_TAG) or tags[OLD_BAKED_STAGE_TAG]
@@ -155,15 +155,15 @@ class Stages:
         Raises:
             UnavailableError: The cloud refused.
         """
-        for image in self._all({}):
+        for image in self._list({}):
             if tags_of(image)[STAGE_BUILD_TAG] == build_id or (used and image["ImageId"] == used.image_id):
                 remove_image(self.cloud, image["ImageId"])
 
-    def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    def _list(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
         """Every stage of the image, the oldest first."""
-        wanted = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_KEY_TAG], **filters}
+        named = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_KEY_TAG], **filters}
         with explain_aws_errors("look for stages"):
-            images = calls.images(self.cloud.client("ec2"), wanted, Owners=["self"])
+            images = calls.images(self.cloud.client("ec2"), named, Owners=["self"])
         # build ids begin with the time, and tell two of one second apart
         return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[STAGE_BUILD_TAG]))
 
@@ -234,9 +234,9 @@ class StageKeeper:
 
     def _keep(self, stage: str) -> None:
         ec2 = self._stages.cloud.client("ec2")
-        wanted = {f"tag:{name}": [value] for name, value in self._instance.items()}
-        found = calls.instances(ec2, {**wanted, "instance-state-name": ["running"]})
-        machines = [machine["InstanceId"] for machine in found]
+        tagged = {f"tag:{name}": [value] for name, value in self._instance.items()}
+        instances = calls.instances(ec2, {**tagged, "instance-state-name": ["running"]})
+        machines = [machine["InstanceId"] for machine in instances]
         if len(machines) != 1:
             raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
         tags = {

@@ -99,8 +99,8 @@ def subject_from_tags(image_id: str, tags: Mapping[str, str]) -> Subject:
     Raises:
         UsageError: They don't say what it is, or this checkout has no such image.
     """
-    wanted = (RECIPE_TAG, BUILD_ID_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, BASE_TAG)
-    if missing := [name for name in wanted if not tags.get(name)]:
+    needed = (RECIPE_TAG, BUILD_ID_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, BASE_TAG)
+    if missing := [name for name in needed if not tags.get(name)]:
         raise UsageError(
             f"{image_id} has no tag {' or '.join(missing)}, so nobody can say here what it is",
             hint="take the machine that built it, or build it again",

@@ -92,7 +92,7 @@ def build_image(
             build.write(record)
 
         try:
-            baked = bake(plan, cloud, build, progress, saved, stage, made=made)
+            baked = bake(plan, cloud, build, progress, saved, stage, on_image=made)
             finish(cloud, baked.image_id)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)

@@ -39,9 +39,9 @@ class ComparedImage:
         Returns:
             The version, or None: the image does not have it, or nobody knows its version.
         """
-        found = self.baked.components.get(component, {})
-        present = found.get("status") in ("installed", "preinstalled")
-        return str(found["version"]) if present and found.get("version") else None
+        installed = self.baked.components.get(component, {})
+        present = installed.get("status") in ("installed", "preinstalled")
+        return str(installed["version"]) if present and installed.get("version") else None
 
 
 def find_compared_image(builds: Builds, name: str) -> ComparedImage:

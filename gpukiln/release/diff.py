@@ -150,12 +150,14 @@ def _plain(name: str, old: str | None, new: str | None) -> ValueChange:
     return ValueChange(name, old, new, direction(old, new, None))
 
 
-def _component(found: Mapping[str, Any] | None) -> str | None:
-    if found is None:
+def _component(installed: Mapping[str, Any] | None) -> str | None:
+    if installed is None:
         return None
-    if found["status"] == "left_out":
+    if installed["status"] == "left_out":
         return "left out"
-    return str(found.get("package", {}).get("version") or found.get("version") or "of an unknown version")
+    return str(
+        installed.get("package", {}).get("version") or installed.get("version") or "of an unknown version"
+    )
 
 
 def _base(image: ComparedImage) -> str:
@@ -196,9 +198,9 @@ MEASURES: dict[str, Callable[[ComparedImage], str | None]] = {
 def _checks(old: ComparedImage, new: ComparedImage) -> Iterator[CheckChange]:
     before, after = _results(old), _results(new)
     for name in dict.fromkeys((*after, *before)):
-        one, other = before.get(name), after.get(name)
-        outcomes = one.outcome if one else None, other.outcome if other else None
-        known = other or one
+        earlier, other = before.get(name), after.get(name)
+        outcomes = earlier.outcome if earlier else None, other.outcome if other else None
+        known = other or earlier
         if outcomes[0] != outcomes[1] and known:
             yield CheckChange(name, known.title, *outcomes, known.reason)
 

@@ -145,7 +145,7 @@ def _packages(changes: tuple[ValueChange, ...]) -> DiffSection:
 def _durations(diff: Diff) -> DiffSection:
     rows = []
     for step, (old, new) in diff.durations.items():
-        both = (Duration(one).shown if one is not None else NOTHING for one in (old, new))
+        both = (Duration(seconds).shown if seconds is not None else NOTHING for seconds in (old, new))
         more = f"{new - old:+.0f} s" if old is not None and new is not None else ""
         rows.append((step, *both, more))
     return DiffSection("How long the build took", ("step", "old", "new", "difference"), tuple(rows))

@@ -60,8 +60,8 @@ class LocatedImage:
         if rules is None or not rules.trust:
             return verification
         with explain_aws_errors("read the signed statements"):
-            found, _ = trust.vouched(self.cloud, image, rules.trust)
-        return with_signed_verdicts(verification, found, self.build.read() if self.build else None)
+            vouched, _ = trust.vouched(self.cloud, image, rules.trust)
+        return with_signed_verdicts(verification, vouched, self.build.read() if self.build else None)
 
 
 def find(
@@ -162,7 +162,10 @@ def verification_of_build(cloud: Cloud, build: Build) -> ImageVerification:
     verification = with_tag_verdicts(verification, tags_of(find_image(cloud, verification.image_id)))
     if not attestation.is_written(build):
         return verification
-    found = attestation.verify_attestation(build, record, cloud)
+    findings = attestation.verify_attestation(build, record, cloud)
     return replace(
-        verification, findings=tuple(f"{one.id}: {one.message}" for one in found if one.outcome == "failed")
+        verification,
+        findings=tuple(
+            f"{finding.id}: {finding.message}" for finding in findings if finding.outcome == "failed"
+        ),
     )

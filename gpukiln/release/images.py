@@ -52,11 +52,11 @@ def find_images(site: Site, image_ids: Iterable[str]) -> dict[str, dict[str, Any
     ids = sorted(set(image_ids))
     if not ids:
         return {}
-    return {image["ImageId"]: image for image in _described(site, {"image-id": ids})}
+    return {image["ImageId"]: image for image in _describe_images(site, {"image-id": ids})}
 
 
-def _described(site: Site, wanted: Mapping[str, list[str]]) -> list[dict[str, Any]]:
-    return calls.images(site.ec2, wanted, page_size=PAGE, Owners=["self"], IncludeDeprecated=True)
+def _describe_images(site: Site, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    return calls.images(site.ec2, filters, page_size=PAGE, Owners=["self"], IncludeDeprecated=True)
 
 
 def is_encrypted(image: Mapping[str, Any]) -> bool:
@@ -77,8 +77,8 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
     Returns:
         The copy that is available or on its way, or an empty string; and the ids of those that failed.
     """
-    wanted = {f"tag:{SOURCE_TAG}": [source["ImageId"]], f"tag:{ENCRYPTION_TAG}": [key or "none"]}
-    copies = _described(site, wanted)
+    tagged = {f"tag:{SOURCE_TAG}": [source["ImageId"]], f"tag:{ENCRYPTION_TAG}": [key or "none"]}
+    copies = _describe_images(site, tagged)
     copies.sort(key=lambda image: (image["State"] != "available", image["CreationDate"], image["ImageId"]))
     usable = [str(image["ImageId"]) for image in copies if image["State"] in ("available", "pending")]
     return usable[0] if usable else "", [str(image["ImageId"]) for image in copies if not usable]
@@ -103,9 +103,9 @@ def ensure_copy(
     Returns:
         Its id; it may still be pending.
     """
-    found, failed = find_copies(site, source, key)
-    if found:
-        return found
+    copy_id, failed = find_copies(site, source, key)
+    if copy_id:
+        return copy_id
     site.check_interrupted()
     # The same token gives the same copy, should an answer get lost before its tags can be found. After a copy
     # that failed it must be another one; the day lets a copy that was removed be made again.
@@ -176,7 +176,7 @@ def wait_until_available(
     )
 
 
-def ensure_tags(site: Site, image: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
+def ensure_tags(site: Site, image: Mapping[str, Any], tags: Mapping[str, str]) -> None:
     """Tag an image and its snapshots, where they lack a tag or say something else.
 
     Args:
@@ -184,9 +184,12 @@ def ensure_tags(site: Site, image: Mapping[str, Any], wanted: Mapping[str, str])
     """
     ids = snapshots_of(image)  # without ids every snapshot would be described
     snapshots = site.ec2.describe_snapshots(SnapshotIds=ids)["Snapshots"] if ids else []
-    for resource, name in ((image, image["ImageId"]), *((one, one["SnapshotId"]) for one in snapshots)):
+    for resource, name in (
+        (image, image["ImageId"]),
+        *((snapshot, snapshot["SnapshotId"]) for snapshot in snapshots),
+    ):
         there = tags_of(resource)
-        if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
+        if missing := {key: value for key, value in tags.items() if there.get(key) != value}:
             site.check_interrupted()
             site.ec2.create_tags(Resources=[name], Tags=tag_list(missing))
 
@@ -198,10 +201,10 @@ def ensure_imds(site: Site, image: Mapping[str, Any], source: Mapping[str, Any])
         image: The copy.
         source: The image that it is a copy of.
     """
-    wanted = source.get("ImdsSupport")
-    if wanted and image.get("ImdsSupport") != wanted:
+    required = source.get("ImdsSupport")
+    if required and image.get("ImdsSupport") != required:
         site.check_interrupted()
-        site.ec2.modify_image_attribute(ImageId=image["ImageId"], ImdsSupport={"Value": wanted})
+        site.ec2.modify_image_attribute(ImageId=image["ImageId"], ImdsSupport={"Value": required})
 
 
 def launch_permissions(site: Site, image_id: str) -> list[dict[str, str]]:

@@ -76,14 +76,14 @@ def images_in_files(files: list[str]) -> dict[str, list[str]]:
     users: defaultdict[str, list[str]] = defaultdict(list)
     for name in files:
         try:
-            found = set(_IMAGE_ID.findall(Path(name).read_text()))
+            image_ids = set(_IMAGE_ID.findall(Path(name).read_text()))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--in-use {name} can't be read: {error}") from error
-        if not found:
+        if not image_ids:
             raise UsageError(
                 f"--in-use {name} has no image id in it",
                 hint="kubectl get ec2nodeclasses -o jsonpath='{.items[*].status.amis[*].id}' > FILE",
             )
-        for image_id in found:
+        for image_id in image_ids:
             users[image_id].append(f"the list {name}")
     return dict(users)

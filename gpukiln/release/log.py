@@ -134,20 +134,20 @@ class ReleaseLog:
 
     def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[UnfinishedRollback]:
         """Rollbacks of a channel that this machine began and did not end, the last first."""
-        found: list[tuple[str, UnfinishedRollback]] = []
+        rollbacks: list[tuple[str, UnfinishedRollback]] = []
         for file in self.folder.glob(f"{pointer.kubernetes}-{pointer.channel}-*-rollback.json"):
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 document = parse_json(file.read_text())
                 said = document["parameter"], document["cloud"], document["state"] != "done"
                 if said == (pointer.path, cloud, True):
-                    regions = {one["region"]: one for one in document["regions"]}
+                    regions = {row["region"]: row for row in document["regions"]}
                     images, replaces = (
-                        {region: str(one[key]) for region, one in regions.items()}
+                        {region: str(row[key]) for region, row in regions.items()}
                         for key in ("image_id", "replaces")
                     )
                     began = str(document["started_at"])
-                    found.append((began, UnfinishedRollback(str(document["build"]), images, replaces)))
-        return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
+                    rollbacks.append((began, UnfinishedRollback(str(document["build"]), images, replaces)))
+        return [rollback for _, rollback in sorted(rollbacks, key=lambda pair: pair[0], reverse=True)]
 
     def regions(self, cloud: str) -> list[str]:
         """Every region that this machine has released to on a cloud.
@@ -155,15 +155,15 @@ class ReleaseLog:
         Args:
             cloud: aws or embedded.
         """
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for file in sorted(self.folder.glob("*.json")):
             try:
                 document = parse_json(file.read_text())
                 if document["cloud"] == cloud:
-                    found.update(dict.fromkeys(result["region"] for result in document["regions"]))
+                    names.update(dict.fromkeys(result["region"] for result in document["regions"]))
             except (OSError, ValueError, KeyError, TypeError) as error:
                 log.warning("warning: %s can't be read, so its regions are not looked at: %s", file, error)
-        return list(found)
+        return list(names)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -201,14 +201,14 @@ def require_complete(release: Release) -> None:
         UnavailableError if not published and len(release.failures) == len(release.regions) else PartialError
     )
     total = len(release.regions)
-    told = (
+    outcome = (
         f"the channel points at {release.build} in {', '.join(published)}"
         if published
         else ("the channel was not moved in any region")
     )
     hints = dict.fromkeys(result.hint for result in release.failures if result.hint)
     raise kind(
-        f"{len(release.failures)} of {total} regions failed; {told}",
+        f"{len(release.failures)} of {total} regions failed; {outcome}",
         details=tuple(f"{result.region}: {result.error}" for result in release.failures),
         hint="; ".join(hints) or "run the same command again: it does what is missing and nothing twice",
     )

@@ -52,17 +52,17 @@ def machine_needs(channel: Channel, verification: ImageVerification) -> list[Mac
     Returns:
         One a GPU or architecture that it names; where it names none, any machine.
     """
-    found: dict[str, MachineNeed] = {}
+    needs: dict[str, MachineNeed] = {}
     for word in channel.gpus:
         if word == DECLARED:
             for key in dict.fromkeys(instance_type(name).gpu for name in verification.instance_types):
-                found[key] = MachineNeed(f"a machine with {gpu(key).name}", frozenset([key]))
+                needs[key] = MachineNeed(f"a machine with {gpu(key).name}", frozenset([key]))
         elif word in gpus():
-            found[word] = MachineNeed(f"a machine with {gpu(word).name}", frozenset([word]))
+            needs[word] = MachineNeed(f"a machine with {gpu(word).name}", frozenset([word]))
         else:
             keys = [key for key, board in gpus().items() if board.arch == word]
-            found[word] = MachineNeed(f"a machine with a GPU of {word}", frozenset(keys))
-    return list(found.values()) or [MachineNeed("a machine")]
+            needs[word] = MachineNeed(f"a machine with a GPU of {word}", frozenset(keys))
+    return list(needs.values()) or [MachineNeed("a machine")]
 
 
 def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: bool) -> list[Finding]:
@@ -74,14 +74,18 @@ def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: boo
 
     Returns:
         not-passed of each type on which it failed; not-shown of each machine that must have judged it, where
-        `again` says whether another verification is what it lacks: what kept a check from running is fixed
+        `reverify` says whether another verification is what it lacks: what kept a check from running is fixed
         first; attestation; and excused, no error, with the reason that the channel excuses.
     """
-    right = {name: one for name, one in verification.verdicts.items() if one.profile == verification.profile}
+    right = {
+        name: verdict
+        for name, verdict in verification.verdicts.items()
+        if verdict.profile == verification.profile
+    }
     findings = [
         Finding("not-passed", "error", "its verdict is not `passed`", name)
-        for name, one in right.items()
-        if not one.passed
+        for name, verdict in right.items()
+        if not verdict.passed
     ]
     layers = [*channel.layers, *(verification.required_layers if channel.image_layers else ())]
     excuses = () if has_gpus else channel.excused_without_gpus
@@ -90,37 +94,43 @@ def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: boo
         findings += [Finding("excused", "info", NO_MACHINE, need.title) for need in needs if need.gpus]
         needs = [MachineNeed("a machine")]  # what is left to ask for
     for need in needs:
-        on = [one for name, one in right.items() if one.passed and need.met_by(name)]
-        lacking = [list(_lacks(one, channel, need, layers, excuses)) for one in on]
-        nothing = [_not_shown(need, "nothing judged it there", again=True)]
-        findings += min(lacking, key=lambda some: sum(one.id != "excused" for one in some), default=nothing)
-    found = _attestation(channel, verification)
-    return findings + [Finding("attestation", "error", text, verification.image_id) for text in found]
+        on = [verdict for name, verdict in right.items() if verdict.passed and need.met_by(name)]
+        lacking = [list(_missing_of_verdict(verdict, channel, need, layers, excuses)) for verdict in on]
+        nothing = [_not_shown_finding(need, "nothing judged it there", reverify=True)]
+        findings += min(
+            lacking, key=lambda some: sum(finding.id != "excused" for finding in some), default=nothing
+        )
+    problems = _attestation(channel, verification)
+    return findings + [Finding("attestation", "error", text, verification.image_id) for text in problems]
 
 
-def _not_shown(need: MachineNeed, message: str, *, again: bool = False) -> Finding:
-    return Finding("not-shown", "error", message, need.title, {"gpus": sorted(need.gpus), "again": again})
+def _not_shown_finding(need: MachineNeed, message: str, *, reverify: bool = False) -> Finding:
+    return Finding(
+        "not-shown", "error", message, need.title, {"gpus": sorted(need.gpus), "reverify": reverify}
+    )
 
 
-def _lacks(
-    one: VerdictSummary, channel: Channel, need: MachineNeed, layers: list[str], excuses: tuple[str, ...]
+def _missing_of_verdict(
+    verdict: VerdictSummary, channel: Channel, need: MachineNeed, layers: list[str], excuses: tuple[str, ...]
 ) -> Iterator[Finding]:
     """What one verdict lacks for a need."""
-    where = one.instance_type
-    if channel.suite == "current" and one.suite != (today := suite_digest()[:SHORT]):
-        yield _not_shown(need, f"{where}: judged by the suite {one.suite}, today's is {today}", again=True)
-    if need.gpus and not one.saw_gpu:
-        yield _not_shown(need, f"{where}: no check of a GPU ran", again=True)
-    if one.checks is None:
+    where = verdict.instance_type
+    if channel.suite == "current" and verdict.suite != (today := suite_digest()[:SHORT]):
+        yield _not_shown_finding(
+            need, f"{where}: judged by the suite {verdict.suite}, today's is {today}", reverify=True
+        )
+    if need.gpus and not verdict.saw_gpu:
+        yield _not_shown_finding(need, f"{where}: no check of a GPU ran", reverify=True)
+    if verdict.checks is None:
         why = ", and its tags don't say why" if excuses else ""
-        for layer, count in one.not_run.items():
+        for layer, count in verdict.not_run.items():
             if layer in layers:
-                yield _not_shown(need, f"{where}: {count} checks of {layer} were not run{why}")
-    for check in (check for check in one.checks or () if check.layer in layers):
+                yield _not_shown_finding(need, f"{where}: {count} checks of {layer} were not run{why}")
+    for check in (check for check in verdict.checks or () if check.layer in layers):
         if check.reason in excuses:
             yield Finding("excused", "info", check.reason, check.id)
         else:
-            yield _not_shown(need, f"{where}: {check.id}: {check.reason}")
+            yield _not_shown_finding(need, f"{where}: {check.id}: {check.reason}")
 
 
 def _attestation(channel: Channel, verification: ImageVerification) -> Iterator[str]:
@@ -163,10 +173,10 @@ def require_verified(
         findings[finding.id].append(finding)
     sign, unsigned = "", tuple[str, ...]()
     if channel.trust:
-        wanted = f"wanted: verdicts signed by {describe_trust(channel.trust)} (trust, ami/channels.yaml)"
+        signers = f"wanted: verdicts signed by {describe_trust(channel.trust)} (trust, ami/channels.yaml)"
         sign, unsigned = (
             " --sign-key KEY",
-            (*(verification.vouched.refused if verification.vouched else ()), wanted),
+            (*(verification.vouched.refused if verification.vouched else ()), signers),
         )
         if verification.vouched is None or not verification.vouched.verdicts:
             raise RefusedError(
@@ -184,28 +194,28 @@ def require_verified(
         raise RefusedError(
             f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` judges it"
         )
-    if failed := [one.object for one in findings["not-passed"]]:
+    if failed := [finding.object for finding in findings["not-passed"]]:
         raise RefusedError(
             f"{refused}: its verdict is not `passed` on {', '.join(failed)}",
             hint=f"repair it and build again; or `invoke ami.verify {which} --instance-types {failed[0]}` "
             "judges it again",
         )
     if missing := findings["not-shown"]:
-        titles = ", ".join(dict.fromkeys(one.object for one in missing))
+        titles = ", ".join(dict.fromkeys(finding.object for finding in missing))
         raise RefusedError(
             f"{refused}: what it asks for was not shown on {titles}",
-            details=(*(f"{one.object}: {one.message}" for one in missing), *unsigned),
+            details=(*(f"{finding.object}: {finding.message}" for finding in missing), *unsigned),
             hint=f"`invoke ami.verify {which} --for {name}{sign}` judges it there; what was not run for "
             "another reason has to be fixed first",
         )
-    if messages := [one.message for one in findings["attestation"]]:
+    if messages := [finding.message for finding in findings["attestation"]]:
         raise RefusedError(
             f"{refused}: {messages[0]}",
             details=tuple(messages[1:]),
             hint=f"`invoke ami.attest {verification.build}` writes SBOM and provenance where the record is, "
             "`--verify` compares them",
         )
-    return {one.object: one.message for one in findings["excused"]}
+    return {finding.object: finding.message for finding in findings["excused"]}
 
 
 def types_for(need: MachineNeed, verification: ImageVerification, given: list[str]) -> list[str]:
@@ -238,16 +248,18 @@ def machines_to_try(
         UsageError: None of the named types is what the channel asks for.
     """
     findings = evaluate(channel, verification, has_gpus=has_gpus)
-    wanted = []
-    again = [one for one in findings if one.id == "not-shown" and one.evidence["again"]]
-    for title, keys in {one.object: one.evidence["gpus"] for one in again}.items():
+    tries = []
+    unverified = [
+        finding for finding in findings if finding.id == "not-shown" and finding.evidence["reverify"]
+    ]
+    for title, keys in {finding.object: finding.evidence["gpus"] for finding in unverified}.items():
         types = types_for(MachineNeed(title, frozenset(keys)), verification, given)
         if not types:
             raise UsageError(
                 f"channel {channel_name} asks for {title}, and no type that was named has it",
                 hint="name one with --instance-types",
             )
-        wanted.append(tuple(types))
+        tries.append(tuple(types))
     # what failed there may be fixed: a flaw of the machine
-    wanted += [(one.object,) for one in findings if one.id == "not-passed"]
-    return list(dict.fromkeys(wanted))
+    tries += [(finding.object,) for finding in findings if finding.id == "not-passed"]
+    return list(dict.fromkeys(tries))

@@ -109,12 +109,12 @@ def _highlights(diff: Diff | None) -> Iterator[str]:
 
 def _contents(image: ComparedImage) -> Iterator[tuple[str, str, str]]:
     yield "kernel", image.baked.kernel, image.record.plan.base.name
-    for name, found in image.baked.components.items():
-        if found["status"] == "left_out":
-            yield name, "left out", found["reason"]
+    for name, installed in image.baked.components.items():
+        if installed["status"] == "left_out":
+            yield name, "left out", installed["reason"]
         else:
-            version = found.get("package", {}).get("version") or found.get("version") or "unknown"
-            yield name, version, found["source"]
+            version = installed.get("package", {}).get("version") or installed.get("version") or "unknown"
+            yield name, version, installed["source"]
 
 
 def _cautions(image: ComparedImage, diff: Diff) -> Iterator[str]:

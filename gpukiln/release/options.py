@@ -80,12 +80,12 @@ def key_by_region(text: str, regions: Iterable[str], *, encrypt: bool) -> dict[s
         return dict.fromkeys(regions, "default") if encrypt else {}
     if encrypt:
         raise UsageError("--encrypt and --kms-keys exclude each other", hint="leave out --encrypt")
-    wanted = set(regions)
-    if lacking := sorted(wanted - {region for region, key in pairs.items() if key}):
+    names = set(regions)
+    if lacking := sorted(names - {region for region, key in pairs.items() if key}):
         raise UsageError(
             f"--kms-keys names no key for {', '.join(lacking)}: a key is good in its own region alone",
-            hint=",".join(f"{region}=KEY" for region in sorted(wanted)),
+            hint=",".join(f"{region}=KEY" for region in sorted(names)),
         )
-    if extra := sorted(set(pairs) - wanted):
+    if extra := sorted(set(pairs) - names):
         raise UsageError(f"--kms-keys names {', '.join(extra)}, which the release does not go to")
     return pairs

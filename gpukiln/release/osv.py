@@ -79,15 +79,15 @@ def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
     """
     entries = []
     for path in paths:
-        found = 0
+        records = 0
         for where, document in _documents(path):
             if not isinstance(document, dict):
                 raise UsageError(f"{where} is no record of OSV", hint=HINT)
             entry = load(OsvEntry, document, where=where)
-            found += 1
+            records += 1
             if not entry.withdrawn:
                 entries.append(entry)
-        if not found:
+        if not records:
             raise UsageError(f"{path} holds no record", hint=HINT)
     return entries
 
@@ -143,9 +143,9 @@ def is_affected(version: str, affected: OsvAffected, os_family: str) -> bool | N
     """
     if version in affected.versions:
         return True
-    for one in affected.ranges:
-        if one.type == "ECOSYSTEM":
-            inside = _inside(version, one.events, os_family)
+    for versions in affected.ranges:
+        if versions.type == "ECOSYSTEM":
+            inside = _inside(version, versions.events, os_family)
             if inside is not False:
                 return inside
     return False
@@ -188,8 +188,8 @@ def first_fixed(version: str, affected: OsvAffected, os_family: str) -> str:
     """
     installed = parse(version, os_family)
     fixes = []
-    for one in affected.ranges:
-        for event in one.events:
+    for versions in affected.ranges:
+        for event in versions.events:
             point = parse(event.fixed, os_family) if event.fixed else None
             if event.fixed and point and installed and point > installed:
                 fixes.append((point, event.fixed))

@@ -81,28 +81,35 @@ def read_channels(cloud: Cloud, regions: list[str]) -> Overview:
     Returns:
         What was found.
     """
-    found: dict[str, dict[Pointer, _ChannelState]] = {}
+    channels_by_region: dict[str, dict[Pointer, _ChannelState]] = {}
     errors: dict[str, GpukilnError] = {}
     asked: list[str] = []
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
         asked += missing
-        for region, outcome in each(make_sites(cloud, missing), "read the channels", _read).items():
+        for region, outcome in each(make_sites(cloud, missing), "read the channels", _read_region).items():
             if outcome.error:
                 errors[region] = outcome.error
                 continue
-            found[region] = outcome.require()
-            regions = [*regions, *(r for one in found[region].values() for r in one.versions[-1].regions)]
+            channels_by_region[region] = outcome.require()
+            regions = [
+                *regions,
+                *(r for state in channels_by_region[region].values() for r in state.versions[-1].regions),
+            ]
     rows: list[ChannelRow] = []
-    for pointer in sorted({pointer for channels in found.values() for pointer in channels}):
-        here = {region: channels[pointer] for region, channels in found.items() if pointer in channels}
-        belongs = {region for one in here.values() for region in one.versions[-1].regions}
-        newest = max(here.values(), key=lambda one: one.versions[-1].at).versions[-1].build
-        rows += [_row(pointer, region, one, newest) for region, one in here.items()]
+    for pointer in sorted({pointer for channels in channels_by_region.values() for pointer in channels}):
+        here = {
+            region: channels[pointer]
+            for region, channels in channels_by_region.items()
+            if pointer in channels
+        }
+        belongs = {region for state in here.values() for region in state.versions[-1].regions}
+        newest = max(here.values(), key=lambda state: state.versions[-1].at).versions[-1].build
+        rows += [_row(pointer, region, state, newest) for region, state in here.items()]
         rows += [
             ChannelRow(pointer, region, "", "", "", "", "", ("the channel is missing here",))
             for region in sorted(belongs - set(here) - set(errors))
         ]
-    return Overview(tuple(rows), tuple(found), errors)
+    return Overview(tuple(rows), tuple(channels_by_region), errors)
 
 
 def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: Iterable[str]) -> None:
@@ -117,10 +124,10 @@ def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: I
     Raises:
         RefusedError: It points at something else, or at nothing, in one of them.
     """
-    wanted = list(regions)
-    overview = read_channels(cloud, wanted)
+    chosen = list(regions)
+    overview = read_channels(cloud, chosen)
     there = {row.region: row.build for row in overview.rows if row.pointer == pointer}
-    wrong = {region: there.get(region, "") for region in wanted if there.get(region) != build}
+    wrong = {region: there.get(region, "") for region in chosen if there.get(region) != build}
     for region in wrong:
         if region in overview.errors:
             raise overview.errors[region]
@@ -132,10 +139,10 @@ def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: I
         )
 
 
-def _read(site: Site) -> dict[Pointer, _ChannelState]:
+def _read_region(site: Site) -> dict[Pointer, _ChannelState]:
     values = pointers.read_all(site.ssm)
     images = find_images(site, values.values())
-    found = {}
+    states = {}
     for pointer, image_id in values.items():
         image, words, refused = images.get(image_id), "", ""
         if image is not None:
@@ -143,13 +150,13 @@ def _read(site: Site) -> dict[Pointer, _ChannelState]:
                 words = trust.require_released(site.cloud, image, pointer, site.ssm)
             except RefusedError as error:
                 refused = "; ".join((error.message, *error.details))
-        found[pointer] = _ChannelState(pointers.history(site.ssm, pointer), image, words, refused)
-    return found
+        states[pointer] = _ChannelState(pointers.history(site.ssm, pointer), image, words, refused)
+    return states
 
 
-def _row(pointer: Pointer, region: str, found: _ChannelState, newest: str) -> ChannelRow:
-    releases = pointers.releases(found.versions)
-    current, image = releases[-1], found.image
+def _row(pointer: Pointer, region: str, state: _ChannelState, newest: str) -> ChannelRow:
+    releases = pointers.releases(state.versions)
+    current, image = releases[-1], state.image
     problems = []
     if current.build != newest:
         problems.append(f"another region points at {newest or 'an image of no build'}")
@@ -165,8 +172,8 @@ def _row(pointer: Pointer, region: str, found: _ChannelState, newest: str) -> Ch
             problems.append("the image is deprecated")
         if not is_protected(image):
             problems.append("the image can be deregistered")
-    if found.refused:
-        problems.append(found.refused)
+    if state.refused:
+        problems.append(state.refused)
     return ChannelRow(
         pointer=pointer,
         region=region,
@@ -176,7 +183,7 @@ def _row(pointer: Pointer, region: str, found: _ChannelState, newest: str) -> Ch
         by=current.by,
         previous=releases[-2].build if len(releases) > 1 else "",
         problems=tuple(problems),
-        trust=found.trust,
+        trust=state.trust,
     )
 
 

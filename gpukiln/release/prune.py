@@ -137,7 +137,7 @@ def prune(
 
 def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
     """Every image of gpukiln in a region, with what is to be done and why."""
-    found = calls.images(
+    listed = calls.images(
         site.ec2,
         {"tag-key": [RECIPE_TAG]},
         page_size=PAGE,
@@ -145,11 +145,13 @@ def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
         IncludeDeprecated=True,
         IncludeDisabled=True,
     )
-    images = {image["ImageId"]: image for image in found}
+    images = {image["ImageId"]: image for image in listed}
     channels = _channels(site, rules, images)
     users = images_in_use(site)
     items: list[PrunedImage] = []
-    for image in sorted(images.values(), key=lambda one: (one["CreationDate"], one["ImageId"])):
+    for image in sorted(
+        images.values(), key=lambda listed_image: (listed_image["CreationDate"], listed_image["ImageId"])
+    ):
         reason = _why_keep(site, image, rules, channels, users)
         action = "keep" if reason else "remove"
         age = (datetime.now(UTC) - parse_time(image["CreationDate"])).days
@@ -191,8 +193,8 @@ def _channels(site: Site, rules: PruneRules, images: Mapping[str, Any]) -> dict[
     needed: dict[str, str] = {}
     for pointer, current in values.items():
         for image_id in _kept_releases(site, pointer, rules):
-            needed.setdefault(image_id, f"a release that {_name(pointer)} can go back to")
-        needed[current] = f"{_name(pointer)} points at it"
+            needed.setdefault(image_id, f"a release that {_pointer_title(pointer)} can go back to")
+        needed[current] = f"{_pointer_title(pointer)} points at it"
     return needed
 
 
@@ -205,7 +207,7 @@ def _kept_releases(site: Site, pointer: Pointer, rules: PruneRules) -> list[str]
     return [version.image_id for version in releases[-(keep + 1) :]]
 
 
-def _name(pointer: Pointer) -> str:
+def _pointer_title(pointer: Pointer) -> str:
     return f"{pointer.channel} of {pointer.image} {pointer.kubernetes}"
 
 
@@ -239,7 +241,7 @@ def _why_keep(
 
 def _find_orphaned_snapshots(site: Site) -> dict[str, str]:
     """Snapshots whose image an earlier run deregistered before it ended."""
-    found = calls.pages(
+    snapshots = calls.pages(
         site.ec2,
         "describe_snapshots",
         "Snapshots",
@@ -247,7 +249,7 @@ def _find_orphaned_snapshots(site: Site) -> dict[str, str]:
         Filters=calls.filters({"tag-key": [PRUNING_TAG]}),
         PaginationConfig={"PageSize": PAGE},
     )
-    owner = {one["SnapshotId"]: tags_of(one)[PRUNING_TAG] for one in found}
+    owner = {snapshot["SnapshotId"]: tags_of(snapshot)[PRUNING_TAG] for snapshot in snapshots}
     there = find_images(site, owner.values())
     return {snapshot: "remove" for snapshot, image_id in owner.items() if image_id not in there}
 
@@ -295,17 +297,17 @@ def require_complete(done: list[PruneResult]) -> None:
         GpukilnError: No region could be looked at, all for the same kind of reason.
         PartialError: Some of it failed.
     """
-    errors = [one.error for one in done if one.error]
+    errors = [result.error for result in done if result.error]
     if len(errors) == len(done) and len({error.exit_code for error in errors}) == 1:  # nothing was done
         raise type(errors[0])(
             errors[0].message, hint=errors[0].hint, details=tuple(error.message for error in errors[1:])
         )
-    lines = [f"{one.region}: {one.error.message}" for one in done if one.error]
-    for one in done:
-        failed = [item for item in one.items if item.action == "failed"]
-        lines += [f"{one.region}: {item.image_id}: {item.reason}" for item in failed]
-        left = [snapshot for snapshot, action in one.orphaned_snapshots.items() if action == "failed"]
-        lines += [f"{one.region}: {snapshot} was not removed" for snapshot in left]
+    lines = [f"{result.region}: {result.error.message}" for result in done if result.error]
+    for result in done:
+        failed = [item for item in result.items if item.action == "failed"]
+        lines += [f"{result.region}: {item.image_id}: {item.reason}" for item in failed]
+        left = [snapshot for snapshot, action in result.orphaned_snapshots.items() if action == "failed"]
+        lines += [f"{result.region}: {snapshot} was not removed" for snapshot in left]
     if lines:
         raise PartialError(
             f"{len(lines)} thing{'s' if len(lines) > 1 else ''} failed",

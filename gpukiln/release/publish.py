@@ -136,7 +136,7 @@ def release(
         with progress.step("look at what is there"):
             source = source_image(cloud, spec.verification)
             sites = make_sites(cloud, spec.regions)
-            seen = each(sites, "look at the channel", lambda site: _look(site, spec, source))
+            seen = each(sites, "look at the channel", lambda site: _inspect_region(site, spec, source))
         _refuse_left_behind(spec, cloud, seen)
         for outcome in seen.values():
             if isinstance(outcome.error, RefusedError):
@@ -146,10 +146,10 @@ def release(
             pointer=spec.pointer,
             build=spec.verification.build,
             cloud=cloud.name,
-            regions=tuple(_first(site.region, seen[site.region]) for site in sites),
+            regions=tuple(_initial_result(site.region, seen[site.region]) for site in sites),
             excused=dict(spec.excused),
             not_run=spec.not_run,
-            trust=_trust(spec),
+            trust=_trust_text(spec),
             started_at=now(),
         )
         if dry_run:
@@ -171,7 +171,7 @@ class _RegionState:
     regions: tuple[str, ...]
 
 
-def _look(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _RegionState:
+def _inspect_region(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _RegionState:
     """What stands in the way, and what the channel points at now; changes nothing."""
     if spec.sharing.public:
         encrypted = is_encrypted(source) or bool(spec.keys)
@@ -187,15 +187,15 @@ def _look(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _RegionSt
                 hint="whoever owns the account must want it off: "
                 f"aws ec2 disable-image-block-public-access --region {site.region}",
             )
-    key, found = spec.keys.get(site.region), str(source["ImageId"])
+    key, image_id = spec.keys.get(site.region), str(source["ImageId"])
     _refuse_default_key(site.region, spec, key, encrypted=bool(key) or is_encrypted(source))
     if is_copied(site.region, spec, source):
-        found, _ = find_copies(site, source, key)
-        if found:
-            _require_copy(site, spec, source, find_images(site, [found])[found])
+        image_id, _ = find_copies(site, source, key)
+        if image_id:
+            _require_copy(site, spec, source, find_images(site, [image_id])[image_id])
     versions = pointers.history(site.ssm, spec.pointer)
     current = versions[-1] if versions else None
-    return _RegionState(found, current.image_id if current else "", current.regions if current else ())
+    return _RegionState(image_id, current.image_id if current else "", current.regions if current else ())
 
 
 def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool:
@@ -219,7 +219,7 @@ def _refuse_default_key(region: str, spec: ReleaseSpec, key: str | None, *, encr
         )
 
 
-def _first(region: str, outcome: RegionOutcome[_RegionState]) -> RegionResult:
+def _initial_result(region: str, outcome: RegionOutcome[_RegionState]) -> RegionResult:
     result = RegionResult(region)
     if outcome.error:
         return result.failed(outcome.error)
@@ -233,8 +233,8 @@ def _refuse_left_behind(
     """A release to fewer regions than the last would leave the others at the old image, unseen."""
     known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
     others = make_sites(cloud, sorted(known - set(spec.regions)))
-    found = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
-    if left := [region for region, outcome in found.items() if outcome.error or outcome.value]:
+    histories = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
+    if left := [region for region, outcome in histories.items() if outcome.error or outcome.value]:
         raise RefusedError(
             f"channel {spec.channel_name} also points at an image in {', '.join(left)}",
             hint=f"--regions {','.join([*spec.regions, *left])}; or end it there: aws ssm delete-parameter "
@@ -265,7 +265,7 @@ def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Call
     return image_id
 
 
-def _trust(spec: ReleaseSpec) -> str:
+def _trust_text(spec: ReleaseSpec) -> str:
     if not spec.channel.trust:
         return trust.UNSIGNED
     return f"signed: trusts {' and '.join(map(str, spec.channel.trust))}"
@@ -273,23 +273,23 @@ def _trust(spec: ReleaseSpec) -> str:
 
 def _require_copy(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:
     """Refuse an image that says it is the copy, where only its tags do."""
-    found = None
+    vouched = None
     if spec.channel.trust:
-        found, _ = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
+        vouched, _ = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
     place = statements.place_of(source, spec.verification.region)
     verified = spec.verification.vouched.verified.values() if spec.verification.vouched else ()
-    trust.require_copy(site.cloud, image, place, spec.verification.build, found, verified)
+    trust.require_copy(site.cloud, image, place, spec.verification.build, vouched, verified)
 
 
-def _counted(spec: ReleaseSpec, vouched: Vouched) -> tuple[str, ...]:
+def _counting_types(spec: ReleaseSpec, vouched: Vouched) -> tuple[str, ...]:
     """The instance types whose signed verdicts count for the channel."""
-    wanted = suite_digest() if spec.channel.suite == "current" else ""
+    suite = suite_digest() if spec.channel.suite == "current" else ""
     return tuple(
         name
         for name, claim in vouched.verdicts.items()
         if claim.outcome == "passed"
         and claim.profile == spec.verification.profile
-        and wanted in ("", claim.suite)
+        and suite in ("", claim.suite)
     )
 
 
@@ -298,7 +298,7 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     vouched, signer = spec.verification.vouched, spec.signer
     if vouched is None or signer is None:
         raise RefusedError(f"nothing signed is known of {spec.verification.image_id}")
-    counted = _counted(spec, vouched)
+    counted = _counting_types(spec, vouched)
     verified = vouched.verified[counted[0]] if counted else vouched.place
     claim = ReleaseClaim(
         image=spec.verification.about,

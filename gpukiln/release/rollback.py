@@ -65,10 +65,12 @@ def rollback(
             histories = _histories(pointer, cloud, regions)
             releases = {region: pointers.releases(versions) for region, versions in histories.items()}
             current = {region: stack[-1].image_id for region, stack in releases.items()}
-            begun = _begun(records.unfinished_rollbacks(pointer, cloud.name), current, to)
-            target = _target(pointer, releases, to or (begun.build if begun else ""))
+            begun = _find_resumable(records.unfinished_rollbacks(pointer, cloud.name), current, to)
+            target = _find_targets(pointer, releases, to or (begun.build if begun else ""))
             sites = make_sites(cloud, releases)
-            seen = each(sites, "look up the image", lambda site: _usable(site, target[site.region], pointer))
+            seen = each(
+                sites, "look up the image", lambda site: _require_usable(site, target[site.region], pointer)
+            )
             trusts = [outcome.require() for outcome in seen.values()]
         build = next(iter(target.values())).build
         if begun and begun.build == build:
@@ -121,7 +123,11 @@ def pointer_of(image: str, channel: str, cloud: Cloud, region: str) -> Pointer:
         whose base has no Kubernetes is released to `NO_KUBERNETES`.
     """
     [site] = make_sites(cloud, [region])
-    there = [one for one in pointers.read_all(site.ssm) if (one.image, one.channel) == (image, channel)]
+    there = [
+        pointer
+        for pointer in pointers.read_all(site.ssm)
+        if (pointer.image, pointer.channel) == (image, channel)
+    ]
     return there[0] if len(there) == 1 else Pointer(image, kubernetes_version(), channel)
 
 
@@ -131,12 +137,12 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
     asked: list[str] = []
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
         asked += missing
-        found = each(
+        outcomes = each(
             make_sites(cloud, missing),
             "look at the channel",
             lambda site: pointers.history(site.ssm, pointer),
         )
-        for region, outcome in found.items():
+        for region, outcome in outcomes.items():
             if versions := outcome.require():
                 histories[region] = versions
                 regions = [*regions, *versions[-1].regions]
@@ -148,27 +154,29 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
     return histories
 
 
-def _begun(
+def _find_resumable(
     unfinished: list[UnfinishedRollback], current: Mapping[str, str], to: str
 ) -> UnfinishedRollback | None:
     """The rollback that was begun and is to be completed: every region is where it was, or where it goes."""
-    for one in unfinished:
+    for rollback in unfinished:
         known = all(
-            image_id and image_id in (one.images.get(region), one.replaces.get(region))
+            image_id and image_id in (rollback.images.get(region), rollback.replaces.get(region))
             for region, image_id in current.items()
         )
-        if known and to in ("", one.build, *one.images.values()):
-            return one
+        if known and to in ("", rollback.build, *rollback.images.values()):
+            return rollback
     return None
 
 
-def _target(
+def _find_targets(
     pointer: Pointer, releases: Mapping[str, list[PointerVersion]], to: str
 ) -> dict[str, PointerVersion]:
     """The release of each region to go back to: the same build everywhere."""
     if to:
         named = {v.build for stack in releases.values() for v in stack if v.image_id == to and v.build}
-        fitting = [build for build in named or {to} if all(_has(stack, build) for stack in releases.values())]
+        fitting = [
+            build for build in named or {to} if all(_has_build(stack, build) for stack in releases.values())
+        ]
         why = f"has no release {to!r} in every region"
     else:
         fitting = _release_before(releases)
@@ -178,7 +186,7 @@ def _target(
     if len(fitting) != 1:
         raise RefusedError(
             f"{pointer.path} {why}",
-            details=_lines(releases),
+            details=_history_lines(releases),
             hint="--to BUILD with a build that every region had, or `ami.release` an earlier one",
         )
     return {
@@ -187,7 +195,7 @@ def _target(
     }
 
 
-def _has(stack: list[PointerVersion], build: str) -> bool:
+def _has_build(stack: list[PointerVersion], build: str) -> bool:
     return any(version.build == build for version in stack)
 
 
@@ -208,14 +216,14 @@ def _release_before(releases: Mapping[str, list[PointerVersion]]) -> list[str]:
     ]
 
 
-def _lines(releases: Mapping[str, list[PointerVersion]]) -> tuple[str, ...]:
+def _history_lines(releases: Mapping[str, list[PointerVersion]]) -> tuple[str, ...]:
     return tuple(
         f"{region}: {' <- '.join(version.build or version.image_id for version in reversed(stack[-4:]))}"
         for region, stack in releases.items()
     )
 
 
-def _usable(site: Site, version: PointerVersion, pointer: Pointer) -> str:
+def _require_usable(site: Site, version: PointerVersion, pointer: Pointer) -> str:
     """By what the image is trusted, in words."""
     image = find_images(site, [version.image_id]).get(version.image_id)
     if image is None or image["State"] != "available":

@@ -64,45 +64,45 @@ class ReleaseRun:
         """
         pointer, build = self._release.pointer, self._release.build
         try:
-            self._keep("running")
+            self._record_state("running")
             if (
-                self._step(
+                self._run_step(
                     title, prepare, lambda result, value: replace(result, state="ready", image_id=value)
                 )
-                and self._step(
+                and self._run_step(
                     f"point {pointer.channel} at {build}",
-                    lambda site: self._point(site, moved),
+                    lambda site: self._point_channel(site, moved),
                     lambda result, _: replace(result, state="published", published=True),
                 )
-                and self._step(
+                and self._run_step(
                     "retire what it replaces",
                     lambda site: self._retire(site, retire),
                     lambda result, _: replace(result, state="done"),
                 )
             ):
-                return self._keep("done")
+                return self._record_state("done")
         except BaseException:
-            self._keep("interrupted")
+            self._record_state("interrupted")
             raise
         all_failed = len(self._release.failures) == len(self._results)
-        return self._keep("failed" if all_failed else "partial")
+        return self._record_state("failed" if all_failed else "partial")
 
-    def _point(self, site: Site, moved: Callable[[Site, str], None]) -> None:
+    def _point_channel(self, site: Site, moved: Callable[[Site, str], None]) -> None:
         """One PutParameter, unless the parameter says so already: the image, and every region of the release.
 
         Who knows one region finds the others through it, so one that is added is told to those before.
         """
-        pointer, wanted = self._release.pointer, self._results[site.region].image_id
+        pointer, image_id = self._release.pointer, self._results[site.region].image_id
         versions, regions = pointers.history(site.ssm, pointer), tuple(self._results)
-        before, told = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
-        if before != wanted or set(told) != set(regions):
+        before, named = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
+        if before != image_id or set(named) != set(regions):
             site.check_interrupted()
             version = PointerVersion(
-                wanted, self._release.build, self._release.action, before, regions, pointers.current_user()
+                image_id, self._release.build, self._release.action, before, regions, pointers.current_user()
             )
             pointers.write(site.ssm, pointer, version, pause=site.pause)
         pointers.ensure_tags(site.ssm, pointer)
-        moved(site, wanted)
+        moved(site, image_id)
 
     def _retire(self, site: Site, when: Callable[[str], timedelta]) -> None:
         """What this channel pointed at and no channel points at any more."""
@@ -111,7 +111,7 @@ class ReleaseRun:
         for image_id, image in find_images(site, old).items():
             retire(site, image, after=when(image_id))
 
-    def _step(
+    def _run_step(
         self,
         title: str,
         work: Callable[[Site], Any],
@@ -127,10 +127,10 @@ class ReleaseRun:
                     self._progress.fail()
                 else:
                     self._results[region] = ended(result, outcome.value)
-        self._keep("running")
+        self._record_state("running")
         return all(result.state != "failed" for result in self._results.values())
 
-    def _keep(self, state: str) -> Release:
+    def _record_state(self, state: str) -> Release:
         self._release = replace(
             self._release.with_results(self._results),
             state=state,

@@ -61,35 +61,35 @@ class ImageVerification:
 
         Of a layer that some machines ran the smallest number counts: what one ran is proven.
         """
-        every = [one.not_run for one in self.verdicts.values() if one.passed]
-        least = {layer: min(one.get(layer, 0) for one in every) for layer in LAYERS} if every else {}
+        every = [verdict.not_run for verdict in self.verdicts.values() if verdict.passed]
+        least = {layer: min(counts.get(layer, 0) for counts in every) for layer in LAYERS} if every else {}
         return " ".join(f"{layer}={count}" for layer, count in least.items() if count) or "none"
 
 
-def verification_from_record(found: Record) -> ImageVerification:
+def verification_from_record(record: Record) -> ImageVerification:
     """What the record of a build of this machine says.
 
     Raises:
         UsageError: The build has no image.
     """
-    if found.bake is None:
+    if record.bake is None:
         raise UsageError(
-            f"build {found.build_id} has no image: it is {found.state}",
+            f"build {record.build_id} has no image: it is {record.state}",
             hint="`invoke ami.list` shows others",
         )
-    plan = found.plan
+    plan = record.plan
     return ImageVerification(
-        image_id=found.bake.image_id,
-        region=found.bake.region,
+        image_id=record.bake.image_id,
+        region=record.bake.region,
         image=plan.image,
         kubernetes=plan.kubernetes,
-        build=found.build_id,
+        build=record.build_id,
         instance_types=plan.instance_types,
         profile=plan.profile,
         required_layers=plan.required_layers,
-        verdicts={name: judged_by(verdict) for name, verdict in found.newest_verdicts.items()},
-        simulated=found.simulated,
-        named=found.build_id,
+        verdicts={name: judged_by(verdict) for name, verdict in record.newest_verdicts.items()},
+        simulated=record.simulated,
+        named=record.build_id,
     )
 
 
@@ -168,7 +168,7 @@ def with_signed_verdicts(
     trusted = {
         name: known.get(claim.verdict, judged_by_claim(claim)) for name, claim in vouched.verdicts.items()
     }
-    failed = {name: one for name, one in verification.verdicts.items() if not one.passed}
+    failed = {name: verdict for name, verdict in verification.verdicts.items() if not verdict.passed}
     return replace(verification, verdicts={**failed, **trusted}, vouched=vouched)
 
 
@@ -182,12 +182,12 @@ def require_same_verdict(verification: ImageVerification, tags: Mapping[str, str
     Raises:
         RefusedError: They differ.
     """
-    for one in verification.verdicts.values():
-        name, value = one.tag
+    for verdict in verification.verdicts.values():
+        name, value = verdict.tag
         if tags.get(name) != value:
             raise RefusedError(
                 f"the tags of {verification.image_id} tell of another verdict than the record of {verification.build}",
                 details=(f"record: {value}", f"tag {name}: {tags.get(name, 'none')}"),
-                hint=f"`invoke ami.verify {verification.build} --instance-types {one.instance_type}` judges it "
+                hint=f"`invoke ami.verify {verification.build} --instance-types {verdict.instance_type}` judges it "
                 "again and writes both",
             )

@@ -32,7 +32,7 @@ def release_table(release: Release) -> Rows:
         release: A release or rollback.
     """
     planned = release.state == "planned"
-    made = Rows("region", "state", "image", "replaces", first=2)
+    table = Rows("region", "state", "image", "replaces", first=2)
     for result in release.regions:
         state = _coloured(result.state)
         unchanged = result.image_id and result.image_id == result.replaces
@@ -41,8 +41,8 @@ def release_table(release: Release) -> Rows:
         if result.state == "failed" and result.published:
             state.append(" after the channel was moved")
         image = result.image_id or ("a new copy" if planned else "-")
-        made.add(result.region, state, image, "-" if unchanged else result.replaces or "-")
-    return made
+        table.add(result.region, state, image, "-" if unchanged else result.replaces or "-")
+    return table
 
 
 def channels_table(rows: Iterable[ChannelRow]) -> Rows:
@@ -52,9 +52,9 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
         rows: What was found.
     """
     titles = ("channel", "region", "points at", "image", "kubernetes", "build", "since", "before", "")
-    made = Rows(*titles, first=3, folds=True)
+    table = Rows(*titles, first=3, folds=True)
     for row in rows:
-        made.add(
+        table.add(
             row.pointer.channel,
             row.region,
             row.image_id or "-",
@@ -65,7 +65,7 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
             row.previous or "-",
             Text("; ".join(row.problems), style="red"),
         )
-    return made
+    return table
 
 
 def prune_table(regions: Iterable[PruneResult]) -> Rows:
@@ -74,18 +74,18 @@ def prune_table(regions: Iterable[PruneResult]) -> Rows:
     Args:
         regions: What was found and done.
     """
-    made = Rows("", "region", "image", "created", "reason", "name", first=4)
-    for one in regions:
-        for item in one.items:
-            made.add(
+    table = Rows("", "region", "image", "created", "reason", "name", first=4)
+    for region in regions:
+        for item in region.items:
+            table.add(
                 _coloured(item.action),
-                one.region,
+                region.region,
                 item.image_id,
                 item.created[:10],
                 item.reason,
                 item.name,
             )
-        for snapshot_id, action in one.orphaned_snapshots.items():
+        for snapshot_id, action in region.orphaned_snapshots.items():
             reason = "left by an earlier prune: its image is gone"
-            made.add(_coloured(action), one.region, snapshot_id, "", reason, "")
-    return made
+            table.add(_coloured(action), region.region, snapshot_id, "", reason, "")
+    return table

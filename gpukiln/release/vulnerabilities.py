@@ -72,12 +72,12 @@ def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) 
         The flaws, and what was not looked at.
     """
     notes: list[str] = []
-    found = [*_toolkit(image, notes), *_driver(image, notes)]
+    flaws = [*_toolkit(image, notes), *_driver(image, notes)]
     if osv is None:
         notes.append("packages were not looked at: no --vulnerabilities FILE was given")
     else:
-        found += _packages(image, osv, notes)
-    unique = {row.key: row for row in found}
+        flaws += _packages(image, osv, notes)
+    unique = {row.key: row for row in flaws}
     ordered = sorted(unique.values(), key=lambda row: (row.package, row.id))
     return VulnerabilityReport(tuple(ordered), tuple(dict.fromkeys(notes)))
 
@@ -87,11 +87,11 @@ def _toolkit(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
     if version is None:
         return
     try:
-        found = flaws(version)
+        rows = flaws(version)
     except UsageError as error:
         notes.append(f"{TOOLKIT} was not looked at: {error.message}")
         return
-    for row in found:
+    for row in rows:
         source = f"NVIDIA bulletin {row.bulletin}"
         yield Vulnerability(row.cve, TOOLKIT, version, row.fixed, row.severity, row.about, source)
 

@@ -146,12 +146,12 @@ def decide_runtime(role: Role, node: Node) -> Plan:
 
 def versions(system: System, node: Node) -> dict[str, str]:
     """Version of each engine that is there, without epoch and release."""
-    found = node["packages"]
+    packages = node["packages"]
     return {
-        engine: upstream(found[name][-1]["version"])
+        engine: upstream(packages[name][-1]["version"])
         for engine, names in _platform(system).providers.items()
         for name in reversed(names)
-        if name in found
+        if name in packages
     }
 
 
@@ -200,13 +200,13 @@ def _configure_containerd(plan: Plan, role: Role, node: Node, runtime: Runtime) 
 
 def _configure_docker(plan: Plan, node: Node, runtime: Runtime) -> None:
     text = (node["files"][DAEMON_JSON] or {}).get("text", "")
-    wanted = daemon_json(text, runtime.keys, runtime.without, runtime.preferences)
+    settings = daemon_json(text, runtime.keys, runtime.without, runtime.preferences)
     # Judged on the parsed content: other tools write the same keys in another layout.
-    if wanted != _parsed(text):
+    if settings != _parsed(text):
         plan.write(
             node,
             DAEMON_JSON,
-            f"{json.dumps(wanted, indent=4, sort_keys=True)}\n",
+            f"{json.dumps(settings, indent=4, sort_keys=True)}\n",
             notify=_restart("docker", node),
         )
 
@@ -231,11 +231,11 @@ def daemon_json(
         BrokenFileError: It is no JSON object.
     """
     kept = {key: value for key, value in _parsed(text).items() if key not in without or value != without[key]}
-    found = _merged(kept, keys)
+    merged = _merged(kept, keys)
     for preference in preferences:
-        if not set(preference) & set(found):
-            found |= {key: value for key, value in preference.items() if value is not None}
-    return found
+        if not set(preference) & set(merged):
+            merged |= {key: value for key, value in preference.items() if value is not None}
+    return merged
 
 
 def _parsed(text: str) -> dict[str, Any]:

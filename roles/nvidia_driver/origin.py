@@ -90,7 +90,7 @@ def _ubuntu(branch: int, opened: bool, precompiled: str) -> Origin:
 def precompiled_names(branch: int, kind: str, series: Sequence[str]) -> list[str]:
     """Metapackages of Canonical's signed modules, for the kernels of each series."""
     prefix = precompiled_prefix(branch, kind)
-    return [f"{prefix}-{one}" for one in series]
+    return [f"{prefix}-{suffix}" for suffix in series]
 
 
 def precompiled_prefix(branch: int, kind: str) -> str:

@@ -119,5 +119,5 @@ def _archive(role: Role) -> dict[str, Any]:
 
 def _user_of(unit: dict[str, Any] | None) -> str:
     """Who the driver's unit runs it as; empty where it does not say."""
-    found = re.search(r"(?m)^ExecStart=.*--user[ =](\S+)", unit["text"]) if unit and "text" in unit else None
-    return found[1] if found else ""
+    match = re.search(r"(?m)^ExecStart=.*--user[ =](\S+)", unit["text"]) if unit and "text" in unit else None
+    return match[1] if match else ""

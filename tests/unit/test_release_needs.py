@@ -74,7 +74,7 @@ def test_layers_must_have_run_on_every_gpu():
     [missing] = evaluate(STABLE, proof(T4, poor), has_gpus=True)
     assert (missing.id, missing.severity, missing.object) == ("not-shown", "error", "a machine with A10G")
     assert missing.message == "g5.xlarge: container.cuda: left out"
-    assert not missing.evidence["again"]  # another verification would find the same
+    assert not missing.evidence["reverify"]  # another verification would find the same
     [by_tags] = evaluate(STABLE, proof(T4, poor, known=False), has_gpus=True)
     assert by_tags.message == "g5.xlarge: 1 checks of container were not run"
 

@@ -1,4 +1,4 @@
-"""The disk of an image becomes a file: read, prepared, converted, hashed, and named when all is there."""
+"""Exports the disk of an image: read, prepared, converted, hashed, and renamed when all of it is written."""
 
 import hashlib
 import os
@@ -36,18 +36,18 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is to be written.
+    """What to write.
 
     Args:
         output: The file, or the folder, of the result.
         to: One of `formats.FORMATS`; empty: by the ending of the file.
-        unproven: Whether an image is taken that was not proven.
-        force: Whether what is there is replaced.
+        unproven: Whether an image that was not verified is exported.
+        force: Whether an existing output is replaced.
         datasource: nocloud or none: what cloud-init asks where there is no EC2; empty: as before.
         ssh_keys: Lines of an authorized_keys file, for the image's user.
         size_gib: The disk's size; None: as it is.
-        url: Where what is written will be served, for the forms that machines fetch; empty: see the form.
-        direct: Whether a disk that lies on this machine is read there, and not by the EBS direct APIs.
+        url: Where the output will be served, for the formats that machines fetch; empty: see the format.
+        direct: Whether a disk file of the embedded cloud is read in place, and not by the EBS direct APIs.
     """
 
     output: Path
@@ -63,7 +63,7 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What an export is going to do."""
+    """What an export would do."""
 
     image_id: str
     output: Path
@@ -78,17 +78,17 @@ class ExportPlan:
 
 @dataclass(frozen=True)
 class ExportResult:
-    """What was written.
+    """The result of an export.
 
     Args:
-        bytes: Of the file.
-        virtual_bytes: Of the disk that is in it.
-        sha256: Of the file; of a folder that of its list of digests.
-        files: Everything that stands beside it.
-        missing: What does not: why.
-        boots_on: What the disk boots on; None: nobody can say, for `boots_on_unknown`.
-        blocks_read: By the EBS direct APIs, in this run; None: the disk lies on this machine.
-        blocks_kept: Of an earlier run that was interrupted.
+        bytes: The size of the file.
+        virtual_bytes: The size of the disk that is in it.
+        sha256: The digest of the file; of a folder the digest of its list of digests.
+        files: The files next to it.
+        missing: By the title of a document that was not written, the reason.
+        boots_on: Firmware and devices that the disk boots on; None: unknown, see `boots_on_unknown`.
+        blocks_read: Blocks that this run read by the EBS direct APIs; None: the disk is on this machine.
+        blocks_kept: Blocks of an earlier run that was interrupted.
         durations_s: Seconds of each step.
     """
 
@@ -124,11 +124,11 @@ class _WorkFiles:
 
 
 def plan(options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None) -> ExportPlan:
-    """Look at all that an export needs, and refuse what can't be or may not be.
+    """Check everything that an export needs.
 
     Raises:
-        UsageError: The image, the form, the folder or the size is none.
-        RefusedError: The image was not proven, or the file is there.
+        UsageError: The image, the format, the folder or the size is wrong.
+        RefusedError: The image was not verified, or the output exists.
     """
     source, to, _ = _check_request(options, cloud, image_id, build)
     why = _why_unverified(source, build)
@@ -148,12 +148,12 @@ def plan(options: ExportOptions, cloud: Cloud, image_id: str, build: Build | Non
 def export(
     options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None, progress: Progress
 ) -> ExportResult:
-    """Write an image's disk; what is under the final name is whole, and what belongs to it stands beside it.
+    """Write an image's disk and the files next to it; a file under the final name is always whole.
 
-    An export by the EBS direct APIs that was ended goes on where it was, when it is asked for again.
+    An export by the EBS direct APIs that was interrupted resumes when it is called again.
 
     Raises:
-        GpukilnError: See `plan`; or there is no room, a tool failed, or EBS does not give the blocks.
+        GpukilnError: See `plan`; or the disk is full, a tool failed, or EBS does not return the blocks.
     """
     source, to, work = _check_request(options, cloud, image_id, build)
     with _output_lock(options.output), _report_disk_full(options.output.parent):
@@ -187,10 +187,10 @@ def export(
             if source.disk is not None or not work.journal.exists():
                 work.remove()
             else:
-                note = f"what was read stays in {work.disk}: the next run reads only the rest"
+                note = f"the blocks that were read stay in {work.disk}: the next run reads only the rest"
                 if isinstance(error, GpukilnError):
                     error.add_note(note)
-                else:  # of Ctrl-C no notes are shown
+                else:  # commands print no notes of KeyboardInterrupt
                     progress.show(Text(note))
             raise
         known = sidecars.find_sidecars(source, build)
@@ -227,24 +227,26 @@ def _check_request(
     to, output = format_of(options.to, options.output), options.output
     if options.url and not FORMATS[to].has_url:
         fetched = " and ".join(name for name, form in FORMATS.items() if form.has_url)
-        raise UsageError(f"--url is of no use for {to}", hint=f"it is for {fetched}; leave it out")
+        raise UsageError(f"--url has no effect for {to}", hint=f"leave it out; it is for {fetched}")
     refuse_credentials(options.url, "--url", where="the boot files")
     check_options(options.datasource, options.ssh_keys)
     if not output.parent.is_dir():
-        raise UsageError(f"there is no folder {output.parent}", hint="make it, or name a file in another one")
+        raise UsageError(
+            f"there is no folder {output.parent}", hint="make it, or name a file in another folder"
+        )
     if (output.exists() or output.is_symlink()) and not options.force:
-        raise RefusedError(f"{output} is there", hint="name another file, or replace it with --force")
+        raise RefusedError(f"{output} exists", hint="name another file, or replace it with --force")
     source = find_source(cloud, image_id, direct=options.direct)
     if options.size_gib is not None and options.size_gib < source.size_gib:
         raise UsageError(
-            f"--size {options.size_gib} GiB is less than the disk has, {source.size_gib} GiB: it only grows",
+            f"--size {options.size_gib} GiB is less than the disk's size, {source.size_gib} GiB",
             hint=f"--size {source.size_gib}GiB or more, or leave it out",
         )
     if (why := _why_unverified(source, build)) and not options.unproven:
         which = build.id if build else f"{image_id} --region {source.region} --cloud {source.cloud}"
         raise RefusedError(
-            f"{image_id} was not proven: {why}",
-            hint=f"`invoke ami.verify {which}` judges it; --unproven exports it as it is",
+            f"{image_id} was not verified: {why}",
+            hint=f"`invoke ami.verify {which}` verifies it; --unproven exports it as it is",
         )
     name = output.name
     return (
@@ -255,7 +257,8 @@ def _check_request(
 
 
 def _why_unverified(source: Source, build: Build | None) -> str:
-    """Why nobody may rely on an image, by its tags and by the record of its build; empty: it was proven."""
+    """Why an image does not count as verified, by its tags and its build's record; empty: it does."""
+    # Both are read: a failed verdict counts even where only one of them has it.
     verdicts = judged_from_tags(source.image_id, source.tags)
     known = build.read().newest_verdicts if build else {}
     failed = [name for name, verdict in verdicts.items() if not verdict.passed]
@@ -263,9 +266,9 @@ def _why_unverified(source: Source, build: Build | None) -> str:
     if failed:
         return f"it failed on {', '.join(failed)}"
     if not verdicts:
-        return "no machine judged it"
+        return "it has no verdict of a machine"
     if source.tags.get(IMAGE_TAG, NOT_PROVEN) == NOT_PROVEN:
-        return f"its tag {IMAGE_TAG} says so"
+        return f"by its tag {IMAGE_TAG}"
     return ""
 
 
@@ -287,11 +290,11 @@ def _read(cloud: Cloud, source: Source, work: _WorkFiles, progress: Progress) ->
 
 
 def _prepare_disk(options: ExportOptions, disk: Path, work: _WorkFiles, progress: Progress) -> Path:
-    """A disk of ours, changed; what was read of EBS is not gone on with after that."""
+    """A changed copy of the disk; after the first change the read from EBS can't be resumed."""
     if disk != work.disk:
         programs.require_room(work.disk.parent, sparse.data_bytes(disk))
         meter = Meter(progress, sparse.data_bytes(disk))
-        remove(work.disk)  # a run that was killed may have it mounted still
+        remove(work.disk)  # a killed run may still have the old file mounted
         sparse.copy(disk, work.disk, meter.add)
     prepare(
         work.disk,
@@ -304,7 +307,8 @@ def _prepare_disk(options: ExportOptions, disk: Path, work: _WorkFiles, progress
 
 
 def _boot_support(disk: Path) -> tuple[BootSupport | None, str]:
-    """What a disk boots on, or why nobody can say: somebody's disk need not be one of ours."""
+    """Boot support of a disk, or why it is unknown."""
+    # An imported disk may have a layout that gpukiln can't read; that stops no export.
     try:
         return find_boot_support(disk), ""
     except GpukilnError as error:
@@ -314,7 +318,7 @@ def _boot_support(disk: Path) -> tuple[BootSupport | None, str]:
 def _write_output(
     options: ExportOptions, to: str, disk: Path, work: _WorkFiles, progress: Progress
 ) -> tuple[str, Path]:
-    """The digest, where it is known already, and what was made."""
+    """Write the output; return its digest, where it is known already, and its temporary path."""
     form = FORMATS[to]
     if form.is_disk and disk == work.disk:
         return "", disk
@@ -325,10 +329,10 @@ def _write_output(
 
 
 def _digests(output: Path, part: Path, digest: str, users: str, progress: Progress) -> dict[str, str]:
-    """Per file its SHA-256, by the name that it is going to have.
+    """SHA-256 by final file name.
 
     Args:
-        users: A folder that is its user's to change.
+        users: A folder that users change, which is left out.
     """
     if digest:
         return {output.name: digest}
@@ -376,7 +380,7 @@ def _about_document(
         },
         "verified": not _why_unverified(source, build),
         "verdicts": [dump(verdict) for verdict in verdicts.values()],
-        "changed": {  # what of the disk is not as it was proven
+        "changed": {  # differences from the disk that was verified
             **({"datasource": options.datasource} if options.datasource else {}),
             **({"ssh_keys": len(options.ssh_keys)} if options.ssh_keys else {}),
             **({"size_gib": options.size_gib} if options.size_gib else {}),
@@ -403,6 +407,7 @@ def _output_lock(output: Path) -> Iterator[None]:
     folder = state_home() / "exports"
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(str(output.absolute()).encode()).hexdigest()[:16]
+
     busy = BusyError(f"another process writes {output}", hint="wait for it, or name another file")
     with locked(folder / f"{name}.lock", busy=busy):
         yield

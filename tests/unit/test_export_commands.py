@@ -64,8 +64,8 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
         ({"size": "0GiB"}, "is not more than nothing"),
         ({"size": "64"}, "wanted with its unit, such as 64GiB"),
         ({"datasource": "ec2"}, "datasource 'ec2' is none of"),
-        ({"datasource": "none"}, "nobody could log in"),
-        ({"to": "ova"}, "there is no such form"),
+        ({"datasource": "none"}, "no user could log in"),
+        ({"to": "ova"}, "there is no such format"),
     ],
 )
 def test_what_is_typed_wrong_ends_with_2(typed, tmp_path, options, says):

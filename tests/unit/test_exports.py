@@ -371,7 +371,7 @@ def test_what_is_there_is_replaced_only_when_asked(folder):
 @pytest.mark.parametrize(
     ("name", "to", "says"),
     [
-        ("a.bin", "", "no ending that says its form"),
+        ("a.bin", "", "no ending of a known format"),
         ("a.qcow2", "raw", "ending of qcow2"),
         ("a.raw.zst", "raw", "ending of raw.zst"),
         ("a.qcow2", "ova", "no such form"),
@@ -398,12 +398,12 @@ def test_a_disk_never_shrinks(folder):
 
 def test_what_was_not_proven_is_refused(folder):
     failed = make_image("b1", judged=verdict(failed=[("gpu.nvml", "no NVML")]))
-    with pytest.raises(RefusedError, match=r"was not proven: it failed on g4dn.xlarge") as refused:
+    with pytest.raises(RefusedError, match=r"was not verified: it failed on g4dn.xlarge") as refused:
         export(folder / "a.raw", failed)
     assert "ami.verify" in refused.value.hint
     image_id, _ = image_with_disk("b2", mib=64)
     Cloud().client("ec2").delete_tags(Resources=[image_id], Tags=[{"Key": "gpukiln:verdict:g4dn.xlarge"}])
-    with pytest.raises(RefusedError, match="no machine judged it"):
+    with pytest.raises(RefusedError, match="it has no verdict of a machine"):
         export(folder / "a.raw", image_id)
     done = export(folder / "a.raw", image_id, unproven=True)
     assert not done.verified
@@ -430,13 +430,13 @@ def test_the_papers_of_a_build_stand_beside_it(folder, proven):
     assert (folder / "a.raw.sbom.cdx.json").read_text() == "{}"
     assert (folder / "a.raw.record.json").read_text() == build.record_file.read_text()
     assert "is not what the image's tag" in done.missing["provenance"]
-    assert set(done.missing) == {"provenance", "signed provenance", "what the image says of itself"}
+    assert set(done.missing) == {"provenance", "signed provenance", "the image's own record"}
     assert {one.name for one in done.files} == {one.name for one in folder.iterdir()} - {"a.raw"}
 
 
 def test_two_exports_of_one_file_do_not_meet(folder):
     image_id, _ = image_with_disk(mib=64)
-    with run._alone(folder / "a.raw"), pytest.raises(GpukilnError, match="another process writes"):
+    with run._output_lock(folder / "a.raw"), pytest.raises(GpukilnError, match="another process writes"):
         export(folder / "a.raw", image_id)
 
 

@@ -159,10 +159,10 @@ def test_a_disk_that_another_device_still_holds_is_mounted(disk):
     ("asked", "said"),
     [
         ({"datasource": "openstack"}, "none of nocloud, none"),
-        ({"datasource": "none"}, "nobody could log in"),
-        ({"datasource": "none", "ssh_keys": ["# mine"]}, "nobody could log in"),
+        ({"datasource": "none"}, "no user could log in"),
+        ({"datasource": "none", "ssh_keys": ["# mine"]}, "no user could log in"),
         ({"ssh_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}, "no SSH public key"),
-        ({"size_gib": 0}, "can't become one of 0 GiB"),
+        ({"size_gib": 0}, "can't be shrunk to 0 GiB"),
     ],
 )
 def test_what_is_refused_leaves_the_disk_alone(disk, asked, said):

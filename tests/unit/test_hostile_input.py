@@ -417,7 +417,7 @@ def test_options_with_credentials_are_refused_before_anything_else(tmp_path: Pat
         tmp_path / "disk.iso", to="installer", url="http://bob:hunter2@server/disk.raw.zst"
     )
     with pytest.raises(UsageError, match="--url holds credentials for server"):
-        run._checked(options, wanted, "ami-1", None)
+        run._check_request(options, wanted, "ami-1", None)
 
 
 def test_json_of_the_size_of_an_answer_is_read() -> None:

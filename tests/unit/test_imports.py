@@ -98,7 +98,7 @@ def test_a_disk_becomes_an_image_that_nobody_proved(golden, tmp_path):
     assert snapshots() == {made.snapshot_id: "completed"}
     require_same(golden, made.snapshot_id)
     assert left(tmp_path) == []
-    with pytest.raises(Exception, match="no machine judged it"):
+    with pytest.raises(Exception, match="it has no verdict of a machine"):
         run.plan(run.ExportOptions(tmp_path / "a.raw"), Cloud(), made.image_id, None)
 
     again = bring_in(golden)
@@ -373,7 +373,7 @@ def test_other_forms_are_named(tmp_path, head, says):
 
 
 def test_somebody_has_to_say_what_is_on_it(golden):
-    with pytest.raises(UsageError, match=r"nobody says what is on .*: --driver, --modules"):
+    with pytest.raises(UsageError, match=r"the description of .* is incomplete.*: --driver, --modules"):
         look(golden, import_disk.ImportOptions(base="debian-12"))
     with pytest.raises(UsageError, match="there is no such kind"):
         look(golden, replace(SAYS, modules="closed"))

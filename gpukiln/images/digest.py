@@ -19,7 +19,7 @@ from gpukiln.images.bases import ResolvedBase
 from gpukiln.parsing import check_yaml
 from gpukiln.sources.available import Decision
 
-TEXT_FIELDS = {"source", "reason", "review"}  # of a component; they change no image
+TEXT_FIELDS = {"source", "reason", "review"}  # fields of a component that people read; they change no image
 PROGRAM = f"program {zipapp.PROGRAM}"  # which the role gpu_tools makes of this checkout
 INPUT_TITLES = {
     "component": "available version of {}",
@@ -29,7 +29,7 @@ INPUT_TITLES = {
 }
 IGNORED_FOLDERS = {"docs", "tests", "molecule", "__pycache__", "inventory", "callback"}
 IGNORED_FILES = {"image.yaml", "node.yml", "drift.yml", "runtime.yml", "argument_specs.yml"}
-"""What these hold is in the inputs by value, runs only on live nodes, or only judges what was typed."""
+"""Their content is in the inputs by value, runs only on live nodes, or only checks a role's arguments."""
 
 
 class _AnyTag(SafeLoader):
@@ -124,17 +124,22 @@ def _meaning(content: bytes, *, drop: str | None) -> bytes:
             documents[0].pop(drop, None)
         return canonical(documents).encode()
     except (yaml.YAMLError, TypeError, ValueError):
-        return content
+        return content  # a file that is no YAML counts by its bytes; the role that reads it reports the error
 
 
 def canonical(value: object) -> str:
-    """JSON with one spelling for one value.
+    """JSON that is the same text for the same value.
+
+    >>> canonical({"b": 1, "a": [True, None]})
+    '{"a":[true,null],"b":1}'
+    >>> canonical({1: "x"})
+    '{"1":"x"}'
 
     Args:
         value: Plain data.
 
     Returns:
-        JSON with sorted keys and no spaces. Dictionaries keep their keys as text.
+        JSON with sorted keys and no spaces. Keys of dictionaries become text.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
 

@@ -63,7 +63,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
         ({"size": "64 apples"}, "is no amount of memory"),
         ({"size": "0GiB"}, "is not more than nothing"),
         ({"size": "64"}, "wanted with its unit, such as 64GiB"),
-        ({"datasource": "ec2"}, "datasource 'ec2' is none of"),
+        ({"datasource": "ec2"}, "datasource 'ec2' is not one of"),
         ({"datasource": "none"}, "no user could log in"),
         ({"to": "ova"}, "there is no such format"),
     ],

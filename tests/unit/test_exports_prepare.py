@@ -158,7 +158,7 @@ def test_a_disk_that_another_device_still_holds_is_mounted(disk):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"datasource": "openstack"}, "none of nocloud, none"),
+        ({"datasource": "openstack"}, "not one of nocloud, none"),
         ({"datasource": "none"}, "no user could log in"),
         ({"datasource": "none", "ssh_keys": ["# mine"]}, "no user could log in"),
         ({"ssh_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}, "no SSH public key"),

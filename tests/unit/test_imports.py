@@ -145,7 +145,7 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    direct = ebs._put
+    direct = ebs._put_block
 
     def put(client, snapshot_id, index, data):
         if len(written) == 4:
@@ -155,7 +155,7 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(ebs, "WORKERS", 1)
-        patch.setattr(ebs, "_put", put)
+        patch.setattr(ebs, "_put_block", put)
         with pytest.raises(KeyboardInterrupt):
             import_disk.import_image(disk, Cloud(), quiet())
     assert images(HOME) == {}
@@ -213,7 +213,7 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(golden, tmp_pa
 def test_a_snapshot_that_is_gone_is_begun_anew(golden, monkeypatch):
     disk = look(golden)
     with monkeypatch.context() as patch:
-        patch.setattr(ebs, "_wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ebs, "_wait_completed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             import_disk.import_image(disk, Cloud(), quiet())
     [snapshot_id] = snapshots()
@@ -255,7 +255,7 @@ def test_a_throttle_that_lasts_keeps_what_is_written(golden, monkeypatch):
     tell("faults", [fault(PUT, "throttled", skip=3, times=1000)])
     with pytest.raises(UnavailableError, match="RequestThrottled") as failed:
         bring_in(golden)
-    assert "the same command goes on" in failed.value.__notes__[0]
+    assert "the same command resumes" in failed.value.__notes__[0]
     tell("faults", [])
     assert bring_in(golden).blocks_kept == 3
 
@@ -409,7 +409,7 @@ def test_a_disk_is_trusted_when_it_is_imported_or_never(golden):
     made = bring_in(golden, trusting)
     assert not is_outside(Cloud().snapshot_disk(made.snapshot_id))
     assert bring_in(golden, trusting).found
-    with pytest.raises(RefusedError, match=f"{made.image_id} was made of .* before, with --trust") as refused:
+    with pytest.raises(RefusedError, match=f"{made.image_id} was imported from .* with --trust") as refused:
         bring_in(golden)
     assert refused.value.hint.endswith(f"aws ec2 delete-snapshot --snapshot-id {made.snapshot_id}")
     ec2 = Cloud().client("ec2")

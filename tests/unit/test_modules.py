@@ -86,7 +86,7 @@ def test_a_good_entry_has_nothing_against_it(tmp_path):
         ({in_tree(kernel="6.1.0-9"): a_module()}, "it lies in 6.1.0-9/x86_64, wanted 6.1.0-56"),
         ({in_tree("nvidia.ko.zst"): b"x"}, "it is compressed as .zst"),
         ({in_tree("nvidia.ko.xz"): b"x"}, "it can't be read: LZMAError"),
-        ({"./dkms_binaries_only/dkms.conf": b""}, "no module is in it"),
+        ({"./dkms_binaries_only/dkms.conf": b""}, "it has no module"),
         ({**GOOD, "./a": None}, "./a in it is no plain file"),
         ({**GOOD, "./../a": b""}, "./../a in it is no plain file"),
         ({**GOOD, "/a": b""}, "/a in it is no plain file"),
@@ -155,8 +155,8 @@ def test_signatures(tmp_path, pair):
 
     module = signed(a_module(), key, certificate)
     assert with_module(module) == ""
-    assert with_module(module, other).endswith("it is signed with another pair than this build's")
-    assert with_module(module, None).endswith("it is signed with another pair than this build's")
+    assert with_module(module, other).endswith("it is signed with another key pair than this build's")
+    assert with_module(module, None).endswith("it is signed with another key pair than this build's")
     assert with_module(a_module()).endswith("it is not signed")
     assert with_module(module.replace(b"\x7fELF", b"\x7fELG")).endswith(
         "its signature is not the certificate's"
@@ -202,13 +202,13 @@ def run(store, folder, compiled=GOOD, key=None):
 def test_what_is_compiled_once_is_there_the_next_time(store, tmp_path):
     first, _ = run(store, tmp_path / "one")
     assert not first.cached
-    assert first.reason == "the cache had none; they are kept"
+    assert first.reason == "the cache had no entry; they are kept"
     second, told = run(store, tmp_path / "two")
     assert second.cached
     which = f"modules nvidia-current/{VERSION} for {KERNEL}"
     assert told == [f"{which}: from the cache (compiled before with gcc 12, verified)"]
     another, _ = run(store, tmp_path / "three", key=a_key(signer="0" * 64), compiled=None)
-    assert another.reason.startswith("the cache had none; nothing was kept")
+    assert another.reason.startswith("the cache had no entry; they were not kept")
 
 
 def test_a_refused_entry_is_compiled_again_and_replaced(tmp_path):
@@ -218,7 +218,7 @@ def test_a_refused_entry_is_compiled_again_and_replaced(tmp_path):
     archive.write_bytes(archive.read_bytes() + b"x")
     use, told = run(store, tmp_path / "two")
     assert told[0].startswith(f"refused the modules {archive.name[:12]} of the cache: its checksum is ")
-    assert use.reason.startswith("the cache's was refused: its checksum is ")
+    assert use.reason.startswith("the cache's entry was refused: its checksum is ")
     assert use.reason.endswith("they are kept")
     assert run(store, tmp_path / "three")[0].cached
 
@@ -380,7 +380,7 @@ def test_modules_are_kept_of_a_build_that_fails_later(tmp_path):
     with pytest.raises(CheckFailedError):
         compile_and_fail()
     assert len(store.names(VERSION)) == 2
-    assert "the cache had none; they are kept" in progress.console.file.getvalue().replace("\n", " ")
+    assert "the cache had no entry; they are kept" in progress.console.file.getvalue().replace("\n", " ")
 
 
 @pytest.mark.usefixtures("debian")

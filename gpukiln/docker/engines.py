@@ -13,7 +13,7 @@ def find_engine(name: str = "") -> Engine:
     """The engine to build with: Docker, then Podman, then Buildah.
 
     Args:
-        wanted: One of them; empty takes the first that works.
+        name: One of them; empty takes the first that works.
 
     Raises:
         UsageError: There is no engine of that name.

@@ -72,7 +72,7 @@ def release_of(root: Path, purpose: str) -> str:
     """The code name of the Debian release of a root file system.
 
     Args:
-        wanted: What the initramfs is for, for the message.
+        purpose: What the initramfs is for, for the message.
 
     Raises:
         IncompatibleError: It is no Debian whose packages this machine's mirror has.

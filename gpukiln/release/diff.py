@@ -1,4 +1,4 @@
-"""What a human needs to know before one image replaces another."""
+"""The differences of two images that matter before one replaces the other."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from gpukiln.verify.verdict import CheckResult, counts_text
 
 @dataclass(frozen=True)
 class ValueChange:
-    """Something that both images have in another form, or only one of them has.
+    """A value that differs between the images, or that only one of them has.
 
     Args:
-        old: On the older image; None: not there.
-        new: On the newer one; None: not there.
-        direction: Which way it went; None: it did not change.
+        old: The value on the older image; None: it has none.
+        new: The value on the newer one; None: it has none.
+        direction: The kind of the change; None: there is none.
     """
 
     name: str
@@ -38,7 +38,7 @@ class CheckChange:
         title: What is true when it passes.
         old: Its outcome on the older image; None: it was not examined there.
         new: Its outcome on the newer one, likewise.
-        reason: What the newer one's says, or the older one's where that is absent.
+        reason: The reason on the newer image, or on the older one where the newer has no result.
     """
 
     id: str
@@ -49,7 +49,7 @@ class CheckChange:
 
     @property
     def is_worse(self) -> bool:
-        """Whether something that was proven is not any more."""
+        """Whether a check that passed does not pass any more, or fails."""
         return self.old == "passed" or self.new == "failed"
 
 
@@ -62,13 +62,13 @@ class Diff:
         new: Id of the newer image.
         facts: Base, kernel, components, sizes, boot time, verdict: also what did not change.
         packages: The packages that differ.
-        fixed: Vulnerabilities of the older image that the newer one has no more.
+        fixed: Vulnerabilities of the older image that the newer one does not have.
         introduced: Vulnerabilities that only the newer image has.
         remaining: Vulnerabilities that both have.
-        vulnerability_notes: What was not looked at, and why.
+        vulnerability_notes: What was not checked, and why.
         checks: The checks whose result changed.
         durations: Seconds of each step of both builds.
-        inputs: What changed of what the images are built from, a line a change.
+        inputs: Changed inputs of the builds, a line a change.
     """
 
     old: str
@@ -88,7 +88,7 @@ def compare(old: ComparedImage, new: ComparedImage, osv: Iterable[OsvEntry] | No
     """Compare two images.
 
     Args:
-        old: The image that runs today.
+        old: The image that is in use.
         new: The image that is to replace it.
         osv: Vulnerability data of the packages, or None.
 
@@ -119,7 +119,7 @@ def compare(old: ComparedImage, new: ComparedImage, osv: Iterable[OsvEntry] | No
 
 
 def _family(old: ComparedImage, new: ComparedImage) -> str | None:
-    """Whose order of versions holds: none where the images are of different distributions."""
+    """The family whose rules order the versions; None where the images are of different distributions."""
     bases = old.record.plan.base, new.record.plan.base
     return old.os_family if bases[0].distribution == bases[1].distribution else None
 

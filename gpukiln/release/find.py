@@ -1,4 +1,4 @@
-"""An image by the record of its build here, or by its tags: all that is known of one that another built."""
+"""Finds an image by the record of its build here, or by its tags where another machine built it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,30 +25,30 @@ from gpukiln.release.verification import (
 
 @dataclass(frozen=True)
 class LocatedImage:
-    """An image, where it is, and its build where this machine has it."""
+    """An image, its cloud, and its build where this machine has it."""
 
     image_id: str
     cloud: Cloud
     build: Build | None
 
     def subject(self) -> Subject:
-        """What suite and rules need to know of it.
+        """The facts that suite and rules need.
 
         Raises:
-            UsageError: Its build has no image, or its tags don't say what it is.
+            UsageError: Its build has no image, or its tags are incomplete.
         """
         if self.build:
             return subject_of_build(self.build)
         return subject_from_tags(self.image_id, tags_of(find_image(self.cloud, self.image_id)))
 
     def verification(self, rules: Channel | None = None) -> ImageVerification:
-        """How it was verified: by what a channel's keys signed, else by record and tags, or by tags alone.
+        """How it was verified: by statements that a channel's keys signed, else by record and tags.
 
         Args:
-            rules: A channel's; None: nobody asks for a signature.
+            rules: A channel's rules; None: no signature is required.
 
         Raises:
-            RefusedError: Record, tags and what was signed contradict each other.
+            RefusedError: Record, tags and signed statements contradict each other.
         """
         verification = (
             verification_of_build(self.cloud, self.build)
@@ -67,17 +67,17 @@ class LocatedImage:
 def find(
     name: str, builds: Builds, *, cloud: str = "", region: str = "", elsewhere: str = "", **account: str
 ) -> LocatedImage:
-    """An image by what was typed.
+    """Find an image by the name that was typed.
 
     Args:
         name: A build's id, an AMI's id, or `last`.
-        cloud: The cloud's name; empty: as its record says.
-        region: The region; empty: as its record says.
-        elsewhere: The region of an image of which this machine has no record.
+        cloud: The cloud's name; empty: by its record.
+        region: The region; empty: by its record.
+        elsewhere: The region of an image that this machine has no record of.
         account: profile, subnet_id and ssh_cidr for `make_cloud`, as typed.
 
     Raises:
-        UsageError: This machine has no such build, or it is elsewhere than was typed.
+        UsageError: This machine has no such build, or the build is on another cloud or in another region.
     """
     options = {key: value or None for key, value in account.items()}
     try:
@@ -107,7 +107,7 @@ def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:
         image_id: The AMI.
 
     Raises:
-        UsageError: It is not there.
+        UsageError: There is no such image.
         UnavailableError: The cloud could not be asked.
     """
     sites = make_sites(cloud, [cloud.region])
@@ -122,17 +122,14 @@ def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:
 
 
 def find_verification(cloud: Cloud, image_id: str) -> ImageVerification:
-    """What an image says of itself.
+    """The verification of an image by its tags.
 
     Args:
         cloud: The cloud, in the image's region.
         image_id: The AMI.
 
-    Returns:
-        How it was judged.
-
     Raises:
-        UsageError: It is not there, or its tags don't say what it is.
+        UsageError: There is no such image, or its tags are incomplete.
         UnavailableError: The cloud could not be asked.
     """
     named = f"{image_id} --region {cloud.region} --cloud {cloud.name}"
@@ -142,17 +139,17 @@ def find_verification(cloud: Cloud, image_id: str) -> ImageVerification:
 
 
 def verification_of_build(cloud: Cloud, build: Build) -> ImageVerification:
-    """What is known of an image that was built here: by its record, its tags, its SBOM and its provenance.
+    """The verification of an image that this machine built: by its record, tags, SBOM and provenance.
 
     Args:
         cloud: The cloud, in the image's region.
 
     Returns:
-        How it was judged, by other machines too.
+        The verification, with the verdicts of other machines.
 
     Raises:
         UsageError: The build has no image, or the image is gone.
-        RefusedError: Record and tags tell of different verdicts.
+        RefusedError: Record and tags have different verdicts.
         UnavailableError: The cloud could not be asked.
     """
     from gpukiln.attest import attestation  # noqa: PLC0415 - slow to import

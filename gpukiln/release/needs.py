@@ -1,4 +1,4 @@
-"""What a channel asks of an image, and which of it is missing: release refuses it, ami.verify provides it."""
+"""Compares an image's verification with a channel's requirements: `ami.verify` provides what is missing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from gpukiln.release.verification import ImageVerification
 from gpukiln.verify.digest import suite_digest
 
 NO_MACHINE = "no machine of this cloud has a GPU"
-NO_GPU = "no GPU"  # what a check says that is not run on such a machine
+NO_GPU = "no GPU"  # the reason of a check that does not run on such a machine
 
 
 @dataclass(frozen=True)
 class MachineNeed:
-    """A machine that must have judged an image.
+    """A kind of machine on which an image must have been verified.
 
     Args:
         title: In words, for example `a machine with A10G`.
-        gpus: One of these GPUs, by their keys; empty: any machine will do.
+        gpus: Keys of GPUs, of which the machine has one; empty: any machine.
     """
 
     title: str
@@ -37,20 +37,20 @@ class MachineNeed:
         """Whether a verdict of an instance type counts.
 
         Args:
-            name: The type; one that the catalogue does not know counts where any will do.
+            name: The type; one that the catalogue does not know counts where any machine does.
         """
         known = instance_types().get(name)
         return not self.gpus or (known is not None and known.gpu in self.gpus)
 
 
 def machine_needs(channel: Channel, verification: ImageVerification) -> list[MachineNeed]:
-    """The machines that must have judged an image before a channel takes it.
+    """The machines on which an image must have been verified before a channel accepts it.
 
     Args:
-        verification: The image.
+        verification: The image's verification.
 
     Returns:
-        One a GPU or architecture that it names; where it names none, any machine.
+        One for each GPU or architecture that the channel names; where it names none, any machine.
     """
     needs: dict[str, MachineNeed] = {}
     for word in channel.gpus:
@@ -66,17 +66,18 @@ def machine_needs(channel: Channel, verification: ImageVerification) -> list[Mac
 
 
 def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: bool) -> list[Finding]:
-    """Compare what a channel asks for with what was shown.
+    """Compare a channel's requirements with an image's verification.
 
     Args:
-        verification: How the image was judged.
-        has_gpus: Whether the cloud it was judged on has GPUs.
+        verification: How the image was verified.
+        has_gpus: Whether the cloud that it was verified on has GPUs.
 
     Returns:
-        not-passed of each type on which it failed; not-shown of each machine that must have judged it, where
-        `reverify` says whether another verification is what it lacks: what kept a check from running is fixed
-        first; attestation; and excused, no error, with the reason that the channel excuses.
+        not-passed for each type on which it failed; not-shown for each missing verification, whose evidence
+        `reverify` is true where another verification would provide it, and false where the cause of a check
+        that did not run has to be fixed first; attestation; and excused, which is no error, with the reason.
     """
+    # a verdict of another profile ran other checks
     right = {
         name: verdict
         for name, verdict in verification.verdicts.items()
@@ -92,11 +93,12 @@ def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: boo
     needs = machine_needs(channel, verification)
     if not has_gpus and NO_GPU in excuses:
         findings += [Finding("excused", "info", NO_MACHINE, need.title) for need in needs if need.gpus]
-        needs = [MachineNeed("a machine")]  # what is left to ask for
+        needs = [MachineNeed("a machine")]  # the rest can be verified without a GPU
     for need in needs:
         on = [verdict for name, verdict in right.items() if verdict.passed and need.met_by(name)]
         lacking = [list(_missing_of_verdict(verdict, channel, need, layers, excuses)) for verdict in on]
-        nothing = [_not_shown_finding(need, "nothing judged it there", reverify=True)]
+        nothing = [_not_shown_finding(need, "it was not verified there", reverify=True)]
+        # Of several machines of a kind the best verdict counts.
         findings += min(
             lacking, key=lambda some: sum(finding.id != "excused" for finding in some), default=nothing
         )
@@ -113,11 +115,11 @@ def _not_shown_finding(need: MachineNeed, message: str, *, reverify: bool = Fals
 def _missing_of_verdict(
     verdict: VerdictSummary, channel: Channel, need: MachineNeed, layers: list[str], excuses: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """What one verdict lacks for a need."""
+    """The findings of one verdict for a need."""
     where = verdict.instance_type
     if channel.suite == "current" and verdict.suite != (today := suite_digest()[:SHORT]):
         yield _not_shown_finding(
-            need, f"{where}: judged by the suite {verdict.suite}, today's is {today}", reverify=True
+            need, f"{where}: verified by the suite {verdict.suite}, the current one is {today}", reverify=True
         )
     if need.gpus and not verdict.saw_gpu:
         yield _not_shown_finding(need, f"{where}: no check of a GPU ran", reverify=True)
@@ -144,8 +146,9 @@ def _attestation(channel: Channel, verification: ImageVerification) -> Iterator[
         digests = {claim.provenance for claim in claims if claim.provenance}
         if verification.attested.get(STATEMENT_TAG) not in digests:
             yield (
-                f"no trusted key signed its provenance: {verification.attested.get(STATEMENT_TAG) or 'none'} by "
-                f"the tag {STATEMENT_TAG}, signed {' or '.join(sorted(digests)) or 'none'}"
+                "no trusted key signed its provenance: "
+                f"{verification.attested.get(STATEMENT_TAG) or 'none'} by the tag {STATEMENT_TAG}, "
+                f"signed {' or '.join(sorted(digests)) or 'none'}"
             )
     yield from verification.findings or ()
 
@@ -153,20 +156,20 @@ def _attestation(channel: Channel, verification: ImageVerification) -> Iterator[
 def require_verified(
     name: str, channel: Channel, verification: ImageVerification, *, has_gpus: bool
 ) -> dict[str, str]:
-    """Refuse an image that has not shown what a channel asks for.
+    """Refuse an image that does not meet a channel's requirements.
 
     Args:
         name: The channel's name.
-        verification: How the image was judged.
-        has_gpus: Whether the cloud it was judged on has GPUs.
+        verification: How the image was verified.
+        has_gpus: Whether the cloud that it was verified on has GPUs.
 
     Returns:
-        What was excused, of what the channel asks for, with the reason.
+        The requirements that were excused, with the reason.
 
     Raises:
-        RefusedError: It has not; the details name all that is missing, the hint what provides it.
+        RefusedError: A requirement is not met; the details name all of them, the hint how to meet them.
     """
-    refused = f"channel {name} takes no {verification.image_id}"
+    refused = f"channel {name} refuses {verification.image_id}"
     which = verification.named or f"{verification.image_id} --region {verification.region}"
     findings: dict[str, list[Finding]] = defaultdict(list)
     for finding in evaluate(channel, verification, has_gpus=has_gpus):
@@ -180,40 +183,40 @@ def require_verified(
         )
         if verification.vouched is None or not verification.vouched.verdicts:
             raise RefusedError(
-                f"{refused}: there is no verdict on it that a trusted key signed",
+                f"{refused}: it has no verdict that a trusted key signed",
                 details=unsigned,
                 hint=f"`invoke ami.verify {which} --for {name}{sign}` boots it, verifies it and signs",
             )
     if not verification.verdicts and verification.simulated:
         raise RefusedError(
-            f"{refused}: it was judged on simulated GPUs alone ({', '.join(verification.simulated)}), "
-            "which proves nothing",
-            hint=f"`invoke ami.verify {which} --for {name}`, without --simulated, judges it",
+            f"{refused}: it was verified on simulated GPUs only ({', '.join(verification.simulated)}), "
+            "which does not count",
+            hint=f"`invoke ami.verify {which} --for {name}`, without --simulated, verifies it",
         )
     if not verification.verdicts:
         raise RefusedError(
-            f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` judges it"
+            f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` verifies it"
         )
     if failed := [finding.object for finding in findings["not-passed"]]:
         raise RefusedError(
             f"{refused}: its verdict is not `passed` on {', '.join(failed)}",
-            hint=f"repair it and build again; or `invoke ami.verify {which} --instance-types {failed[0]}` "
-            "judges it again",
+            hint="fix the cause and build again; or, where the machine was faulty, verify it again: "
+            f"`invoke ami.verify {which} --instance-types {failed[0]}`",
         )
     if missing := findings["not-shown"]:
         titles = ", ".join(dict.fromkeys(finding.object for finding in missing))
         raise RefusedError(
-            f"{refused}: what it asks for was not shown on {titles}",
+            f"{refused}: its requirements were not verified on {titles}",
             details=(*(f"{finding.object}: {finding.message}" for finding in missing), *unsigned),
-            hint=f"`invoke ami.verify {which} --for {name}{sign}` judges it there; what was not run for "
-            "another reason has to be fixed first",
+            hint=f"`invoke ami.verify {which} --for {name}{sign}` verifies it there; where checks did not "
+            "run for another reason, fix that first",
         )
     if messages := [finding.message for finding in findings["attestation"]]:
         raise RefusedError(
             f"{refused}: {messages[0]}",
             details=tuple(messages[1:]),
-            hint=f"`invoke ami.attest {verification.build}` writes SBOM and provenance where the record is, "
-            "`--verify` compares them",
+            hint=f"`invoke ami.attest {verification.build}` writes SBOM and provenance on the machine that "
+            "has the build's record, `--verify` checks them",
         )
     return {finding.object: finding.message for finding in findings["excused"]}
 
@@ -222,11 +225,11 @@ def types_for(need: MachineNeed, verification: ImageVerification, given: list[st
     """The instance types to try for a need, the best first.
 
     Args:
-        verification: The image.
-        given: Those that the user named.
+        verification: The image's verification.
+        given: The types that the user named.
 
     Returns:
-        Of the user's those that meet it, else of those that it was built for; empty: none does.
+        The named types that meet the need, else those of the build that meet it; may be empty.
     """
     for names in (given, verification.instance_types):
         if fitting := [name for name in names if need.met_by(name)]:
@@ -237,7 +240,7 @@ def types_for(need: MachineNeed, verification: ImageVerification, given: list[st
 def machines_to_try(
     channel_name: str, channel: Channel, verification: ImageVerification, given: list[str], *, has_gpus: bool
 ) -> list[tuple[str, ...]]:
-    """The types to try, best first, for each verdict that a channel still asks for and a machine can give.
+    """The types to try, best first, for each verdict that a channel requires and a machine can provide.
 
     Args:
         channel_name: For the message.
@@ -245,7 +248,7 @@ def machines_to_try(
         has_gpus: Whether the cloud has GPUs.
 
     Raises:
-        UsageError: None of the named types is what the channel asks for.
+        UsageError: The channel requires a GPU that none of the named types has.
     """
     findings = evaluate(channel, verification, has_gpus=has_gpus)
     tries = []
@@ -256,10 +259,10 @@ def machines_to_try(
         types = types_for(MachineNeed(title, frozenset(keys)), verification, given)
         if not types:
             raise UsageError(
-                f"channel {channel_name} asks for {title}, and no type that was named has it",
+                f"channel {channel_name} requires {title}, and no named type is one",
                 hint="name one with --instance-types",
             )
         tries.append(tuple(types))
-    # what failed there may be fixed: a flaw of the machine
+    # A failure may have been the machine's fault, so another machine of the type is tried.
     tries += [(finding.object,) for finding in findings if finding.id == "not-passed"]
     return list(dict.fromkeys(tries))

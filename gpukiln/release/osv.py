@@ -11,7 +11,7 @@ from gpukiln.parsing import LimitError, parse_json
 from gpukiln.release.versions import parse
 from gpukiln.typed import load
 
-MAX_BYTES = 2 << 30  # bytes; the whole of osv.dev for a distribution has some hundred MiB
+MAX_BYTES = 2 << 30  # all records of osv.dev for a distribution have some hundred MiB
 HINT = (
     "wanted: a record, a list or lines of records in the OSV format, or a zip of them, for example"
     " https://osv-vulnerabilities.storage.googleapis.com/Debian:12/all.zip"
@@ -30,7 +30,7 @@ class OsvEvent:
 
 @dataclass(frozen=True)
 class OsvRange:
-    """Versions of one kind: ECOSYSTEM has the package manager's; the others don't concern packages."""
+    """Ranges of versions; the type ECOSYSTEM has the package manager's, GIT and SEMVER no packages'."""
 
     type: str
     events: tuple[OsvEvent, ...]
@@ -56,7 +56,7 @@ class OsvAffected:
 
 @dataclass(frozen=True)
 class OsvEntry:
-    """The part of an OSV entry that is used; what else an entry holds is allowed and left alone."""
+    """The fields of an OSV entry that are used; other fields are ignored."""
 
     id: str
     modified: str
@@ -75,7 +75,7 @@ def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
         paths: JSON, JSON lines, or zip files.
 
     Raises:
-        UsageError: A file can't be read or holds something else; the message names the record.
+        UsageError: A file can't be read or is no OSV data; the message names the record.
     """
     entries = []
     for path in paths:
@@ -88,7 +88,7 @@ def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
             if not entry.withdrawn:
                 entries.append(entry)
         if not records:
-            raise UsageError(f"{path} holds no record", hint=HINT)
+            raise UsageError(f"{path} has no record", hint=HINT)
     return entries
 
 
@@ -108,6 +108,7 @@ def _documents(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _parse(content: bytes, where: str) -> Iterator[tuple[str, object]]:
+    # One document, or one a line (JSON lines): the second is tried where the whole is no JSON.
     try:
         document = parse_json(content, largest=MAX_BYTES)
     except LimitError as error:
@@ -131,7 +132,12 @@ def _parse(content: bytes, where: str) -> Iterator[tuple[str, object]]:
 
 
 def is_affected(version: str, affected: OsvAffected, os_family: str) -> bool | None:
-    """Whether a version has a flaw, by the evaluation that the schema prescribes.
+    """Whether a version has a flaw, by the algorithm of the schema (section "Evaluation").
+
+    >>> events = (OsvEvent(introduced="0"), OsvEvent(fixed="1.2-3"))
+    >>> affected = OsvAffected(ranges=(OsvRange("ECOSYSTEM", events),))
+    >>> is_affected("1.2-2", affected, "debian"), is_affected("1.2-3", affected, "debian")
+    (True, False)
 
     Args:
         version: The version of the package.
@@ -167,6 +173,7 @@ def _inside(version: str, events: Iterable[OsvEvent], os_family: str) -> bool | 
     inside = False
     for point, event in sorted(points, key=lambda pair: pair[0]):
         if event.introduced is not None:
+            # "0" is before every version, also before those of Debian with a tilde
             inside |= event.introduced == "0" or installed >= point
         elif event.fixed is not None:
             inside &= installed < point
@@ -176,7 +183,7 @@ def _inside(version: str, events: Iterable[OsvEvent], os_family: str) -> bool | 
 
 
 def first_fixed(version: str, affected: OsvAffected, os_family: str) -> str:
-    """The version that mends a flaw for whoever has a version.
+    """The version that fixes a flaw for an installed version.
 
     Args:
         version: The version that is installed and affected.

@@ -1,4 +1,4 @@
-"""What every channel points at in every region, and what is wrong with it."""
+"""The state of every channel in every region, and its problems."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class ChannelRow:
     """One channel in one region.
 
     Args:
-        pointer: Which channel.
-        image_id: What it points at, or an empty string where it is missing.
+        pointer: The channel.
+        image_id: The image that it points at, or an empty string where it is missing.
         build: The build of that image.
-        since: When it was pointed there, ISO 8601.
-        by: Who did it.
-        previous: The build that a rollback goes to, or an empty string.
-        problems: What is wrong, in words.
-        trust: By what the image is trusted, in words; empty where it is not, or not there.
+        since: The time of the release, ISO 8601.
+        by: The user who released it.
+        previous: The build that a rollback returns to, or an empty string.
+        problems: Problems, in words.
+        trust: Why the image is trusted, in words; empty where it is not trusted or missing.
     """
 
     pointer: Pointer
@@ -54,8 +54,8 @@ class Overview:
 
     Args:
         rows: By channel, then by region.
-        asked: The regions that could be asked.
-        errors: Per region that could not be asked, why.
+        asked: The regions that answered.
+        errors: By region that did not answer, the error.
     """
 
     rows: tuple[ChannelRow, ...]
@@ -76,14 +76,12 @@ def read_channels(cloud: Cloud, regions: list[str]) -> Overview:
 
     Args:
         cloud: The cloud, in any region.
-        regions: Regions to look at; those that a pointer found there names are added.
-
-    Returns:
-        What was found.
+        regions: Regions to read; the regions that their pointers name are added.
     """
     channels_by_region: dict[str, dict[Pointer, _ChannelState]] = {}
     errors: dict[str, GpukilnError] = {}
     asked: list[str] = []
+    # Each pointer has the regions of its release, so one region leads to all others.
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
         asked += missing
         for region, outcome in each(make_sites(cloud, missing), "read the channels", _read_region).items():
@@ -113,7 +111,7 @@ def read_channels(cloud: Cloud, regions: list[str]) -> Overview:
 
 
 def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: Iterable[str]) -> None:
-    """Refuse what a channel has not had, or does not have any more.
+    """Refuse a build that a channel does not point at.
 
     Args:
         cloud: The cloud, in any region.
@@ -122,7 +120,7 @@ def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: I
         regions: In each of these regions.
 
     Raises:
-        RefusedError: It points at something else, or at nothing, in one of them.
+        RefusedError: It points at another build, or at nothing, in one of them.
     """
     chosen = list(regions)
     overview = read_channels(cloud, chosen)
@@ -188,15 +186,12 @@ def _row(pointer: Pointer, region: str, state: _ChannelState, newest: str) -> Ch
 
 
 def require_consistent(overview: Overview) -> None:
-    """Turn what is wrong into the command's failure.
-
-    Args:
-        overview: What was found.
+    """Raise an error for the problems of an overview.
 
     Raises:
-        CheckFailedError: A channel differs between regions, or points at what can't be used.
-        PartialError: A region could not be asked.
-        GpukilnError: None could.
+        CheckFailedError: A channel differs between regions, or points at an image that can't be used.
+        PartialError: A region did not answer.
+        GpukilnError: No region answered.
     """
     wrong = tuple(
         f"{row.pointer.path} in {row.region}: {problem}" for row in overview.rows for problem in row.problems
@@ -206,7 +201,7 @@ def require_consistent(overview: Overview) -> None:
     if overview.errors:
         details = tuple(f"{region}: {error.message}" for region, error in overview.errors.items())
         raise PartialError(
-            f"{', '.join(overview.errors)} could not be asked",
+            f"{', '.join(overview.errors)} did not answer",
             details=(*details, *wrong),
             hint="; ".join(dict.fromkeys(error.hint for error in overview.errors.values() if error.hint)),
         )

@@ -1,7 +1,7 @@
-"""Prune: remove images that no channel needs and nobody uses, with a reason for every one.
+"""Prune: remove images that no channel needs and no resource uses, with a reason for each.
 
-An image goes in three calls, in an order that lets a later run finish: its snapshots are tagged with its id,
-it is deregistered, its snapshots are deleted.
+An image is removed by three calls, in an order that lets a later run finish: its snapshots are tagged with
+its id, it is deregistered, its snapshots are deleted.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from gpukiln.release.in_use import images_in_use
 from gpukiln.release.log import ReleaseLog
 from gpukiln.release.regions import Site, each, make_sites
 
-FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model, for images that never were
+FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model: images that were never available
 KEEP = 3  # releases of a channel that ami/channels.yaml does not know
 GONE_CODES = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSnapshot.NotFound")
 
 
 @dataclass(frozen=True)
 class PruneRules:
-    """What may go.
+    """What may be removed.
 
     Args:
         older_than_days: Younger images stay.
-        keep: Releases before the current one that stay; None: as ami/channels.yaml says for each channel.
-        limit: Images that one run removes in a region.
-        in_use: Image ids that the user says are in use, with who uses them.
-        without_channels: Go on where no channel points at anything.
+        keep: Releases before the current one that stay; None: the number of ami/channels.yaml.
+        limit: The most images that one run removes in a region.
+        in_use: Image ids that the user lists as in use, with their users.
+        without_channels: Whether a region without any channel is pruned.
     """
 
     older_than_days: float
@@ -78,12 +78,12 @@ class PrunedImage:
 
 @dataclass(frozen=True)
 class PruneResult:
-    """What was found and done in one region.
+    """The result of one region.
 
     Args:
         region: Its name.
         items: Every image of gpukiln, oldest first.
-        orphaned_snapshots: Per snapshot that an earlier run left what was done: remove, removed or failed.
+        orphaned_snapshots: By snapshot of an image that is gone, its state: remove, removed or failed.
         error: Why nothing could be done, or None.
     """
 
@@ -105,16 +105,16 @@ class PruneResult:
 def prune(
     cloud: Cloud, regions: list[str], rules: PruneRules, records: ReleaseLog, *, remove: bool
 ) -> list[PruneResult]:
-    """Find what can go, and remove it when told to.
+    """Find images that can be removed, and remove them.
 
     Args:
         cloud: The cloud, in any region.
-        rules: What may go.
-        records: Whose lock keeps a release of this machine apart; who only looks needs none.
-        remove: False: only look.
+        rules: What may be removed.
+        records: Its lock excludes a release at the same time; a run that only lists takes no lock.
+        remove: False: only list.
 
     Returns:
-        One result a region; what fails in one stops no other.
+        One result a region; a failure in one stops no other.
 
     Raises:
         BusyError: A release or rollback runs on this machine.
@@ -136,7 +136,7 @@ def prune(
 
 
 def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
-    """Every image of gpukiln in a region, with what is to be done and why."""
+    """Every image of gpukiln in a region, with its action and the reason."""
     listed = calls.images(
         site.ec2,
         {"tag-key": [RECIPE_TAG]},
@@ -169,7 +169,7 @@ def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
                 or (
                     f"it is {image['State']}"
                     if failed
-                    else f"{age} days old; no channel needs it and nobody uses it"
+                    else f"{age} days old; no channel needs it and no resource uses it"
                 ),
             )
         )
@@ -177,23 +177,24 @@ def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
 
 
 def _channels(site: Site, rules: PruneRules, images: Mapping[str, Any]) -> dict[str, str]:
-    """Per image that a channel needs the reason; refuses to go on where the listings can't be whole."""
+    """By image that a channel needs, the reason; refuses where the listings can't be complete."""
+    # An incomplete listing would make needed images look unneeded.
     values = pointers.read_all(site.ssm)
     if not values and images and not rules.without_channels:
         raise RefusedError(
-            f"no channel points at anything in {site.region}, so nothing says which images are needed",
-            hint="check --regions and --profile; --without-channels goes by age and use alone",
+            f"{site.region} has no channel, so it is unknown which images are needed",
+            hint="check --regions and --profile; --without-channels decides by age and use alone",
         )
     if missing := sorted(set(values.values()) - set(images)):
         raise RefusedError(
-            f"channels of {site.region} point at {', '.join(missing)}, which the list of images lacks: it is "
-            "not whole, or a channel is broken",
-            hint="`invoke ami.channels` tells; nothing is removed before",
+            f"channels of {site.region} point at {', '.join(missing)}, which the list of images lacks: the "
+            "list is incomplete, or a channel is broken",
+            hint="`invoke ami.channels` shows which; nothing is removed until it is fixed",
         )
     needed: dict[str, str] = {}
     for pointer, current in values.items():
         for image_id in _kept_releases(site, pointer, rules):
-            needed.setdefault(image_id, f"a release that {_pointer_title(pointer)} can go back to")
+            needed.setdefault(image_id, f"a release that {_pointer_title(pointer)} can be rolled back to")
         needed[current] = f"{_pointer_title(pointer)} points at it"
     return needed
 
@@ -218,7 +219,8 @@ def _why_keep(
     channels: Mapping[str, str],
     users: Mapping[str, list[str]],
 ) -> str:
-    """Why an image stays, or an empty string; what costs a call of its own comes last."""
+    """Why an image stays, or an empty string."""
+    # The check that needs a call of its own comes last.
     image_id = image["ImageId"]
     if image_id in channels:
         return channels[image_id]
@@ -240,7 +242,8 @@ def _why_keep(
 
 
 def _find_orphaned_snapshots(site: Site) -> dict[str, str]:
-    """Snapshots whose image an earlier run deregistered before it ended."""
+    """Snapshots whose image an earlier run deregistered before it was interrupted."""
+    # PRUNING_TAG has the id of the image; where that still exists, the run ended before deregistering it.
     snapshots = calls.pages(
         site.ec2,
         "describe_snapshots",
@@ -255,11 +258,12 @@ def _find_orphaned_snapshots(site: Site) -> dict[str, str]:
 
 
 def _remove(site: Site, item: PrunedImage) -> PrunedImage:
-    """Remove one image with its snapshots; a failure is its own result."""
+    """Remove one image with its snapshots; a failure becomes the image's result."""
     try:
         site.check_interrupted()
         with explain_aws_errors(f"remove {item.image_id}"):
-            if item.image_id in pointers.read_all(site.ssm).values():  # released since the survey
+            # another machine may have released it since the survey
+            if item.image_id in pointers.read_all(site.ssm).values():
                 return replace(item, action="keep", reason="a channel points at it now")
             if item.snapshots:
                 tags = tag_list({PRUNING_TAG: item.image_id})
@@ -291,11 +295,11 @@ def _unless_gone(call: Any, **what: str) -> None:
 
 
 def require_complete(done: list[PruneResult]) -> None:
-    """Turn what failed into the command's failure.
+    """Raise an error for what failed.
 
     Raises:
-        GpukilnError: No region could be looked at, all for the same kind of reason.
-        PartialError: Some of it failed.
+        GpukilnError: No region could be read, all for the same kind of reason.
+        PartialError: A part failed.
     """
     errors = [result.error for result in done if result.error]
     if len(errors) == len(done) and len({error.exit_code for error in errors}) == 1:  # nothing was done
@@ -310,8 +314,8 @@ def require_complete(done: list[PruneResult]) -> None:
         lines += [f"{result.region}: {snapshot} was not removed" for snapshot in left]
     if lines:
         raise PartialError(
-            f"{len(lines)} thing{'s' if len(lines) > 1 else ''} failed",
+            f"{len(lines)} removal{'s' if len(lines) > 1 else ''} failed",
             details=tuple(lines),
             hint="; ".join(dict.fromkeys(error.hint for error in errors if error.hint))
-            or "run the same command again: it finishes what was begun",
+            or "run the same command again: it completes the removals",
         )

@@ -1,7 +1,7 @@
-"""Release: copy an image, share it, point the channel at it, retire what it replaces.
+"""Release: copy an image, share it, point the channel at it, retire the image that it replaces.
 
-Two rules keep a channel whole. No pointer moves before the image is available in every region; and every step
-looks before it acts, so that a second run does what is missing and nothing twice.
+Two rules keep a channel consistent. No pointer moves before the image is available in every region; and every
+step reads the state before it acts, so that a second run does what is missing and nothing twice.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ DEFAULT_KEY = "default"
 
 @dataclass(frozen=True)
 class ReleaseSpec:
-    """What is to be released, and how.
+    """What to release, and how.
 
     Args:
-        verification: The image.
-        channel: Its rules.
-        excused: What was not proven and is excused, with the reason.
-        sharing: With whom.
-        keys: KMS key by region; `default` for the account's. Empty: no encryption of its own.
+        verification: The image's verification.
+        channel: The channel's rules.
+        excused: Requirements that were not verified and are excused, with the reason.
+        sharing: The launch permissions to add.
+        keys: KMS key by region; `default` for the account's. Empty: copies are encrypted as the image is.
         timeout_s: Seconds that a copy gets.
         signer: The key that signs the release, where the channel trusts keys.
     """
@@ -87,14 +87,14 @@ def source_image(cloud: Cloud, verification: ImageVerification) -> dict[str, Any
 
     Args:
         cloud: The cloud, in the image's region.
-        verification: What is known of it.
+        verification: The image's verification.
 
     Returns:
-        It, as DescribeImages gives it.
+        The image, as DescribeImages gives it.
 
     Raises:
         UnavailableError: It is gone, or not available.
-        RefusedError: Its tags tell of another verdict.
+        RefusedError: Its tags have another verdict.
     """
     [outcome] = each(
         make_sites(cloud, [verification.region]),
@@ -104,7 +104,8 @@ def source_image(cloud: Cloud, verification: ImageVerification) -> dict[str, Any
     image = outcome.require().get(verification.image_id)
     if image is None or image["State"] != "available":
         raise UnavailableError(
-            f"{verification.image_id} in {verification.region} is {image['State'] if image else 'gone'}; wanted: available",
+            f"{verification.image_id} in {verification.region} is {image['State'] if image else 'gone'}; "
+            "wanted: available",
             hint="`invoke ami.build` makes it again",
         )
     require_same_verdict(verification, tags_of(image))
@@ -114,20 +115,20 @@ def source_image(cloud: Cloud, verification: ImageVerification) -> dict[str, Any
 def release(
     spec: ReleaseSpec, cloud: Cloud, records: ReleaseLog, progress: Progress, *, dry_run: bool = False
 ) -> Release:
-    """Release an image; what fails in a region is in its result, not an exception.
+    """Release an image; the failure of a region is in its result, not an exception.
 
     Args:
-        spec: What, and how.
+        spec: What to release, and how.
         cloud: The cloud, in the image's region.
-        records: Where the record goes.
-        dry_run: Only look.
+        records: The store of the record.
+        dry_run: Only read.
 
     Returns:
-        What was done.
+        The state of each region.
 
     Raises:
         RefusedError: A safety rule forbids it; nothing was changed.
-        UnavailableError: The image is not there; nothing was changed.
+        UnavailableError: The image is gone; nothing was changed.
         BusyError: Another release runs on this machine.
     """
     if not dry_run:
@@ -166,25 +167,25 @@ def release(
 
 @dataclass(frozen=True)
 class _RegionState:
-    image_id: str  # of the image that is there already, or an empty string
+    image_id: str  # of the image that exists there already, or an empty string
     replaces: str
     regions: tuple[str, ...]
 
 
 def _inspect_region(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _RegionState:
-    """What stands in the way, and what the channel points at now; changes nothing."""
+    """Check a region before a release, and read what the channel points at; changes nothing."""
     if spec.sharing.public:
         encrypted = is_encrypted(source) or bool(spec.keys)
         if encrypted:
             raise RefusedError(
-                "an encrypted image can't be public: nobody else has the key",
+                "an encrypted image can't be public: no other account has the key",
                 hint="leave out --encrypt and --kms-keys, or --public",
             )
         state = site.ec2.get_image_block_public_access_state()["ImageBlockPublicAccessState"]
         if state != "unblocked":
             raise RefusedError(
                 f"block public access for AMIs is on in {site.region}, so EC2 makes no image public",
-                hint="whoever owns the account must want it off: "
+                hint="where the account's owner agrees, turn it off: "
                 f"aws ec2 disable-image-block-public-access --region {site.region}",
             )
     key, image_id = spec.keys.get(site.region), str(source["ImageId"])
@@ -199,11 +200,7 @@ def _inspect_region(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) ->
 
 
 def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool:
-    """Whether a region gets a copy and not the image itself.
-
-    Args:
-        spec: What, and how.
-    """
+    """Whether a region gets a copy and not the image itself."""
     key = spec.keys.get(region)
     if region != spec.verification.region or key is None:
         return region != spec.verification.region
@@ -211,11 +208,13 @@ def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool
 
 
 def _refuse_default_key(region: str, spec: ReleaseSpec, key: str | None, *, encrypted: bool) -> None:
-    """EC2 user guide, "Share an AMI": one that is encrypted with the default key can't be shared."""
+    """Refuse to share an image that the account's default key encrypts."""
+    # EC2 user guide, "Share an AMI": only the account itself can use its default key.
     if encrypted and key in (None, DEFAULT_KEY) and spec.sharing.permissions:
         raise RefusedError(
-            f"the image in {region} would be encrypted with the account's default key, for itself alone",
-            hint=f"name a key that the others may use: --kms-keys {region}=KEY",
+            f"the image in {region} would be encrypted with the account's default key, which no other account"
+            " can use",
+            hint=f"name a key that the other accounts may use: --kms-keys {region}=KEY",
         )
 
 
@@ -230,14 +229,15 @@ def _initial_result(region: str, outcome: RegionOutcome[_RegionState]) -> Region
 def _refuse_left_behind(
     spec: ReleaseSpec, cloud: Cloud, seen: Mapping[str, RegionOutcome[_RegionState]]
 ) -> None:
-    """A release to fewer regions than the last would leave the others at the old image, unseen."""
+    """Refuse a release to fewer regions than the last: the others would silently keep the old image."""
     known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
     others = make_sites(cloud, sorted(known - set(spec.regions)))
     histories = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
     if left := [region for region, outcome in histories.items() if outcome.error or outcome.value]:
         raise RefusedError(
             f"channel {spec.channel_name} also points at an image in {', '.join(left)}",
-            hint=f"--regions {','.join([*spec.regions, *left])}; or end it there: aws ssm delete-parameter "
+            hint=f"add them: --regions {','.join([*spec.regions, *left])}; "
+            f"or end it there: aws ssm delete-parameter "
             f"--name {spec.pointer.path} --region {left[0]}",
         )
 
@@ -245,6 +245,7 @@ def _refuse_left_behind(
 def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Callable[[str], None]) -> str:
     """The image in a region: available, tagged, shared, protected."""
     verification, image_id = spec.verification, str(source["ImageId"])
+    # The copy gets the source's tags, but for those that a copy itself is found by.
     kept = {name: value for name, value in tags_of(source).items() if name not in COPY_TAGS}
     tags = {name: value for name, value in kept.items() if name == "Name" or name.startswith("gpukiln:")}
     tags[NOT_RUN_TAG] = spec.not_run
@@ -256,7 +257,8 @@ def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Call
         _require_copy(site, spec, source, image)
     ensure_tags(site, image, tags)
     ensure_imds(site, image, source)
-    if is_copied(site.region, spec, source):  # an account can have every new disk encrypted
+    # An account can have every new volume encrypted, so the copy may be even where no key was named.
+    if is_copied(site.region, spec, source):
         _refuse_default_key(site.region, spec, key, encrypted=is_encrypted(image))
     ensure_shared(site, image_id, spec.sharing)
     make_live(site, image)
@@ -272,7 +274,8 @@ def _trust_text(spec: ReleaseSpec) -> str:
 
 
 def _require_copy(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:
-    """Refuse an image that says it is the copy, where only its tags do."""
+    """Refuse an image that is a copy by its tags only."""
+    # EC2's record of the copy, or a statement of a trusted key, must confirm it (attest/trust.py).
     vouched = None
     if spec.channel.trust:
         vouched, _ = trust.vouched(site.cloud, image, spec.channel.trust, site.ssm)
@@ -294,16 +297,16 @@ def _counting_types(spec: ReleaseSpec, vouched: Vouched) -> tuple[str, ...]:
 
 
 def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
-    """Sign that this image is released to the channel, and keep the verdicts with it; then read both back."""
+    """Sign the release of an image to the channel, and store it with the verdicts; then read both back."""
     vouched, signer = spec.verification.vouched, spec.signer
     if vouched is None or signer is None:
-        raise RefusedError(f"nothing signed is known of {spec.verification.image_id}")
+        raise RefusedError(f"{spec.verification.image_id} has no signed verdict")
     counted = _counting_types(spec, vouched)
     verified = vouched.verified[counted[0]] if counted else vouched.place
     claim = ReleaseClaim(
         image=spec.verification.about,
         channel=spec.channel_name,
-        number=0,  # it is given one when it is signed
+        number=0,  # sign_release sets it
         source=verified,
         suite=suite_digest() if spec.channel.suite == "current" else "",
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),

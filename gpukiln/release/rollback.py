@@ -1,4 +1,4 @@
-"""Rollback: every region's pointer goes back to the release before, all to the same one."""
+"""Rollback: the pointer of every region returns to the previous release, the same one in all regions."""
 
 from __future__ import annotations
 
@@ -37,24 +37,24 @@ def rollback(
     to: str = "",
     dry_run: bool = False,
 ) -> Release:
-    """Move a channel back; what fails in a region is in its result, not an exception.
+    """Move a channel back; the failure of a region is in its result, not an exception.
 
     Args:
-        channel: Its rules.
+        channel: The channel's rules.
         cloud: The cloud, in any region.
-        regions: Regions to look at; those that a pointer found there names are added.
-        records: Where the record goes.
+        regions: Regions to read; the regions that their pointers name are added.
+        records: The store of the record.
         signer: The key that signs the rollback, where the channel trusts keys.
-        to: Build or image id to go back to; an empty string: the release before the current one.
-        dry_run: Only look.
+        to: Build or image id to return to; an empty string: the release before the current one.
+        dry_run: Only read.
 
     Returns:
-        What was done.
+        The state of each region.
 
     Raises:
-        RefusedError: The regions don't agree on the release to go back to, or nothing shows that its image
-            was released; nothing was changed.
-        UnavailableError: A region can't be asked, or the image is gone there; nothing was changed.
+        RefusedError: The regions have no common release to return to, or its image was not released with a
+            trusted signature; nothing was changed.
+        UnavailableError: A region does not answer, or the image is gone there; nothing was changed.
         UsageError: The channel points at nothing.
         BusyError: Another release or rollback runs on this machine.
     """
@@ -73,8 +73,10 @@ def rollback(
             )
             trusts = [outcome.require() for outcome in seen.values()]
         build = next(iter(target.values())).build
+        # A killed run has moved some pointers: what they pointed at before is in its record only.
         if begun and begun.build == build:
             current = begun.replaces
+        # every image of the builds that are rolled back from, so that none of them is launched again
         left = {v.build for region, vs in histories.items() for v in vs if v.image_id == current[region]} - {
             build
         }
@@ -110,17 +112,17 @@ def rollback(
             "protect the release before",
             revive,
             moved=lambda site, image_id: require_newest_release(site, pointer, channel, image_id),
-            # an image that was rolled back from is not to be launched again
+            # at once: an image that was rolled back from must not be launched again
             retire=retirement(channel, at_once=frozenset(bad)),
         )
 
 
 def pointer_of(image: str, channel: str, cloud: Cloud, region: str) -> Pointer:
-    """The pointer of a channel of which no Kubernetes version was named.
+    """The pointer of a channel, without a Kubernetes version that was typed.
 
     Returns:
-        That of the version of components.yaml; where the channel has one pointer alone, that one: an image
-        whose base has no Kubernetes is released to `NO_KUBERNETES`.
+        The channel's only pointer, where it has one: that of an image whose base has no Kubernetes is
+        `NO_KUBERNETES`. Else the pointer of the version in components.yaml.
     """
     [site] = make_sites(cloud, [region])
     there = [
@@ -132,7 +134,7 @@ def pointer_of(image: str, channel: str, cloud: Cloud, region: str) -> Pointer:
 
 
 def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, list[PointerVersion]]:
-    """The history in each region that the channel has; a pointer names all regions of its release."""
+    """The history in each region of the channel; a pointer names all regions of its release."""
     histories: dict[str, list[PointerVersion]] = {}
     asked: list[str] = []
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
@@ -157,7 +159,7 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
 def _find_resumable(
     unfinished: list[UnfinishedRollback], current: Mapping[str, str], to: str
 ) -> UnfinishedRollback | None:
-    """The rollback that was begun and is to be completed: every region is where it was, or where it goes."""
+    """The unfinished rollback to complete: every region points at its old image, or at its new one."""
     for rollback in unfinished:
         known = all(
             image_id and image_id in (rollback.images.get(region), rollback.replaces.get(region))
@@ -171,7 +173,7 @@ def _find_resumable(
 def _find_targets(
     pointer: Pointer, releases: Mapping[str, list[PointerVersion]], to: str
 ) -> dict[str, PointerVersion]:
-    """The release of each region to go back to: the same build everywhere."""
+    """The release of each region to return to: the same build everywhere."""
     if to:
         named = {v.build for stack in releases.values() for v in stack if v.image_id == to and v.build}
         fitting = [
@@ -187,7 +189,7 @@ def _find_targets(
         raise RefusedError(
             f"{pointer.path} {why}",
             details=_history_lines(releases),
-            hint="--to BUILD with a build that every region had, or `ami.release` an earlier one",
+            hint="name a build that every region had, --to BUILD, or release an earlier one by `ami.release`",
         )
     return {
         region: next(version for version in reversed(stack) if version.build == fitting[0])
@@ -200,11 +202,9 @@ def _has_build(stack: list[PointerVersion], build: str) -> bool:
 
 
 def _release_before(releases: Mapping[str, list[PointerVersion]]) -> list[str]:
-    """The build to go back to, where the regions leave no doubt.
-
-    Regions that differ were left by a release or a rollback that did not end: a build that some point at
-    and that all others had just before is where all belong.
-    """
+    """The builds that a rollback can return to; one where the choice is clear."""
+    # Regions differ after a release or a rollback that did not finish: then the target is the build that some
+    # point at and that all others had just before.
     current = {region: stack[-1].build for region, stack in releases.items()}
     before = {region: stack[-2].build for region, stack in releases.items() if len(stack) > 1}
     if len(set(current.values())) == 1:
@@ -224,12 +224,12 @@ def _history_lines(releases: Mapping[str, list[PointerVersion]]) -> tuple[str, .
 
 
 def _require_usable(site: Site, version: PointerVersion, pointer: Pointer) -> str:
-    """By what the image is trusted, in words."""
+    """Check that an image can be released again; returns why it is trusted, in words."""
     image = find_images(site, [version.image_id]).get(version.image_id)
     if image is None or image["State"] != "available":
         raise UnavailableError(
             f"{version.image_id} of {version.build or 'an unknown build'} is "
             f"{image['State'] if image else 'gone'} in {site.region}",
-            hint="--to BUILD goes further back; `invoke ami.release` publishes another image",
+            hint="name an earlier build, --to BUILD, or release another image by `invoke ami.release`",
         )
     return trust.require_released(site.cloud, image, pointer, site.ssm, pointed=False)

@@ -17,11 +17,11 @@ from gpukiln.release.regions import Site, each
 
 
 def retirement(channel: Channel, *, at_once: frozenset[str] = frozenset()) -> Callable[[str], timedelta]:
-    """When a replaced image is deprecated.
+    """The time until a replaced image is deprecated.
 
     Args:
         channel: The channel's rules.
-        at_once: Ids of images that nobody is to launch any more.
+        at_once: Ids of images that must not be launched any more.
 
     Returns:
         A function of the image id.
@@ -30,11 +30,11 @@ def retirement(channel: Channel, *, at_once: frozenset[str] = frozenset()) -> Ca
 
 
 class ReleaseRun:
-    """A release or rollback that is under way: results, record and progress.
+    """A running release or rollback: results, record and progress.
 
     Args:
-        started: What it is before anything was done.
-        records: Where the record goes.
+        started: Its record before the first step.
+        records: The store of the record.
     """
 
     def __init__(self, started: Release, records: ReleaseLog, progress: Progress, sites: list[Site]) -> None:
@@ -49,18 +49,18 @@ class ReleaseRun:
         moved: Callable[[Site, str], None],
         retire: Callable[[str], timedelta],
     ) -> Release:
-        """Make every region ready, then move every pointer, then retire what no channel points at any more.
+        """Make every region ready, then move every pointer, then retire images that no channel points at.
 
-        A region that fails in one step lets the others end that step, and lets no region begin the next.
+        Where a region fails in a step, the others finish that step, and no region begins the next.
 
         Args:
-            title: Of the first step.
+            title: The title of the first step.
             prepare: Makes the image of a region ready and returns its id.
-            moved: Looks at a region whose pointer shows the image with this id.
-            retire: Says of an image id that is replaced when it is deprecated.
+            moved: Checks a region after its pointer was moved to the image with this id.
+            retire: Returns the time until a replaced image is deprecated.
 
         Returns:
-            What was done.
+            The state of each region.
         """
         pointer, build = self._release.pointer, self._release.build
         try:
@@ -88,10 +88,9 @@ class ReleaseRun:
         return self._record_state("failed" if all_failed else "partial")
 
     def _point_channel(self, site: Site, moved: Callable[[Site, str], None]) -> None:
-        """One PutParameter, unless the parameter says so already: the image, and every region of the release.
-
-        Who knows one region finds the others through it, so one that is added is told to those before.
-        """
+        """Point the channel at the image by one PutParameter, unless the parameter is up to date."""
+        # The parameter also has every region of the release, by which one region leads to the others: where a
+        # region is added, it is written in all of them.
         pointer, image_id = self._release.pointer, self._results[site.region].image_id
         versions, regions = pointers.history(site.ssm, pointer), tuple(self._results)
         before, named = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
@@ -105,7 +104,7 @@ class ReleaseRun:
         moved(site, image_id)
 
     def _retire(self, site: Site, when: Callable[[str], timedelta]) -> None:
-        """What this channel pointed at and no channel points at any more."""
+        """Retire the images that this channel pointed at and no channel points at any more."""
         live = set(pointers.read_all(site.ssm).values())
         old = {version.image_id for version in pointers.history(site.ssm, self._release.pointer)} - live
         for image_id, image in find_images(site, old).items():
@@ -117,7 +116,7 @@ class ReleaseRun:
         work: Callable[[Site], Any],
         ended: Callable[[RegionResult, Any], RegionResult],
     ) -> bool:
-        """One step in every region that has not failed yet; says whether none has."""
+        """Run a step in every region that has not failed yet; returns whether no region has failed."""
         left = [site for site in self._sites if self._results[site.region].state != "failed"]
         with self._progress.step(f"{title} ({len(left)} of {len(self._sites)} regions)"):
             for region, outcome in each(left, title, work).items():

@@ -1,4 +1,4 @@
-"""What is known of an image that a channel may take; `needs` compares it with what the channel asks for."""
+"""How an image was verified, by record, tags and signed statements; `needs` compares it with a channel."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from gpukiln.verify.checks import LAYERS
 
 @dataclass(frozen=True)
 class ImageVerification:
-    """What is known of how an image was judged.
+    """How an image was verified.
 
     Args:
         image_id: The AMI.
         image: Name of the image, a folder of ami/.
         kubernetes: The Kubernetes version it is for.
-        instance_types: The machines that it was built for.
-        profile: The profile that it has to be judged by.
+        instance_types: The instance types that it was built for.
+        profile: The profile that it has to be verified by.
         required_layers: The image's own required layers.
         verdicts: The newest verdict of each instance type.
         attested: Digests of SBOM and provenance, and the key that signed it, by the image's tags.
-        findings: What is wrong with SBOM and provenance; None: they are not on this machine.
-        simulated: The instance types on whose simulated GPUs it was judged, which proves nothing; its tags
-            don't tell them.
-        named: How a command names it; empty: by its id and region.
-        vouched: What the keys of a channel signed of it; None: nobody looked, and tags are trusted.
+        findings: Failed checks of SBOM and provenance; None: they are not on this machine.
+        simulated: The instance types on whose simulated GPUs it was verified, which does not count. Its tags
+            do not have them.
+        named: The image's name in commands; empty: its id and region.
+        vouched: The statements that the keys of a channel signed; None: not read, and tags are trusted.
     """
 
     image_id: str
@@ -57,17 +57,15 @@ class ImageVerification:
 
     @property
     def not_run(self) -> str:
-        """How many checks of each layer no machine ran, for example `runtime=1 gpu=4`, or `none`.
-
-        Of a layer that some machines ran the smallest number counts: what one ran is proven.
-        """
+        """How many checks of each layer no machine ran, for example `runtime=1 gpu=4`, or `none`."""
+        # The smallest number of each layer: a check that one machine ran is verified.
         every = [verdict.not_run for verdict in self.verdicts.values() if verdict.passed]
         least = {layer: min(counts.get(layer, 0) for counts in every) for layer in LAYERS} if every else {}
         return " ".join(f"{layer}={count}" for layer, count in least.items() if count) or "none"
 
 
 def verification_from_record(record: Record) -> ImageVerification:
-    """What the record of a build of this machine says.
+    """The verification by the record of a build of this machine.
 
     Raises:
         UsageError: The build has no image.
@@ -94,17 +92,17 @@ def verification_from_record(record: Record) -> ImageVerification:
 
 
 def verification_from_tags(image_id: str, region: str, tags: Mapping[str, str]) -> ImageVerification:
-    """What an image that another machine built says of itself.
+    """The verification by the tags of an image that another machine built.
 
     Args:
         image_id: The AMI.
 
     Raises:
-        UsageError: It is none of gpukiln's, or too old to say what it is for.
+        UsageError: gpukiln did not build it, or it is too old to have all tags.
     """
     if not (kubernetes := tags.get(KUBERNETES_TAG)):
         raise UsageError(
-            f"{image_id} in {region} has no tag {KUBERNETES_TAG}: it can't be released by its id alone",
+            f"{image_id} in {region} has no tag {KUBERNETES_TAG}, so it can't be released by its id alone",
             hint="release it on the machine that built it",
         )
     subject = subject_from_tags(image_id, tags)
@@ -123,14 +121,14 @@ def verification_from_tags(image_id: str, region: str, tags: Mapping[str, str]) 
 
 
 def with_tag_verdicts(verification: ImageVerification, tags: Mapping[str, str]) -> ImageVerification:
-    """What a record says, with the verdicts of other machines that the image's tags tell of.
+    """The verification by a record, with the verdicts of other machines that are in the image's tags.
 
     Args:
-        verification: What the record says.
+        verification: The verification by the record.
         tags: The image's tags.
 
     Raises:
-        RefusedError: Of a type that both know they tell of different verdicts.
+        RefusedError: Record and tags have different verdicts of the same type.
     """
     require_same_verdict(verification, tags)
     return replace(
@@ -143,40 +141,41 @@ def with_tag_verdicts(verification: ImageVerification, tags: Mapping[str, str]) 
 def with_signed_verdicts(
     verification: ImageVerification, vouched: Vouched, record: Record | None
 ) -> ImageVerification:
-    """The same image with the verdicts that trusted keys signed; tags and record count against it only.
+    """The same image with the verdicts that trusted keys signed.
 
     Args:
-        verification: What tags and record say.
-        vouched: What was signed.
-        record: The build's record, where this computer has it: it has the reasons of checks not run.
+        verification: The verification by tags and record.
+        vouched: The signed statements.
+        record: The build's record, where this computer has it: it has the reasons of checks that did not run.
 
     Raises:
-        RefusedError: The tags or the record say something else of the image than was signed.
+        RefusedError: The tags or the record describe the image otherwise than the signed statements.
     """
     for name, claim in vouched.verdicts.items():
         if claim.image != verification.about:
             raise RefusedError(
-                f"{verification.image_id} is described otherwise than what was signed of it on {name}",
+                f"{verification.image_id} is described otherwise than in the signed verdict on {name}",
                 details=(
                     f"found, by tags or record: {verification.about}",
                     f"wanted, as signed: {claim.image}",
                 ),
-                hint="look who changed the tags of the image or the record; "
-                f"`invoke ami.verify {verification.named or verification.image_id} --sign-key KEY` signs what is there now",
+                hint="find out who changed the tags of the image or the record; `invoke ami.verify "
+                f"{verification.named or verification.image_id} --sign-key KEY` signs the current one",
             )
     known = {verdict.digest: judged_by(verdict) for verdict in record.verdicts} if record else {}
     trusted = {
         name: known.get(claim.verdict, judged_by_claim(claim)) for name, claim in vouched.verdicts.items()
     }
+    # Unsigned verdicts of tags and record count only where they failed: anybody could have written a pass.
     failed = {name: verdict for name, verdict in verification.verdicts.items() if not verdict.passed}
     return replace(verification, verdicts={**failed, **trusted}, vouched=vouched)
 
 
 def require_same_verdict(verification: ImageVerification, tags: Mapping[str, str]) -> None:
-    """Refuse an image whose tags tell of another verdict than is known of it.
+    """Refuse an image whose tags have another verdict than its verification.
 
     Args:
-        verification: What is known.
+        verification: The verification by the record.
         tags: The image's tags.
 
     Raises:
@@ -186,8 +185,9 @@ def require_same_verdict(verification: ImageVerification, tags: Mapping[str, str
         name, value = verdict.tag
         if tags.get(name) != value:
             raise RefusedError(
-                f"the tags of {verification.image_id} tell of another verdict than the record of {verification.build}",
+                f"the tags of {verification.image_id} have another verdict than the record of"
+                f" {verification.build}",
                 details=(f"record: {value}", f"tag {name}: {tags.get(name, 'none')}"),
-                hint=f"`invoke ami.verify {verification.build} --instance-types {verdict.instance_type}` judges it "
-                "again and writes both",
+                hint=f"`invoke ami.verify {verification.build} --instance-types {verdict.instance_type}` verifies "
+                "it again and writes both",
             )

@@ -49,7 +49,7 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
     """One row a channel and region.
 
     Args:
-        rows: What was found.
+        rows: The rows of an overview.
     """
     titles = ("channel", "region", "points at", "image", "kubernetes", "build", "since", "before", "")
     table = Rows(*titles, first=3, folds=True)
@@ -69,10 +69,10 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
 
 
 def prune_table(regions: Iterable[PruneResult]) -> Rows:
-    """One row an image, and one for every snapshot that an earlier run left.
+    """One row an image, and one for every orphaned snapshot.
 
     Args:
-        regions: What was found and done.
+        regions: The results by region.
     """
     table = Rows("", "region", "image", "created", "reason", "name", first=4)
     for region in regions:
@@ -86,6 +86,6 @@ def prune_table(regions: Iterable[PruneResult]) -> Rows:
                 item.name,
             )
         for snapshot_id, action in region.orphaned_snapshots.items():
-            reason = "left by an earlier prune: its image is gone"
+            reason = "orphan of an earlier prune: its image is gone"
             table.add(_coloured(action), region.region, snapshot_id, "", reason, "")
     return table

@@ -1,4 +1,4 @@
-"""The known vulnerabilities of an image: shipped data for NVIDIA's parts, OSV files for the packages."""
+"""The known vulnerabilities of an image: shipped data of NVIDIA's components, OSV files of packages."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Vulnerability:
         version: The version on the image.
         fixed: The version without it; an empty string: none is known.
         severity: As the data says it, or an empty string.
-        source: Where that is known from.
+        source: The data that has it.
         aliases: Other names of it.
     """
 
@@ -45,17 +45,17 @@ class Vulnerability:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes it the same flaw on two images."""
+        """The same for the same flaw on two images."""
         return self.id, self.package
 
 
 @dataclass(frozen=True)
 class VulnerabilityReport:
-    """What is known of one image.
+    """The vulnerabilities of one image.
 
     Args:
         vulnerabilities: Its flaws, sorted by package and name.
-        notes: What was not looked at, and why.
+        notes: What was not checked, and why.
     """
 
     vulnerabilities: tuple[Vulnerability, ...]
@@ -66,15 +66,15 @@ def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) 
     """Find the known flaws of an image.
 
     Args:
-        osv: The records for its packages; None: no file was given, so packages are not looked at.
+        osv: The records for its packages; None: no file was given, so packages are not checked.
 
     Returns:
-        The flaws, and what was not looked at.
+        The flaws, and what was not checked.
     """
     notes: list[str] = []
     flaws = [*_toolkit(image, notes), *_driver(image, notes)]
     if osv is None:
-        notes.append("packages were not looked at: no --vulnerabilities FILE was given")
+        notes.append("packages were not checked: no --vulnerabilities FILE was given")
     else:
         flaws += _packages(image, osv, notes)
     unique = {row.key: row for row in flaws}
@@ -89,7 +89,7 @@ def _toolkit(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
     try:
         rows = flaws(version)
     except UsageError as error:
-        notes.append(f"{TOOLKIT} was not looked at: {error.message}")
+        notes.append(f"{TOOLKIT} was not checked: {error.message}")
         return
     for row in rows:
         source = f"NVIDIA bulletin {row.bulletin}"
@@ -103,16 +103,16 @@ def _driver(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
     try:
         key = version_key(version)
     except UsageError as error:
-        notes.append(f"{DRIVER} was not looked at: {error.message}")
+        notes.append(f"{DRIVER} was not checked: {error.message}")
         return
     for bulletin in drivers.bulletins():
         fixed, source = bulletin.fixed.get(key[0]), f"NVIDIA bulletin {bulletin.bulletin}"
         if fixed is None:
-            # a branch younger than all that the bulletin names came out after it
+            # a branch newer than all that the bulletin names was published after it
             if key[0] < max(bulletin.fixed):
                 notes.append(f"{source} ({bulletin.month}) names no fix for driver branch {key[0]}")
         elif key < version_key(fixed):
-            about = f"of the gravest flaws of the driver, {bulletin.month}"
+            about = f"one of the most severe flaws of the driver, {bulletin.month}"
             for cve in bulletin.cves:
                 yield Vulnerability(cve, DRIVER, version, fixed, "", about, source)
 
@@ -121,7 +121,7 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
     base = image.record.plan.base
     names = [name.format(release=base.release) for name in ECOSYSTEMS.get(base.distribution, ())]
     if not names:
-        notes.append(f"packages were not looked at: OSV has no data for {base.distribution} {base.release}")
+        notes.append(f"packages were not checked: OSV has no data for {base.distribution} {base.release}")
         return
     if not image.installed.details:
         notes.append(
@@ -134,7 +134,7 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
             if affected.package and affected.package.ecosystem in names:
                 index.setdefault(affected.package.name, []).append((record, affected))
     if not index:
-        notes.append(f"packages were not looked at: no record is for {' or '.join(names)}")
+        notes.append(f"packages were not checked: no record is for {' or '.join(names)}")
         return
     sources = {image.installed.source(*pair) for pair in image.baked.packages.items()}
     uncertain = 0

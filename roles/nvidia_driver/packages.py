@@ -47,7 +47,7 @@ def driver_pins(
 
     Args:
         text: The output of `apt-cache madison`.
-        wanted: The packages.
+        names: The packages.
         version: The driver's version, for example `535.309.01`.
         packages: What is installed needs no archive.
 
@@ -149,7 +149,7 @@ def not_installed(pins: Sequence[str], packages: Packages) -> list[str]:
     """Name what a transaction would install.
 
     Args:
-        wanted: NAME or NAME=VERSION, as for apt.
+        pins: NAME or NAME=VERSION, as for apt.
 
     Returns:
         Those that are not there, or in another version.

@@ -1,4 +1,4 @@
-"""plan -> context -> build -> verify of a container image, with a record of all of it."""
+"""Builds a container image from its plan, with a record of each build."""
 
 from __future__ import annotations
 
@@ -29,17 +29,14 @@ from gpukiln.sources.mirror import install_debian
 REPOSITORY = "localhost/gpukiln"
 EXTRA_BASE_PACKAGES = ("ca-certificates",)
 TAIL_LINES = 15  # of a failed build's log
-CLEAN_UP_S = 180.0  # for an engine to end what a RUN started
+CLEAN_UP_S = 180.0  # seconds that an engine gets to end the processes of a RUN
 
 
 def find_existing_build(
     plan: ContainerPlan, builds: ContainerBuilds, engine: Engine
 ) -> ContainerBuild | None:
-    """A build of this very plan whose image the engine still has.
-
-    Args:
-        engine: Where the image must be.
-    """
+    """A build with the plan's digest whose image the engine still has."""
+    # The engine's id is compared: another build may have taken over the reference.
     for build in builds.of(plan.image):
         record = build.read()
         if record.image and record.plan.digest == plan.digest and record.engine == engine.name:
@@ -50,17 +47,17 @@ def find_existing_build(
 
 
 def why_build(plan: ContainerPlan, builds: ContainerBuilds) -> list[str]:
-    """What changed since the last image that was built here.
+    """The changes since the last image that this machine built.
 
     Returns:
-        One line a change, the first names the image that is compared with.
+        The first line names the image that is compared with, the others are a change each.
     """
     for build in builds.of(plan.image):
         old = build.read()
         if old.image and old.plan.base_name == plan.base_name:
             changes = explain_change(old.plan.inputs, plan.inputs)
             if not changes:
-                return [f"the image of build {old.build_id} has this digest, and the engine has it no more"]
+                return [f"the image of build {old.build_id} has this digest, and the engine no longer has it"]
             return [f"since build {old.build_id}:", *(f"  {change}" for change in changes)]
     return [f"no image of it was built on this machine from {plan.base_name} yet"]
 
@@ -78,17 +75,18 @@ def build_container(
     """Build a container image.
 
     Args:
-        builds: Where the record goes.
-        overrides: As the plan was made with.
-        cache_from: Where layers may be taken from, as the engine names it.
-        cache_to: Where layers are kept, as the engine names it.
+        builds: The store of the record.
+        overrides: The overrides of the plan.
+        cache_from: Sources of cached layers, in the engine's form.
+        cache_to: Destinations of cached layers, in the engine's form.
 
     Raises:
-        GpukilnError: It could not be built; the record says why, too.
+        GpukilnError: It could not be built; the reason is in the record, too.
     """
     components = apply_overrides(load_components(), overrides)
     with _build_alone(builds.home):
         engine.remove_unfinished(plan.image)
+        # This process has the only lock, so a record in the state running is of a killed build.
         for killed in builds.all():
             if (left := killed.read()).state == "running":
                 if left.engine == engine.name:
@@ -125,7 +123,7 @@ def build_container(
                     _run_build(engine, request, plan.image, log, progress)
             image = engine.inspect(reference)
             if image is None:
-                raise UnavailableError(f"{engine.name} built {reference} and has it not (log: {log})")
+                raise UnavailableError(f"{engine.name} built {reference}, but does not have it (log: {log})")
             record = replace(
                 record, state="built", reference=reference, image=image, durations_s=dict(progress.durations)
             )
@@ -139,13 +137,11 @@ def build_container(
 
 
 def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
-    """What the image says of itself to those who list images.
+    """Labels of the image: the annotations of the OCI image specification, and gpukiln's own.
 
     Args:
-        plan: What is built.
-
-    Returns:
-        The annotations of the OCI image specification, and ours.
+        plan: The plan of the image.
+        build_id: The build.
     """
     return {
         "org.opencontainers.image.title": plan.image,
@@ -163,7 +159,7 @@ def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
 
 
 def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: Progress) -> str:
-    """The image to start from; one of this machine's mirror is made when the packages have changed."""
+    """The image to start from; a base of this machine's mirror is rebuilt when its packages have changed."""
     if plan.base.image or not plan.base.codename:
         return plan.base.image or ""
     key = hashlib.sha256(
@@ -200,6 +196,7 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
         def follow(line: str) -> None:
             output.write(line)
             output.flush()
+            # Buildah and Podman print STEP, Docker Step, BuildKit `#5 [2/7] RUN ...`.
             if line.startswith(("STEP ", "Step ", "[")) or (line.startswith("#") and "] " in line):
                 progress.doing(line.strip()[:100])
 
@@ -207,10 +204,8 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
             status = programs.stream(
                 engine.build_command(request),
                 follow,
-                ends=(
-                    (signal.SIGINT, CLEAN_UP_S),
-                    (signal.SIGKILL, CLEAN_UP_S),
-                ),  # what a RUN started goes, too
+                # SIGINT first: the engine then ends the processes of a RUN, which SIGKILL would leave
+                ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, CLEAN_UP_S)),
                 environment={**os.environ, **engine.build_environment()},
             )
         except BaseException:
@@ -224,7 +219,7 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
 
 
 def is_build_running(builds: ContainerBuilds) -> bool:
-    """Whether a build runs on this machine; else one whose record says so was killed."""
+    """Whether a build runs on this machine; if not, a record in the state running is of a killed build."""
     try:
         with _build_lock(builds.home):
             return False
@@ -235,16 +230,16 @@ def is_build_running(builds: ContainerBuilds) -> bool:
 @contextmanager
 def _build_lock(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
-    busy = BusyError("another docker.build is under way on this machine", hint="wait for it, then try again")
+    busy = BusyError("another docker.build runs on this machine", hint="wait for it, then try again")
     with locked(home / "lock", busy=busy):
         yield
 
 
 @contextmanager
 def _build_alone(home: Path) -> Iterator[None]:
-    """One build at a time; what a killed one left of its context, and half-made in the caches, is removed."""
+    """Allow one build at a time, and remove contexts and incomplete cache entries of a killed one."""
     with _build_lock(home):
-        for leftover in home.glob("context-*"):
-            shutil.rmtree(leftover)
+        for orphan in home.glob("context-*"):
+            shutil.rmtree(orphan)
         remove_partial(*(folder for folder in home.iterdir() if folder.is_dir()))
         yield

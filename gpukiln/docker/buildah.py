@@ -52,11 +52,12 @@ class Buildah(Engine):
         return {"BUILDAH_ISOLATION": "chroot"}
 
     def remove_unfinished(self, image: str) -> None:
-        """See `Engine.remove_unfinished`: a signal ends Buildah before it removes its working container."""
+        """See `Engine.remove_unfinished`."""
+        # Buildah does not remove its working container when a signal ends it.
         for row in parse_json(run_command("buildah", "containers", "--json")) or ():
             inspected = try_command("buildah", "inspect", row["id"])
             if inspected.returncode or row["containername"].startswith(VERIFY_PREFIX):
-                continue  # somebody else has just removed it; or it is being judged
+                continue  # another process has just removed it; or it is being verified
             labels = parse_json(inspected.stdout)["OCIv1"]["config"].get("Labels") or {}
             if labels.get(IMAGE_LABEL) == image:
                 run_command("buildah", "rm", row["id"])
@@ -71,7 +72,8 @@ class Buildah(Engine):
             run_command("buildah", "rm", container)
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        """See `Engine.inspect`. No command of Buildah tells sizes; the store's list of layers does."""
+        """See `Engine.inspect`."""
+        # No command of Buildah prints the sizes of layers; containers/storage has them in layers.json.
         done = try_command("buildah", "inspect", "--type=image", reference)
         if done.returncode:
             return None
@@ -81,6 +83,7 @@ class Buildah(Engine):
         layers = [
             Layer(instruction(entry.get("created_by", "")), sizes.get(digest, 0))
             for entry, digest in zip(
+                # diff_ids has no entry for instructions that change no file, such as ENV
                 [entry for entry in config["history"] if not entry.get("empty_layer")],
                 config["rootfs"]["diff_ids"],
                 strict=True,
@@ -106,9 +109,9 @@ class Buildah(Engine):
 
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
-        """See `Engine.container`. Only a working container: nothing runs in it but what it is asked."""
+        """See `Engine.container`. A working container runs no process but the commands of the suite."""
         if gpus:
-            raise UsageError("buildah gives containers no GPU", hint="--engine podman or docker")
+            raise UsageError("buildah gives containers no GPU", hint="use --engine podman or docker")
         try_command("buildah", "rm", name)
         container = run_command("buildah", "from", f"--name={name}", reference).strip()
         try:

@@ -1,4 +1,4 @@
-"""Docker, with or without BuildKit, and Podman, which takes the same commands."""
+"""Docker, with or without BuildKit, and Podman, which has the same commands."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DockerLike(Engine):
     """What Docker and Podman have in common."""
 
     def remove_unfinished(self, image: str) -> None:
-        """See `Engine.remove_unfinished`: the engine itself removes what a build leaves (--force-rm)."""
+        """See `Engine.remove_unfinished`: the engine itself removes containers of a build (--force-rm)."""
 
     def load_base(self, tar: Path, reference: str) -> None:
         """See `Engine.load_base`."""
@@ -55,7 +55,7 @@ class DockerLike(Engine):
         )
 
     def history(self, reference: str) -> list[tuple[str, int]]:
-        """What made each layer, and its bytes; the newest first."""
+        """The instruction and the size in bytes of each layer, the newest first."""
         form = ("--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}")
         rows = [
             line.partition("\t") for line in run_command(self.name, "history", *form, reference).splitlines()
@@ -68,7 +68,7 @@ class DockerLike(Engine):
 
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
-        """See `Engine.container`. Started by the image's own entrypoint, so that it is process 1."""
+        """See `Engine.container`. The image's own entrypoint starts it, and so is process 1."""
         options = ["--detach", f"--name={name}", "--network=host", *self.run_options]
         options += self.gpu_options if gpus else ()
         try_command(self.name, *self.remove_command, name)
@@ -117,7 +117,7 @@ class Docker(DockerLike):
             return f"docker does not answer: {last_line(done)}"
         version, client = done.stdout.split()
         buildx = try_command("docker", "buildx", "version").returncode == 0
-        # From 23 on the command line needs the plug-in for BuildKit (release notes of Docker Engine 23.0).
+        # Since 23.0 the command line needs the plug-in buildx for BuildKit (Docker Engine release notes).
         built_in = int(client.partition(".")[0]) < 23
         off = os.environ.get("DOCKER_BUILDKIT") == "0"
         return cls(version, buildkit=(buildx or built_in) and not off, buildx=buildx and not off)
@@ -127,7 +127,7 @@ class Docker(DockerLike):
         if not self.buildkit:
             if request.cache_to:
                 raise UsageError(
-                    "docker without BuildKit keeps no layers elsewhere (--cache-to)",
+                    "docker without BuildKit can't export layers (--cache-to)",
                     hint="install docker-buildx",
                 )
             if request.platform != native_platform():
@@ -149,7 +149,7 @@ class Docker(DockerLike):
         elif self.buildkit:
             if request.cache_to:
                 raise UsageError(
-                    "this docker has BuildKit and no buildx, which --cache-to needs",
+                    "this docker has BuildKit without buildx, which --cache-to needs",
                     hint="install docker-buildx",
                 )
             tool = ["docker", "build", "--progress=plain", f"--platform={request.platform}"]
@@ -176,13 +176,12 @@ class Podman(DockerLike):
 
     @property
     def run_options(self) -> tuple[str, ...]:
-        """This process's limits: Podman's defaults are higher than a host may grant, and then nothing starts.
-
-        `--ulimit=host` leads to the same defaults where a containers.conf has none (Podman 4.3). The limit of
-        processes it first lowers for itself to the kernel's largest process id, and can't raise again.
-        """
+        """This process's limits as options."""
+        # Podman's default limits are higher than a host may grant, and then no container starts;
+        # --ulimit=host leads to the same defaults where containers.conf has none (Podman 4.3).
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
         _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+        # Podman lowers its limit of processes to the kernel's largest process id, and can't raise it again.
         ids = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="utf-8"))
         limits = {
             "nofile": files,
@@ -205,7 +204,8 @@ class Podman(DockerLike):
         )
 
     def history(self, reference: str) -> list[tuple[str, int]]:
-        """See `DockerLike.history`: its templates give sizes for people only."""
+        """See `DockerLike.history`."""
+        # Podman's templates have only rounded sizes ("12 MB"), JSON has bytes.
         rows = parse_json(run_command("podman", "history", "--format=json", reference))
         return [(row["CreatedBy"], int(row["size"])) for row in rows]
 

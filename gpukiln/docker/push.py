@@ -37,9 +37,9 @@ class PushedImage:
 
     Args:
         repository: host[:port]/path.
-        tags: Every tag of ours that names it.
-        manifest_digest: What `repository@digest` names.
-        at: When it was pushed or found there, ISO 8601 in UTC.
+        tags: Every tag of gpukiln that names it.
+        manifest_digest: The manifest's digest, which `repository@digest` names.
+        at: When it was pushed, or found in the registry; ISO 8601 in UTC.
     """
 
     repository: str
@@ -72,20 +72,20 @@ def tags_of(built: Built, config: str) -> tuple[str, ...]:
 def push(
     built: Built, repository: Repository, *, log: Path, say: Callable[[str], None], dry_run: bool = False
 ) -> PushedImage | None:
-    """Push an image under all of its tags; what is there already is not pushed again.
+    """Push an image under all of its tags; a tag that exists is not pushed again.
 
-    A call that was interrupted is completed by the next one.
+    An interrupted call is completed by the next one.
 
     Args:
         built: The image.
-        log: Gets what skopeo says.
-        dry_run: Only say what would be pushed.
+        log: Gets skopeo's output.
+        dry_run: Only show what would be pushed.
 
     Returns:
         The image in the registry; None in a dry run that would push.
 
     Raises:
-        RefusedError: A tag is there with another image.
+        RefusedError: A tag has another image.
         UnavailableError: The image, the engine or the registry can't be reached.
     """
     with repository.login() as authfile:
@@ -112,7 +112,8 @@ def push(
 
 
 def _existing_tags(skopeo: Skopeo, tags: tuple[str, ...], config: str) -> dict[str, Manifest]:
-    """The tags that are there, all with the one image; a tag never moves."""
+    """The tags that exist in the registry, all with this image; a tag never moves."""
+    # Configurations are compared: a registry's manifest differs where another tool compressed the layers.
     there = {tag: manifest for tag in tags if (manifest := skopeo.remote(tag))}
     others = [f"{tag}: {manifest.digest}" for tag, manifest in there.items() if manifest.config != config]
     if not others and len({manifest.digest for manifest in there.values()}) > 1:

@@ -188,6 +188,6 @@ def require_same_verdict(verification: ImageVerification, tags: Mapping[str, str
                 f"the tags of {verification.image_id} have another verdict than the record of"
                 f" {verification.build}",
                 details=(f"record: {value}", f"tag {name}: {tags.get(name, 'none')}"),
-                hint=f"`invoke ami.verify {verification.build} --instance-types {verdict.instance_type}` verifies "
-                "it again and writes both",
+                hint=f"`invoke ami.verify {verification.build} --instance-types {verdict.instance_type}` "
+                "verifies it again and writes both",
             )

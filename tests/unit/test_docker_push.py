@@ -303,7 +303,7 @@ def test_create_completes_a_repository_and_leaves_its_owners_policy(cloud: Any) 
 @pytest.mark.parametrize(
     ("name", "create", "message"),
     [
-        (f"{IN_AWS}/a", False, "is AWS's, and --cloud is embedded"),
+        (f"{IN_AWS}/a", False, "belongs to AWS, and --cloud is embedded"),
         ("registry.example/a", True, "--create is for ECR"),
     ],
 )

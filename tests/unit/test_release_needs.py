@@ -33,7 +33,7 @@ def test_what_no_gpu_judged_is_not_released():
     """The image that a second run finds where the first had no capacity for the other GPU."""
     with pytest.raises(RefusedError, match="not shown on a machine with A10G") as caught:
         require_verified("candidate", CANDIDATE, proof(T4), has_gpus=True)
-    assert caught.value.details == ("a machine with A10G: nothing judged it there",)
+    assert caught.value.details == ("a machine with A10G: it was not verified there",)
     assert f"ami.verify {AMI} --region {HOME} --for candidate" in caught.value.hint
     assert require_verified("candidate", CANDIDATE, proof(T4, A10G), has_gpus=True) == {}
     assert require_verified("candidate", CANDIDATE, proof(T4, A10G, known=False), has_gpus=True) == {}
@@ -46,9 +46,9 @@ def test_what_no_gpu_judged_is_not_released():
         ([verdict(on="g4dn.xlarge"), A10G], "a machine with T4: g4dn.xlarge: no check of a GPU ran"),
         ([T4, verdict(on="g5.xlarge", failed=[("gpu.ecc", "bad")])], "not `passed` on g5.xlarge"),
         ([T4, A10G, verdict(on="g6.xlarge", failed=[("gpu.ecc", "bad")])], "not `passed` on g6.xlarge"),
-        ([T4, L4], "a machine with A10G: nothing judged it there"),
-        ([T4, replace(A10G, profile="node")], "a machine with A10G: nothing judged it there"),
-        ([T4, replace(A10G, suite_version="f" * 64)], "judged by the suite ffffffffffffffff, today's is "),
+        ([T4, L4], "a machine with A10G: it was not verified there"),
+        ([T4, replace(A10G, profile="node")], "a machine with A10G: it was not verified there"),
+        ([T4, replace(A10G, suite_version="f" * 64)], "verified by the suite ffffffffffffffff, the current one is "),
     ],
 )
 def test_what_is_missing_is_named(verdicts, said):
@@ -137,7 +137,7 @@ def test_attestation_is_asked_for():
         keyed = replace(whole, attested={**whole.attested, SIGNING_KEY_TAG: key})
         with pytest.raises(RefusedError, match="no trusted key signed its provenance"):
             require_verified("x", signed, keyed, has_gpus=True)
-    with pytest.raises(RefusedError, match="there is no verdict on it that a trusted key signed"):
+    with pytest.raises(RefusedError, match="it has no verdict that a trusted key signed"):
         require_verified("x", replace(CANDIDATE, trust=("a.pub",)), whole, has_gpus=True)
     none = replace(CANDIDATE, attestation="none")
     assert require_verified("x", none, replace(whole, attested={}), has_gpus=True) == {}

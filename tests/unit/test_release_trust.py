@@ -176,7 +176,7 @@ def test_an_image_registered_under_the_tags_of_a_copy_is_no_copy(typed, build, r
 def test_a_signed_release_is_trusted_wherever_it_is_used(typed, key, build, tmp_path):
     code, _, err = typed("release", "last", channel="stable", sign_key=str(key))
     assert code == 6
-    assert "there is no verdict on it that a trusted key signed" in err
+    assert "it has no verdict that a trusted key signed" in err
     assert f"ami.verify {build.id} --for stable --sign-key KEY" in err
     sign(AMI, key, tmp_path, judged=JUDGED, build=build)
     code, _, err = typed("release", "last", channel="stable")
@@ -332,7 +332,7 @@ def test_a_verdict_of_another_suite_is_refused(typed, key, build, tmp_path):
     build.write(replace(build.read(), verdicts=(old,)))
     Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list(tags(build.id, old)))
     sign(AMI, key, tmp_path, judged=old, build=build)
-    refused(typed, AMI, key, "judged by the suite ffffffffffffffff", "today's is")
+    refused(typed, AMI, key, "verified by the suite ffffffffffffffff", "the current one is")
 
 
 def test_a_verdict_on_simulated_gpus_is_refused(typed, key, build, tmp_path):
@@ -348,7 +348,7 @@ def test_edited_tags_are_refused(typed, key, build, tmp_path):
         record.unlink()
     fewer = {"gpukiln:instance-types": "g4dn.xlarge"}  # then nobody asks for a verdict on an A10G
     Cloud().client("ec2").create_tags(Resources=[AMI], Tags=tag_list(fewer))
-    refused(typed, AMI, key, "described otherwise than what was signed", "'g5.xlarge'")
+    refused(typed, AMI, key, "described otherwise than in the signed verdict", "'g5.xlarge'")
 
 
 def test_an_edited_record_is_refused(typed, key, build, tmp_path):

@@ -13,7 +13,7 @@ from gpukiln.release.view import channels_table, prune_table
 
 REGION = "ap-southeast-2"
 NAME = "gpukiln-eks-gpu-1.35-580.95.05-20261122-" + "x" * 80
-REASON = "90 days old; no channel needs it and nobody uses it"
+REASON = "90 days old; no channel needs it and no resource uses it"
 IMAGES = {f"ami-{number:017x}": action for number, action in enumerate(("keep", "remove", "failed"))}
 
 

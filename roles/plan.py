@@ -143,8 +143,8 @@ class Plan:
         enable: Units to start at boot.
         start: Units to start now.
         notify: Handlers.
-        lines: What is to be done beside the files, for people: `+nvtop`, `-cuda-keyring`.
-        do: What this role's own tasks are told.
+        lines: Changes in addition to the files, for people: `+nvtop`, `-cuda-keyring`.
+        do: Variables of the role's own tasks.
     """
 
     refusal: str = ""

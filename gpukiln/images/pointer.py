@@ -107,7 +107,7 @@ def _version(parameter: dict[str, Any]) -> PointerVersion:
         image_id=str(parameter["Value"]),
         regions=regions,
         at=at.isoformat(timespec="seconds") if at else "",
-        number=int(parameter["PointerVersion"]),
+        number=int(parameter["Version"]),
         **{"build": "", **known},
     )
 

@@ -37,7 +37,7 @@ def decide(role: Role, node: Node) -> Plan:
         if path not in retired and text != facts["text"]:
             # addresses may hold credentials
             plan.files.append(File(path, text, facts["mode"], secret=True))
-    # An image has no lists; apt judges the age of their folder, which was made when they were removed.
+    # An image has no lists; apt compares the age of their folder, which was created when they were removed.
     plan.do["stale"] = bool(plan.files) or not node["globs"][LISTS]
     # In check mode nothing is fetched.
     plan.do["known"] = not (role.check and plan.do["stale"])

@@ -59,7 +59,7 @@ def decide(role: Role, node: Node) -> Plan:
         if unit := runner.get("unit"):
             plan.write(node, _dropin(unit), role.template("runner.conf.j2", environment=environment))
         if folder := runner.get("folder"):
-            _tell_in_folder(plan, node, runner, folder, environment)
+            _report_in_folder(plan, node, runner, folder, environment)
     return plan
 
 
@@ -144,7 +144,7 @@ def _have_users(plan: Plan, role: Role, node: Node) -> None:
             plan.lines.append(f"+user {name}" if not account else f"+{name} in {', '.join(missing)}")
 
 
-def _tell_in_folder(
+def _report_in_folder(
     plan: Plan, node: Node, runner: Runner, folder: str, environment: Mapping[str, Any]
 ) -> None:
     account, there = node["accounts"][runner["user"]], node["folders"][folder]

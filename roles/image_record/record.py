@@ -26,7 +26,7 @@ def image_record(
         components: What components.yaml says; names each component's package.
         platforms: Distribution and family, as components.yaml calls them: `rocky`, `redhat`. A component's
             package is the distribution's, or the family's.
-        packages: What is installed, as `installed` tells it.
+        packages: What is installed, as `installed` returns it.
         modules: Version of NVIDIA's module for each kernel; empty where it has none.
         dpkg: Lines of package, source package, its version, installed KiB and architecture, with tabs.
         copyright_lines: Lines of `/usr/share/doc/PACKAGE/copyright:License: NAME`.
@@ -71,11 +71,11 @@ def installed(packages: Packages, architecture: str, *, apt: bool) -> dict[str, 
 
 
 def package_drift(recorded: Mapping[str, str], packages: Mapping[str, str]) -> list[str]:
-    """Tell how the installed packages differ from an image's record.
+    """Report how the installed packages differ from an image's record.
 
     Args:
         recorded: Names and versions in the record.
-        packages: What is installed, as `installed` tells it.
+        packages: What is installed, as `installed` returns it.
 
     Returns:
         Lines of a diff: `-name version` of the record, `+name version` of the machine.

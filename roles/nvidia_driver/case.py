@@ -220,7 +220,8 @@ class Case:
 
     @property
     def private_key(self) -> str:
-        """Where DKMS looks by itself on Ubuntu; 2.8 of 22.04 can't be told another place."""
+        """The path of the private key: on Ubuntu that of DKMS itself."""
+        # DKMS 2.8 of Ubuntu 22.04 has no setting for another path.
         ubuntus, others = "/var/lib/shim-signed/mok/MOK.priv", "/etc/gpukiln/secure-boot/module-signing.key"
         return str(self.role["private_key"] or (ubuntus if self.ubuntu else others))
 
@@ -239,7 +240,7 @@ class Case:
 
     @property
     def signing_text(self) -> str:
-        """What tells DKMS of the pair."""
+        """DKMS's configuration with the paths of the pair."""
         return f"# {MANAGED}\nmok_signing_key={self.private_key}\nmok_certificate={self.certificate}\n"
 
     @property

@@ -40,7 +40,7 @@ INITRAMFS_SETTINGS = "/etc/initramfs-tools/update-initramfs.conf"
 NO_AUTOINSTALL = "/etc/dkms/no-autoinstall"
 """DKMS's maintainer scripts build nothing while it is there."""
 MARK = "# put off by gpukiln"
-"""Behind what is put off during a transaction, so that an interrupted run is mended by the next one."""
+"""Marks settings that are changed during a transaction, so that the next run restores them after a kill."""
 APT_INSTALL = (
     "apt-get",
     "install",
@@ -72,7 +72,7 @@ REPOQUERY = (
 def decide_packages(role: Role, node: Node) -> Plan:
     """Choose packages that can be had, and refuse before anything is changed.
 
-    `do`: `said` is worth telling; `install` and `newer` are what apt or dnf is asked for, `transaction` a
+    `do`: `said` are notes for people; `install` and `newer` are the arguments of apt or dnf, `transaction` a
     command of apt's that puts one branch into the place of another, `unlock` a command of dnf's; `drop` is a
     package that goes, `after` what is restored when all of it is there, `signing` what is missing of a pair.
     """
@@ -113,7 +113,7 @@ def _precompiled(plan: Plan, case: Case) -> Case | Plan:
 
     They are built of one driver version for one kernel, and both may lag: their packages want
     nvidia-kernel-common of exactly that version (Depends: >= VERSION, <= VERSION-1), and the newest kernel
-    may have none yet. So apt says whether they can be had beside the driver, and for which kernels.
+    may have none yet. So a simulation of apt decides whether they can be installed with the driver, and for which kernels.
     """
     answers = case.node["answers"]
     if "archive" not in answers:
@@ -161,7 +161,7 @@ def _by_apt(plan: Plan, case: Case) -> Plan:
     install = [*pins, *_kernel_pins(case), *(case.origin.nvlink5 if case.nvlink5 else ())]
     install += [name for name in case.modules_extra if name in known]
     # Precompiled modules bring their kernel; DKMS needs the headers of each. A kernel whose headers have left
-    # the archive is judged after the installation. Where they do not stay, they come when something is built.
+    # the archive is checked after the installation. Where they do not stay, they come when something is built.
     if case.precompiled:
         install.append(case.precompiled)
     elif case.role["keep_build_tools"]:

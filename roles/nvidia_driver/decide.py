@@ -1,7 +1,7 @@
 """Which driver a node gets, and what has to be done for it, step by step.
 
-`decide` judges the request and says which way it goes: the driver is removed, installed, or there and only to
-be kept as it should be. An installation decides again when the sources are there (`decide_packages` in
+`decide` checks the request and chooses what to do: remove the driver, install it, or keep an installed one as
+it should be. An installation decides again when the sources are there (`decide_packages` in
 choice.py), when the packages are (`decide_modules`), and when the modules are (`decide_finish`). What comes
 from where, under which names, is in origin.py; what request and node mean together in case.py.
 """
@@ -199,7 +199,7 @@ def _unfit(case: Case) -> Iterator[str]:
     if case.source == "runfile" and branches:
         # The installer's driver and a packaged one overwrite each other's files.
         yield (
-            f"Found the driver installed as packages ({', '.join(branches)}), wanted none beside NVIDIA's"
+            f"Found the driver installed as packages ({', '.join(branches)}), wanted none next to NVIDIA's"
             " installer. Remove them first, with nvidia_driver_state: absent."
         )
 

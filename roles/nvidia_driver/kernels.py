@@ -58,7 +58,7 @@ def precompiled_lag(
     """
     if trial["rc"] != 0:
         wants = "; ".join(re.findall(r"Depends: (.+)", trial["stdout"]))
-        return f"its packages can't be installed beside it ({wants or trial['stderr'].strip()})"
+        return f"its packages can't be installed with it ({wants or trial['stderr'].strip()})"
     brought, gone = (
         re.findall(rf"(?m)^{kind} ([^ :]+)", trial["stdout"]) for kind in ("Inst", "(?:Remv|Purg)")
     )

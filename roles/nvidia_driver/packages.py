@@ -20,7 +20,7 @@ OWN_VERSION = frozenset(("nvlsm",))
 """Packages that go with the driver and have versions of their own: NVLink's subnet manager."""
 
 Packages = dict[str, list[dict[str, Any]]]
-"""Name to installed versions, as the module node_facts tells of them."""
+"""Installed versions by name, as the module node_facts returns them."""
 
 
 def rows(text: str) -> list[list[str]]:

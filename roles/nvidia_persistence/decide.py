@@ -82,7 +82,7 @@ def decide_on(role: Role, node: Node) -> Plan:
     """Refuse where persistence is not on, on every GPU."""
     if "persistence" not in node["answers"]:
         return Plan(ask=look_on(role))
-    # nvidia-smi tells its errors on standard output
+    # nvidia-smi prints its errors on standard output
     answer = node["answers"]["persistence"]
     said = answer["stdout"].strip()
     if answer["rc"] == 0 and {line.strip() for line in said.splitlines()} == {"Enabled"}:

@@ -48,7 +48,10 @@ def test_what_no_gpu_judged_is_not_released():
         ([T4, A10G, verdict(on="g6.xlarge", failed=[("gpu.ecc", "bad")])], "not `passed` on g6.xlarge"),
         ([T4, L4], "a machine with A10G: it was not verified there"),
         ([T4, replace(A10G, profile="node")], "a machine with A10G: it was not verified there"),
-        ([T4, replace(A10G, suite_version="f" * 64)], "verified by the suite ffffffffffffffff, the current one is "),
+        (
+            [T4, replace(A10G, suite_version="f" * 64)],
+            "verified by the suite ffffffffffffffff, the current one is ",
+        ),
     ],
 )
 def test_what_is_missing_is_named(verdicts, said):

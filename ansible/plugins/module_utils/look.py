@@ -103,7 +103,7 @@ def file_facts(path, text=True):
     """Look at a file.
 
     Args:
-        text: Whether its text may be told; a secret's may not.
+        text: Whether its text is returned; a secret's is not.
 
     Returns:
         {mode: 0644, uid, gid, mtime, sha256, text}, or None where there is none.

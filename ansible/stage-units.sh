@@ -1,6 +1,6 @@
 #!/bin/sh
 # hold: units do not start when a machine boots from a stage; an image must hold nothing that they write.
-# release: they start again, and nothing tells that they were held.
+# release: they start again, and no trace is left that they were stopped.
 #
 #   stage-units.sh hold|release UNIT...
 set -eu

@@ -143,8 +143,8 @@ class Plan:
         enable: Units to start at boot.
         start: Units to start now.
         notify: Handlers.
-        lines: What is to be done beside the files, for people: `+nvtop`, `-cuda-keyring`.
-        do: What this role's own tasks are told.
+        lines: Changes in addition to the files, for people: `+nvtop`, `-cuda-keyring`.
+        do: Variables of the role's own tasks.
     """
 
     refusal: str = ""
@@ -265,7 +265,7 @@ def together(*looks: Looks) -> Looks:
             for name, value in arguments.items():
                 before = into.get(name)
                 if isinstance(value, list) and before:
-                    into[name] = [*before, *(one for one in value if one not in before)]
+                    into[name] = [*before, *(item for item in value if item not in before)]
                 elif isinstance(value, dict) and before:
                     into[name] = {**before, **value}
                 else:
@@ -289,10 +289,10 @@ def missing(node: Node, names: Iterable[str], version: str = "") -> list[str]:
     return [
         name
         for name in names
-        if name not in there or version not in ("", *(upstream(one["version"]) for one in there[name]))
+        if name not in there or version not in ("", *(upstream(row["version"]) for row in there[name]))
     ]
 
 
 def unheld(node: Node, names: Iterable[str]) -> list[str]:
     """Name the installed packages that are not held."""
-    return [name for name in names if not all(one["held"] for one in node["packages"].get(name, []))]
+    return [name for name in names if not all(row["held"] for row in node["packages"].get(name, []))]

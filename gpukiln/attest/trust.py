@@ -21,7 +21,7 @@ from gpukiln.clouds.tags import BUILD_ID_TAG, SOURCE_TAG
 from gpukiln.errors import RefusedError
 from gpukiln.images.builds import Build, Builds
 from gpukiln.images.channels import Channel, load_channels
-from gpukiln.images.keys import Identity, in_words
+from gpukiln.images.keys import OidcIdentity, describe_trust
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import tags_of
 from gpukiln.state import state_home
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 UNSIGNED = "unsigned: trusts the tags of this account"
 
 
-def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) -> tuple[Key, ...]:
+def keys_of(trust: Iterable[str | OidcIdentity], cloud: Cloud, root: Path = ROOT) -> tuple[Key, ...]:
     """The keys of a channel, each once.
 
     Args:
@@ -46,7 +46,7 @@ def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) ->
     from gpukiln.attest.keyless import IdentityKey  # noqa: PLC0415 - slow to import
     from gpukiln.attest.signing import public_key_of  # noqa: PLC0415 - slow to import
 
-    def key_of(entry: str | Identity) -> Key:
+    def key_of(entry: str | OidcIdentity) -> Key:
         if isinstance(entry, str):
             return public_key_of(entry, cloud, root)
         config = root / entry.trust_config if entry.trust_config else None
@@ -56,7 +56,7 @@ def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) ->
     return tuple(by_id.values())
 
 
-def all_trusted() -> tuple[str | Identity, ...]:
+def all_trusted() -> tuple[str | OidcIdentity, ...]:
     """The keys of all channels: those that count for an image that no channel points at."""
     return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
 
@@ -74,7 +74,7 @@ def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cl
     """
     if not channel.trust:
         return
-    where = f"channel {name} trusts {in_words(channel.trust)} alone"
+    where = f"channel {name} trusts {describe_trust(channel.trust)} alone"
     if signer is None:
         raise RefusedError(
             f"{where}, and nobody signs", hint="--sign-key KEY, the private key of one of them"
@@ -91,7 +91,7 @@ def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cl
 
 
 def channel_statements(
-    cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str | Identity], ssm: Any = None
+    cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str | OidcIdentity], ssm: Any = None
 ) -> tuple[TrustedStatements, Sequence[Key]]:
     """What a channel's keys signed of an AMI, and the keys.
 
@@ -219,8 +219,8 @@ def _channel_signers(rules: Channel) -> tuple[str, ...]:
     return _expected_signers(rules.trust)
 
 
-def _expected_signers(trust: Iterable[str | Identity]) -> tuple[str, ...]:
-    return (f"wanted: statements signed by {in_words(trust)} (trust, ami/channels.yaml)",)
+def _expected_signers(trust: Iterable[str | OidcIdentity]) -> tuple[str, ...]:
+    return (f"wanted: statements signed by {describe_trust(trust)} (trust, ami/channels.yaml)",)
 
 
 def _trust_text(keys: Sequence[Key]) -> str:

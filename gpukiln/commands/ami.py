@@ -71,14 +71,14 @@ class AmiPlan(BuildOptions):
 
     def run(self) -> int:
         from gpukiln.images.cost import cost_lines, estimate
-        from gpukiln.images.killed import tell_killed
+        from gpukiln.images.orphans import report_killed
         from gpukiln.images.plan_view import plan_table
         from gpukiln.pipeline import steps
         from gpukiln.pipeline.verdict_tags import find_verified
         from gpukiln.verify.digest import suite_digest
 
         where = self.where()
-        tell_killed(_builds(), say)
+        report_killed(_builds(), say)
         planned, _ = self.plan(where)
         proven = find_verified(planned, where, suite_digest())
         is_current = proven is not None and proven.passed_suite(suite_digest())
@@ -122,11 +122,11 @@ class AmiBuild(BuildOptions):
 
     def run(self) -> int:
         from gpukiln.attest.signing import signer_of
-        from gpukiln.images.bake import Saved
-        from gpukiln.images.killed import clean_up_after_killed, tell_killed
+        from gpukiln.images.bake import BakeResources
         from gpukiln.images.module_store import open_store
+        from gpukiln.images.orphans import remove_orphans, report_killed
         from gpukiln.images.plan_view import plan_table
-        from gpukiln.images.stages import stages_of, wants_stages
+        from gpukiln.images.stages import stages_enabled, stages_of
         from gpukiln.pipeline import steps
         from gpukiln.pipeline.verdict_tags import find_verified
         from gpukiln.progress import Progress
@@ -140,10 +140,10 @@ class AmiBuild(BuildOptions):
             where = self.where()
             signer = signer_of(self.sign_key, where)
             if self.dry_run:
-                tell_killed(_builds(), say)
+                report_killed(_builds(), say)
             else:
-                clean_up_after_killed(where, _builds(), say)
-            wanted = wants_stages(where, self.stages)
+                remove_orphans(where, _builds(), say)
+            wanted = stages_enabled(where, self.stages)
             planned, signing = self.plan(where)
             kept = stages_of(planned, where) if wanted else None
         shown = results(json=self.json)
@@ -161,7 +161,7 @@ class AmiBuild(BuildOptions):
             if self.json:
                 print_document("ami.build.plan/1", dump(planned), built=False)
             return 0
-        saved = Saved(open_store(self.module_cache, state_home(), where), kept, signing)
+        saved = BakeResources(open_store(self.module_cache, state_home(), where), kept, signing)
         folder, record = steps.build_image(planned, where, _builds(), progress, saved, signer)
         if record.verdict and record.bake:
             shown.print(report.ending(record.verdict))
@@ -229,14 +229,14 @@ class AmiList(JsonOptions):
     """List the builds of this machine, newest first."""
 
     def run(self) -> None:
-        from gpukiln.images.killed import killed_builds, tell_killed
+        from gpukiln.images.orphans import killed_builds, report_killed
         from gpukiln.reports.tables import Rows
         from gpukiln.units import Duration
         from gpukiln.verify.verdict import counts_text
 
         records = [build.read() for build in _builds().all()]
         killed = {build.id for build in killed_builds(_builds())}
-        tell_killed(_builds(), say)
+        report_killed(_builds(), say)
         if self.json:
             print_document("ami.list/1", builds=[dump(record) for record in records])
             return
@@ -287,8 +287,8 @@ class AmiShow(JsonOptions):
 
     def run(self) -> None:
         from gpukiln.images.cost import cost_lines
-        from gpukiln.images.killed import tell_killed
         from gpukiln.images.modules import module_line
+        from gpukiln.images.orphans import report_killed
         from gpukiln.images.plan_view import plan_table
         from gpukiln.images.stages import stage_line
         from gpukiln.units import Duration
@@ -297,7 +297,7 @@ class AmiShow(JsonOptions):
 
         folder = _builds().find(self.build)
         record = folder.read()
-        tell_killed(_builds(), say)
+        report_killed(_builds(), say)
         if self.json:
             print_document("ami.show/1", dump(record))
             return
@@ -312,7 +312,7 @@ class AmiShow(JsonOptions):
                 console.print_text(f"{module_line(use)}\n")
         if record.verdict:
             console.print(render(record.verdict))
-            for name, verdict in record.judged.items():
+            for name, verdict in record.newest_verdicts.items():
                 said = "passed" if verdict.passed else "FAILED"
                 console.print_text(
                     f"{name}: {said} on {verdict.started_at}, {counts_text(verdict.checks)}, "

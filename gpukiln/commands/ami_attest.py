@@ -34,7 +34,7 @@ class AmiAttest(ProfileOptions, JsonOptions):
         from gpukiln.clouds.select import make_cloud
         from gpukiln.errors import UsageError
         from gpukiln.images.builds import Builds
-        from gpukiln.images.killed import clean_up_after_killed
+        from gpukiln.images.orphans import remove_orphans
         from gpukiln.state import state_home
 
         if self.verify and (self.sign_key or self.dry_run):
@@ -71,7 +71,7 @@ class AmiAttest(ProfileOptions, JsonOptions):
             if self.identity:
                 key = IdentityKey(self.identity, self.issuer)
             return _verify(folder, record, cloud, key, self.json)
-        clean_up_after_killed(cloud, Builds(state_home()), say, ask=False)
+        remove_orphans(cloud, Builds(state_home()), say, ask=False)
         with folder.locked():
             written = attestation.write_attestation(folder, record, cloud, signer)
         if self.json:

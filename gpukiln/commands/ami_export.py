@@ -83,7 +83,7 @@ class AmiExport(MadeImageOptions):
             shown.print_text(f"beside it: {file.name}")
         for line in _missing(done.missing):
             shown.print_text(f"not there: {line}")
-        if not done.proven:
+        if not done.verified:
             shown.print_text("it was not proven")
         return 0
 
@@ -95,7 +95,7 @@ def _show(planned: ExportPlan) -> None:
     holds = "" if planned.data_bytes is None else f", {Memory(planned.data_bytes).shown} of it data"
     shown.print_text(f"{planned.image_id} -> {planned.output} ({planned.to})")
     shown.print_text(f"a disk of {Memory(planned.disk_bytes).shown}{holds}")
-    shown.print_text("proven" if planned.proven else f"not proven: {planned.why_unproven}")
+    shown.print_text("proven" if planned.verified else f"not proven: {planned.why_unverified}")
     for line in _missing(planned.missing):
         shown.print_text(f"will not be there: {line}")
     for device in planned.others:
@@ -137,7 +137,7 @@ class AmiImport(PlaceOptions):
         from gpukiln.progress import Progress
 
         where, progress = self.where(), Progress()
-        says = import_disk.Says(
+        says = import_disk.ImportOptions(
             **self.pick("image", "base", "driver", "modules", "trust"),
             instance_types=tuple(words(self.instance_types)),
         )
@@ -146,7 +146,7 @@ class AmiImport(PlaceOptions):
                 "--trust is for the embedded cloud: machines of EC2 share no kernel with this computer",
                 hint="leave it out, or --cloud embedded",
             )
-        disk = import_disk.look(Path(self.file), says, progress)
+        disk = import_disk.read_disk_file(Path(self.file), says, progress)
         if self.dry_run:
             if self.json:
                 print_document("ami.import.plan/1", dump(disk), size_gib=disk.size_gib, name=disk.name)

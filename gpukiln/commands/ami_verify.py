@@ -43,13 +43,13 @@ class AmiVerify(MadeImageOptions, MachineOptions):
         from gpukiln.errors import UsageError
         from gpukiln.images.builds import Builds
         from gpukiln.images.channels import load_channel
-        from gpukiln.images.killed import clean_up_after_killed
+        from gpukiln.images.orphans import remove_orphans
         from gpukiln.images.subject import check_machines
         from gpukiln.instances.access import access_line
         from gpukiln.pipeline import steps
         from gpukiln.pipeline.verify import verify_again
         from gpukiln.release.find import find
-        from gpukiln.release.needs import machines_to_try, require_proven
+        from gpukiln.release.needs import machines_to_try, require_verified
         from gpukiln.state import state_home
         from gpukiln.verify import report
 
@@ -71,14 +71,16 @@ class AmiVerify(MadeImageOptions, MachineOptions):
         given = check_machines(subject, words(self.instance_types))
         tries = [given]
         if rules:
-            tries = machines_to_try(self.for_, rules, found.proof(rules), list(given), has_gpus=has_gpus)
+            tries = machines_to_try(
+                self.for_, rules, found.verification(rules), list(given), has_gpus=has_gpus
+            )
             tries = list(dict.fromkeys(check_machines(subject, types) for types in tries))
             if not tries:
                 say(f"channel {self.for_} asks for no other verdict on {subject.image_id}: nothing to verify")
         if rules and tries:
             require_signer(self.for_, rules, signer, found.cloud)
         if tries:
-            clean_up_after_killed(found.cloud, builds, say)
+            remove_orphans(found.cloud, builds, say)
             say(access_line(found.cloud))
         verdicts, shown = [], results(json=self.json)
         for types in tries:
@@ -103,5 +105,5 @@ class AmiVerify(MadeImageOptions, MachineOptions):
         for verdict in verdicts:
             steps.require_passed(verdict, self.build)
         if rules:  # also what no verification provides is reported
-            require_proven(self.for_, rules, found.proof(rules), has_gpus=has_gpus)
+            require_verified(self.for_, rules, found.verification(rules), has_gpus=has_gpus)
         return 0

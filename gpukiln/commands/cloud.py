@@ -159,20 +159,20 @@ class CloudSweep(RemovalOptions, PlaceOptions):
     def run(self) -> None:
         import sys
 
-        from gpukiln.images import killed
+        from gpukiln.images import orphans
         from gpukiln.images.builds import Builds
         from gpukiln.instances.orphans import remove_orphans
         from gpukiln.state import state_home
 
         where, builds = self.where(), Builds(state_home())
-        leftovers = killed.find_leftovers_here(where, builds)
+        leftovers = orphans.find_local_orphans(where, builds)
         for leftover in leftovers:
             print(leftover, file=sys.stderr if self.json else sys.stdout)
         removed = []
         if not leftovers:
             print(f"nothing is left in {self.region}", file=sys.stderr)
         elif self.removes:
-            gone = killed.clean_up_after_killed(where, builds, say)
+            gone = orphans.remove_orphans(where, builds, say)
             removed = [one for one in leftovers if one.id in gone]
             removed += remove_orphans(where, [one for one in leftovers if one.id not in gone], say)
         else:

@@ -41,13 +41,13 @@ class DockerPlan(ContainerOptions):
     exit_code: bool = option("exit 10 when there is something to build, 0 when not", False)
 
     def run(self) -> int:
-        from gpukiln.docker.build import find_built, why_build
+        from gpukiln.docker.build import find_existing_build, why_build
         from gpukiln.docker.engines import find_engine
         from gpukiln.docker.view import plan_table
 
         found = find_engine(self.engine)
         planned = _plan(self)
-        built = find_built(planned, _builds(), found)
+        built = find_existing_build(planned, _builds(), found)
         if self.json:
             print_document("docker.plan/1", dump(planned), built=built.read().reference if built else None)
         else:
@@ -73,7 +73,7 @@ class DockerBuild(ContainerOptions):
     cache_to: str = option("where layers are kept, as the engine names it; separated by spaces")
 
     def run(self) -> int:
-        from gpukiln.docker.build import build_container, find_built, why_build
+        from gpukiln.docker.build import build_container, find_existing_build, why_build
         from gpukiln.docker.engines import find_engine
         from gpukiln.docker.view import layer_table, plan_table
         from gpukiln.progress import Progress
@@ -85,7 +85,7 @@ class DockerBuild(ContainerOptions):
             planned = _plan(self)
         shown = results(json=self.json)
         shown.print(plan_table(planned))
-        there = None if self.force else find_built(planned, _builds(), found)
+        there = None if self.force else find_existing_build(planned, _builds(), found)
         if there:
             record = there.read()
             shown.print_text(
@@ -145,13 +145,13 @@ class DockerList(JsonOptions):
     """List the container builds of this machine, newest first."""
 
     def run(self) -> None:
-        from gpukiln.docker.build import is_under_way
+        from gpukiln.docker.build import is_build_running
         from gpukiln.reports.tables import Rows
         from gpukiln.units import Duration, Memory
         from gpukiln.verify.verdict import counts_text
 
         records = [build.read() for build in _builds().all()]
-        running = "running" if is_under_way(_builds()) else "killed"
+        running = "running" if is_build_running(_builds()) else "killed"
         if self.json:
             print_document("docker.list/1", builds=[dump(record) for record in records])
             return

@@ -102,9 +102,9 @@ class AmiRelease(ProfileOptions, JsonOptions):
         from gpukiln.progress import Progress
         from gpukiln.release import publish
         from gpukiln.release.find import find
-        from gpukiln.release.needs import require_proven
+        from gpukiln.release.needs import require_verified
         from gpukiln.release.options import key_by_region, region_names, sharing_with
-        from gpukiln.release.overview import require_pointed
+        from gpukiln.release.overview import require_channel_build
         from gpukiln.state import state_home
 
         rules = load_channel(self.channel)
@@ -119,11 +119,11 @@ class AmiRelease(ProfileOptions, JsonOptions):
             **self.pick("cloud", "profile"),
         )
         where, signer = found.cloud, signer_of(self.sign_key, found.cloud)
-        proof = found.proof(rules)
-        excused = require_proven(self.channel, rules, proof, has_gpus=where.has_gpus)
-        chosen = tuple(published) or rules.regions or (proof.region,)
+        verification = found.verification(rules)
+        excused = require_verified(self.channel, rules, verification, has_gpus=where.has_gpus)
+        chosen = tuple(published) or rules.regions or (verification.region,)
         spec = publish.ReleaseSpec(
-            proof=proof,
+            verification=verification,
             channel_name=self.channel,
             channel=rules,
             regions=chosen,
@@ -135,10 +135,12 @@ class AmiRelease(ProfileOptions, JsonOptions):
         )
         if self.after:
             load_channel(self.after)
-            require_pointed(where, replace(spec.pointer, channel=self.after), proof.build, chosen)
+            require_channel_build(
+                where, replace(spec.pointer, channel=self.after), verification.build, chosen
+            )
         _clean_up_after_killed(where, dry_run=self.dry_run)
         if self.public and not self.dry_run:
-            _confirm_public(publish.source_image(where, proof)["Name"], chosen, self.yes_public)
+            _confirm_public(publish.source_image(where, verification)["Name"], chosen, self.yes_public)
         done = publish.release(spec, where, _releases(), Progress(), dry_run=self.dry_run)
         return _end(done, json=self.json)
 
@@ -179,11 +181,11 @@ class AmiChannels(RegionOptions):
     """Show what every channel points at in every region; exit 1 when something is wrong with one."""
 
     def run(self) -> int:
-        from gpukiln.release.overview import look, require_whole
+        from gpukiln.release.overview import read_channels, require_consistent
         from gpukiln.release.view import channels_table
 
         where, chosen = self.sites(_releases())
-        overview = look(where, chosen)
+        overview = read_channels(where, chosen)
         if self.json:
             errors = {region: error.message for region, error in overview.errors.items()}
             print_document("ami.channels/1", channels=[dump(row) for row in overview.rows], errors=errors)
@@ -194,7 +196,7 @@ class AmiChannels(RegionOptions):
         for trust in dict.fromkeys(row.trust for row in overview.rows if row.trust):
             names = dict.fromkeys(row.pointer.channel for row in overview.rows if row.trust == trust)
             say(f"note: {', '.join(names)}: {trust}")
-        require_whole(overview)
+        require_consistent(overview)
         return 0
 
 
@@ -213,17 +215,17 @@ class AmiPrune(RemovalOptions, RegionOptions):
     def run(self) -> int:
         from gpukiln.progress import Progress
         from gpukiln.release import prune as pruning
-        from gpukiln.release.in_use import listed
+        from gpukiln.release.in_use import images_in_files
         from gpukiln.release.options import unique_words
         from gpukiln.release.view import prune_table
 
         records = _releases()
         where, chosen = self.sites(records)
-        rules = pruning.Rules(
+        rules = pruning.PruneRules(
             **self.pick("limit", "without_channels"),
             older_than_days=self.older_than,
             keep=None if self.keep < 0 else self.keep,
-            in_use=listed(unique_words(self.in_use)),
+            in_use=images_in_files(unique_words(self.in_use)),
         )
         for region in chosen:
             _clean_up_after_killed(where.in_region(region), dry_run=not self.removes)
@@ -233,7 +235,9 @@ class AmiPrune(RemovalOptions, RegionOptions):
             print_document("ami.prune/1", removed=self.removes, regions=[one.to_dict() for one in done])
         else:
             actions = [
-                action for one in done for action in (*(i.action for i in one.items), *one.leftovers.values())
+                action
+                for one in done
+                for action in (*(i.action for i in one.items), *one.orphaned_snapshots.values())
             ]
             if actions:
                 results().print(prune_table(done))
@@ -247,14 +251,14 @@ class AmiPrune(RemovalOptions, RegionOptions):
 def _clean_up_after_killed(where: Cloud, *, dry_run: bool) -> None:
     """A role that releases may not ask EC2 for machines, so records and keys of this machine have to do."""
     from gpukiln.images.builds import Builds
-    from gpukiln.images.killed import clean_up_after_killed, tell_killed
+    from gpukiln.images.orphans import remove_orphans, report_killed
     from gpukiln.state import state_home
 
     builds = Builds(state_home())
     if dry_run:
-        tell_killed(builds, say)
+        report_killed(builds, say)
     else:
-        clean_up_after_killed(where, builds, say, ask=False)
+        remove_orphans(where, builds, say, ask=False)
 
 
 def _end(done: Release, *, json: bool) -> int:

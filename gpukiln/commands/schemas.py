@@ -23,8 +23,8 @@ Documents = Mapping[str, Form]
 
 def _ami() -> Documents:
     from gpukiln.attest.attestation import Attestation
-    from gpukiln.exports.import_disk import DiskFile, Imported
-    from gpukiln.exports.run import Exported, ExportPlan
+    from gpukiln.exports.import_disk import DiskFile, ImportResult
+    from gpukiln.exports.run import ExportPlan, ExportResult
     from gpukiln.findings import Examined
     from gpukiln.images.builds import Record
     from gpukiln.images.cost import Cost
@@ -32,7 +32,7 @@ def _ami() -> Documents:
     from gpukiln.release.diff import Diff
     from gpukiln.release.log import Release
     from gpukiln.release.overview import ChannelRow
-    from gpukiln.release.prune import PruneItem
+    from gpukiln.release.prune import PrunedImage
     from gpukiln.verify.verdict import Verdict
 
     base = Form(
@@ -53,7 +53,7 @@ def _ami() -> Documents:
         durations_s=dict[str, float],
         total_s=float,
     )
-    pruned = Form(region=str, images=[PruneItem], leftovers=dict[str, str], error=str)
+    pruned = Form(region=str, images=[PrunedImage], orphaned_snapshots=dict[str, str], error=str)
     return {
         "ami.attest/1": Form(Attestation),
         "ami.attest.plan/1": Form(None, "What would be attested.", build=str, image_id=str, signed=bool),
@@ -76,9 +76,9 @@ def _ami() -> Documents:
             None, "What every channel points at.", channels=[ChannelRow], errors=dict[str, str]
         ),
         "ami.diff/1": Form(Diff),
-        "ami.export/1": Form(Exported),
+        "ami.export/1": Form(ExportResult),
         "ami.export.plan/1": Form(ExportPlan),
-        "ami.import/1": Form(Imported),
+        "ami.import/1": Form(ImportResult),
         "ami.import.plan/1": Form(DiskFile, size_gib=int, name=str),
         "ami.list/1": Form(None, "The builds of this computer, newest first.", builds=[Record]),
         "ami.plan/1": Form(
@@ -165,7 +165,7 @@ def _docker() -> Documents:
     from gpukiln.docker.builds import ContainerRecord
     from gpukiln.docker.check import ContainerCheck
     from gpukiln.docker.plan import ContainerPlan
-    from gpukiln.docker.push import Pushed
+    from gpukiln.docker.push import PushedImage
     from gpukiln.verify.verdict import Verdict
 
     return {
@@ -176,7 +176,7 @@ def _docker() -> Documents:
             None, "The container builds of this computer, newest first.", builds=[ContainerRecord]
         ),
         "docker.plan/1": Form(ContainerPlan, built=str | None),
-        "docker.push/1": Form(Pushed, reference=str),
+        "docker.push/1": Form(PushedImage, reference=str),
         "docker.push.plan/1": Form(
             None, "Where an image would be pushed to.", repository=str, manifest_digest=None
         ),

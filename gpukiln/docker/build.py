@@ -1,4 +1,4 @@
-"""plan -> context -> build -> verify of a container image, with a record of all of it."""
+"""Builds a container image from its plan, with a record of each build."""
 
 from __future__ import annotations
 
@@ -27,38 +27,37 @@ from gpukiln.progress import Progress
 from gpukiln.sources.mirror import install_debian
 
 REPOSITORY = "localhost/gpukiln"
-ADDED_TO_BASE = ("ca-certificates",)
+EXTRA_BASE_PACKAGES = ("ca-certificates",)
 TAIL_LINES = 15  # of a failed build's log
-CLEAN_UP_S = 180.0  # for an engine to end what a RUN started
+CLEAN_UP_S = 180.0  # seconds that an engine gets to end the processes of a RUN
 
 
-def find_built(plan: ContainerPlan, builds: ContainerBuilds, engine: Engine) -> ContainerBuild | None:
-    """A build of this very plan whose image the engine still has.
-
-    Args:
-        engine: Where the image must be.
-    """
+def find_existing_build(
+    plan: ContainerPlan, builds: ContainerBuilds, engine: Engine
+) -> ContainerBuild | None:
+    """A build with the plan's digest whose image the engine still has."""
+    # The engine's id is compared: another build may have taken over the reference.
     for build in builds.of(plan.image):
         record = build.read()
         if record.image and record.plan.digest == plan.digest and record.engine == engine.name:
-            found = engine.inspect(record.reference)
-            if found and found.id == record.image.id:
+            image = engine.inspect(record.reference)
+            if image and image.id == record.image.id:
                 return build
     return None
 
 
 def why_build(plan: ContainerPlan, builds: ContainerBuilds) -> list[str]:
-    """What changed since the last image that was built here.
+    """The changes since the last image that this machine built.
 
     Returns:
-        One line a change, the first names the image that is compared with.
+        The first line names the image that is compared with, the others are a change each.
     """
     for build in builds.of(plan.image):
         old = build.read()
         if old.image and old.plan.base_name == plan.base_name:
             changes = explain_change(old.plan.inputs, plan.inputs)
             if not changes:
-                return [f"the image of build {old.build_id} has this digest, and the engine has it no more"]
+                return [f"the image of build {old.build_id} has this digest, and the engine no longer has it"]
             return [f"since build {old.build_id}:", *(f"  {change}" for change in changes)]
     return [f"no image of it was built on this machine from {plan.base_name} yet"]
 
@@ -76,17 +75,18 @@ def build_container(
     """Build a container image.
 
     Args:
-        builds: Where the record goes.
-        overrides: As the plan was made with.
-        cache_from: Where layers may be taken from, as the engine names it.
-        cache_to: Where layers are kept, as the engine names it.
+        builds: The store of the record.
+        overrides: The overrides of the plan.
+        cache_from: Sources of cached layers, in the engine's form.
+        cache_to: Destinations of cached layers, in the engine's form.
 
     Raises:
-        GpukilnError: It could not be built; the record says why, too.
+        GpukilnError: It could not be built; the reason is in the record, too.
     """
     components = apply_overrides(load_components(), overrides)
-    with _exclusive(builds.home):
+    with _build_alone(builds.home):
         engine.remove_unfinished(plan.image)
+        # This process has the only lock, so a record in the state running is of a killed build.
         for killed in builds.all():
             if (left := killed.read()).state == "running":
                 if left.engine == engine.name:
@@ -123,7 +123,7 @@ def build_container(
                     _run_build(engine, request, plan.image, log, progress)
             image = engine.inspect(reference)
             if image is None:
-                raise UnavailableError(f"{engine.name} built {reference} and has it not (log: {log})")
+                raise UnavailableError(f"{engine.name} built {reference}, but does not have it (log: {log})")
             record = replace(
                 record, state="built", reference=reference, image=image, durations_s=dict(progress.durations)
             )
@@ -137,13 +137,11 @@ def build_container(
 
 
 def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
-    """What the image says of itself to those who list images.
+    """Labels of the image: the annotations of the OCI image specification, and gpukiln's own.
 
     Args:
-        plan: What is built.
-
-    Returns:
-        The annotations of the OCI image specification, and ours.
+        plan: The plan of the image.
+        build_id: The build.
     """
     return {
         "org.opencontainers.image.title": plan.image,
@@ -161,11 +159,11 @@ def labels(plan: ContainerPlan, build_id: str) -> dict[str, str]:
 
 
 def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: Progress) -> str:
-    """The image to start from; one of this machine's mirror is made when the packages have changed."""
+    """The image to start from; a base of this machine's mirror is rebuilt when its packages have changed."""
     if plan.base.image or not plan.base.codename:
         return plan.base.image or ""
     key = hashlib.sha256(
-        canonical([plan.inputs["mirror"], plan.inputs["base packages"], ADDED_TO_BASE]).encode()
+        canonical([plan.inputs["mirror"], plan.inputs["base packages"], EXTRA_BASE_PACKAGES]).encode()
     ).hexdigest()[:12]
     reference = f"{REPOSITORY}/{plan.base_name}:{key}"
     if engine.inspect(reference):
@@ -180,7 +178,7 @@ def _base(plan: ContainerPlan, engine: Engine, home: Path, log: Path, progress: 
                     partial,
                     form="tar",
                     variant="minbase",
-                    packages=ADDED_TO_BASE,
+                    packages=EXTRA_BASE_PACKAGES,
                     sources=home / "bases" / "debian.sources",
                     log=log,
                 )
@@ -198,6 +196,7 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
         def follow(line: str) -> None:
             output.write(line)
             output.flush()
+            # Buildah and Podman print STEP, Docker Step, BuildKit `#5 [2/7] RUN ...`.
             if line.startswith(("STEP ", "Step ", "[")) or (line.startswith("#") and "] " in line):
                 progress.show_activity(line.strip()[:100])
 
@@ -205,10 +204,8 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
             status = programs.stream(
                 engine.build_command(request),
                 follow,
-                ends=(
-                    (signal.SIGINT, CLEAN_UP_S),
-                    (signal.SIGKILL, CLEAN_UP_S),
-                ),  # what a RUN started goes, too
+                # SIGINT first: the engine then ends the processes of a RUN, which SIGKILL would leave
+                ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, CLEAN_UP_S)),
                 environment={**os.environ, **engine.build_environment()},
             )
         except BaseException:
@@ -221,28 +218,28 @@ def _run_build(engine: Engine, request: BuildRequest, image: str, log: Path, pro
         )
 
 
-def is_under_way(builds: ContainerBuilds) -> bool:
-    """Whether a build runs on this machine; else one whose record says so was killed."""
+def is_build_running(builds: ContainerBuilds) -> bool:
+    """Whether a build runs on this machine; if not, a record in the state running is of a killed build."""
     try:
-        with _locked(builds.home):
+        with _build_lock(builds.home):
             return False
     except BusyError:
         return True
 
 
 @contextmanager
-def _locked(home: Path) -> Iterator[None]:
+def _build_lock(home: Path) -> Iterator[None]:
     home.mkdir(parents=True, exist_ok=True)
-    busy = BusyError("another docker.build is under way on this machine", hint="wait for it, then try again")
+    busy = BusyError("another docker.build runs on this machine", hint="wait for it, then try again")
     with locked(home / "lock", busy=busy):
         yield
 
 
 @contextmanager
-def _exclusive(home: Path) -> Iterator[None]:
-    """One build at a time; what a killed one left of its context, and half-made in the caches, is removed."""
-    with _locked(home):
-        for leftover in home.glob("context-*"):
-            shutil.rmtree(leftover)
+def _build_alone(home: Path) -> Iterator[None]:
+    """Allow one build at a time, and remove contexts and incomplete cache entries of a killed one."""
+    with _build_lock(home):
+        for orphan in home.glob("context-*"):
+            shutil.rmtree(orphan)
         remove_partial(*(folder for folder in home.iterdir() if folder.is_dir()))
         yield

@@ -11,17 +11,17 @@ from typing import Any, ClassVar
 
 from gpukiln.docker.engine import (
     IMAGE_LABEL,
-    VERIFYING,
+    VERIFY_PREFIX,
     BuildRequest,
     Engine,
     ImageInfo,
     Layer,
-    ask,
     buildah_command,
-    call,
     full_id,
     instruction,
     last_line,
+    run_command,
+    try_command,
 )
 from gpukiln.errors import UsageError
 from gpukiln.parsing import parse_json
@@ -38,7 +38,7 @@ class Buildah(Engine):
         """See `Engine.find`."""
         if not shutil.which("buildah"):
             return "buildah is not on PATH"
-        done = ask("buildah", "version", "--json")
+        done = try_command("buildah", "version", "--json")
         if done.returncode:
             return f"buildah does not work: {last_line(done)}"
         return cls(str(parse_json(done.stdout).get("version", "")))
@@ -52,42 +52,45 @@ class Buildah(Engine):
         return {"BUILDAH_ISOLATION": "chroot"}
 
     def remove_unfinished(self, image: str) -> None:
-        """See `Engine.remove_unfinished`: a signal ends Buildah before it removes its working container."""
-        for row in parse_json(call("buildah", "containers", "--json")) or ():
-            found = ask("buildah", "inspect", row["id"])
-            if found.returncode or row["containername"].startswith(VERIFYING):
-                continue  # somebody else has just removed it; or it is being judged
-            labels = parse_json(found.stdout)["OCIv1"]["config"].get("Labels") or {}
+        """See `Engine.remove_unfinished`."""
+        # Buildah does not remove its working container when a signal ends it.
+        for row in parse_json(run_command("buildah", "containers", "--json")) or ():
+            inspected = try_command("buildah", "inspect", row["id"])
+            if inspected.returncode or row["containername"].startswith(VERIFY_PREFIX):
+                continue  # another process has just removed it; or it is being verified
+            labels = parse_json(inspected.stdout)["OCIv1"]["config"].get("Labels") or {}
             if labels.get(IMAGE_LABEL) == image:
-                call("buildah", "rm", row["id"])
+                run_command("buildah", "rm", row["id"])
 
     def load_base(self, tar: Path, reference: str) -> None:
         """See `Engine.load_base`."""
-        container = call("buildah", "from", "scratch").strip()
+        container = run_command("buildah", "from", "scratch").strip()
         try:
-            call("buildah", "add", "--quiet", container, str(tar), "/")
-            call("buildah", "commit", "--quiet", container, reference)
+            run_command("buildah", "add", "--quiet", container, str(tar), "/")
+            run_command("buildah", "commit", "--quiet", container, reference)
         finally:
-            call("buildah", "rm", container)
+            run_command("buildah", "rm", container)
 
     def inspect(self, reference: str) -> ImageInfo | None:
-        """See `Engine.inspect`. No command of Buildah tells sizes; the store's list of layers does."""
-        done = ask("buildah", "inspect", "--type=image", reference)
+        """See `Engine.inspect`."""
+        # No command of Buildah prints the sizes of layers; containers/storage has them in layers.json.
+        done = try_command("buildah", "inspect", "--type=image", reference)
         if done.returncode:
             return None
-        found = parse_json(done.stdout)
-        config = found["OCIv1"]
+        document = parse_json(done.stdout)
+        config = document["OCIv1"]
         sizes = self._layer_sizes()
         layers = [
             Layer(instruction(entry.get("created_by", "")), sizes.get(digest, 0))
             for entry, digest in zip(
-                [one for one in config["history"] if not one.get("empty_layer")],
+                # diff_ids has no entry for instructions that change no file, such as ENV
+                [entry for entry in config["history"] if not entry.get("empty_layer")],
                 config["rootfs"]["diff_ids"],
                 strict=True,
             )
         ]
         return ImageInfo(
-            id=full_id(found["FromImageID"]),
+            id=full_id(document["FromImageID"]),
             size=sum(layer.size for layer in layers),
             layers=tuple(layer for layer in layers if layer.size),
             user=config["config"].get("User") or "root",
@@ -95,23 +98,23 @@ class Buildah(Engine):
         )
 
     def _layer_sizes(self) -> dict[str, int]:
-        store = parse_json(call("buildah", "info"))["store"]
+        store = parse_json(run_command("buildah", "info"))["store"]
         index = Path(store["GraphRoot"], f"{store['GraphDriverName']}-layers", "layers.json")
         rows: list[dict[str, Any]] = parse_json(index.read_text())
         return {row["diff-digest"]: int(row["diff-size"]) for row in rows if "diff-digest" in row}
 
     def remove(self, reference: str) -> None:
         """See `Engine.remove`."""
-        call("buildah", "rmi", reference)
+        run_command("buildah", "rmi", reference)
 
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
-        """See `Engine.container`. Only a working container: nothing runs in it but what it is asked."""
+        """See `Engine.container`. A working container runs no process but the commands of the suite."""
         if gpus:
-            raise UsageError("buildah gives containers no GPU", hint="--engine podman or docker")
-        ask("buildah", "rm", name)
-        container = call("buildah", "from", f"--name={name}", reference).strip()
+            raise UsageError("buildah gives containers no GPU", hint="use --engine podman or docker")
+        try_command("buildah", "rm", name)
+        container = run_command("buildah", "from", f"--name={name}", reference).strip()
         try:
             yield f"buildah://{container}"
         finally:
-            call("buildah", "rm", container)
+            run_command("buildah", "rm", container)

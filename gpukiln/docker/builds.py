@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gpukiln.docker.engine import ImageInfo
 from gpukiln.docker.plan import ContainerPlan
-from gpukiln.docker.push import Pushed
+from gpukiln.docker.push import PushedImage
 from gpukiln.errors import UsageError
 from gpukiln.records import SCHEMA, RecordFolder, RecordFolders
 from gpukiln.verify.verdict import Verdict
@@ -21,12 +21,12 @@ class ContainerRecord:
         schema: Version of this document's form.
         build_id: Its name, which starts with the time.
         state: running, built, verified, failed or aborted.
-        plan: What was to be built.
-        engine: What built it: docker, podman or buildah; empty before.
-        reference: What the engine calls it; empty before it was built.
-        image: What was made, or None.
-        verdict: What the verification found, or None.
-        pushed: Where it was pushed to, one a repository.
+        plan: The plan of the image.
+        engine: The engine that builds it: docker, podman or buildah; empty before.
+        reference: The engine's name of the image; empty before it was built.
+        image: The image, or None.
+        verdict: The verdict of its verification, or None.
+        pushed: The images in registries, one a repository.
         durations_s: Seconds of each step.
         error: Why it failed, or an empty string.
     """
@@ -39,7 +39,7 @@ class ContainerRecord:
     reference: str = ""
     image: ImageInfo | None = None
     verdict: Verdict | None = None
-    pushed: tuple[Pushed, ...] = ()
+    pushed: tuple[PushedImage, ...] = ()
     durations_s: dict[str, float] = field(default_factory=dict)
     error: str = ""
 
@@ -86,7 +86,7 @@ class ContainerBuilds(RecordFolders[ContainerBuild]):
             try:
                 record = build.read()
             except UsageError:
-                if name and name in build.id:  # the one before it is not what was meant
+                if name and name in build.id:  # an error, for an older build is another image
                     raise
                 continue
             if name == build.id or (name == record.plan.image and record.image):

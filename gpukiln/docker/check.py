@@ -1,4 +1,4 @@
-"""Whether what an image was built with runs on a node: its CUDA version against the driver and the GPUs."""
+"""Checks whether a container image runs on a node: its CUDA version against the node's driver and GPUs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,10 +18,10 @@ from gpukiln.instances.tags import tags_of
 
 @dataclass(frozen=True)
 class Node:
-    """What an image would run on.
+    """A node that an image would run on.
 
     Args:
-        name: Where this is known from, in words.
+        name: The source of these facts, in words.
         driver: The driver's version.
         gpus: Keys of its GPUs; empty when they are not known.
     """
@@ -39,7 +39,7 @@ class ContainerCheck:
         image: The image's name.
         cuda: Its CUDA version.
         support: How the driver runs that CUDA version.
-        findings: What is wrong with the GPUs: unknown to the driver, or to this CUDA version's compiler.
+        findings: GPUs that the driver or this CUDA version's compiler does not support.
     """
 
     image: str
@@ -49,11 +49,11 @@ class ContainerCheck:
     findings: tuple[Finding, ...]
 
     def require_works(self) -> None:
-        """Stop at what does not work.
+        """Raise an error where the image does not run.
 
         Raises:
-            IncompatibleError: It can never work.
-            CheckFailedError: It works only with a package in the container that nothing here installs.
+            IncompatibleError: It can never run.
+            CheckFailedError: It runs only with a package in the container that gpukiln does not install.
         """
         problems = [(finding.message, finding.remedy) for finding in self.findings]
         newer = "a newer driver on the node, or an image with an older CUDA"
@@ -70,13 +70,13 @@ class ContainerCheck:
 
 
 def node_of_record(record: Record) -> Node:
-    """The node that a build of ours makes.
+    """The node of a machine image that gpukiln built.
 
     Args:
         record: The record of a machine image.
 
     Raises:
-        UsageError: No image was made.
+        UsageError: The build has no image.
     """
     if record.bake is None:
         raise UsageError(f"build {record.build_id} has no image: {record.state}")
@@ -89,11 +89,11 @@ def node_of_record(record: Record) -> Node:
 
 
 def node_of_ami(cloud: Cloud, image_id: str) -> Node:
-    """The node that an AMI makes, from its tags.
+    """The node of an AMI, from its tags.
 
     Raises:
-        UsageError: There is no such AMI, or it is none of ours.
-        UnavailableError: The cloud can't be asked.
+        UsageError: There is no such AMI, or gpukiln did not build it.
+        UnavailableError: The cloud does not answer.
     """
     tags = tags_of(calls.require_image(cloud, image_id, hint="--cloud and --region say where to look"))
     if not (driver := tags.get(DRIVER_TAG)):
@@ -102,7 +102,10 @@ def node_of_ami(cloud: Cloud, image_id: str) -> Node:
 
 
 def gpus_of(instance_types: Iterable[str]) -> tuple[str, ...]:
-    """Keys of the GPUs of machines, each once.
+    """Keys of the GPUs of instance types, each once.
+
+    >>> gpus_of(["g4dn.xlarge", "g4dn.12xlarge", "g5.xlarge"])
+    ('t4', 'a10g')
 
     Args:
         instance_types: For example g4dn.xlarge.
@@ -114,7 +117,7 @@ def gpus_of(instance_types: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_container(image: str, version: str, node: Node) -> ContainerCheck:
-    """Say whether an image runs on a node, and by which rule.
+    """Check whether an image runs on a node.
 
     Args:
         image: The image's name.
@@ -138,9 +141,9 @@ def check_container(image: str, version: str, node: Node) -> ContainerCheck:
                 node.driver, key, what=what, alternative="take another GPU"
             )
         ]
-        if wanted := cuda.compile_problem(version, key):
+        if required := cuda.compile_problem(version, key):
             message = f"CUDA {version} can't compile for {what}, compute capability {board.cc}"
-            hint = f"an image with {wanted}, or another GPU"
+            hint = f"an image with {required}, or another GPU"
             source = cuda.ARCHITECTURE_MATRIX
             findings.append(Finding("cuda-gpu", "error", message, remedy=hint, source=source))
     support = cuda.support(version, node.driver, node.gpus)

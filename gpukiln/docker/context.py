@@ -1,4 +1,4 @@
-"""Lays out what a container image is built from: fetched, checked, and where its Dockerfile expects it."""
+"""Fetches and checks the files of a container image, and lays them out as its Dockerfile expects them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from gpukiln.docker.plan import HOOKS, LOCKS, PROGRAMS, ContainerPart, Container
 from gpukiln.errors import UnavailableError
 from gpukiln.files import atomic_path, name_full_disk_error, write_atomic
 
-# Every file of a context has the same time, so that the same content is the same layer.
+# Every file of a context has the same time, so that the same content makes the same layer.
 EPOCH = 315532800  # 1980-01-01, the first that a zip file can state
-WHEELS = {  # tags of the wheels that run there, PEP 600 and PEP 513
+WHEELS = {  # platform tags of wheels that run on the bases (glibc 2.35 and older), PEP 600 and PEP 513
     "x86_64": (
         "manylinux_2_35",
         "manylinux_2_28",
@@ -40,7 +40,7 @@ WHEELS = {  # tags of the wheels that run there, PEP 600 and PEP 513
     ),
     "arm64": ("manylinux_2_35", "manylinux_2_28", "manylinux_2_17", "manylinux2014"),
 }
-VERSION = 1  # of how redistributables are laid out
+VERSION = 1  # of the layout of redistributables: a part of the cache's key
 NVIDIA_FILE = re.compile(r"nvidia/\w+/((?:bin|include|lib|nvvm)/.+)")
 LICENCE = re.compile(r"([\w.-]+)-[\d.]+\.dist-info/(?:licenses/)?(Licen[sc]e.*)", re.IGNORECASE)
 FETCH_TIMEOUT_S = 60.0
@@ -56,17 +56,17 @@ def make_context(
     say: Callable[[str], None],
     root: Path = ROOT,
 ) -> None:
-    """Fill the folder that a container engine is sent.
+    """Fill the build context of a container engine.
 
     Args:
-        plan: What is built.
+        plan: The plan of the image.
         folder: An empty folder.
-        cache: Where what was fetched is kept, on the same file system.
-        component_of: Gives the component of a part, for its repository's key.
-        log: Where pip's output goes.
+        cache: The folder of fetched files, on the same file system.
+        component_of: Returns the component of a part, for its repository's key.
+        log: The file for pip's output.
 
     Raises:
-        UnavailableError: Something could not be fetched, or has another checksum.
+        UnavailableError: A file could not be fetched, or has another checksum.
     """
     source = root / "docker" / plan.image
     for name in ("cuda", "cuda-apt", "actions-runner", "python/wheels", "hooks", "bin"):
@@ -93,10 +93,10 @@ def make_context(
 
 
 def image_record(plan: ContainerPlan) -> dict[str, Any]:
-    """What the image says of itself, in /etc/gpukiln/image.json.
+    """The image's record, /etc/gpukiln/image.json.
 
     Args:
-        plan: What is built.
+        plan: The plan of the image.
 
     Returns:
         Plain data.
@@ -125,7 +125,13 @@ def image_record(plan: ContainerPlan) -> dict[str, Any]:
 
 
 def requirements_for(lock: str, python: str, architecture: str) -> list[str]:
-    """The lines of a lock file that count for one Python.
+    """The lines of a lock file whose markers hold for a Python.
+
+    >>> lock = 'tomli==2.0.1 ; python_version < "3.11" --hash=sha256:aa'
+    >>> requirements_for(lock, "3.10", "x86_64")
+    ['tomli==2.0.1 --hash=sha256:aa']
+    >>> requirements_for(lock, "3.12", "x86_64")
+    []
 
     Args:
         lock: A lock file with markers and hashes.
@@ -137,7 +143,7 @@ def requirements_for(lock: str, python: str, architecture: str) -> list[str]:
     """
     environment = {
         "python_version": python,
-        "python_full_version": f"{python}.20",
+        "python_full_version": f"{python}.20",  # a patch release, for markers that compare one
         "implementation_name": "cpython",
         "platform_python_implementation": "CPython",
         "os_name": "posix",
@@ -145,21 +151,22 @@ def requirements_for(lock: str, python: str, architecture: str) -> list[str]:
         "platform_system": "Linux",
         "platform_machine": ARCHITECTURES[architecture].machine,
     }
-    found = []
+    requirements = []
     for line in lock.replace("\\\n", " ").splitlines():
         if not line.strip() or line.startswith("#"):
             continue
         text, *hashes = line.split("--hash=")
         requirement = Requirement(text.strip())
         if requirement.marker is None or requirement.marker.evaluate(environment):
-            found.append(
+            requirements.append(
                 " --hash=".join([f"{requirement.name}{requirement.specifier}", *(h.strip() for h in hashes)])
             )
-    return found
+    return requirements
 
 
 def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path) -> list[Path]:
     """The wheels of a lock file, each checked by its hash; fetched once."""
+    # The key has all that decides which files pip downloads.
     key = hashlib.sha256("\n".join([plan.base.python, plan.platform, *lines]).encode()).hexdigest()[:16]
     folder = cache / "wheels" / key
     if not folder.is_dir():
@@ -171,27 +178,27 @@ def _fetch_wheels(lines: list[str], plan: ContainerPlan, cache: Path, log: Path)
 
 def _download(lines: list[str], plan: ContainerPlan, folder: Path, log: Path) -> None:
     folder.mkdir()
-    (wanted := folder / "requirements.txt").write_text("\n".join(lines) + "\n")
+    (requirements := folder / "requirements.txt").write_text("\n".join(lines) + "\n")
     machine = ARCHITECTURES[plan.architecture].machine
     command = [
         *(sys.executable, "-m", "pip", "download"),
         *("--disable-pip-version-check", "--no-input", "--no-deps", "--require-hashes"),
         *("--only-binary=:all:", "--implementation=cp", f"--python-version={plan.base.python}"),
         *(f"--platform={tag}_{machine}" for tag in WHEELS[plan.architecture]),
-        *("--progress-bar=off", "--no-cache-dir", f"--dest={folder}", f"--requirement={wanted}"),
+        *("--progress-bar=off", "--no-cache-dir", f"--dest={folder}", f"--requirement={requirements}"),
     ]
     with log.open("ab") as output:
         done = programs.run(command, limit_s=programs.LONG_S, folder=folder, output=output)
     if done.returncode:
-        said = log.read_text(errors="replace").splitlines()
-        if any("No space left on device" in line for line in said):
+        output = log.read_text(errors="replace").splitlines()
+        if any("No space left on device" in line for line in output):
             raise programs.disk_full(folder.parent)
         raise UnavailableError(
             f"{len(lines)} Python packages can't be fetched (log: {log})",
             hint="check that this machine's pip reaches its index, then try again",
-            details=tuple([line for line in said if line.startswith("ERROR")][-3:]),
+            details=tuple([line for line in output if line.startswith("ERROR")][-3:]),
         )
-    wanted.unlink()
+    requirements.unlink()
 
 
 def _add_cuda(
@@ -210,14 +217,14 @@ def _add_cuda(
     if nvidia:
         say("fetching the key of NVIDIA's repository")
         _add_repository(nvidia[0], component_of(nvidia[0]), plan, folder / "cuda-apt")
-    wanted = {
+    names = {
         name
         for part in plan.components
         if part.kind == "index" and part.status == "install"
         for name in part.packages
     }
     lines = requirements_for((source / LOCKS["cuda"]).read_text(), plan.base.python, plan.architecture)
-    chosen = [line for line in lines if line.partition("==")[0] in wanted]
+    chosen = [line for line in lines if line.partition("==")[0] in names]
     if chosen:
         say("fetching CUDA's redistributables")
         key = hashlib.sha256("\n".join([str(VERSION), *chosen]).encode()).hexdigest()[:16]
@@ -234,35 +241,35 @@ def _add_cuda(
 
 
 def unpack_redistributable(wheel: Path, target: Path) -> None:
-    """Lay the files of one of NVIDIA's wheels out as the toolkit has them.
+    """Lay out the files of one of NVIDIA's wheels as the CUDA toolkit has them.
 
     Args:
         wheel: For example nvidia_cuda_nvrtc_cu12-12.1.105-py3-none-manylinux1_x86_64.whl.
-        target: What becomes /usr/local/cuda-12.1: bin, include, lib64, nvvm and licences. Libraries are found
-            by the name that programs are linked with, too.
+        target: The folder that becomes /usr/local/cuda-12.1: bin, include, lib64, nvvm and licences.
     """
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.infolist():
             licence = LICENCE.fullmatch(member.filename)
-            found = NVIDIA_FILE.fullmatch(member.filename)
-            if member.is_dir() or not (found or licence) or member.filename.endswith("__init__.py"):
+            match = NVIDIA_FILE.fullmatch(member.filename)
+            if member.is_dir() or not (match or licence) or member.filename.endswith("__init__.py"):
                 continue
             if licence:
                 name = f"licences/{licence[1]}-{licence[2].rpartition('/')[2]}"
             else:
-                name = re.sub("^lib/", "lib64/", found[1])  # type: ignore[index]  # one of both was found
+                name = re.sub("^lib/", "lib64/", match[1])  # type: ignore[index]  # one of both was found
             path = target / name
             path.parent.mkdir(parents=True, exist_ok=True)
             with archive.open(member) as content, path.open("wb") as file:
                 shutil.copyfileobj(content, file, 1 << 20)
             path.chmod(0o755 if name.startswith(("bin/", "nvvm/bin/")) else 0o644)
+            # Wheels have libcudart.so.12 without libcudart.so, which linkers look for.
             library = re.fullmatch(r"(lib\w[\w-]*\.so)\.[\d.]+", path.name)
             if library and not path.with_name(library[1]).exists():
                 path.with_name(library[1]).symlink_to(path.name)
 
 
 def _add_repository(part: ContainerPart, component: Component, plan: ContainerPlan, folder: Path) -> None:
-    """Write NVIDIA's repository and its key, whose fingerprint stands in components.yaml."""
+    """Write NVIDIA's repository and its key, whose fingerprint is in components.yaml."""
     repository = component.repository.apt if component.repository else None
     if repository is None:
         raise UnavailableError(f"components.yaml has no apt repository for {part.name}")
@@ -271,11 +278,12 @@ def _add_repository(part: ContainerPart, component: Component, plan: ContainerPl
         "cuda_arch": ARCHITECTURES[plan.architecture].cuda,
     }
     key = _fetch(repository.key_url.format(**names))
-    found = key_fingerprints(key)
-    if repository.key_fingerprint not in found:
+    fingerprints = key_fingerprints(key)
+    if repository.key_fingerprint not in fingerprints:
         raise UnavailableError(
-            f"the key of {part.name}'s repository has the fingerprint {', '.join(found) or 'of no key'}",
-            hint=f"wanted {repository.key_fingerprint}; does NVIDIA's documentation tell of a new key?",
+            f"the key of {part.name}'s repository has the fingerprint "
+            f"{', '.join(fingerprints) or 'of no key'}",
+            hint=f"wanted {repository.key_fingerprint}; check whether NVIDIA documents a new key",
         )
     (folder / "keyrings").mkdir()
     (folder / "keyrings/gpukiln-cuda.asc").write_bytes(key)
@@ -307,10 +315,10 @@ def _unpack_archive(part: ContainerPart, target: Path, cache: Path) -> None:
     kept = cache / "archives" / sha256
     if not kept.exists():
         content = _fetch(url)
-        if (found := hashlib.sha256(content).hexdigest()) != sha256:
+        if (digest := hashlib.sha256(content).hexdigest()) != sha256:
             raise UnavailableError(
-                f"{url} has the checksum {found}, wanted {sha256}",
-                hint=f"was its version changed without its checksum? see components.yaml, {part.name}",
+                f"{url} has the checksum {digest}, wanted {sha256}",
+                hint=f"check version and checksum of {part.name} in components.yaml",
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(kept, content)
@@ -336,7 +344,8 @@ def _copy_script(source: Path, target: Path) -> None:
 
 
 def _link_or_copy(source: str | Path, target: str | Path) -> None:
-    """Without a copy where the file system allows it."""
+    """Link a file, or copy it where the file system has no links."""
+    # CUDA's files are some GiB: a copy would take that space in the cache and in every context.
     try:
         os.link(source, target, follow_symlinks=False)
     except OSError:

@@ -1,4 +1,4 @@
-"""Docker, with or without BuildKit, and Podman, which takes the same commands."""
+"""Docker, with or without BuildKit, and Podman, which has the same commands."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpukiln.docker.engine import (
     Engine,
     ImageInfo,
     Layer,
-    ask,
     buildah_command,
-    call,
     full_id,
     instruction,
     last_line,
     native_platform,
+    run_command,
+    try_command,
 )
 from gpukiln.errors import UsageError
 from gpukiln.parsing import parse_json
@@ -32,49 +32,51 @@ class DockerLike(Engine):
     """What Docker and Podman have in common."""
 
     def remove_unfinished(self, image: str) -> None:
-        """See `Engine.remove_unfinished`: the engine itself removes what a build leaves (--force-rm)."""
+        """See `Engine.remove_unfinished`: the engine itself removes containers of a build (--force-rm)."""
 
     def load_base(self, tar: Path, reference: str) -> None:
         """See `Engine.load_base`."""
-        call(self.name, "import", str(tar), reference)
+        run_command(self.name, "import", str(tar), reference)
 
     def inspect(self, reference: str) -> ImageInfo | None:
         """See `Engine.inspect`."""
-        done = ask(self.name, "image", "inspect", reference)
+        done = try_command(self.name, "image", "inspect", reference)
         if done.returncode:
             return None
-        found = parse_json(done.stdout)[0]
-        config = found.get("Config") or {}
+        document = parse_json(done.stdout)[0]
+        config = document.get("Config") or {}
         layers = [Layer(instruction(by), size) for by, size in self.history(reference) if size]
         return ImageInfo(
-            id=full_id(found["Id"]),
-            size=int(found["Size"]),
+            id=full_id(document["Id"]),
+            size=int(document["Size"]),
             layers=tuple(reversed(layers)),
             user=config.get("User") or "root",
             entrypoint=tuple(config.get("Entrypoint") or ()),
         )
 
     def history(self, reference: str) -> list[tuple[str, int]]:
-        """What made each layer, and its bytes; the newest first."""
+        """The instruction and the size in bytes of each layer, the newest first."""
         form = ("--no-trunc", "--human=false", "--format", "{{.Size}}\t{{.CreatedBy}}")
-        rows = [line.partition("\t") for line in call(self.name, "history", *form, reference).splitlines()]
+        rows = [
+            line.partition("\t") for line in run_command(self.name, "history", *form, reference).splitlines()
+        ]
         return [(by, int(size)) for size, _, by in rows]
 
     def remove(self, reference: str) -> None:
         """See `Engine.remove`."""
-        call(self.name, "image", "rm", reference)
+        run_command(self.name, "image", "rm", reference)
 
     @contextlib.contextmanager
     def container(self, reference: str, *, name: str, gpus: bool) -> Iterator[str]:
-        """See `Engine.container`. Started by the image's own entrypoint, so that it is process 1."""
+        """See `Engine.container`. The image's own entrypoint starts it, and so is process 1."""
         options = ["--detach", f"--name={name}", "--network=host", *self.run_options]
         options += self.gpu_options if gpus else ()
-        ask(self.name, *self.remove_command, name)
-        container = call(self.name, "run", *options, reference, "sleep", "infinity").strip()
+        try_command(self.name, *self.remove_command, name)
+        container = run_command(self.name, "run", *options, reference, "sleep", "infinity").strip()
         try:
             yield f"{self.name}://{container}"
         finally:
-            call(self.name, *self.remove_command, container)
+            run_command(self.name, *self.remove_command, container)
 
     gpu_options: ClassVar[tuple[str, ...]]
     remove_command: ClassVar[tuple[str, ...]] = ("rm", "--force")
@@ -110,12 +112,12 @@ class Docker(DockerLike):
         """See `Engine.find`."""
         if not shutil.which("docker"):
             return "docker is not on PATH"
-        done = ask("docker", "version", "--format", "{{.Server.Version}} {{.Client.Version}}")
+        done = try_command("docker", "version", "--format", "{{.Server.Version}} {{.Client.Version}}")
         if done.returncode:
             return f"docker does not answer: {last_line(done)}"
         version, client = done.stdout.split()
-        buildx = ask("docker", "buildx", "version").returncode == 0
-        # From 23 on the command line needs the plug-in for BuildKit (release notes of Docker Engine 23.0).
+        buildx = try_command("docker", "buildx", "version").returncode == 0
+        # Since 23.0 the command line needs the plug-in buildx for BuildKit (Docker Engine release notes).
         built_in = int(client.partition(".")[0]) < 23
         off = os.environ.get("DOCKER_BUILDKIT") == "0"
         return cls(version, buildkit=(buildx or built_in) and not off, buildx=buildx and not off)
@@ -125,7 +127,7 @@ class Docker(DockerLike):
         if not self.buildkit:
             if request.cache_to:
                 raise UsageError(
-                    "docker without BuildKit keeps no layers elsewhere (--cache-to)",
+                    "docker without BuildKit can't export layers (--cache-to)",
                     hint="install docker-buildx",
                 )
             if request.platform != native_platform():
@@ -133,9 +135,9 @@ class Docker(DockerLike):
                     f"docker without BuildKit builds for {native_platform()} only",
                     hint="install docker-buildx",
                 )
-        cache = [f"--cache-from={one}" for one in request.cache_from]
+        cache = [f"--cache-from={place}" for place in request.cache_from]
         if self.buildx:
-            cache += [f"--cache-to={one}" for one in request.cache_to]
+            cache += [f"--cache-to={place}" for place in request.cache_to]
             tool = [
                 "docker",
                 "buildx",
@@ -147,7 +149,7 @@ class Docker(DockerLike):
         elif self.buildkit:
             if request.cache_to:
                 raise UsageError(
-                    "this docker has BuildKit and no buildx, which --cache-to needs",
+                    "this docker has BuildKit without buildx, which --cache-to needs",
                     hint="install docker-buildx",
                 )
             tool = ["docker", "build", "--progress=plain", f"--platform={request.platform}"]
@@ -174,13 +176,12 @@ class Podman(DockerLike):
 
     @property
     def run_options(self) -> tuple[str, ...]:
-        """This process's limits: Podman's defaults are higher than a host may grant, and then nothing starts.
-
-        `--ulimit=host` leads to the same defaults where a containers.conf has none (Podman 4.3). The limit of
-        processes it first lowers for itself to the kernel's largest process id, and can't raise again.
-        """
+        """This process's limits as options."""
+        # Podman's default limits are higher than a host may grant, and then no container starts;
+        # --ulimit=host leads to the same defaults where containers.conf has none (Podman 4.3).
         _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
         _, processes = resource.getrlimit(resource.RLIMIT_NPROC)
+        # Podman lowers its limit of processes to the kernel's largest process id, and can't raise it again.
         ids = int(Path("/proc/sys/kernel/pid_max").read_text(encoding="utf-8"))
         limits = {
             "nofile": files,
@@ -197,14 +198,15 @@ class Podman(DockerLike):
         """See `Engine.find`."""
         if not shutil.which("podman"):
             return "podman is not on PATH"
-        done = ask("podman", "info", "--format", "{{.Version.Version}}")
+        done = try_command("podman", "info", "--format", "{{.Version.Version}}")
         return (
             cls(done.stdout.strip()) if done.returncode == 0 else f"podman does not work: {last_line(done)}"
         )
 
     def history(self, reference: str) -> list[tuple[str, int]]:
-        """See `DockerLike.history`: its templates give sizes for people only."""
-        rows = parse_json(call("podman", "history", "--format=json", reference))
+        """See `DockerLike.history`."""
+        # Podman's templates have only rounded sizes ("12 MB"), JSON has bytes.
+        rows = parse_json(run_command("podman", "history", "--format=json", reference))
         return [(row["CreatedBy"], int(row["size"])) for row in rows]
 
     def build_command(self, request: BuildRequest) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a container engine does for gpukiln, and how one is asked."""
+"""The interface of container engines, and the functions that run their commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpukiln.errors import UnavailableError
 PROBE_TIMEOUT_S = 20.0
 GPU_DEVICE = Path("/dev/nvidia0")
 IMAGE_LABEL = "gpukiln.image"
-VERIFYING = "gpukiln-verify-"  # how names of containers begin that are judged
+VERIFY_PREFIX = "gpukiln-verify-"  # names of containers that are verified begin with it
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class ImageInfo:
     Args:
         id: Its id, sha256:... of its configuration.
         size: Bytes, unpacked.
-        layers: From the base on; only those with a size.
-        user: Who its processes run as.
-        entrypoint: What its processes are started by.
+        layers: The layers with a size, the base's first.
+        user: The user of its processes.
+        entrypoint: The program that starts its processes.
     """
 
     id: str
@@ -56,16 +56,16 @@ class ImageInfo:
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What is built.
+    """An image to build.
 
     Args:
-        context: The folder that is sent.
+        context: The build context.
         tags: References that the image gets.
         arguments: Values of ARG.
         labels: Labels of the image.
         platform: For example linux/amd64.
-        cache_from: Where layers may be taken from, as the engine names it.
-        cache_to: Where layers are kept, as the engine names it.
+        cache_from: Sources of cached layers, in the engine's form.
+        cache_to: Destinations of cached layers, in the engine's form.
     """
 
     context: Path
@@ -78,7 +78,8 @@ class BuildRequest:
     cache_to: tuple[str, ...] = ()
 
     def options(self) -> list[str]:
-        """The options that every engine has. A build reaches what the machine reaches."""
+        """The options that every engine has."""
+        # --network=host: proxies and mirrors on loopback can be reached from a RUN.
         return [
             *(f"--tag={tag}" for tag in self.tags),
             *(f"--build-arg={name}={value}" for name, value in self.arguments.items()),
@@ -92,7 +93,7 @@ class Engine(ABC):
     """An engine that works on this machine.
 
     Args:
-        version: What it says of itself.
+        version: The version that it reports.
     """
 
     name: ClassVar[str]
@@ -112,20 +113,17 @@ class Engine(ABC):
     def build_command(self, request: BuildRequest) -> list[str]:
         """The command that builds an image.
 
-        Args:
-            request: What is built.
-
         Raises:
-            UsageError: The engine can't do what is asked.
+            UsageError: The engine does not support the request.
         """
 
     def build_environment(self) -> dict[str, str]:
-        """Variables of that command, beside this process's own."""
+        """Variables of that command, in addition to this process's own."""
         return {}
 
     @abstractmethod
     def remove_unfinished(self, image: str) -> None:
-        """Remove what builds of an image have left that were cut off.
+        """Remove containers of interrupted builds of an image.
 
         Args:
             image: The image's name, which its Dockerfile gives every stage as the label `IMAGE_LABEL`.
@@ -136,33 +134,33 @@ class Engine(ABC):
         """Make an image of a root file system.
 
         Args:
-            reference: What the image is called.
+            reference: The image's name.
         """
 
     @abstractmethod
     def inspect(self, reference: str) -> ImageInfo | None:
-        """What an image is, or None when the engine has none of that name."""
+        """Facts of an image, or None when the engine has none of that name."""
 
     @abstractmethod
     def remove(self, reference: str) -> None:
-        """Forget a reference, and the image when it was its last."""
+        """Remove a reference, and the image when it was its last one."""
 
     @abstractmethod
     def container(self, reference: str, *, name: str, gpus: bool) -> contextlib.AbstractContextManager[str]:
-        """Start a container of an image; it is gone at the end.
+        """Start a container of an image, and remove it at the end.
 
         Args:
             reference: The image.
-            name: Its name; one of that name that a killed process has left is removed.
+            name: Its name; an orphan of that name is removed first.
             gpus: Whether it gets this machine's GPUs.
 
         Yields:
-            How testinfra reaches it.
+            The address of the container for testinfra.
         """
 
 
 def has_gpu() -> bool:
-    """Whether this machine has a GPU that its driver drives."""
+    """Whether this machine has a GPU with a loaded driver."""
     return GPU_DEVICE.exists()
 
 
@@ -172,15 +170,16 @@ def native_platform() -> str:
     return MACHINES[machine].platform if machine in MACHINES else machine
 
 
-def ask(*command: str) -> subprocess.CompletedProcess[str]:
+def try_command(*command: str) -> subprocess.CompletedProcess[str]:
     """Run a command that may fail."""
+    # A daemon that hangs counts as a failure, with the exit status of timeout(1).
     try:
         return as_text(programs.run(command, limit_s=PROBE_TIMEOUT_S))
     except UnavailableError as error:
         return subprocess.CompletedProcess(command, 124, "", error.message)
 
 
-def call(*command: str) -> str:
+def run_command(*command: str) -> str:
     """Run a command of an engine that must succeed.
 
     Returns:
@@ -199,27 +198,35 @@ def call(*command: str) -> str:
 
 
 def as_text(done: subprocess.CompletedProcess[bytes]) -> subprocess.CompletedProcess[str]:
-    """What a command said, as text."""
+    """The output of a command as text."""
     out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     return subprocess.CompletedProcess(done.args, done.returncode, out, err)
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
-    """The last line that a command said of what went wrong, or its exit status."""
+    """The last line of a command's error output, or its exit status.
+
+    >>> last_line(subprocess.CompletedProcess([], 125, "", "Error: no such image"))
+    'Error: no such image'
+    >>> last_line(subprocess.CompletedProcess([], 1, "", ""))
+    'exit 1'
+    """
     lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
-    telling = [line for line in lines if "--help'" not in line]
-    return telling[-1] if telling else f"exit {done.returncode}"
+    # Docker and Podman end errors of usage with a reference to --help.
+    relevant = [line for line in lines if "--help'" not in line]
+    return relevant[-1] if relevant else f"exit {done.returncode}"
 
 
 def buildah_command(tool: str, request: BuildRequest) -> list[str]:
-    """The command of Buildah and of Podman, which is Buildah inside.
+    """The build command of Buildah and of Podman, which has Buildah as a library.
 
     Args:
         tool: buildah or podman.
-        request: What is built.
+        request: The image to build.
     """
-    cache = [f"--cache-from={one}" for one in request.cache_from] + [
-        f"--cache-to={one}" for one in request.cache_to
+    # --format=docker: HEALTHCHECK and SHELL are no part of the OCI format.
+    cache = [f"--cache-from={place}" for place in request.cache_from] + [
+        f"--cache-to={place}" for place in request.cache_to
     ]
     return [
         tool,
@@ -234,12 +241,24 @@ def buildah_command(tool: str, request: BuildRequest) -> list[str]:
 
 
 def full_id(identity: str) -> str:
-    """An id of an image, with its algorithm before it."""
+    """An image id with its algorithm.
+
+    >>> full_id("0123abcd")
+    'sha256:0123abcd'
+    >>> full_id("sha256:0123abcd")
+    'sha256:0123abcd'
+    """
     return identity if identity.startswith("sha256:") else f"sha256:{identity}"
 
 
 def instruction(created_by: str) -> str:
-    """An instruction without what the engines put around it."""
+    """The instruction of a layer, without the shell and comments that engines add.
+
+    >>> instruction("/bin/sh -c #(nop)  USER runner")
+    'USER runner'
+    >>> instruction("RUN /bin/sh -c apt-get update # buildkit")
+    'RUN /bin/sh -c apt-get update'
+    """
     text = re.sub(r"^/bin/(?:ba)?sh (?:-o \w+ )?-c (?:#\(nop\)\s*)?", "", created_by)
     text = re.sub(r"^\|\d+ .*?/bin/(?:ba)?sh (?:-o \w+ )?-c ", "RUN ", text)
     return " ".join(re.sub(r"# buildkit$|FROM .*$", "", text).split())

@@ -1,4 +1,4 @@
-"""Finds a container engine that works here: Docker, Podman or Buildah."""
+"""Finds a container engine that works on this machine: Docker, Podman or Buildah."""
 
 from gpukiln.docker.buildah import Buildah
 from gpukiln.docker.docker_like import Docker, Podman
@@ -9,26 +9,26 @@ from gpukiln.typed import unknown
 ENGINES: dict[str, type[Engine]] = {kind.name: kind for kind in (Docker, Podman, Buildah)}
 
 
-def find_engine(wanted: str = "") -> Engine:
+def find_engine(name: str = "") -> Engine:
     """The engine to build with: Docker, then Podman, then Buildah.
 
     Args:
-        wanted: One of them; empty takes the first that works.
+        name: One of them; empty: the first that works.
 
     Raises:
         UsageError: There is no engine of that name.
-        UnavailableError: None works; the details say why not.
+        UnavailableError: None works; the details have the reasons.
     """
-    if wanted and wanted not in ENGINES:
-        raise unknown("engine", wanted, ENGINES)
+    if name and name not in ENGINES:
+        raise unknown("engine", name, ENGINES)
     reasons = []
-    for kind in [ENGINES[wanted]] if wanted else ENGINES.values():
-        found = kind.find()
-        if isinstance(found, Engine):
-            return found
-        reasons.append(found)
+    for kind in [ENGINES[name]] if name else ENGINES.values():
+        engine = kind.find()
+        if isinstance(engine, Engine):
+            return engine
+        reasons.append(engine)
     raise UnavailableError(
-        "no container engine works here" if not wanted else f"{wanted} does not work here",
-        hint="apt-get install buildah needs no daemon; or start Docker",
+        "no container engine works on this machine" if not name else f"{name} does not work here",
+        hint="install buildah, which needs no daemon (apt-get install buildah); or start Docker",
         details=tuple(reasons),
     )

@@ -1,4 +1,4 @@
-"""The plan of a container image: what would be built from what, refused here when it can't work."""
+"""The plan of a container image: what would be built from what; plans that can't work are refused here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gpukiln.catalog.components import Component, apply_overrides, load_componen
 from gpukiln.catalog.containers import ContainerBase, ContainerImage, load_container
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.images.digest import WORDS, canonical, digest, hash_file
+from gpukiln.images.digest import TEXT_FIELDS, canonical, digest, hash_file
 from gpukiln.images.plan import git_commit
 from gpukiln.sources.apt import candidate_versions, upstream_version
 from gpukiln.sources.decisions import http_unreachable
 from gpukiln.sources.mirror import mirror_options, mirror_sources
 from gpukiln.typed import unknown
 
-# What is in every Debian: when one of these has a new version, the base is made anew.
+# Packages of every Debian: when one of these has a new version, the base is built again.
 BASE_PACKAGES = (
     "apt",
     "base-files",
@@ -50,11 +50,11 @@ LOCKS = {"python": "python.lock", "cuda": "cuda.lock"}
 
 @dataclass(frozen=True)
 class ContainerPart:
-    """What happens to one component in a container image.
+    """The decision on one component in a container image.
 
     Args:
         name: The component.
-        version: What components.yaml says, or what the distribution has; None: known only after the build.
+        version: The version of components.yaml or of the distribution; None: known only after the build.
         kind: Where it comes from: apt of the distribution, apt of NVIDIA, the Python index, an archive.
         packages: Its packages with their versions; the archive's address with its checksum.
         source: Where it comes from, in words.
@@ -76,12 +76,12 @@ class ContainerPlan:
 
     Args:
         image: The image's name.
-        title: For people.
-        user: Who its processes run as.
+        title: The image's title, for people.
+        user: The user of its processes.
         base_name: The base's name in image.yaml.
         platform: For example linux/amd64.
         cuda: The CUDA version.
-        components: What happens to each component.
+        components: The decision on each component.
         packages: The distribution's packages, in the order of installation.
         digest: The digest over `inputs`.
         inputs: Everything that can change the image, by name.
@@ -119,13 +119,13 @@ class ContainerPlan:
         return self.digest[:12]
 
     def part(self, name: str) -> ContainerPart | None:
-        """What happens to one component, or None where the image has none of that name."""
+        """The decision on one component, or None where the image has no component of that name."""
         return next((part for part in self.components if part.name == name), None)
 
 
 @dataclass(frozen=True)
 class ContainerProbes:
-    """The questions to the network, so that a test can answer them.
+    """The queries to the network; tests replace them.
 
     Args:
         unreachable: Takes an address; returns None when it answers, else why not.
@@ -137,7 +137,7 @@ class ContainerProbes:
 
     @classmethod
     def real(cls, cache: Path, *, refresh: bool = False) -> ContainerProbes:
-        """Ask the network.
+        """Queries to the real network.
 
         Args:
             cache: A folder for the private apt state.
@@ -159,14 +159,14 @@ def make_container_plan(
 
     Args:
         name: A folder of docker/.
-        probes: How the network is asked.
-        base: A base of its image.yaml; empty is the default.
-        platform: What it is built for.
-        overrides: As `--set` takes them.
+        probes: The queries to the network.
+        base: A base of its image.yaml; empty: the default.
+        platform: The platform of the image.
+        overrides: Values of `--set`.
 
     Raises:
         UsageError: A name or an override does not fit.
-        UnavailableError: A source can't be reached, and the base wants all of them.
+        UnavailableError: A source can't be reached, and the base needs all of them.
         IncompatibleError: The base can't be built for the platform.
     """
     if platform not in PLATFORMS:
@@ -176,8 +176,8 @@ def make_container_plan(
     architecture = PLATFORMS[platform].name
     if start.cuda_from == "redistributables" and architecture != "x86_64":
         raise IncompatibleError(
-            f"base {base} is built for linux/amd64 only: cuda.lock has the checksums of those files",
-            hint="the base with NVIDIA's repository has packages for linux/arm64",
+            f"base {base} is built for linux/amd64 only: cuda.lock has checksums of those files alone",
+            hint="name the base with NVIDIA's repository, which has packages for linux/arm64",
         )
     pinned = load_components(root / "components.yaml")
     components = apply_overrides(pinned, overrides)
@@ -187,21 +187,22 @@ def make_container_plan(
     if start.distribution == "debian" and (absent := [p for p in packages if p not in candidates]):
         raise UnavailableError(
             f"this machine's Debian mirror has no package {', '.join(absent)}",
-            hint=f"is its name right in docker/{name}/{PACKAGE_LIST}? --refresh fetches newer package lists",
+            hint=f"check its name in docker/{name}/{PACKAGE_LIST}; --refresh fetches newer package lists",
         )
-    missing = [one for one in image.components if one not in components]
+    missing = [name for name in image.components if name not in components]
     if missing:
         raise unknown("component", missing[0], components)
-    chosen = {one: components[one] for one in image.components}
+    chosen = {name: components[name] for name in image.components}
     parts = tuple(
-        _decide(one, component, start, architecture, candidates, probes) for one, component in chosen.items()
+        _decide(name, component, start, architecture, candidates, probes)
+        for name, component in chosen.items()
     )
     inputs = _inputs(root, name, image, base or image.default_base, platform, parts, packages, candidates)
     inputs |= {
-        f"recipe {one}": canonical(
-            {k: v for k, v in to_plain_data({one: chosen[one]})[one].items() if k not in WORDS}
+        f"recipe {name}": canonical(
+            {k: v for k, v in to_plain_data({name: chosen[name]})[name].items() if k not in TEXT_FIELDS}
         )
-        for one in chosen
+        for name in chosen
     }
     return ContainerPlan(
         image=name,
@@ -221,19 +222,19 @@ def make_container_plan(
 
 
 def _check_overrides(
-    name: str, image: ContainerImage, pinned: Mapping[str, Component], wanted: Mapping[str, Component]
+    name: str, image: ContainerImage, pinned: Mapping[str, Component], overridden: Mapping[str, Component]
 ) -> None:
-    """Refuse what would be written into the plan and change nothing in the image."""
-    for one, component in wanted.items():
-        if component == pinned[one]:
+    """Refuse overrides that would be in the plan and change nothing in the image."""
+    for part_name, component in overridden.items():
+        if component == pinned[part_name]:
             continue
-        if one not in image.components:
-            raise unknown(f"component of {name}", one, image.components)
-        if component.version != pinned[one].version:
+        if part_name not in image.components:
+            raise unknown(f"component of {name}", part_name, image.components)
+        if component.version != pinned[part_name].version:
             raise UsageError(
-                f"--set {one}.version={component.version}: components.yaml pins the packages and checksums"
-                f" that a container gets {one} by, for {pinned[one].version}",
-                hint="change version and `container` in components.yaml, then `scripts/lock`",
+                f"--set {part_name}.version={component.version}: components.yaml pins the packages and"
+                f" checksums of {part_name} in containers, those of {pinned[part_name].version}",
+                hint="change version and `container` in components.yaml, then run `scripts/lock`",
             )
 
 
@@ -274,7 +275,7 @@ def _decide(
         return _from_distribution(name, component, base, candidates)
     ways = component.container
     if ways is None:
-        raise UsageError(f"components.yaml: {name} has no `container`, which says how an image gets it")
+        raise UsageError(f"components.yaml: {name} has no `container`, its source in container images")
     part = partial(ContainerPart, name, version=component.version, reason=component.reason)
     if ways.archive:
         if architecture not in ways.archive.arch:
@@ -293,7 +294,7 @@ def _decide(
     if why and base.cuda_from == "nvidia":
         raise UnavailableError(
             f"the source of {name} can't be used: {why}",
-            hint="check the network, or build what can be had here: --base debian-12",
+            hint="check the network, or build the base whose sources can be reached: --base debian-12",
         )
     return part("left_out", reason=why) if why else part("install")
 
@@ -304,14 +305,18 @@ def _from_distribution(
     package = (component.packages or {}).get(base.distribution)
     if package is None:
         raise IncompatibleError(f"components.yaml names no package of {name} for {base.distribution}")
-    found = candidates.get(package)
-    version = upstream_version(found).partition("+really")[2] or upstream_version(found) if found else None
+    candidate = candidates.get(package)
+    version = (
+        upstream_version(candidate).partition("+really")[2] or upstream_version(candidate)
+        if candidate
+        else None
+    )
     return ContainerPart(
         name,
         "install",
         version=version,
         kind="distribution",
-        packages={package: found or ""},
+        packages={package: candidate or ""},
         source=f"{base.distribution} {base.release}: {package}",
         reason=component.reason,
     )
@@ -340,7 +345,7 @@ def _inputs(
     inputs["size budget"] = f"{base.size_budget_gib} GiB"
     if base.image is None and base.codename:
         inputs["mirror"] = canonical([mirror_sources(base.codename), mirror_options()])
-        inputs["base packages"] = canonical({one: candidates.get(one) for one in BASE_PACKAGES})
+        inputs["base packages"] = canonical({package: candidates.get(package) for package in BASE_PACKAGES})
     inputs |= {f"component {part.name}": f"{part.status} {part.version or 'any version'}" for part in parts}
     inputs |= {f"package {package}": candidates.get(package, "as the base has it") for package in packages}
     files = [f"docker/{name}/Dockerfile", *(f"docker/{name}/{lock}" for lock in LOCKS.values())]

@@ -32,14 +32,14 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Pushed:
+class PushedImage:
     """An image in a registry.
 
     Args:
         repository: host[:port]/path.
-        tags: Every tag of ours that names it.
-        manifest_digest: What `repository@digest` names.
-        at: When it was pushed or found there, ISO 8601 in UTC.
+        tags: Every tag of gpukiln that names it.
+        manifest_digest: The manifest's digest, which `repository@digest` names.
+        at: When it was pushed, or found in the registry; ISO 8601 in UTC.
     """
 
     repository: str
@@ -71,28 +71,28 @@ def tags_of(built: Built, config: str) -> tuple[str, ...]:
 
 def push(
     built: Built, repository: Repository, *, log: Path, say: Callable[[str], None], dry_run: bool = False
-) -> Pushed | None:
-    """Push an image under all of its tags; what is there already is not pushed again.
+) -> PushedImage | None:
+    """Push an image under all of its tags; a tag that exists is not pushed again.
 
-    A call that was interrupted is completed by the next one.
+    An interrupted call is completed by the next one.
 
     Args:
         built: The image.
-        log: Gets what skopeo says.
-        dry_run: Only say what would be pushed.
+        log: Gets skopeo's output.
+        dry_run: Only show what would be pushed.
 
     Returns:
         The image in the registry; None in a dry run that would push.
 
     Raises:
-        RefusedError: A tag is there with another image.
+        RefusedError: A tag has another image.
         UnavailableError: The image, the engine or the registry can't be reached.
     """
     with repository.login() as authfile:
         skopeo = Skopeo(repository.name, authfile=authfile, plain_http=repository.plain_http, log=log)
         source, config = skopeo.local(built.reference, built.engine)
         tags = tags_of(built, config)
-        there = {} if repository.missing else _look_up(skopeo, tags, config)
+        there = {} if repository.missing else _existing_tags(skopeo, tags, config)
         missing = [tag for tag in tags if tag not in there]
         if dry_run and missing:
             say(f"would push {built.reference} to {repository.name}: {', '.join(missing)}")
@@ -101,22 +101,23 @@ def push(
         if not missing:
             say(f"nothing to push: {repository.name} has {', '.join(tags)} as {digest}")
         for tag in missing:
-            found = skopeo.copy(digest or source, tag)
-            if found.config != config or found.digest != (digest or found.digest):
+            pushed = skopeo.copy(digest or source, tag)
+            if pushed.config != config or pushed.digest != (digest or pushed.digest):
                 raise UnavailableError(
-                    f"{repository.name}:{tag} is not what was pushed; it is {found.digest}"
+                    f"{repository.name}:{tag} is not what was pushed; it is {pushed.digest}"
                 )
-            digest = found.digest
+            digest = pushed.digest
             say(f"pushed {repository.name}:{tag}")
-    return Pushed(repository.name, tags, digest, datetime.now(UTC).isoformat(timespec="seconds"))
+    return PushedImage(repository.name, tags, digest, datetime.now(UTC).isoformat(timespec="seconds"))
 
 
-def _look_up(skopeo: Skopeo, tags: tuple[str, ...], config: str) -> dict[str, Manifest]:
-    """The tags that are there, all with the one image; a tag never moves."""
-    there = {tag: found for tag in tags if (found := skopeo.remote(tag))}
-    others = [f"{tag}: {found.digest}" for tag, found in there.items() if found.config != config]
-    if not others and len({found.digest for found in there.values()}) > 1:
-        others = [f"{tag}: {found.digest}" for tag, found in there.items()]
+def _existing_tags(skopeo: Skopeo, tags: tuple[str, ...], config: str) -> dict[str, Manifest]:
+    """The tags that exist in the registry, all with this image; a tag never moves."""
+    # Configurations are compared: a registry's manifest differs where another tool compressed the layers.
+    there = {tag: manifest for tag in tags if (manifest := skopeo.remote(tag))}
+    others = [f"{tag}: {manifest.digest}" for tag, manifest in there.items() if manifest.config != config]
+    if not others and len({manifest.digest for manifest in there.values()}) > 1:
+        others = [f"{tag}: {manifest.digest}" for tag, manifest in there.items()]
     if others:
         raise RefusedError(
             f"{skopeo.repository} has another image under {len(others)} of the tags; tags never move",

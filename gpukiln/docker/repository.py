@@ -1,4 +1,4 @@
-"""Where an image is pushed: a repository of ECR, with its login, or of any other registry."""
+"""The repository that an image is pushed to: of ECR, with its login, or of any other registry."""
 
 import contextlib
 import ipaddress
@@ -18,6 +18,7 @@ ECR_HOST = re.compile(
     r"(?P<account>\d{12})\.dkr[.-]ecr(-fips)?\.(?P<region>[a-z0-9-]+)"
     r"\.(amazonaws\.com(\.cn)?|on\.aws|on\.amazonwebservices\.com\.cn)"
 )
+# lower case, as OCI's distribution-spec and ECR require
 PATH = re.compile(r"[a-z0-9]+([._/-]+[a-z0-9]+)*")
 UNTAGGED_DAYS = 14
 LIFECYCLE = {
@@ -39,7 +40,7 @@ LIFECYCLE = {
 
 @dataclass(frozen=True)
 class Address:
-    """What --repository says.
+    """The parts of --repository.
 
     Args:
         host: Host and port, or an empty string for ECR in the cloud's account and region.
@@ -55,7 +56,7 @@ class Address:
 
     @property
     def is_ecr(self) -> bool:
-        """Whether AWS's API knows it."""
+        """Whether it is a repository of ECR."""
         return not self.host or bool(self.account)
 
 
@@ -66,7 +67,7 @@ class Repository:
     Args:
         name: host[:port]/path.
         token: User and password in base64, for ECR; never shown.
-        missing: Whether it is still to be created, in a dry run.
+        missing: Whether it does not exist yet, in a dry run.
     """
 
     name: str
@@ -80,7 +81,7 @@ class Repository:
 
     @property
     def plain_http(self) -> bool:
-        """Whether it is reached without TLS: only on this machine itself, as Docker does it too."""
+        """Whether it is reached without TLS: only on this machine itself, as Docker does."""
         name = re.sub(r":\d+$", "", self.host).strip("[]")
         with contextlib.suppress(ValueError):
             return ipaddress.ip_address(name).is_loopback
@@ -88,10 +89,10 @@ class Repository:
 
     @contextlib.contextmanager
     def login(self) -> Iterator[Path | None]:
-        """The file with its login, as container tools read it.
+        """Write its login to a file in the form of container tools.
 
         Yields:
-            The file, in a folder that only this user can read and that goes afterwards; None without a token.
+            The file, in a private folder that is removed afterwards; None without a token.
         """
         if self.token is None:
             yield None
@@ -103,7 +104,14 @@ class Repository:
 
 
 def parse(text: str) -> Address:
-    """Read a repository's name or URI.
+    """Parse a repository's name or URI.
+
+    >>> parse("gpukiln/runner-gpu")
+    Address(host='', path='gpukiln/runner-gpu', account='', region='')
+    >>> parse("111122223333.dkr.ecr.us-west-2.amazonaws.com/runner-gpu").region
+    'us-west-2'
+    >>> parse("localhost:5000/runner-gpu").host
+    'localhost:5000'
 
     Args:
         text: A name of ECR (gpukiln/runner-gpu), or host[:port]/path.
@@ -114,15 +122,16 @@ def parse(text: str) -> Address:
     Raises:
         UsageError: It is neither, or it has a tag.
     """
+    # As Docker decides: the first part is a host when it has a dot or a port, or is localhost.
     text = text.removeprefix("https://")
     first, slash, rest = text.partition("/")
     has_host = bool(slash) and (re.search(r"[.:]", first) is not None or first == "localhost")
     host, path = (first, rest) if has_host else ("", text)
     if not PATH.fullmatch(path):
-        hint = "a name such as gpukiln/runner-gpu, or host:port/name; the tags are made from the build"
+        hint = "write a name such as gpukiln/runner-gpu, or host:port/name, without a tag"
         raise UsageError(f"--repository {text!r} is no repository", hint=hint)
-    if found := ECR_HOST.fullmatch(host):
-        return Address(host, path, account=found["account"], region=found["region"])
+    if match := ECR_HOST.fullmatch(host):
+        return Address(host, path, account=match["account"], region=match["region"])
     return Address(host, path)
 
 
@@ -132,26 +141,31 @@ def find(
     """Find a repository, log in to it, and create it when asked to.
 
     Args:
-        address: What --repository says.
-        cloud: Where ECR is; not needed for another registry.
-        create: Create it when it is missing.
+        address: The parts of --repository.
+        cloud: The cloud of ECR; not needed for another registry.
+        create: Whether a missing repository is created.
         dry_run: Create nothing.
 
     Raises:
-        UsageError: It can't be created here, or is not of this cloud.
+        UsageError: It can't be created here, or belongs to another cloud.
         UnavailableError: It is missing, or the cloud refuses.
     """
     if cloud is None or not address.is_ecr:
         if create:
-            raise UsageError(f"--create is for ECR; {address.host} makes its repositories itself, or by hand")
+            raise UsageError(
+                f"--create is for ECR, and {address.host} is another registry",
+                hint="leave it out: most registries create a repository with the first push",
+            )
         return Repository(f"{address.host}/{address.path}")
     if address.account and cloud.name == "embedded":
-        raise UsageError(f"{address.host} is AWS's, and --cloud is embedded", hint="add --cloud aws")
+        raise UsageError(f"{address.host} belongs to AWS, and --cloud is embedded", hint="add --cloud aws")
     of_account = {"registryId": address.account} if address.account else {}
     ecr = cloud.client("ecr")
     with explain_aws_errors(f"use the repository {address.path}"):
         try:
-            found = ecr.describe_repositories(repositoryNames=[address.path], **of_account)["repositories"][0]
+            repository = ecr.describe_repositories(repositoryNames=[address.path], **of_account)[
+                "repositories"
+            ][0]
         except ecr.exceptions.RepositoryNotFoundException:
             if not create:
                 raise UnavailableError(
@@ -160,24 +174,24 @@ def find(
             if dry_run:
                 say(f"would create {address.path}: immutable tags, scan on push")
                 return Repository(f"{address.host or 'ECR'}/{address.path}", missing=True)
-            found = ecr.create_repository(
+            repository = ecr.create_repository(
                 repositoryName=address.path,
                 imageTagMutability="IMMUTABLE",
                 imageScanningConfiguration={"scanOnPush": True},
                 **of_account,
             )["repository"]
-            say(f"created {found['repositoryUri']}: immutable tags, scan on push")
+            say(f"created {repository['repositoryUri']}: immutable tags, scan on push")
         if create and not dry_run:  # also after a run that ended between the two calls
             _ensure_lifecycle(ecr, address.path, of_account, say)
-        if not str(found["imageTagMutability"]).startswith("IMMUTABLE"):
+        if not str(repository["imageTagMutability"]).startswith("IMMUTABLE"):
             say(f"warning: the tags of {address.path} are mutable: others can move them")
         whose = {"registryIds": [address.account]} if address.account else {}
         answer = ecr.get_authorization_token(**whose)
-    return Repository(found["repositoryUri"], answer["authorizationData"][0]["authorizationToken"])
+    return Repository(repository["repositoryUri"], answer["authorizationData"][0]["authorizationToken"])
 
 
 def _ensure_lifecycle(ecr: Any, path: str, of_account: dict[str, str], say: Callable[[str], None]) -> None:
-    """A policy that somebody has set stays."""
+    """Set a lifecycle policy where the repository has none."""
     try:
         ecr.get_lifecycle_policy(repositoryName=path, **of_account)
     except ecr.exceptions.LifecyclePolicyNotFoundException:

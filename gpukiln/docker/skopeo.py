@@ -1,4 +1,4 @@
-"""skopeo: reads images in an engine's storage and in registries, and copies from one to the other."""
+"""skopeo: reads images in an engine's storage and in registries, and copies between them."""
 
 import hashlib
 import os
@@ -13,7 +13,7 @@ from gpukiln.parsing import parse_json
 
 TRANSPORTS = {"docker": "docker-daemon:", "podman": "containers-storage:", "buildah": "containers-storage:"}
 ABSENT = ("manifest unknown", "name unknown")
-"""The registry's words for a tag, or a repository, that is not there (distribution-spec, Error Codes)."""
+"""A registry's errors for a missing tag or repository (distribution-spec, Error Codes)."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,9 @@ class Manifest:
     """An image in a registry.
 
     Args:
-        digest: Of the manifest: what `repository@digest` names.
-        config: Of the configuration, which holds the digests of the uncompressed layers: the same for the
-            same image, however a tool has compressed it.
+        digest: The manifest's digest, which `repository@digest` names.
+        config: The configuration's digest. The configuration has the digests of the uncompressed layers, so
+            it is the same for the same image, however a tool compressed it.
     """
 
     digest: str
@@ -35,9 +35,9 @@ class Skopeo:
 
     Args:
         repository: host[:port]/path.
-        authfile: File with the login, or None for the one that `skopeo login` or `docker login` has left.
+        authfile: File with the login, or None for that of `skopeo login` or `docker login`.
         plain_http: Whether the registry has no TLS.
-        log: Gets every call and what it printed.
+        log: Gets every call with its output.
 
     Raises:
         UnavailableError: skopeo is not installed.
@@ -59,7 +59,7 @@ class Skopeo:
             engine: docker, podman or buildah.
 
         Returns:
-            Where it is, in skopeo's words, and the digest of its configuration.
+            Its address in skopeo's form, and the digest of its configuration.
 
         Raises:
             UnavailableError: It is not there, or the engine does not answer.
@@ -70,7 +70,7 @@ class Skopeo:
         daemon = [f"--daemon-host={host}"] if (host := _docker_host(source)) else []
         done = self._run("inspect", "--config", "--raw", *daemon, source)
         if done.returncode:
-            hint = "build it again, or start the engine; the log says what skopeo found"
+            hint = "build it again, or start the engine; the log has skopeo's output"
             raise self._error(f"can't read the image {reference} in {engine}'s storage", done, hint)
         return source, _digest(done.stdout)
 
@@ -78,10 +78,10 @@ class Skopeo:
         """Look a tag up in the registry.
 
         Returns:
-            What it names, or None when there is no such tag.
+            The image, or None when there is no such tag.
 
         Raises:
-            UnavailableError: The registry can't be asked, or refuses.
+            UnavailableError: The registry does not answer, or refuses.
             UsageError: The tag names several images.
         """
         options = [*self._auth, *(["--tls-verify=false"] if self._http else [])]
@@ -99,10 +99,10 @@ class Skopeo:
         """Push an image, or give one that is in the repository a further tag.
 
         Args:
-            source: Where it is, from `local`; or the digest of a manifest in the repository.
+            source: The address from `local`, or the digest of a manifest in the repository.
 
         Returns:
-            What the registry then has under that tag.
+            The image that the registry then has under that tag.
 
         Raises:
             UnavailableError: The registry or the engine refuses.
@@ -116,9 +116,9 @@ class Skopeo:
         done = self._run("copy", *options, source, f"docker://{self.repository}:{tag}")
         if done.returncode:
             raise self._error(f"can't push {self.repository}:{tag}", done)
-        if (found := self.remote(tag)) is None:
+        if (manifest := self.remote(tag)) is None:
             raise UnavailableError(f"{self.repository}:{tag} was pushed, and the registry does not have it")
-        return found
+        return manifest
 
     def _run(self, *arguments: str) -> subprocess.CompletedProcess[bytes]:
         done = programs.run(["skopeo", *arguments], limit_s=programs.LONG_S)
@@ -130,14 +130,14 @@ class Skopeo:
     def _error(
         self, message: str, done: subprocess.CompletedProcess[bytes], hint: str = ""
     ) -> UnavailableError:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        if not hint and any("unauthorized" in line or "denied" in line for line in said):
+        output = done.stderr.decode(errors="replace").strip().splitlines()
+        if not hint and any("unauthorized" in line or "denied" in line for line in output):
             hint = f"log in: skopeo login {self.repository.partition('/')[0]}; on ECR, look at the IAM policy"
-        return UnavailableError(f"{message} (log: {self._log})", hint=hint, details=tuple(said[-3:]))
+        return UnavailableError(f"{message} (log: {self._log})", hint=hint, details=tuple(output[-3:]))
 
 
 def _docker_host(source: str) -> str | None:
-    """Skopeo itself does not look at DOCKER_HOST."""
+    """The daemon's address, for skopeo itself does not read DOCKER_HOST."""
     return os.environ.get("DOCKER_HOST") if source.startswith(TRANSPORTS["docker"]) else None
 
 

@@ -1,11 +1,11 @@
-"""Judges a container image: the host suite, inside a container of it."""
+"""Verifies a container image: runs the host suite inside a container of it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from gpukiln.docker.builds import ContainerBuild, ContainerRecord
-from gpukiln.docker.engine import VERIFYING, has_gpu
+from gpukiln.docker.engine import VERIFY_PREFIX, has_gpu
 from gpukiln.docker.engines import find_engine
 from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.progress import Progress
@@ -18,12 +18,12 @@ PROFILE = "runner"
 
 
 def verify_container(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord, Verdict]:
-    """Judge the image of a build, and write the verdict into its record.
+    """Verify the image of a build, and write the verdict into its record.
 
     Raises:
         UsageError: The build has no image.
-        UnavailableError: Its engine does not work any more, or has the image no more.
-        BusyError: Another process judges or pushes it.
+        UnavailableError: Its engine no longer works, or no longer has the image.
+        BusyError: Another process verifies or pushes it.
     """
     with build.locked():
         return _verify(build, progress)
@@ -36,13 +36,13 @@ def _verify(build: ContainerBuild, progress: Progress) -> tuple[ContainerRecord,
     engine = find_engine(record.engine)
     if engine.inspect(record.reference) is None:
         raise UnavailableError(
-            f"{engine.name} has no image {record.reference} any more",
+            f"{engine.name} no longer has the image {record.reference}",
             hint=f"`invoke docker.build {record.plan.image}` builds it; each user of buildah and podman has"
             " images of its own",
         )
     live, before = LiveReport(progress), dict(progress.durations)
     gpus = has_gpu() and engine.name != "buildah"
-    name = f"{VERIFYING}{build.id}"
+    name = f"{VERIFY_PREFIX}{build.id}"
     with progress.step("verify"), engine.container(record.reference, name=name, gpus=gpus) as hostspec:
         verdict = run_suite(
             Target(record.reference, hostspec),

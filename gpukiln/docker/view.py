@@ -9,7 +9,7 @@ from gpukiln.docker.plan import ContainerPlan
 from gpukiln.reports.tables import Rows
 from gpukiln.units import Memory
 
-SMALL = 100_000  # bytes: a layer that is not listed by itself
+SMALL = 100_000  # bytes: smaller layers are listed as one sum
 
 
 def plan_table(plan: ContainerPlan) -> RenderableType:

@@ -1,11 +1,11 @@
-"""Snapshots by the EBS direct APIs: read into a raw disk, written from one; nothing is launched.
+"""Snapshots by the EBS direct APIs: read into a raw disk, written from one; no instance is launched.
 
-Blocks are read and written in parallel, each with its SHA-256 compared. What is done is in a journal beside
-the disk, a line a block with the block's digest: a run that comes after a killed one believes no line, but
-compares the block on the disk with it, and then asks for the others only.
+Blocks are transferred in parallel, each with its SHA-256 compared. A journal next to the disk has a line with
+the digest of each block that is done. A run after a killed one compares each block on the disk with the
+journal, and transfers the others only.
 
-Forms and codes: botocore's model of `ebs` 2019-11-02. "You should always retry requests that receive server
-(5xx) error responses, and ThrottlingException and RequestThrottledException" (EBS API reference).
+Shapes and error codes: botocore's model of `ebs` 2019-11-02. "You should always retry requests that receive
+server (5xx) error responses, and ThrottlingException and RequestThrottledException" (EBS API reference).
 """
 
 import base64
@@ -31,41 +31,43 @@ from gpukiln.units import Duration
 
 BLOCK = 512 << 10  # bytes; EBS has no other size
 PAGE = 10_000  # blocks of a listing, the most
-NEAR = 100  # blocks whose tokens are asked for again where one is refused, the fewest
+TOKENS_RENEWED = 100  # blocks whose tokens are renewed when one is refused: the fewest that a listing has
 WORKERS = 10  # calls at once: as many connections as a client of botocore keeps
-ATTEMPTS = 9  # a call that is throttled each time is given up after about a minute
+ATTEMPTS = 9  # with the pauses below, a call that is throttled each time fails after about a minute
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.2, 20.0
-TIMEOUT_MIN = 24 * 60  # a snapshot is cancelled by EBS when nothing was written to it for so long
-COMPLETES_S = 3600  # seconds that EBS gets to finish a snapshot of which it has every block
-AGAIN = {  # codes after which the same call may succeed
+TIMEOUT_MIN = 24 * 60  # after so long without a block EBS cancels a snapshot (StartSnapshot, Timeout)
+COMPLETES_S = 3600  # seconds that EBS gets to complete a snapshot after its last block
+RETRY_CODES = {  # codes after which the same call may succeed
     *("RequestThrottledException", "ThrottlingException", "ConcurrentLimitExceededException"),
     *("InternalServerException", "RequestLimitExceeded", "ServiceUnavailable", "SlowDown"),
 }
-AGAIN_REASONS = {"INVALID_BLOCK", "CONFLICTING_BLOCK_UPDATE"}  # a block that was damaged on its way
-LOG_IN = {  # codes of credentials that have ended: with others the same call may succeed
+RETRY_REASONS = {"INVALID_BLOCK", "CONFLICTING_BLOCK_UPDATE"}  # a block that was damaged in transit
+EXPIRED_LOGIN_CODES = {  # codes of expired credentials: after a new login the same call may succeed
     *("ExpiredToken", "ExpiredTokenException", "RequestExpired"),
     *("InvalidClientTokenId", "UnrecognizedClientException"),
 }
 TOKEN_REFUSED = "INVALID_BLOCK_TOKEN"  # noqa: S105 - a reason
-STAYS = "what is written stays: the same command goes on; in a day `invoke cloud.sweep` finds it"
+RESUME_NOTE = (
+    "written blocks are kept: the same command resumes; after a day `invoke cloud.sweep` removes them"
+)
 ZEROS = bytes(BLOCK)
 T = TypeVar("T")
 
 
-class LostBlockError(UnavailableError):
-    """A block came another one than it was sent."""
+class CorruptBlockError(UnavailableError):
+    """A block that arrived was not the one that was sent."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(message, hint="look at the network, then run the same command again: it goes on")
+        super().__init__(message, hint="check the network, then run the same command again: it resumes")
 
 
 @dataclass(frozen=True)
-class Moved:
-    """What a run did.
+class BlockCounts:
+    """How many blocks were transferred.
 
     Args:
         moved: Blocks that this run read or wrote.
-        kept: Blocks that an earlier run had done.
+        kept: Blocks that an earlier run had transferred.
     """
 
     moved: int
@@ -73,42 +75,44 @@ class Moved:
 
 
 class Journal:
-    """The blocks that are done, with their digests; a line that was cut by a kill is none.
+    """The blocks that are done, with their digests; a line that a kill cut short is ignored.
 
     Args:
-        file: Where it is.
-        about: What it is of; a journal of anything else is not gone on with.
+        file: The journal's path.
+        about: Facts of the snapshot; a journal with other facts is not resumed.
     """
 
     def __init__(self, file: Path, about: dict[str, Any]) -> None:
         self.file, self._about, self._lock = file, json.dumps(about, sort_keys=True), threading.Lock()
         self.done: dict[int, str] = {}
-        self._number = -1
+        self._number = -1  # the descriptor, opened at the first line
 
-    def go_on(self) -> bool:
-        """Read what an earlier run wrote; False where there is none that is of the same."""
+    def resume(self) -> bool:
+        """Read the journal of an earlier run; False where there is none of the same snapshot."""
         try:
             head, *lines = self.file.read_text().split("\n")
         except (OSError, UnicodeDecodeError):
             return False
         if head != self._about:
             return False
-        for line in lines[:-1]:  # what follows the last newline is empty, or was cut
+        for line in lines[:-1]:  # the text after the last newline is empty, or a line that was cut short
             index, _, digest = line.partition(" ")
             if index.isdecimal() and len(digest) == 64:
                 self.done[int(index)] = digest
         return True
 
     def begin(self) -> None:
-        """Start anew."""
+        """Start a new journal."""
         self.done = {}
         write_atomic(self.file, f"{self._about}\n")
 
     def add(self, index: int, digest: str) -> None:
-        """Note a block; it has to be where it belongs before."""
+        """Record a block, after it was transferred."""
         with self._lock:
             if self._number < 0:
+                # O_APPEND and one write a line: a kill can cut only the last line short.
                 self._number = os.open(self.file, os.O_WRONLY | os.O_APPEND)
+                # The first line of this run must not continue one that was cut short.
                 if not self.file.read_bytes().endswith(b"\n"):
                     os.write(self._number, b"\n")
             os.write(self._number, f"{index} {digest}\n".encode())
@@ -128,50 +132,56 @@ def read_snapshot(
     *,
     begin: Callable[[int], None],
     moved: Callable[[int], None],
-) -> Moved:
-    """Read a snapshot into a sparse raw disk; the next run goes on where this one ended, however it did.
+) -> BlockCounts:
+    """Read a snapshot into a sparse raw disk; after a failure or a kill the next run resumes.
 
     Args:
         ebs: boto3's client of `ebs`.
-        begin: Told the bytes that are to be read, before they are.
-        moved: Told of each block's bytes.
+        begin: Called with the number of bytes to read, before the first is read.
+        moved: Called with the number of bytes of each block.
 
     Raises:
-        UnavailableError: A block can't be had, or the disk is full; what was read stays.
+        UnavailableError: A block can't be read, or the disk is full; the blocks that were read stay.
     """
     tokens = _Tokens(ebs, snapshot_id)
     journal = Journal(journal_file, {"snapshot": snapshot_id, "bytes": tokens.size})
-    if not (journal.go_on() and disk.exists() and disk.stat().st_size == tokens.size):
-        remove(disk)  # a run that was killed may have it mounted still
+    if not (journal.resume() and disk.exists() and disk.stat().st_size == tokens.size):
+        # A new file, not a truncated one: a killed run may still have the old one mounted.
+        remove(disk)
         with disk.open("wb") as file:
             file.truncate(tokens.size)
         journal.begin()
     number = os.open(disk, os.O_RDWR)
     try:
         stop = threading.Event()
-        kept = set(_each(list(journal.done.items()), lambda one: _kept(number, *one), stop)) - {-1}
-        wanted = sorted(set(tokens.known) - kept)
-        begin(len(wanted) * BLOCK)
+        kept = set(
+            _run_parallel(list(journal.done.items()), lambda entry: _matching_block(number, *entry), stop)
+        ) - {-1}
+        missing = sorted(set(tokens.known) - kept)
+        begin(len(missing) * BLOCK)
 
-        def one(index: int) -> int:
-            data = patiently(f"read block {index} of {snapshot_id}", partial(tokens.block, index), stop)
+        def read_block(index: int) -> int:
+            data = call_with_retries(
+                f"read block {index} of {snapshot_id}", partial(tokens.block, index), stop
+            )
+            # Zeros stay a hole, unless an earlier run wrote to the block: it did not match the journal.
             if data != ZEROS or index in journal.done:
                 _write(number, data, index)
             journal.add(index, hashlib.sha256(data).hexdigest())
             moved(BLOCK)
             return index
 
-        for _ in _each(wanted, one, stop):
+        for _ in _run_parallel(missing, read_block, stop):
             pass
         os.fsync(number)
     finally:
         journal.close()
         os.close(number)
-    return Moved(len(wanted), len(kept))
+    return BlockCounts(len(missing), len(kept))
 
 
 class _Tokens:
-    """The blocks of a snapshot, each with the token that EBS wants to hear."""
+    """The blocks of a snapshot, each with the token that GetSnapshotBlock needs."""
 
     def __init__(self, ebs: Any, snapshot_id: str) -> None:
         self._ebs, self._snapshot = ebs, snapshot_id
@@ -180,13 +190,13 @@ class _Tokens:
         token = ""
         while True:
             asked = {"MaxResults": PAGE, **({"NextToken": token} if token else {})}
-            page = patiently(f"list the blocks of {snapshot_id}", partial(self._list, **asked))
+            page = call_with_retries(f"list the blocks of {snapshot_id}", partial(self._list, **asked))
             self.size = page["VolumeSize"] << 30
             if page["BlockSize"] != BLOCK:
                 raise UnavailableError(
                     f"{snapshot_id} has blocks of {page['BlockSize']} bytes, wanted {BLOCK}"
                 )
-            self.known |= {one["BlockIndex"]: one["BlockToken"] for one in page.get("Blocks", ())}
+            self.known |= {block["BlockIndex"]: block["BlockToken"] for block in page.get("Blocks", ())}
             if not (token := page.get("NextToken") or ""):
                 break
 
@@ -194,7 +204,7 @@ class _Tokens:
         return self._ebs.list_snapshot_blocks(SnapshotId=self._snapshot, **asked)
 
     def block(self, index: int) -> bytes:
-        """A block whose digest is that of its answer; a token that expired is asked for again."""
+        """Read a block and compare its digest with the answer's; an expired token is renewed."""
         from botocore.exceptions import ClientError  # noqa: PLC0415 - slow to import
 
         try:
@@ -202,8 +212,8 @@ class _Tokens:
         except ClientError as error:
             if error.response.get("Reason") != TOKEN_REFUSED:
                 raise
-        page = self._list(StartingBlockIndex=index, MaxResults=NEAR)
-        self.known |= {one["BlockIndex"]: one["BlockToken"] for one in page["Blocks"]}
+        page = self._list(StartingBlockIndex=index, MaxResults=TOKENS_RENEWED)
+        self.known |= {block["BlockIndex"]: block["BlockToken"] for block in page["Blocks"]}
         return self._get(index)
 
     def _get(self, index: int) -> bytes:
@@ -211,8 +221,9 @@ class _Tokens:
             SnapshotId=self._snapshot, BlockIndex=index, BlockToken=self.known[index]
         )
         data: bytes = answer["BlockData"].read()
+        # botocore does not compare the checksum of this answer
         if len(data) != BLOCK or answer["Checksum"] != checksum(data):
-            raise LostBlockError(f"block {index} of {self._snapshot} is not what its checksum says")
+            raise CorruptBlockError(f"block {index} of {self._snapshot} is not what its checksum says")
         return data
 
 
@@ -227,48 +238,50 @@ def write_snapshot(
     token: str,
     begin: Callable[[int], None],
     moved: Callable[[int], None],
-) -> tuple[str, Moved]:
-    """Write a raw disk into a new snapshot; the next run goes on where this one ended.
+) -> tuple[str, BlockCounts]:
+    """Write a raw disk into a new snapshot; the next run resumes where this one ended.
 
     Args:
         cloud_clients: boto3's clients of `ebs` and of `ec2`.
-        tags: Of the snapshot, from its first moment.
+        tags: Tags that the snapshot has from its creation on.
         token: The same for the same disk: EBS answers it with the same snapshot.
-        begin: Told the bytes that are to be written, before they are.
-        moved: Told of each block's bytes.
+        begin: Called with the number of bytes to write, before the first is written.
+        moved: Called with the number of bytes of each block.
 
     Returns:
-        The snapshot, completed, and what was done.
+        The completed snapshot, and the numbers of blocks.
 
     Raises:
-        UnavailableError: EBS takes it not. A snapshot that no second run can go on with is deleted.
+        UnavailableError: EBS refuses it. A snapshot that no later run can resume is deleted.
     """
     ebs, ec2 = cloud_clients
-    snapshot_id, state = _begun(ebs, ec2, size_gib, tags, description, token)
-    if state == "completed":  # by a run that ended before it made an image of it
-        return snapshot_id, Moved(0, 0)
+    snapshot_id, state = _start_snapshot(ebs, ec2, size_gib, tags, description, token)
+    if state == "completed":  # by a run that ended before it registered an image
+        return snapshot_id, BlockCounts(0, 0)
     journal = Journal(journal_file, {"snapshot": snapshot_id})
-    if not journal.go_on():
+    if not journal.resume():
         journal.begin()
     number, stop = os.open(disk, os.O_RDONLY), threading.Event()
     try:
         done = dict(journal.done)
-        wanted = [index for index in blocks(number, BLOCK) if index not in done]
-        begin(len(wanted) * BLOCK)
+        missing = [index for index in blocks(number, BLOCK) if index not in done]
+        begin(len(missing) * BLOCK)
 
-        def one(index: int) -> int:
+        def write_block(index: int) -> int:
             data = os.pread(number, BLOCK, index * BLOCK).ljust(BLOCK, b"\0")
+            # A block that was never written reads as zeros, so zeros are not sent.
             if data != ZEROS:
-                put = partial(_put, ebs, snapshot_id, index, data)
-                patiently(f"write block {index} of {snapshot_id}", put, stop)
+                put = partial(_put_block, ebs, snapshot_id, index, data)
+                call_with_retries(f"write block {index} of {snapshot_id}", put, stop)
                 journal.add(index, hashlib.sha256(data).hexdigest())
             moved(BLOCK)
             return index
 
-        for _ in _each(wanted, one, stop):
+        for _ in _run_parallel(missing, write_block, stop):
             pass
+        # LINEAR: the digest of all blocks' digests, in the order of their indexes (CompleteSnapshot)
         linear = b"".join(bytes.fromhex(journal.done[index]) for index in sorted(journal.done))
-        patiently(
+        call_with_retries(
             f"complete {snapshot_id}",
             lambda: ebs.complete_snapshot(
                 SnapshotId=snapshot_id,
@@ -278,24 +291,25 @@ def write_snapshot(
                 ChecksumAggregationMethod="LINEAR",
             ),
         )
-        _wait(ec2, snapshot_id)
+        _wait_completed(ec2, snapshot_id)
     except UnavailableError as error:
         if isinstance(error, FinalRefusalError):
             drop_snapshot(ec2, snapshot_id, error)
             journal_file.unlink(missing_ok=True)
         else:
-            error.add_note(STAYS)
+            error.add_note(RESUME_NOTE)
         raise
     finally:
         journal.close()
         os.close(number)
-    return snapshot_id, Moved(len(journal.done) - len(done), len(done))
+    return snapshot_id, BlockCounts(len(journal.done) - len(done), len(done))
 
 
-def _begun(
+def _start_snapshot(
     ebs: Any, ec2: Any, size_gib: int, tags: dict[str, str], description: str, token: str
 ) -> tuple[str, str]:
-    """The snapshot that an earlier run began, as long as it is there, or a new one; and its state."""
+    """The snapshot that an earlier run started and that still exists, or a new one; and its state."""
+    # EBS answers a used token with its first snapshot, even a deleted one: then the next token is tried.
     for attempt in range(100):
         start = partial(
             ebs.start_snapshot,
@@ -305,15 +319,15 @@ def _begun(
             ClientToken=f"{token}-{attempt}",
             Timeout=TIMEOUT_MIN,
         )
-        snapshot_id = str(patiently("start a snapshot", start)["SnapshotId"])
+        snapshot_id = str(call_with_retries("start a snapshot", start)["SnapshotId"])
         if (state := _state(ec2, snapshot_id)) in ("pending", "completed"):
             return snapshot_id, state
     raise UnavailableError(
-        "EBS answers with snapshots that are gone", hint="wait an hour: then it has forgotten them"
+        "EBS answers with snapshots that were deleted", hint="run the same command again in an hour"
     )
 
 
-def _put(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
+def _put_block(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
     answer = ebs.put_snapshot_block(
         SnapshotId=snapshot_id,
         BlockIndex=index,
@@ -323,17 +337,18 @@ def _put(ebs: Any, snapshot_id: str, index: int, data: bytes) -> None:
         ChecksumAlgorithm="SHA256",
     )
     if answer["Checksum"] != checksum(data):
-        raise LostBlockError(f"block {index} of {snapshot_id} did not arrive as it was sent")
+        raise CorruptBlockError(f"block {index} of {snapshot_id} arrived damaged")
 
 
 def _state(ec2: Any, snapshot_id: str) -> str:
+    # a filter, for an id of a deleted snapshot would be an error
     with explain_aws_errors(f"look at {snapshot_id}"):
         named = [{"Name": "snapshot-id", "Values": [snapshot_id]}]
-        found = ec2.describe_snapshots(Filters=named)["Snapshots"]
-    return str(found[0]["State"]) if found else ""
+        snapshots = ec2.describe_snapshots(Filters=named)["Snapshots"]
+    return str(snapshots[0]["State"]) if snapshots else ""
 
 
-def _wait(ec2: Any, snapshot_id: str) -> None:
+def _wait_completed(ec2: Any, snapshot_id: str) -> None:
     def completed() -> bool | None:
         state = _state(ec2, snapshot_id)
         if state == "error":
@@ -347,7 +362,7 @@ def _wait(ec2: Any, snapshot_id: str) -> None:
 
 
 def drop_snapshot(ec2: Any, snapshot_id: str, error: BaseException) -> None:
-    """Delete a snapshot that nobody goes on with; where that fails too, the error tells it."""
+    """Delete a snapshot that no later run can resume; if that fails too, the error says so."""
     try:
         with explain_aws_errors(f"delete {snapshot_id}"):
             ec2.delete_snapshot(SnapshotId=snapshot_id)
@@ -356,23 +371,29 @@ def drop_snapshot(ec2: Any, snapshot_id: str, error: BaseException) -> None:
 
 
 def checksum(data: bytes) -> str:
-    """As EBS writes it."""
+    """SHA-256 as EBS writes it.
+
+    >>> checksum(b"")
+    '47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='
+    >>> len(checksum(bytes(BLOCK)))
+    44
+    """
     return base64.b64encode(hashlib.sha256(data).digest()).decode()
 
 
 class FinalRefusalError(UnavailableError):
-    """Another try would be answered the same."""
+    """EBS would refuse another attempt for the same reason."""
 
 
-def patiently(action: str, call: Callable[[], T], stop: threading.Event | None = None) -> T:
-    """Call until it is answered, with a pause that doubles; what no other try can change is raised at once.
+def call_with_retries(action: str, call: Callable[[], T], stop: threading.Event | None = None) -> T:
+    """Call until it succeeds, with a pause that doubles; a final refusal is raised at once.
 
     Args:
-        action: What is tried, for the message.
-        stop: Set when nobody wants the answer any more.
+        action: What the call does, for the message.
+        stop: Set when the answer is not needed any more.
 
     Raises:
-        UnavailableError: It was refused, or each of ATTEMPTS failed.
+        UnavailableError: The call was refused, or each of ATTEMPTS failed.
     """
     stop = stop or threading.Event()
     for attempt in range(ATTEMPTS):
@@ -380,15 +401,16 @@ def patiently(action: str, call: Callable[[], T], stop: threading.Event | None =
             with explain_aws_errors(action):
                 return call()
         except UnavailableError as error:
-            _require_another(error)
+            _raise_unless_retryable(error)
             if attempt == ATTEMPTS - 1 or stop.is_set():
                 raise
+        # jitter: ten workers that were throttled together would call together again
         stop.wait(min(FIRST_WAIT_S * 2**attempt, LONGEST_WAIT_S) * random.uniform(0.5, 1))  # noqa: S311 - a pause
     raise AssertionError("unreachable")
 
 
-def _require_another(error: UnavailableError) -> None:
-    """Raise what no other try can change."""
+def _raise_unless_retryable(error: UnavailableError) -> None:
+    """Raise an error that another attempt can't change."""
     from botocore import exceptions  # noqa: PLC0415 - slow to import
     from botocore.parsers import ResponseParserError  # noqa: PLC0415 - slow to import
 
@@ -396,37 +418,39 @@ def _require_another(error: UnavailableError) -> None:
     if isinstance(cause, exceptions.ClientError):
         code = cause.response["Error"].get("Code", "")
         status = cause.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-        if code in AGAIN or status >= 500 or cause.response.get("Reason") in AGAIN_REASONS:
+        if code in RETRY_CODES or status >= 500 or cause.response.get("Reason") in RETRY_REASONS:
             return
-        if code in LOG_IN:
-            raise error
+        if code in EXPIRED_LOGIN_CODES:
+            raise error  # no final refusal: the snapshot is kept for a run after a new login
         raise FinalRefusalError(error.message, hint=_hint(cause) or error.hint) from cause
     network = (exceptions.HTTPClientError, exceptions.ConnectionError, exceptions.IncompleteReadError)
-    if not isinstance(error, LostBlockError) and not isinstance(cause, (*network, ResponseParserError)):
+    if not isinstance(error, CorruptBlockError) and not isinstance(cause, (*network, ResponseParserError)):
         raise error
 
 
 def _hint(error: Any) -> str:
     if error.response.get("Reason") == "DEPENDENCY_ACCESS_DENIED":
-        return "the snapshot is encrypted: let the role use its key (`cloud.policy --kms-keys`)"
+        return "the snapshot is encrypted: allow the role to use its key (`cloud.policy --kms-keys`)"
     return ""
 
 
-def _kept(number: int, index: int, digest: str) -> int:
-    """The block where the disk has what the journal says, else -1."""
+def _matching_block(number: int, index: int, digest: str) -> int:
+    """The index of a block that has the journal's digest on the disk, else -1."""
     data = os.pread(number, BLOCK, index * BLOCK)
     return index if hashlib.sha256(data).hexdigest() == digest else -1
 
 
 def _write(number: int, data: bytes, index: int) -> None:
+    # pwrite may write less than it is given (pwrite(2)), for example on a disk that fills up
     at, left = index * BLOCK, memoryview(data)
     while left:
         count = os.pwrite(number, left, at)
         left, at = left[count:], at + count
 
 
-def _each(items: Iterable[T], work: Callable[[T], int], stop: threading.Event) -> Iterator[int]:
-    """Do the work on everything, WORKERS at once; the first failure, or Ctrl-C, ends it after what runs."""
+def _run_parallel(items: Iterable[T], work: Callable[[T], int], stop: threading.Event) -> Iterator[int]:
+    """Do the work on every item, WORKERS at once; a failure or Ctrl-C lets the running ones end first."""
+    # At most 2 * WORKERS are submitted at once: a disk of 1 TiB has two million blocks.
     with ThreadPoolExecutor(WORKERS) as pool:
         running: set[Future[int]] = set()
         try:
@@ -434,11 +458,11 @@ def _each(items: Iterable[T], work: Callable[[T], int], stop: threading.Event) -
                 running.add(pool.submit(work, item))
                 if len(running) >= 2 * WORKERS:
                     done, running = wait(running, return_when=FIRST_COMPLETED)
-                    yield from (one.result() for one in done)
-            for one in running:
-                yield one.result()
+                    yield from (future.result() for future in done)
+            for future in running:
+                yield future.result()
         except BaseException:
             stop.set()
-            for one in running:
-                one.cancel()
+            for future in running:
+                future.cancel()
             raise

@@ -1,4 +1,4 @@
-"""What a disk boots on: the firmware that finds a bootloader, the devices that its kernel has drivers for."""
+"""Boot support of a disk: the firmware that finds its bootloader, the devices that its kernel can drive."""
 
 import re
 from dataclasses import dataclass
@@ -9,6 +9,8 @@ from gpukiln.disks.identify import has_file
 from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.table import read_table
 
+# Names of hypervisors' devices (QEMU's, VMware's) and the kernel modules that drive them, with underscores as
+# modules.dep has some of them with dashes.
 DRIVERS = {
     "disks": {"virtio": "virtio_blk", "scsi": "virtio_scsi", "sata": "ahci", "nvme": "nvme"},
     "networks": {"virtio": "virtio_net", "e1000e": "e1000e", "vmxnet3": "vmxnet3"},
@@ -16,14 +18,14 @@ DRIVERS = {
 
 
 @dataclass(frozen=True)
-class BootsOn:
-    """What a disk boots on.
+class BootSupport:
+    """Firmware and devices that a disk can boot on.
 
     Args:
         kernel: Release of its newest kernel; empty where it has none.
         firmware: bios, uefi.
-        disks: Keys of `DRIVERS["disks"]`: what it may be attached to.
-        networks: Keys of `DRIVERS["networks"]`, of the cards that hypervisors give.
+        disks: Keys of `DRIVERS["disks"]`: the buses that the disk may be attached to.
+        networks: Keys of `DRIVERS["networks"]`: the hypervisors' network cards that the kernel drives.
     """
 
     kernel: str
@@ -32,37 +34,40 @@ class BootsOn:
     networks: tuple[str, ...]
 
 
-def boots_on(disk: Path) -> BootsOn:
-    """Look into a raw disk.
+def find_boot_support(disk: Path) -> BootSupport:
+    """Read partition table, bootloaders and drivers of a raw disk.
 
-    A driver counts that the kernel has; that it is in the initramfs, which a disk's must be, is the
-    distribution's default on Debian and Ubuntu (MODULES=most), not on those of dracut's `hostonly`.
+    A driver counts when the kernel has it. Whether the initramfs has it is not checked: it has on Debian and
+    Ubuntu (MODULES=most), and need not where dracut packs the drivers of one machine only (`hostonly`).
 
     Raises:
         IncompatibleError: The disk has no partition table, or a damaged one.
         UnavailableError: The disk has no root file system, or a tool is missing or failed.
     """
     table = read_table(disk)
+    # BIOS runs the boot code of the first sector, UEFI a file of fixed name on the EFI system partition.
     firmware: tuple[str, ...] = ("bios",) if table.boot_code else ()
     if any(has_file(disk, part, EFI_FILE) for part in table.system_partitions):
         firmware += ("uefi",)
     with mounted_root(disk) as root:
-        # where lib is a folder of its own; a link to usr/lib could lead to this computer's
+        # lib is a folder of its own, or a link; an absolute link to /usr/lib would lead to this computer's.
         lib = root / ("usr/lib" if (root / "lib").is_symlink() else "lib")
         kernels = [path.parent for path in lib.glob("modules/*/modules.dep")]
         if not kernels:
-            return BootsOn("", firmware, (), ())
+            return BootSupport("", firmware, (), ())
+        # numbers, not text: 6.1.0-9 is older than 6.1.0-10
         newest = max(kernels, key=lambda path: [int(number) for number in re.findall(r"\d+", path.name)])
         drivers = _drivers(newest)
-    found = {
-        kind: tuple(name for name, driver in wanted.items() if driver in drivers)
-        for kind, wanted in DRIVERS.items()
+    supported = {
+        kind: tuple(name for name, driver in modules.items() if driver in drivers)
+        for kind, modules in DRIVERS.items()
     }
-    return BootsOn(newest.name, firmware, found["disks"], found["networks"])
+    return BootSupport(newest.name, firmware, supported["disks"], supported["networks"])
 
 
 def _drivers(modules: Path) -> set[str]:
-    """Modules that a kernel has, also those that are part of it (kmod, modules.builtin)."""
+    """Names of the modules of a kernel, with those that are compiled into it."""
+    # kmod writes both: modules.dep lists the files, modules.builtin what is in the kernel's image.
     lines = [
         line.partition(":")[0]
         for name in ("modules.dep", "modules.builtin")

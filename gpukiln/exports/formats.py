@@ -1,4 +1,4 @@
-"""The forms in which a disk leaves: a table, which `--to` names."""
+"""The formats of an exported disk: the table that `--to` names."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,19 +15,20 @@ from gpukiln.progress import Meter, Progress
 
 
 @dataclass(frozen=True)
-class Format:
-    """One form.
+class ExportFormat:
+    """A format.
 
     Args:
-        title: For whom it is.
-        endings: Of file names; a file with another form's ending is refused.
-        make: Makes it of a raw disk: the disk, where to write, the progress, `url` where it has one. It
-            returns the SHA-256 of what it wrote where it knows it, else an empty string; what it writes may
-            be a file or a folder.
-        is_disk: Whether it is the raw disk itself: one of our own is taken as it is.
-        smaller: Whether it is smaller than what the disk holds, so that room for that is not asked for.
-        has_url: Whether a machine fetches something of it over HTTP.
-        users: A folder in it that its user changes, of which no digest is kept.
+        title: Who uses it.
+        endings: Endings of file names; a file with another format's ending is refused.
+        make: Writes a raw disk in this format. Its arguments: the disk, the output, the progress, and `url`
+            where `has_url` is set. It returns the SHA-256 of the output where it computed one, else an empty
+            string; the output may be a file or a folder.
+        is_disk: Whether it is the raw disk itself: a temporary raw disk is renamed instead of copied.
+        smaller: Whether the output is smaller than the data of the disk, so that the free space for that is
+            not checked.
+        has_url: Whether a machine fetches a part of it over HTTP.
+        users: A folder in it that its user changes; it is left out of the digests.
     """
 
     title: str
@@ -40,35 +41,42 @@ class Format:
 
 
 def format_of(to: str, output: Path) -> str:
-    """The form that was asked for, by name or by the file's ending.
+    """The format that is named, or that the file's ending implies.
+
+    >>> format_of("", Path("gpu.raw.zst"))
+    'raw.zst'
+    >>> format_of("netboot", Path("/srv/http/gpu"))
+    'netboot'
 
     Raises:
-        UsageError: There is no such form, or the name says another one than the ending.
+        UsageError: There is no such format, or name and ending contradict each other.
     """
-    table = [f"{name}: {', '.join(one.endings)} ({one.title})" for name, one in FORMATS.items()]
+    table = [f"{name}: {', '.join(form.endings)} ({form.title})" for name, form in FORMATS.items()]
     if to and to not in FORMATS:
         raise UsageError(
-            f"--to {to}: there is no such form", details=tuple(table), hint=f"--to {'|'.join(FORMATS)}"
+            f"--to {to}: there is no such format", details=tuple(table), hint=f"--to {'|'.join(FORMATS)}"
         )
-    lengths = {ending: name for name, one in FORMATS.items() for ending in one.endings}
-    ending = max((one for one in lengths if output.name.endswith(one)), key=len, default="")
+    lengths = {ending: name for name, form in FORMATS.items() for ending in form.endings}
+    # the longest: .raw.zst ends with .zst too
+    ending = max((known for known in lengths if output.name.endswith(known)), key=len, default="")
     if not to and not ending:
         raise UsageError(
-            f"{output.name} has no ending that says its form",
+            f"{output.name} has no ending of a known format",
             details=tuple(table),
             hint=f"--to {'|'.join(FORMATS)}",
         )
     if to and ending and lengths[ending] != to:
-        wanted = next(iter(FORMATS[to].endings), "")
+        right_ending = next(iter(FORMATS[to].endings), "")
         raise UsageError(
             f"--to {to}, and {output.name} has the ending of {lengths[ending]}",
-            hint=f"call it {output.name.removesuffix(ending)}{wanted}, or leave out --to",
+            hint=f"name it {output.name.removesuffix(ending)}{right_ending}, or leave out --to",
         )
     return to or lengths[ending]
 
 
 def _raw(disk: Path, part: Path, progress: Progress) -> str:
-    """A copy with the same holes; the digest of what is copied is made beside it."""
+    """Copy the disk with its holes, and hash it meanwhile."""
+    # In a second thread: the kernel copies (copy_file_range), which leaves this process idle.
     meter = Meter(progress, disk.stat().st_size)
     with sparse.run_alongside(sparse.sha256, disk, moved=meter.add) as digest:
         sparse.copy(disk, part, lambda _: None)
@@ -88,38 +96,46 @@ def _qemu_img(form: str, *options: str) -> Callable[[Path, Path, Progress], str]
 
 
 def _netboot(disk: Path, part: Path, progress: Progress, url: str) -> str:
-    name = part.name.removeprefix(".").removesuffix(".part")  # what the folder is going to be called
-    made = write_netboot(disk, part, url=url or None, name=name, say=progress.say)
-    progress.show(Text(f"     a machine needs {made.memory_mib} MiB of memory at least: the root lies in it"))
-    _show_lacks(made.lacks, progress)
+    name = part.name.removeprefix(".").removesuffix(
+        ".part"
+    )  # the folder's final name, which its files contain
+    netboot = write_netboot(disk, part, url=url or None, name=name, say=progress.say)
+    progress.show(
+        Text(f"     a machine needs at least {netboot.memory_mib} MiB of memory, which holds the root")
+    )
+    _show_lacks(netboot.missing_drivers, progress)
     return ""
 
 
 def _installer(disk: Path, part: Path, progress: Progress, url: str) -> str:
-    made = write_installer(disk, part, url=url or None, say=progress.say)
-    _show_lacks(made.lacks, progress)
-    return made.sha256
+    installer = write_installer(disk, part, url=url or None, say=progress.say)
+    _show_lacks(installer.missing_drivers, progress)
+    return installer.sha256
 
 
 def _show_lacks(drivers: tuple[str, ...], progress: Progress) -> None:
     if drivers:
         progress.show(
-            Text(f"     its kernel has no {', '.join(drivers)}: machines that need these do not start")
+            Text(f"     its kernel lacks {', '.join(drivers)}: machines that need these drivers do not start")
         )
 
 
 FORMATS = {
-    "qcow2": Format("QEMU, KVM, Proxmox, OpenStack", (".qcow2",), qcow2.write),
-    "raw": Format("a disk as it is, with holes", (".raw", ".img"), _raw, is_disk=True),
-    "raw.zst": Format("the same, compressed", (".raw.zst", ".img.zst", ".zst"), _zstd, smaller=True),
-    # VMware's servers import no other form of it (vmware/govmomi: govc/USAGE.md, import.vmdk)
-    "vmdk": Format("VMware", (".vmdk",), _qemu_img("vmdk", "-o", "subformat=streamOptimized"), smaller=True),
-    # without force_size the size is one that cylinders, heads and sectors can tell (QEMU, block/vpc.c)
-    "vhd": Format("Hyper-V", (".vhd", ".vpc"), _qemu_img("vpc", "-o", "subformat=dynamic,force_size=on")),
-    "netboot": Format(
+    "qcow2": ExportFormat("QEMU, KVM, Proxmox, OpenStack", (".qcow2",), qcow2.write),
+    "raw": ExportFormat("a disk as it is, with holes", (".raw", ".img"), _raw, is_disk=True),
+    "raw.zst": ExportFormat("the same, compressed", (".raw.zst", ".img.zst", ".zst"), _zstd, smaller=True),
+    # VMware's servers import no other kind of vmdk (vmware/govmomi: govc/USAGE.md, import.vmdk)
+    "vmdk": ExportFormat(
+        "VMware", (".vmdk",), _qemu_img("vmdk", "-o", "subformat=streamOptimized"), smaller=True
+    ),
+    # without force_size QEMU rounds the size to cylinders, heads and sectors (QEMU, block/vpc.c)
+    "vhd": ExportFormat(
+        "Hyper-V", (".vhd", ".vpc"), _qemu_img("vpc", "-o", "subformat=dynamic,force_size=on")
+    ),
+    "netboot": ExportFormat(
         "machines that boot from HTTP: a folder", (), _netboot, smaller=True, has_url=True, users=SEED
     ),
-    "installer": Format(
+    "installer": ExportFormat(
         "a medium that writes the disk of a machine", (".iso",), _installer, smaller=True, has_url=True
     ),
 }

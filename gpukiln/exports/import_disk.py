@@ -1,7 +1,7 @@
-"""A disk of somebody becomes an AMI, of which nobody says that it was proven: `ami.verify` judges it.
+"""Makes an AMI of a disk file; the AMI counts as not verified until `ami.verify` has verified it.
 
-Both clouds take it by the EBS direct APIs. The same content is the same image: what is there is found again,
-and an import that was ended goes on.
+Both clouds take the disk by the EBS direct APIs. The same content is the same image: a second import finds
+it, and an interrupted import resumes.
 """
 
 from collections.abc import Mapping
@@ -36,7 +36,7 @@ from gpukiln.disks.convert import convert
 from gpukiln.disks.qcow2 import virtual_bytes
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.exports import ebs
-from gpukiln.exports.beside import ABOUT, beside_of
+from gpukiln.exports.sidecars import ABOUT, sidecar_path
 from gpukiln.files import atomic_path, remove, remove_partial_of
 from gpukiln.images.fit import refuse
 from gpukiln.images.subject import machine_findings, subject_from_tags
@@ -48,22 +48,22 @@ from gpukiln.progress import Meter, Progress
 from gpukiln.state import state_home
 
 SCHEMA = 1
-ROOT_DEVICE = "/dev/xvda"
-SAID = (KUBERNETES_TAG, RECIPE_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG)
-"""Tags that an exported disk's FILE.json brings along; none of them says that anything was proven."""
+ROOT_DEVICE = "/dev/xvda"  # as Debian's and Amazon's AMIs have it
+IMPORTED_TAGS = (KUBERNETES_TAG, RECIPE_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, CUDA_TAG, BASE_TAG)
+"""Tags that are taken from an exported disk's FILE.json: no verdicts, for anybody could write them there."""
 
 
 @dataclass(frozen=True)
-class Says:
-    """What somebody says is on a disk: `ami.verify` judges it by that. Empty: as FILE.json says.
+class ImportOptions:
+    """The description of a disk, by which `ami.verify` verifies it. Empty fields: as FILE.json has them.
 
     Args:
-        image: A folder of ami/, whose profile judges it.
-        base: One of ami/bases.yaml: who logs in.
+        image: A folder of ami/, whose profile it is verified by.
+        base: One of ami/bases.yaml, which has the name of the login user.
         driver: The NVIDIA driver's version.
         modules: open or proprietary.
-        instance_types: The machines that it is for.
-        trust: Whether the embedded cloud may start it as a container, with this computer's kernel.
+        instance_types: The instance types that it is for.
+        trust: Whether the embedded cloud may start it as a container, on this computer's kernel.
     """
 
     image: str = ""
@@ -81,9 +81,9 @@ class DiskFile:
 
     Args:
         form: raw or qcow2.
-        sha256: Of what is in it, in the form that it has.
+        sha256: The digest of the file.
         bytes: The size of the disk that is in the file.
-        tags: What the image is going to say of itself.
+        tags: The tags of the image.
     """
 
     file: Path
@@ -103,19 +103,20 @@ class DiskFile:
 
     @property
     def name(self) -> str:
-        """The image's: a region has each name once."""
+        """The image's name, which is unique in a region."""
+        # AMI names are 3 to 128 characters of a limited set (EC2 API reference, RegisterImage)
         stem = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "-" for c in self.file.stem)
         return f"gpukiln-import-{stem[:80]}-{self.sha256[:12]}"
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportResult:
     """An image that was made of a disk.
 
     Args:
-        found: Whether it was there already.
-        blocks_written: By this run.
-        blocks_kept: By an earlier one that was interrupted.
+        found: Whether it existed already.
+        blocks_written: Blocks that this run wrote.
+        blocks_kept: Blocks that an earlier, interrupted run wrote.
     """
 
     schema: int = field(default=SCHEMA, kw_only=True)
@@ -134,12 +135,12 @@ class Imported:
     durations_s: dict[str, float]
 
 
-def look(file: Path, says: Says, progress: Progress) -> DiskFile:
-    """Read a file and refuse what can't become an image that can be judged.
+def read_disk_file(file: Path, says: ImportOptions, progress: Progress) -> DiskFile:
+    """Check a file that is to become an image.
 
     Raises:
-        UsageError: It is no file, or nobody says what is on it.
-        IncompatibleError: It is no disk, or does not fit the machines that it is said to be for.
+        UsageError: It is no file, or its description is incomplete.
+        IncompatibleError: It is no disk, or does not fit the instance types of its description.
     """
     if not file.is_file():
         raise UsageError(f"{file} is no file", hint="wanted: a raw or a qcow2 disk")
@@ -150,7 +151,9 @@ def look(file: Path, says: Says, progress: Progress) -> DiskFile:
     with progress.step("checksum"):
         digest = sparse.sha256(file, Meter(progress, before.st_size).add)
     if (after := file.stat()).st_mtime_ns != before.st_mtime_ns or after.st_size != before.st_size:
-        raise UnavailableError(f"{file} changed while it was read", hint="import it when nobody writes to it")
+        raise UnavailableError(
+            f"{file} changed while it was read", hint="import it when no process writes to it"
+        )
     tags = {
         **tags,
         IMPORT_TAG: digest,
@@ -159,14 +162,14 @@ def look(file: Path, says: Says, progress: Progress) -> DiskFile:
         **({TRUST_TAG: TRUSTED} if says.trust else {}),
         "Name": file.name[:128],
     }
-    found = DiskFile(file, form, digest, size, tags)
+    disk = DiskFile(file, form, digest, size, tags)
     subject = subject_from_tags(file.name, tags)
     refuse(machine_findings(subject, subject.instance_types))
-    return found
+    return disk
 
 
-def _tags(file: Path, says: Says) -> dict[str, str]:
-    known = _beside(file)
+def _tags(file: Path, says: ImportOptions) -> dict[str, str]:
+    known = _tags_of_sidecar(file)
     given = {
         RECIPE_TAG: says.image,
         TYPES_TAG: " ".join(says.instance_types),
@@ -181,9 +184,9 @@ def _tags(file: Path, says: Says) -> dict[str, str]:
     options = {BASE_TAG: "--base", DRIVER_TAG: "--driver", MODULES_TAG: "--modules"}
     if missing := [option for name, option in options.items() if not tags.get(name)]:
         raise UsageError(
-            f"nobody says what is on {file.name}, nor does {beside_of(file, ABOUT).name} beside it: "
-            f"{', '.join(missing)}",
-            hint="`ami.verify` judges it by that: who logs in (the base, see ami.bases), which driver it has",
+            f"the description of {file.name} is incomplete, and there is no {sidecar_path(file, ABOUT).name} "
+            f"next to it that has the rest: {', '.join(missing)}",
+            hint="`ami.verify` needs the base, for the login user (see ami.bases), and the driver",
         )
     if (modules := tags[MODULES_TAG]) not in ("open", "proprietary"):
         raise UsageError(f"--modules {modules}: there is no such kind", hint="open or proprietary")
@@ -191,42 +194,42 @@ def _tags(file: Path, says: Says) -> dict[str, str]:
     return tags
 
 
-def _beside(file: Path) -> dict[str, str]:
-    """The tags in FILE.json, which `ami.export` wrote of this very file."""
-    about = beside_of(file, ABOUT)
+def _tags_of_sidecar(file: Path) -> dict[str, str]:
+    """The tags in FILE.json, which `ami.export` wrote."""
+    about = sidecar_path(file, ABOUT)
     if not about.exists():
         return {}
     try:
         document: Any = parse_json(about.read_text())
         tags: Mapping[str, str] = dict(document["tags"])
-        return {name: str(tags[name]) for name in SAID if tags.get(name)}
+        return {name: str(tags[name]) for name in IMPORTED_TAGS if tags.get(name)}
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(
-            f"{about} can't be read: {error}", hint="`ami.export` writes it beside the disk; or move it away"
+            f"{about} can't be read: {error}", hint="export the disk again, or remove this file"
         ) from error
 
 
-def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> Imported:
-    """Make an image of a disk, or find the one that was made of the same before.
+def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> ImportResult:
+    """Make an image of a disk, or find the one that was made of it before.
 
     Raises:
-        IncompatibleError: What is in the file is no disk that boots.
-        UnavailableError: The cloud takes it not, or there is no room to unpack it; no half snapshot is left
-            but one that the same command goes on with.
+        IncompatibleError: The disk in the file does not boot.
+        UnavailableError: The cloud refuses it, or there is no space to unpack it; an incomplete snapshot
+            stays only where the same command can resume it.
     """
     home = state_home() / "imports"
     home.mkdir(parents=True, exist_ok=True)
-    home.chmod(0o700)  # disks of others may hold secrets
+    home.chmod(0o700)  # a disk may hold secrets
     work = home / f"{disk.sha256[:16]}{'-trusted' if disk.trusted else ''}-{cloud.name}-{cloud.region}"
     raw, journal = work.with_suffix(".raw"), work.with_suffix(".journal")
     busy = BusyError(f"another process imports {disk.file}", hint="wait for it")
     with locked(work.with_suffix(".lock"), busy=busy):
         for file in (raw, journal):
             remove_partial_of(file)
-        if made := _made(cloud, disk):
-            remove(raw)  # of a run that was killed when it had registered the image
+        if imported := _find_image(cloud, disk):
+            remove(raw)  # orphans of a run that was killed after it had registered the image
             remove(journal)
-            return made
+            return imported
         if disk.form == "qcow2" and not raw.exists():
             with progress.step("unpack the disk"), atomic_path(raw) as partial:
                 require_space(home, disk.file.stat().st_size)
@@ -239,13 +242,13 @@ def import_image(disk: DiskFile, cloud: Cloud, progress: Progress) -> Imported:
             raise
         _require_architecture(disk, looked)
         with progress.step("write the snapshot"):
-            snapshot_id, moved = _written(cloud, disk, source, journal, progress)
+            snapshot_id, moved = _write_snapshot(cloud, disk, source, journal, progress)
         with progress.step("register the image"):
-            made = _registered(cloud, disk, looked, snapshot_id)
+            imported = _register(cloud, disk, looked, snapshot_id)
         remove(raw)
         remove(journal)
     return replace(
-        made,
+        imported,
         found=False,
         blocks_written=moved.moved,
         blocks_kept=moved.kept,
@@ -258,15 +261,16 @@ def _require_architecture(disk: DiskFile, looked: identify.Disk) -> None:
     if recipe.architecture != looked.architecture:
         raise IncompatibleError(
             f"{disk.file} is a disk for {looked.architecture}, and {recipe.name} is of {recipe.architecture}",
-            hint="--image names another folder of ami/",
+            hint="name another folder of ami/ with --image",
         )
 
 
-def _written(
+def _write_snapshot(
     cloud: Cloud, disk: DiskFile, source: Path, journal: Path, progress: Progress
-) -> tuple[str, ebs.Moved]:
+) -> tuple[str, ebs.BlockCounts]:
     meters: list[Meter] = []
-    tags = {name: value for name, value in disk.tags.items() if name != IMAGE_TAG}  # an image's alone
+    # Only images have IMAGE_TAG: the IAM policy of an import allows a snapshot the tags of an import alone.
+    tags = {name: value for name, value in disk.tags.items() if name != IMAGE_TAG}
     try:
         return ebs.write_snapshot(
             (cloud.client("ebs", attempts=1), cloud.client("ec2")),
@@ -277,14 +281,14 @@ def _written(
             description=f"gpukiln import of {disk.file.name}"[:255],
             token=f"gpukiln-import-{disk.sha256}{'-trusted' if disk.trusted else ''}",
             begin=lambda count: meters.append(Meter(progress, count)),
-            moved=lambda count: meters[0].add(count),  # noqa: PLW0108 - it is there later
+            moved=lambda count: meters[0].add(count),  # noqa: PLW0108 - `begin` appends it later
         )
     except KeyboardInterrupt:
-        progress.show(Text(ebs.STAYS))
+        progress.show(Text(ebs.RESUME_NOTE))
         raise
 
 
-def _made(cloud: Cloud, disk: DiskFile) -> Imported | None:
+def _find_image(cloud: Cloud, disk: DiskFile) -> ImportResult | None:
     """The image that was made of this disk before."""
     with explain_aws_errors("look for an image of this disk"):
         there = images(cloud.client("ec2"), {"name": [disk.name]}, Owners=["self"])
@@ -293,21 +297,21 @@ def _made(cloud: Cloud, disk: DiskFile) -> Imported | None:
     if tags_of(there[0]).get(IMPORT_TAG) != disk.sha256:
         raise UnavailableError(
             f"{there[0]['ImageId']} has the name {disk.name}, and was not made of {disk.file}",
-            hint="rename the file, or deregister that image",
+            hint="rename the file, or deregister that image first",
         )
     if (tags_of(there[0]).get(TRUST_TAG) == TRUSTED) is not disk.trusted:
         image_id, before = there[0]["ImageId"], "without" if disk.trusted else "with"
         raise RefusedError(
-            f"{image_id} was made of {disk.file} before, {before} --trust, and so are images made of it",
-            hint=f"use it as it is, {before} --trust; or remove it, and import the disk then: "
+            f"{image_id} was imported from {disk.file} {before} --trust, which can't be changed later",
+            hint=f"use it as it is, {before} --trust; or remove it and import the disk again: "
             f"aws ec2 deregister-image --image-id {image_id}; "
             + "; ".join(f"aws ec2 delete-snapshot --snapshot-id {name}" for name in snapshots_of(there[0])),
         )
-    return _imported(cloud, disk, there[0])
+    return _import_result(cloud, disk, there[0])
 
 
-def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id: str) -> Imported:
-    """Register the image; where that is refused, the snapshot goes."""
+def _register(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id: str) -> ImportResult:
+    """Register the image; delete the snapshot where that is refused."""
     ec2 = cloud.client("ec2")
     tags = {**disk.tags, OWNER_TAG: owner()}
     try:
@@ -330,22 +334,22 @@ def _registered(cloud: Cloud, disk: DiskFile, looked: identify.Disk, snapshot_id
                 TagSpecifications=tag_specifications(tags, "image"),
             )
     except UnavailableError as error:
-        made = _made(cloud, disk)  # an answer may be lost after the work was done
-        if made is not None:
-            return made
+        imported = _find_image(cloud, disk)  # the answer may have been lost after EC2 registered it
+        if imported is not None:
+            return imported
         ebs.drop_snapshot(ec2, snapshot_id, error)
         raise
-    made = _made(cloud, disk)
-    if made is None:
+    imported = _find_image(cloud, disk)
+    if imported is None:
         raise UnavailableError(
-            f"the image {disk.name} was registered and can't be found", hint="run it again"
+            f"the image {disk.name} was registered and can't be found", hint="run the same command again"
         )
-    return made
+    return imported
 
 
-def _imported(cloud: Cloud, disk: DiskFile, image: Mapping[str, Any]) -> Imported:
+def _import_result(cloud: Cloud, disk: DiskFile, image: Mapping[str, Any]) -> ImportResult:
     root = image["BlockDeviceMappings"][0]["Ebs"]
-    return Imported(
+    return ImportResult(
         image_id=image["ImageId"],
         snapshot_id=root["SnapshotId"],
         name=disk.name,

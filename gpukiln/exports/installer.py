@@ -1,7 +1,7 @@
-"""A small medium that writes an image to one disk of a machine: ISO for CD and USB stick, BIOS and UEFI.
+"""An installation medium that writes an image to a disk: an ISO for CD and USB stick, BIOS and UEFI.
 
-Its kernel is the image's own, so a disk that it does not see is one that the image could not start from. What
-runs is `installer.sh`, in the initramfs; the image lies on the medium, or is fetched over HTTP.
+Its kernel is the image's own, so it sees exactly the disks that the image could start from. The initramfs
+runs `installer.sh`; the image is on the medium, or is fetched over HTTP.
 """
 
 import hashlib
@@ -16,22 +16,23 @@ from gpukiln.disks.convert import compress
 from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.table import read_table
 from gpukiln.errors import UnavailableError, UsageError
-from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
+from gpukiln.exports.initramfs import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import atomic_path, remove
 from gpukiln.programs import tool
 
-BLOCK = 4 << 20  # bytes: what is not zero is told in such steps, so that hundreds of lines tell it
+BLOCK = 4 << 20  # bytes: the unit of the map, so that a disk has hundreds of lines and not millions
 PACKED = "disk.raw.zst"
 PACKAGES = ("busybox", "gdisk", "zstd", "util-linux", "coreutils")
 TOOLS = (
     *("/bin/dd", "/usr/bin/sha256sum", "/usr/bin/zstd", "/sbin/sgdisk", "/sbin/blkdiscard"),
     *("/sbin/blockdev", "/sbin/blkid", "/bin/mount", "/bin/umount"),
 )
-"""What BusyBox has not, or with fewer options."""
+"""Programs that BusyBox lacks, or has with fewer options."""
+# To mount the medium: a CD (sr_mod, isofs) or a USB stick, whose names need the tables of characters (nls_*).
 MODULES = ("isofs", "sr_mod", "loop", "nls_utf8", "nls_ascii")
 GRUB = (Path("/usr/lib/grub/i386-pc"), Path("/usr/lib/grub/x86_64-efi"))
 CONSOLES = ("console=ttyS0,115200", "console=tty0")
-"""The last one is asked on (kernel-parameters.txt, console)."""
+"""The last one becomes /dev/console, where the installer asks (kernel-parameters.txt, console)."""
 MENU_S = 10
 BOOT = """\
 # Sourced by the init of initramfs-tools in place of what mounts a root file system: initramfs-tools(7), boot=
@@ -76,11 +77,11 @@ manual_add_modules {modules}
 
 @dataclass(frozen=True)
 class Content:
-    """What of a raw disk is not zero.
+    """The parts of a raw disk that are not zero.
 
     Args:
         extents: Offset and length in bytes, of whole blocks.
-        sha256: Of these bytes, one extent after the other.
+        sha256: The digest of these bytes, in order.
     """
 
     extents: tuple[tuple[int, int], ...]
@@ -89,19 +90,19 @@ class Content:
 
 @dataclass(frozen=True)
 class Installer:
-    """What was written.
+    """The medium that was written.
 
     Args:
-        kernel: Its version.
-        lacks: Drivers of common servers that this kernel has not.
-        sha256: Of the medium.
+        kernel: The kernel's version.
+        missing_drivers: Drivers of common servers that this kernel lacks.
+        sha256: The digest of the medium.
     """
 
     file: Path
     bytes: int
     sha256: str
     kernel: str
-    lacks: tuple[str, ...]
+    missing_drivers: tuple[str, ...]
 
 
 def write_installer(
@@ -117,28 +118,28 @@ def write_installer(
     Args:
         disk: A raw disk that is not in use.
         file: The ISO; it must not exist.
-        url: Where the disk's raw.zst will be served, http only; None: it lies on the medium.
+        url: Where the disk's raw.zst will be served, http only; None: it is on the medium.
         arguments: More of the kernel's command line, for example `gpukiln.device=nvme0n1`.
 
     Raises:
-        UsageError: The file is there, the address can't be used, or an argument is none.
-        IncompatibleError: The disk's system has no kernel that this can be made of; the message says why.
+        UsageError: The file exists, the address can't be used, or an argument is malformed.
+        IncompatibleError: The disk's system has no suitable kernel; the message says why.
         UnavailableError: The mirror can't be reached, or a tool is missing or failed.
     """
     if file.exists():
-        raise UsageError(f"{file} is there already", hint="name another file, or remove it")
+        raise UsageError(f"{file} exists already", hint="name another file, or remove it")
+    # installer.sh reads the address as shell text, and BusyBox's wget has no TLS.
     if url is not None and not re.fullmatch(r"http://[^\s\"'$;]+", url):
-        raise UsageError(
-            f"{url} can't be fetched by the installer", hint="wanted: http://SERVER/FILE.raw.zst"
-        )
+        raise UsageError(f"the installer can't fetch {url}", hint="wanted: http://SERVER/FILE.raw.zst")
     for argument in arguments:
         if not re.fullmatch(r"[\w.-]+(=[\w.,:/+-]+)?", argument):
-            raise UsageError(f"{argument!r} is no word of a kernel's command line")
+            raise UsageError(f"{argument!r} is no argument of a kernel's command line")
+    # grub-mkrescue writes a medium for the platforms that are installed, and reports none that is missing.
     for folder in GRUB:
         if not folder.is_dir():
             raise UnavailableError(
-                f"{folder} is missing, so the medium would start on half of the machines",
-                hint="scripts/run installs what is missing: call it through that",
+                f"{folder} is missing: the medium would not start on machines with that firmware",
+                hint="run the command by scripts/run, which installs missing programs",
             )
     say("reading the disk")
     content = read_content(disk)
@@ -157,12 +158,12 @@ def write_installer(
         finally:
             remove(tree)
         digest = sparse.sha256(partial)
-    return Installer(file, file.stat().st_size, digest, kernel.version, kernel.lacks)
+    return Installer(file, file.stat().st_size, digest, kernel.version, kernel.missing_drivers)
 
 
 def read_content(disk: Path) -> Content:
-    """Find what of a raw disk is not zero; holes are not read."""
-    digest, found = hashlib.sha256(), list[tuple[int, int]]()
+    """Find the parts of a raw disk that are not zero; holes are not read."""
+    digest, extents = hashlib.sha256(), list[tuple[int, int]]()
     with disk.open("rb") as file:
         for index in sparse.blocks(file.fileno(), BLOCK):
             offset = index * BLOCK
@@ -171,15 +172,20 @@ def read_content(disk: Path) -> Content:
             if block.count(0) == len(block):
                 continue
             digest.update(block)
-            if found and sum(found[-1]) == offset:
-                found[-1] = (found[-1][0], found[-1][1] + len(block))
+            if extents and sum(extents[-1]) == offset:
+                extents[-1] = (extents[-1][0], extents[-1][1] + len(block))
             else:
-                found.append((offset, len(block)))
-    return Content(tuple(found), digest.hexdigest())
+                extents.append((offset, len(block)))
+    return Content(tuple(extents), digest.hexdigest())
 
 
 def label_of(content: Content) -> str:
-    """The volume id, by which the installer finds its own medium: of A-Z0-9_, as ISO 9660 wants it."""
+    """The volume id, by which the installer finds its own medium.
+
+    >>> label_of(Content((), "0123456789abcdef"))
+    'GPUKILN_01234567'
+    """
+    # ISO 9660 allows A-Z, 0-9 and _ in a volume id
     return f"GPUKILN_{content.sha256[:8].upper()}"
 
 
@@ -218,7 +224,7 @@ def _fill(
 
 
 def render_settings(disk: Path, content: Content, packed: str, url: str | None, name: str) -> str:
-    """What `installer.sh` reads beside itself.
+    """The settings of `installer.sh`, as shell assignments.
 
     Args:
         packed: The SHA-256 of the packed disk on the medium.
@@ -237,12 +243,16 @@ def render_settings(disk: Path, content: Content, packed: str, url: str | None, 
 
 
 def render_map(content: Content) -> str:
-    """What `installer.sh` reads back."""
+    """The extents that `installer.sh` reads back from the disk, one a line.
+
+    >>> render_map(Content(((0, 4194304), (8388608, 4194304)), "")).splitlines()
+    ['0 4194304', '8388608 4194304']
+    """
     return "".join(f"{offset} {length}\n" for offset, length in content.extents)
 
 
 def grub_menu(kernel: Kernel, arguments: Sequence[str], name: str) -> str:
-    """The medium's grub.cfg: asks on the console that the image itself uses, or on the other one."""
+    """The medium's grub.cfg: the first entry asks on the image's console, the second on the other one."""
     serial, screen = CONSOLES
     last = [word for word in kernel.arguments if word.startswith("console=")][-1:]
     entries = {"serial console": (screen, serial), "screen": (serial, screen)}

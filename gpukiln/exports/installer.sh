@@ -3,7 +3,7 @@
 # name, serial number and size were named and are right: typed, or as gpukiln.device=, gpukiln.serial= and
 # gpukiln.size= on the kernel's command line.
 #
-# Beside it: settings (rendered by installer.py) and map, whose lines are offset and length in bytes of what is
+# Next to it: settings (rendered by installer.py) and map, whose lines are offset and length in bytes of what is
 # not zero in the image. GPUKILN_SYS, GPUKILN_DEV and GPUKILN_PROC name other trees than /sys, /dev and /proc.
 # Exit codes: 0 written and read back; 1 written, and not what it should be; 4 a tool or the image is missing;
 # 6 refused, nothing was written.

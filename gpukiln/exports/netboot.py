@@ -1,7 +1,7 @@
 """A root file system that machines fetch over HTTP and keep in memory: kernel, initramfs, squashfs.
 
-Debian's live-boot (live-boot(7)) fetches the squashfs, which is the image's root as it was proven, and lays a
-tmpfs over it. What a machine needs beyond that, its key and its name, cloud-init's NoCloud fetches over HTTP.
+Debian's live-boot (live-boot(7)) fetches the squashfs, which is the image's root as it was verified, and
+mounts a tmpfs over it. The machine's key and name come from cloud-init's NoCloud, over HTTP.
 """
 
 import re
@@ -13,24 +13,25 @@ from gpukiln import programs
 from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.sparse import sha256
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.exports.scratch import Kernel, build_initramfs, image_name, read_kernel, release_of
+from gpukiln.exports.initramfs import Kernel, build_initramfs, image_name, read_kernel, release_of
 from gpukiln.files import atomic_path
 from gpukiln.units import MIB
 
 SEED = "seed"
-"""The folder of what cloud-init is told, which is the user's to change."""
+"""The folder with cloud-init's data, which users change."""
 PACKAGES = ("live-boot", "live-boot-initramfs-tools", "busybox")
-SYSTEM_MIB = 1024  # the unpacked initramfs, then the system with what it writes below its overlay
+SYSTEM_MIB = 1024  # the unpacked initramfs at first, then the system with what it writes to its overlay
 MEMORY_STEP_MIB = 256
 COMPRESSIONS = {
-    "ZSTD": ("-comp", "zstd", "-Xcompression-level", "6"),  # 15, its default: ten times as long, 8 % less
+    # mksquashfs' default, 15, takes ten times as long and saves 8 %
+    "ZSTD": ("-comp", "zstd", "-Xcompression-level", "6"),
     "XZ": ("-comp", "xz"),
     "ZLIB": ("-comp", "gzip"),
 }
-"""What a kernel's configuration calls them, and mksquashfs; the fastest to unpack first."""
+"""By the option of the kernel's configuration, mksquashfs' options; the fastest to unpack first."""
 CLOUD_INIT = "cc:{datasource_list:[NoCloud,None]}"
-"""Has a cloud-init that was told to ask EC2 alone ask here. Both read it: cloudinit/util.py
-(read_cc_from_cmdline), and tools/ds-identify, which knows neither spaces nor %5B."""
+"""Makes a cloud-init that is configured for EC2 alone use NoCloud. Two programs read it: cloudinit/util.py
+(read_cc_from_cmdline), and tools/ds-identify, which understands neither spaces nor %5B."""
 FSTAB = "etc/initramfs-tools/scripts/live-bottom/gpukiln"
 FILES = {
     # The disk that the image's fstab names is not there; live-boot adds the line of its overlay.
@@ -44,19 +45,19 @@ FILES = {
 
 @dataclass(frozen=True)
 class Netboot:
-    """What was written.
+    """The folder that was written.
 
     Args:
-        kernel: Its version.
-        memory_mib: What a machine needs at least to boot it; what jobs need comes on top.
-        lacks: Drivers of common servers that this kernel has not.
-        files: Name -> bytes.
+        kernel: The kernel's version.
+        memory_mib: The least memory that a machine boots with; jobs need more.
+        missing_drivers: Drivers of common servers that this kernel lacks.
+        files: Bytes by file name.
     """
 
     folder: Path
     kernel: str
     memory_mib: int
-    lacks: tuple[str, ...]
+    missing_drivers: tuple[str, ...]
     files: dict[str, int]
 
 
@@ -68,26 +69,25 @@ def write_netboot(
     name: str = "",
     say: Callable[[str], None] = lambda _: None,
 ) -> Netboot:
-    """Write what boots an image's root from HTTP; the disk is only read.
+    """Write a folder from which machines boot an image's root over HTTP; the disk is only read.
 
     Args:
         disk: A raw disk that is not in use.
-        folder: What is made; it must not exist.
-        url: Where the folder will be served, http only: busybox's wget fetches the root. None: the machine
-            takes the server that its DHCP names as the next one, and the folder's name.
-        name: What the folder will be called there, where it gets another name later.
+        folder: The output folder; it must not exist.
+        url: Where the folder will be served, http only: busybox's wget, which fetches the root, has no TLS.
+            None: the machine uses the next server of its DHCP answer, and the folder's name.
+        name: The folder's name on the server, where the folder is renamed later.
 
     Raises:
-        UsageError: The folder is there, or the address can't be used.
-        IncompatibleError: The disk's system can't be booted so; the message says why.
+        UsageError: The folder exists, or the address can't be used.
+        IncompatibleError: The disk's system can't be booted this way; the message says why.
         UnavailableError: The mirror can't be reached, or a tool failed.
     """
     if folder.exists():
-        raise UsageError(f"{folder} is there already", hint="name another folder, or remove it")
+        raise UsageError(f"{folder} exists already", hint="name another folder, or remove it")
+    # The address goes into iPXE's and GRUB's scripts, which would expand or end at these characters.
     if url is not None and not re.fullmatch(r"http://[^\s\"'$;]+", url):
-        raise UsageError(
-            f"{url} can't be fetched from while a machine boots", hint="wanted: http://SERVER/FOLDER"
-        )
+        raise UsageError(f"a machine that boots can't fetch from {url}", hint="wanted: http://SERVER/FOLDER")
     with mounted_root(disk) as root, atomic_path(folder) as partial:
         release = release_of(root, "netboot")
         kernel = read_kernel(root)
@@ -101,23 +101,28 @@ def write_netboot(
         _squash(root, kernel, partial / "filesystem.squashfs")
         memory_mib = needed_mib((partial / "filesystem.squashfs").stat().st_size)
         _write_texts(root, partial, kernel, name or folder.name, url, memory_mib)
-        for file in partial.rglob("*"):
+        for file in partial.rglob("*"):  # a web server runs as another user
             file.chmod(0o755 if file.is_dir() else 0o644)
         files = {str(file.relative_to(partial)): file.stat().st_size for file in _files(partial)}
-    return Netboot(folder, kernel.version, memory_mib, kernel.lacks, files)
+    return Netboot(folder, kernel.version, memory_mib, kernel.missing_drivers, files)
 
 
 def needed_mib(squashfs: int) -> int:
-    """The memory with which a machine boots: the squashfs lies in it, and so does what the system writes.
+    """The least memory that a machine boots with: it holds the squashfs and what the system writes.
+
+    >>> needed_mib(700 << 20)
+    1792
+    >>> needed_mib(0)
+    1280
 
     Args:
-        squashfs: Its bytes.
+        squashfs: Its size in bytes.
     """
     return -(-(squashfs // MIB + 1 + SYSTEM_MIB) // MEMORY_STEP_MIB) * MEMORY_STEP_MIB
 
 
 def kernel_arguments(kernel: Kernel, base: str) -> str:
-    """What the kernel is told, in the one line that iPXE and GRUB share.
+    """The kernel's command line, the same for iPXE and GRUB.
 
     Args:
         base: Where the folder is served: an address, or a bootloader's variable.
@@ -126,8 +131,8 @@ def kernel_arguments(kernel: Kernel, base: str) -> str:
         "boot=live",
         "nonetworking",  # no /etc/network/interfaces: the system configures its network itself
         f"fetch={base}/filesystem.squashfs",
-        *kernel.arguments,  # consoles, and whatever keeps nouveau away from the GPUs
-        # without dsmode cloud-init 22.4 fetches the seed and then waits for one without a network
+        *kernel.arguments,  # consoles, and the arguments that keep nouveau away from the GPUs
+        # Without dsmode cloud-init 22.4 fetches the seed, and then waits for a local one.
         f"ds=nocloud;dsmode=net;s={base}/seed/",
         CLOUD_INIT,
     )
@@ -135,7 +140,7 @@ def kernel_arguments(kernel: Kernel, base: str) -> str:
 
 
 def ipxe_script(kernel: Kernel, name: str, url: str | None) -> str:
-    """The script that iPXE runs; its variables: ipxe.org/cfg."""
+    """The script that iPXE runs; ipxe.org/cfg documents its variables."""
     base = url or f"http://${{next-server}}/{name}"
     return (
         "#!ipxe\n"
@@ -147,7 +152,7 @@ def ipxe_script(kernel: Kernel, name: str, url: str | None) -> str:
 
 
 def grub_snippet(kernel: Kernel, name: str, url: str | None) -> str:
-    """A menu entry of a GRUB that was itself booted from the network; its variables: GRUB manual, 16.1."""
+    """A menu entry for a GRUB that was booted from the network; GRUB manual, 16.1 documents its variables."""
     server, _, path = (url or f"http://$net_default_server/{name}").removeprefix("http://").partition("/")
     files = f"(http,{server})/{path}".rstrip("/")
     arguments = " ".join(f'"{word}"' for word in kernel_arguments(kernel, "$base").split())
@@ -167,7 +172,7 @@ def _squash(root: Path, kernel: Kernel, target: Path) -> None:
     )
     if compression is None:
         raise IncompatibleError(
-            f"kernel {kernel.version} unpacks no squashfs (CONFIG_SQUASHFS_{'|'.join(COMPRESSIONS)})",
+            f"kernel {kernel.version} can't read a squashfs (CONFIG_SQUASHFS_{'|'.join(COMPRESSIONS)})",
             hint="bake the image on a base with Debian's own kernel",
         )
     command = ["mksquashfs", str(root), str(target), *compression, "-noappend", "-no-progress", "-quiet"]
@@ -178,6 +183,7 @@ def _write_texts(
     root: Path, folder: Path, kernel: Kernel, name: str, url: str | None, memory_mib: int
 ) -> None:
     digest = sha256(folder / "filesystem.squashfs")
+    # The id follows the content: cloud-init runs its once-per-instance modules again for another image.
     seed = folder / SEED
     seed.mkdir()
     (seed / "meta-data").write_text(f"instance-id: netboot-{digest[:12]}\n", encoding="utf-8")
@@ -187,11 +193,12 @@ def _write_texts(
     (folder / "grub.cfg").write_text(grub_snippet(kernel, name, url), encoding="utf-8")
     (folder / "README").write_text(
         f"{image_name(root)}: serve this folder over HTTP, have machines boot boot.ipxe"
-        f" or grub.cfg; {memory_mib} MiB of memory at least, for the root lies in it; put keys into"
-        " seed/user-data (cloud-init's NoCloud); /etc/gpukiln/image.json on the machine says what it is.\n",
+        f" or grub.cfg. Each needs at least {memory_mib} MiB of memory, which holds the root file system. Put"
+        " keys into seed/user-data (cloud-init's NoCloud). /etc/gpukiln/image.json on the machine describes"
+        " the image.\n",
         encoding="utf-8",
     )
-    constant = [file for file in _files(folder) if file.parent == folder]  # the seed is the user's
+    constant = [file for file in _files(folder) if file.parent == folder]  # users change the seed
     sums = "".join(f"{sha256(file)}  {file.name}\n" for file in constant)
     (folder / "SHA256SUMS").write_text(sums, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Makes a raw disk ready for a machine that has none of EC2's metadata, without booting it."""
+"""Prepares a raw disk for a machine without EC2's metadata service; the disk is not booted."""
 
 import hashlib
 import json
@@ -16,12 +16,13 @@ from gpukiln.files import atomic_path
 from gpukiln.parsing import parse_json
 from gpukiln.units import Memory
 
+# `None` comes last: cloud-init then applies its own configuration where no seed is attached, without waiting.
 DATASOURCES = {"nocloud": ["NoCloud", "None"], "none": ["None"]}
 CONFIG = "etc/cloud/cloud.cfg.d/99_gpukiln_export.cfg"
-"""Read last: `_` sorts behind the `-` of other people's 99-….cfg, and the last list of sources wins."""
-FORCED = "etc/cloud/ds-identify.cfg"  # of cloud-init: names a source, whatever the list says
+"""Read last: `_` sorts after the `-` of other 99-….cfg files, and the last list of sources wins."""
+FORCED = "etc/cloud/ds-identify.cfg"  # cloud-init's ds-identify prefers its `datasource:` to every list
 RECORD = "etc/gpukiln/image.json"
-SSH_KEY_TYPES = ("ssh-", "ecdsa-", "sk-")
+SSH_KEY_TYPES = ("ssh-", "ecdsa-", "sk-")  # how the types of ssh-keygen(1) begin
 
 
 def prepare(
@@ -32,19 +33,19 @@ def prepare(
     ssh_keys: Sequence[str] = (),
     begin: Callable[[], None] = lambda: None,
 ) -> None:
-    """Change a raw disk in place; what is half changed after an error is the caller's to throw away.
+    """Change a raw disk in place; after an error the caller discards the disk.
 
     Args:
-        disk: A raw disk that nobody uses.
+        disk: A raw disk that is not in use.
         datasource: Key of `DATASOURCES`: what cloud-init asks; empty: what it asked before.
-        size_gib: What the disk becomes; the root file system takes the room when it boots.
+        size_gib: The new size of the disk; the root file system grows into it at the first boot.
         ssh_keys: Lines of an authorized_keys file, for the image's user.
-        begin: Called before the first change: what is refused is refused before it.
+        begin: Called before the first change, after every check.
 
     Raises:
-        UsageError: The source is unknown, the disk is larger than that, a line is no public key, or nobody
-            could log in.
-        IncompatibleError: The disk has no cloud-init, or is not to be written to.
+        UsageError: The data source is unknown, the disk is larger than `size_gib`, a line is no public key,
+            or no user could log in.
+        IncompatibleError: The disk has no cloud-init, or a file to write leads out of the disk.
         UnavailableError: A tool is missing or failed, or the disk has no root file system.
     """
     keys = check_options(datasource, ssh_keys)
@@ -54,6 +55,7 @@ def prepare(
         with mounted_root(disk) as root:
             _require_cloud_init(root, disk, f"--datasource {datasource}" if datasource else "--ssh-key")
     begin()
+    # A GPT's second copy is at the end of the disk, so the table follows the file's new size.
     if size_gib is not None:
         grow_file(disk, size_gib)
         fit_table(disk)
@@ -68,19 +70,31 @@ def prepare(
 
 
 def check_options(datasource: str, ssh_keys: Sequence[str]) -> list[str]:
-    """The keys, or the refusal of `prepare`, before anything is read for it."""
+    """Check data source and keys, before the disk is read.
+
+    >>> check_options("nocloud", ["# my key", "ssh-ed25519 AAAAC3Nz me@example.org"])
+    ['ssh-ed25519 AAAAC3Nz me@example.org']
+    >>> check_options("", [])
+    []
+
+    Returns:
+        The keys, without empty lines and comments.
+
+    Raises:
+        UsageError: See `prepare`.
+    """
     if datasource and datasource not in DATASOURCES:
-        raise UsageError(f"datasource {datasource!r} is none of {', '.join(DATASOURCES)}")
+        raise UsageError(f"datasource {datasource!r} is not one of {', '.join(DATASOURCES)}")
     keys = [line.strip() for line in ssh_keys if line.strip() and not line.startswith("#")]
     for key in keys:
         if not key.startswith(SSH_KEY_TYPES) or "\n" in key:
             raise UsageError(
-                f"{key[:40]!r} is no SSH public key", hint="a file as ~/.ssh/id_ed25519.pub is wanted"
+                f"{key[:40]!r} is no SSH public key", hint="name a file such as ~/.ssh/id_ed25519.pub"
             )
     if datasource == "none" and not keys:
         raise UsageError(
-            "nobody could log in: with the datasource none a machine is told no key and no password",
-            hint="--ssh-key FILE puts a public key on the disk; with nocloud the seed brings it",
+            "no user could log in: with the datasource none a machine gets neither a key nor a password",
+            hint="--ssh-key FILE puts a public key on the disk; with nocloud the seed has the key",
         )
     return keys
 
@@ -89,15 +103,15 @@ def _require_smaller(disk: Path, size_gib: int) -> None:
     size = disk.stat().st_size
     if size_gib << 30 < size:
         raise UsageError(
-            f"the disk has {Memory(size).shown}, and can't become one of {size_gib} GiB",
-            hint="a disk only grows",
+            f"the disk has {Memory(size).shown}, and can't be shrunk to {size_gib} GiB",
+            hint="name a larger size, or none",
         )
 
 
-def _require_cloud_init(root: Path, disk: Path, wish: str) -> None:
+def _require_cloud_init(root: Path, disk: Path, option: str) -> None:
     if not (root / "etc/cloud").is_dir():
         raise IncompatibleError(
-            f"{disk} has no cloud-init, which {wish} is for",
+            f"{disk} has no cloud-init, which {option} configures",
             hint="export it as it is, without --datasource and --ssh-key",
         )
     for name in (CONFIG, EC2_CONFIG, FORCED, RECORD):
@@ -110,16 +124,17 @@ def _config(datasource: str, keys: Sequence[str]) -> str:
         settings["datasource_list"] = DATASOURCES[datasource]
     if keys:
         settings["ssh_authorized_keys"] = list(keys)
-    # lists on one line: cloud-init's ds-identify reads no others, and turns cloud-init off (parse_yaml_array)
+    # Lists on one line: ds-identify (parse_yaml_array), a shell script, reads no other form and would turn
+    # cloud-init off.
     text = yaml.safe_dump(settings, default_flow_style=None, width=1 << 16)
-    return f"# What `ami.export` was asked for.\n{text}"
+    return f"# Options of `ami.export`.\n{text}"
 
 
 def _record(root: Path, datasource: str) -> None:
-    """Say in the image's record what this machine is; what was proven stays known by its digest."""
+    """Add the export to the image's record; the digest of the record as it was verified stays in it."""
     file = _inside(root, RECORD)
     if not file.exists():
-        return  # somebody's disk, not one that was baked here
+        return  # a disk that gpukiln did not bake
     content = file.read_bytes()
     try:
         document = parse_json(content)
@@ -130,7 +145,7 @@ def _record(root: Path, datasource: str) -> None:
         ) from error
     document["exported"] = {
         "datasource": datasource,
-        # as the provenance names the file, also where an exported disk is exported again
+        # The provenance names this digest; a disk that is exported a second time keeps the first one.
         "record_sha256": before.get("record_sha256", hashlib.sha256(content).hexdigest()),
     }
     _write(root, RECORD, json.dumps(document, indent=4, ensure_ascii=False) + "\n")
@@ -149,8 +164,9 @@ def _remove(root: Path, name: str) -> None:
 
 
 def _inside(root: Path, name: str) -> Path:
-    """A file of the disk; a link on somebody's disk could lead to one of this computer."""
+    """A file of the disk."""
     file = root / name
+    # A link on a disk from elsewhere could lead to a file of this computer.
     if not file.resolve().is_relative_to(root.resolve()):
         raise IncompatibleError(f"/{name} on the disk leads out of it: {file.resolve()}")
     return file

@@ -1,4 +1,4 @@
-"""The disk of an image becomes a file: read, prepared, converted, hashed, and named when all is there."""
+"""Exports the disk of an image: read, prepared, converted, hashed, and renamed when all of it is written."""
 
 import hashlib
 import os
@@ -17,8 +17,8 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.tags import IMAGE_TAG, NOT_VERIFIED
 from gpukiln.disks import sparse
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UsageError
-from gpukiln.exports import beside
-from gpukiln.exports.firmware import BootsOn, boots_on
+from gpukiln.exports import sidecars
+from gpukiln.exports.firmware import BootSupport, find_boot_support
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.prepare import check_options, prepare
 from gpukiln.exports.source import Source, find_source, read_disk
@@ -36,18 +36,18 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """What is to be written.
+    """What to write.
 
     Args:
         output: The file, or the folder, of the result.
         to: One of `formats.FORMATS`; empty: by the ending of the file.
-        unproven: Whether an image is taken that was not proven.
-        force: Whether what is there is replaced.
+        unproven: Whether an image that was not verified is exported.
+        force: Whether an existing output is replaced.
         datasource: nocloud or none: what cloud-init asks where there is no EC2; empty: as before.
         ssh_keys: Lines of an authorized_keys file, for the image's user.
         size_gib: The disk's size; None: as it is.
-        url: Where what is written will be served, for the forms that machines fetch; empty: see the form.
-        direct: Whether a disk that lies on this machine is read there, and not by the EBS direct APIs.
+        url: Where the output will be served, for the formats that machines fetch; empty: see the format.
+        direct: Whether a disk file of the embedded cloud is read in place, and not by the EBS direct APIs.
     """
 
     output: Path
@@ -63,32 +63,32 @@ class ExportOptions:
 
 @dataclass(frozen=True)
 class ExportPlan:
-    """What an export is going to do."""
+    """What an export would do."""
 
     image_id: str
     output: Path
     to: str
     disk_bytes: int
     data_bytes: int | None
-    proven: bool
-    why_unproven: str
+    verified: bool
+    why_unverified: str
     missing: dict[str, str]
     others: tuple[str, ...]
 
 
 @dataclass(frozen=True)
-class Exported:
-    """What was written.
+class ExportResult:
+    """The result of an export.
 
     Args:
-        bytes: Of the file.
-        virtual_bytes: Of the disk that is in it.
-        sha256: Of the file; of a folder that of its list of digests.
-        files: Everything that stands beside it.
-        missing: What does not: why.
-        boots_on: What the disk boots on; None: nobody can say, for `boots_on_unknown`.
-        blocks_read: By the EBS direct APIs, in this run; None: the disk lies on this machine.
-        blocks_kept: Of an earlier run that was interrupted.
+        bytes: The size of the file.
+        virtual_bytes: The size of the disk that is in it.
+        sha256: The digest of the file; of a folder the digest of its list of digests.
+        files: The files next to it.
+        missing: By the title of a document that was not written, the reason.
+        boots_on: Firmware and devices that the disk boots on; None: unknown, see `boots_on_unknown`.
+        blocks_read: Blocks that this run read by the EBS direct APIs; None: the disk is on this machine.
+        blocks_kept: Blocks of an earlier run that was interrupted.
         durations_s: Seconds of each step.
     """
 
@@ -99,10 +99,10 @@ class Exported:
     bytes: int
     virtual_bytes: int
     sha256: str
-    proven: bool
+    verified: bool
     files: tuple[Path, ...]
     missing: dict[str, str]
-    boots_on: BootsOn | None
+    boots_on: BootSupport | None
     boots_on_unknown: str
     blocks_read: int | None
     blocks_kept: int | None
@@ -110,7 +110,7 @@ class Exported:
 
 
 @dataclass(frozen=True)
-class _Work:
+class _WorkFiles:
     """Files that have no final name yet."""
 
     part: Path
@@ -124,41 +124,45 @@ class _Work:
 
 
 def plan(options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None) -> ExportPlan:
-    """Look at all that an export needs, and refuse what can't be or may not be.
+    """Check everything that an export needs.
 
     Raises:
-        UsageError: The image, the form, the folder or the size is none.
-        RefusedError: The image was not proven, or the file is there.
+        UsageError: The image, the format, the folder or the size is wrong.
+        RefusedError: The image was not verified, or the output exists.
     """
-    source, to, _ = _checked(options, cloud, image_id, build)
-    why = _why_unproven(source, build)
+    source, to, _ = _check_request(options, cloud, image_id, build)
+    why = _why_unverified(source, build)
     return ExportPlan(
         image_id=image_id,
         output=options.output,
         to=to,
         disk_bytes=(options.size_gib or source.size_gib) << 30,
         data_bytes=sparse.data_bytes(source.disk) if source.disk else None,
-        proven=not why,
-        why_unproven=why,
-        missing=beside.known_of(source, build).missing,
+        verified=not why,
+        why_unverified=why,
+        missing=sidecars.find_sidecars(source, build).missing,
         others=source.others,
     )
 
 
 def export(
     options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None, progress: Progress
-) -> Exported:
-    """Write an image's disk; what is under the final name is whole, and what belongs to it stands beside it.
+) -> ExportResult:
+    """Write an image's disk and the files next to it; a file under the final name is always whole.
 
-    An export by the EBS direct APIs that was ended goes on where it was, when it is asked for again.
+    An export by the EBS direct APIs that was interrupted resumes when it is called again.
 
     Raises:
-        GpukilnError: See `plan`; or there is no room, a tool failed, or EBS does not give the blocks.
+        GpukilnError: See `plan`; or the disk is full, a tool failed, or EBS does not return the blocks.
     """
-    source, to, work = _checked(options, cloud, image_id, build)
-    with _alone(options.output), _room_told(options.output.parent):
+    source, to, work = _check_request(options, cloud, image_id, build)
+    with _output_lock(options.output), _report_disk_full(options.output.parent):
         remove(work.part)
-        for path in (work.part, work.journal, *beside.files_of(options.output)):  # of a run that was killed
+        for path in (
+            work.part,
+            work.journal,
+            *sidecars.sidecar_paths(options.output),
+        ):  # of a run that was killed
             remove_partial_of(path)
         moved, disk = None, source.disk
         try:
@@ -168,41 +172,45 @@ def export(
                 disk = work.disk
             if options.datasource or options.ssh_keys or options.size_gib:
                 with progress.step("prepare the disk"):
-                    disk = _prepared(options, disk, work, progress)
-            virtual, (boots, why) = disk.stat().st_size, _boots_on(disk)
+                    disk = _prepare_disk(options, disk, work, progress)
+            virtual, (boots, why) = disk.stat().st_size, _boot_support(disk)
             with progress.step(f"write {to}"):
-                digest, made = _made(options, to, disk, work, progress)
+                digest, written = _write_output(options, to, disk, work, progress)
             with progress.step("checksum"), ThreadPoolExecutor(1) as pool:
-                synced = pool.submit(_sync_files, made)  # the disk is slow, and hashing does not wait for it
-                digests = _digests(options.output, made, digest, FORMATS[to].users, progress)
+                synced = pool.submit(
+                    _sync_files, written
+                )  # the disk is slow, and hashing does not wait for it
+                digests = _digests(options.output, written, digest, FORMATS[to].users, progress)
                 synced.result()
         except BaseException as error:
             remove(work.part)
             if source.disk is not None or not work.journal.exists():
                 work.remove()
             else:
-                told = f"what was read stays in {work.disk}: the next run reads only the rest"
+                note = f"the blocks that were read stay in {work.disk}: the next run reads only the rest"
                 if isinstance(error, GpukilnError):
-                    error.add_note(told)
-                else:  # of Ctrl-C no notes are shown
-                    progress.show(Text(told))
+                    error.add_note(note)
+                else:  # commands print no notes of KeyboardInterrupt
+                    progress.show(Text(note))
             raise
-        known = beside.known_of(source, build)
-        about = _about(source, options, to, made, virtual, digests, build)
+        known = sidecars.find_sidecars(source, build)
+        about = _about_document(source, options, to, written, virtual, digests, build)
         if options.force:
-            beside.remove_disk(options.output)
-        files = beside.write(options.output, digests, about, known)
-        work.remove(but=made)
-        made.replace(options.output)  # last: what is there is not written again, so nothing else may be left
+            sidecars.remove_disk(options.output)
+        files = sidecars.write(options.output, digests, about, known)
+        work.remove(but=written)
+        written.replace(
+            options.output
+        )  # last: what is there is not written again, so nothing else may be left
         _sync(options.output.parent)
-    return Exported(
+    return ExportResult(
         image_id=image_id,
         output=options.output,
         to=to,
-        bytes=sum(one.stat().st_size for one in beside.files_in(options.output)),
+        bytes=sum(file.stat().st_size for file in sidecars.files_below(options.output)),
         virtual_bytes=virtual,
-        sha256=_one_digest(digests),
-        proven=not _why_unproven(source, build),
+        sha256=_overall_digest(digests),
+        verified=not _why_unverified(source, build),
         files=tuple(files),
         missing=known.missing,
         boots_on=boots,
@@ -213,53 +221,60 @@ def export(
     )
 
 
-def _checked(
+def _check_request(
     options: ExportOptions, cloud: Cloud, image_id: str, build: Build | None
-) -> tuple[Source, str, _Work]:
+) -> tuple[Source, str, _WorkFiles]:
     to, output = format_of(options.to, options.output), options.output
     if options.url and not FORMATS[to].has_url:
-        fetched = " and ".join(name for name, one in FORMATS.items() if one.has_url)
-        raise UsageError(f"--url is of no use for {to}", hint=f"it is for {fetched}; leave it out")
+        fetched = " and ".join(name for name, form in FORMATS.items() if form.has_url)
+        raise UsageError(f"--url has no effect for {to}", hint=f"leave it out; it is for {fetched}")
     refuse_credentials(options.url, "--url", where="the boot files")
     check_options(options.datasource, options.ssh_keys)
     if not output.parent.is_dir():
-        raise UsageError(f"there is no folder {output.parent}", hint="make it, or name a file in another one")
+        raise UsageError(
+            f"there is no folder {output.parent}", hint="make it, or name a file in another folder"
+        )
     if (output.exists() or output.is_symlink()) and not options.force:
-        raise RefusedError(f"{output} is there", hint="name another file, or replace it with --force")
+        raise RefusedError(f"{output} exists", hint="name another file, or replace it with --force")
     source = find_source(cloud, image_id, direct=options.direct)
     if options.size_gib is not None and options.size_gib < source.size_gib:
         raise UsageError(
-            f"--size {options.size_gib} GiB is less than the disk has, {source.size_gib} GiB: it only grows",
+            f"--size {options.size_gib} GiB is less than the disk's size, {source.size_gib} GiB",
             hint=f"--size {source.size_gib}GiB or more, or leave it out",
         )
-    if (why := _why_unproven(source, build)) and not options.unproven:
+    if (why := _why_unverified(source, build)) and not options.unproven:
         which = build.id if build else f"{image_id} --region {source.region} --cloud {source.cloud}"
         raise RefusedError(
-            f"{image_id} was not proven: {why}",
-            hint=f"`invoke ami.verify {which}` judges it; --unproven exports it as it is",
+            f"{image_id} was not verified: {why}",
+            hint=f"`invoke ami.verify {which}` verifies it; --unproven exports it as it is",
         )
     name = output.name
-    return source, to, _Work(*(output.with_name(f".{name}.{end}") for end in ("part", "disk", "journal")))
+    return (
+        source,
+        to,
+        _WorkFiles(*(output.with_name(f".{name}.{end}") for end in ("part", "disk", "journal"))),
+    )
 
 
-def _why_unproven(source: Source, build: Build | None) -> str:
-    """Why nobody may rely on an image, by its tags and by the record of its build; empty: it was proven."""
-    judged = summaries_from_tags(source.image_id, source.tags)
-    known = build.read().judged if build else {}
-    failed = [name for name, one in judged.items() if not one.passed]
+def _why_unverified(source: Source, build: Build | None) -> str:
+    """Why an image does not count as verified, by its tags and its build's record; empty: it does."""
+    # Both are read: a failed verdict counts even where only one of them has it.
+    verdicts = summaries_from_tags(source.image_id, source.tags)
+    known = build.read().newest_verdicts if build else {}
+    failed = [name for name, verdict in verdicts.items() if not verdict.passed]
     failed += [
-        name for name, one in known.items() if not one.passed_without_simulation and name not in failed
+        name for name, verdict in known.items() if not verdict.passed_without_simulation and name not in failed
     ]
     if failed:
         return f"it failed on {', '.join(failed)}"
-    if not judged:
-        return "no machine judged it"
+    if not verdicts:
+        return "it has no verdict of a machine"
     if source.tags.get(IMAGE_TAG, NOT_VERIFIED) == NOT_VERIFIED:
-        return f"its tag {IMAGE_TAG} says so"
+        return f"by its tag {IMAGE_TAG}"
     return ""
 
 
-def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
+def _read(cloud: Cloud, source: Source, work: _WorkFiles, progress: Progress) -> Any:
     meters: list[Meter] = []
 
     def begin(count: int) -> None:
@@ -276,12 +291,12 @@ def _read(cloud: Cloud, source: Source, work: _Work, progress: Progress) -> Any:
     )
 
 
-def _prepared(options: ExportOptions, disk: Path, work: _Work, progress: Progress) -> Path:
-    """A disk of ours, changed; what was read of EBS is not gone on with after that."""
+def _prepare_disk(options: ExportOptions, disk: Path, work: _WorkFiles, progress: Progress) -> Path:
+    """A changed copy of the disk; after the first change the read from EBS can't be resumed."""
     if disk != work.disk:
         programs.require_space(work.disk.parent, sparse.data_bytes(disk))
         meter = Meter(progress, sparse.data_bytes(disk))
-        remove(work.disk)  # a run that was killed may have it mounted still
+        remove(work.disk)  # a killed run may still have the old file mounted
         sparse.copy(disk, work.disk, meter.add)
     prepare(
         work.disk,
@@ -293,16 +308,19 @@ def _prepared(options: ExportOptions, disk: Path, work: _Work, progress: Progres
     return work.disk
 
 
-def _boots_on(disk: Path) -> tuple[BootsOn | None, str]:
-    """What a disk boots on, or why nobody can say: somebody's disk need not be one of ours."""
+def _boot_support(disk: Path) -> tuple[BootSupport | None, str]:
+    """Boot support of a disk, or why it is unknown."""
+    # An imported disk may have a layout that gpukiln can't read; that stops no export.
     try:
-        return boots_on(disk), ""
+        return find_boot_support(disk), ""
     except GpukilnError as error:
         return None, str(error)
 
 
-def _made(options: ExportOptions, to: str, disk: Path, work: _Work, progress: Progress) -> tuple[str, Path]:
-    """The digest, where it is known already, and what was made."""
+def _write_output(
+    options: ExportOptions, to: str, disk: Path, work: _WorkFiles, progress: Progress
+) -> tuple[str, Path]:
+    """Write the output; return its digest, where it is known already, and its temporary path."""
     form = FORMATS[to]
     if form.is_disk and disk == work.disk:
         return "", disk
@@ -313,30 +331,32 @@ def _made(options: ExportOptions, to: str, disk: Path, work: _Work, progress: Pr
 
 
 def _digests(output: Path, part: Path, digest: str, users: str, progress: Progress) -> dict[str, str]:
-    """Per file its SHA-256, by the name that it is going to have.
+    """SHA-256 by final file name.
 
     Args:
-        users: A folder that is its user's to change.
+        users: A folder that users change, which is left out.
     """
     if digest:
         return {output.name: digest}
-    files = [one for one in beside.files_in(part) if not users or (part / users) not in one.parents]
-    meter = Meter(progress, sum(one.stat().st_size for one in files))
+    files = [file for file in sidecars.files_below(part) if not users or (part / users) not in file.parents]
+    meter = Meter(progress, sum(file.stat().st_size for file in files))
     return {
-        str(Path(output.name) / one.relative_to(part)) if one != part else output.name: sparse.sha256(
-            one, meter.add
+        str(Path(output.name) / file.relative_to(part)) if file != part else output.name: sparse.sha256(
+            file, meter.add
         )
-        for one in files
+        for file in files
     }
 
 
-def _one_digest(digests: dict[str, str]) -> str:
+def _overall_digest(digests: dict[str, str]) -> str:
     if len(digests) == 1:
         return next(iter(digests.values()))
-    return hashlib.sha256("".join(f"{one}  {name}\n" for name, one in digests.items()).encode()).hexdigest()
+    return hashlib.sha256(
+        "".join(f"{file_digest}  {name}\n" for name, file_digest in digests.items()).encode()
+    ).hexdigest()
 
 
-def _about(
+def _about_document(
     source: Source,
     options: ExportOptions,
     to: str,
@@ -346,23 +366,23 @@ def _about(
     build: Build | None,
 ) -> dict[str, Any]:
     """The document of FILE.json, which `ami.import` reads too."""
-    judged = summaries_from_tags(source.image_id, source.tags)
+    verdicts = summaries_from_tags(source.image_id, source.tags)
     return {
         "schema": SCHEMA,
         "file": options.output.name,
         "to": to,
-        "bytes": sum(one.stat().st_size for one in beside.files_in(part)),
+        "bytes": sum(file.stat().st_size for file in sidecars.files_below(part)),
         "virtual_bytes": virtual,
-        "sha256": _one_digest(digests),
+        "sha256": _overall_digest(digests),
         "exported_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "image": {
             name: value
             for name, value in dump(source).items()
             if name in ("image_id", "name", "region", "cloud", "architecture", "boot_mode", "snapshot_id")
         },
-        "proven": not _why_unproven(source, build),
-        "judged": [dump(one) for one in judged.values()],
-        "changed": {  # what of the disk is not as it was proven
+        "verified": not _why_unverified(source, build),
+        "verdicts": [dump(verdict) for verdict in verdicts.values()],
+        "changed": {  # differences from the disk that was verified
             **({"datasource": options.datasource} if options.datasource else {}),
             **({"ssh_keys": len(options.ssh_keys)} if options.ssh_keys else {}),
             **({"size_gib": options.size_gib} if options.size_gib else {}),
@@ -371,8 +391,8 @@ def _about(
     }
 
 
-def _sync_files(made: Path) -> None:
-    for file in beside.files_in(made):
+def _sync_files(output: Path) -> None:
+    for file in sidecars.files_below(output):
         _sync(file)
 
 
@@ -385,17 +405,18 @@ def _sync(path: Path) -> None:
 
 
 @contextmanager
-def _alone(output: Path) -> Iterator[None]:
+def _output_lock(output: Path) -> Iterator[None]:
     folder = state_home() / "exports"
     folder.mkdir(parents=True, exist_ok=True)
     name = hashlib.sha256(str(output.absolute()).encode()).hexdigest()[:16]
+
     busy = BusyError(f"another process writes {output}", hint="wait for it, or name another file")
     with locked(folder / f"{name}.lock", busy=busy):
         yield
 
 
 @contextmanager
-def _room_told(folder: Path) -> Iterator[None]:
+def _report_disk_full(folder: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The disk of an image: what it is, and its bytes as a raw file."""
+"""The root disk of an image: its facts, and its bytes as a raw file."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ class Source:
     """An image and its root disk.
 
     Args:
-        size_gib: Of the disk.
-        tags: The image's.
-        others: Disks beside the root's that the image brings; they are not exported.
-        disk: The file where the disk lies on this machine; None: it is read by the EBS direct APIs.
+        size_gib: The size of the disk.
+        tags: The image's tags.
+        others: Device names of the image's further disks, which are not exported.
+        disk: The disk's file on this machine; None: the disk is read by the EBS direct APIs.
     """
 
     image_id: str
@@ -38,30 +38,32 @@ class Source:
 
 
 def find_source(cloud: Cloud, image_id: str, *, direct: bool = True) -> Source:
-    """The image's root disk, by what EC2 says of it.
+    """Find an image's root disk by DescribeImages.
 
     Args:
         cloud: The cloud, in the image's region.
-        direct: Whether a disk that lies on this machine is taken as it is.
+        direct: Whether a disk file of the embedded cloud is read in place.
 
     Raises:
         UsageError: There is no such image, or it has no disk.
         UnavailableError: The cloud could not be asked, or the image is not ready.
     """
+    # Without IncludeDeprecated EC2 hides a deprecated image from everybody but its owner.
     with explain_aws_errors("look up the image"):
-        found = images(cloud.client("ec2"), {"image-id": [image_id]}, IncludeDeprecated=True)
+        matches = images(cloud.client("ec2"), {"image-id": [image_id]}, IncludeDeprecated=True)
     where = f"{cloud.region} ({cloud.name})"
-    if not found:
+    if not matches:
         raise UsageError(
             f"there is no image {image_id} in {where}", hint="check --region, --cloud and --profile"
         )
-    image: Mapping[str, Any] = found[0]
+    image: Mapping[str, Any] = matches[0]
     if image["State"] != "available":
         raise UnavailableError(f"{image_id} is {image['State']}, wanted available", hint="wait until it is")
     disks = {
-        one["DeviceName"]: one["Ebs"]
-        for one in image["BlockDeviceMappings"]
-        if one.get("Ebs", {}).get("SnapshotId")
+        device["DeviceName"]: device["Ebs"]
+        for device in image["BlockDeviceMappings"]
+        # Instance-store devices have no Ebs, and an empty volume that an image asks for has no snapshot.
+        if device.get("Ebs", {}).get("SnapshotId")
     }
     root = disks.pop(image.get("RootDeviceName", ""), None)
     if root is None:
@@ -72,8 +74,8 @@ def find_source(cloud: Cloud, image_id: str, *, direct: bool = True) -> Source:
     if disk is not None and not disk.exists():
         raise UnavailableError(
             f"the disk of {root['SnapshotId']} is missing: {disk}",
-            hint="`invoke cloud.status` says what is wrong with the embedded cloud's files; a base image's is"
-            " made by the first build",
+            hint="`invoke cloud.status` reports missing files of the embedded cloud; the first build makes"
+            " the disk of a base image",
         )
     return Source(
         image_id=image_id,
@@ -99,7 +101,9 @@ def read_disk(
     *,
     begin: Callable[[int], None],
     moved: Callable[[int], None],
-) -> ebs.Moved:
+) -> ebs.BlockCounts:
     """Read the disk into a raw file by the EBS direct APIs, see `ebs.read_snapshot`."""
-    client = cloud.client("ebs", attempts=1)  # `patiently` tries again, bodies that are cut too
+    # One attempt: botocore does not repeat a call whose body is cut short, `call_with_retries` does, and two
+    # layers of retries would multiply.
+    client = cloud.client("ebs", attempts=1)
     return ebs.read_snapshot(client, source.snapshot_id, disk, journal, begin=begin, moved=moved)

@@ -40,16 +40,16 @@ from gpukiln.progress import Progress
 from gpukiln.sources.decisions import Decision
 from gpukiln.verify.target import SshTarget
 
-POLL_S = 2
-STOPS_S = 900  # the longest that is waited
-CAPTURED_S = 7200  # a snapshot takes the longer the more was written
+POLL_S = 2  # botocore's waiters poll every 15 s, which a machine of the embedded cloud need not wait
+STOP_TIMEOUT_S = 900
+CAPTURE_TIMEOUT_S = 7200  # a snapshot takes longer the more was written
 
 
 def tool_versions() -> dict[str, str]:
     """Versions of the tools that build, for the plan's digest.
 
     Raises:
-        UnavailableError: One is missing.
+        UnavailableError: A tool is missing.
     """
     from importlib.metadata import version  # noqa: PLC0415 - slow to import
 
@@ -57,13 +57,13 @@ def tool_versions() -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Saved:
-    """What a build may take from earlier ones, and keeps for later ones.
+class BakeResources:
+    """What a bake reuses of earlier builds and keeps for later ones, and its signing keys.
 
     Args:
-        modules: Keeps compiled kernel modules, or None.
+        modules: The store of compiled kernel modules, or None.
         stages: Snapshots of earlier bakes; None: every role runs.
-        signing: What kernel modules are signed with, or None.
+        signing: The key pair that signs kernel modules, or None.
     """
 
     modules: ModuleStore | None = None
@@ -76,19 +76,19 @@ def bake(
     cloud: Cloud,
     build: Build,
     progress: Progress,
-    saved: Saved,
+    saved: BakeResources,
     stage: StageUse | None = None,
     *,
-    made: Callable[[Bake], None] = lambda _: None,
+    on_image: Callable[[Bake], None] = lambda _: None,
 ) -> Bake:
     """Make the image.
 
     Args:
-        plan: What to make.
+        plan: The plan of the image.
         build: Its folder; gets the logs and the image's own record.
-        saved: What it may take from earlier builds.
-        stage: What it goes on from; None: from the base.
-        made: Told the image as soon as it is there, before anything else can fail.
+        saved: Caches and signing keys.
+        stage: The stage that it starts from; None: from the base.
+        on_image: Called with the image as soon as it exists, before anything else can fail.
 
     Returns:
         The image.
@@ -118,8 +118,8 @@ def bake(
         }
         extra_vars.write_text(json.dumps(variables, indent=2))
         events = build.folder / "events.jsonl"
-        tell = lambda text: progress.show(Text(text))  # noqa: E731 - one line of one call
-        with ssh_access(cloud, build.id, purpose="bake", say=tell) as access:
+        show = lambda text: progress.show(Text(text))  # noqa: E731 - one line of one call
+        with ssh_access(cloud, build.id, purpose="bake", say=show) as access:
             target = machine_to_bake(
                 cloud,
                 access,
@@ -130,7 +130,7 @@ def bake(
                 root_volume=root_volume(plan),
                 say=progress.say,
             )
-            with collected(cache, build, progress) as uses:
+            with collecting_modules(cache, build, progress) as uses:
                 Packer(
                     packer_folder,
                     packer_variables(target, extra_vars),
@@ -156,16 +156,16 @@ def bake(
                 modules=tuple(uses),
                 stage=stage,
             )
-            made(baked)
+            on_image(baked)
     return baked
 
 
-def module_cache(plan: ImagePlan, build: Build, saved: Saved) -> ModuleCache | None:
+def module_cache(plan: ImagePlan, build: Build, saved: BakeResources) -> ModuleCache | None:
     """The cache of kernel modules for a build.
 
     Args:
-        build: The build, whose folder gets what is offered to its machine.
-        saved: Where they are kept, and what they are signed with.
+        build: The build, whose folder gets the entries that its machine may use.
+        saved: The store and the signing keys.
 
     Returns:
         The cache; None where there is none, or nothing to compile.
@@ -178,14 +178,16 @@ def module_cache(plan: ImagePlan, build: Build, saved: Saved) -> ModuleCache | N
 
 
 @contextmanager
-def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> Iterator[list[ModuleUse]]:
+def collecting_modules(
+    cache: ModuleCache | None, build: Build, progress: Progress
+) -> Iterator[list[ModuleUse]]:
     """Keep the modules that are compiled meanwhile, of a failed build too.
 
     Args:
-        progress: Told where the modules came from.
+        progress: Shows where the modules came from.
 
     Yields:
-        A list that gets where they came from.
+        A list that gets their origins.
     """
     uses: list[ModuleUse] = []
     try:
@@ -194,7 +196,8 @@ def collected(cache: ModuleCache | None, build: Build, progress: Progress) -> It
         if cache:
             try:
                 uses += cache.collect(build.id, lambda line: progress.show(Text(line)))
-            except (OSError, KeyError, GpukilnError) as error:  # the next build compiles them again
+            # Without them the next build only takes longer: that fails no build.
+            except (OSError, KeyError, GpukilnError) as error:
                 progress.show(Text(f"the compiled modules were not kept: {error}"))
 
 
@@ -203,7 +206,7 @@ def root_volume(plan: ImagePlan) -> dict[str, Any]:
     ebs = {
         "VolumeType": "gp3",
         "VolumeSize": plan.volume_size_gib,
-        "Iops": 3000,
+        "Iops": 3000,  # gp3's baseline, without a charge; throughput above 125 MiB/s is charged
         "Throughput": 250,
         "Encrypted": plan.encrypted,
         "DeleteOnTermination": True,
@@ -214,16 +217,16 @@ def root_volume(plan: ImagePlan) -> dict[str, Any]:
 def capture(
     cloud: Cloud, plan: ImagePlan, build: Build, instance_id: str, kernel: str, say: Callable[[str], None]
 ) -> str:
-    """Stop a machine and make an image of its disk, which has its tags from its first moment on.
+    """Stop a machine and make an image of its disk; the image has its tags from its creation on.
 
-    Packer is not asked for it: it tags images after it made them (1.6.6 and packer-plugin-amazon 1.8.2,
-    common/step_create_tags.go). Whoever may do that may tag any image of the account: IAM can't tell a new
-    one from another one without tags.
+    Packer does not make it: Packer tags images after it made them (1.6.6 and packer-plugin-amazon 1.8.2,
+    common/step_create_tags.go). A role that may do so may tag any image of the account, for IAM can't
+    distinguish a new image without tags from another one.
 
     Args:
         instance_id: The machine.
-        kernel: What the image boots.
-        say: Told what is being waited for.
+        kernel: The kernel that the image boots.
+        say: Shows what it waits for.
 
     Returns:
         The AMI, available.
@@ -235,9 +238,12 @@ def capture(
     tags = {"Name": name, **image_tags(plan, build), KERNEL_TAG: kernel}
     with explain_aws_errors("make the image"):
         ec2 = cloud.client("ec2")
+        # Stopped, so that the file system is clean in the snapshot.
         say("stopping the machine")
         ec2.stop_instances(InstanceIds=[instance_id])
-        ec2.get_waiter("instance_stopped").wait(InstanceIds=[instance_id], WaiterConfig=_waiting(STOPS_S))
+        ec2.get_waiter("instance_stopped").wait(
+            InstanceIds=[instance_id], WaiterConfig=_waiter_config(STOP_TIMEOUT_S)
+        )
         say(f"making {name} of its disk")
         image_id = ec2.create_image(
             InstanceId=instance_id,
@@ -247,16 +253,18 @@ def capture(
             ),
             TagSpecifications=tag_specifications(tags, "image", "snapshot"),
         )["ImageId"]
-        ec2.get_waiter("image_available").wait(ImageIds=[image_id], WaiterConfig=_waiting(CAPTURED_S))
+        ec2.get_waiter("image_available").wait(
+            ImageIds=[image_id], WaiterConfig=_waiter_config(CAPTURE_TIMEOUT_S)
+        )
     return str(image_id)
 
 
-def _waiting(longest_s: int) -> dict[str, int]:
+def _waiter_config(longest_s: int) -> dict[str, int]:
     return {"Delay": POLL_S, "MaxAttempts": longest_s // POLL_S}
 
 
 def finish(cloud: Cloud, image_id: str) -> None:
-    """Give an image what CreateImage has no argument for; a second time changes nothing.
+    """Set what CreateImage has no argument for; a second call changes nothing.
 
     Raises:
         UnavailableError: The cloud refused.
@@ -273,7 +281,7 @@ def image_name(plan: ImagePlan, build: Build) -> str:
 
 
 def image_tags(plan: ImagePlan, build: Build) -> dict[str, str]:
-    """Tags by which an image is found and explained; a verdict adds those of pipeline/verdict_tags.py."""
+    """Tags by which an image is found and described; a verdict adds those of pipeline/verdict_tags.py."""
     decided = {decision.name: decision for decision in plan.components}
     toolkit = decided.get("nvidia_container_toolkit")
     desktop = decided.get("kasmvnc")
@@ -314,11 +322,11 @@ def packer_variables(target: SshTarget, extra_vars: Path) -> dict[str, Any]:
 def ansible_variables(
     plan: ImagePlan, build: Build, cache: ModuleCache | None = None, signing: SigningPair | None = None
 ) -> dict[str, Any]:
-    """What Ansible gets: the components with the plan's overrides, and the plan's decisions.
+    """The variables of Ansible: the components with the plan's overrides, and the plan's decisions.
 
     Args:
-        cache: Of kernel modules, or None.
-        signing: What they are signed with, or None.
+        cache: The cache of kernel modules, or None.
+        signing: The key pair that signs them, or None.
     """
     gpus, switched = gpus_of(plan.instance_types)
     return {
@@ -330,7 +338,7 @@ def ansible_variables(
                 "nvidia_driver_sign": True,
                 "nvidia_driver_signing_key": str(signing.key),
                 "nvidia_driver_signing_certificate": str(signing.certificate),
-                # in memory: what a snapshot has once held can be read from it after it was deleted
+                # In memory: a deleted file's blocks can still be read from a snapshot of the disk.
                 "nvidia_driver_private_key": "/run/gpukiln-signing/module.key",
             }
             if signing

@@ -14,18 +14,18 @@ from gpukiln.errors import UnavailableError
 
 @dataclass(frozen=True)
 class ResolvedBase:
-    """A base image that was found.
+    """A base image on a cloud.
 
     Args:
         name: Its name in bases.yaml.
         id: The AMI id.
         resolved_by: How it was found, in words.
-        ssh_user: Who logs in.
+        ssh_user: The login user.
         root_device: The device name of the root volume.
         os_family: debian or redhat.
         distribution: debian, ubuntu or amazon.
         release: The distribution's release.
-        image_name: What its publisher calls it.
+        image_name: Its publisher's name of it.
     """
 
     name: str
@@ -44,7 +44,7 @@ def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, archit
 
     Args:
         base: Its facts.
-        cloud: Where to look.
+        cloud: The cloud that has it.
         kubernetes: The Kubernetes version, for bases that are published per version.
         architecture: x86_64 or arm64.
 
@@ -52,22 +52,23 @@ def resolve_base(name: str, base: Base, cloud: Cloud, *, kubernetes: str, archit
         The image.
 
     Raises:
-        UnavailableError: The cloud has no such image, or can't be asked.
+        UnavailableError: The cloud has no such image, or does not answer.
     """
     parameter = base.parameter(kubernetes=kubernetes, architecture=architecture)
     pattern = base.name_pattern(kubernetes=kubernetes, architecture=architecture)
     owners = base.owners_in(cloud.region)
     with explain_aws_errors(f"look up base {name} in {cloud.region}"):
         ec2 = cloud.client("ec2")
+        # The parameter first: it names the image that the publisher recommends.
         if image_id := _parameter(cloud, parameter):
-            found = calls.images(ec2, {"image-id": [image_id]})
+            images = calls.images(ec2, {"image-id": [image_id]})
             how = f"SSM parameter {parameter}"
-            if not found:
+            if not images:
                 raise UnavailableError(f"{how} names {image_id}, an image that {cloud.region} does not have")
-            return _resolved(name, base, found[0], how)
-        found = calls.images(ec2, {"name": [pattern], "state": ["available"]}, Owners=list(owners))
-        if found:
-            newest = max(found, key=lambda image: str(image.get("CreationDate", "")))
+            return _resolved(name, base, images[0], how)
+        images = calls.images(ec2, {"name": [pattern], "state": ["available"]}, Owners=list(owners))
+        if images:
+            newest = max(images, key=lambda image: str(image.get("CreationDate", "")))
             return _resolved(name, base, newest, f"newest image of {', '.join(owners)} named {pattern}")
         nearest = _published(cloud, base, kubernetes, architecture)
     raise UnavailableError(
@@ -101,7 +102,7 @@ def _parameter(cloud: Cloud, name: str) -> str | None:
 
 
 def _published(cloud: Cloud, base: Base, kubernetes: str, architecture: str) -> list[str]:
-    """What is published beside a parameter that is not there: Kubernetes versions, or parameter names."""
+    """What is published next to a missing parameter: Kubernetes versions, or parameter names."""
     ssm = cloud.client("ssm")
     if base.has_kubernetes:
         names = {
@@ -109,20 +110,20 @@ def _published(cloud: Cloud, base: Base, kubernetes: str, architecture: str) -> 
             for version in catalog_kubernetes.versions()
             if version != kubernetes
         }
-        # One call for at most ten names: the folder itself holds thousands of dated parameters.
+        # GetParameters takes ten names a call; the folder itself holds thousands of dated parameters.
         answer = ssm.get_parameters(Names=list(names)[-10:])["Parameters"]
         return sorted((names[row["Name"]] for row in answer), key=version_key)
-    wanted = base.parameter(kubernetes=kubernetes, architecture=architecture)
-    folder = wanted.rpartition("/")[0]
+    name = base.parameter(kubernetes=kubernetes, architecture=architecture)
+    folder = name.rpartition("/")[0]
     answer = ssm.get_parameters_by_path(Path=folder, Recursive=False)["Parameters"]
     return sorted(row["Name"] for row in answer)
 
 
 def _hint(base: Base, nearest: list[str], kubernetes: str) -> str:
     if not nearest:
-        return "take another base (--base), region or --cloud"
+        return "name another base (--base), region or --cloud"
     if not base.has_kubernetes:
         return f"published there: {', '.join(nearest)}"
-    wanted = version_key(kubernetes) if re.fullmatch(r"\d+\.\d+", kubernetes) else (0, 0)
-    closest = min(nearest, key=lambda version: abs(version_key(version)[1] - wanted[1]))
+    asked = version_key(kubernetes) if re.fullmatch(r"\d+\.\d+", kubernetes) else (0, 0)
+    closest = min(nearest, key=lambda version: abs(version_key(version)[1] - asked[1]))
     return f"published for Kubernetes {', '.join(nearest)}: --set kubernetes.version={closest}"

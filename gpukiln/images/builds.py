@@ -17,11 +17,11 @@ STATES = ("running", "baked", "verified", "failed", "aborted")
 
 @dataclass(frozen=True)
 class StageUse:
-    """The stage of an earlier build that a bake went on from.
+    """The stage of an earlier build that a bake started from.
 
     Args:
         stage: driver or runtime.
-        image_id: Its AMI.
+        image_id: The stage's AMI.
         build_id: The build that kept it.
     """
 
@@ -32,15 +32,15 @@ class StageUse:
 
 @dataclass(frozen=True)
 class Bake:
-    """An image that was made.
+    """A baked image.
 
     Args:
         image_id: The AMI.
         kernel: Release of the kernel that it boots.
-        components: Per component the status and the version that was really installed.
-        packages: Every package with its version.
-        modules: Where the kernel modules came from, one a kernel; empty where a stage brought them.
-        stage: What it went on from; None: from the base.
+        components: By component the status and the version that was installed.
+        packages: Versions by package name.
+        modules: Origin of the kernel modules, one a kernel; empty where a stage had them.
+        stage: The stage that it started from; None: from the base.
     """
 
     image_id: str
@@ -61,12 +61,12 @@ class Record:
         schema: Version of this document's form.
         build_id: Its name, which starts with the time.
         state: running, baked, verified, failed or aborted.
-        plan: What was to be built.
-        bake: What was made, or None.
+        plan: The plan of the image.
+        bake: The image, or None.
         verdicts: Every verdict on it, the newest last; the report of the first is in verify/1.
         durations_s: Seconds of each step.
         error: Why it failed, or an empty string.
-        cost: What it cost so far; None where it costs nothing.
+        cost: Its cost so far; None where it costs nothing.
     """
 
     schema: int = field(default=SCHEMA, kw_only=True)
@@ -80,30 +80,32 @@ class Record:
     cost: Cost | None = None
 
     @property
-    def judged(self) -> dict[str, Verdict]:
-        """The newest verdict of each instance type, in the order in which they came.
+    def newest_verdicts(self) -> dict[str, Verdict]:
+        """The newest verdict of each instance type, the oldest first.
 
-        Those on simulated GPUs prove nothing, and take no other's place.
+        Verdicts on simulated GPUs do not count, and replace no other.
         """
         newest: dict[str, Verdict] = {}
-        for verdict in (one for one in self.verdicts if not one.simulated):
-            newest.pop(verdict.instance_type, None)
+        for verdict in (verdict for verdict in self.verdicts if not verdict.simulated):
+            newest.pop(verdict.instance_type, None)  # a dictionary keeps the place of the first entry
             newest[verdict.instance_type] = verdict
         return newest
 
     @property
     def simulated(self) -> tuple[str, ...]:
-        """The instance types on whose simulated GPUs it was judged."""
-        return tuple(dict.fromkeys(one.instance_type for one in self.verdicts if one.simulated))
+        """The instance types on whose simulated GPUs it was verified."""
+        return tuple(dict.fromkeys(verdict.instance_type for verdict in self.verdicts if verdict.simulated))
 
     @property
     def verdict(self) -> Verdict | None:
-        """The one to show: the newest of a type on which it fails, else the newest of all.
+        """The verdict to show: the newest of a type on which it fails, else the newest of all.
 
         One on simulated GPUs only where there is no other.
         """
-        newest = list(self.judged.values()) or list(self.verdicts[-1:])
-        return next((one for one in reversed(newest) if not one.passed), newest[-1] if newest else None)
+        newest = list(self.newest_verdicts.values()) or list(self.verdicts[-1:])
+        return next(
+            (verdict for verdict in reversed(newest) if not verdict.passed), newest[-1] if newest else None
+        )
 
 
 @dataclass(frozen=True)
@@ -145,7 +147,7 @@ class Builds(RecordFolders[Build]):
         """
         for build in self.folders():
             if name in ("last", build.id):
-                build.read()  # where the last one is damaged, the one before is not what was meant
+                build.read()  # a damaged `last` is an error: the build before it is another image
                 return build
         builds = self.all()
         if re.fullmatch(r"ami-[0-9a-f]+", name):
@@ -155,7 +157,7 @@ class Builds(RecordFolders[Build]):
         known = tuple(build.id for build in builds[:5])
         raise UsageError(
             f"there is no build {name!r}" if builds else "nothing was built on this machine yet",
-            hint="give a build id, an AMI id or `last`; `invoke ami.list` shows them"
+            hint="name a build id, an AMI id or `last`; `invoke ami.list` shows them"
             if builds
             else "`invoke ami.build --region us-west-2` makes the first",
             details=known,
@@ -166,15 +168,16 @@ class Builds(RecordFolders[Build]):
 
         Args:
             plan: The plan of the build that begins.
-            stage: What it goes on from; a build that went on from the same stage says more than a later one.
+            stage: The stage that it starts from. A build from the same stage is preferred to a later one, for
+                it skipped the same roles.
         """
-        found: dict[str, float] = {}
+        durations_s: dict[str, float] = {}
         for build in self.all():
             record = build.read()
             same = (record.plan.image, record.plan.cloud) == (plan.image, plan.cloud)
             if not same or record.bake is None or record.state not in ("verified", "baked"):
                 continue
-            found = found or record.durations_s
+            durations_s = durations_s or record.durations_s
             if (record.bake.stage and record.bake.stage.stage) == (stage and stage.stage):
                 return record.durations_s
-        return found
+        return durations_s

@@ -1,4 +1,4 @@
-"""ami/channels.yaml: what each channel asks of an image, and whose signatures it trusts."""
+"""ami/channels.yaml: what each channel requires of an image, and whose signatures it trusts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpukiln.catalog.gpus import architectures, gpus
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
-from gpukiln.images.keys import KMS, Identity, kms_key
+from gpukiln.images.keys import KMS, OidcIdentity, kms_key
 from gpukiln.typed import load, strict, unknown
 from gpukiln.verify.checks import LAYERS
 
@@ -31,7 +31,7 @@ class Channel:
     keep: int
     deprecate_after_days: int
     regions: tuple[str, ...]
-    trust: tuple[str | Identity, ...] = ()
+    trust: tuple[str | OidcIdentity, ...] = ()
 
 
 def load_channels(root: Path = ROOT) -> dict[str, Channel]:
@@ -63,29 +63,30 @@ def load_channels(root: Path = ROOT) -> dict[str, Channel]:
 
 
 def _check_trust(where: str, channel: Channel, root: Path) -> None:
-    """Every entry means the same key for good: who is trusted is changed by a review of these files."""
+    """Check that every entry always means the same key."""
+    # Whom a channel trusts is then changed by a review of the repository's files alone.
     if channel.attestation == "signed" and not channel.trust:
         raise UsageError(
-            f"{where}: attestation: signed, and trust names no key: a signature of any key would do",
+            f"{where}: attestation: signed, and trust names no key: any signature would be accepted",
             hint=f"write `trust: [{EXAMPLE_KEY}]`, and the key there: "
             f"`openssl pkey -in sign.pem -pubout -out {EXAMPLE_KEY}`",
         )
     for entry in channel.trust:
-        if isinstance(entry, Identity):
+        if isinstance(entry, OidcIdentity):
             if not entry.identity or not entry.issuer.startswith("https://"):
                 raise UsageError(
                     f"{where}: trust: {entry}: wanted: both identity and issuer, and the issuer as https://...",
-                    hint="of GitHub Actions: docs/attestation.md#keyless",
+                    hint="for GitHub Actions see docs/attestation.md#keyless",
                 )
             if entry.trust_config and not (root / entry.trust_config).is_file():
                 raise UsageError(f"{where}: trust: trust_config: {entry.trust_config!r} is no file of {root}")
         elif key := kms_key(entry):
             if not key.is_fixed:
                 raise UsageError(
-                    f"{where}: trust: {entry!r} is no ARN of a key: who may call kms:UpdateAlias "
-                    "chooses the key of an alias",
-                    hint=f"`aws kms describe-key --key-id {key.name}` shows the ARN; {KMS}ARN, or its public "
-                    "key as a file",
+                    f"{where}: trust: {entry!r} is no ARN of a key: a role that may call kms:UpdateAlias "
+                    "can point an alias at another key",
+                    hint=f"write {KMS}ARN, which `aws kms describe-key --key-id {key.name}` shows, or name "
+                    "the public key as a file",
                 )
         elif not (root / entry).is_file():
             raise UsageError(

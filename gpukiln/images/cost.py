@@ -1,6 +1,6 @@
-"""What a build costs on AWS: machine seconds at the catalogue's price, and the snapshot that stays.
+"""The cost of a build on AWS: machine seconds at the catalogue's price, and the snapshot that stays.
 
-Not in it: the volumes of both machines while they run (30 GiB of gp3 cost about a twentieth of m5.xlarge),
+Not included: the volumes of both machines while they run (30 GiB of gp3 cost about a twentieth of m5.xlarge),
 traffic and tax. The embedded cloud costs nothing.
 """
 
@@ -12,20 +12,21 @@ from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.typed import strict
 from gpukiln.units import Duration, Money
 
-# When nothing was built here yet. Bake: awslabs/amazon-eks-ami names 45 to 60 minutes; verify: a guess.
+# For the first build on a machine. Bake: awslabs/amazon-eks-ami names 45 to 60 minutes; verify: a guess.
 ASSUMED_S = {"bake": 3600.0, "verify": 900.0}
+# the steps of a build that an instance is paid for
 STEPS = {"bake": ("bake",), "verify": ("boot from the image", "verify", "remove the machine")}
 
 
 @strict
 class MachineCost:
-    """One machine's.
+    """The cost of a machine.
 
     Args:
         purpose: bake or verify.
         spot: Whether it was a spot instance, which costs at most the price on demand.
         seconds: How long it ran.
-        usd: What that costs, or None without a price.
+        usd: The cost, or None without a price.
         as_of: The day of the price, or why there is none.
     """
 
@@ -39,12 +40,12 @@ class MachineCost:
 
 @strict
 class Cost:
-    """What a build costs.
+    """The cost of a build.
 
     Args:
-        basis: Where the durations are from.
-        snapshot_gib: Size of the snapshot; AWS counts only what was written.
-        snapshot_usd_month: At most what it costs in a month, or None without a price.
+        basis: The source of the durations.
+        snapshot_gib: Size of the volume; AWS charges only for the blocks that were written.
+        snapshot_usd_month: The most that the snapshot costs in a month, or None without a price.
         snapshot_as_of: The day of that price, or why there is none.
     """
 
@@ -56,13 +57,13 @@ class Cost:
 
     @property
     def usd(self) -> float | None:
-        """What the machines cost together, or None where one has no price."""
+        """The cost of all machines, or None where one has no price."""
         parts = [machine.usd for machine in self.machines]
         return round(sum(part or 0 for part in parts), 4) if None not in parts else None
 
 
 def estimate(plan: ImagePlan, durations_s: Mapping[str, float]) -> Cost | None:
-    """What a build of a plan will cost.
+    """Estimate the cost of a build.
 
     Args:
         durations_s: Seconds of each step of the last build; empty where there was none.
@@ -80,18 +81,18 @@ def estimate(plan: ImagePlan, durations_s: Mapping[str, float]) -> Cost | None:
     return _cost(plan, basis, machines)
 
 
-def spent(
+def measured_cost(
     plan: ImagePlan,
     durations_s: Mapping[str, float],
     machine: LaunchedMachine | None,
     before: Cost | None = None,
 ) -> Cost | None:
-    """What a build, or one more verification of it, cost.
+    """The cost of a build, or of one more verification of it.
 
     Args:
-        durations_s: Seconds of each step that was done now.
+        durations_s: Seconds of each step of this run.
         machine: The machine of the verification; None where none was started.
-        before: What was spent on the build before.
+        before: The cost of earlier runs.
 
     Returns:
         The cost; None where it costs nothing.
@@ -120,16 +121,15 @@ def cost_lines(cost: Cost | None) -> list[str]:
         return ["cost: none, the embedded cloud is this machine"]
     total = "not known" if cost.usd is None else f"{_at_most(cost)}{Money(cost.usd).shown} USD"
     lines = [f"cost: {total}, machine time {cost.basis}"]
-    for one in cost.machines:
+    for machine in cost.machines:
         price = (
-            f"no price: {one.as_of}"
-            if one.usd is None
-            else f"{Money(one.usd).shown} USD, price of {one.as_of}"
+            f"no price: {machine.as_of}"
+            if machine.usd is None
+            else f"{Money(machine.usd).shown} USD, price of {machine.as_of}"
         )
-        spot = " (spot: at most)" if one.spot else ""
-        lines.append(
-            f"  {one.purpose} on {one.instance_type}{spot} for {Duration(one.seconds).shown}: {price}"
-        )
+        spot = " (spot: at most)" if machine.spot else ""
+        duration = Duration(machine.seconds).shown
+        lines.append(f"  {machine.purpose} on {machine.instance_type}{spot} for {duration}: {price}")
     month = cost.snapshot_usd_month
     price = (
         f"no price: {cost.snapshot_as_of}"

@@ -19,9 +19,9 @@ from gpukiln.images.bases import ResolvedBase
 from gpukiln.parsing import check_yaml
 from gpukiln.sources.decisions import Decision
 
-WORDS = {"source", "reason", "review"}  # of a component; they change no image
+TEXT_FIELDS = {"source", "reason", "review"}  # fields of a component that people read; they change no image
 PROGRAM = f"program {zipapp.PROGRAM}"  # which the role gpu_tools makes of this checkout
-WORDS_OF = {
+INPUT_TITLES = {
     "component": "available version of {}",
     "tool": "version of {}",
     "base": "base image",
@@ -29,7 +29,7 @@ WORDS_OF = {
 }
 IGNORED_FOLDERS = {"docs", "tests", "molecule", "__pycache__", "inventory", "callback"}
 IGNORED_FILES = {"image.yaml", "node.yml", "drift.yml", "runtime.yml", "argument_specs.yml"}
-"""What these hold is in the inputs by value, runs only on live nodes, or only judges what was typed."""
+"""Their content is in the inputs by value, runs only on live nodes, or only checks a role's arguments."""
 
 
 class _AnyTag(SafeLoader):
@@ -78,7 +78,7 @@ def image_inputs(
         version = decision.package_version or decision.version or "any version"
         inputs[f"component {decision.name}"] = f"{decision.status} {version}"
         if decision.status == "install":
-            recipe = {k: v for k, v in plain[decision.name].items() if k not in WORDS}
+            recipe = {k: v for k, v in plain[decision.name].items() if k not in TEXT_FIELDS}
             inputs[f"recipe {decision.name}"] = canonical(recipe)
     inputs |= {f"tool {name}": version for name, version in tools.items()}
     inputs[PROGRAM] = zipapp.digest()
@@ -124,17 +124,22 @@ def _meaning(content: bytes, *, drop: str | None) -> bytes:
             documents[0].pop(drop, None)
         return canonical(documents).encode()
     except (yaml.YAMLError, TypeError, ValueError):
-        return content
+        return content  # a file that is no YAML counts by its bytes; the role that reads it reports the error
 
 
 def canonical(value: object) -> str:
-    """JSON with one spelling for one value.
+    """JSON that is the same text for the same value.
+
+    >>> canonical({"b": 1, "a": [True, None]})
+    '{"a":[true,null],"b":1}'
+    >>> canonical({1: "x"})
+    '{"1":"x"}'
 
     Args:
         value: Plain data.
 
     Returns:
-        JSON with sorted keys and no spaces. Dictionaries keep their keys as text.
+        JSON with sorted keys and no spaces. Keys of dictionaries become text.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
 
@@ -173,7 +178,7 @@ def explain_change(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
         elif kind == "recipe":
             lines.append(f"{verb} in components.yaml: how {what} is installed")
         else:
-            words = WORDS_OF.get(kind, name).format(what)
+            words = INPUT_TITLES.get(kind, name).format(what)
             lines.append(f"{words}: {_status(before)} -> {_status(after)}")
     return lines
 

@@ -1,4 +1,4 @@
-"""Whether what is in an image, or would be, fits machines: the same rules before a build and after it."""
+"""Checks whether the content of an image fits instance types: the same rules before a build and after it."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from gpukiln.findings import Finding
 def check_types(
     types: Sequence[str], *, base: str, architecture: str, driver: str, modules: str, cuda: str
 ) -> list[Finding]:
-    """Judge what is in an image, or would be, by machines.
+    """Check the content of an image, existing or planned, against instance types.
 
     Args:
         types: Instance types.
@@ -20,7 +20,7 @@ def check_types(
         architecture: The image's.
         driver: The driver's version.
         modules: The kind of its kernel modules.
-        cuda: The CUDA version of the containers that run there, or an empty string.
+        cuda: The CUDA version of the containers that will run on it, or an empty string.
 
     Returns:
         Every finding, in the order of the rules.
@@ -31,6 +31,7 @@ def check_types(
     findings = list(compat.check_cuda(cuda, driver, types)) if cuda else []
     for name in types:
         own = compat.check_instance_type(name, architecture=architecture)
+        # A type of another architecture or without an NVIDIA GPU has no driver to be checked.
         if all(finding.severity == "warning" for finding in own):
             own += compat.check_driver_gpu(driver, modules, name)
             own += compat.check_cuda_gpu(cuda, name) if cuda else ()
@@ -39,13 +40,13 @@ def check_types(
 
 
 def refuse(findings: Sequence[Finding]) -> None:
-    """Stop at findings that can never work.
+    """Raise the findings that are errors.
 
     Args:
-        findings: What the rules found.
+        findings: The findings of the rules.
 
     Raises:
-        IncompatibleError: At least one is an error; the details hold each of them with its way out.
+        IncompatibleError: At least one is an error; the details have each of them with its remedy.
     """
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:

@@ -1,4 +1,4 @@
-"""How options and a channel's `trust` name who signs: a PEM file, a key of AWS KMS, an identity of OIDC."""
+"""References to signers in options and a channel's `trust`: a PEM file, an AWS KMS key, an OIDC identity."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KMS_NAME = re.compile(r"alias/[A-Za-z0-9/_-]+|mrk-[0-9a-f]{32}|[0-9a-f]{8}(-[0-
 
 
 @strict
-class Identity:
-    """Whom an issuer of OIDC vouches for, as a channel trusts it.
+class OidcIdentity:
+    """An identity of an OIDC issuer that a channel trusts.
 
     Args:
-        identity: What the certificate of Sigstore names.
+        identity: The subject that Sigstore's certificate names.
         trust_config: A file of the checkout that names another instance of Sigstore; empty: the public one.
     """
 
@@ -32,8 +32,12 @@ class Identity:
         return f"{self.identity} of {self.issuer}"
 
 
-def in_words(trust: Iterable[str | Identity]) -> str:
-    """Whom a channel trusts, for a message."""
+def describe_trust(trust: Iterable[str | OidcIdentity]) -> str:
+    """The signers that a channel trusts, for a message.
+
+    >>> describe_trust(["ami/keys/release.pub", "awskms:arn:aws:kms:us-west-2:111122223333:key/k"])
+    'ami/keys/release.pub or awskms:arn:aws:kms:us-west-2:111122223333:key/k'
+    """
     return " or ".join(map(str, trust))
 
 
@@ -42,8 +46,8 @@ class KmsKey:
     """A key of AWS KMS.
 
     Args:
-        name: What KMS takes as KeyId.
-        region: Where it is; empty: in the region of the command.
+        name: KMS's KeyId.
+        region: The key's region; empty: the region of the command.
     """
 
     name: str
@@ -51,15 +55,20 @@ class KmsKey:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the name always means the same key, in whatever region it is used; an alias does not."""
+        """Whether the name means the same key in every region and for good, which an alias does not."""
         return bool(self.region) and ":key/" in self.name
 
 
 def kms_key(reference: str) -> KmsKey | None:
-    """The key of KMS that a reference names; None: it names a file.
+    """The KMS key that a reference names; None: it names a file.
+
+    >>> kms_key("awskms:alias/release")
+    KmsKey(name='alias/release', region='')
+    >>> kms_key("sign.pem") is None
+    True
 
     Raises:
-        UsageError: It begins like one, and is none.
+        UsageError: It begins with `awskms:`, and the rest names no key.
     """
     if not reference.startswith(KMS):
         return None
@@ -70,5 +79,5 @@ def kms_key(reference: str) -> KmsKey | None:
         return KmsKey(name)
     raise UsageError(
         f"{reference!r} names no key of AWS KMS",
-        hint=f"{KMS}alias/NAME, {KMS}KEY-ID, or {KMS}ARN of a key or an alias",
+        hint=f"write {KMS}alias/NAME, {KMS}KEY-ID, or {KMS}ARN of a key or an alias",
     )

@@ -1,4 +1,4 @@
-"""Where the cache of kernel modules keeps its files: a folder, or S3."""
+"""Storage of the cache of kernel modules: a folder, or a bucket of S3."""
 
 import shutil
 from pathlib import Path
@@ -33,7 +33,7 @@ class FolderStore:
     """Files in a folder of this computer.
 
     Args:
-        folder: It is made when something is put into it.
+        folder: It is created when the first file is put into it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,7 +48,7 @@ class FolderStore:
             shutil.copyfile(self._folder / name, file)
 
     def put(self, file: Path, name: str) -> None:
-        """Copy a file into the store; nobody sees half of it."""
+        """Copy a file into the store; another process never sees a part of it."""
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(target) as partial:
@@ -73,7 +73,7 @@ class S3Store:
             pages = self._s3.get_paginator("list_objects_v2").paginate(
                 Bucket=self._bucket, Prefix=f"{self._prefix}{folder}/"
             )
-            return [one["Key"][len(self._prefix) :] for page in pages for one in page.get("Contents", ())]
+            return [entry["Key"][len(self._prefix) :] for page in pages for entry in page.get("Contents", ())]
 
     def get(self, name: str, file: Path) -> None:
         """Copy a file from the store."""
@@ -87,12 +87,12 @@ class S3Store:
 
 
 def open_store(where: str, home: Path, cloud: Cloud) -> ModuleStore | None:
-    """The store that was asked for.
+    """Open the store that `--module-cache` names.
 
     Args:
         where: s3://BUCKET/PREFIX, a folder, `none`; empty: the folder `modules` of this machine's state.
         home: The state folder.
-        cloud: Whose S3 it is.
+        cloud: The cloud whose S3 is used.
 
     Raises:
         UsageError: The bucket has no name.

@@ -1,9 +1,10 @@
-"""Kernel modules are compiled once: a cache of them, of which nothing is used that was not verified.
+"""A cache of compiled kernel modules; an entry is verified before it is used.
 
-An entry is what `dkms mktarball` packed for one kernel. Its name is the SHA-256 of its key: the text in which
-the role nvidia_driver says what the modules are made of (roles/nvidia_driver/files/module-key.sh). Beside the
-archive lies a description with the key and the archive's checksum. A machine that bakes gets a folder with
-the entries that may fit, takes what fits exactly, and leaves there what it had to compile.
+An entry is an archive of `dkms mktarball` for one kernel. Its name is the SHA-256 of its key: the text in
+which the role nvidia_driver lists everything that the modules depend on
+(roles/nvidia_driver/files/module-key.sh). Next to the archive is a description with the key and the archive's
+checksum. A machine that is baked gets a folder with the entries that may fit, uses those that fit exactly,
+and adds the ones that it compiled.
 """
 
 import gzip
@@ -25,24 +26,24 @@ from gpukiln.errors import GpukilnError, UsageError
 from gpukiln.images.module_store import ModuleStore
 from gpukiln.parsing import parse_json
 
-WANTED = "wanted both: a private key (PEM, without a passphrase) and its certificate (DER)"
-MODULES = "modules"  # folder of a build, as long as its machine bakes
-OFFERED = 4  # newest entries of a driver version that a machine is offered: a kernel each, as a rule
+PAIR_HINT = "name both: a private key (PEM, without a passphrase) and its certificate (DER)"
+MODULES = "modules"  # folder of a build, as long as its machine is baked
+OFFERED = 4  # newest entries of a driver version that a machine gets; an image seldom has more kernels
 ARCHIVE, DESCRIPTION, KEY = ".tar.gz", ".json", ".key"
-SIGNED = b"~Module signature appended~\n"  # include/linux/module_signature.h
+SIGNATURE_MARKER = b"~Module signature appended~\n"  # include/linux/module_signature.h
 SIGNATURE_BYTES = 12  # struct module_signature, whose last four bytes are the signature's length
-OPEN = {".ko": lambda content: content, ".gz": gzip.decompress, ".xz": lzma.decompress}
+DECOMPRESSORS = {".ko": lambda content: content, ".gz": gzip.decompress, ".xz": lzma.decompress}
 
 
 @dataclass(frozen=True)
 class ModuleUse:
-    """Where the modules for one kernel came from.
+    """Origin of the modules for one kernel.
 
     Args:
         kernel: Its release.
         module: Name and version as DKMS has them.
         cached: Whether they came from the cache; else they were compiled.
-        reason: In words.
+        reason: Why, in words.
     """
 
     kernel: str
@@ -53,7 +54,7 @@ class ModuleUse:
 
 @dataclass(frozen=True)
 class SigningPair:
-    """What kernel modules are signed with, for Secure Boot.
+    """The key pair that signs kernel modules, for Secure Boot.
 
     Args:
         key: Private key (PEM, without a passphrase).
@@ -65,19 +66,19 @@ class SigningPair:
 
     @property
     def sha256(self) -> str:
-        """Checksum of the certificate, by which images and modules are told apart."""
+        """Checksum of the certificate: a part of the keys of modules and of an image's digest."""
         return hashlib.sha256(self.certificate.read_bytes()).hexdigest()
 
 
 def signing_pair(key: str, certificate: str) -> SigningPair | None:
-    """The pair that was asked for.
+    """The key pair that the options name.
 
     Args:
         key: Path of the private key, or empty.
         certificate: Path of the certificate, or empty.
 
     Raises:
-        UsageError: One of them is missing, no file, or not what it has to be; or they are no pair.
+        UsageError: One of them is missing, no file, or has the wrong format; or they are no pair.
     """
     if not key and not certificate:
         return None
@@ -89,33 +90,38 @@ def signing_pair(key: str, certificate: str) -> SigningPair | None:
         if not file.is_file() or not typed:
             raise UsageError(
                 f"{option} {typed or 'is missing'}{' is no file' if typed else ''}",
-                hint=WANTED,
+                hint=PAIR_HINT,
             )
     _check_pair(pair)
     return pair
 
 
 def _check_pair(pair: SigningPair) -> None:
-    """A wrong key would be found only when everything is compiled."""
+    """Check that key and certificate belong together, before an hour of baking depends on it."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key  # noqa: PLC0415 - slow
     from cryptography.x509 import load_der_x509_certificate  # noqa: PLC0415 - slow to import
 
     try:
         public = load_pem_private_key(pair.key.read_bytes(), None).public_key()
     except (ValueError, TypeError) as error:
-        raise UsageError(f"--module-key {pair.key} can't be used: {error}", hint=WANTED) from error
+        raise UsageError(f"--module-key {pair.key} can't be used: {error}", hint=PAIR_HINT) from error
     try:
         certified = load_der_x509_certificate(pair.certificate.read_bytes()).public_key()
     except ValueError as error:
         raise UsageError(
-            f"--module-certificate {pair.certificate} can't be used: {error}", hint=WANTED
+            f"--module-certificate {pair.certificate} can't be used: {error}", hint=PAIR_HINT
         ) from error
     if public != certified:
-        raise UsageError(f"{pair.certificate} is not the certificate of {pair.key}", hint=WANTED)
+        raise UsageError(f"{pair.certificate} is not the certificate of {pair.key}", hint=PAIR_HINT)
 
 
 def read_key(text: str) -> dict[str, str]:
     """The parts of a key.
+
+    >>> read_key("kernel=6.1.0-18-amd64")
+    {'kernel': '6.1.0-18-amd64'}
+    >>> read_key("flags=-O2 -DX=1")
+    {'flags': '-O2 -DX=1'}
 
     Args:
         text: One NAME=VALUE a line.
@@ -123,68 +129,71 @@ def read_key(text: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
 
 
-def judge(archive: Path, key: str, sha256: str, certificate: Path | None = None) -> str:
-    """Look for a reason not to use an entry.
+def find_entry_fault(archive: Path, key: str, sha256: str, certificate: Path | None = None) -> str:
+    """Verify an entry.
 
     Args:
-        archive: What `dkms mktarball` wrote.
+        archive: An archive of `dkms mktarball`.
         key: The text that the entry is named after.
-        sha256: The checksum that its description has.
-        certificate: Of the pair that modules are signed with (DER), where they are.
+        sha256: The checksum in its description.
+        certificate: The certificate that modules are signed with (DER); None: they are not signed.
 
     Returns:
-        Why it is refused; empty when nothing is wrong with it.
+        Why the entry is refused; empty when it can be used.
     """
     with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != sha256:
-        return f"its checksum is {found[:12]}..., wanted {sha256[:12]}..."
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        return f"its checksum is {digest[:12]}..., wanted {sha256[:12]}..."
     parts, modules = read_key(key), 0
     try:
         with tarfile.open(archive) as tar:
             for member in tar:
                 path = PurePosixPath(member.name)
+                # root of the baked machine unpacks it: a link, a device or `..` could write anywhere
                 if not (member.isfile() or member.isdir()) or path.is_absolute() or ".." in path.parts:
-                    return f"{member.name} in it is no plain file in its place"
+                    return f"its member {member.name} is no plain file below the archive's root"
                 if ".ko" in path.suffixes and (content := tar.extractfile(member)):
                     modules += 1
-                    if why := _judge_module(content.read(), path, parts, certificate):
+                    if why := _module_fault(content.read(), path, parts, certificate):
                         return f"{path.name}: {why}"
     except (tarfile.TarError, OSError, EOFError, lzma.LZMAError, KeyError) as error:
         return f"it can't be read: {error!r}"
-    return "" if modules else "no module is in it"
+    return "" if modules else "it has no module"
 
 
-def _judge_module(content: bytes, path: PurePosixPath, key: dict[str, str], certificate: Path | None) -> str:
-    if path.suffix not in OPEN:
-        return f"it is compressed as {path.suffix}, wanted one of {', '.join(OPEN)}"
-    content = OPEN[path.suffix](content)
+def _module_fault(content: bytes, path: PurePosixPath, key: dict[str, str], certificate: Path | None) -> str:
+    if path.suffix not in DECOMPRESSORS:
+        return f"it is compressed as {path.suffix}, wanted one of {', '.join(DECOMPRESSORS)}"
+    content = DECOMPRESSORS[path.suffix](content)
     kernel, folder = key["kernel"], path.parts[-4:-2]
     if kernel not in path.parts:
         return f"it lies in {'/'.join(folder)}, wanted {kernel}"
-    magic = _field(content, b"vermagic").split(" ")[0]
+    # vermagic begins with the release of the kernel that it was compiled for (include/linux/vermagic.h).
+    magic = _modinfo_field(content, b"vermagic").split(" ")[0]
     if magic != kernel:
         return f"its vermagic names the kernel {magic or '(none)'}, wanted {kernel}"
-    version = _field(content, b"version")
+    version = _modinfo_field(content, b"version")
     if version and version != key["version"]:
         return f"its version is {version}, wanted {key['version']}"
     if key["signer"] == "none":
         return ""
-    return _judge_signature(content, key["signer"], certificate)
+    return _signature_fault(content, key["signer"], certificate)
 
 
-def _field(module: bytes, name: bytes) -> str:
+def _modinfo_field(module: bytes, name: bytes) -> str:
     """A field of the section .modinfo, as `modinfo --field` prints it: strings that end with a zero byte."""
-    found = re.search(rb"\0" + name + rb"=([^\0]*)\0", module)
-    return found[1].decode(errors="replace") if found else ""
+    match = re.search(rb"\0" + name + rb"=([^\0]*)\0", module)
+    return match[1].decode(errors="replace") if match else ""
 
 
-def _judge_signature(module: bytes, signer: str, certificate: Path | None) -> str:
+def _signature_fault(module: bytes, signer: str, certificate: Path | None) -> str:
     if certificate is None or hashlib.sha256(certificate.read_bytes()).hexdigest() != signer:
-        return "it is signed with another pair than this build's"
-    if not module.endswith(SIGNED):
+        return "it is signed with another key pair than this build's"
+    if not module.endswith(SIGNATURE_MARKER):
         return "it is not signed"
-    body = module[: -len(SIGNED)]
+    # The kernel appends: module, PKCS #7 signature, struct module_signature, marker (scripts/sign-file.c).
+    body = module[: -len(SIGNATURE_MARKER)]
     length = int.from_bytes(body[-4:], "big")
     body = body[:-SIGNATURE_BYTES]
     if not 0 < length < len(body):
@@ -194,6 +203,7 @@ def _judge_signature(module: bytes, signer: str, certificate: Path | None) -> st
         pem.write_text(ssl.DER_cert_to_PEM_cert(certificate.read_bytes()))
         signature.write_bytes(body[-length:])
         signed.write_bytes(body[:-length])
+        # -nointern, -noverify: only this build's certificate counts, and its issuer does not (openssl-cms(1))
         done = programs.run(
             [
                 *("openssl", "cms", "-verify", "-binary", "-inform", "DER", "-in", str(signature)),
@@ -210,9 +220,9 @@ class ModuleCache:
 
     Args:
         store: Where the entries are.
-        folder: For the machine that bakes, on this computer; made by `offer`.
+        folder: The folder on this computer that is copied to the machine; created by `offer`.
         version: The driver's version.
-        certificate: Of the pair that the modules are signed with (DER), or None.
+        certificate: The certificate that the modules are signed with (DER), or None.
     """
 
     def __init__(
@@ -224,33 +234,33 @@ class ModuleCache:
         self._refused: dict[str, str] = {}
 
     def offer(self, say: Callable[[str], None]) -> None:
-        """Put the entries into the folder that may fit; what is refused is left out, and told.
+        """Copy the entries that may fit into the folder, without those that are refused.
 
         Args:
-            say: Told what is refused.
+            say: Shows which entries are refused, and why.
 
         Raises:
             GpukilnError: The store can't be read.
         """
         self.folder.mkdir()
-        found = []
+        entries = []
         for name in self._store.names(self._version):
             if name.endswith(DESCRIPTION):
                 file = self.folder / Path(name).name
                 self._store.get(name, file)
                 try:
                     about = parse_json(file.read_text())
-                    found.append(
+                    entries.append(
                         (str(about["created_at"]), file.stem, str(about["key"]), str(about["sha256"]))
                     )
                 except (ValueError, KeyError, TypeError) as error:
                     self._refuse(file.stem, f"its description can't be read: {error!r}", say)
                 file.unlink()
-        for _, entry, key, sha256 in sorted(found, reverse=True)[:OFFERED]:
+        for _, entry, key, sha256 in sorted(entries, reverse=True)[:OFFERED]:
             archive = self.folder / f"{entry}{ARCHIVE}"
             try:
                 self._store.get(f"{self._version}/{archive.name}", archive)
-                why = judge(archive, key, sha256, self._certificate)
+                why = find_entry_fault(archive, key, sha256, self._certificate)
                 if hashlib.sha256(key.encode()).hexdigest() != entry:
                     why = "its name is not its key's checksum"
             except (GpukilnError, OSError) as error:
@@ -266,13 +276,13 @@ class ModuleCache:
         say(f"refused the modules {entry[:12]} of the cache: {why}")
 
     def collect(self, build_id: str, say: Callable[[str], None]) -> tuple[ModuleUse, ...]:
-        """Say what the machine took, and keep what it compiled.
+        """Report which entries the machine used, and keep what it compiled.
 
         Args:
-            build_id: On what is kept.
+            build_id: The build, for the description of new entries.
 
         Returns:
-            One a kernel.
+            The origin of the modules, one a kernel.
         """
         uses = []
         for file in sorted(self.folder.glob(f"*{KEY}")):
@@ -282,7 +292,7 @@ class ModuleCache:
                 reason = f"compiled before with {parts['compiler']}, verified"
             else:
                 why = self._refused.get(file.stem)
-                reason = f"the cache's was refused: {why}" if why else "the cache had none"
+                reason = f"the cache's entry was refused: {why}" if why else "the cache had no entry"
                 reason += f"; {self._keep(file.stem, key, build_id)}"
             use = ModuleUse(
                 parts["kernel"], f"{parts['module']}/{parts['version']}", file.stem in self._offered, reason
@@ -295,10 +305,10 @@ class ModuleCache:
     def _keep(self, entry: str, key: str, build_id: str) -> str:
         archive = self.folder / f"{entry}{ARCHIVE}"
         if not archive.exists():
-            return "nothing was kept: they were not compiled to the end"
+            return "they were not kept: they were not compiled to the end"
         with archive.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        if why := judge(archive, key, sha256, self._certificate):
+        if why := find_entry_fault(archive, key, sha256, self._certificate):
             return f"they were not kept: {why}"
         about = {
             "schema": 1,
@@ -311,7 +321,7 @@ class ModuleCache:
         try:
             description.write_text(json.dumps(about, indent=2) + "\n")
             self._store.put(archive, f"{self._version}/{archive.name}")
-            # last: without it there is no entry
+            # The description last: an archive without one is no entry, so a kill leaves no incomplete entry.
             self._store.put(description, f"{self._version}/{description.name}")
         except (GpukilnError, OSError) as error:
             return f"they were not kept: {error}"
@@ -319,10 +329,6 @@ class ModuleCache:
 
 
 def module_line(use: ModuleUse) -> str:
-    """Where modules came from, in words.
-
-    Args:
-        use: What is told.
-    """
+    """Origin of modules, in words."""
     origin = "from the cache" if use.cached else "compiled"
     return f"modules {use.module} for {use.kernel}: {origin} ({use.reason})"

@@ -19,19 +19,19 @@ from gpukiln.files import name_full_disk_error, open_private
 from gpukiln.parsing import parse_json
 from gpukiln.redact import Lines
 
-PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
-INIT_AGAIN_S = (5, 20)  # seconds before it is tried again
+PLUGINS_SINCE = (1, 7)  # the first Packer that takes builders from plugins
+INIT_RETRY_PAUSES_S = (5, 20)  # before `packer init` is repeated
 CLEAN_UP_S = 180  # seconds that Packer and Ansible get to end after Ctrl-C
-KILLED_S = 5  # seconds until what was killed is gone
-# Left out of what is shown: the builder `null` says that it makes no image, which is right.
-UNSAID = ("Provisioning", "Did not export anything", "Builds finished")
+KILL_TIMEOUT_S = 5  # seconds that killed processes get to end
+# Not shown: the builder `null` reports that it exports no image, which is as it should be.
+HIDDEN_LINES = ("Provisioning", "Did not export anything", "Builds finished")
 
 
 def packer_version() -> str:
     """The version of the Packer on PATH.
 
     Raises:
-        UnavailableError: There is none.
+        UnavailableError: Packer is not installed.
     """
     if not shutil.which("packer"):
         raise UnavailableError(
@@ -39,21 +39,21 @@ def packer_version() -> str:
             hint="apt-get install packer, or https://developer.hashicorp.com/packer",
         )
     # Debian's prints `Packer v1.6.6`, with a notice below when a newer one exists
-    found = re.search(
+    match = re.search(
         r"v?(\d+\.\d+\.\d+)",
         programs.run(["packer", "version"], limit_s=programs.QUICK_S).stdout.decode(errors="replace"),
     )
-    if not found:
+    if not match:
         raise UnavailableError("`packer version` printed no version")
-    return found[1]
+    return match[1]
 
 
 def prepare_template(source: Path, folder: Path) -> None:
-    """Copy a template to where it is run, with the plugins file only where this Packer understands it.
+    """Copy a template to the folder where it runs, with the plugins file only where Packer supports it.
 
     Args:
         source: The image's folder below ami/.
-        folder: Where the template goes.
+        folder: The folder of the copy.
 
     Raises:
         UnavailableError: Packer is missing, or its plugins can't be installed.
@@ -62,7 +62,7 @@ def prepare_template(source: Path, folder: Path) -> None:
     for file in source.glob("*.pkr.hcl"):
         with name_full_disk_error(folder):
             shutil.copy(file, folder)
-    if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_FROM:
+    if tuple(map(int, packer_version().split(".")[:2])) < PLUGINS_SINCE:
         return
     for file in (source / "plugins").glob("*.pkr.hcl"):
         with name_full_disk_error(folder):
@@ -71,12 +71,10 @@ def prepare_template(source: Path, folder: Path) -> None:
 
 
 def _install_plugins(folder: Path) -> None:
-    """`packer init`, which asks GitHub only for plugins that are not in Packer's folder yet.
-
-    GitHub answers 60 calls an hour to all who come from one address without a token, which CI's runners share
-    (hashicorp/packer issues 11259 and 12179; its own advice is PACKER_GITHUB_API_TOKEN).
-    """
-    for wait_s in (*INIT_AGAIN_S, None):
+    """Run `packer init`, which fetches from GitHub the plugins that are not in Packer's folder yet."""
+    # GitHub answers 60 calls an hour without a token from one address, which CI's runners share
+    # (hashicorp/packer issues 11259 and 12179, which advise PACKER_GITHUB_API_TOKEN).
+    for wait_s in (*INIT_RETRY_PAUSES_S, None):
         done = programs.run(
             ["packer", "init", str(folder)],
             limit_s=programs.NETWORK_S,
@@ -84,18 +82,18 @@ def _install_plugins(folder: Path) -> None:
         )
         if not done.returncode:
             return
-        said = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
-        limited = any("rate limit" in line.lower() for line in said)
-        if wait_s is None or limited:  # a limit lasts for minutes: more calls would not end it
+        output = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        limited = any("rate limit" in line.lower() for line in output)
+        if wait_s is None or limited:  # a rate limit lasts for minutes, so retries would fail too
             break
         time.sleep(wait_s)
     token = os.environ.get("PACKER_GITHUB_API_TOKEN")
     raise UnavailableError(
         "Packer's plugins can't be installed",
-        hint="GitHub takes no more calls from this address: set PACKER_GITHUB_API_TOKEN to any token of yours"
+        hint="GitHub's rate limit is reached for this address: set PACKER_GITHUB_API_TOKEN to any token"
         if limited and not token
-        else "packer init needs the network once; it keeps what it has installed",
-        details=tuple(said[-4:]),
+        else "check the network: packer init needs it once, and keeps the plugins that it has installed",
+        details=tuple(output[-4:]),
     )
 
 
@@ -105,12 +103,12 @@ class Packer:
     Args:
         folder: Folder of the prepared template.
         variables: Values of the template's variables.
-        environment: Added to the process's environment; what is empty is taken out of it.
-        log: File for everything that it prints.
+        environment: Variables that are added to the process's environment; an empty value removes one.
+        log: File for its whole output.
         events: File that Ansible's callback plugin writes, one JSON object a line.
-        say: Gets what was done: Packer's steps, and tasks of Ansible that were not skipped.
-        doing: Gets each task that starts; only its end says whether it is skipped.
-        on_task: Told the name of each task of Ansible that starts; while it works, no later one is told.
+        say: Shows what was done: Packer's steps, and tasks of Ansible that were not skipped.
+        doing: Shows each task that starts; only its end says whether it was skipped.
+        on_task: Called with the name of each task of Ansible that starts, one after the other.
     """
 
     def __init__(
@@ -138,7 +136,7 @@ class Packer:
         return {name: value for name, value in whole.items() if value or name not in self._environment}
 
     def build(self) -> None:
-        """Run it to its end.
+        """Run Packer to its end.
 
         Raises:
             CheckFailedError: A task of Ansible failed; the message is the task's.
@@ -155,15 +153,15 @@ class Packer:
                 ["packer", "build", "-machine-readable", f"-var-file={self._variables}", str(self._folder)],
                 self._reader(log),
                 # SIGINT for Ansible too, as from a terminal: Packer waits for its end
-                ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, KILLED_S)),
+                ends=((signal.SIGINT, CLEAN_UP_S), (signal.SIGKILL, KILL_TIMEOUT_S)),
                 environment=self._whole_environment(),
                 interrupted=lambda: self._say(
-                    "stopping: Ansible ends first (Ctrl-C again to leave it to the next command)"
+                    "stopping: Ansible ends first (Ctrl-C again leaves the clean-up to the next command)"
                 ),
-                dies_with_us=True,  # nobody would make an image of what Ansible goes on to configure
+                dies_with_us=True,  # without this process no image is made of the machine
             )
         finally:
-            with contextlib.suppress(OSError):  # as its reader has noted
+            with contextlib.suppress(OSError):  # `_log_error` has it already
                 log.close()
             following.set()
             follower.join()
@@ -185,7 +183,7 @@ class Packer:
                 self._log_error = error
             if kind == "error":
                 self._errors.append(text)
-            elif kind == "say" and not any(words in text for words in UNSAID):
+            elif kind == "say" and not any(words in text for words in HIDDEN_LINES):
                 self._say(re.sub(r"^==> [\w.-]+: ", "", text).splitlines()[0])
 
         return read
@@ -194,7 +192,7 @@ class Packer:
         with self._events.open() as file:
             last_look, line = False, ""
             while True:
-                line += file.readline()  # the last one may be half written: its other half comes later
+                line += file.readline()  # the last line may be half written: its other half comes later
                 if line.endswith("\n"):
                     event, line = parse_json(line), ""
                     if event["event"] == "task_start":
@@ -228,7 +226,14 @@ def _read_events(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _parse(line: str) -> tuple[str, str]:
-    """Packer's machine-readable line: timestamp,target,type,data; commas and newlines in data are escaped."""
+    r"""Parse a machine-readable line of Packer: timestamp,target,type,data.
+
+    >>> _parse("1710000000,,ui,say,==> null.gpu: Provisioning%!(PACKER_COMMA) please wait")
+    ('say', '==> null.gpu: Provisioning, please wait')
+    >>> _parse("not machine-readable")
+    ('text', 'not machine-readable')
+    """
+    # Commas and newlines in data are escaped (Packer documentation, "Machine-Readable Output").
     parts = line.rstrip("\n").split(",")
     if len(parts) < 4 or not parts[0].isdigit():
         return "text", line.rstrip("\n")
@@ -240,5 +245,5 @@ def _parse(line: str) -> tuple[str, str]:
 
 
 def _path() -> str:
-    """PATH on which Packer finds the ansible-playbook of this environment first."""
+    """A PATH on which Packer finds this environment's ansible-playbook first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"

@@ -1,4 +1,4 @@
-"""The plan of an image: what would be built from what, refused here when it can't work."""
+"""The plan of an image: what would be built from what; combinations that can't work are refused here."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,9 +50,9 @@ class ImagePlan:
         profile: The verification profile.
         required_layers: The layers whose checks must have run before a release.
         kubernetes: The Kubernetes version that the base has, or `NO_KUBERNETES`.
-        components: What happens to each component.
+        components: The decision on each component.
         overrides: The `--set` values, as typed.
-        warnings: What works today but should be looked at.
+        warnings: Findings that do not stop the build.
         digest: The digest over `inputs`.
         inputs: Everything that can change the image, by name.
         created_at: When the plan was made, ISO 8601 in UTC.
@@ -111,23 +111,23 @@ def make_plan(
 ) -> ImagePlan:
     """Resolve everything that an image is built from, and refuse what can't work.
 
-    The rules that need no network come first, so a refusal is at once and costs nothing.
+    The rules that need no network come first, so that they refuse at once and without cost.
 
     Args:
         image: The image's name, for example eks-gpu.
         cloud: Where it is built.
-        probes: How sources are asked.
+        probes: How package sources are queried.
         base: The base's name; the cloud's default when None.
         instance_types: The GPU machines it must run on; the image's own when empty.
         overrides: For example `["nvidia_driver.branch=580"]`.
-        also: Optional components that this build has beside the image's own.
+        also: Optional components that this build has in addition to the image's own.
         tools: The versions of the tools that build, by name; they count in the digest.
         signer: Checksum of the certificate that kernel modules are signed with; empty: they are not.
-        now: The moment to judge ends of support by; the present when None.
+        now: The time for checks of ends of support; the present when None.
 
     Raises:
         UsageError: A name is unknown.
-        IncompatibleError: A rule says that it can never work; the details hold every finding.
+        IncompatibleError: By a rule it can never work; the details have every finding.
         UnavailableError: The cloud, a base image or a source can't be reached.
     """
     moment = now or datetime.now(UTC)
@@ -170,7 +170,7 @@ def make_plan(
     findings = suggest_bases(findings, driver, base_facts)
     refuse(findings)
 
-    found = resolve_base(
+    resolved = resolve_base(
         base_name, base_facts, cloud, kubernetes=kubernetes, architecture=definition.architecture
     )
     decisions = decide_sources(
@@ -182,11 +182,12 @@ def make_plan(
         probes=probes,
     )
     components = with_resolved_driver(components, decisions)
-    inputs = image_inputs(root, definition, found, decisions, components, tools or {})
-    gpus, switched = gpus_of(types)  # the driver's role is told
+    inputs = image_inputs(root, definition, resolved, decisions, components, tools or {})
+    gpus, switched = gpus_of(types)  # variables of the role nvidia_driver
     inputs["GPUs"] = ", ".join(gpus) + (" with NVSwitch" if switched else "")
     if signer:
         inputs["modules' signing certificate"] = signer
+    # A newer kernel in the archive makes another image. A base on AWS has its own kernel, as its id says.
     if base_facts.kernel_package and not cloud.strict_sources:
         kernels = probes.candidates([base_facts.kernel_package])
         inputs["kernel"] = kernels.get(base_facts.kernel_package, "unknown")
@@ -195,7 +196,7 @@ def make_plan(
         architecture=definition.architecture,
         cloud=cloud.name,
         region=cloud.region,
-        base=found,
+        base=resolved,
         instance_types=types,
         builder_instance_type=definition.builder_instance_type,
         volume_size_gib=definition.volume_size_gib,
@@ -253,11 +254,11 @@ def _check_choice(
 def check_components(
     components: Mapping[str, Component], image: ImageDefinition, moment: datetime
 ) -> list[Finding]:
-    """Judge the versions by themselves; `check_types` judges them by machines.
+    """Check the versions by themselves; `check_types` checks them against instance types.
 
     Args:
-        components: What components.yaml and the overrides say.
-        moment: The moment to judge by.
+        components: The components, with overrides.
+        moment: The time for ends of support and reviews.
 
     Returns:
         Every finding, in the order of the rules.
@@ -270,7 +271,7 @@ def check_components(
             "review-overdue",
             "warning",
             f"{name} was to be reviewed by {components[name].review}",
-            remedy="look whether its version in components.yaml is still the right one, and set the next day",
+            remedy="check whether its version in components.yaml is still right, and set the next date",
             source="components.yaml",
         )
         for name in image.components
@@ -285,7 +286,7 @@ def check_components(
 
 
 def git_commit(root: Path) -> str | None:
-    """The commit of a checkout; what is installed has none, whatever repository it is in.
+    """The commit of a checkout; an installed gpukiln has none, whatever repository it is in.
 
     Returns:
         The commit, with -dirty when files differ from it; None where there is none.

@@ -1,7 +1,7 @@
-"""The SSM parameter that is a channel: it holds an image id, and its history tells every release.
+"""The SSM parameter that is a channel: its value is an image id, its history is every release.
 
 Each version's description is a small JSON document (SSM: at most 1024 characters, botocore), so another
-machine can see what was released, and roll it back. SSM keeps the newest 100 versions.
+machine can read what was released, and roll it back. SSM keeps the newest 100 versions.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpukiln.units import Duration
 ROOT = "/gpukiln"
 _PATH = re.compile(rf"{ROOT}/(?P<image>[^/]+)/(?P<kubernetes>[^/]+)/(?P<channel>[^/]+)/image_id")
 # Seconds that SSM gets to show an image id. PutParameter answers 200 before it has looked the image up, and
-# nothing says how long that takes (Systems Manager API reference, PutParameter, DataType): a value that comes
-# late must not be told as one that was refused.
+# no document states how long that takes (Systems Manager API reference, PutParameter, DataType): a late value
+# must not be reported as a refused one.
 SETTLE_S = 900.0
-LOOK_S = 10.0  # the longest pause between two looks
+LOOK_S = 10.0  # the longest pause between two reads
 
 
 @dataclass(frozen=True, order=True)
 class Pointer:
-    """What a parameter's name says.
+    """A channel of an image, which a parameter's name stands for.
 
     Args:
         image: Name of the image.
@@ -50,23 +50,29 @@ class Pointer:
         return f"{ROOT}/{self.image}/{self.kubernetes}/{self.channel}/image_id"
 
 
-def parsed(path: str) -> Pointer | None:
-    """The pointer that a parameter's name says; None: it is none's."""
+def parse_path(path: str) -> Pointer | None:
+    """The pointer that a parameter's name stands for; None: the parameter is no channel.
+
+    >>> parse_path("/gpukiln/eks-gpu/1.34/stable/image_id")
+    Pointer(image='eks-gpu', kubernetes='1.34', channel='stable')
+    >>> parse_path("/gpukiln/releases/eks-gpu") is None
+    True
+    """
     match = _PATH.fullmatch(path)
     return Pointer(**match.groupdict()) if match else None
 
 
 @dataclass(frozen=True)
-class Version:
+class PointerVersion:
     """One version of a pointer.
 
     Args:
-        image_id: What it points at.
-        build: The build of that image; an empty string where somebody else wrote the version.
+        image_id: The image that it points at.
+        build: The build of that image; an empty string where another program wrote the version.
         action: release or rollback.
         replaces: The image id that it pointed at before, or an empty string.
         regions: Every region of the release.
-        by: Who did it.
+        by: The user who did it.
         at: When, ISO 8601; not kept in the description.
         number: Number of the version; not kept in the description.
     """
@@ -82,22 +88,22 @@ class Version:
 
     @property
     def description(self) -> str:
-        """What is kept beside the value."""
+        """The document that is kept with the value."""
         kept = {
             name: value for name, value in asdict(self).items() if name not in ("image_id", "at", "number")
         }
         return json.dumps(kept, separators=(",", ":"))
 
 
-def _version(parameter: dict[str, Any]) -> Version:
+def _version(parameter: dict[str, Any]) -> PointerVersion:
     try:
-        said = parse_json(parameter.get("Description") or "{}")
-        known = {name: said[name] for name in ("build", "action", "replaces", "by") if name in said}
-        regions = tuple(said.get("regions", ()))
-    except (ValueError, TypeError, AttributeError):  # somebody's own text
+        document = parse_json(parameter.get("Description") or "{}")
+        known = {name: document[name] for name in ("build", "action", "replaces", "by") if name in document}
+        regions = tuple(document.get("regions", ()))
+    except (ValueError, TypeError, AttributeError):  # a description that a person wrote
         known, regions = {}, ()
     at = parameter.get("LastModifiedDate")
-    return Version(
+    return PointerVersion(
         image_id=str(parameter["Value"]),
         regions=regions,
         at=at.isoformat(timespec="seconds") if at else "",
@@ -106,25 +112,32 @@ def _version(parameter: dict[str, Any]) -> Version:
     )
 
 
-def history(ssm: Any, pointer: Pointer) -> list[Version]:
+def history(ssm: Any, pointer: Pointer) -> list[PointerVersion]:
     """Every version that SSM still has, oldest first; empty where there is no such parameter."""
+    # Sorted here: GetParameterHistory documents no order.
     try:
-        found = list(calls.pages(ssm, "get_parameter_history", "Parameters", Name=pointer.path))
+        parameters = list(calls.pages(ssm, "get_parameter_history", "Parameters", Name=pointer.path))
     except ssm.exceptions.ParameterNotFound:
         return []
-    return sorted(map(_version, found), key=lambda version: version.number)
+    return sorted(map(_version, parameters), key=lambda version: version.number)
 
 
-def releases(versions: list[Version]) -> list[Version]:
-    """The releases that can be gone back to, oldest first; the last is the current one.
+def releases(versions: list[PointerVersion]) -> list[PointerVersion]:
+    """The releases that a rollback can return to, oldest first; the last is the current one.
 
-    A rollback takes away what came after the release it went back to. What was written by hand and released
-    afterwards counts as released.
+    A rollback removes the releases after the one that it returned to. A version that was written by hand and
+    released afterwards counts as released.
+
+    >>> [v.build for v in releases([PointerVersion("ami-1", "b1"), PointerVersion("ami-2", "b2")])]
+    ['b1', 'b2']
+    >>> back = PointerVersion("ami-1", "b1", action="rollback")
+    >>> [v.build for v in releases([PointerVersion("ami-1", "b1"), PointerVersion("ami-2", "b2"), back])]
+    ['b1']
 
     Args:
         versions: The history.
     """
-    stack: list[Version] = []
+    stack: list[PointerVersion] = []
     for version in versions:
         if version.action == "rollback":
             same = [place for place, old in enumerate(stack) if old.image_id == version.image_id]
@@ -138,26 +151,27 @@ def releases(versions: list[Version]) -> list[Version]:
 
 def read_all(ssm: Any) -> dict[Pointer, str]:
     """Every pointer of a region with its image id."""
-    found: dict[Pointer, str] = {}
+    image_ids: dict[Pointer, str] = {}
     for parameter in calls.pages(ssm, "get_parameters_by_path", "Parameters", Path=ROOT, Recursive=True):
-        if pointer := parsed(parameter["Name"]):
-            found[pointer] = str(parameter["Value"])
-    return found
+        if pointer := parse_path(parameter["Name"]):
+            image_ids[pointer] = str(parameter["Value"])
+    return image_ids
 
 
 def write(
-    ssm: Any, pointer: Pointer, version: Version, *, pause: Callable[[float], None] = time.sleep
+    ssm: Any, pointer: Pointer, version: PointerVersion, *, pause: Callable[[float], None] = time.sleep
 ) -> None:
     """Point a channel at an image: one PutParameter, then wait until SSM shows it.
 
     Args:
-        version: What it is to say.
-        pause: Waits so many seconds.
+        version: The new version.
+        pause: Sleeps for so many seconds.
 
     Raises:
-        UnavailableError: SSM took the call, but not the value: it looks image ids up after it has answered
-            (AWS Systems Manager user guide, parameter-store-ec2-aliases).
+        UnavailableError: SSM accepted the call, but not the value.
     """
+    # With this data type SSM checks that the image exists, after it has answered
+    # (AWS Systems Manager user guide, parameter-store-ec2-aliases).
     ssm.put_parameter(
         Name=pointer.path,
         Value=version.image_id,
@@ -167,24 +181,25 @@ def write(
         Overwrite=True,
     )
     deadline, wait_s = time.monotonic() + SETTLE_S, 1.0
-    while (found := _value(ssm, pointer)) != version.image_id:
+    while (shown := _value(ssm, pointer)) != version.image_id:
         if time.monotonic() > deadline:
             raise UnavailableError(
-                f"{pointer.path} still says {found or 'nothing'} instead of {version.image_id}, "
-                f"{Duration(SETTLE_S).shown} after SSM took it",
-                hint="it was refused, or is still being looked up: run the same command again, it completes "
-                "what has come meanwhile. SSM takes only images that this account can use",
+                f"{pointer.path} still says {shown or 'nothing'} instead of {version.image_id}, "
+                f"{Duration(SETTLE_S).shown} after SSM accepted it",
+                hint="SSM refused the value or still validates it: run the same command again, it completes "
+                "the release. SSM accepts only images that this account can use",
             )
         pause(wait_s)
         wait_s = min(wait_s * 1.5, LOOK_S)
 
 
 def ensure_tags(ssm: Any, pointer: Pointer) -> None:
-    """Tag a pointer's parameter, when it is not."""
+    """Tag a pointer's parameter, where it lacks the tags."""
+    # PutParameter takes no tags together with Overwrite.
     which = {"ResourceType": "Parameter", "ResourceId": pointer.path}
-    wanted = {IMAGE_TAG: pointer.image, CHANNEL_TAG: pointer.channel}
+    tags = {IMAGE_TAG: pointer.image, CHANNEL_TAG: pointer.channel}
     there = tags_of(ssm.list_tags_for_resource(**which), "TagList")
-    if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
+    if missing := {key: value for key, value in tags.items() if there.get(key) != value}:
         ssm.add_tags_to_resource(**which, Tags=tag_list(missing))
 
 
@@ -195,7 +210,7 @@ def _value(ssm: Any, pointer: Pointer) -> str:
         return ""
 
 
-def who() -> str:
+def current_user() -> str:
     """The name of the user who runs this."""
     try:
         return getpass.getuser()

@@ -1,9 +1,9 @@
-"""Stages: snapshots of a machine while it is baked, from which a later bake of the same beginning goes on.
+"""Stages: snapshots of a machine while it is baked, from which a later bake with the same inputs starts.
 
-A stage is a private AMI, made without a reboot when the roles of the stage have ended. Its key covers what
-the stages up to it are made of, so that a change in a late role starts from the last stage before that role.
-What must be of this build alone (the record, the hygiene) is in no stage, nor is what is done again in about
-the time that keeping a stage takes.
+A stage is a private AMI, made without a reboot when the roles of the stage have ended. Its key covers all
+inputs of the stages up to it, so that a change in a late role starts from the last stage before that role.
+The results that belong to one build (the record, the hygiene) are in no stage, nor are roles that run in
+about the time that keeping a stage takes.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ STAGES: dict[str, tuple[str, ...]] = {
         *("component docker", "component containerd", "component nvidia_container_toolkit"),
     ),
 }
-"""In the order of ansible/image.yml, each with the inputs that only it and later ones need. What is named
-nowhere (the base, the tools, the template, shared roles) belongs to the first stage."""
+"""In the order of ansible/image.yml, each with the inputs that only it and later stages need. Inputs that are
+named nowhere (the base, the tools, the template, shared roles) belong to the first stage."""
 UNSTAGED = (
     *(
         "role nvtop",
@@ -59,14 +59,14 @@ UNSTAGED = (
     *("component docker_compose", "component kasmvnc"),
     *("file scripts/bootstrap", "file scripts/hooks", PROGRAM),
 )
-"""What runs after the last stage, in about the time that keeping another one takes."""
+"""Roles that run after the last stage, in about the time that keeping another stage takes."""
 FOLDER = "stages"
 CHOICES = ("on", "off")
 KEPT = 2  # of each stage of an image
 
 
 def stage_keys(inputs: Mapping[str, str]) -> dict[str, str]:
-    """What a stage and those before it are made of.
+    """Digests of the inputs of each stage and those before it.
 
     Args:
         inputs: Of a plan: everything that can change the image, by name.
@@ -91,7 +91,13 @@ def stage_keys(inputs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _owner(name: str) -> str:
-    """Whose an input is: `file roles/nvtop/tasks/main.yml` is of `role nvtop`."""
+    """The role, component or folder that an input belongs to.
+
+    >>> _owner("file roles/nvtop/tasks/main.yml")
+    'role nvtop'
+    >>> _owner("recipe dcgm")
+    'component dcgm'
+    """
     kind, _, what = name.partition(" ")
     if kind == "recipe":
         return f"component {what}"
@@ -117,17 +123,17 @@ class Stages:
     cloud: Cloud
 
     def newest(self) -> StageUse | None:
-        """The last stage that is there and has the same beginning; None where there is none.
+        """The last existing stage with the same key; None where there is none.
 
         Raises:
-            UnavailableError: The cloud could not be asked.
+            UnavailableError: The cloud did not answer.
         """
-        found: dict[str, dict[str, Any]] = {}
-        for image in self._all({"state": ["available"], f"tag:{STAGE_KEY_TAG}": list(self.keys.values())}):
-            found[tags_of(image)[STAGE_KEY_TAG]] = image
+        image_by_key: dict[str, dict[str, Any]] = {}
+        for image in self._list({"state": ["available"], f"tag:{STAGE_KEY_TAG}": list(self.keys.values())}):
+            image_by_key[tags_of(image)[STAGE_KEY_TAG]] = image
         for stage, key in reversed(self.keys.items()):
-            if key in found:
-                image = found[key]
+            if key in image_by_key:
+                image = image_by_key[key]
                 return StageUse(stage, image["ImageId"], tags_of(image)[STAGE_BUILD_TAG])
         return None
 
@@ -138,7 +144,7 @@ class Stages:
             UnavailableError: The cloud refused.
         """
         seen: Counter[str] = Counter()
-        for image in reversed(self._all({})):
+        for image in reversed(self._list({})):
             usable = image["State"] != "failed"
             tags = tags_of(image)
             stage = tags.get(BAKED_STAGE_TAG) or tags[OLD_BAKED_STAGE_TAG]
@@ -147,32 +153,32 @@ class Stages:
                 remove_image(self.cloud, image["ImageId"])
 
     def drop(self, build_id: str, used: StageUse | None) -> None:
-        """Remove the stages that a build made and the one it started from: its image was not proven.
+        """Remove the stages that a build made and the one it started from: its image failed verification.
 
         Args:
-            used: What it started from.
+            used: The stage that it started from.
 
         Raises:
             UnavailableError: The cloud refused.
         """
-        for image in self._all({}):
+        for image in self._list({}):
             if tags_of(image)[STAGE_BUILD_TAG] == build_id or (used and image["ImageId"] == used.image_id):
                 remove_image(self.cloud, image["ImageId"])
 
-    def _all(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    def _list(self, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
         """Every stage of the image, the oldest first."""
-        wanted = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_KEY_TAG], **filters}
+        named = {f"tag:{RECIPE_TAG}": [self.image], "tag-key": [STAGE_KEY_TAG], **filters}
         with explain_aws_errors("look for stages"):
-            images = calls.images(self.cloud.client("ec2"), wanted, Owners=["self"])
-        # build ids begin with the time, and tell two of one second apart
+            images = calls.images(self.cloud.client("ec2"), named, Owners=["self"])
+        # CreationDate has seconds; build ids begin with the time and differ within a second
         return sorted(images, key=lambda image: (str(image["CreationDate"]), tags_of(image)[STAGE_BUILD_TAG]))
 
 
-def wants_stages(cloud: Cloud, choice: str) -> bool:
-    """Whether a build goes on from stages, and keeps new ones.
+def stages_enabled(cloud: Cloud, choice: str) -> bool:
+    """Whether a build starts from stages, and keeps new ones.
 
     Args:
-        choice: `on`, `off` or empty, as typed: then as the cloud has it.
+        choice: `on` or `off`, as typed; empty: the cloud's default.
 
     Raises:
         UsageError: The choice is another word.
@@ -183,29 +189,25 @@ def wants_stages(cloud: Cloud, choice: str) -> bool:
 
 
 def stages_of(plan: ImagePlan, cloud: Cloud) -> Stages:
-    """The stages that a build may go on from.
-
-    Args:
-        plan: What is built.
-    """
+    """The stages that a build of a plan may start from."""
     return Stages(plan.image, stage_keys(plan.inputs), cloud)
 
 
 @cache
 def waiting_task() -> str:
-    """How the task's name begins that waits until a stage is kept: ansible/stage.yml alone knows it."""
+    """The beginning of the name of the task that waits until a stage is kept, from ansible/stage.yml."""
     tasks = yaml.safe_load((ROOT / "ansible" / "stage.yml").read_text(encoding="utf-8"))
     [name] = [task["name"] for task in tasks if "ansible.builtin.wait_for" in task]
     return str(name).partition("{{")[0]
 
 
 class StageKeeper:
-    """Keeps stages while Ansible runs: it waits for the file that says that its stage was kept.
+    """Keeps stages while Ansible runs, which waits for a file that this class writes when a stage is kept.
 
     Args:
         build: Its folder; the files go there.
-        instance: Tag and value of the machine that is baked.
-        progress: Told what is kept, and why something was not.
+        instance: Tags of the machine that is baked.
+        progress: Shows which stages were not kept, and why.
     """
 
     def __init__(self, stages: Stages, build: Build, instance: Mapping[str, str], progress: Progress) -> None:
@@ -214,7 +216,7 @@ class StageKeeper:
         self.folder.mkdir()
 
     def on_task(self, task: str) -> None:
-        """Keep a stage when its task starts; a stage that can't be kept fails no build.
+        """Keep a stage when its task starts; a failure to keep one does not fail the build.
 
         Args:
             task: The name of the task that starts.
@@ -225,18 +227,19 @@ class StageKeeper:
         try:
             with explain_aws_errors(f"keep the stage {stage}"):
                 self._keep(stage)
-        except Exception as error:  # whatever it was: later stages must not wait in vain
+        # Any error: without the file below Ansible would wait for its whole timeout.
+        except Exception as error:
             message = error.message if isinstance(error, GpukilnError) else repr(error)
             self._progress.show(Text(f"{message}; the build goes on without it"))
         finally:
-            with contextlib.suppress(OSError):  # Ansible's task says that it waited in vain
+            with contextlib.suppress(OSError):  # Ansible's task then reports its timeout
                 (self.folder / stage).touch()
 
     def _keep(self, stage: str) -> None:
         ec2 = self._stages.cloud.client("ec2")
-        wanted = {f"tag:{name}": [value] for name, value in self._instance.items()}
-        found = calls.instances(ec2, {**wanted, "instance-state-name": ["running"]})
-        machines = [machine["InstanceId"] for machine in found]
+        tagged = {f"tag:{name}": [value] for name, value in self._instance.items()}
+        instances = calls.instances(ec2, {**tagged, "instance-state-name": ["running"]})
+        machines = [machine["InstanceId"] for machine in instances]
         if len(machines) != 1:
             raise UnavailableError(f"can't keep the stage {stage}: found {len(machines)} machines, wanted 1")
         tags = {
@@ -249,27 +252,27 @@ class StageKeeper:
             InstanceId=machines[0],
             Name=f"gpukiln-stage-{stage}-{self._build.id}",
             Description=f"{self._stages.image} while it was baked, after the stage {stage}",
-            NoReboot=True,
+            NoReboot=True,  # Ansible's connection stays; ansible/stage.yml has written all data to the disk
             TagSpecifications=tag_specifications(tags, "image", "snapshot"),
         )
 
 
 def stage_variables(keeper: StageKeeper | None, stage: StageUse | None) -> dict[str, Any]:
-    """What Ansible gets: where it waits for stages to be kept, and which ones are done.
+    """Variables of Ansible: the folder of the files that it waits for, and the stages that are done.
 
     Args:
-        keeper: What keeps stages, or None.
-        stage: What the bake goes on from, or None.
+        keeper: Keeps stages, or None.
+        stage: The stage that the bake starts from, or None.
     """
     if keeper is None:
         return {}
     names = list(STAGES)
     done = names[: names.index(stage.stage) + 1] if stage else []
-    # what the stage knows of the archive may be older than the plan
+    # The package lists in the stage may be older than the plan, whose versions they might lack.
     fresh = {"apt_sources_lists_valid_s": 0} if stage else {}
     return {"gpukiln_stages_dir": str(keeper.folder), "gpukiln_stages_done": done, **fresh}
 
 
 def stage_line(use: StageUse) -> str:
-    """Say what a bake goes on from."""
-    return f"goes on from the stage {use.stage} of build {use.build_id} ({use.image_id})"
+    """The stage that a bake starts from, in words."""
+    return f"starts from the stage {use.stage} of build {use.build_id} ({use.image_id})"

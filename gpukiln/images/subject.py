@@ -1,4 +1,4 @@
-"""An image that is to be judged: what suite and rules need to know of it, by its record or its tags."""
+"""An image that is to be verified: the facts that suite and rules need, by its record or its tags."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class Subject:
         image_id: The AMI.
         recipe: Its folder of ami/.
         profile: The verification profile.
-        instance_types: The GPU machines that it must run on.
+        instance_types: The GPU instance types that it must run on.
         base: The name of its base.
-        ssh_user: Who logs in.
+        ssh_user: The login user.
         architecture: x86_64 or arm64.
         driver: The driver's version.
         modules: The kind of its kernel modules.
@@ -56,7 +56,7 @@ def subject_of(plan: ImagePlan, image_id: str, build_id: str) -> Subject:
     """The image of a build.
 
     Args:
-        plan: What was built.
+        plan: The build's plan.
         image_id: The AMI.
     """
     return Subject(
@@ -75,11 +75,7 @@ def subject_of(plan: ImagePlan, image_id: str, build_id: str) -> Subject:
 
 
 def subject_tags(subject: Subject) -> dict[str, str]:
-    """Tags by which another machine knows what the image is.
-
-    Args:
-        subject: The image; its id is not among them.
-    """
+    """Tags by which another machine recognises the image, without its id."""
     return {
         RECIPE_TAG: subject.recipe,
         BUILD_ID_TAG: subject.build_id,
@@ -97,13 +93,13 @@ def subject_from_tags(image_id: str, tags: Mapping[str, str]) -> Subject:
         image_id: The AMI.
 
     Raises:
-        UsageError: They don't say what it is, or this checkout has no such image.
+        UsageError: The tags are incomplete, or this checkout has no such image.
     """
-    wanted = (RECIPE_TAG, BUILD_ID_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, BASE_TAG)
-    if missing := [name for name in wanted if not tags.get(name)]:
+    needed = (RECIPE_TAG, BUILD_ID_TAG, TYPES_TAG, DRIVER_TAG, MODULES_TAG, BASE_TAG)
+    if missing := [name for name in needed if not tags.get(name)]:
         raise UsageError(
-            f"{image_id} has no tag {' or '.join(missing)}, so nobody can say here what it is",
-            hint="take the machine that built it, or build it again",
+            f"{image_id} has no tag {' or '.join(missing)}, so its content is unknown here",
+            hint="run the command on the machine that built it, or build it again",
         )
     definition, base = load_image(tags[RECIPE_TAG]), tags[BASE_TAG].partition(" ")[0]
     return Subject(
@@ -122,24 +118,24 @@ def subject_from_tags(image_id: str, tags: Mapping[str, str]) -> Subject:
 
 
 def check_machines(subject: Subject, types: Sequence[str]) -> tuple[str, ...]:
-    """Refuse machines on which an image can't work, by the rules of the plan and by what is in the image.
+    """Refuse instance types on which an image can't work, by the plan's rules and the image's content.
 
     Args:
-        types: Instance types; none is fine.
+        types: Instance types; may be empty.
 
     Returns:
         The types, each once.
 
     Raises:
         UsageError: The catalogue does not know a type.
-        IncompatibleError: One of them does not fit.
+        IncompatibleError: A type does not fit.
     """
     refuse(machine_findings(subject, types))
     return tuple(dict.fromkeys(types))
 
 
 def machine_findings(subject: Subject, types: Sequence[str]) -> list[Finding]:
-    """What is wrong with an image on machines, by the rules of the plan and by what is in the image.
+    """Findings on an image for instance types, by the plan's rules and the image's content.
 
     Args:
         types: Instance types.
@@ -156,6 +152,7 @@ def machine_findings(subject: Subject, types: Sequence[str]) -> list[Finding]:
         cuda=subject.cuda,
     )
     built_for, installed = gpus_of(subject.instance_types)
+    # A build installs the fabric manager only where one of its instance types needs it.
     switched = [name for name in types if instance_type(name).interconnect == "nvswitch"]
     subnet = [name for name in switched if gpu(instance_type(name).gpu).nvlsm]
     if subnet and installed and not any(gpu(key).nvlsm for key in built_for):

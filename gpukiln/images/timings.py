@@ -1,4 +1,4 @@
-"""How long each step of the last builds took, side by side."""
+"""Durations of each step of the last builds, next to each other."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from gpukiln.units import Duration
 
 
 def modules_of(record: Record) -> str:
-    """Where the kernel modules of a build came from: a stage, cache, compiled, or - when that is not known.
+    """Origin of the kernel modules of a build: a stage, cache, compiled, or - when it is unknown.
 
     Args:
         record: The build's record.
@@ -24,7 +24,7 @@ def modules_of(record: Record) -> str:
 
 
 def timings(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """What is compared, as plain data.
+    """Durations of builds as plain data.
 
     Args:
         records: Builds that ended, newest first.
@@ -64,6 +64,7 @@ def timings_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def _cells(seconds: list[float | None]) -> list[str]:
+    # of one build the second value is missing
     newest, before = (*seconds, None, None)[:2]
     ratio = f"{newest / before:.2f}" if newest is not None and before else ""
     return [*("-" if value is None else Duration(value).shown for value in seconds), ratio]

@@ -14,11 +14,11 @@ from gpukiln.catalog.bases import base as find_base
 from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
-from gpukiln.images.bake import Saved, bake, finish
+from gpukiln.images.bake import BakeResources, bake, finish
 from gpukiln.images.builds import Bake, Build, Builds, Record
-from gpukiln.images.cost import spent
+from gpukiln.images.cost import measured_cost
 from gpukiln.images.digest import explain_change
-from gpukiln.images.killed import scratch
+from gpukiln.images.orphans import scratch_folder
 from gpukiln.images.plan import ImagePlan
 from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.access import access_line, machine_from_image
@@ -62,7 +62,7 @@ def build_image(
     cloud: Cloud,
     builds: Builds,
     progress: Progress,
-    saved: Saved,
+    saved: BakeResources,
     signer: Signer | None = None,
 ) -> tuple[Build, Record]:
     """Bake an image, verify it on a machine booted from it, and write its SBOM and provenance.
@@ -82,7 +82,7 @@ def build_image(
     stage = saved.stages.newest() if saved.stages else None
     progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)
-    with build.locked(), scratch(build):
+    with build.locked(), scratch_folder(build):
         record = Record(build.id, "running", plan)
         build.write(record)
 
@@ -92,7 +92,7 @@ def build_image(
             build.write(record)
 
         try:
-            baked = bake(plan, cloud, build, progress, saved, stage, made=made)
+            baked = bake(plan, cloud, build, progress, saved, stage, on_image=made)
             finish(cloud, baked.image_id)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
@@ -103,7 +103,7 @@ def build_image(
                 state="verified",
                 verdicts=(verdict,),
                 durations_s=dict(progress.durations),  # what comes after is not in the record
-                cost=spent(plan, progress.durations, machine),
+                cost=measured_cost(plan, progress.durations, machine),
             )
         except BaseException as error:
             state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
@@ -117,7 +117,7 @@ def build_image(
                     state=state,
                     error=message,
                     durations_s=progress.durations,
-                    cost=spent(
+                    cost=measured_cost(
                         plan, progress.durations, on_demand if "verify" in progress.durations else None
                     ),
                 )
@@ -144,7 +144,7 @@ def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None
         error.add_note(f"an AMI that no record knows may be left: {left.message}")
 
 
-def _remove_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
+def _remove_stages(saved: BakeResources, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
     """Remove the stages that no build shall go on from; what can't be removed is told and fails no build."""
     if saved.stages is None:
         return

@@ -12,8 +12,8 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.errors import UsageError
 from gpukiln.images.bake import finish
 from gpukiln.images.builds import Build
-from gpukiln.images.cost import spent
-from gpukiln.images.killed import scratch
+from gpukiln.images.cost import measured_cost
+from gpukiln.images.orphans import scratch_folder
 from gpukiln.images.subject import Subject, subject_of
 from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.locks import locked
@@ -73,7 +73,7 @@ def verify_again(
     with ExitStack() as held:
         if build:
             held.enter_context(build.locked())
-            held.enter_context(scratch(build))
+            held.enter_context(scratch_folder(build))
             record, subject = build.read(), subject_of_build(build)
             finish(cloud, subject.image_id)  # its build may have ended before
             progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
@@ -90,7 +90,7 @@ def verify_again(
                 verdicts=(*record.verdicts, verdict),
                 error="",
                 durations_s={**record.durations_s, **progress.durations},
-                cost=spent(record.plan, progress.durations, machine, record.cost),
+                cost=measured_cost(record.plan, progress.durations, machine, record.cost),
             )
             build.write(record)
         write_verdict_tags(cloud, subject, verdict)

@@ -1,4 +1,4 @@
-"""One of the two images of a comparison: its record and what lies beside it."""
+"""One of the two images of a comparison: its record and the files next to it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +16,8 @@ class ComparedImage:
 
     Args:
         baked: The image itself.
-        installed: What is known of its packages.
-        boot_s: Seconds of its first boot when it was verified, as systemd counts them; None: not known.
+        installed: Facts of its packages.
+        boot_s: Seconds of its first boot when it was verified, as systemd counts them; None: unknown.
     """
 
     record: Record
@@ -27,7 +27,7 @@ class ComparedImage:
 
     @property
     def os_family(self) -> str:
-        """Debian or redhat: whose order of versions holds."""
+        """The family whose rules order the package versions: debian or redhat."""
         return self.record.plan.base.os_family
 
     def version(self, component: str) -> str | None:
@@ -37,11 +37,11 @@ class ComparedImage:
             component: Its name.
 
         Returns:
-            The version, or None: the image does not have it, or nobody knows its version.
+            The version, or None: the image does not have it, or its version is unknown.
         """
-        found = self.baked.components.get(component, {})
-        present = found.get("status") in ("installed", "preinstalled")
-        return str(found["version"]) if present and found.get("version") else None
+        installed = self.baked.components.get(component, {})
+        present = installed.get("status") in ("installed", "preinstalled")
+        return str(installed["version"]) if present and installed.get("version") else None
 
 
 def find_compared_image(builds: Builds, name: str) -> ComparedImage:
@@ -65,7 +65,7 @@ def find_compared_image(builds: Builds, name: str) -> ComparedImage:
 
 
 def read_compared_image(path: Path) -> ComparedImage:
-    """Read an image's record and what lies beside it.
+    """Read an image's record and the files next to it.
 
     Args:
         path: The record file.
@@ -87,6 +87,7 @@ def _boot_s(report: Path) -> float | None:
         return None
     try:
         facts = parse_json(path.read_text())
+
         seconds = facts.get("facts", facts).get("boot", {}).get("startup_s")
     except (ValueError, AttributeError) as error:
         raise UsageError(f"{path} can't be read: {error}", hint="`invoke ami.verify` writes it") from error

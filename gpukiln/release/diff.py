@@ -1,4 +1,4 @@
-"""What a human needs to know before one image replaces another."""
+"""The differences of two images that matter before one replaces the other."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,12 +16,12 @@ from gpukiln.verify.verdict import CheckResult, counts_text
 
 @dataclass(frozen=True)
 class ValueChange:
-    """Something that both images have in another form, or only one of them has.
+    """A value that differs between the images, or that only one of them has.
 
     Args:
-        old: On the older image; None: not there.
-        new: On the newer one; None: not there.
-        direction: Which way it went; None: it did not change.
+        old: The value on the older image; None: it has none.
+        new: The value on the newer one; None: it has none.
+        direction: The kind of the change; None: there is none.
     """
 
     name: str
@@ -38,7 +38,7 @@ class CheckChange:
         title: What is true when it passes.
         old: Its outcome on the older image; None: it was not examined there.
         new: Its outcome on the newer one, likewise.
-        reason: What the newer one's says, or the older one's where that is absent.
+        reason: The reason on the newer image, or on the older one where the newer has no result.
     """
 
     id: str
@@ -49,7 +49,7 @@ class CheckChange:
 
     @property
     def is_worse(self) -> bool:
-        """Whether something that was proven is not any more."""
+        """Whether a check that passed does not pass any more, or fails."""
         return self.old == "passed" or self.new == "failed"
 
 
@@ -62,13 +62,13 @@ class Diff:
         new: Id of the newer image.
         facts: Base, kernel, components, sizes, boot time, verdict: also what did not change.
         packages: The packages that differ.
-        fixed: Vulnerabilities of the older image that the newer one has no more.
+        fixed: Vulnerabilities of the older image that the newer one does not have.
         introduced: Vulnerabilities that only the newer image has.
         remaining: Vulnerabilities that both have.
-        vulnerability_notes: What was not looked at, and why.
+        vulnerability_notes: What was not checked, and why.
         checks: The checks whose result changed.
         durations: Seconds of each step of both builds.
-        inputs: What changed of what the images are built from, a line a change.
+        inputs: Changed inputs of the builds, a line a change.
     """
 
     old: str
@@ -88,7 +88,7 @@ def compare(old: ComparedImage, new: ComparedImage, osv: Iterable[OsvEntry] | No
     """Compare two images.
 
     Args:
-        old: The image that runs today.
+        old: The image that is in use.
         new: The image that is to replace it.
         osv: Vulnerability data of the packages, or None.
 
@@ -119,7 +119,7 @@ def compare(old: ComparedImage, new: ComparedImage, osv: Iterable[OsvEntry] | No
 
 
 def _family(old: ComparedImage, new: ComparedImage) -> str | None:
-    """Whose order of versions holds: none where the images are of different distributions."""
+    """The family whose rules order the versions; None where the images are of different distributions."""
     bases = old.record.plan.base, new.record.plan.base
     return old.os_family if bases[0].distribution == bases[1].distribution else None
 
@@ -150,12 +150,14 @@ def _plain(name: str, old: str | None, new: str | None) -> ValueChange:
     return ValueChange(name, old, new, direction(old, new, None))
 
 
-def _component(found: Mapping[str, Any] | None) -> str | None:
-    if found is None:
+def _component(installed: Mapping[str, Any] | None) -> str | None:
+    if installed is None:
         return None
-    if found["status"] == "left_out":
+    if installed["status"] == "left_out":
         return "left out"
-    return str(found.get("package", {}).get("version") or found.get("version") or "of an unknown version")
+    return str(
+        installed.get("package", {}).get("version") or installed.get("version") or "of an unknown version"
+    )
 
 
 def _base(image: ComparedImage) -> str:
@@ -196,9 +198,9 @@ MEASURES: dict[str, Callable[[ComparedImage], str | None]] = {
 def _checks(old: ComparedImage, new: ComparedImage) -> Iterator[CheckChange]:
     before, after = _results(old), _results(new)
     for name in dict.fromkeys((*after, *before)):
-        one, other = before.get(name), after.get(name)
-        outcomes = one.outcome if one else None, other.outcome if other else None
-        known = other or one
+        earlier, other = before.get(name), after.get(name)
+        outcomes = earlier.outcome if earlier else None, other.outcome if other else None
+        known = other or earlier
         if outcomes[0] != outcomes[1] and known:
             yield CheckChange(name, known.title, *outcomes, known.reason)
 

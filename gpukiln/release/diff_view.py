@@ -1,4 +1,4 @@
-"""Shows a difference of images on a terminal or as Markdown: both are made from the same sections."""
+"""Shows the differences of two images on a terminal or as Markdown, both from the same sections."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -49,10 +49,10 @@ class DiffSection:
     """A table with its title.
 
     Args:
-        title: What it is about.
+        title: The heading.
         columns: The heads of the columns.
-        rows: The cells; where the last one is a word of STYLES, its row is coloured by it.
-        notes: Sentences below.
+        rows: The cells; a last cell that is a key of STYLES colours its row.
+        notes: Sentences below the table.
     """
 
     title: str
@@ -62,14 +62,7 @@ class DiffSection:
 
 
 def sections(diff: Diff) -> list[DiffSection]:
-    """Everything that a difference says, in the order in which a human asks.
-
-    Args:
-        diff: The difference.
-
-    Returns:
-        The sections, those with nothing to say included.
-    """
+    """All sections of a difference, the most important first; empty ones are included."""
     return [
         DiffSection(f"{diff.old} -> {diff.new}", ("", "old", "new", ""), tuple(map(_row, diff.facts))),
         *_vulnerabilities(diff),
@@ -81,7 +74,7 @@ def sections(diff: Diff) -> list[DiffSection]:
 
 
 def _inputs(lines: Iterable[str]) -> Iterator[str]:
-    """Of files the number in each folder: the commits say the rest."""
+    """The changed inputs; of files only their number in each folder, for the commits have the details."""
     files: Counter[str] = Counter()
     for line in lines:
         verb, _, what = line.partition(" ")
@@ -137,15 +130,15 @@ def _checks(diff: Diff) -> DiffSection:
 
 def _packages(changes: tuple[ValueChange, ...]) -> DiffSection:
     counts = Counter(change.direction for change in changes)
-    said = ", ".join(f"{n} {word}" for word, n in counts.items()) or "the same"
+    summary = ", ".join(f"{n} {word}" for word, n in counts.items()) or "the same"
     rows = tuple(_row(change) for change in changes)
-    return DiffSection(f"Packages: {said}", ("package", "old", "new", "") if rows else (), rows)
+    return DiffSection(f"Packages: {summary}", ("package", "old", "new", "") if rows else (), rows)
 
 
 def _durations(diff: Diff) -> DiffSection:
     rows = []
     for step, (old, new) in diff.durations.items():
-        both = (Duration(one).shown if one is not None else NOTHING for one in (old, new))
+        both = (Duration(seconds).shown if seconds is not None else NOTHING for seconds in (old, new))
         more = f"{new - old:+.0f} s" if old is not None and new is not None else ""
         rows.append((step, *both, more))
     return DiffSection("How long the build took", ("step", "old", "new", "difference"), tuple(rows))
@@ -194,7 +187,13 @@ def _cells(cells: Iterable[str]) -> str:
 
 
 def markdown(text: str) -> str:
-    """A text that means only itself in Markdown."""
-    for character in "\\`*<|":  # an underscore within a word is only itself
+    r"""Escape a text for Markdown.
+
+    >>> markdown("a|b *c* snake_case")
+    'a\\|b \\*c\\* snake_case'
+    >>> markdown("two\nlines")
+    'two lines'
+    """
+    for character in "\\`*<|":  # CommonMark takes an underscore within a word literally
         text = text.replace(character, f"\\{character}")
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""An image by the record of its build here, or by its tags: all that is known of one that another built."""
+"""Finds an image by the record of its build here, or by its tags where another machine built it."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,64 +12,72 @@ from gpukiln.images.channels import Channel
 from gpukiln.images.subject import Subject, subject_from_tags
 from gpukiln.instances.tags import tags_of
 from gpukiln.pipeline.verify import subject_of_build
-from gpukiln.release.channels import Proof, joined, proof_from_record, proof_from_tags, signed
 from gpukiln.release.images import find_images
 from gpukiln.release.regions import each, make_sites
+from gpukiln.release.verification import (
+    ImageVerification,
+    verification_from_record,
+    verification_from_tags,
+    with_signed_verdicts,
+    with_tag_verdicts,
+)
 
 
 @dataclass(frozen=True)
 class LocatedImage:
-    """An image, where it is, and its build where this machine has it."""
+    """An image, its cloud, and its build where this machine has it."""
 
     image_id: str
     cloud: Cloud
     build: Build | None
 
     def subject(self) -> Subject:
-        """What suite and rules need to know of it.
+        """The facts that suite and rules need.
 
         Raises:
-            UsageError: Its build has no image, or its tags don't say what it is.
+            UsageError: Its build has no image, or its tags are incomplete.
         """
         if self.build:
             return subject_of_build(self.build)
         return subject_from_tags(self.image_id, tags_of(find_image(self.cloud, self.image_id)))
 
-    def proof(self, rules: Channel | None = None) -> Proof:
-        """How it was verified: by what a channel's keys signed, else by record and tags, or by tags alone.
+    def verification(self, rules: Channel | None = None) -> ImageVerification:
+        """How it was verified: by statements that a channel's keys signed, else by record and tags.
 
         Args:
-            rules: A channel's; None: nobody asks for a signature.
+            rules: A channel's rules; None: no signature is required.
 
         Raises:
-            RefusedError: Record, tags and what was signed contradict each other.
+            RefusedError: Record, tags and signed statements contradict each other.
         """
-        proof = (
-            proof_of_build(self.cloud, self.build) if self.build else find_proof(self.cloud, self.image_id)
+        verification = (
+            verification_of_build(self.cloud, self.build)
+            if self.build
+            else find_verification(self.cloud, self.image_id)
         )
-        image = find_image(self.cloud, proof.image_id)
+        image = find_image(self.cloud, verification.image_id)
         trust.require_own_record(self.cloud, image)
         if rules is None or not rules.trust:
-            return proof
+            return verification
         with explain_aws_errors("read the signed statements"):
-            found, _ = trust.channel_statements(self.cloud, image, rules.trust)
-        return signed(proof, found, self.build.read() if self.build else None)
+            vouched, _ = trust.channel_statements(self.cloud, image, rules.trust)
+        return with_signed_verdicts(verification, vouched, self.build.read() if self.build else None)
 
 
 def find(
     name: str, builds: Builds, *, cloud: str = "", region: str = "", elsewhere: str = "", **account: str
 ) -> LocatedImage:
-    """An image by what was typed.
+    """Find an image by the name that was typed.
 
     Args:
         name: A build's id, an AMI's id, or `last`.
-        cloud: The cloud's name; empty: as its record says.
-        region: The region; empty: as its record says.
-        elsewhere: The region of an image of which this machine has no record.
+        cloud: The cloud's name; empty: by its record.
+        region: The region; empty: by its record.
+        elsewhere: The region of an image that this machine has no record of.
         account: profile, subnet_id and ssh_cidr for `make_cloud`, as typed.
 
     Raises:
-        UsageError: This machine has no such build, or it is elsewhere than was typed.
+        UsageError: This machine has no such build, or the build is on another cloud or in another region.
     """
     options = {key: value or None for key, value in account.items()}
     try:
@@ -99,7 +107,7 @@ def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:
         image_id: The AMI.
 
     Raises:
-        UsageError: It is not there.
+        UsageError: There is no such image.
         UnavailableError: The cloud could not be asked.
     """
     sites = make_sites(cloud, [cloud.region])
@@ -113,46 +121,48 @@ def find_image(cloud: Cloud, image_id: str) -> dict[str, Any]:
     return image
 
 
-def find_proof(cloud: Cloud, image_id: str) -> Proof:
-    """What an image says of itself.
+def find_verification(cloud: Cloud, image_id: str) -> ImageVerification:
+    """The verification of an image by its tags.
 
     Args:
         cloud: The cloud, in the image's region.
         image_id: The AMI.
 
-    Returns:
-        How it was judged.
-
     Raises:
-        UsageError: It is not there, or its tags don't say what it is.
+        UsageError: There is no such image, or its tags are incomplete.
         UnavailableError: The cloud could not be asked.
     """
     named = f"{image_id} --region {cloud.region} --cloud {cloud.name}"
-    return replace(proof_from_tags(image_id, cloud.region, tags_of(find_image(cloud, image_id))), named=named)
+    return replace(
+        verification_from_tags(image_id, cloud.region, tags_of(find_image(cloud, image_id))), named=named
+    )
 
 
-def proof_of_build(cloud: Cloud, build: Build) -> Proof:
-    """What is known of an image that was built here: by its record, its tags, its SBOM and its provenance.
+def verification_of_build(cloud: Cloud, build: Build) -> ImageVerification:
+    """The verification of an image that this machine built: by its record, tags, SBOM and provenance.
 
     Args:
         cloud: The cloud, in the image's region.
 
     Returns:
-        How it was judged, by other machines too.
+        The verification, with the verdicts of other machines.
 
     Raises:
         UsageError: The build has no image, or the image is gone.
-        RefusedError: Record and tags tell of different verdicts.
+        RefusedError: Record and tags have different verdicts.
         UnavailableError: The cloud could not be asked.
     """
     from gpukiln.attest import attestation  # noqa: PLC0415 - slow to import
 
     record = build.read()
-    proof = proof_from_record(record)
-    proof = joined(proof, tags_of(find_image(cloud, proof.image_id)))
+    verification = verification_from_record(record)
+    verification = with_tag_verdicts(verification, tags_of(find_image(cloud, verification.image_id)))
     if not attestation.is_written(build):
-        return proof
-    found = attestation.verify_attestation(build, record, cloud)
+        return verification
+    findings = attestation.verify_attestation(build, record, cloud)
     return replace(
-        proof, findings=tuple(f"{one.id}: {one.message}" for one in found if one.outcome == "failed")
+        verification,
+        findings=tuple(
+            f"{finding.id}: {finding.message}" for finding in findings if finding.outcome == "failed"
+        ),
     )

@@ -1,4 +1,4 @@
-"""What a release does to a region's image; each step looks first, so that a second run changes nothing."""
+"""Changes of a release to a region's image; each reads the state first, so a second run changes nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from gpukiln.units import Duration
 COPY_TAGS = (SOURCE_TAG, ENCRYPTION_TAG)
 FIRST_POLL_S, LAST_POLL_S = 0.5, 15.0
 PROTECTED = "enabled"  # enabled-without-cooldown, enabled-with-cooldown (aws-cli's and Terraform's examples)
-PAGE = 200  # images a page; without a size DescribeImages answers with everything at once, and may time out
+# Images a page: without a size DescribeImages answers with everything at once, and may time out.
+PAGE = 200
 
 
 @dataclass(frozen=True)
 class LaunchPermissions:
-    """Who may launch an image.
+    """The accounts that may launch an image.
 
     Args:
         accounts: Account ids.
         organizations: ARNs of organizations and organizational units.
-        public: Everybody.
+        public: Whether every account may.
     """
 
     accounts: tuple[str, ...] = ()
@@ -37,7 +38,11 @@ class LaunchPermissions:
 
     @property
     def permissions(self) -> list[dict[str, str]]:
-        """As EC2 writes launch permissions."""
+        """The permissions in EC2's form.
+
+        >>> LaunchPermissions(accounts=("111122223333",), public=True).permissions
+        [{'UserId': '111122223333'}, {'Group': 'all'}]
+        """
         units = [arn for arn in self.organizations if ":ou/" in arn]
         return [
             *({"UserId": account} for account in self.accounts),
@@ -48,15 +53,16 @@ class LaunchPermissions:
 
 
 def find_images(site: Site, image_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Images by their ids; one that is gone is not among them."""
+    """Images by their ids; a deregistered one is left out."""
+    # As a filter: an unknown id among ImageIds would fail the whole call.
     ids = sorted(set(image_ids))
     if not ids:
         return {}
-    return {image["ImageId"]: image for image in _described(site, {"image-id": ids})}
+    return {image["ImageId"]: image for image in _describe_images(site, {"image-id": ids})}
 
 
-def _described(site: Site, wanted: Mapping[str, list[str]]) -> list[dict[str, Any]]:
-    return calls.images(site.ec2, wanted, page_size=PAGE, Owners=["self"], IncludeDeprecated=True)
+def _describe_images(site: Site, filters: Mapping[str, list[str]]) -> list[dict[str, Any]]:
+    return calls.images(site.ec2, filters, page_size=PAGE, Owners=["self"], IncludeDeprecated=True)
 
 
 def is_encrypted(image: Mapping[str, Any]) -> bool:
@@ -75,22 +81,22 @@ def find_copies(site: Site, source: Mapping[str, Any], key: str | None) -> tuple
         key: KMS key that it was to be encrypted with, `default` for the account's, None for none.
 
     Returns:
-        The copy that is available or on its way, or an empty string; and the ids of those that failed.
+        The copy that is available or pending, or an empty string; and the ids of those that failed.
     """
-    wanted = {f"tag:{SOURCE_TAG}": [source["ImageId"]], f"tag:{ENCRYPTION_TAG}": [key or "none"]}
-    copies = _described(site, wanted)
+    tagged = {f"tag:{SOURCE_TAG}": [source["ImageId"]], f"tag:{ENCRYPTION_TAG}": [key or "none"]}
+    copies = _describe_images(site, tagged)
     copies.sort(key=lambda image: (image["State"] != "available", image["CreationDate"], image["ImageId"]))
     usable = [str(image["ImageId"]) for image in copies if image["State"] in ("available", "pending")]
     return usable[0] if usable else "", [str(image["ImageId"]) for image in copies if not usable]
 
 
 def _has_name(site: Site, source: Mapping[str, Any]) -> bool:
-    """Whether another image of this account has the name there: a region has every name once."""
+    """Whether another image of this account has the name in this region, where names are unique."""
     others = calls.images(site.ec2, {"name": [source["Name"]]}, Owners=["self"])
     return any(tags_of(image).get(SOURCE_TAG) != source["ImageId"] for image in others)
 
 
-def copy_of(
+def ensure_copy(
     site: Site, source: Mapping[str, Any], source_region: str, *, key: str | None, tags: Mapping[str, str]
 ) -> str:
     """The copy of an image in a region, started when there is none.
@@ -103,12 +109,12 @@ def copy_of(
     Returns:
         Its id; it may still be pending.
     """
-    found, failed = find_copies(site, source, key)
-    if found:
-        return found
-    site.go_on()
-    # The same token gives the same copy, should an answer get lost before its tags can be found. After a copy
-    # that failed it must be another one; the day lets a copy that was removed be made again.
+    copy_id, failed = find_copies(site, source, key)
+    if copy_id:
+        return copy_id
+    site.check_interrupted()
+    # The same token gives the same copy, should an answer get lost before the copy can be found by its tags.
+    # A failed copy needs a new token, so their ids are in it; the day allows a removed copy to be made again.
     about = [source["ImageId"], site.region, key or "none", *failed, f"{datetime.now(UTC):%Y-%m-%d}"]
     token = hashlib.sha256(" ".join(about).encode()).hexdigest()
     is_second = site.region == source_region or failed or _has_name(site, source)
@@ -137,7 +143,7 @@ def wait_until_available(
     Args:
         image_id: The copy.
         timeout_s: Seconds that it gets.
-        say: Told what is being waited for.
+        say: Shows what it waits for.
 
     Returns:
         The image.
@@ -167,7 +173,7 @@ def wait_until_available(
         available,
         lambda: UnavailableError(
             f"{image_id} in {site.region} is still {state} after {Duration(timeout_s).shown}",
-            hint="the copy goes on in AWS; run the same command again later (--timeout MINUTES)",
+            hint="AWS continues the copy; run the same command again later (--timeout MINUTES)",
         ),
         timeout_s=timeout_s,
         pause_s=FIRST_POLL_S,
@@ -176,77 +182,78 @@ def wait_until_available(
     )
 
 
-def ensure_tags(site: Site, image: Mapping[str, Any], wanted: Mapping[str, str]) -> None:
-    """Tag an image and its snapshots, where they lack a tag or say something else.
+def ensure_tags(site: Site, image: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+    """Tag an image and its snapshots, where a tag is missing or has another value.
 
     Args:
-        wanted: Names and values.
+        tags: Values by name.
     """
     ids = snapshots_of(image)  # without ids every snapshot would be described
     snapshots = site.ec2.describe_snapshots(SnapshotIds=ids)["Snapshots"] if ids else []
-    for resource, name in ((image, image["ImageId"]), *((one, one["SnapshotId"]) for one in snapshots)):
+    for resource, name in (
+        (image, image["ImageId"]),
+        *((snapshot, snapshot["SnapshotId"]) for snapshot in snapshots),
+    ):
         there = tags_of(resource)
-        if missing := {key: value for key, value in wanted.items() if there.get(key) != value}:
-            site.go_on()
+        if missing := {key: value for key, value in tags.items() if there.get(key) != value}:
+            site.check_interrupted()
             site.ec2.create_tags(Resources=[name], Tags=tag_list(missing))
 
 
 def ensure_imds(site: Site, image: Mapping[str, Any], source: Mapping[str, Any]) -> None:
-    """Let a copy require IMDSv2 as its source does.
+    """Make a copy require IMDSv2 where its source does.
 
     Args:
         image: The copy.
         source: The image that it is a copy of.
     """
-    wanted = source.get("ImdsSupport")
-    if wanted and image.get("ImdsSupport") != wanted:
-        site.go_on()
-        site.ec2.modify_image_attribute(ImageId=image["ImageId"], ImdsSupport={"Value": wanted})
+    required = source.get("ImdsSupport")
+    if required and image.get("ImdsSupport") != required:
+        site.check_interrupted()
+        site.ec2.modify_image_attribute(ImageId=image["ImageId"], ImdsSupport={"Value": required})
 
 
 def launch_permissions(site: Site, image_id: str) -> list[dict[str, str]]:
-    """Who may launch an image, beside its owner."""
+    """The launch permissions of an image, without its owner's."""
     answer = site.ec2.describe_image_attribute(ImageId=image_id, Attribute="launchPermission")
     return [dict(permission) for permission in answer["LaunchPermissions"]]
 
 
 def ensure_shared(site: Site, image_id: str, sharing: LaunchPermissions) -> None:
-    """Let others launch an image; nobody's permission is taken away."""
+    """Add launch permissions to an image; none is removed."""
     if not sharing.permissions:
         return
     there = launch_permissions(site, image_id)
     if missing := [permission for permission in sharing.permissions if permission not in there]:
-        site.go_on()
+        site.check_interrupted()
         site.ec2.modify_image_attribute(ImageId=image_id, LaunchPermission={"Add": missing})
 
 
 def make_live(site: Site, image: Mapping[str, Any]) -> None:
-    """Take away an image's deprecation and protect it from being deregistered.
-
-    A public image keeps its deprecation where it is far off: EC2 gives each one of its own, two years ahead.
-    """
+    """Remove an image's deprecation and protect it from being deregistered."""
+    # EC2 itself deprecates each public image two years after its creation: a date that far ahead stays.
     deprecation = deprecated_at(image)
     if deprecation and not (image.get("Public") and deprecation > datetime.now(UTC) + timedelta(366)):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.disable_image_deprecation(ImageId=image["ImageId"])
     if not is_protected(image):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.enable_image_deregistration_protection(ImageId=image["ImageId"])
 
 
 def retire(site: Site, image: Mapping[str, Any], *, after: timedelta) -> None:
-    """Deprecate an image that no channel points at any more, and let it be deregistered.
+    """Deprecate an image that no channel points at any more, and end its protection.
 
     Args:
-        after: When it is to be deprecated; an earlier time that it has already stays.
+        after: The time until it is deprecated; an earlier deprecation stays.
     """
-    # EC2 takes no time that has passed, and rounds to the minute
+    # EC2 refuses a time in the past, and rounds to the minute.
     at = datetime.now(UTC) + max(after, timedelta(minutes=5))
     if not (there := deprecated_at(image)) or there > at + timedelta(minutes=5):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.enable_image_deprecation(ImageId=image["ImageId"], DeprecateAt=at)
     if is_protected(image):
-        site.go_on()
+        site.check_interrupted()
         site.ec2.disable_image_deregistration_protection(ImageId=image["ImageId"])
 
 
@@ -260,7 +267,7 @@ def is_protected(image: Mapping[str, Any]) -> bool:
 
 
 def deprecated_at(image: Mapping[str, Any]) -> datetime | None:
-    """When an image is deprecated, or was; None: never.
+    """The time of an image's deprecation; None: it has none.
 
     Args:
         image: As DescribeImages gives it.
@@ -269,7 +276,12 @@ def deprecated_at(image: Mapping[str, Any]) -> datetime | None:
 
 
 def parse_time(text: str) -> datetime:
-    """A time as EC2 writes it.
+    """Parse a time in EC2's form.
+
+    >>> parse_time("2026-04-01T12:30:00.000Z").isoformat()
+    '2026-04-01T12:30:00+00:00'
+    >>> parse_time("2026-04-01T12:30:00Z") > parse_time("2026-04-01T12:29:59.000Z")
+    True
 
     Args:
         text: ISO 8601, UTC.

@@ -1,7 +1,7 @@
-"""Which images of a region are in use, and by what.
+"""The images of a region that are in use, and their users.
 
 Auto Scaling groups, managed node groups and fleets launch from launch templates or launch configurations. All
-versions of both are read, so what such a group would launch next is among them.
+versions of both are read, so the image that such a group would launch next is among them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _IMAGE_ID = re.compile(r"ami-[0-9a-f]{8,17}")
 
 
 def images_in_use(site: Site) -> dict[str, list[str]]:
-    """Images that something in the region uses.
+    """The images that resources of the region use.
 
     Returns:
-        Per image id who uses it.
+        By image id, its users.
     """
     users: defaultdict[str, list[str]] = defaultdict(list)
     for instance in calls.instances(site.ec2, {}):
@@ -38,6 +38,7 @@ def images_in_use(site: Site) -> dict[str, list[str]]:
                 who = f"launch template {template['LaunchTemplateName']} version {version['VersionNumber']}"
                 users[_resolved(site, image)].append(who)
     autoscaling = site.client("autoscaling")
+    # Accounts created since 2024-10 have no launch configurations; older ones may still launch from them.
     groups: defaultdict[str, list[str]] = defaultdict(list)
     for group in calls.pages(autoscaling, "describe_auto_scaling_groups", "AutoScalingGroups"):
         groups[group.get("LaunchConfigurationName", "")].append(group["AutoScalingGroupName"])
@@ -51,7 +52,7 @@ def images_in_use(site: Site) -> dict[str, list[str]]:
 
 
 def _resolved(site: Site, image: str) -> str:
-    """The image id behind `resolve:ssm:NAME`, `...:VERSION` or `...:LABEL`; as it is when there is none."""
+    """The image id behind `resolve:ssm:NAME`, `...:VERSION` or `...:LABEL`, else the text itself."""
     if not image.startswith(_RESOLVE):
         return image
     try:
@@ -61,14 +62,14 @@ def _resolved(site: Site, image: str) -> str:
     return str(answer["Parameter"]["Value"])
 
 
-def listed(files: list[str]) -> dict[str, list[str]]:
-    """Image ids in files of the user's, for example what Karpenter's node classes use.
+def images_in_files(files: list[str]) -> dict[str, list[str]]:
+    """Image ids in files of the user, for example those of Karpenter's node classes.
 
     Args:
         files: Paths of text, YAML or JSON files; every image id in them counts.
 
     Returns:
-        Per image id the files.
+        By image id, the files.
 
     Raises:
         UsageError: A file can't be read or has no image id: an empty list would protect nothing.
@@ -76,14 +77,14 @@ def listed(files: list[str]) -> dict[str, list[str]]:
     users: defaultdict[str, list[str]] = defaultdict(list)
     for name in files:
         try:
-            found = set(_IMAGE_ID.findall(Path(name).read_text()))
+            image_ids = set(_IMAGE_ID.findall(Path(name).read_text()))
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--in-use {name} can't be read: {error}") from error
-        if not found:
+        if not image_ids:
             raise UsageError(
                 f"--in-use {name} has no image id in it",
                 hint="kubectl get ec2nodeclasses -o jsonpath='{.items[*].status.amis[*].id}' > FILE",
             )
-        for image_id in found:
+        for image_id in image_ids:
             users[image_id].append(f"the list {name}")
     return dict(users)

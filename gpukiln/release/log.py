@@ -1,4 +1,4 @@
-"""What a release or a rollback did, kept in the state folder; another machine reads the pointers' history."""
+"""Records of releases and rollbacks in the state folder; other machines read the pointers' history."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class RegionResult:
-    """How far one region came.
+    """The state of one region.
 
     Args:
         region: Its name.
@@ -62,9 +62,9 @@ class Release:
         build: The build it points at now.
         cloud: aws or embedded.
         state: running, done, partial, failed, interrupted, or planned.
-        excused: Ids of the checks that the channel asks for and that were excused, with the reason.
+        excused: Ids of the checks that the channel requires and that were excused, with the reason.
         not_run: How many checks of each layer were not run, `none`, or an empty string for a rollback.
-        trust: By what the image is trusted, in words.
+        trust: Why the image is trusted, in words.
         started_at: UTC, ISO 8601.
         durations_s: Seconds of each step.
     """
@@ -96,12 +96,12 @@ class Release:
 
 
 @dataclass(frozen=True)
-class Unfinished:
+class UnfinishedRollback:
     """A rollback that was killed, or failed somewhere.
 
     Args:
-        build: Where it goes back to.
-        images: Of that build, by region.
+        build: The build that it returns to.
+        images: The images of that build, by region.
         replaces: The image that each region's channel pointed at before.
     """
 
@@ -111,7 +111,7 @@ class Unfinished:
 
 
 class ReleaseLog:
-    """What this machine released and rolled back.
+    """The releases and rollbacks of this machine.
 
     Args:
         home: The state folder.
@@ -121,7 +121,7 @@ class ReleaseLog:
         self.folder = home / "releases"
 
     def write(self, release: Release) -> Path:
-        """Keep what was done; a second run of the same release replaces the first's.
+        """Write the record of a release; a second run of the same release replaces it.
 
         Returns:
             Its file.
@@ -132,22 +132,23 @@ class ReleaseLog:
         write_atomic(file, json.dumps(dump(release), indent=2) + "\n")
         return file
 
-    def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[Unfinished]:
-        """Rollbacks of a channel that this machine began and did not end, the last first."""
-        found: list[tuple[str, Unfinished]] = []
+    def unfinished_rollbacks(self, pointer: Pointer, cloud: str) -> list[UnfinishedRollback]:
+        """Rollbacks of a channel that this machine started and did not finish, the newest first."""
+        rollbacks: list[tuple[str, UnfinishedRollback]] = []
         for file in self.folder.glob(f"{pointer.kubernetes}-{pointer.channel}-*-rollback.json"):
+            # A damaged record is skipped: the rollback then goes one release back, as if it were a new one.
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 document = parse_json(file.read_text())
-                said = document["parameter"], document["cloud"], document["state"] != "done"
-                if said == (pointer.path, cloud, True):
-                    regions = {one["region"]: one for one in document["regions"]}
+                same = (document["parameter"], document["cloud"]) == (pointer.path, cloud)
+                if same and document["state"] != "done":
+                    regions = {row["region"]: row for row in document["regions"]}
                     images, replaces = (
-                        {region: str(one[key]) for region, one in regions.items()}
+                        {region: str(row[key]) for region, row in regions.items()}
                         for key in ("image_id", "replaces")
                     )
                     began = str(document["started_at"])
-                    found.append((began, Unfinished(str(document["build"]), images, replaces)))
-        return [one for _, one in sorted(found, key=lambda pair: pair[0], reverse=True)]
+                    rollbacks.append((began, UnfinishedRollback(str(document["build"]), images, replaces)))
+        return [rollback for _, rollback in sorted(rollbacks, key=lambda pair: pair[0], reverse=True)]
 
     def regions(self, cloud: str) -> list[str]:
         """Every region that this machine has released to on a cloud.
@@ -155,15 +156,15 @@ class ReleaseLog:
         Args:
             cloud: aws or embedded.
         """
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for file in sorted(self.folder.glob("*.json")):
             try:
                 document = parse_json(file.read_text())
                 if document["cloud"] == cloud:
-                    found.update(dict.fromkeys(result["region"] for result in document["regions"]))
+                    names.update(dict.fromkeys(result["region"] for result in document["regions"]))
             except (OSError, ValueError, KeyError, TypeError) as error:
-                log.warning("warning: %s can't be read, so its regions are not looked at: %s", file, error)
-        return list(found)
+                log.warning("warning: %s can't be read, so its regions are skipped: %s", file, error)
+        return list(names)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -185,7 +186,7 @@ def now() -> str:
 
 
 def require_complete(release: Release) -> None:
-    """Turn regions that failed into the command's failure.
+    """Raise an error for the regions that failed.
 
     Args:
         release: What was done.
@@ -201,14 +202,14 @@ def require_complete(release: Release) -> None:
         UnavailableError if not published and len(release.failures) == len(release.regions) else PartialError
     )
     total = len(release.regions)
-    told = (
+    outcome = (
         f"the channel points at {release.build} in {', '.join(published)}"
         if published
         else ("the channel was not moved in any region")
     )
     hints = dict.fromkeys(result.hint for result in release.failures if result.hint)
     raise kind(
-        f"{len(release.failures)} of {total} regions failed; {told}",
+        f"{len(release.failures)} of {total} regions failed; {outcome}",
         details=tuple(f"{result.region}: {result.error}" for result in release.failures),
         hint="; ".join(hints) or "run the same command again: it does what is missing and nothing twice",
     )

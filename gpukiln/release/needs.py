@@ -1,4 +1,4 @@
-"""What a channel asks of an image, and which of it is missing: release refuses it, ami.verify provides it."""
+"""Compares an image's verification with a channel's requirements: `ami.verify` provides what is missing."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.findings import Finding
 from gpukiln.images.channels import DECLARED, Channel
-from gpukiln.images.keys import in_words
+from gpukiln.images.keys import describe_trust
 from gpukiln.pipeline.verdict_tags import DIGEST_CHARS, VerdictSummary
-from gpukiln.release.channels import Proof
+from gpukiln.release.verification import ImageVerification
 from gpukiln.verify.digest import suite_digest
 
 NO_MACHINE = "no machine of this cloud has a GPU"
-NO_GPU = "no GPU"  # what a check says that is not run on such a machine
+NO_GPU = "no GPU"  # the reason of a check that does not run on such a machine
 
 
 @dataclass(frozen=True)
 class MachineNeed:
-    """A machine that must have judged an image.
+    """A kind of machine on which an image must have been verified.
 
     Args:
         title: In words, for example `a machine with A10G`.
-        gpus: One of these GPUs, by their keys; empty: any machine will do.
+        gpus: Keys of GPUs, of which the machine has one; empty: any machine.
     """
 
     title: str
@@ -37,192 +37,210 @@ class MachineNeed:
         """Whether a verdict of an instance type counts.
 
         Args:
-            name: The type; one that the catalogue does not know counts where any will do.
+            name: The type; one that the catalogue does not know counts where any machine does.
         """
         known = instance_types().get(name)
         return not self.gpus or (known is not None and known.gpu in self.gpus)
 
 
-def needs_of(channel: Channel, proof: Proof) -> list[MachineNeed]:
-    """The machines that must have judged an image before a channel takes it.
+def machine_needs(channel: Channel, verification: ImageVerification) -> list[MachineNeed]:
+    """The machines on which an image must have been verified before a channel accepts it.
 
     Args:
-        proof: The image.
+        verification: The image's verification.
 
     Returns:
-        One a GPU or architecture that it names; where it names none, any machine.
+        One for each GPU or architecture that the channel names; where it names none, any machine.
     """
-    found: dict[str, MachineNeed] = {}
+    needs: dict[str, MachineNeed] = {}
     for word in channel.gpus:
         if word == DECLARED:
-            for key in dict.fromkeys(instance_type(name).gpu for name in proof.instance_types):
-                found[key] = MachineNeed(f"a machine with {gpu(key).name}", frozenset([key]))
+            for key in dict.fromkeys(instance_type(name).gpu for name in verification.instance_types):
+                needs[key] = MachineNeed(f"a machine with {gpu(key).name}", frozenset([key]))
         elif word in gpus():
-            found[word] = MachineNeed(f"a machine with {gpu(word).name}", frozenset([word]))
+            needs[word] = MachineNeed(f"a machine with {gpu(word).name}", frozenset([word]))
         else:
             keys = [key for key, board in gpus().items() if board.arch == word]
-            found[word] = MachineNeed(f"a machine with a GPU of {word}", frozenset(keys))
-    return list(found.values()) or [MachineNeed("a machine")]
+            needs[word] = MachineNeed(f"a machine with a GPU of {word}", frozenset(keys))
+    return list(needs.values()) or [MachineNeed("a machine")]
 
 
-def examine(channel: Channel, proof: Proof, *, has_gpus: bool) -> list[Finding]:
-    """Compare what a channel asks for with what was shown.
+def evaluate(channel: Channel, verification: ImageVerification, *, has_gpus: bool) -> list[Finding]:
+    """Compare a channel's requirements with an image's verification.
 
     Args:
-        proof: How the image was judged.
-        has_gpus: Whether the cloud it was judged on has GPUs.
+        verification: How the image was verified.
+        has_gpus: Whether the cloud that it was verified on has GPUs.
 
     Returns:
-        not-passed of each type on which it failed; not-shown of each machine that must have judged it, where
-        `again` says whether another verification is what it lacks: what kept a check from running is fixed
-        first; attestation; and excused, no error, with the reason that the channel excuses.
+        not-passed for each type on which it failed; not-shown for each missing verification, whose evidence
+        `reverify` is true where another verification would provide it, and false where the cause of a check
+        that did not run has to be fixed first; attestation; and excused, which is no error, with the reason.
     """
-    right = {name: one for name, one in proof.judged.items() if one.profile == proof.profile}
+    # a verdict of another profile ran other checks
+    right = {
+        name: verdict
+        for name, verdict in verification.verdicts.items()
+        if verdict.profile == verification.profile
+    }
     findings = [
         Finding("not-passed", "error", "its verdict is not `passed`", name)
-        for name, one in right.items()
-        if not one.passed
+        for name, verdict in right.items()
+        if not verdict.passed
     ]
-    layers = [*channel.layers, *(proof.required_layers if channel.image_layers else ())]
+    layers = [*channel.layers, *(verification.required_layers if channel.image_layers else ())]
     excuses = () if has_gpus else channel.excused_without_gpus
-    needs = needs_of(channel, proof)
+    needs = machine_needs(channel, verification)
     if not has_gpus and NO_GPU in excuses:
         findings += [Finding("excused", "info", NO_MACHINE, need.title) for need in needs if need.gpus]
-        needs = [MachineNeed("a machine")]  # what is left to ask for
+        needs = [MachineNeed("a machine")]  # the rest can be verified without a GPU
     for need in needs:
-        on = [one for name, one in right.items() if one.passed and need.met_by(name)]
-        lacking = [list(_lacks(one, channel, need, layers, excuses)) for one in on]
-        nothing = [_not_shown(need, "nothing judged it there", again=True)]
-        findings += min(lacking, key=lambda some: sum(one.id != "excused" for one in some), default=nothing)
-    found = _attestation(channel, proof)
-    return findings + [Finding("attestation", "error", text, proof.image_id) for text in found]
+        on = [verdict for name, verdict in right.items() if verdict.passed and need.met_by(name)]
+        lacking = [list(_missing_of_verdict(verdict, channel, need, layers, excuses)) for verdict in on]
+        nothing = [_not_shown_finding(need, "it was not verified there", reverify=True)]
+        # Of several machines of a kind the best verdict counts.
+        findings += min(
+            lacking, key=lambda some: sum(finding.id != "excused" for finding in some), default=nothing
+        )
+    problems = _attestation(channel, verification)
+    return findings + [Finding("attestation", "error", text, verification.image_id) for text in problems]
 
 
-def _not_shown(need: MachineNeed, message: str, *, again: bool = False) -> Finding:
-    return Finding("not-shown", "error", message, need.title, {"gpus": sorted(need.gpus), "again": again})
+def _not_shown_finding(need: MachineNeed, message: str, *, reverify: bool = False) -> Finding:
+    return Finding(
+        "not-shown", "error", message, need.title, {"gpus": sorted(need.gpus), "reverify": reverify}
+    )
 
 
-def _lacks(
-    one: VerdictSummary, channel: Channel, need: MachineNeed, layers: list[str], excuses: tuple[str, ...]
+def _missing_of_verdict(
+    verdict: VerdictSummary, channel: Channel, need: MachineNeed, layers: list[str], excuses: tuple[str, ...]
 ) -> Iterator[Finding]:
-    """What one verdict lacks for a need."""
-    where = one.instance_type
-    if channel.suite == "current" and one.suite != (today := suite_digest()[:DIGEST_CHARS]):
-        yield _not_shown(need, f"{where}: judged by the suite {one.suite}, today's is {today}", again=True)
-    if need.gpus and not one.saw_gpu:
-        yield _not_shown(need, f"{where}: no check of a GPU ran", again=True)
-    if one.checks is None:
+    """The findings of one verdict for a need."""
+    where = verdict.instance_type
+    if channel.suite == "current" and verdict.suite != (today := suite_digest()[:DIGEST_CHARS]):
+        yield _not_shown_finding(
+            need, f"{where}: verified by the suite {verdict.suite}, the current one is {today}", reverify=True
+        )
+    if need.gpus and not verdict.saw_gpu:
+        yield _not_shown_finding(need, f"{where}: no check of a GPU ran", reverify=True)
+    if verdict.checks is None:
         why = ", and its tags don't say why" if excuses else ""
-        for layer, count in one.not_run.items():
+        for layer, count in verdict.not_run.items():
             if layer in layers:
-                yield _not_shown(need, f"{where}: {count} checks of {layer} were not run{why}")
-    for check in (check for check in one.checks or () if check.layer in layers):
+                yield _not_shown_finding(need, f"{where}: {count} checks of {layer} were not run{why}")
+    for check in (check for check in verdict.checks or () if check.layer in layers):
         if check.reason in excuses:
             yield Finding("excused", "info", check.reason, check.id)
         else:
-            yield _not_shown(need, f"{where}: {check.id}: {check.reason}")
+            yield _not_shown_finding(need, f"{where}: {check.id}: {check.reason}")
 
 
-def _attestation(channel: Channel, proof: Proof) -> Iterator[str]:
+def _attestation(channel: Channel, verification: ImageVerification) -> Iterator[str]:
     if channel.attestation == "none":
         return
     for what, tag in (("SBOM", SBOM_TAG), ("provenance", STATEMENT_TAG)):
-        if not proof.attested.get(tag):
+        if not verification.attested.get(tag):
             yield f"the image has no tag {tag}: no {what} was written"
     if channel.attestation == "signed":
-        claims = proof.vouched.verdicts.values() if proof.vouched else ()
+        claims = verification.vouched.verdicts.values() if verification.vouched else ()
         digests = {claim.provenance for claim in claims if claim.provenance}
-        if proof.attested.get(STATEMENT_TAG) not in digests:
+        if verification.attested.get(STATEMENT_TAG) not in digests:
             yield (
-                f"no trusted key signed its provenance: {proof.attested.get(STATEMENT_TAG) or 'none'} by "
-                f"the tag {STATEMENT_TAG}, signed {' or '.join(sorted(digests)) or 'none'}"
+                "no trusted key signed its provenance: "
+                f"{verification.attested.get(STATEMENT_TAG) or 'none'} by the tag {STATEMENT_TAG}, "
+                f"signed {' or '.join(sorted(digests)) or 'none'}"
             )
-    yield from proof.findings or ()
+    yield from verification.findings or ()
 
 
-def require_proven(name: str, channel: Channel, proof: Proof, *, has_gpus: bool) -> dict[str, str]:
-    """Refuse an image that has not shown what a channel asks for.
+def require_verified(
+    name: str, channel: Channel, verification: ImageVerification, *, has_gpus: bool
+) -> dict[str, str]:
+    """Refuse an image that does not meet a channel's requirements.
 
     Args:
         name: The channel's name.
-        proof: How the image was judged.
-        has_gpus: Whether the cloud it was judged on has GPUs.
+        verification: How the image was verified.
+        has_gpus: Whether the cloud that it was verified on has GPUs.
 
     Returns:
-        What was excused, of what the channel asks for, with the reason.
+        The requirements that were excused, with the reason.
 
     Raises:
-        RefusedError: It has not; the details name all that is missing, the hint what provides it.
+        RefusedError: A requirement is not met; the details name all of them, the hint how to meet them.
     """
-    refused = f"channel {name} takes no {proof.image_id}"
-    which = proof.named or f"{proof.image_id} --region {proof.region}"
+    refused = f"channel {name} refuses {verification.image_id}"
+    which = verification.named or f"{verification.image_id} --region {verification.region}"
     findings: dict[str, list[Finding]] = defaultdict(list)
-    for finding in examine(channel, proof, has_gpus=has_gpus):
+    for finding in evaluate(channel, verification, has_gpus=has_gpus):
         findings[finding.id].append(finding)
     sign, unsigned = "", tuple[str, ...]()
     if channel.trust:
-        wanted = f"wanted: verdicts signed by {in_words(channel.trust)} (trust, ami/channels.yaml)"
-        sign, unsigned = " --sign-key KEY", (*(proof.vouched.refused if proof.vouched else ()), wanted)
-        if proof.vouched is None or not proof.vouched.verdicts:
+        signers = f"wanted: verdicts signed by {describe_trust(channel.trust)} (trust, ami/channels.yaml)"
+        sign, unsigned = (
+            " --sign-key KEY",
+            (*(verification.vouched.refused if verification.vouched else ()), signers),
+        )
+        if verification.vouched is None or not verification.vouched.verdicts:
             raise RefusedError(
-                f"{refused}: there is no verdict on it that a trusted key signed",
+                f"{refused}: it has no verdict that a trusted key signed",
                 details=unsigned,
                 hint=f"`invoke ami.verify {which} --for {name}{sign}` boots it, verifies it and signs",
             )
-    if not proof.judged and proof.simulated:
+    if not verification.verdicts and verification.simulated:
         raise RefusedError(
-            f"{refused}: it was judged on simulated GPUs alone ({', '.join(proof.simulated)}), "
-            "which proves nothing",
-            hint=f"`invoke ami.verify {which} --for {name}`, without --simulated, judges it",
+            f"{refused}: it was verified on simulated GPUs only ({', '.join(verification.simulated)}), "
+            "which does not count",
+            hint=f"`invoke ami.verify {which} --for {name}`, without --simulated, verifies it",
         )
-    if not proof.judged:
+    if not verification.verdicts:
         raise RefusedError(
-            f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` judges it"
+            f"{refused}: it was never verified", hint=f"`invoke ami.verify {which} --for {name}` verifies it"
         )
-    if failed := [one.object for one in findings["not-passed"]]:
+    if failed := [finding.object for finding in findings["not-passed"]]:
         raise RefusedError(
             f"{refused}: its verdict is not `passed` on {', '.join(failed)}",
-            hint=f"repair it and build again; or `invoke ami.verify {which} --instance-types {failed[0]}` "
-            "judges it again",
+            hint="fix the cause and build again; or, where the machine was faulty, verify it again: "
+            f"`invoke ami.verify {which} --instance-types {failed[0]}`",
         )
     if missing := findings["not-shown"]:
-        titles = ", ".join(dict.fromkeys(one.object for one in missing))
+        titles = ", ".join(dict.fromkeys(finding.object for finding in missing))
         raise RefusedError(
-            f"{refused}: what it asks for was not shown on {titles}",
-            details=(*(f"{one.object}: {one.message}" for one in missing), *unsigned),
-            hint=f"`invoke ami.verify {which} --for {name}{sign}` judges it there; what was not run for "
-            "another reason has to be fixed first",
+            f"{refused}: its requirements were not verified on {titles}",
+            details=(*(f"{finding.object}: {finding.message}" for finding in missing), *unsigned),
+            hint=f"`invoke ami.verify {which} --for {name}{sign}` verifies it there; where checks did not "
+            "run for another reason, fix that first",
         )
-    if messages := [one.message for one in findings["attestation"]]:
+    if messages := [finding.message for finding in findings["attestation"]]:
         raise RefusedError(
             f"{refused}: {messages[0]}",
             details=tuple(messages[1:]),
-            hint=f"`invoke ami.attest {proof.build}` writes SBOM and provenance where the record is, "
-            "`--verify` compares them",
+            hint=f"`invoke ami.attest {verification.build}` writes SBOM and provenance on the machine that "
+            "has the build's record, `--verify` checks them",
         )
-    return {one.object: one.message for one in findings["excused"]}
+    return {finding.object: finding.message for finding in findings["excused"]}
 
 
-def types_for(need: MachineNeed, proof: Proof, given: list[str]) -> list[str]:
+def types_for(need: MachineNeed, verification: ImageVerification, given: list[str]) -> list[str]:
     """The instance types to try for a need, the best first.
 
     Args:
-        proof: The image.
-        given: Those that the user named.
+        verification: The image's verification.
+        given: The types that the user named.
 
     Returns:
-        Of the user's those that meet it, else of those that it was built for; empty: none does.
+        The named types that meet the need, else those of the build that meet it; may be empty.
     """
-    for names in (given, proof.instance_types):
+    for names in (given, verification.instance_types):
         if fitting := [name for name in names if need.met_by(name)]:
             return fitting
     return []
 
 
 def machines_to_try(
-    channel_name: str, channel: Channel, proof: Proof, given: list[str], *, has_gpus: bool
+    channel_name: str, channel: Channel, verification: ImageVerification, given: list[str], *, has_gpus: bool
 ) -> list[tuple[str, ...]]:
-    """The types to try, best first, for each verdict that a channel still asks for and a machine can give.
+    """The types to try, best first, for each verdict that a channel requires and a machine can provide.
 
     Args:
         channel_name: For the message.
@@ -230,19 +248,21 @@ def machines_to_try(
         has_gpus: Whether the cloud has GPUs.
 
     Raises:
-        UsageError: None of the named types is what the channel asks for.
+        UsageError: The channel requires a GPU that none of the named types has.
     """
-    findings = examine(channel, proof, has_gpus=has_gpus)
-    wanted = []
-    again = [one for one in findings if one.id == "not-shown" and one.evidence["again"]]
-    for title, keys in {one.object: one.evidence["gpus"] for one in again}.items():
-        types = types_for(MachineNeed(title, frozenset(keys)), proof, given)
+    findings = evaluate(channel, verification, has_gpus=has_gpus)
+    tries = []
+    unverified = [
+        finding for finding in findings if finding.id == "not-shown" and finding.evidence["reverify"]
+    ]
+    for title, keys in {finding.object: finding.evidence["gpus"] for finding in unverified}.items():
+        types = types_for(MachineNeed(title, frozenset(keys)), verification, given)
         if not types:
             raise UsageError(
-                f"channel {channel_name} asks for {title}, and no type that was named has it",
+                f"channel {channel_name} requires {title}, and no named type is one",
                 hint="name one with --instance-types",
             )
-        wanted.append(tuple(types))
-    # what failed there may be fixed: a flaw of the machine
-    wanted += [(one.object,) for one in findings if one.id == "not-passed"]
-    return list(dict.fromkeys(wanted))
+        tries.append(tuple(types))
+    # A failure may have been the machine's fault, so another machine of the type is tried.
+    tries += [(finding.object,) for finding in findings if finding.id == "not-passed"]
+    return list(dict.fromkeys(tries))

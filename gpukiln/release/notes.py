@@ -13,7 +13,7 @@ from gpukiln.verify.verdict import counts_text
 
 
 def predecessor(builds: Builds, image: ComparedImage) -> ComparedImage | None:
-    """The image that an image follows: the last one before it of the same kind that was proven.
+    """The image that an image follows: the last verified one before it of the same kind.
 
     Returns:
         The older image, or None.
@@ -32,29 +32,29 @@ def make_notes(new: ComparedImage, old: ComparedImage | None, osv: Iterable[OsvE
     """Write the release notes of an image.
 
     Args:
-        old: The image that it replaces; None: it is the first.
+        old: The image that it replaces; None: it is the first of its kind.
         osv: Vulnerability data of the packages, or None.
 
     Returns:
         Markdown.
 
     Raises:
-        UsageError: The image was not verified, so there is nothing to release.
+        UsageError: The image was not verified.
     """
     verdict = new.record.verdict
     if verdict is None or verdict.simulated:
         where = " on real GPUs or without any, only on simulated ones" if verdict else ""
         raise UsageError(
-            f"{new.baked.image_id} was not verified{where}, so it is not to be released",
-            hint=f"`invoke ami.verify {new.record.build_id}` judges it",
+            f"{new.baked.image_id} was not verified{where}, so it must not be released",
+            hint=f"`invoke ami.verify {new.record.build_id}` verifies it",
         )
     plan, diff = new.record.plan, compare(old or new, new, osv)
-    said = "passed" if verdict.passed else "FAILED: not to be rolled out"
+    outcome = "passed" if verdict.passed else "FAILED: do not roll it out"
     lines = [
         f"# {markdown(new.baked.name)}",
         "",
         f"`{new.baked.image_id}` in {new.baked.region} ({plan.cloud}), for {', '.join(plan.instance_types)}."
-        f" Verification {said}: {counts_text(verdict.checks)}.",
+        f" Verification {outcome}: {counts_text(verdict.checks)}.",
         "",
         "## Highlights",
         "",
@@ -75,7 +75,7 @@ def make_notes(new: ComparedImage, old: ComparedImage | None, osv: Iterable[OsvE
         "",
         f"- base image: {markdown(plan.base.image_name or plan.base.name)} (`{plan.base.id}`)",
         f"- commit: `{plan.git_commit or 'none'}`",
-        f"- digest of everything that it is built from: `{plan.digest}`",
+        f"- digest of all inputs of the build: `{plan.digest}`",
         f"- verdict: `{verdict.digest}`",
         f"- SBOM, provenance and their verification: `invoke ami.attest {new.record.build_id} --verify`",
     ]
@@ -91,7 +91,7 @@ def _changes(diff: Diff, old: ComparedImage | None) -> list[str]:
 
 def _highlights(diff: Diff | None) -> Iterator[str]:
     if diff is None:
-        yield "the first image of its kind that was proven on this machine"
+        yield "the first image of its kind that was verified on this machine"
         return
     for change in diff.facts:
         if change.direction and (change.name == "base" or change.name not in {**FACTS, **MEASURES}):
@@ -104,17 +104,17 @@ def _highlights(diff: Diff | None) -> Iterator[str]:
     if diff.fixed:
         yield f"fixes {', '.join(row.id for row in diff.fixed)}"
     if worse := [check.id for check in diff.checks if check.is_worse]:
-        yield f"checks that are not passed any more: {', '.join(worse)}"
+        yield f"checks that no longer pass: {', '.join(worse)}"
 
 
 def _contents(image: ComparedImage) -> Iterator[tuple[str, str, str]]:
     yield "kernel", image.baked.kernel, image.record.plan.base.name
-    for name, found in image.baked.components.items():
-        if found["status"] == "left_out":
-            yield name, "left out", found["reason"]
+    for name, installed in image.baked.components.items():
+        if installed["status"] == "left_out":
+            yield name, "left out", installed["reason"]
         else:
-            version = found.get("package", {}).get("version") or found.get("version") or "unknown"
-            yield name, version, found["source"]
+            version = installed.get("package", {}).get("version") or installed.get("version") or "unknown"
+            yield name, version, installed["source"]
 
 
 def _cautions(image: ComparedImage, diff: Diff) -> Iterator[str]:
@@ -123,7 +123,7 @@ def _cautions(image: ComparedImage, diff: Diff) -> Iterator[str]:
     if diff.remaining:
         more = f" and {len(diff.remaining) - SHOWN} more" if len(diff.remaining) > SHOWN else ""
         names = ", ".join(f"{row.id} in {row.package}" for row in diff.remaining[:SHOWN])
-        yield f"not new, but known: {names}{more}"
+        yield f"known, in the image before too: {names}{more}"
     yield from diff.vulnerability_notes
     for warning in image.record.plan.warnings:
         yield f"{warning.message}: {warning.remedy}" if warning.remedy else warning.message

@@ -1,4 +1,4 @@
-"""What is typed after a release's options, checked before anything is asked of a cloud."""
+"""Values of a release's options, checked before the first call to a cloud."""
 
 import re
 from collections.abc import Iterable
@@ -8,13 +8,19 @@ from gpukiln.catalog.regions import check_region
 from gpukiln.errors import UsageError
 from gpukiln.release.images import LaunchPermissions
 
+# AWS Organizations API reference: Organization.Arn and OrganizationalUnit.Arn
 _ORGANIZATION = re.compile(
     r"arn:aws[a-z-]*:organizations::\d{12}:(organization/o-[a-z0-9]{10,32}|ou/o-[a-z0-9]{10,32}/ou-[a-z0-9-]+)"
 )
 
 
 def unique_words(text: str) -> list[str]:
-    """A list that is separated by commas; what comes twice counts once.
+    """A list that is separated by commas, each word once.
+
+    >>> unique_words("a, b,,a ")
+    ['a', 'b']
+    >>> unique_words("")
+    []
 
     Args:
         text: For example `a, b`.
@@ -40,19 +46,19 @@ def kubernetes_version() -> str:
 
 
 def sharing_with(accounts: str, organizations: str, *, public: bool) -> LaunchPermissions:
-    """Who may launch an image.
+    """The launch permissions that the options name.
 
     Args:
         accounts: Account ids, separated by commas.
         organizations: ARNs of organizations and organizational units, separated by commas.
-        public: Everybody.
+        public: Whether every account may launch the image.
 
     Raises:
-        UsageError: An account or ARN is none.
+        UsageError: An account id or ARN is malformed.
     """
     ids, arns = unique_words(accounts), unique_words(organizations)
     if wrong := [account for account in ids if not re.fullmatch(r"\d{12}", account)]:
-        raise UsageError(f"--accounts: {', '.join(wrong)}: no account id", hint="an account id has 12 digits")
+        raise UsageError(f"--accounts: {', '.join(wrong)}: no account id", hint="account ids have 12 digits")
     if wrong := [arn for arn in arns if not _ORGANIZATION.fullmatch(arn)]:
         raise UsageError(
             f"--org: {', '.join(wrong)}: no ARN of an organization or organizational unit",
@@ -62,12 +68,17 @@ def sharing_with(accounts: str, organizations: str, *, public: bool) -> LaunchPe
 
 
 def key_by_region(text: str, regions: Iterable[str], *, encrypt: bool) -> dict[str, str]:
-    """The key that each region's copy is encrypted with.
+    """The KMS key that encrypts each region's copy.
+
+    >>> key_by_region("us-west-2=alias/ami", ["us-west-2"], encrypt=False)
+    {'us-west-2': 'alias/ami'}
+    >>> key_by_region("", ["eu-west-1"], encrypt=True)
+    {'eu-west-1': 'default'}
 
     Args:
         text: REGION=KEY, separated by commas.
         regions: The regions of the release.
-        encrypt: The account's default key for all.
+        encrypt: Whether the account's default key is used in all of them.
 
     Returns:
         Keys by region; `default` is the account's. Empty: nothing is encrypted.
@@ -80,12 +91,12 @@ def key_by_region(text: str, regions: Iterable[str], *, encrypt: bool) -> dict[s
         return dict.fromkeys(regions, "default") if encrypt else {}
     if encrypt:
         raise UsageError("--encrypt and --kms-keys exclude each other", hint="leave out --encrypt")
-    wanted = set(regions)
-    if lacking := sorted(wanted - {region for region, key in pairs.items() if key}):
+    names = set(regions)
+    if lacking := sorted(names - {region for region, key in pairs.items() if key}):
         raise UsageError(
-            f"--kms-keys names no key for {', '.join(lacking)}: a key is good in its own region alone",
-            hint=",".join(f"{region}=KEY" for region in sorted(wanted)),
+            f"--kms-keys names no key for {', '.join(lacking)}: a key works in its own region only",
+            hint=",".join(f"{region}=KEY" for region in sorted(names)),
         )
-    if extra := sorted(set(pairs) - wanted):
-        raise UsageError(f"--kms-keys names {', '.join(extra)}, which the release does not go to")
+    if extra := sorted(set(pairs) - names):
+        raise UsageError(f"--kms-keys names {', '.join(extra)}, which --regions does not have")
     return pairs

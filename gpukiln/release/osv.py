@@ -11,7 +11,7 @@ from gpukiln.parsing import LimitError, parse_json
 from gpukiln.release.versions import parse
 from gpukiln.typed import load
 
-LARGEST = 2 << 30  # bytes; the whole of osv.dev for a distribution has some hundred MiB
+MAX_BYTES = 2 << 30  # all records of osv.dev for a distribution have some hundred MiB
 HINT = (
     "wanted: a record, a list or lines of records in the OSV format, or a zip of them, for example"
     " https://osv-vulnerabilities.storage.googleapis.com/Debian:12/all.zip"
@@ -29,8 +29,8 @@ class OsvEvent:
 
 
 @dataclass(frozen=True)
-class Range:
-    """Versions of one kind: ECOSYSTEM has the package manager's; the others don't concern packages."""
+class OsvRange:
+    """Ranges of versions; the type ECOSYSTEM has the package manager's, GIT and SEMVER no packages'."""
 
     type: str
     events: tuple[OsvEvent, ...]
@@ -45,22 +45,22 @@ class OsvPackage:
 
 
 @dataclass(frozen=True)
-class Affected:
+class OsvAffected:
     """Which versions of a package have the flaw."""
 
     package: OsvPackage | None = None
-    ranges: tuple[Range, ...] = ()
+    ranges: tuple[OsvRange, ...] = ()
     versions: tuple[str, ...] = ()
     ecosystem_specific: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class OsvEntry:
-    """The part of an OSV entry that is used; what else an entry holds is allowed and left alone."""
+    """The fields of an OSV entry that are used; other fields are ignored."""
 
     id: str
     modified: str
-    affected: tuple[Affected, ...] = ()
+    affected: tuple[OsvAffected, ...] = ()
     aliases: tuple[str, ...] = ()
     upstream: tuple[str, ...] = ()
     summary: str = ""
@@ -75,20 +75,20 @@ def load_osv(paths: Iterable[Path]) -> list[OsvEntry]:
         paths: JSON, JSON lines, or zip files.
 
     Raises:
-        UsageError: A file can't be read or holds something else; the message names the record.
+        UsageError: A file can't be read or is no OSV data; the message names the record.
     """
     entries = []
     for path in paths:
-        found = 0
+        records = 0
         for where, document in _documents(path):
             if not isinstance(document, dict):
                 raise UsageError(f"{where} is no record of OSV", hint=HINT)
             entry = load(OsvEntry, document, where=where)
-            found += 1
+            records += 1
             if not entry.withdrawn:
                 entries.append(entry)
-        if not found:
-            raise UsageError(f"{path} holds no record", hint=HINT)
+        if not records:
+            raise UsageError(f"{path} has no record", hint=HINT)
     return entries
 
 
@@ -108,8 +108,9 @@ def _documents(path: Path) -> Iterator[tuple[str, object]]:
 
 
 def _parse(content: bytes, where: str) -> Iterator[tuple[str, object]]:
+    # One document, or one a line (JSON lines): the second is tried where the whole is no JSON.
     try:
-        document = parse_json(content, largest=LARGEST)
+        document = parse_json(content, largest=MAX_BYTES)
     except LimitError as error:
         raise UsageError(f"{where} is no record of OSV: {error}", hint=HINT) from error
     except ValueError as error:
@@ -130,8 +131,13 @@ def _parse(content: bytes, where: str) -> Iterator[tuple[str, object]]:
         yield where, document
 
 
-def is_affected(version: str, affected: Affected, os_family: str) -> bool | None:
-    """Whether a version has a flaw, by the evaluation that the schema prescribes.
+def is_affected(version: str, affected: OsvAffected, os_family: str) -> bool | None:
+    """Whether a version has a flaw, by the algorithm of the schema (section "Evaluation").
+
+    >>> events = (OsvEvent(introduced="0"), OsvEvent(fixed="1.2-3"))
+    >>> affected = OsvAffected(ranges=(OsvRange("ECOSYSTEM", events),))
+    >>> is_affected("1.2-2", affected, "debian"), is_affected("1.2-3", affected, "debian")
+    (True, False)
 
     Args:
         version: The version of the package.
@@ -143,9 +149,9 @@ def is_affected(version: str, affected: Affected, os_family: str) -> bool | None
     """
     if version in affected.versions:
         return True
-    for one in affected.ranges:
-        if one.type == "ECOSYSTEM":
-            inside = _inside(version, one.events, os_family)
+    for versions in affected.ranges:
+        if versions.type == "ECOSYSTEM":
+            inside = _inside(version, versions.events, os_family)
             if inside is not False:
                 return inside
     return False
@@ -167,6 +173,7 @@ def _inside(version: str, events: Iterable[OsvEvent], os_family: str) -> bool | 
     inside = False
     for point, event in sorted(points, key=lambda pair: pair[0]):
         if event.introduced is not None:
+            # "0" is before every version, also before those of Debian with a tilde
             inside |= event.introduced == "0" or installed >= point
         elif event.fixed is not None:
             inside &= installed < point
@@ -175,8 +182,8 @@ def _inside(version: str, events: Iterable[OsvEvent], os_family: str) -> bool | 
     return inside
 
 
-def first_fixed(version: str, affected: Affected, os_family: str) -> str:
-    """The version that mends a flaw for whoever has a version.
+def first_fixed(version: str, affected: OsvAffected, os_family: str) -> str:
+    """The version that fixes a flaw for an installed version.
 
     Args:
         version: The version that is installed and affected.
@@ -188,8 +195,8 @@ def first_fixed(version: str, affected: Affected, os_family: str) -> str:
     """
     installed = parse(version, os_family)
     fixes = []
-    for one in affected.ranges:
-        for event in one.events:
+    for versions in affected.ranges:
+        for event in versions.events:
             point = parse(event.fixed, os_family) if event.fixed else None
             if event.fixed and point and installed and point > installed:
                 fixes.append((point, event.fixed))

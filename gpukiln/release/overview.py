@@ -1,4 +1,4 @@
-"""What every channel points at in every region, and what is wrong with it."""
+"""The state of every channel in every region, and its problems."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpukiln.attest import trust
 from gpukiln.clouds.base import Cloud
 from gpukiln.errors import CheckFailedError, GpukilnError, PartialError, RefusedError
 from gpukiln.images import pointer as pointers
-from gpukiln.images.pointer import Pointer, Version
+from gpukiln.images.pointer import Pointer, PointerVersion
 from gpukiln.release.images import deprecated_at, find_images, is_protected
 from gpukiln.release.regions import Site, each, make_sites
 
@@ -23,14 +23,14 @@ class ChannelRow:
     """One channel in one region.
 
     Args:
-        pointer: Which channel.
-        image_id: What it points at, or an empty string where it is missing.
+        pointer: The channel.
+        image_id: The image that it points at, or an empty string where it is missing.
         build: The build of that image.
-        since: When it was pointed there, ISO 8601.
-        by: Who did it.
-        previous: The build that a rollback goes to, or an empty string.
-        problems: What is wrong, in words.
-        trust: By what the image is trusted, in words; empty where it is not, or not there.
+        since: The time of the release, ISO 8601.
+        by: The user who released it.
+        previous: The build that a rollback returns to, or an empty string.
+        problems: Problems, in words.
+        trust: Why the image is trusted, in words; empty where it is not trusted or missing.
     """
 
     pointer: Pointer
@@ -54,8 +54,8 @@ class Overview:
 
     Args:
         rows: By channel, then by region.
-        asked: The regions that could be asked.
-        errors: Per region that could not be asked, why.
+        asked: The regions that answered.
+        errors: By region that did not answer, the error.
     """
 
     rows: tuple[ChannelRow, ...]
@@ -64,49 +64,54 @@ class Overview:
 
 
 @dataclass(frozen=True)
-class _Found:
-    versions: list[Version]
+class _ChannelState:
+    versions: list[PointerVersion]
     image: dict[str, Any] | None
     trust: str
     refused: str
 
 
-def look(cloud: Cloud, regions: list[str]) -> Overview:
+def read_channels(cloud: Cloud, regions: list[str]) -> Overview:
     """Read every channel.
 
     Args:
         cloud: The cloud, in any region.
-        regions: Regions to look at; those that a pointer found there names are added.
-
-    Returns:
-        What was found.
+        regions: Regions to read; the regions that their pointers name are added.
     """
-    found: dict[str, dict[Pointer, _Found]] = {}
+    channels_by_region: dict[str, dict[Pointer, _ChannelState]] = {}
     errors: dict[str, GpukilnError] = {}
     asked: list[str] = []
+    # Each pointer has the regions of its release, so one region leads to all others.
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
         asked += missing
-        for region, outcome in each(make_sites(cloud, missing), "read the channels", _read).items():
+        for region, outcome in each(make_sites(cloud, missing), "read the channels", _read_region).items():
             if outcome.error:
                 errors[region] = outcome.error
                 continue
-            found[region] = outcome.require()
-            regions = [*regions, *(r for one in found[region].values() for r in one.versions[-1].regions)]
+            channels_by_region[region] = outcome.require()
+            regions = [
+                *regions,
+                *(r for state in channels_by_region[region].values() for r in state.versions[-1].regions),
+            ]
     rows: list[ChannelRow] = []
-    for pointer in sorted({pointer for channels in found.values() for pointer in channels}):
-        here = {region: channels[pointer] for region, channels in found.items() if pointer in channels}
-        belongs = {region for one in here.values() for region in one.versions[-1].regions}
-        newest = max(here.values(), key=lambda one: one.versions[-1].at).versions[-1].build
-        rows += [_row(pointer, region, one, newest) for region, one in here.items()]
+    for pointer in sorted({pointer for channels in channels_by_region.values() for pointer in channels}):
+        here = {
+            region: channels[pointer]
+            for region, channels in channels_by_region.items()
+            if pointer in channels
+        }
+        belongs = {region for state in here.values() for region in state.versions[-1].regions}
+        newest = max(here.values(), key=lambda state: state.versions[-1].at).versions[-1].build
+        rows += [_row(pointer, region, state, newest) for region, state in here.items()]
         rows += [
             ChannelRow(pointer, region, "", "", "", "", "", ("the channel is missing here",))
             for region in sorted(belongs - set(here) - set(errors))
         ]
-    return Overview(tuple(rows), tuple(found), errors)
+    return Overview(tuple(rows), tuple(channels_by_region), errors)
 
 
-def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterable[str]) -> None:
-    """Refuse what a channel has not had, or does not have any more.
+def require_channel_build(cloud: Cloud, pointer: Pointer, build: str, regions: Iterable[str]) -> None:
+    """Refuse a build that a channel does not point at.
 
     Args:
         cloud: The cloud, in any region.
@@ -115,12 +120,12 @@ def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterabl
         regions: In each of these regions.
 
     Raises:
-        RefusedError: It points at something else, or at nothing, in one of them.
+        RefusedError: It points at another build, or at nothing, in one of them.
     """
-    wanted = list(regions)
-    overview = look(cloud, wanted)
+    chosen = list(regions)
+    overview = read_channels(cloud, chosen)
     there = {row.region: row.build for row in overview.rows if row.pointer == pointer}
-    wrong = {region: there.get(region, "") for region in wanted if there.get(region) != build}
+    wrong = {region: there.get(region, "") for region in chosen if there.get(region) != build}
     for region in wrong:
         if region in overview.errors:
             raise overview.errors[region]
@@ -132,10 +137,10 @@ def require_pointed(cloud: Cloud, pointer: Pointer, build: str, regions: Iterabl
         )
 
 
-def _read(site: Site) -> dict[Pointer, _Found]:
+def _read_region(site: Site) -> dict[Pointer, _ChannelState]:
     values = pointers.read_all(site.ssm)
     images = find_images(site, values.values())
-    found = {}
+    states = {}
     for pointer, image_id in values.items():
         image, words, refused = images.get(image_id), "", ""
         if image is not None:
@@ -143,13 +148,13 @@ def _read(site: Site) -> dict[Pointer, _Found]:
                 words = trust.require_released(site.cloud, image, pointer, site.ssm)
             except RefusedError as error:
                 refused = "; ".join((error.message, *error.details))
-        found[pointer] = _Found(pointers.history(site.ssm, pointer), image, words, refused)
-    return found
+        states[pointer] = _ChannelState(pointers.history(site.ssm, pointer), image, words, refused)
+    return states
 
 
-def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> ChannelRow:
-    releases = pointers.releases(found.versions)
-    current, image = releases[-1], found.image
+def _row(pointer: Pointer, region: str, state: _ChannelState, newest: str) -> ChannelRow:
+    releases = pointers.releases(state.versions)
+    current, image = releases[-1], state.image
     problems = []
     if current.build != newest:
         problems.append(f"another region points at {newest or 'an image of no build'}")
@@ -165,8 +170,8 @@ def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> ChannelRo
             problems.append("the image is deprecated")
         if not is_protected(image):
             problems.append("the image can be deregistered")
-    if found.refused:
-        problems.append(found.refused)
+    if state.refused:
+        problems.append(state.refused)
     return ChannelRow(
         pointer=pointer,
         region=region,
@@ -176,20 +181,17 @@ def _row(pointer: Pointer, region: str, found: _Found, newest: str) -> ChannelRo
         by=current.by,
         previous=releases[-2].build if len(releases) > 1 else "",
         problems=tuple(problems),
-        trust=found.trust,
+        trust=state.trust,
     )
 
 
-def require_whole(overview: Overview) -> None:
-    """Turn what is wrong into the command's failure.
-
-    Args:
-        overview: What was found.
+def require_consistent(overview: Overview) -> None:
+    """Raise an error for the problems of an overview.
 
     Raises:
-        CheckFailedError: A channel differs between regions, or points at what can't be used.
-        PartialError: A region could not be asked.
-        GpukilnError: None could.
+        CheckFailedError: A channel differs between regions, or points at an image that can't be used.
+        PartialError: A region did not answer.
+        GpukilnError: No region answered.
     """
     wrong = tuple(
         f"{row.pointer.path} in {row.region}: {problem}" for row in overview.rows for problem in row.problems
@@ -199,7 +201,7 @@ def require_whole(overview: Overview) -> None:
     if overview.errors:
         details = tuple(f"{region}: {error.message}" for region, error in overview.errors.items())
         raise PartialError(
-            f"{', '.join(overview.errors)} could not be asked",
+            f"{', '.join(overview.errors)} did not answer",
             details=(*details, *wrong),
             hint="; ".join(dict.fromkeys(error.hint for error in overview.errors.values() if error.hint)),
         )

@@ -1,7 +1,7 @@
-"""Prune: remove images that no channel needs and nobody uses, with a reason for every one.
+"""Prune: remove images that no channel needs and no resource uses, with a reason for each.
 
-An image goes in three calls, in an order that lets a later run finish: its snapshots are tagged with its id,
-it is deregistered, its snapshots are deleted.
+An image is removed by three calls, in an order that lets a later run finish: its snapshots are tagged with
+its id, it is deregistered, its snapshots are deleted.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from gpukiln.release.in_use import images_in_use
 from gpukiln.release.log import ReleaseLog
 from gpukiln.release.regions import Site, each, make_sites
 
-FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model, for images that never were
+FAILED = ("failed", "error", "invalid")  # ImageState of botocore's model: images that were never available
 KEEP = 3  # releases of a channel that ami/channels.yaml does not know
 GONE_CODES = ("InvalidAMIID.NotFound", "InvalidAMIID.Unavailable", "InvalidSnapshot.NotFound")
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What may go.
+class PruneRules:
+    """What may be removed.
 
     Args:
         older_than_days: Younger images stay.
-        keep: Releases before the current one that stay; None: as ami/channels.yaml says for each channel.
-        limit: Images that one run removes in a region.
-        in_use: Image ids that the user says are in use, with who uses them.
-        without_channels: Go on where no channel points at anything.
+        keep: Releases before the current one that stay; None: the number of ami/channels.yaml.
+        limit: The most images that one run removes in a region.
+        in_use: Image ids that the user lists as in use, with their users.
+        without_channels: Whether a region without any channel is pruned.
     """
 
     older_than_days: float
@@ -58,7 +58,7 @@ class Rules:
 
 
 @dataclass(frozen=True)
-class PruneItem:
+class PrunedImage:
     """One image.
 
     Args:
@@ -77,19 +77,19 @@ class PruneItem:
 
 
 @dataclass(frozen=True)
-class RegionPrune:
-    """What was found and done in one region.
+class PruneResult:
+    """The result of one region.
 
     Args:
         region: Its name.
         items: Every image of gpukiln, oldest first.
-        leftovers: Per snapshot that an earlier run left what was done: remove, removed or failed.
+        orphaned_snapshots: By snapshot of an image that is gone, its state: remove, removed or failed.
         error: Why nothing could be done, or None.
     """
 
     region: str
-    items: tuple[PruneItem, ...] = ()
-    leftovers: dict[str, str] = field(default_factory=dict)
+    items: tuple[PrunedImage, ...] = ()
+    orphaned_snapshots: dict[str, str] = field(default_factory=dict)
     error: GpukilnError | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -97,47 +97,47 @@ class RegionPrune:
         return {
             "region": self.region,
             "images": [asdict(item) for item in self.items],
-            "leftovers": self.leftovers,
+            "orphaned_snapshots": self.orphaned_snapshots,
             "error": self.error.message if self.error else "",
         }
 
 
 def prune(
-    cloud: Cloud, regions: list[str], rules: Rules, records: ReleaseLog, *, remove: bool
-) -> list[RegionPrune]:
-    """Find what can go, and remove it when told to.
+    cloud: Cloud, regions: list[str], rules: PruneRules, records: ReleaseLog, *, remove: bool
+) -> list[PruneResult]:
+    """Find images that can be removed, and remove them.
 
     Args:
         cloud: The cloud, in any region.
-        rules: What may go.
-        records: Whose lock keeps a release of this machine apart; who only looks needs none.
-        remove: False: only look.
+        rules: What may be removed.
+        records: Its lock excludes a release at the same time; a run that only lists takes no lock.
+        remove: False: only list.
 
     Returns:
-        One result a region; what fails in one stops no other.
+        One result a region; a failure in one stops no other.
 
     Raises:
         BusyError: A release or rollback runs on this machine.
     """
 
-    def work(site: Site) -> RegionPrune:
-        items, leftovers = _survey(site, rules), _leftovers(site)
+    def work(site: Site) -> PruneResult:
+        items, orphaned_snapshots = _survey(site, rules), _find_orphaned_snapshots(site)
         if remove:
-            leftovers = {snapshot: _delete(site, snapshot) for snapshot in leftovers}
+            orphaned_snapshots = {snapshot: _delete(site, snapshot) for snapshot in orphaned_snapshots}
             items = [_remove(site, item) if item.action == "remove" else item for item in items]
-        return RegionPrune(site.region, tuple(items), leftovers)
+        return PruneResult(site.region, tuple(items), orphaned_snapshots)
 
     with records.locked() if remove else contextlib.nullcontext():
         outcomes = each(make_sites(cloud, regions), "prune", work)
     return [
-        RegionPrune(region, error=outcome.error) if outcome.error else outcome.require()
+        PruneResult(region, error=outcome.error) if outcome.error else outcome.require()
         for region, outcome in outcomes.items()
     ]
 
 
-def _survey(site: Site, rules: Rules) -> list[PruneItem]:
-    """Every image of gpukiln in a region, with what is to be done and why."""
-    found = calls.images(
+def _survey(site: Site, rules: PruneRules) -> list[PrunedImage]:
+    """Every image of gpukiln in a region, with its action and the reason."""
+    listed = calls.images(
         site.ec2,
         {"tag-key": [RECIPE_TAG]},
         page_size=PAGE,
@@ -145,11 +145,13 @@ def _survey(site: Site, rules: Rules) -> list[PruneItem]:
         IncludeDeprecated=True,
         IncludeDisabled=True,
     )
-    images = {image["ImageId"]: image for image in found}
+    images = {image["ImageId"]: image for image in listed}
     channels = _channels(site, rules, images)
     users = images_in_use(site)
-    items: list[PruneItem] = []
-    for image in sorted(images.values(), key=lambda one: (one["CreationDate"], one["ImageId"])):
+    items: list[PrunedImage] = []
+    for image in sorted(
+        images.values(), key=lambda listed_image: (listed_image["CreationDate"], listed_image["ImageId"])
+    ):
         reason = _why_keep(site, image, rules, channels, users)
         action = "keep" if reason else "remove"
         age = (datetime.now(UTC) - parse_time(image["CreationDate"])).days
@@ -157,7 +159,7 @@ def _survey(site: Site, rules: Rules) -> list[PruneItem]:
             action, reason = "keep", f"over the limit of {rules.limit} a run"
         failed = image["State"] in FAILED
         items.append(
-            PruneItem(
+            PrunedImage(
                 image_id=image["ImageId"],
                 name=image.get("Name", ""),
                 created=image["CreationDate"],
@@ -167,36 +169,37 @@ def _survey(site: Site, rules: Rules) -> list[PruneItem]:
                 or (
                     f"it is {image['State']}"
                     if failed
-                    else f"{age} days old; no channel needs it and nobody uses it"
+                    else f"{age} days old; no channel needs it and no resource uses it"
                 ),
             )
         )
     return items
 
 
-def _channels(site: Site, rules: Rules, images: Mapping[str, Any]) -> dict[str, str]:
-    """Per image that a channel needs the reason; refuses to go on where the listings can't be whole."""
+def _channels(site: Site, rules: PruneRules, images: Mapping[str, Any]) -> dict[str, str]:
+    """By image that a channel needs, the reason; refuses where the listings can't be complete."""
+    # An incomplete listing would make needed images look unneeded.
     values = pointers.read_all(site.ssm)
     if not values and images and not rules.without_channels:
         raise RefusedError(
-            f"no channel points at anything in {site.region}, so nothing says which images are needed",
-            hint="check --regions and --profile; --without-channels goes by age and use alone",
+            f"{site.region} has no channel, so it is unknown which images are needed",
+            hint="check --regions and --profile; --without-channels decides by age and use alone",
         )
     if missing := sorted(set(values.values()) - set(images)):
         raise RefusedError(
-            f"channels of {site.region} point at {', '.join(missing)}, which the list of images lacks: it is "
-            "not whole, or a channel is broken",
-            hint="`invoke ami.channels` tells; nothing is removed before",
+            f"channels of {site.region} point at {', '.join(missing)}, which the list of images lacks: the "
+            "list is incomplete, or a channel is broken",
+            hint="`invoke ami.channels` shows which; nothing is removed until it is fixed",
         )
     needed: dict[str, str] = {}
     for pointer, current in values.items():
         for image_id in _kept_releases(site, pointer, rules):
-            needed.setdefault(image_id, f"a release that {_name(pointer)} can go back to")
-        needed[current] = f"{_name(pointer)} points at it"
+            needed.setdefault(image_id, f"a release that {_pointer_title(pointer)} can be rolled back to")
+        needed[current] = f"{_pointer_title(pointer)} points at it"
     return needed
 
 
-def _kept_releases(site: Site, pointer: Pointer, rules: Rules) -> list[str]:
+def _kept_releases(site: Site, pointer: Pointer, rules: PruneRules) -> list[str]:
     known = load_channels()
     keep = rules.keep
     if keep is None:
@@ -205,18 +208,19 @@ def _kept_releases(site: Site, pointer: Pointer, rules: Rules) -> list[str]:
     return [version.image_id for version in releases[-(keep + 1) :]]
 
 
-def _name(pointer: Pointer) -> str:
+def _pointer_title(pointer: Pointer) -> str:
     return f"{pointer.channel} of {pointer.image} {pointer.kubernetes}"
 
 
 def _why_keep(
     site: Site,
     image: Mapping[str, Any],
-    rules: Rules,
+    rules: PruneRules,
     channels: Mapping[str, str],
     users: Mapping[str, list[str]],
 ) -> str:
-    """Why an image stays, or an empty string; what costs a call of its own comes last."""
+    """Why an image stays, or an empty string."""
+    # The check that needs a call of its own comes last.
     image_id = image["ImageId"]
     if image_id in channels:
         return channels[image_id]
@@ -237,9 +241,10 @@ def _why_keep(
     return f"shared with {', '.join(shared)}" if shared else ""
 
 
-def _leftovers(site: Site) -> dict[str, str]:
-    """Snapshots whose image an earlier run deregistered before it ended."""
-    found = calls.pages(
+def _find_orphaned_snapshots(site: Site) -> dict[str, str]:
+    """Snapshots whose image an earlier run deregistered before it was interrupted."""
+    # PRUNING_TAG has the id of the image; where that still exists, the run ended before deregistering it.
+    snapshots = calls.pages(
         site.ec2,
         "describe_snapshots",
         "Snapshots",
@@ -247,17 +252,18 @@ def _leftovers(site: Site) -> dict[str, str]:
         Filters=calls.filters({"tag-key": [PRUNING_TAG]}),
         PaginationConfig={"PageSize": PAGE},
     )
-    owner = {one["SnapshotId"]: tags_of(one)[PRUNING_TAG] for one in found}
+    owner = {snapshot["SnapshotId"]: tags_of(snapshot)[PRUNING_TAG] for snapshot in snapshots}
     there = find_images(site, owner.values())
     return {snapshot: "remove" for snapshot, image_id in owner.items() if image_id not in there}
 
 
-def _remove(site: Site, item: PruneItem) -> PruneItem:
-    """Remove one image with its snapshots; a failure is its own result."""
+def _remove(site: Site, item: PrunedImage) -> PrunedImage:
+    """Remove one image with its snapshots; a failure becomes the image's result."""
     try:
-        site.go_on()
+        site.check_interrupted()
         with explain_aws_errors(f"remove {item.image_id}"):
-            if item.image_id in pointers.read_all(site.ssm).values():  # released since the survey
+            # another machine may have released it since the survey
+            if item.image_id in pointers.read_all(site.ssm).values():
                 return replace(item, action="keep", reason="a channel points at it now")
             if item.snapshots:
                 tags = tag_list({PRUNING_TAG: item.image_id})
@@ -272,7 +278,7 @@ def _remove(site: Site, item: PruneItem) -> PruneItem:
 
 def _delete(site: Site, snapshot: str) -> str:
     try:
-        site.go_on()
+        site.check_interrupted()
         with explain_aws_errors(f"remove {snapshot}"):
             _unless_gone(site.ec2.delete_snapshot, SnapshotId=snapshot)
     except GpukilnError:
@@ -288,28 +294,28 @@ def _unless_gone(call: Any, **what: str) -> None:
             raise
 
 
-def require_complete(done: list[RegionPrune]) -> None:
-    """Turn what failed into the command's failure.
+def require_complete(done: list[PruneResult]) -> None:
+    """Raise an error for what failed.
 
     Raises:
-        GpukilnError: No region could be looked at, all for the same kind of reason.
-        PartialError: Some of it failed.
+        GpukilnError: No region could be read, all for the same kind of reason.
+        PartialError: A part failed.
     """
-    errors = [one.error for one in done if one.error]
+    errors = [result.error for result in done if result.error]
     if len(errors) == len(done) and len({error.exit_code for error in errors}) == 1:  # nothing was done
         raise type(errors[0])(
             errors[0].message, hint=errors[0].hint, details=tuple(error.message for error in errors[1:])
         )
-    lines = [f"{one.region}: {one.error.message}" for one in done if one.error]
-    for one in done:
-        failed = [item for item in one.items if item.action == "failed"]
-        lines += [f"{one.region}: {item.image_id}: {item.reason}" for item in failed]
-        left = [snapshot for snapshot, action in one.leftovers.items() if action == "failed"]
-        lines += [f"{one.region}: {snapshot} was not removed" for snapshot in left]
+    lines = [f"{result.region}: {result.error.message}" for result in done if result.error]
+    for result in done:
+        failed = [item for item in result.items if item.action == "failed"]
+        lines += [f"{result.region}: {item.image_id}: {item.reason}" for item in failed]
+        left = [snapshot for snapshot, action in result.orphaned_snapshots.items() if action == "failed"]
+        lines += [f"{result.region}: {snapshot} was not removed" for snapshot in left]
     if lines:
         raise PartialError(
-            f"{len(lines)} thing{'s' if len(lines) > 1 else ''} failed",
+            f"{len(lines)} removal{'s' if len(lines) > 1 else ''} failed",
             details=tuple(lines),
             hint="; ".join(dict.fromkeys(error.hint for error in errors if error.hint))
-            or "run the same command again: it finishes what was begun",
+            or "run the same command again: it completes the removals",
         )

@@ -1,7 +1,7 @@
-"""Release: copy an image, share it, point the channel at it, retire what it replaces.
+"""Release: copy an image, share it, point the channel at it, retire the image that it replaces.
 
-Two rules keep a channel whole. No pointer moves before the image is available in every region; and every step
-looks before it acts, so that a second run does what is missing and nothing twice.
+Two rules keep a channel consistent. No pointer moves before the image is available in every region; and every
+step reads the state before it acts, so that a second run does what is missing and nothing twice.
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from gpukiln.images.channels import Channel
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import tags_of
 from gpukiln.progress import Progress
-from gpukiln.release.channels import Proof, require_same_verdict
 from gpukiln.release.images import (
     COPY_TAGS,
     LaunchPermissions,
-    copy_of,
+    ensure_copy,
     ensure_imds,
     ensure_shared,
     ensure_tags,
@@ -38,7 +37,8 @@ from gpukiln.release.images import (
 from gpukiln.release.log import RegionResult, Release, ReleaseLog, now
 from gpukiln.release.regions import RegionOutcome, Site, each, make_sites
 from gpukiln.release.run import ReleaseRun, retirement
-from gpukiln.release.signed import require_pointed, sign_release
+from gpukiln.release.signing import require_newest_release, sign_release
+from gpukiln.release.verification import ImageVerification, require_same_verdict
 from gpukiln.verify.digest import suite_digest
 
 if TYPE_CHECKING:
@@ -49,19 +49,19 @@ DEFAULT_KEY = "default"
 
 @dataclass(frozen=True)
 class ReleaseSpec:
-    """What is to be released, and how.
+    """What to release, and how.
 
     Args:
-        proof: The image.
-        channel: Its rules.
-        excused: What was not proven and is excused, with the reason.
-        sharing: With whom.
-        keys: KMS key by region; `default` for the account's. Empty: no encryption of its own.
+        verification: The image's verification.
+        channel: The channel's rules.
+        excused: Requirements that were not verified and are excused, with the reason.
+        sharing: The launch permissions to add.
+        keys: KMS key by region; `default` for the account's. Empty: copies are encrypted as the image is.
         timeout_s: Seconds that a copy gets.
         signer: The key that signs the release, where the channel trusts keys.
     """
 
-    proof: Proof
+    verification: ImageVerification
     channel_name: str
     channel: Channel
     regions: tuple[str, ...]
@@ -74,69 +74,70 @@ class ReleaseSpec:
     @property
     def pointer(self) -> Pointer:
         """The parameter."""
-        return Pointer(self.proof.image, self.proof.kubernetes, self.channel_name)
+        return Pointer(self.verification.image, self.verification.kubernetes, self.channel_name)
 
     @property
     def not_run(self) -> str:
         """How many checks of each layer were not run."""
-        return self.proof.not_run
+        return self.verification.not_run
 
 
-def source_image(cloud: Cloud, proof: Proof) -> dict[str, Any]:
+def source_image(cloud: Cloud, verification: ImageVerification) -> dict[str, Any]:
     """The image that is to be released.
 
     Args:
         cloud: The cloud, in the image's region.
-        proof: What is known of it.
+        verification: The image's verification.
 
     Returns:
-        It, as DescribeImages gives it.
+        The image, as DescribeImages gives it.
 
     Raises:
         UnavailableError: It is gone, or not available.
-        RefusedError: Its tags tell of another verdict.
+        RefusedError: Its tags have another verdict.
     """
     [outcome] = each(
-        make_sites(cloud, [proof.region]),
+        make_sites(cloud, [verification.region]),
         "look up the image",
-        lambda site: find_images(site, [proof.image_id]),
+        lambda site: find_images(site, [verification.image_id]),
     ).values()
-    image = outcome.require().get(proof.image_id)
+    image = outcome.require().get(verification.image_id)
     if image is None or image["State"] != "available":
         raise UnavailableError(
-            f"{proof.image_id} in {proof.region} is {image['State'] if image else 'gone'}; wanted: available",
+            f"{verification.image_id} in {verification.region} is {image['State'] if image else 'gone'}; "
+            "wanted: available",
             hint="`invoke ami.build` makes it again",
         )
-    require_same_verdict(proof, tags_of(image))
+    require_same_verdict(verification, tags_of(image))
     return image
 
 
 def release(
     spec: ReleaseSpec, cloud: Cloud, records: ReleaseLog, progress: Progress, *, dry_run: bool = False
 ) -> Release:
-    """Release an image; what fails in a region is in its result, not an exception.
+    """Release an image; the failure of a region is in its result, not an exception.
 
     Args:
-        spec: What, and how.
+        spec: What to release, and how.
         cloud: The cloud, in the image's region.
-        records: Where the record goes.
-        dry_run: Only look.
+        records: The store of the record.
+        dry_run: Only read.
 
     Returns:
-        What was done.
+        The state of each region.
 
     Raises:
         RefusedError: A safety rule forbids it; nothing was changed.
-        UnavailableError: The image is not there; nothing was changed.
+        UnavailableError: The image is gone; nothing was changed.
         BusyError: Another release runs on this machine.
     """
     if not dry_run:
         trust.require_signer(spec.channel_name, spec.channel, spec.signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
         with progress.step("look at what is there"):
-            source = source_image(cloud, spec.proof)
+            source = source_image(cloud, spec.verification)
             sites = make_sites(cloud, spec.regions)
-            seen = each(sites, "look at the channel", lambda site: _look(site, spec, source))
+            seen = each(sites, "look at the channel", lambda site: _inspect_region(site, spec, source))
         _refuse_left_behind(spec, cloud, seen)
         for outcome in seen.values():
             if isinstance(outcome.error, RefusedError):
@@ -144,12 +145,12 @@ def release(
         started = Release(
             action="release",
             pointer=spec.pointer,
-            build=spec.proof.build,
+            build=spec.verification.build,
             cloud=cloud.name,
-            regions=tuple(_first(site.region, seen[site.region]) for site in sites),
+            regions=tuple(_initial_result(site.region, seen[site.region]) for site in sites),
             excused=dict(spec.excused),
             not_run=spec.not_run,
-            trust=_trust(spec),
+            trust=_trust_text(spec),
             started_at=now(),
         )
         if dry_run:
@@ -159,67 +160,65 @@ def release(
         return run.all_steps(
             "copy, share and protect",
             lambda site: _prepare(site, spec, source, progress.show_activity),
-            moved=lambda site, image_id: require_pointed(site, spec.pointer, spec.channel, image_id),
+            moved=lambda site, image_id: require_newest_release(site, spec.pointer, spec.channel, image_id),
             retire=retirement(spec.channel),
         )
 
 
 @dataclass(frozen=True)
-class _Seen:
-    image_id: str  # of the image that is there already, or an empty string
+class _RegionState:
+    image_id: str  # of the image that exists there already, or an empty string
     replaces: str
     regions: tuple[str, ...]
 
 
-def _look(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _Seen:
-    """What stands in the way, and what the channel points at now; changes nothing."""
+def _inspect_region(site: Site, spec: ReleaseSpec, source: Mapping[str, Any]) -> _RegionState:
+    """Check a region before a release, and read what the channel points at; changes nothing."""
     if spec.sharing.public:
         encrypted = is_encrypted(source) or bool(spec.keys)
         if encrypted:
             raise RefusedError(
-                "an encrypted image can't be public: nobody else has the key",
+                "an encrypted image can't be public: no other account has the key",
                 hint="leave out --encrypt and --kms-keys, or --public",
             )
         state = site.ec2.get_image_block_public_access_state()["ImageBlockPublicAccessState"]
         if state != "unblocked":
             raise RefusedError(
                 f"block public access for AMIs is on in {site.region}, so EC2 makes no image public",
-                hint="whoever owns the account must want it off: "
+                hint="where the account's owner agrees, turn it off: "
                 f"aws ec2 disable-image-block-public-access --region {site.region}",
             )
-    key, found = spec.keys.get(site.region), str(source["ImageId"])
+    key, image_id = spec.keys.get(site.region), str(source["ImageId"])
     _refuse_default_key(site.region, spec, key, encrypted=bool(key) or is_encrypted(source))
     if is_copied(site.region, spec, source):
-        found, _ = find_copies(site, source, key)
-        if found:
-            _require_copy(site, spec, source, find_images(site, [found])[found])
+        image_id, _ = find_copies(site, source, key)
+        if image_id:
+            _require_copy(site, spec, source, find_images(site, [image_id])[image_id])
     versions = pointers.history(site.ssm, spec.pointer)
     current = versions[-1] if versions else None
-    return _Seen(found, current.image_id if current else "", current.regions if current else ())
+    return _RegionState(image_id, current.image_id if current else "", current.regions if current else ())
 
 
 def is_copied(region: str, spec: ReleaseSpec, source: Mapping[str, Any]) -> bool:
-    """Whether a region gets a copy and not the image itself.
-
-    Args:
-        spec: What, and how.
-    """
+    """Whether a region gets a copy and not the image itself."""
     key = spec.keys.get(region)
-    if region != spec.proof.region or key is None:
-        return region != spec.proof.region
+    if region != spec.verification.region or key is None:
+        return region != spec.verification.region
     return key != DEFAULT_KEY or not is_encrypted(source)
 
 
 def _refuse_default_key(region: str, spec: ReleaseSpec, key: str | None, *, encrypted: bool) -> None:
-    """EC2 user guide, "Share an AMI": one that is encrypted with the default key can't be shared."""
+    """Refuse to share an image that the account's default key encrypts."""
+    # EC2 user guide, "Share an AMI": only the account itself can use its default key.
     if encrypted and key in (None, DEFAULT_KEY) and spec.sharing.permissions:
         raise RefusedError(
-            f"the image in {region} would be encrypted with the account's default key, for itself alone",
-            hint=f"name a key that the others may use: --kms-keys {region}=KEY",
+            f"the image in {region} would be encrypted with the account's default key, which no other account"
+            " can use",
+            hint=f"name a key that the other accounts may use: --kms-keys {region}=KEY",
         )
 
 
-def _first(region: str, outcome: RegionOutcome[_Seen]) -> RegionResult:
+def _initial_result(region: str, outcome: RegionOutcome[_RegionState]) -> RegionResult:
     result = RegionResult(region)
     if outcome.error:
         return result.failed(outcome.error)
@@ -227,34 +226,39 @@ def _first(region: str, outcome: RegionOutcome[_Seen]) -> RegionResult:
     return replace(result, replaces=seen.replaces, image_id=seen.image_id)
 
 
-def _refuse_left_behind(spec: ReleaseSpec, cloud: Cloud, seen: Mapping[str, RegionOutcome[_Seen]]) -> None:
-    """A release to fewer regions than the last would leave the others at the old image, unseen."""
+def _refuse_left_behind(
+    spec: ReleaseSpec, cloud: Cloud, seen: Mapping[str, RegionOutcome[_RegionState]]
+) -> None:
+    """Refuse a release to fewer regions than the last: the others would silently keep the old image."""
     known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
     others = make_sites(cloud, sorted(known - set(spec.regions)))
-    found = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
-    if left := [region for region, outcome in found.items() if outcome.error or outcome.value]:
+    histories = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
+    if left := [region for region, outcome in histories.items() if outcome.error or outcome.value]:
         raise RefusedError(
             f"channel {spec.channel_name} also points at an image in {', '.join(left)}",
-            hint=f"--regions {','.join([*spec.regions, *left])}; or end it there: aws ssm delete-parameter "
+            hint=f"add them: --regions {','.join([*spec.regions, *left])}; "
+            f"or end it there: aws ssm delete-parameter "
             f"--name {spec.pointer.path} --region {left[0]}",
         )
 
 
 def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Callable[[str], None]) -> str:
     """The image in a region: available, tagged, shared, protected."""
-    proof, image_id = spec.proof, str(source["ImageId"])
+    verification, image_id = spec.verification, str(source["ImageId"])
+    # The copy gets the source's tags, but for those that a copy itself is found by.
     kept = {name: value for name, value in tags_of(source).items() if name not in COPY_TAGS}
     tags = {name: value for name, value in kept.items() if name == "Name" or name.startswith("gpukiln:")}
     tags[NOT_RUN_TAG] = spec.not_run
     key = spec.keys.get(site.region)
     if is_copied(site.region, spec, source):
-        image_id = copy_of(site, source, proof.region, key=key, tags=tags)
+        image_id = ensure_copy(site, source, verification.region, key=key, tags=tags)
     image = wait_until_available(site, image_id, timeout_s=spec.timeout_s, say=say)
     if is_copied(site.region, spec, source):
         _require_copy(site, spec, source, image)
     ensure_tags(site, image, tags)
     ensure_imds(site, image, source)
-    if is_copied(site.region, spec, source):  # an account can have every new disk encrypted
+    # An account can have every new volume encrypted, so the copy may be even where no key was named.
+    if is_copied(site.region, spec, source):
         _refuse_default_key(site.region, spec, key, encrypted=is_encrypted(image))
     ensure_shared(site, image_id, spec.sharing)
     make_live(site, image)
@@ -263,43 +267,46 @@ def _prepare(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], say: Call
     return image_id
 
 
-def _trust(spec: ReleaseSpec) -> str:
+def _trust_text(spec: ReleaseSpec) -> str:
     if not spec.channel.trust:
         return trust.UNSIGNED
     return f"signed: trusts {' and '.join(map(str, spec.channel.trust))}"
 
 
 def _require_copy(site: Site, spec: ReleaseSpec, source: Mapping[str, Any], image: Mapping[str, Any]) -> None:
-    """Refuse an image that says it is the copy, where only its tags do."""
-    found = None
+    """Refuse an image that is a copy by its tags only."""
+    # EC2's record of the copy, or a statement of a trusted key, must confirm it (attest/trust.py).
+    vouched = None
     if spec.channel.trust:
-        found, _ = trust.channel_statements(site.cloud, image, spec.channel.trust, site.ssm)
-    place = statements.location_of(source, spec.proof.region)
-    verified = spec.proof.vouched.verified.values() if spec.proof.vouched else ()
-    trust.require_copy(site.cloud, image, place, spec.proof.build, found, verified)
+        vouched, _ = trust.channel_statements(site.cloud, image, spec.channel.trust, site.ssm)
+    place = statements.location_of(source, spec.verification.region)
+    verified = spec.verification.vouched.verified.values() if spec.verification.vouched else ()
+    trust.require_copy(site.cloud, image, place, spec.verification.build, vouched, verified)
 
 
-def _counted(spec: ReleaseSpec, vouched: TrustedStatements) -> tuple[str, ...]:
+def _counting_types(spec: ReleaseSpec, vouched: TrustedStatements) -> tuple[str, ...]:
     """The instance types whose signed verdicts count for the channel."""
-    wanted = suite_digest() if spec.channel.suite == "current" else ""
+    suite = suite_digest() if spec.channel.suite == "current" else ""
     return tuple(
         name
         for name, claim in vouched.verdicts.items()
-        if claim.outcome == "passed" and claim.profile == spec.proof.profile and wanted in ("", claim.suite)
+        if claim.outcome == "passed"
+        and claim.profile == spec.verification.profile
+        and suite in ("", claim.suite)
     )
 
 
 def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
-    """Sign that this image is released to the channel, and keep the verdicts with it; then read both back."""
-    vouched, signer = spec.proof.vouched, spec.signer
+    """Sign the release of an image to the channel, and store it with the verdicts; then read both back."""
+    vouched, signer = spec.verification.vouched, spec.signer
     if vouched is None or signer is None:
-        raise RefusedError(f"nothing signed is known of {spec.proof.image_id}")
-    counted = _counted(spec, vouched)
+        raise RefusedError(f"{spec.verification.image_id} has no signed verdict")
+    counted = _counting_types(spec, vouched)
     verified = vouched.verified[counted[0]] if counted else vouched.location
     claim = ReleaseClaim(
-        image=spec.proof.about,
+        image=spec.verification.about,
         channel=spec.channel_name,
-        number=0,  # it is given one when it is signed
+        number=0,  # sign_release sets it
         source=verified,
         suite=suite_digest() if spec.channel.suite == "current" else "",
         instance_types=tuple(name for name in counted if vouched.verified[name] == verified),
@@ -309,6 +316,6 @@ def _sign(site: Site, spec: ReleaseSpec, image: Mapping[str, Any]) -> None:
     sign_release(site, spec.pointer, claim, there, keys, signer)
     for name, envelope in vouched.envelopes.items():
         if there.envelopes.get(name) != envelope:
-            site.go_on()
+            site.check_interrupted()
             statements.store_statement(site.ssm, there.location.image_id, statements.VERDICT, name, envelope)
     trust.require_released(site.cloud, image, spec.pointer, site.ssm, pointed=False)

@@ -12,8 +12,9 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.errors import GpukilnError, UnavailableError
 
 T = TypeVar("T")
-AT_ONCE = 40  # regions; more than AWS has, for a copy that takes an hour must not make another wait
-_making = threading.Lock()  # boto3 makes clients safely only one after the other
+AT_ONCE = 40  # more regions than AWS has: a copy that takes an hour must not delay another region
+# boto3's sessions are not thread-safe while they make clients (boto3 documentation, "Multithreading").
+_making = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Site:
 
     Args:
         region: Its name.
-        stopping: Set when the command is interrupted: what waits or begins something new gives up.
+        stopping: Set when the command is interrupted: waits end, and no new change begins.
         cloud: The cloud in this region.
     """
 
@@ -41,14 +42,14 @@ class Site:
         with _making:
             return self.cloud.client(service)
 
-    def go_on(self) -> None:
-        """Give up when the command is interrupted; called between two changes.
+    def check_interrupted(self) -> None:
+        """Raise when the command was interrupted; called between two changes.
 
         Raises:
-            UnavailableError: It is.
+            UnavailableError: It was interrupted.
         """
         if self.stopping.is_set():
-            raise UnavailableError("interrupted", hint="run the same command again: it goes on from here")
+            raise UnavailableError("interrupted", hint="run the same command again: it resumes")
 
     def pause(self, seconds: float) -> None:
         """Wait, but not longer than until the command is interrupted.
@@ -57,7 +58,7 @@ class Site:
             seconds: How long.
         """
         self.stopping.wait(seconds)
-        self.go_on()
+        self.check_interrupted()
 
 
 def make_sites(cloud: Cloud, regions: Iterable[str]) -> list[Site]:
@@ -78,7 +79,7 @@ def make_sites(cloud: Cloud, regions: Iterable[str]) -> list[Site]:
 
 @dataclass(frozen=True)
 class RegionOutcome(Generic[T]):
-    """What came of one region: a value or an error."""
+    """The outcome of one region: a value or an error."""
 
     value: T | None = None
     error: GpukilnError | None = None
@@ -95,13 +96,13 @@ class RegionOutcome(Generic[T]):
 
 
 def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[str, RegionOutcome[T]]:
-    """Do the same in every region at once; a failure in one is its own result and stops no other.
+    """Do the same work in every region at once; a failure in one is its outcome and stops no other.
 
     Args:
-        action: What is tried, for the message of an error of AWS.
+        action: The action, for the message of an error of AWS.
 
     Returns:
-        Per region what came of it.
+        The outcomes by region.
 
     Raises:
         KeyboardInterrupt: After every region has ended its current call.
@@ -109,7 +110,7 @@ def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[
 
     def guarded(site: Site) -> RegionOutcome[T]:
         try:
-            site.go_on()
+            site.check_interrupted()
             with explain_aws_errors(f"{action} in {site.region}"):
                 return RegionOutcome(work(site))
         except GpukilnError as error:
@@ -120,6 +121,7 @@ def each(sites: Iterable[Site], action: str, work: Callable[[Site], T]) -> dict[
         running = {site.region: pool.submit(guarded, site) for site in chosen}
         try:
             return {region: future.result() for region, future in running.items()}
+        # Ctrl-C: leaving the pool waits for its threads, which end at their next check
         except BaseException:
             for site in chosen:
                 site.stopping.set()

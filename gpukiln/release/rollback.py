@@ -1,4 +1,4 @@
-"""Rollback: every region's pointer goes back to the release before, all to the same one."""
+"""Rollback: the pointer of every region returns to the previous release, the same one in all regions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpukiln.clouds.base import Cloud
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import Channel
-from gpukiln.images.pointer import Pointer, Version
+from gpukiln.images.pointer import Pointer, PointerVersion
 from gpukiln.progress import Progress
 from gpukiln.release.images import find_images, make_live
-from gpukiln.release.log import RegionResult, Release, ReleaseLog, Unfinished, now
+from gpukiln.release.log import RegionResult, Release, ReleaseLog, UnfinishedRollback, now
 from gpukiln.release.options import kubernetes_version
 from gpukiln.release.regions import Site, each, make_sites
 from gpukiln.release.run import ReleaseRun, retirement
-from gpukiln.release.signed import require_pointed, sign_release
+from gpukiln.release.signing import require_newest_release, sign_release
 
 if TYPE_CHECKING:
     from securesystemslib.signer import Signer
@@ -37,24 +37,24 @@ def rollback(
     to: str = "",
     dry_run: bool = False,
 ) -> Release:
-    """Move a channel back; what fails in a region is in its result, not an exception.
+    """Move a channel back; the failure of a region is in its result, not an exception.
 
     Args:
-        channel: Its rules.
+        channel: The channel's rules.
         cloud: The cloud, in any region.
-        regions: Regions to look at; those that a pointer found there names are added.
-        records: Where the record goes.
+        regions: Regions to read; the regions that their pointers name are added.
+        records: The store of the record.
         signer: The key that signs the rollback, where the channel trusts keys.
-        to: Build or image id to go back to; an empty string: the release before the current one.
-        dry_run: Only look.
+        to: Build or image id to return to; an empty string: the release before the current one.
+        dry_run: Only read.
 
     Returns:
-        What was done.
+        The state of each region.
 
     Raises:
-        RefusedError: The regions don't agree on the release to go back to, or nothing shows that its image
-            was released; nothing was changed.
-        UnavailableError: A region can't be asked, or the image is gone there; nothing was changed.
+        RefusedError: The regions have no common release to return to, or its image was not released with a
+            trusted signature; nothing was changed.
+        UnavailableError: A region does not answer, or the image is gone there; nothing was changed.
         UsageError: The channel points at nothing.
         BusyError: Another release or rollback runs on this machine.
     """
@@ -65,14 +65,18 @@ def rollback(
             histories = _histories(pointer, cloud, regions)
             releases = {region: pointers.releases(versions) for region, versions in histories.items()}
             current = {region: stack[-1].image_id for region, stack in releases.items()}
-            begun = _begun(records.unfinished_rollbacks(pointer, cloud.name), current, to)
-            target = _target(pointer, releases, to or (begun.build if begun else ""))
+            begun = _find_resumable(records.unfinished_rollbacks(pointer, cloud.name), current, to)
+            target = _find_targets(pointer, releases, to or (begun.build if begun else ""))
             sites = make_sites(cloud, releases)
-            seen = each(sites, "look up the image", lambda site: _usable(site, target[site.region], pointer))
+            seen = each(
+                sites, "look up the image", lambda site: _require_usable(site, target[site.region], pointer)
+            )
             trusts = [outcome.require() for outcome in seen.values()]
         build = next(iter(target.values())).build
+        # A killed run has moved some pointers: what they pointed at before is in its record only.
         if begun and begun.build == build:
             current = begun.replaces
+        # every image of the builds that are rolled back from, so that none of them is launched again
         left = {v.build for region, vs in histories.items() for v in vs if v.image_id == current[region]} - {
             build
         }
@@ -107,36 +111,40 @@ def rollback(
         return ReleaseRun(started, records, progress, sites).all_steps(
             "protect the release before",
             revive,
-            moved=lambda site, image_id: require_pointed(site, pointer, channel, image_id),
-            # an image that was rolled back from is not to be launched again
+            moved=lambda site, image_id: require_newest_release(site, pointer, channel, image_id),
+            # at once: an image that was rolled back from must not be launched again
             retire=retirement(channel, at_once=frozenset(bad)),
         )
 
 
 def pointer_of(image: str, channel: str, cloud: Cloud, region: str) -> Pointer:
-    """The pointer of a channel of which no Kubernetes version was named.
+    """The pointer of a channel, without a Kubernetes version that was typed.
 
     Returns:
-        That of the version of components.yaml; where the channel has one pointer alone, that one: an image
-        whose base has no Kubernetes is released to `NO_KUBERNETES`.
+        The channel's only pointer, where it has one: that of an image whose base has no Kubernetes is
+        `NO_KUBERNETES`. Else the pointer of the version in components.yaml.
     """
     [site] = make_sites(cloud, [region])
-    there = [one for one in pointers.read_all(site.ssm) if (one.image, one.channel) == (image, channel)]
+    there = [
+        pointer
+        for pointer in pointers.read_all(site.ssm)
+        if (pointer.image, pointer.channel) == (image, channel)
+    ]
     return there[0] if len(there) == 1 else Pointer(image, kubernetes_version(), channel)
 
 
-def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, list[Version]]:
-    """The history in each region that the channel has; a pointer names all regions of its release."""
-    histories: dict[str, list[Version]] = {}
+def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, list[PointerVersion]]:
+    """The history in each region of the channel; a pointer names all regions of its release."""
+    histories: dict[str, list[PointerVersion]] = {}
     asked: list[str] = []
     while missing := [region for region in dict.fromkeys(regions) if region not in asked]:
         asked += missing
-        found = each(
+        outcomes = each(
             make_sites(cloud, missing),
             "look at the channel",
             lambda site: pointers.history(site.ssm, pointer),
         )
-        for region, outcome in found.items():
+        for region, outcome in outcomes.items():
             if versions := outcome.require():
                 histories[region] = versions
                 regions = [*regions, *versions[-1].regions]
@@ -148,23 +156,29 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
     return histories
 
 
-def _begun(unfinished: list[Unfinished], current: Mapping[str, str], to: str) -> Unfinished | None:
-    """The rollback that was begun and is to be completed: every region is where it was, or where it goes."""
-    for one in unfinished:
+def _find_resumable(
+    unfinished: list[UnfinishedRollback], current: Mapping[str, str], to: str
+) -> UnfinishedRollback | None:
+    """The unfinished rollback to complete: every region points at its old image, or at its new one."""
+    for rollback in unfinished:
         known = all(
-            image_id and image_id in (one.images.get(region), one.replaces.get(region))
+            image_id and image_id in (rollback.images.get(region), rollback.replaces.get(region))
             for region, image_id in current.items()
         )
-        if known and to in ("", one.build, *one.images.values()):
-            return one
+        if known and to in ("", rollback.build, *rollback.images.values()):
+            return rollback
     return None
 
 
-def _target(pointer: Pointer, releases: Mapping[str, list[Version]], to: str) -> dict[str, Version]:
-    """The release of each region to go back to: the same build everywhere."""
+def _find_targets(
+    pointer: Pointer, releases: Mapping[str, list[PointerVersion]], to: str
+) -> dict[str, PointerVersion]:
+    """The release of each region to return to: the same build everywhere."""
     if to:
         named = {v.build for stack in releases.values() for v in stack if v.image_id == to and v.build}
-        fitting = [build for build in named or {to} if all(_has(stack, build) for stack in releases.values())]
+        fitting = [
+            build for build in named or {to} if all(_has_build(stack, build) for stack in releases.values())
+        ]
         why = f"has no release {to!r} in every region"
     else:
         fitting = _release_before(releases)
@@ -174,8 +188,8 @@ def _target(pointer: Pointer, releases: Mapping[str, list[Version]], to: str) ->
     if len(fitting) != 1:
         raise RefusedError(
             f"{pointer.path} {why}",
-            details=_lines(releases),
-            hint="--to BUILD with a build that every region had, or `ami.release` an earlier one",
+            details=_history_lines(releases),
+            hint="name a build that every region had, --to BUILD, or release an earlier one by `ami.release`",
         )
     return {
         region: next(version for version in reversed(stack) if version.build == fitting[0])
@@ -183,16 +197,14 @@ def _target(pointer: Pointer, releases: Mapping[str, list[Version]], to: str) ->
     }
 
 
-def _has(stack: list[Version], build: str) -> bool:
+def _has_build(stack: list[PointerVersion], build: str) -> bool:
     return any(version.build == build for version in stack)
 
 
-def _release_before(releases: Mapping[str, list[Version]]) -> list[str]:
-    """The build to go back to, where the regions leave no doubt.
-
-    Regions that differ were left by a release or a rollback that did not end: a build that some point at
-    and that all others had just before is where all belong.
-    """
+def _release_before(releases: Mapping[str, list[PointerVersion]]) -> list[str]:
+    """The builds that a rollback can return to; one where the choice is clear."""
+    # Regions differ after a release or a rollback that did not finish: then the target is the build that some
+    # point at and that all others had just before.
     current = {region: stack[-1].build for region, stack in releases.items()}
     before = {region: stack[-2].build for region, stack in releases.items() if len(stack) > 1}
     if len(set(current.values())) == 1:
@@ -204,20 +216,20 @@ def _release_before(releases: Mapping[str, list[Version]]) -> list[str]:
     ]
 
 
-def _lines(releases: Mapping[str, list[Version]]) -> tuple[str, ...]:
+def _history_lines(releases: Mapping[str, list[PointerVersion]]) -> tuple[str, ...]:
     return tuple(
         f"{region}: {' <- '.join(version.build or version.image_id for version in reversed(stack[-4:]))}"
         for region, stack in releases.items()
     )
 
 
-def _usable(site: Site, version: Version, pointer: Pointer) -> str:
-    """By what the image is trusted, in words."""
+def _require_usable(site: Site, version: PointerVersion, pointer: Pointer) -> str:
+    """Check that an image can be released again; returns why it is trusted, in words."""
     image = find_images(site, [version.image_id]).get(version.image_id)
     if image is None or image["State"] != "available":
         raise UnavailableError(
             f"{version.image_id} of {version.build or 'an unknown build'} is "
             f"{image['State'] if image else 'gone'} in {site.region}",
-            hint="--to BUILD goes further back; `invoke ami.release` publishes another image",
+            hint="name an earlier build, --to BUILD, or release another image by `invoke ami.release`",
         )
     return trust.require_released(site.cloud, image, pointer, site.ssm, pointed=False)

@@ -9,7 +9,7 @@ from typing import Any
 
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import Channel
-from gpukiln.images.pointer import Version
+from gpukiln.images.pointer import PointerVersion
 from gpukiln.progress import Progress
 from gpukiln.release.images import find_images, retire
 from gpukiln.release.log import RegionResult, Release, ReleaseLog
@@ -17,11 +17,11 @@ from gpukiln.release.regions import Site, each
 
 
 def retirement(channel: Channel, *, at_once: frozenset[str] = frozenset()) -> Callable[[str], timedelta]:
-    """When a replaced image is deprecated.
+    """The time until a replaced image is deprecated.
 
     Args:
         channel: The channel's rules.
-        at_once: Ids of images that nobody is to launch any more.
+        at_once: Ids of images that must not be launched any more.
 
     Returns:
         A function of the image id.
@@ -30,11 +30,11 @@ def retirement(channel: Channel, *, at_once: frozenset[str] = frozenset()) -> Ca
 
 
 class ReleaseRun:
-    """A release or rollback that is under way: results, record and progress.
+    """A running release or rollback: results, record and progress.
 
     Args:
-        started: What it is before anything was done.
-        records: Where the record goes.
+        started: Its record before the first step.
+        records: The store of the record.
     """
 
     def __init__(self, started: Release, records: ReleaseLog, progress: Progress, sites: list[Site]) -> None:
@@ -49,75 +49,74 @@ class ReleaseRun:
         moved: Callable[[Site, str], None],
         retire: Callable[[str], timedelta],
     ) -> Release:
-        """Make every region ready, then move every pointer, then retire what no channel points at any more.
+        """Make every region ready, then move every pointer, then retire images that no channel points at.
 
-        A region that fails in one step lets the others end that step, and lets no region begin the next.
+        Where a region fails in a step, the others finish that step, and no region begins the next.
 
         Args:
-            title: Of the first step.
+            title: The title of the first step.
             prepare: Makes the image of a region ready and returns its id.
-            moved: Looks at a region whose pointer shows the image with this id.
-            retire: Says of an image id that is replaced when it is deprecated.
+            moved: Checks a region after its pointer was moved to the image with this id.
+            retire: Returns the time until a replaced image is deprecated.
 
         Returns:
-            What was done.
+            The state of each region.
         """
         pointer, build = self._release.pointer, self._release.build
         try:
-            self._keep("running")
+            self._record_state("running")
             if (
-                self._step(
+                self._run_step(
                     title, prepare, lambda result, value: replace(result, state="ready", image_id=value)
                 )
-                and self._step(
+                and self._run_step(
                     f"point {pointer.channel} at {build}",
-                    lambda site: self._point(site, moved),
+                    lambda site: self._point_channel(site, moved),
                     lambda result, _: replace(result, state="published", published=True),
                 )
-                and self._step(
+                and self._run_step(
                     "retire what it replaces",
                     lambda site: self._retire(site, retire),
                     lambda result, _: replace(result, state="done"),
                 )
             ):
-                return self._keep("done")
+                return self._record_state("done")
         except BaseException:
-            self._keep("interrupted")
+            self._record_state("interrupted")
             raise
         all_failed = len(self._release.failures) == len(self._results)
-        return self._keep("failed" if all_failed else "partial")
+        return self._record_state("failed" if all_failed else "partial")
 
-    def _point(self, site: Site, moved: Callable[[Site, str], None]) -> None:
-        """One PutParameter, unless the parameter says so already: the image, and every region of the release.
-
-        Who knows one region finds the others through it, so one that is added is told to those before.
-        """
-        pointer, wanted = self._release.pointer, self._results[site.region].image_id
+    def _point_channel(self, site: Site, moved: Callable[[Site, str], None]) -> None:
+        """Point the channel at the image by one PutParameter, unless the parameter is up to date."""
+        # The parameter also has every region of the release, by which one region leads to the others: where a
+        # region is added, it is written in all of them.
+        pointer, image_id = self._release.pointer, self._results[site.region].image_id
         versions, regions = pointers.history(site.ssm, pointer), tuple(self._results)
-        before, told = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
-        if before != wanted or set(told) != set(regions):
-            site.go_on()
-            version = Version(
-                wanted, self._release.build, self._release.action, before, regions, pointers.who()
+        before, named = (versions[-1].image_id, versions[-1].regions) if versions else ("", ())
+        if before != image_id or set(named) != set(regions):
+            site.check_interrupted()
+            version = PointerVersion(
+                image_id, self._release.build, self._release.action, before, regions, pointers.current_user()
             )
             pointers.write(site.ssm, pointer, version, pause=site.pause)
         pointers.ensure_tags(site.ssm, pointer)
-        moved(site, wanted)
+        moved(site, image_id)
 
     def _retire(self, site: Site, when: Callable[[str], timedelta]) -> None:
-        """What this channel pointed at and no channel points at any more."""
+        """Retire the images that this channel pointed at and no channel points at any more."""
         live = set(pointers.read_all(site.ssm).values())
         old = {version.image_id for version in pointers.history(site.ssm, self._release.pointer)} - live
         for image_id, image in find_images(site, old).items():
             retire(site, image, after=when(image_id))
 
-    def _step(
+    def _run_step(
         self,
         title: str,
         work: Callable[[Site], Any],
         ended: Callable[[RegionResult, Any], RegionResult],
     ) -> bool:
-        """One step in every region that has not failed yet; says whether none has."""
+        """Run a step in every region that has not failed yet; returns whether no region has failed."""
         left = [site for site in self._sites if self._results[site.region].state != "failed"]
         with self._progress.step(f"{title} ({len(left)} of {len(self._sites)} regions)"):
             for region, outcome in each(left, title, work).items():
@@ -127,10 +126,10 @@ class ReleaseRun:
                     self._progress.fail()
                 else:
                     self._results[region] = ended(result, outcome.value)
-        self._keep("running")
+        self._record_state("running")
         return all(result.state != "failed" for result in self._results.values())
 
-    def _keep(self, state: str) -> Release:
+    def _record_state(self, state: str) -> Release:
         self._release = replace(
             self._release.with_results(self._results),
             state=state,

@@ -1,4 +1,4 @@
-"""The order of package versions: Debian's and RPM's own rules, from a library that has both."""
+"""The order of package versions by the rules of Debian and RPM, which the library univers has."""
 
 from typing import Literal
 
@@ -10,12 +10,17 @@ Direction = Literal["added", "removed", "upgraded", "downgraded", "changed"]
 def parse(text: str, os_family: str) -> Version | None:
     """A version that can be compared with others of its family.
 
+    >>> parse("1:2.38.1-5+deb12u3", "debian") > parse("2.40-1", "debian")
+    True
+    >>> parse("6.1~rc1-1", "debian") < parse("6.1-1", "debian")
+    True
+
     Args:
         text: For example "1:2.38.1-5+deb12u3".
         os_family: debian or redhat.
 
     Returns:
-        The version, or None where the text is none of that family.
+        The version, or None where the text is no version of that family.
     """
     try:
         return DebianVersion(text) if os_family == "debian" else RpmVersion(text)
@@ -24,11 +29,16 @@ def parse(text: str, os_family: str) -> Version | None:
 
 
 def direction(old: str | None, new: str | None, os_family: str | None) -> Direction | None:
-    """Which way something went.
+    """The kind of a change.
+
+    >>> direction("535.216.03", "535.309.01", "debian"), direction("1.10", "1.9", "redhat")
+    ('upgraded', 'downgraded')
+    >>> direction(None, "1.0", None), direction("1", "1", "debian")
+    ('added', None)
 
     Args:
-        old: The version before; None: it was not there.
-        new: The version after; None: it is not there.
+        old: The version before; None: absent.
+        new: The version after; None: absent.
         os_family: debian or redhat; None where both sides are of different families.
 
     Returns:

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from gpukiln.release.log import Release
 from gpukiln.release.overview import ChannelRow
-from gpukiln.release.prune import RegionPrune
+from gpukiln.release.prune import PruneResult
 from gpukiln.reports.tables import Rows
 
 COLOURS = {
@@ -32,7 +32,7 @@ def release_table(release: Release) -> Rows:
         release: A release or rollback.
     """
     planned = release.state == "planned"
-    made = Rows("region", "state", "image", "replaces", first=2)
+    table = Rows("region", "state", "image", "replaces", first=2)
     for result in release.regions:
         state = _coloured(result.state)
         unchanged = result.image_id and result.image_id == result.replaces
@@ -41,20 +41,20 @@ def release_table(release: Release) -> Rows:
         if result.state == "failed" and result.published:
             state.append(" after the channel was moved")
         image = result.image_id or ("a new copy" if planned else "-")
-        made.add(result.region, state, image, "-" if unchanged else result.replaces or "-")
-    return made
+        table.add(result.region, state, image, "-" if unchanged else result.replaces or "-")
+    return table
 
 
 def channels_table(rows: Iterable[ChannelRow]) -> Rows:
     """One row a channel and region.
 
     Args:
-        rows: What was found.
+        rows: The rows of an overview.
     """
     titles = ("channel", "region", "points at", "image", "kubernetes", "build", "since", "before", "")
-    made = Rows(*titles, first=3, folds=True)
+    table = Rows(*titles, first=3, folds=True)
     for row in rows:
-        made.add(
+        table.add(
             row.pointer.channel,
             row.region,
             row.image_id or "-",
@@ -65,27 +65,27 @@ def channels_table(rows: Iterable[ChannelRow]) -> Rows:
             row.previous or "-",
             Text("; ".join(row.problems), style="red"),
         )
-    return made
+    return table
 
 
-def prune_table(regions: Iterable[RegionPrune]) -> Rows:
-    """One row an image, and one for every snapshot that an earlier run left.
+def prune_table(regions: Iterable[PruneResult]) -> Rows:
+    """One row an image, and one for every orphaned snapshot.
 
     Args:
-        regions: What was found and done.
+        regions: The results by region.
     """
-    made = Rows("", "region", "image", "created", "reason", "name", first=4)
-    for one in regions:
-        for item in one.items:
-            made.add(
+    table = Rows("", "region", "image", "created", "reason", "name", first=4)
+    for region in regions:
+        for item in region.items:
+            table.add(
                 _coloured(item.action),
-                one.region,
+                region.region,
                 item.image_id,
                 item.created[:10],
                 item.reason,
                 item.name,
             )
-        for snapshot_id, action in one.leftovers.items():
-            reason = "left by an earlier prune: its image is gone"
-            made.add(_coloured(action), one.region, snapshot_id, "", reason, "")
-    return made
+        for snapshot_id, action in region.orphaned_snapshots.items():
+            reason = "orphan of an earlier prune: its image is gone"
+            table.add(_coloured(action), region.region, snapshot_id, "", reason, "")
+    return table

@@ -1,4 +1,4 @@
-"""The known vulnerabilities of an image: shipped data for NVIDIA's parts, OSV files for the packages."""
+"""The known vulnerabilities of an image: shipped data of NVIDIA's components, OSV files of packages."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from gpukiln.catalog.container_toolkit import flaws
 from gpukiln.catalog.load import version_key
 from gpukiln.errors import UsageError
 from gpukiln.release.compared_image import ComparedImage
-from gpukiln.release.osv import Affected, OsvEntry, first_fixed, is_affected
+from gpukiln.release.osv import OsvAffected, OsvEntry, first_fixed, is_affected
 
 DRIVER, TOOLKIT = "nvidia_driver", "nvidia_container_toolkit"
 ECOSYSTEMS = {
@@ -30,7 +30,7 @@ class Vulnerability:
         version: The version on the image.
         fixed: The version without it; an empty string: none is known.
         severity: As the data says it, or an empty string.
-        source: Where that is known from.
+        source: The data that has it.
         aliases: Other names of it.
     """
 
@@ -45,41 +45,41 @@ class Vulnerability:
 
     @property
     def key(self) -> tuple[str, str]:
-        """What makes it the same flaw on two images."""
+        """The same for the same flaw on two images."""
         return self.id, self.package
 
 
 @dataclass(frozen=True)
-class Known:
-    """What is known of one image.
+class VulnerabilityReport:
+    """The vulnerabilities of one image.
 
     Args:
         vulnerabilities: Its flaws, sorted by package and name.
-        notes: What was not looked at, and why.
+        notes: What was not checked, and why.
     """
 
     vulnerabilities: tuple[Vulnerability, ...]
     notes: tuple[str, ...]
 
 
-def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) -> Known:
+def known_vulnerabilities(image: ComparedImage, osv: Iterable[OsvEntry] | None) -> VulnerabilityReport:
     """Find the known flaws of an image.
 
     Args:
-        osv: The records for its packages; None: no file was given, so packages are not looked at.
+        osv: The records for its packages; None: no file was given, so packages are not checked.
 
     Returns:
-        The flaws, and what was not looked at.
+        The flaws, and what was not checked.
     """
     notes: list[str] = []
-    found = [*_toolkit(image, notes), *_driver(image, notes)]
+    flaws = [*_toolkit(image, notes), *_driver(image, notes)]
     if osv is None:
-        notes.append("packages were not looked at: no --vulnerabilities FILE was given")
+        notes.append("packages were not checked: no --vulnerabilities FILE was given")
     else:
-        found += _packages(image, osv, notes)
-    unique = {row.key: row for row in found}
+        flaws += _packages(image, osv, notes)
+    unique = {row.key: row for row in flaws}
     ordered = sorted(unique.values(), key=lambda row: (row.package, row.id))
-    return Known(tuple(ordered), tuple(dict.fromkeys(notes)))
+    return VulnerabilityReport(tuple(ordered), tuple(dict.fromkeys(notes)))
 
 
 def _toolkit(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
@@ -87,11 +87,11 @@ def _toolkit(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
     if version is None:
         return
     try:
-        found = flaws(version)
+        rows = flaws(version)
     except UsageError as error:
-        notes.append(f"{TOOLKIT} was not looked at: {error.message}")
+        notes.append(f"{TOOLKIT} was not checked: {error.message}")
         return
-    for row in found:
+    for row in rows:
         source = f"NVIDIA bulletin {row.bulletin}"
         yield Vulnerability(row.cve, TOOLKIT, version, row.fixed, row.severity, row.about, source)
 
@@ -103,16 +103,16 @@ def _driver(image: ComparedImage, notes: list[str]) -> Iterator[Vulnerability]:
     try:
         key = version_key(version)
     except UsageError as error:
-        notes.append(f"{DRIVER} was not looked at: {error.message}")
+        notes.append(f"{DRIVER} was not checked: {error.message}")
         return
     for bulletin in drivers.bulletins():
         fixed, source = bulletin.fixed.get(key[0]), f"NVIDIA bulletin {bulletin.bulletin}"
         if fixed is None:
-            # a branch younger than all that the bulletin names came out after it
+            # a branch newer than all that the bulletin names was published after it
             if key[0] < max(bulletin.fixed):
                 notes.append(f"{source} ({bulletin.month}) names no fix for driver branch {key[0]}")
         elif key < version_key(fixed):
-            about = f"of the gravest flaws of the driver, {bulletin.month}"
+            about = f"one of the most severe flaws of the driver, {bulletin.month}"
             for cve in bulletin.cves:
                 yield Vulnerability(cve, DRIVER, version, fixed, "", about, source)
 
@@ -121,20 +121,20 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
     base = image.record.plan.base
     names = [name.format(release=base.release) for name in ECOSYSTEMS.get(base.distribution, ())]
     if not names:
-        notes.append(f"packages were not looked at: OSV has no data for {base.distribution} {base.release}")
+        notes.append(f"packages were not checked: OSV has no data for {base.distribution} {base.release}")
         return
     if not image.installed.details:
         notes.append(
             f"{image.record.build_id} was baked before source packages were recorded: a flaw of a package"
             " whose source has another name is missed"
         )
-    index: dict[str, list[tuple[OsvEntry, Affected]]] = {}
+    index: dict[str, list[tuple[OsvEntry, OsvAffected]]] = {}
     for record in osv:
         for affected in record.affected:
             if affected.package and affected.package.ecosystem in names:
                 index.setdefault(affected.package.name, []).append((record, affected))
     if not index:
-        notes.append(f"packages were not looked at: no record is for {' or '.join(names)}")
+        notes.append(f"packages were not checked: no record is for {' or '.join(names)}")
         return
     sources = {image.installed.source(*pair) for pair in image.baked.packages.items()}
     uncertain = 0
@@ -148,7 +148,9 @@ def _packages(image: ComparedImage, osv: Iterable[OsvEntry], notes: list[str]) -
         notes.append(f"{uncertain} ranges can't be compared with the versions on {image.record.build_id}")
 
 
-def _from_osv(record: OsvEntry, affected: Affected, source: str, version: str, family: str) -> Vulnerability:
+def _from_osv(
+    record: OsvEntry, affected: OsvAffected, source: str, version: str, family: str
+) -> Vulnerability:
     said = {**(record.database_specific or {}), **(affected.ecosystem_specific or {})}
     severity = said.get("severity") or said.get("urgency") or ""
     return Vulnerability(

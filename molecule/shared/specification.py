@@ -14,4 +14,4 @@ from tests.support.standin.packages import specification
 
 module, _, name = sys.argv[1].partition(".")
 make = getattr(importlib.import_module(f"tests.support.standin.{module}"), name)
-print(json.dumps(specification(one for version in sys.argv[2:] for one in make(version))))
+print(json.dumps(specification(package for version in sys.argv[2:] for package in make(version))))

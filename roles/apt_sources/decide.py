@@ -37,7 +37,7 @@ def decide(role: Role, node: Node) -> Plan:
         if path not in retired and text != facts["text"]:
             # addresses may hold credentials
             plan.files.append(File(path, text, facts["mode"], secret=True))
-    # An image has no lists; apt judges the age of their folder, which was made when they were removed.
+    # An image has no lists; apt compares the age of their folder, which was created when they were removed.
     plan.do["stale"] = bool(plan.files) or not node["globs"][LISTS]
     # In check mode nothing is fetched.
     plan.do["known"] = not (role.check and plan.do["stale"])
@@ -49,7 +49,7 @@ def retired_lists(node: Node) -> list[str]:
     return [path for pattern in RETIRED for path in node["globs"][pattern]]
 
 
-def with_components(text: str, release: str, wanted: list[str]) -> str:
+def with_components(text: str, release: str, components: list[str]) -> str:
     """Add components to the distribution's entries of a sources file, and change nothing else.
 
     An entry is the distribution's own when its suites are of the release, it has the component main, and it
@@ -64,13 +64,13 @@ def with_components(text: str, release: str, wanted: list[str]) -> str:
     """
     if re.search(r"(?mi)^(types|uris):", text):
         stanzas = re.split(r"(\n[ \t]*\n)", text)
-        return "".join(_stanza(part, release, wanted) if part.strip() else part for part in stanzas)
+        return "".join(_stanza(part, release, components) if part.strip() else part for part in stanzas)
     lines = text.splitlines(keepends=True)
     # Ubuntu names each component of a suite in a line of its own
     have: dict[tuple[str, str], set[str]] = {}
     for entry in filter(None, map(ENTRY.match, lines)):
         have.setdefault((entry[2], entry[3]), set()).update(entry[4].split())
-    return "".join(_line(line, release, wanted, have) for line in lines)
+    return "".join(_line(line, release, components, have) for line in lines)
 
 
 def _is_own(suites: list[str], components: list[str], signed_by: str, release: str) -> bool:
@@ -81,7 +81,7 @@ def _is_own(suites: list[str], components: list[str], signed_by: str, release: s
     return bool(suites) and own_suites and own_key and "main" in components
 
 
-def _stanza(text: str, release: str, wanted: list[str]) -> str:
+def _stanza(text: str, release: str, components: list[str]) -> str:
     fields = {k.lower(): v for k, v in re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.*(?:\n[ \t]+\S.*)*)", text)}
     present = fields.get("components", "").split()
     disabled = fields.get("enabled", "yes").strip().lower() in ("no", "false")
@@ -89,18 +89,18 @@ def _stanza(text: str, release: str, wanted: list[str]) -> str:
         return text
     if not _is_own(fields.get("suites", "").split(), present, fields.get("signed-by", ""), release):
         return text
-    missing = [c for c in wanted if c not in present]
+    missing = [c for c in components if c not in present]
     if not missing:
         return text
     return re.sub(r"(?mi)^(components:.*?)[ \t]*$", lambda m: f"{m[1]} {' '.join(missing)}", text, count=1)
 
 
-def _line(line: str, release: str, wanted: list[str], have: dict[tuple[str, str], set[str]]) -> str:
-    found = ENTRY.match(line)
-    if not found:
+def _line(line: str, release: str, components: list[str], have: dict[tuple[str, str], set[str]]) -> str:
+    match = ENTRY.match(line)
+    if not match:
         return line
-    signed_by = " ".join(re.findall(r"signed-by=(\S+)", found[1] or "", re.IGNORECASE))
-    missing = [c for c in wanted if c not in have[found[2], found[3]]]
-    if not missing or not _is_own([found[3]], found[4].split(), signed_by, release):
+    signed_by = " ".join(re.findall(r"signed-by=(\S+)", match[1] or "", re.IGNORECASE))
+    missing = [c for c in components if c not in have[match[2], match[3]]]
+    if not missing or not _is_own([match[3]], match[4].split(), signed_by, release):
         return line
-    return f"{line[: found.end()]} {' '.join(missing)}{line[found.end() :]}"
+    return f"{line[: match.end()]} {' '.join(missing)}{line[match.end() :]}"

@@ -59,7 +59,7 @@ def decide(role: Role, node: Node) -> Plan:
         if unit := runner.get("unit"):
             plan.write(node, _dropin(unit), role.template("runner.conf.j2", environment=environment))
         if folder := runner.get("folder"):
-            _tell_in_folder(plan, node, runner, folder, environment)
+            _report_in_folder(plan, node, runner, folder, environment)
     return plan
 
 
@@ -136,15 +136,15 @@ def _have_users(plan: Plan, role: Role, node: Node) -> None:
     plan.do["users"] = []
     for name in dict.fromkeys([*_users(role), *role["ccache_members"]]):
         account = node["accounts"][name]
-        lacks = [group for group in groups if group not in (account or {"groups": []})["groups"]]
+        missing = [group for group in groups if group not in (account or {"groups": []})["groups"]]
         # What they have already stays.
-        if not account or lacks:
+        if not account or missing:
             shell = "" if account else "/bin/bash"
-            plan.do["users"].append({"name": name, "groups": lacks, "shell": shell})
-            plan.lines.append(f"+user {name}" if not account else f"+{name} in {', '.join(lacks)}")
+            plan.do["users"].append({"name": name, "groups": missing, "shell": shell})
+            plan.lines.append(f"+user {name}" if not account else f"+{name} in {', '.join(missing)}")
 
 
-def _tell_in_folder(
+def _report_in_folder(
     plan: Plan, node: Node, runner: Runner, folder: str, environment: Mapping[str, Any]
 ) -> None:
     account, there = node["accounts"][runner["user"]], node["folders"][folder]

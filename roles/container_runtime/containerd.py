@@ -12,7 +12,7 @@ from tomlkit.exceptions import TOMLKitError
 MAIN = "/etc/containerd/config.toml"
 FOLDER = "/etc/containerd/conf.d"
 DROP_INS = f"{FOLDER}/*.toml"
-OURS = ("10-gpukiln.toml", "99-nvidia.toml")
+WRITTEN_BY_ROLE = ("10-gpukiln.toml", "99-nvidia.toml")
 KUBERNETES = (
     "io.containerd.grpc.v1.cri",
     "io.containerd.cri.v1.runtime",
@@ -40,7 +40,7 @@ class Settings:
     Args:
         sandbox_image: Empty for containerd's own.
         default_runtime: Empty: what the files say, or runc.
-        runtimes: Name to binary, beside runc.
+        runtimes: Name to binary, in addition to runc.
     """
 
     cni_bin_dir: str
@@ -71,11 +71,11 @@ def files(there: Mapping[str, str], version: str, drop_in: str, settings: Settin
     site: Table = {}
     for path in _imported(parsed):
         site = _merged(site, {"plugins": _cri(parsed[path], schema)})
-    ours = _merged(
+    own = _merged(
         _preferences(site, schema, settings.runtimes), _table(settings, schema, cdi=numbers >= CDI_FROM)
     )
     base = site if numbers < MERGES_FROM else {}
-    text = HEADER + tomlkit.dumps({"version": schema, **_merged(base, ours)})
+    text = HEADER + tomlkit.dumps({"version": schema, **_merged(base, own)})
     return {f"{FOLDER}/{drop_in}": text, MAIN: main_file(there.get(MAIN, ""), schema)}
 
 
@@ -105,7 +105,7 @@ def _parsed(path: str, text: str) -> tomlkit.TOMLDocument:
         return tomlkit.parse(text)
     except TOMLKitError as error:
         raise BrokenFileError(
-            f"Found {path} that is no TOML: {error}. Wanted a configuration that containerd can read. Mend or"
+            f"Found {path} that is no TOML: {error}. Wanted a configuration that containerd can read. Fix or"
             " remove the file."
         ) from error
 
@@ -117,7 +117,7 @@ def _imported(parsed: Mapping[str, Table]) -> Iterator[str]:
     yield MAIN
     for pattern in parsed[MAIN].get("imports", []):
         for path in sorted(parsed):
-            if path != MAIN and fnmatch(path, pattern) and path.rpartition("/")[2] not in OURS:
+            if path != MAIN and fnmatch(path, pattern) and path.rpartition("/")[2] not in WRITTEN_BY_ROLE:
                 yield path
 
 
@@ -134,7 +134,7 @@ def _names(schema: int) -> tuple[str, str]:
 
 
 def _preferences(site: Table, schema: int, runtimes: Mapping[str, str]) -> Table:
-    """The default runtime that a site's own files name, unless it is one of ours."""
+    """The default runtime that a site's own files name, unless gpukiln configured it."""
     runtime = _names(schema)[0]
     said = site.get("plugins", {}).get(runtime, {}).get("containerd", {}).get("default_runtime_name")
     name = said if said and said not in runtimes else "runc"

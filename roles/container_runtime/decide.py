@@ -22,7 +22,7 @@ ADDER = "/usr/local/sbin/gpukiln-containerd-runtime"
 RESTART = {"containerd": "Restart containerd", "docker": "Restart Docker"}
 NO_BRIDGE = {"bridge": "none", "bip": None}
 """docker0 would take 172.17.0.0/16 from the cluster, so EKS's images have none (bootstrap.sh has
---enable-docker-bridge to bring it back). Beside bip Docker does not start (moby/moby:daemon/daemon.go)."""
+--enable-docker-bridge to bring it back). Together with bip Docker does not start (moby/moby:daemon/daemon.go)."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ RED_HAT = Platform(
 
 @dataclass(frozen=True)
 class Runtime:
-    """What is registered beside the engines' own: nothing, or another OCI runtime.
+    """The OCI runtime that is registered in addition to the engine's own, or none.
 
     Args:
         dropin: Name of containerd's drop-in.
@@ -146,12 +146,12 @@ def decide_runtime(role: Role, node: Node) -> Plan:
 
 def versions(system: System, node: Node) -> dict[str, str]:
     """Version of each engine that is there, without epoch and release."""
-    found = node["packages"]
+    packages = node["packages"]
     return {
-        engine: upstream(found[name][-1]["version"])
+        engine: upstream(packages[name][-1]["version"])
         for engine, names in _platform(system).providers.items()
         for name in reversed(names)
-        if name in found
+        if name in packages
     }
 
 
@@ -200,13 +200,13 @@ def _configure_containerd(plan: Plan, role: Role, node: Node, runtime: Runtime) 
 
 def _configure_docker(plan: Plan, node: Node, runtime: Runtime) -> None:
     text = (node["files"][DAEMON_JSON] or {}).get("text", "")
-    wanted = daemon_json(text, runtime.keys, runtime.without, runtime.preferences)
-    # Judged on the parsed content: other tools write the same keys in another layout.
-    if wanted != _parsed(text):
+    settings = daemon_json(text, runtime.keys, runtime.without, runtime.preferences)
+    # Compared by the parsed content: other tools write the same keys in another layout.
+    if settings != _parsed(text):
         plan.write(
             node,
             DAEMON_JSON,
-            f"{json.dumps(wanted, indent=4, sort_keys=True)}\n",
+            f"{json.dumps(settings, indent=4, sort_keys=True)}\n",
             notify=_restart("docker", node),
         )
 
@@ -221,7 +221,7 @@ def daemon_json(
 
     Args:
         text: The file; empty when there is none.
-        keys: Ours: tables are merged, lists get what they lack, everything else is set. Of options
+        keys: The role's: tables are merged, lists get missing entries, everything else is set. Of options
             `name=value` in a list there is one of a name.
         without: Keys that go where they have this value.
         preferences: For a file that says nothing of the matter: each is taken where the file has none of its
@@ -231,11 +231,11 @@ def daemon_json(
         BrokenFileError: It is no JSON object.
     """
     kept = {key: value for key, value in _parsed(text).items() if key not in without or value != without[key]}
-    found = _merged(kept, keys)
+    merged = _merged(kept, keys)
     for preference in preferences:
-        if not set(preference) & set(found):
-            found |= {key: value for key, value in preference.items() if value is not None}
-    return found
+        if not set(preference) & set(merged):
+            merged |= {key: value for key, value in preference.items() if value is not None}
+    return merged
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -247,7 +247,7 @@ def _parsed(text: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise BrokenFileError(
             f"Found {DAEMON_JSON} that is no JSON object: {why}. Wanted one, to merge our keys into it"
-            f" without losing yours. Mend the file (`python3 -m json.tool {DAEMON_JSON}` on the node names"
+            f" without losing yours. Fix the file (`python3 -m json.tool {DAEMON_JSON}` on the node names"
             " the place) or remove it; Docker does not start with it either."
         )
     return document

@@ -80,9 +80,9 @@ def decide(role: Role, node: Node) -> Plan:
     )
     plan.packages += free
     plan.lines += [f"hold {name}" for name in free]
-    for unit, wanted in absent.items():
+    for unit, commands in absent.items():
         # Enabling also has systemd read a unit that a package brings.
-        if wanted:
+        if commands:
             plan.enable.append(unit)
             plan.notify = [restart] * bool(restart)
         else:
@@ -122,13 +122,13 @@ def look_sees(_role: Role) -> Looks:
 
 def decide_sees(_role: Role, node: Node) -> Plan:
     """Refuse where DCGM does not see every GPU; `do`: `answered` says that asking again changes nothing."""
-    answer, wanted = node["answers"]["discovery"], len(node["pci"]["gpus"])
+    answer, gpu_count = node["answers"]["discovery"], len(node["pci"]["gpus"])
     seen = sum(map(int, re.findall(r"(\d+) GPUs? found", answer["stdout"])))
-    if answer["rc"] == 0 and seen == wanted:
+    if answer["rc"] == 0 and seen == gpu_count:
         return Plan()
     said = (answer["stdout"].strip() or answer["stderr"].strip() or "it says nothing").splitlines()[0]
     return Plan().refuse(
-        f"Found {seen} GPUs by DCGM ({said}), wanted the {wanted} on the PCI bus. `nvidia-smi` and"
+        f"Found {seen} GPUs by DCGM ({said}), wanted the {gpu_count} on the PCI bus. `nvidia-smi` and"
         " `journalctl -b -u nvidia-dcgm` on the node show which one is missing, and why.",
         answered=answer["rc"] == 0,
     )

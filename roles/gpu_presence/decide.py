@@ -1,4 +1,4 @@
-"""The probe and the unit that tell units whether there is a GPU: part of the plans of roles that need it."""
+"""The probe and the unit by which units know whether there is a GPU: a part of other roles' plans."""
 
 from ..plan import Looks, Node, Plan, Role, shared
 

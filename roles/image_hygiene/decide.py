@@ -16,12 +16,12 @@ def decide(_role: Role, node: Node) -> Plan:
     """Refuse where it would not; the script removes what it finds."""
     plan = Plan()
     keeps = [path for path, facts in node["files"].items() if re.search(KEEPS_KEYS, facts["text"])]
-    found = f"ssh_deletekeys switched off in {', '.join(keeps)}" if keeps else ""
+    cause = f"ssh_deletekeys switched off in {', '.join(keeps)}" if keeps else ""
     if not node["globs"][CLOUD_INIT]:
-        found = "no cloud-init"
-    if found:
+        cause = "no cloud-init"
+    if cause:
         return plan.refuse(
-            f"Found {found}, wanted cloud-init to make host keys and to let the launch's key in: without it"
+            f"Found {cause}, wanted cloud-init to make host keys and to let the launch's key in: without it"
             " nobody can log in to a machine of this image."
         )
     return plan

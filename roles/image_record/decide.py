@@ -22,7 +22,7 @@ COPYRIGHT = [
     *("--include=copyright", "^License:", "/usr/share/doc"),
 ]
 # grep, 1: no file names one. 2: a link in one of the folders leads nowhere. modinfo, 1: the kernel has no
-# module of that name; the verification judges that.
+# module of that name; the verification checks that.
 FINE = {"sources": (0,), "copyright": (0, 1, 2), "modinfo": (0, 1)}
 
 
@@ -82,7 +82,7 @@ def look_drift(role: Role) -> Looks:
 
 
 def decide_drift(role: Role, node: Node) -> Plan:
-    """Tell which packages differ from the record; `do`: `left_out` is what the image was made without.
+    """Report which packages differ from the record; `do`: `left_out` has the components that it lacks.
 
     Where there is no record `left_out` is null. `live`: whether ansible/node.yml has been here, which puts on
     a node what an image has not.

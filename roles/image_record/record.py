@@ -26,7 +26,7 @@ def image_record(
         components: What components.yaml says; names each component's package.
         platforms: Distribution and family, as components.yaml calls them: `rocky`, `redhat`. A component's
             package is the distribution's, or the family's.
-        packages: What is installed, as `installed` tells it.
+        packages: What is installed, as `installed` returns it.
         modules: Version of NVIDIA's module for each kernel; empty where it has none.
         dpkg: Lines of package, source package, its version, installed KiB and architecture, with tabs.
         copyright_lines: Lines of `/usr/share/doc/PACKAGE/copyright:License: NAME`.
@@ -61,21 +61,21 @@ def installed(packages: Packages, architecture: str, *, apt: bool) -> dict[str, 
     Args:
         architecture: The machine's: `x86_64`.
     """
-    found: dict[str, set[str]] = {}
+    versions_by_name: dict[str, set[str]] = {}
     for name, versions in packages.items():
-        for one in versions:
-            foreign = apt and one["arch"] not in ("all", ARCHITECTURES.get(architecture))
-            version = one["version"] if apt else re.sub(r"^\d+:", "", one["version"])
-            found.setdefault(f"{name}:{one['arch']}" if foreign else name, set()).add(version)
-    return {name: ", ".join(sorted(found[name])) for name in sorted(found)}
+        for package in versions:
+            foreign = apt and package["arch"] not in ("all", ARCHITECTURES.get(architecture))
+            version = package["version"] if apt else re.sub(r"^\d+:", "", package["version"])
+            versions_by_name.setdefault(f"{name}:{package['arch']}" if foreign else name, set()).add(version)
+    return {name: ", ".join(sorted(versions_by_name[name])) for name in sorted(versions_by_name)}
 
 
 def package_drift(recorded: Mapping[str, str], packages: Mapping[str, str]) -> list[str]:
-    """Tell how the installed packages differ from an image's record.
+    """Report how the installed packages differ from an image's record.
 
     Args:
         recorded: Names and versions in the record.
-        packages: What is installed, as `installed` tells it.
+        packages: What is installed, as `installed` returns it.
 
     Returns:
         Lines of a diff: `-name version` of the record, `+name version` of the machine.
@@ -124,9 +124,9 @@ def _component(
     name = _package(said, component, platforms, branch, packages)
     if name is None or said["status"] == "left_out":
         return said
-    found = packages[name]
-    said["package"] = {"name": name, "version": found}
-    said["version"] = said.get("version") or re.sub(r"^\d+:", "", found).split("-")[0]
+    versions = packages[name]
+    said["package"] = {"name": name, "version": versions}
+    said["version"] = said.get("version") or re.sub(r"^\d+:", "", versions).split("-")[0]
     said["status"] = DONE.get(said["status"], said["status"])
     if said["status"] == "installed" and "keep_build_tools" in component:
         said["keep_build_tools"] = component["keep_build_tools"]

@@ -52,9 +52,9 @@ def decide_came(role: Role, node: Node) -> Plan:
     """Refuse where the package was of another version."""
     plan = Plan()
     if missing(node, [PACKAGE], role["version"]):
-        found = [upstream(one["version"]) for one in node["packages"].get(PACKAGE, [])]
+        versions = [upstream(package["version"]) for package in node["packages"].get(PACKAGE, [])]
         return plan.refuse(
-            f"Found {PACKAGE} {', '.join(found) or 'missing'} in {role['url']}, wanted {role['version']}."
+            f"Found {PACKAGE} {', '.join(versions) or 'missing'} in {role['url']}, wanted {role['version']}."
             " Correct kasmvnc_version or kasmvnc_url."
         )
     return plan

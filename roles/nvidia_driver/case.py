@@ -47,7 +47,7 @@ class Case:
     def of(cls, role: Role, node: Node) -> "Case":
         """The one of what is installed."""
         case = cls(role, node)
-        return case.taking(next((one for one in case.candidates if one in case.packages), ""))
+        return case.taking(next((name for name in case.candidates if name in case.packages), ""))
 
     def taking(self, precompiled: str) -> "Case":
         """This one with the distribution's modules, or with DKMS's."""
@@ -73,19 +73,19 @@ class Case:
     @property
     def packages(self) -> packages.Packages:
         """What is installed."""
-        found: packages.Packages = self.node["packages"]
-        return found
+        installed: packages.Packages = self.node["packages"]
+        return installed
 
     @cached_property
     def fit(self) -> gpus.Fit:
-        present = [one["id"] for one in self.node["pci"]["gpus"]]
+        present = [device["id"] for device in self.node["pci"]["gpus"]]
         return gpus.driver_fit(self.version, self.role["modules"], present, self.role["gpus"])
 
     @cached_property
     def fabric(self) -> bool:
         """Whether the fabric manager is wanted."""
         there = self.node["pci"]
-        switched = there["switches"] or any(one["id"] in gpus.nvlink5_ids() for one in there["gpus"])
+        switched = there["switches"] or any(device["id"] in gpus.nvlink5_ids() for device in there["gpus"])
         asked = self.role["fabric_manager"]
         return asked == "always" or bool(asked == "auto" and there["gpus"] and switched)
 
@@ -96,11 +96,11 @@ class Case:
 
     @cached_property
     def origin(self) -> Origin:
-        found = Origin.of(self.role.system, self.source, self.branch, self.fit.modules, self.precompiled)
+        by_source = Origin.of(self.role.system, self.source, self.branch, self.fit.modules, self.precompiled)
         # Debian's own packages name the module after their alternatives.
         if self.source == "preinstalled" and "nvidia-alternative" in self.packages:
-            return replace(found, module="nvidia-current")
-        return found
+            return replace(by_source, module="nvidia-current")
+        return by_source
 
     @cached_property
     def wanted(self) -> list[str]:
@@ -133,7 +133,9 @@ class Case:
     @property
     def updates(self) -> list[str]:
         """What the kernel's updates come by: linux-aws with linux-image-aws and linux-headers-aws."""
-        return [f"linux-{one}" for one in self.series] + [f"linux-image-{one}" for one in self.series]
+        return [f"linux-{suffix}" for suffix in self.series] + [
+            f"linux-image-{suffix}" for suffix in self.series
+        ]
 
     @property
     def followers(self) -> list[str]:
@@ -141,29 +143,29 @@ class Case:
 
         All of them are named: apt gives up at a held one that is not.
         """
-        images = [f"linux-image-{one}" for one in self.series]
-        image = next((one for one in images if one in self.packages), images[-1])
+        images = [f"linux-image-{suffix}" for suffix in self.series]
+        image = next((name for name in images if name in self.packages), images[-1])
         headers = image.replace("-image-", "-headers-")
         compiles = self.origin.dkms and self.role["keep_build_tools"]
-        installed = [one for one in self.updates if one in self.packages]
-        wanted = [headers] if headers in self.packages or compiles else []
-        return list(dict.fromkeys([image, *installed, *wanted]))
+        installed = [name for name in self.updates if name in self.packages]
+        added = [headers] if headers in self.packages or compiles else []
+        return list(dict.fromkeys([image, *installed, *added]))
 
     @property
     def kernel_names(self) -> list[str]:
         """Packages of kernels, which are held."""
         parts = ("image", "headers", "modules", "modules-extra")
-        made = [f"linux-{part}-{one}" for part, one in product(parts, [*self.kernels, *self.series])]
-        return made + [f"linux-{one}" for one in self.series]
+        names = [f"linux-{part}-{suffix}" for part, suffix in product(parts, [*self.kernels, *self.series])]
+        return names + [f"linux-{suffix}" for suffix in self.series]
 
     @property
     def headers(self) -> list[str]:
-        return [f"linux-headers-{one}" for one in self.kernels]
+        return [f"linux-headers-{kernel}" for kernel in self.kernels]
 
     @property
     def modules_extra(self) -> list[str]:
         """Where Ubuntu's kernels for clouds have ib_umad."""
-        return [f"linux-modules-extra-{one}" for one in self.kernels] if self.nvlink5 else []
+        return [f"linux-modules-extra-{kernel}" for kernel in self.kernels] if self.nvlink5 else []
 
     @property
     def candidates(self) -> list[str]:
@@ -172,19 +174,19 @@ class Case:
             return []
         if self.role["build"] != "precompiled":
             return []
-        followed = [one for one in self.series if f"linux-image-{one}" in self.packages]
+        followed = [suffix for suffix in self.series if f"linux-image-{suffix}" in self.packages]
         ordered = list(dict.fromkeys([*followed, *self.series]))
         return precompiled_names(self.branch, self.fit.modules, ordered)
 
     def module(self, kernel: str) -> dict[str, Any]:
         """{version, sig_key} of the driver's module of a kernel; empty where it has none."""
-        found: dict[str, Any] = self.node["kernels"][kernel]["modules"].get(self.origin.module) or {}
-        return found
+        facts: dict[str, Any] = self.node["kernels"][kernel]["modules"].get(self.origin.module) or {}
+        return facts
 
     @property
     def bad(self) -> list[str]:
         """Kernels without a module of the version."""
-        return [one for one in self.kernels if self.module(one).get("version") != self.version]
+        return [kernel for kernel in self.kernels if self.module(kernel).get("version") != self.version]
 
     @property
     def unbuilt(self) -> list[str]:
@@ -196,7 +198,7 @@ class Case:
             and row["version"].startswith(self.version)
             and row["state"] == "installed"
         ]
-        return [one for one in self.kernels if one not in built]
+        return [kernel for kernel in self.kernels if kernel not in built]
 
     def stale(self, *, written: bool = False) -> list[str]:
         """Kernels whose initramfs is missing, or older than the settings that belong into it.
@@ -207,7 +209,9 @@ class Case:
         settings = self.node["files"].get(MODPROBE)
         since = settings["mtime"] if settings else 0
         return [
-            one for one in self.kernels if written or (self.node["kernels"][one]["initramfs"] or -1) < since
+            kernel
+            for kernel in self.kernels
+            if written or (self.node["kernels"][kernel]["initramfs"] or -1) < since
         ]
 
     @property
@@ -216,7 +220,8 @@ class Case:
 
     @property
     def private_key(self) -> str:
-        """Where DKMS looks by itself on Ubuntu; 2.8 of 22.04 can't be told another place."""
+        """The path of the private key: on Ubuntu that of DKMS itself."""
+        # DKMS 2.8 of Ubuntu 22.04 has no setting for another path.
         ubuntus, others = "/var/lib/shim-signed/mok/MOK.priv", "/etc/gpukiln/secure-boot/module-signing.key"
         return str(self.role["private_key"] or (ubuntus if self.ubuntu else others))
 
@@ -235,7 +240,7 @@ class Case:
 
     @property
     def signing_text(self) -> str:
-        """What tells DKMS of the pair."""
+        """DKMS's configuration with the paths of the pair."""
         return f"# {MANAGED}\nmok_signing_key={self.private_key}\nmok_certificate={self.certificate}\n"
 
     @property
@@ -249,16 +254,16 @@ class Case:
         """Whether the pair is there, the given one where one is given, and DKMS knows of it."""
         files = self.node["files"]
         settings, key, certificate = (
-            files[one] or {} for one in (DKMS_SIGNING, self.private_key, self.certificate)
+            files[path] or {} for path in (DKMS_SIGNING, self.private_key, self.certificate)
         )
         given = ((key, self.role["signing_key"]), (certificate, self.role["signing_certificate"]))
         return bool(
             key
             and certificate
             and settings.get("text") == self.signing_text
-            and all(not path or found["sha256"] == _sha256(path) for found, path in given)
+            and all(not path or file["sha256"] == _sha256(path) for file, path in given)
             and (not self.exported or _sha256(self.exported) == certificate["sha256"])
-            and all(one in self.packages for one in self.signing_packages)
+            and all(name in self.packages for name in self.signing_packages)
         )
 
     @property
@@ -274,20 +279,21 @@ class Case:
         if not self.signs or not self.origin.dkms:
             return []
         return [
-            one
-            for one in self.kernels
-            if self.module(one) and self.module(one)["sig_key"].upper()[: len(self.signer)] != self.signer
+            kernel
+            for kernel in self.kernels
+            if self.module(kernel)
+            and self.module(kernel)["sig_key"].upper()[: len(self.signer)] != self.signer
         ]
 
     @property
     def repositories(self) -> list[Repository]:
         """NVIDIA's, and that of DKMS where the distribution has none."""
-        system, found = self.role.system, []
+        system, sources = self.role.system, []
         if self.source == "nvidia":
-            found.append(Repository.of(system, "cuda", self.role["repository"]))
+            sources.append(Repository.of(system, "cuda", self.role["repository"]))
         if self.dkms_from_elsewhere:
-            found.append(Repository.of(system, "epel-dkms", self.role["dkms_repository"]))
-        return found
+            sources.append(Repository.of(system, "epel-dkms", self.role["dkms_repository"]))
+        return sources
 
     @property
     def dkms_from_elsewhere(self) -> bool:
@@ -316,13 +322,15 @@ class Case:
             and self.has_packages
             and self.in_stream
             and not any(
-                plan.acts or plan.refusal for plan in (one.have(self.node) for one in self.repositories)
+                plan.acts or plan.refusal
+                for plan in (repository.have(self.node) for repository in self.repositories)
             )
             and (not self.signs or self.has_pair)
             and not (
-                self.nvlink5 and any(UMAD not in self.node["kernels"][one]["modules"] for one in self.kernels)
+                self.nvlink5
+                and any(UMAD not in self.node["kernels"][kernel]["modules"] for kernel in self.kernels)
             )
-            and (not tools or all(self.node["kernels"][one]["headers"] for one in self.kernels))
+            and (not tools or all(self.node["kernels"][kernel]["headers"] for kernel in self.kernels))
             and (not tools or NO_COMPILER not in self.packages)
         )
 
@@ -330,12 +338,12 @@ class Case:
     def has_packages(self) -> bool:
         if self.source == "runfile":
             libraries = any(self.node["globs"][pattern] for pattern in libraries_of(self.version))
-            return libraries and all(one in self.packages for one in INSTALLER_NEEDS)
+            return libraries and all(name in self.packages for name in INSTALLER_NEEDS)
         there = packages.driver_packages(self.packages, self.version)
         nvlink5 = self.origin.nvlink5 if self.nvlink5 else ()
         # Precompiled ones that could not be had before may have come.
         preferred = not self.candidates or bool(self.precompiled)
-        return preferred and set(self.wanted) <= set(there) and all(one in self.packages for one in nvlink5)
+        return preferred and set(self.wanted) <= set(there) and all(name in self.packages for name in nvlink5)
 
 
 def libraries_of(version: str) -> list[str]:

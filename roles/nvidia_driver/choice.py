@@ -40,7 +40,7 @@ INITRAMFS_SETTINGS = "/etc/initramfs-tools/update-initramfs.conf"
 NO_AUTOINSTALL = "/etc/dkms/no-autoinstall"
 """DKMS's maintainer scripts build nothing while it is there."""
 MARK = "# put off by gpukiln"
-"""Behind what is put off during a transaction, so that an interrupted run is mended by the next one."""
+"""Marks settings that are changed during a transaction, so that the next run restores them after a kill."""
 APT_INSTALL = (
     "apt-get",
     "install",
@@ -72,7 +72,7 @@ REPOQUERY = (
 def decide_packages(role: Role, node: Node) -> Plan:
     """Choose packages that can be had, and refuse before anything is changed.
 
-    `do`: `said` is worth telling; `install` and `newer` are what apt or dnf is asked for, `transaction` a
+    `do`: `said` are notes for people; `install` and `newer` are the arguments of apt or dnf, `transaction` a
     command of apt's that puts one branch into the place of another, `unlock` a command of dnf's; `drop` is a
     package that goes, `after` what is restored when all of it is there, `signing` what is missing of a pair.
     """
@@ -82,12 +82,12 @@ def decide_packages(role: Role, node: Node) -> Plan:
         plan.lines = [f"+NVIDIA driver {case.version}", f"+kernel modules for {', '.join(case.kernels)}"]
         write_settings(plan, case)
         return plan
-    wanted: Case | Plan = case
+    chosen_case: Case | Plan = case
     if case.candidates:
-        wanted = _precompiled(plan, case)
-    if isinstance(wanted, Plan):
-        return wanted
-    case = wanted
+        chosen_case = _precompiled(plan, case)
+    if isinstance(chosen_case, Plan):
+        return chosen_case
+    case = chosen_case
     chosen = _by_apt(plan, case) if case.apt else _by_dnf(plan, case)
     if chosen.ask or chosen.refusal:
         return chosen
@@ -113,13 +113,13 @@ def _precompiled(plan: Plan, case: Case) -> Case | Plan:
 
     They are built of one driver version for one kernel, and both may lag: their packages want
     nvidia-kernel-common of exactly that version (Depends: >= VERSION, <= VERSION-1), and the newest kernel
-    may have none yet. So apt says whether they can be had beside the driver, and for which kernels.
+    may have none yet. So a simulation of apt decides whether they can be installed with the driver, and for which kernels.
     """
     answers = case.node["answers"]
     if "archive" not in answers:
         return ask("archive", *_madison(case))
     known = {row[0] for row in packages.rows(answers["archive"]["stdout"])} | set(case.packages)
-    preferred = next((one for one in case.candidates if one in known), "")
+    preferred = next((name for name in case.candidates if name in known), "")
     if not preferred:
         return case.taking("")
     trial = case.taking(preferred)
@@ -140,7 +140,7 @@ def _precompiled(plan: Plan, case: Case) -> Case | Plan:
 
 
 def _madison(case: Case) -> list[str]:
-    either = [name for one in (case.taking(""), case.taking("any")) for name in one.wanted]
+    either = [name for trial in (case.taking(""), case.taking("any")) for name in trial.wanted]
     names = [*case.wanted, *either, *case.candidates, *case.headers, *case.modules_extra, *case.followers]
     return ["apt-cache", "madison", *dict.fromkeys(names)]
 
@@ -158,28 +158,28 @@ def _by_apt(plan: Plan, case: Case) -> Plan:
     pins, missing = packages.driver_pins(archive, case.wanted, case.version, there)
     if missing:
         return _not_there(case, missing[0], packages.madison_versions(archive, missing[0]))
-    wanted = [*pins, *_kernel_pins(case), *(case.origin.nvlink5 if case.nvlink5 else ())]
-    wanted += [name for name in case.modules_extra if name in known]
+    install = [*pins, *_kernel_pins(case), *(case.origin.nvlink5 if case.nvlink5 else ())]
+    install += [name for name in case.modules_extra if name in known]
     # Precompiled modules bring their kernel; DKMS needs the headers of each. A kernel whose headers have left
-    # the archive is judged after the installation. Where they do not stay, they come when something is built.
+    # the archive is checked after the installation. Where they do not stay, they come when something is built.
     if case.precompiled:
-        wanted.append(case.precompiled)
+        install.append(case.precompiled)
     elif case.role["keep_build_tools"]:
-        wanted += [*headers, *(("gcc", "dpkg-dev") if NO_COMPILER in there else ())]
+        install += [*headers, *(("gcc", "dpkg-dev") if NO_COMPILER in there else ())]
         plan.do["drop"] = NO_COMPILER if NO_COMPILER in there else ""
-    command = [*APT_INSTALL, *wanted, *(f"{name}-" for name in case.others)]
+    command = [*APT_INSTALL, *install, *(f"{name}-" for name in case.others)]
     rehearsed = set(case.wanted) - set(packages.driver_packages(there, case.version))
     if rehearsed and "rehearsal" not in answers:
         simulated = [*command, "--simulate"]
         if case.source == "nvidia":
             simulated = ["sh", "-c", PREFERRING, "sh", _preferences(case), *simulated]
         return ask("rehearsal", *simulated)
-    if rehearsed and (refusal := _rehearsed(case, wanted)):
+    if rehearsed and (refusal := _rehearsed(case, install)):
         return Plan(refusal=refusal)
-    absent = packages.not_installed(wanted, there)
+    absent = packages.not_installed(install, there)
     plan.lines += [f"+{name}" for name in absent] + [f"-{name}" for name in case.others]
     if absent or plan.do["drop"]:
-        plan.do["install"] = wanted
+        plan.do["install"] = install
     # Both in one transaction, which ansible.builtin.apt has no words for. Left to itself, apt keeps packages
     # that are held or belong together, and gives up.
     if case.others:
@@ -187,11 +187,11 @@ def _by_apt(plan: Plan, case: Case) -> Plan:
     return plan
 
 
-def _rehearsed(case: Case, wanted: Sequence[str]) -> str:
+def _rehearsed(case: Case, names: Sequence[str]) -> str:
     """Why what apt would do is refused."""
     answer, system = case.node["answers"]["rehearsal"], case.role.system
     if answer["rc"] != 0:
-        return package_failure({"msg": answer["stdout"], "stderr": answer["stderr"]}, wanted)
+        return package_failure({"msg": answer["stdout"], "stderr": answer["stderr"]}, names)
     # On newer releases the branch's names are transitional packages, and bring another branch.
     foreign = packages.simulated_strangers(answer["stdout"], case.branch)
     if not foreign:
@@ -206,16 +206,16 @@ def _rehearsed(case: Case, wanted: Sequence[str]) -> str:
 def _by_dnf(plan: Plan, case: Case) -> Plan:
     answers, there, upgrades = case.node["answers"], case.packages, case.role["upgrade_kernel"]
     parts = ["kernel*-devel", *(["kernel*-modules-extra"] if case.nvlink5 else [])]
-    wanted = [] if case.source == "runfile" else case.wanted
+    names_of_driver = [] if case.source == "runfile" else case.wanted
     if "archive" not in answers:
-        return ask("archive", *REPOQUERY, "--showduplicates", *wanted, *parts)
+        return ask("archive", *REPOQUERY, "--showduplicates", *names_of_driver, *parts)
     series = [name for name in there if name.startswith("kernel") and KERNEL_RPMS.fullmatch(name)]
     series = [name for name in series if "-" not in name]  # Amazon Linux has several: kernel, kernel6.12, ...
     updated = [f"{name}{part}" for name in series for part in ("", "-devel")]
     if upgrades and "newer" not in answers:
         return ask("newer", *REPOQUERY, "--disableplugin=versionlock", "--upgrades", *updated)
     archive = answers["archive"]["stdout"]
-    pins, missing = packages.driver_pins(archive, wanted, case.version, there)
+    pins, missing = packages.driver_pins(archive, names_of_driver, case.version, there)
     if missing:
         return _not_there(case, missing[0], packages.madison_versions(archive, missing[0]))
     names = [pin.replace("=", "-") for pin in pins]
@@ -224,8 +224,12 @@ def _by_dnf(plan: Plan, case: Case) -> Plan:
     if case.nvlink5:
         names += [*case.origin.nvlink5, *kernels.kernel_parts(archive, there, case.kernels, "modules-extra")]
     names += kernels.kernel_parts(archive, there, case.kernels, "devel")
-    whole = {f"{name}-{one['version']}" for name, found in there.items() for one in found}
-    whole |= {f"{name}-{one['version']}.{one['arch']}" for name, found in there.items() for one in found}
+    whole = {f"{name}-{version['version']}" for name, versions in there.items() for version in versions}
+    whole |= {
+        f"{name}-{version['version']}.{version['arch']}"
+        for name, versions in there.items()
+        for version in versions
+    }
     absent = [name for name in names if name not in there and name not in whole]
     plan.lines += [f"+{name}" for name in absent]
     plan.do["install"] = names if absent else []
@@ -251,7 +255,7 @@ def _update_by_dnf(plan: Plan, case: Case, names: list[str]) -> None:
     ]
     if newer:
         plan.do["newer"] = names
-        plan.lines += [f"+{one}" for one in newer]
+        plan.lines += [f"+{line}" for line in newer]
     held_at = ((case.node["files"][RELEASE_VARIABLE] or {"text": ""})["text"]).strip()
     if case.role.system.distribution == "Amazon" and held_at != "latest":
         release = held_at or upstream(case.packages["system-release"][0]["version"])
@@ -350,7 +354,7 @@ def _signing(plan: Plan, case: Case) -> dict[str, Any]:
     """What is missing of the pair that DKMS signs with."""
     node = case.node
     folders = sorted({str(Path(path).parent) for path in (case.private_key, case.certificate)})
-    found = {
+    pair = {
         "packages": _absent(case.signing_packages, case),
         "folders": dict.fromkeys(folders, "0700"),
         "key": case.private_key,
@@ -359,9 +363,9 @@ def _signing(plan: Plan, case: Case) -> dict[str, Any]:
         "exported": case.exported,
         "missing": not case.has_pair,
     }
-    if found["missing"]:
+    if pair["missing"]:
         plan.lines.append(f"+{case.certificate}: signs the modules")
-    return found
+    return pair
 
 
 def _kernel_pins(case: Case) -> list[str]:
@@ -393,7 +397,7 @@ def ask(name: str, *command: str) -> Plan:
 def held(case: Case, names: Iterable[str]) -> list[str]:
     """Those that are held; of an rpm system the kernels too, which its driver is locked with."""
     there = case.packages
-    return [name for name in dict.fromkeys(names) if any(one["held"] for one in there.get(name, []))]
+    return [name for name in dict.fromkeys(names) if any(version["held"] for version in there.get(name, []))]
 
 
 def locking(case: Case, names: Sequence[str], *, hold: bool) -> list[str]:

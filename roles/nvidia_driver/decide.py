@@ -1,7 +1,7 @@
 """Which driver a node gets, and what has to be done for it, step by step.
 
-`decide` judges the request and says which way it goes: the driver is removed, installed, or there and only to
-be kept as it should be. An installation decides again when the sources are there (`decide_packages` in
+`decide` checks the request and chooses what to do: remove the driver, install it, or keep an installed one as
+it should be. An installation decides again when the sources are there (`decide_packages` in
 choice.py), when the packages are (`decide_modules`), and when the modules are (`decide_finish`). What comes
 from where, under which names, is in origin.py; what request and node mean together in case.py.
 """
@@ -129,7 +129,7 @@ def _wrong_request(role: Role) -> Iterator[str]:
             " or Ubuntu (distribution, nvidia), or Amazon Linux 2023 or RHEL 9 and its kin (nvidia). A .run"
             " file (runfile) and preinstalled go on all."
         )
-    known = [one["branch"] for one in gpus.catalogue()["driver_branches"]]
+    known = [row["branch"] for row in gpus.catalogue()["driver_branches"]]
     branch, version = int(role["branch"]), Case(role, {}).version
     if branch not in known:
         yield f"Found nvidia_driver_branch {branch}, wanted one of {', '.join(map(str, known))}."
@@ -199,16 +199,16 @@ def _unfit(case: Case) -> Iterator[str]:
     if case.source == "runfile" and branches:
         # The installer's driver and a packaged one overwrite each other's files.
         yield (
-            f"Found the driver installed as packages ({', '.join(branches)}), wanted none beside NVIDIA's"
+            f"Found the driver installed as packages ({', '.join(branches)}), wanted none next to NVIDIA's"
             " installer. Remove them first, with nvidia_driver_state: absent."
         )
 
 
 def _other_than_preinstalled(case: Case) -> Iterator[str]:
-    found = [str(case.module(kernel).get("version") or "none") for kernel in case.kernels]
-    if set(found) != {case.version}:
+    versions = [str(case.module(kernel).get("version") or "none") for kernel in case.kernels]
+    if set(versions) != {case.version}:
         yield (
-            f"Found driver {', '.join(found)} for kernel {', '.join(case.kernels)}; wanted {case.version},"
+            f"Found driver {', '.join(versions)} for kernel {', '.join(case.kernels)}; wanted {case.version},"
             " and nvidia_driver_source is preinstalled. Take another base image, or set"
             " nvidia_driver_version to what it carries."
         )
@@ -241,7 +241,10 @@ def _removal(case: Case) -> Plan:
     whether the `stream` is left, and the commands that rebuild each `initramfs`, where nouveau may be again.
     """
     plan, node = Plan(), case.node
-    of_driver = [*packages.driver_branches(case.packages), *(one for one in HELPERS if one in case.packages)]
+    of_driver = [
+        *packages.driver_branches(case.packages),
+        *(name for name in HELPERS if name in case.packages),
+    ]
     settings = (MODPROBE, PREFERENCES, DKMS_SIGNING, DRACUT, FABRIC_DROPIN)
     plan.remove(path for path in settings if node["files"][path])
     locked = [*of_driver, *(name for name in case.packages if KERNEL_RPMS.fullmatch(name))]
@@ -264,7 +267,9 @@ def _removal(case: Case) -> Plan:
 def decide_removed(_role: Role, node: Node) -> Plan:
     """Refuse where a module of the driver is left."""
     left = [
-        one["modules"]["nvidia"]["filename"] for one in node["kernels"].values() if "nvidia" in one["modules"]
+        kernel["modules"]["nvidia"]["filename"]
+        for kernel in node["kernels"].values()
+        if "nvidia" in kernel["modules"]
     ]
     if left:
         return Plan(
@@ -286,7 +291,7 @@ def decide_modules(role: Role, node: Node) -> Plan:
         lines=[f"-{name}" for name in others],
         do={"remove": others, "registered": True, "kernels": [], "entries": []},
     )
-    left = {name: found for name, found in case.packages.items() if name not in others}
+    left = {name: versions for name, versions in case.packages.items() if name not in others}
     # Ubuntu's names of old branches are transitional packages, and bring another branch.
     if strangers := packages.driver_strangers(left, case.version):
         return plan.refuse(
@@ -348,7 +353,9 @@ def decide_finish(role: Role, node: Node) -> Plan:
             return ask("purge", "apt-get", "purge", "--simulate", "--allow-change-held-packages", *there)
         if refusal := _takes_updates(case, purge):
             return Plan(refusal=refusal)
-    if case.nvlink5 and (bare := [one for one in left if UMAD not in node["kernels"][one]["modules"]]):
+    if case.nvlink5 and (
+        bare := [kernel for kernel in left if UMAD not in node["kernels"][kernel]["modules"]]
+    ):
         return Plan(
             refusal=f"Found no module {UMAD} for kernel {', '.join(bare)}, wanted it: without it no fabric"
             " manager starts on HGX B200 and B300. linux-modules-extra-KERNEL has it on Ubuntu,"
@@ -366,10 +373,10 @@ def decide_finish(role: Role, node: Node) -> Plan:
         "initramfs": [_rebuild(case, kernel) for kernel in stale if kernel in left],
         **_holding(case, gone=images),
     }
-    plan.lines += [f"sign the module of {one}" for one in case.missigned if one in left]
-    plan.lines += [f"-kernel {one}" for one in purge]
+    plan.lines += [f"sign the module of {kernel}" for kernel in case.missigned if kernel in left]
+    plan.lines += [f"-kernel {kernel}" for kernel in purge]
     plan.lines += [f"-{name}" for name in (node["compilers"] if plan.do["compilers"] else ())]
-    plan.lines += [f"rebuild the initramfs of {one}" for one in stale if one in left]
+    plan.lines += [f"rebuild the initramfs of {kernel}" for kernel in stale if kernel in left]
     plan.lines += [f"hold {name}" for name in _unheld(case, images)]
     return plan
 
@@ -384,7 +391,7 @@ def decide_signed(role: Role, node: Node) -> Plan:
     case = Case.of(role, node)
     if not case.missigned:
         return Plan()
-    signers = ", ".join(case.module(one)["sig_key"] or "none" for one in case.missigned)
+    signers = ", ".join(case.module(kernel)["sig_key"] or "none" for kernel in case.missigned)
     return Plan(
         refusal=f"Found the module {case.origin.module} of {', '.join(case.missigned)} signed by the key"
         f" {signers}, wanted {case.signer or 'one'} ({case.certificate}). What DKMS said is in"
@@ -450,10 +457,10 @@ def _loaded_and_wanted(role: Role, node: Node) -> str:
 
 
 def _without_module(case: Case) -> str:
-    found = [str(case.module(kernel).get("version") or "none") for kernel in case.bad]
+    versions = [str(case.module(kernel).get("version") or "none") for kernel in case.bad]
     headers = "linux-headers" if case.apt else "kernel-devel"
     return (
-        f"Kernel {', '.join(case.bad)}: found module {case.origin.module} in version {', '.join(found)},"
+        f"Kernel {', '.join(case.bad)}: found module {case.origin.module} in version {', '.join(versions)},"
         f" wanted {case.version}. Install the kernel's headers ({headers}-RELEASE) or remove the kernel; what"
         " DKMS said is in"
         " /var/lib/dkms/*/*/RELEASE/*/log/make.log."
@@ -507,9 +514,9 @@ def _fabric(plan: Plan, case: Case) -> None:
 def _sign(case: Case, kernel: str) -> list[str]:
     """What was built before the pair was there, or with another one, is built again."""
     row = next(
-        one
-        for one in case.node["dkms"]
-        if one["module"].startswith("nvidia") and one["version"] == case.version
+        entry
+        for entry in case.node["dkms"]
+        if entry["module"].startswith("nvidia") and entry["version"] == case.version
     )
     name = f"{row['module']}/{row['version']}"
     return ["sh", "-ec", "dkms remove $1 -k $2 && dkms install $1 -k $2", "sh", name, kernel]
@@ -524,8 +531,8 @@ def _rebuild(case: Case, kernel: str) -> list[str]:
 
 def _holding(case: Case, gone: Sequence[str] = ()) -> dict[str, Any]:
     names = _unheld(case, gone)
-    lacks = bool(names) and not case.apt and VERSIONLOCK not in case.packages
-    return {"hold": locking(case, names, hold=True), "lacks_versionlock": lacks}
+    no_versionlock = bool(names) and not case.apt and VERSIONLOCK not in case.packages
+    return {"hold": locking(case, names, hold=True), "lacks_versionlock": no_versionlock}
 
 
 def _unheld(case: Case, gone: Sequence[str]) -> list[str]:
@@ -539,4 +546,4 @@ def _unheld(case: Case, gone: Sequence[str]) -> list[str]:
         names += [name for name in there if name in kernels]
     else:
         names += [name for name in there if KERNEL_RPMS.fullmatch(name)]
-    return [name for name in dict.fromkeys(names) if not all(one["held"] for one in there[name])]
+    return [name for name in dict.fromkeys(names) if not all(version["held"] for version in there[name])]

@@ -29,20 +29,20 @@ class Fit:
 def catalogue() -> dict[str, Any]:
     """Branches, GPUs and architectures, as the plan of an image knows them."""
     text = shared("gpukiln/catalog/data/nvidia_matrix.yaml")
-    found: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
-    return found
+    tables: dict[str, Any] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+    return tables
 
 
 def last_release(branch: int) -> str:
     """The last version of a driver branch that the catalogue knows; empty where it knows none."""
-    found = [one.get("latest", "") for one in catalogue()["driver_branches"] if one["branch"] == branch]
-    return str(found[0]) if found else ""
+    releases = [row.get("latest", "") for row in catalogue()["driver_branches"] if row["branch"] == branch]
+    return str(releases[0]) if releases else ""
 
 
 def nvlink5_ids() -> list[str]:
     """PCI device ids of GPUs whose NVSwitches are no PCI devices."""
     boards = (board for board in catalogue()["gpus"].values() if "nvlsm" in board)
-    return [f"0x{one.lower()}" for board in boards for one in board["pci_ids"]]
+    return [f"0x{pci_id.lower()}" for board in boards for pci_id in board["pci_ids"]]
 
 
 def driver_fit(version: str, modules: str, present: list[str], keys: list[str]) -> Fit:
@@ -58,14 +58,16 @@ def driver_fit(version: str, modules: str, present: list[str], keys: list[str]) 
         return Fit("proprietary" if modules == "auto" else modules, nvlink5=False, problems=[])
     known = catalogue()["gpus"]
     by_id = {pci_id: board for board in known.values() for pci_id in board.get("pci_ids", [])}
-    ids = [one.lower().removeprefix("0x").upper() for one in present]
+    ids = [pci_id.lower().removeprefix("0x").upper() for pci_id in present]
     problems = [
         f"no GPU '{key}' in the catalogue, wanted one of {', '.join(known)}"
         for key in keys
         if key not in known
     ]
-    boards = [known[key] for key in keys if key in known] + [by_id[one] for one in ids if one in by_id]
-    unknown = sorted({one for one in ids if one not in by_id})
+    boards = [known[key] for key in keys if key in known] + [
+        by_id[pci_id] for pci_id in ids if pci_id in by_id
+    ]
+    unknown = sorted({pci_id for pci_id in ids if pci_id not in by_id})
     if unknown and modules == "auto":
         problems.append(
             f"the catalogue does not know the GPU 10DE:{', 10DE:'.join(unknown)}: set nvidia_driver_modules"

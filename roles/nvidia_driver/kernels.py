@@ -32,8 +32,8 @@ def kernel_flavour(release: str) -> str:
     Returns:
         For example `cloud-amd64` or `aws`; empty when it has none.
     """
-    found = re.match(r"\d[\d.]*(?:-\d+)?(?:\.\d+)?(?:\+[\w.]+)?-(.+)", release)
-    return found.group(1) if found else ""
+    match = re.match(r"\d[\d.]*(?:-\d+)?(?:\.\d+)?(?:\+[\w.]+)?-(.+)", release)
+    return match.group(1) if match else ""
 
 
 def precompiled_lag(
@@ -58,7 +58,7 @@ def precompiled_lag(
     """
     if trial["rc"] != 0:
         wants = "; ".join(re.findall(r"Depends: (.+)", trial["stdout"]))
-        return f"its packages can't be installed beside it ({wants or trial['stderr'].strip()})"
+        return f"its packages can't be installed with it ({wants or trial['stderr'].strip()})"
     brought, gone = (
         re.findall(rf"(?m)^{kind} ([^ :]+)", trial["stdout"]) for kind in ("Inst", "(?:Remv|Purg)")
     )
@@ -67,8 +67,8 @@ def precompiled_lag(
         re.compile(r"linux-image-(?:unsigned-)?(\d.*)"),
         re.compile(rf"{re.escape(prefix)}-(\d.*)"),
     )
-    new = {found[1] for name in names if (found := image.fullmatch(name)) and name not in packages}
-    covered = {found[1] for name in names if (found := modules.fullmatch(name))}
+    new = {match[1] for name in names if (match := image.fullmatch(name)) and name not in packages}
+    covered = {match[1] for name in names if (match := modules.fullmatch(name))}
     after = kernel_release_sort([*kernels, *(new - set(kernels))])
     bare = [kernel for kernel in (after if updates is None else after[-1:]) if kernel not in covered]
     if bare:
@@ -93,10 +93,12 @@ def kernel_parts(text: str, packages: Packages, releases: Sequence[str], part: s
     """
     offered = [(row[0], re.sub(r"^\d+:", "", row[1]), row[2]) for row in rows(text) if len(row) == 3]
     offered += [
-        (name, re.sub(r"^\d+:", "", one["version"]), one["arch"])
-        for name, found in packages.items()
+        (name, re.sub(r"^\d+:", "", row["version"]), row["arch"])
+        for name, versions in packages.items()
         if re.fullmatch(rf"kernel[0-9.]*-{part}", name)
-        for one in found
+        for row in versions
     ]
-    found = {f"{version}.{arch}": name for name, version, arch in offered if name.endswith(f"-{part}")}
-    return [f"{found[release]}-{release}" for release in releases if release in found]
+    name_by_kernel = {
+        f"{version}.{arch}": name for name, version, arch in offered if name.endswith(f"-{part}")
+    }
+    return [f"{name_by_kernel[release]}-{release}" for release in releases if release in name_by_kernel]

@@ -13,7 +13,7 @@ class Origin:
     Args:
         packages: All of the driver's version.
         fabric: Those of the fabric manager, of the driver's version; empty where there are none.
-        nvlink5: What the NVSwitches of HGX B200 and B300 need beside it.
+        nvlink5: Packages that the NVSwitches of HGX B200 and B300 need in addition.
         module: The kernel module's name.
         components: What of the distribution's archive has to be enabled.
         stream: The module stream of dnf.
@@ -90,7 +90,7 @@ def _ubuntu(branch: int, opened: bool, precompiled: str) -> Origin:
 def precompiled_names(branch: int, kind: str, series: Sequence[str]) -> list[str]:
     """Metapackages of Canonical's signed modules, for the kernels of each series."""
     prefix = precompiled_prefix(branch, kind)
-    return [f"{prefix}-{one}" for one in series]
+    return [f"{prefix}-{suffix}" for suffix in series]
 
 
 def precompiled_prefix(branch: int, kind: str) -> str:

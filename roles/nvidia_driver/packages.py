@@ -20,7 +20,7 @@ OWN_VERSION = frozenset(("nvlsm",))
 """Packages that go with the driver and have versions of their own: NVLink's subnet manager."""
 
 Packages = dict[str, list[dict[str, Any]]]
-"""Name to installed versions, as the module node_facts tells of them."""
+"""Installed versions by name, as the module node_facts returns them."""
 
 
 def rows(text: str) -> list[list[str]]:
@@ -41,13 +41,13 @@ def madison_versions(text: str, package: str) -> list[str]:
 
 
 def driver_pins(
-    text: str, wanted: Iterable[str], version: str, packages: Packages
+    text: str, names: Iterable[str], version: str, packages: Packages
 ) -> tuple[list[str], list[str]]:
     """Pin packages to the full version that has a driver's version.
 
     Args:
         text: The output of `apt-cache madison`.
-        wanted: The packages.
+        names: The packages.
         version: The driver's version, for example `535.309.01`.
         packages: What is installed needs no archive.
 
@@ -55,11 +55,11 @@ def driver_pins(
         Pins, name=version, and the names of those that can't be had.
     """
     pins, missing = [], []
-    for name in wanted:
+    for name in names:
         installed = [p["version"] for p in packages.get(name, [])]
-        found = [v for v in installed + madison_versions(text, name) if upstream(v) == version]
-        if found:
-            pins.append(f"{name}={found[0]}")
+        versions = [v for v in installed + madison_versions(text, name) if upstream(v) == version]
+        if versions:
+            pins.append(f"{name}={versions[0]}")
         else:
             missing.append(name)
     return pins, missing
@@ -71,7 +71,7 @@ def driver_branches(packages: Packages) -> dict[str, int]:
     Returns:
         Package to driver branch. CUDA's and the container toolkit's packages are not among them.
     """
-    found = {}
+    branches = {}
     for name, installed in packages.items():
         if not NAME.match(name):
             continue
@@ -79,8 +79,8 @@ def driver_branches(packages: Packages) -> dict[str, int]:
         in_name = re.match(r"linux-(?:modules|objects|signatures)-nvidia-(\d{3})(?!\d)", name)
         version = upstream(installed[0]["version"])
         if in_name or VERSION.match(version):
-            found[name] = int(in_name[1]) if in_name else int(version.partition(".")[0])
-    return dict(sorted(found.items()))
+            branches[name] = int(in_name[1]) if in_name else int(version.partition(".")[0])
+    return dict(sorted(branches.items()))
 
 
 def driver_packages(packages: Packages, version: str) -> list[str]:
@@ -100,9 +100,9 @@ def driver_strangers(packages: Packages, version: str) -> list[str]:
     """
     branch, strangers = int(version.partition(".")[0]), []
     for name, of_branch in driver_branches(packages).items():
-        found = upstream(packages[name][0]["version"])
-        in_step = name not in OWN_PACE and VERSION.match(found)
-        if of_branch != branch or (in_step and found != version):
+        installed = upstream(packages[name][0]["version"])
+        in_step = name not in OWN_PACE and VERSION.match(installed)
+        if of_branch != branch or (in_step and installed != version):
             strangers.append(f"{name} {packages[name][0]['version']}")
     return strangers
 
@@ -137,7 +137,7 @@ def newest_of(text: str, names: Iterable[str]) -> list[str]:
     Returns:
         name=version of those that the archive has.
     """
-    return [f"{name}={found[0]}" for name in names if (found := madison_versions(text, name))]
+    return [f"{name}={versions[0]}" for name in names if (versions := madison_versions(text, name))]
 
 
 def simulated_removals(text: str) -> list[str]:
@@ -145,14 +145,14 @@ def simulated_removals(text: str) -> list[str]:
     return re.findall(r"(?m)^(?:Remv|Purg) ([^ :]+)", text)
 
 
-def not_installed(wanted: Sequence[str], packages: Packages) -> list[str]:
+def not_installed(pins: Sequence[str], packages: Packages) -> list[str]:
     """Name what a transaction would install.
 
     Args:
-        wanted: NAME or NAME=VERSION, as for apt.
+        pins: NAME or NAME=VERSION, as for apt.
 
     Returns:
         Those that are not there, or in another version.
     """
-    there = {f"{name}={one['version']}" for name, found in packages.items() for one in found}
-    return [one for one in wanted if one not in packages and one not in there]
+    there = {f"{name}={row['version']}" for name, versions in packages.items() for row in versions}
+    return [pin for pin in pins if pin not in packages and pin not in there]

@@ -82,7 +82,7 @@ def decide_on(role: Role, node: Node) -> Plan:
     """Refuse where persistence is not on, on every GPU."""
     if "persistence" not in node["answers"]:
         return Plan(ask=look_on(role))
-    # nvidia-smi tells its errors on standard output
+    # nvidia-smi prints its errors on standard output
     answer = node["answers"]["persistence"]
     said = answer["stdout"].strip()
     if answer["rc"] == 0 and {line.strip() for line in said.splitlines()} == {"Enabled"}:
@@ -119,5 +119,5 @@ def _archive(role: Role) -> dict[str, Any]:
 
 def _user_of(unit: dict[str, Any] | None) -> str:
     """Who the driver's unit runs it as; empty where it does not say."""
-    found = re.search(r"(?m)^ExecStart=.*--user[ =](\S+)", unit["text"]) if unit and "text" in unit else None
-    return found[1] if found else ""
+    match = re.search(r"(?m)^ExecStart=.*--user[ =](\S+)", unit["text"]) if unit and "text" in unit else None
+    return match[1] if match else ""

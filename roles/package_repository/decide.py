@@ -12,7 +12,7 @@ PRIORITIES = {"nvidia-container-toolkit": 1}
 """Where another repository has packages of the same names, dnf takes them only from the one with the smaller
 number; without one it is 99. NVIDIA's CUDA repository has the container toolkit too, signed with another key
 than the one that its own file names (NVIDIA/nvidia-container-toolkit, issue 116, on 2025-09-17), and is often
-there under a name that is not ours."""
+there under a name that gpukiln did not choose."""
 AMAZONS = {"cuda": 9}
 """Amazon Linux has a dkms that is older than what the driver wants (awslabs/amazon-eks-ami, pull request
 2284: theirs is taken from the CUDA repository alone), and its own repository comes before others."""

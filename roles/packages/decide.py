@@ -50,15 +50,15 @@ def look_came(role: Role) -> Looks:
 
 def decide_came(role: Role, node: Node) -> Plan:
     """Refuse where something did not come as it was asked for."""
-    wanted = role["version"]
-    gone = missing(node, role["names"], wanted)
-    found = [
-        f"{name} {', '.join(upstream(one['version']) for one in node['packages'].get(name, [])) or 'none'}"
+    asked = role["version"]
+    gone = missing(node, role["names"], asked)
+    versions = [
+        f"{name} {', '.join(upstream(row['version']) for row in node['packages'].get(name, [])) or 'none'}"
         for name in gone
     ]
     if gone:
         return Plan(
-            refusal=f"Found {', '.join(found)} after the installation, wanted version {wanted or 'any'}."
+            refusal=f"Found {', '.join(versions)} after the installation, wanted version {asked or 'any'}."
             " `apt-cache policy` or `dnf list` on the node shows where it comes from."
         )
     return Plan()

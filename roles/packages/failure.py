@@ -60,5 +60,5 @@ def package_failure(result: Mapping[str, Any], names: Sequence[str], version: st
     lines = [line.strip() for line in dict.fromkeys(said.splitlines()) if line.strip()]
     lines = [line for line in lines if not NOISE.match(line)] or lines or ["no message"]
     advice = next((text for pattern, text in CAUSES if re.search(pattern, said, re.IGNORECASE)), ELSE)
-    wanted = ", ".join(names) + (f" in version {version}" if version else "")
-    return f"Found: {' / '.join(lines[:LINES])}\nWanted: {wanted}. {advice}"
+    asked = ", ".join(names) + (f" in version {version}" if version else "")
+    return f"Found: {' / '.join(lines[:LINES])}\nWanted: {asked}. {advice}"

@@ -52,12 +52,12 @@ def decide(role: Role, node: Node) -> Plan:
             " GPU nodes without it are converged by ansible/node.yml."
         )
     host = json.loads(node["answers"]["host"]["stdout"])
-    given = [str(one).lower() for one in role["gpus"]]
-    ids = [str(one).lower() for one in role["ids"]]
+    given = [str(gpu).lower() for gpu in role["gpus"]]
+    ids = [str(pci_id).lower() for pci_id in role["ids"]]
     if reason := _refusal(host, given, ids):
         return plan.refuse(reason)
-    functions = [address for one in given for address in _functions(host, one)]
-    wanted = {*functions, *(address for address, one in host["devices"].items() if _id(one) in ids)}
+    functions = [address for gpu in given for address in _functions(host, gpu)]
+    addresses = {*functions, *(address for address, device in host["devices"].items() if _id(device) in ids)}
     arguments = [*role["kernel_arguments"], *_intel(node, host, role["kernel_arguments"])]
     texts = {
         OPTIONS: _options(functions, ids, role["blacklist"]),
@@ -74,7 +74,7 @@ def decide(role: Role, node: Node) -> Plan:
         plan.do["commands"] = commands
         plan.do["stamp"] = [File(STAMP, stamp)]
         plan.lines += [f"+{' '.join(command)}" for command in commands]
-    plan.do["reboot"] = _reboot(role, host, sorted(wanted), arguments, pending=bool(plan.do["commands"]))
+    plan.do["reboot"] = _reboot(role, host, sorted(addresses), arguments, pending=bool(plan.do["commands"]))
     if plan.do["reboot"] and role["reboot"] and (running := _running(node)):
         return plan.refuse(
             f"Found that {', '.join(running)} run, and pve_host_reboot is set. Wanted none:"
@@ -84,31 +84,33 @@ def decide(role: Role, node: Node) -> Plan:
 
 
 def _refusal(host: dict[str, Any], given: list[str], ids: list[str]) -> str:
-    found = ", ".join(
-        f"{address} ({_id(one)})" for address, one in sorted(host["devices"].items()) if _display(one)
+    listing = ", ".join(
+        f"{address} ({_id(device)})"
+        for address, device in sorted(host["devices"].items())
+        if _display(device)
     )
     if not given and not ids:
         return (
             f"Found neither pve_host_gpus nor pve_host_ids, wanted the GPUs that are given away."
-            f" This host has {found or 'no GPU'}."
+            f" This host has {listing or 'no GPU'}."
         )
     for names, form, what in ((given, ADDRESS, "pve_host_gpus"), (ids, ID, "pve_host_ids")):
-        if wrong := [one for one in names if not re.fullmatch(form, one)]:
+        if wrong := [name for name in names if not re.fullmatch(form, name)]:
             example = "0000:01:00" if what == "pve_host_gpus" else "10de:2236"
-            return (
-                f"Found {wrong[0]!r} in {what}, wanted such as {example}. This host has {found or 'no GPU'}."
-            )
-    there = {_id(one) for one in host["devices"].values()}
-    missing = [one for one in given if not _functions(host, one)] + [one for one in ids if one not in there]
+            return f"Found {wrong[0]!r} in {what}, wanted such as {example}. This host has {listing or 'no GPU'}."
+    there = {_id(device) for device in host["devices"].values()}
+    missing = [gpu for gpu in given if not _functions(host, gpu)] + [
+        pci_id for pci_id in ids if pci_id not in there
+    ]
     if missing:
-        return f"Found no device {missing[0]} on this host, wanted one that it has: {found or 'no GPU'}."
+        return f"Found no device {missing[0]} on this host, wanted one that it has: {listing or 'no GPU'}."
     return ""
 
 
 def _functions(host: dict[str, Any], address: str) -> list[str]:
     if "." in address:
         return [address] if address in host["devices"] else []
-    return sorted(one for one in host["devices"] if one.partition(".")[0] == address)
+    return sorted(function for function in host["devices"] if function.partition(".")[0] == address)
 
 
 def _id(device: dict[str, Any]) -> str:
@@ -136,7 +138,7 @@ def _options(functions: list[str], ids: list[str], blacklist: list[str]) -> str:
 def _intel(node: Node, host: dict[str, Any], given: list[str]) -> list[str]:
     version = tuple(int(part) for part in re.findall(r"\d+", host["kernel"])[:2])
     intel = "GenuineIntel" in node["answers"]["cpu"]["stdout"]
-    named = any(one.startswith("intel_iommu=") for one in given)
+    named = any(argument.startswith("intel_iommu=") for argument in given)
     return ["intel_iommu=on"] if intel and version < INTEL_BEFORE and not named else []
 
 
@@ -149,7 +151,7 @@ def _boot(plan: Plan, node: Node, arguments: list[str]) -> list[list[str]]:
         commands.append(["update-grub"])
     if cmdline := files.get(CMDLINE):
         words = cmdline["text"].split()
-        missing = [one for one in arguments if one not in words]
+        missing = [argument for argument in arguments if argument not in words]
         if missing:  # one line, and others' words stay
             plan.write(node, CMDLINE, " ".join([*words, *missing]) + "\n", mode=cmdline["mode"])
     if files.get(BOOT_TOOL):
@@ -158,11 +160,11 @@ def _boot(plan: Plan, node: Node, arguments: list[str]) -> list[list[str]]:
 
 
 def _reboot(
-    role: Role, host: dict[str, Any], wanted: list[str], arguments: list[str], *, pending: bool
+    role: Role, host: dict[str, Any], addresses: list[str], arguments: list[str], *, pending: bool
 ) -> str:
     running = host["cmdline"].split()
-    why = [f"the kernel runs without {one}" for one in arguments if one not in running]
-    bound = {address: host["devices"][address]["driver"] for address in wanted}
+    why = [f"the kernel runs without {argument}" for argument in arguments if argument not in running]
+    bound = {address: host["devices"][address]["driver"] for address in addresses}
     why += [
         f"{address} has {driver}" for address, driver in bound.items() if driver not in (None, "vfio-pci")
     ]

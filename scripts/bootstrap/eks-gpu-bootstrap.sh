@@ -28,7 +28,7 @@ trap 'fail "unexpected error in line $LINENO: $BASH_COMMAND"' ERR
 # A GPU that fell off the bus can make a command hang; seconds come first.
 within() { timeout --kill-after=5 "$@"; }
 
-# What a reader reads is never half a file, and the name beside it is one that no reader takes.
+# Readers never see half a file: it is written under a name that they ignore, and renamed.
 write() {
   local file=$1
   mkdir -p "${file%/*}"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes the device nodes that CUDA opens beside the GPU's own: /dev/nvidia-uvm and /dev/nvidiactl.
+# Makes the device nodes that CUDA opens in addition to the GPU's own: /dev/nvidia-uvm and /dev/nvidiactl.
 #
 # `modprobe nvidia` and nvidia-smi make no /dev/nvidia-uvm, and nvidia-ctk writes into a CDI specification the
 # nodes that it finds. NVIDIA's own unit makes them before it since August 2026

@@ -25,7 +25,7 @@ say() {
   log "$*"
 }
 
-# Usage: annotate warning|error TEXT. GitHub shows it beside the job. The text may hold a process' name, which
+# Usage: annotate warning|error TEXT. GitHub shows it next to the job. The text may hold a process' name, which
 # must not begin another command.
 annotate() {
   local text=${2//'%'/%25}

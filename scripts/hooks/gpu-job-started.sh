@@ -27,7 +27,7 @@ if [[ $visible == *MIG-* ]]; then
   say "MIG instances: only the driver is checked, what is used is counted for the whole GPU"
   exit 0
 fi
-# Only for the words below: what is in use is judged by the GPUs' own numbers.
+# Only for the text below: whether a GPU is in use is decided by the GPUs' own numbers.
 apps=$(smi --query-compute-apps=gpu_uuid,pid,used_gpu_memory,process_name) || apps=
 
 users_of() {

@@ -128,7 +128,7 @@ def test_the_compiled_modules_are_kept_for_the_next_build(here, built, root):
     [use] = built[0]["bake"]["modules"]
     kernel = built[0]["bake"]["kernel"]
     assert (use["kernel"], use["cached"]) == (kernel, False)
-    assert use["reason"] == "the cache had none; they are kept"
+    assert use["reason"] == "the cache had no entry; they are kept"
     assert f"modules nvidia-current/{DRIVER} for {kernel}: compiled" in built[1]
     [file] = (here.home / "modules" / DRIVER).glob("*.json")
     about = json.loads(file.read_text())
@@ -265,7 +265,7 @@ def test_list_and_show(here, built):
     assert built[0]["bake"]["image_id"] in here.invoke("ami.list").stdout
     shown = here.invoke("ami.show", "last").stdout
     assert built[0]["bake"]["kernel"] in shown
-    assert "compiled (the cache had none; they are kept)" in shown
+    assert "compiled (the cache had no entry; they are kept)" in shown
     timings = json.loads(here.invoke("ami.timings", "--json").stdout)
     rows = {row["build_id"]: row for row in timings["builds"]}
     row = rows[built[0]["build_id"]]

@@ -56,7 +56,7 @@ def booted(image_cloud, exported, key, tmp_path_factory):
 
 def test_the_command_says_what_the_disk_boots_on(exported):
     said = exported[1]
-    assert said["proven"] is True
+    assert said["verified"] is True
     assert said["virtual_bytes"] == SIZE_GIB << 30
     assert said["boots_on"]["firmware"] == ["bios", "uefi"]
     assert said["boots_on"]["disks"] == ["virtio", "scsi", "sata", "nvme"]

@@ -109,7 +109,7 @@ def store(folder):
 
 def test_what_the_cache_does_not_have_is_compiled_for_all_kernels_at_once_and_kept(machine, store):
     uses, told = machine.bake(store)
-    assert {use.reason for use in uses.values()} == {"the cache had none; they are kept"}, told
+    assert {use.reason for use in uses.values()} == {"the cache had no entry; they are kept"}, told
     assert machine.built() == set(machine.kernels)
     moments = machine.compiled()
     assert set(moments) == set(machine.kernels)
@@ -133,7 +133,7 @@ def test_a_damaged_entry_is_refused_and_compiled_anew_and_then_the_compilers_go(
     uses, told = machine.bake(store, nvidia_driver_keep_build_tools=False)
     [refused] = [use for use in uses.values() if not use.cached]
     assert told[0].startswith(f"refused the modules {entry.name[:12]} of the cache: its checksum is "), told
-    assert refused.reason.startswith("the cache's was refused: its checksum is ")
+    assert refused.reason.startswith("the cache's entry was refused: its checksum is ")
     assert refused.reason.endswith("they are kept")
     assert set(machine.compiled()) == {refused.kernel}
     assert machine.built() == set(machine.kernels)

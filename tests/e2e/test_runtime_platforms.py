@@ -324,7 +324,7 @@ def test_an_image_carries_its_record_and_nothing_of_its_build(site):
         gpu_bootstrap_mig="any",
         image_hygiene_authorized_keys=False,
     )
-    drift = done.stdout.partition("Tell which packages differ")[2].partition("\nTASK ")[0]
+    drift = done.stdout.partition("Report which packages differ")[2].partition("\nTASK ")[0]
     assert drift.strip(" ]*\n").startswith("ok:"), drift
 
     record = json.loads((node.folder / "image.json").read_text())

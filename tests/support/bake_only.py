@@ -8,11 +8,11 @@ import sys
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.clouds.select import make_cloud
-from gpukiln.images.bake import Saved, bake, tool_versions
+from gpukiln.images.bake import BakeResources, bake, tool_versions
 from gpukiln.images.builds import Builds, Record
 from gpukiln.images.module_store import open_store
 from gpukiln.images.plan import make_plan
-from gpukiln.images.stages import stages_of, wants_stages
+from gpukiln.images.stages import stages_enabled, stages_of
 from gpukiln.progress import Progress
 from gpukiln.sources.decisions import Probes
 from gpukiln.state import state_home
@@ -21,8 +21,8 @@ from gpukiln.typed import dump
 cloud, home = make_cloud("embedded", "us-west-2"), state_home()
 plan = make_plan("eks-gpu", cloud, probes=Probes.real(home / "apt"), tools=tool_versions(), root=ROOT)
 build = Builds(home).create(plan.image)
-stages = stages_of(plan, cloud) if wants_stages(cloud, sys.argv[1]) else None
-saved = Saved(open_store("", home, cloud), stages)
+stages = stages_of(plan, cloud) if stages_enabled(cloud, sys.argv[1]) else None
+saved = BakeResources(open_store("", home, cloud), stages)
 stage = saved.stages.newest() if saved.stages else None
 baked = bake(plan, cloud, build, Progress(), saved, stage)
 build.write(Record(build.id, "aborted", plan, error="nobody wanted to judge it"))

@@ -20,10 +20,10 @@ from gpukiln.clouds.tags import SBOM_TAG, STATEMENT_TAG
 from gpukiln.images.channels import load_channel
 from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags
 from gpukiln.progress import Progress
-from gpukiln.release.channels import proof_from_tags
 from gpukiln.release.images import LaunchPermissions
-from gpukiln.release.needs import require_proven
+from gpukiln.release.needs import require_verified
 from gpukiln.release.publish import ReleaseSpec
+from gpukiln.release.verification import verification_from_tags
 from gpukiln.verify.digest import suite_digest
 from gpukiln.verify.verdict import CheckResult, Verdict
 
@@ -173,11 +173,11 @@ def make_image(build, *, judged=None, region=HOME, days_old=0, kubernetes="1.34"
 
 def release_spec(image_id, build, channel="candidate", regions=REGIONS, **more):
     """What a release of an image is asked for."""
-    proof = proof_from_tags(image_id, HOME, tags(build, more.pop("judged", None)))
+    verification = verification_from_tags(image_id, HOME, tags(build, more.pop("judged", None)))
     rules = load_channel(channel)
-    excused = require_proven(channel, rules, proof, has_gpus=False)
+    excused = require_verified(channel, rules, verification, has_gpus=False)
     options = {"sharing": LaunchPermissions(), "keys": {}, "timeout_s": 5.0, **more}
-    return ReleaseSpec(proof, channel, rules, tuple(regions), excused, **options)
+    return ReleaseSpec(verification, channel, rules, tuple(regions), excused, **options)
 
 
 def quiet():

@@ -16,7 +16,7 @@ from gpukiln.instances.tags import tags_of
 from gpukiln.pipeline.verdict_signing import sign_verdict
 from gpukiln.release.find import LocatedImage
 from gpukiln.release.images import LaunchPermissions
-from gpukiln.release.needs import require_proven
+from gpukiln.release.needs import require_verified
 from gpukiln.release.publish import ReleaseSpec
 from tests.support.exit_codes import code_of
 from tests.support.plans import BAKE
@@ -77,12 +77,12 @@ def sign(image_id, key, folder, *, judged=None, region="us-west-2", build=None):
 def signed_wish(image_id, build, channel="candidate", *, key, regions=REGIONS, **more):
     """What a release of an image is asked for where the channel trusts keys."""
     rules = channels.load_channel(channel)
-    proof = LocatedImage(image_id, Cloud(), None).proof(rules)
-    assert proof.build == build
-    excused = require_proven(channel, rules, proof, has_gpus=False)
+    verification = LocatedImage(image_id, Cloud(), None).verification(rules)
+    assert verification.build == build
+    excused = require_verified(channel, rules, verification, has_gpus=False)
     options = {"sharing": LaunchPermissions(), "keys": {}, "timeout_s": 5.0, **more}
     return ReleaseSpec(
-        proof, channel, rules, regions, excused, **options, signer=signer_of(str(key), Cloud())
+        verification, channel, rules, regions, excused, **options, signer=signer_of(str(key), Cloud())
     )
 
 

@@ -14,7 +14,7 @@ from gpukiln.clouds import select
 from gpukiln.clouds.tags import ATTESTED_TAGS
 from gpukiln.commands import ami, ami_verify
 from gpukiln.errors import IncompatibleError
-from gpukiln.images import killed
+from gpukiln.images import orphans
 from gpukiln.images.bake import image_tags
 from gpukiln.images.subject import check_machines, subject_of
 from gpukiln.instances.launch import LaunchedMachine
@@ -89,7 +89,7 @@ def judge(proven, monkeypatch, capsys):
         )
         monkeypatch.setattr(steps, "run_suite", suite)
         monkeypatch.setattr(steps, "machine_from_image", machine)
-        monkeypatch.setattr(killed, "clean_up_after_killed", lambda *_: [])
+        monkeypatch.setattr(orphans, "remove_orphans", lambda *_: [])
         monkeypatch.setenv("GPUKILN_HOME", str(proven.folder.parent))
         cloud = SimpleNamespace(
             name=cloud_name,
@@ -150,12 +150,12 @@ def test_each_type_keeps_its_verdict_and_each_verdict_its_report(judge):
     assert [one.instance_type for one in record.verdicts] == [
         *("g4dn.xlarge", "g5.xlarge", "g4dn.xlarge", "g5.2xlarge")
     ]
-    assert {name: one.passed for name, one in record.judged.items()} == {
+    assert {name: one.passed for name, one in record.newest_verdicts.items()} == {
         "g5.xlarge": True,
         "g4dn.xlarge": False,
         "g5.2xlarge": True,
     }
-    assert record.verdict == record.judged["g4dn.xlarge"]  # what failed is shown, not what came last
+    assert record.verdict == record.newest_verdicts["g4dn.xlarge"]  # what failed is shown, not what came last
     assert all((build.report_folder(n) / "report.html").exists() for n in (2, 3, 4))
     assert judge.tags["gpukiln:verdict"] == "failed"
     assert judge.tags["gpukiln:image"] == "not-proven"
@@ -290,7 +290,7 @@ def test_a_rehearsal_on_simulated_gpus_is_kept_and_proves_nothing(judge):
     assert not (build.folder / "sbom.cdx.json").exists(), "nothing is attested by it"
     record = build.read()
     assert [one.simulated for one in record.verdicts[-2:]] == [False, True]
-    assert record.judged["g5.xlarge"] == record.verdicts[-2]
+    assert record.newest_verdicts["g5.xlarge"] == record.verdicts[-2]
     code, _, _ = judge(GOOD, build="last", instance_types="g5.xlarge", simulated=True, json=True)
     [verdict] = documents.read(judge.out)["verdicts"]
     assert verdict["simulated"] is True

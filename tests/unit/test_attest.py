@@ -34,8 +34,8 @@ from gpukiln.images.channels import load_channel
 from gpukiln.images.subject import subject_of
 from gpukiln.instances.tags import tag_list
 from gpukiln.pipeline.verdict_tags import write_verdict_tags
-from gpukiln.release.find import proof_of_build
-from gpukiln.release.needs import require_proven
+from gpukiln.release.find import verification_of_build
+from gpukiln.release.needs import require_verified
 from tests.support.exit_codes import code_of
 from tests.support.plans import VERDICT, MotoCloud, ec2_with_a_base, plan
 
@@ -244,16 +244,16 @@ def test_an_emptied_sbom_is_refused_though_every_digest_was_made_anew(bake):
     CLOUD.client("ec2").create_tags(Resources=[written.image_id], Tags=tag_list(tags))
     assert failed(build) == {"sbom.content"}
     with pytest.raises(RefusedError, match="0 packages, the record has 3; wrong: libc6 missing"):
-        require_proven("x", channel(), proof_of_build(CLOUD, build), has_gpus=False)
+        require_verified("x", channel(), verification_of_build(CLOUD, build), has_gpus=False)
 
 
 def test_what_was_written_and_not_touched_is_released(bake):
     build = bake()
     with pytest.raises(RefusedError, match="no SBOM was written"):
-        require_proven("x", channel(), proof_of_build(CLOUD, build), has_gpus=False)
+        require_verified("x", channel(), verification_of_build(CLOUD, build), has_gpus=False)
     write(build)
-    assert proof_of_build(CLOUD, build).findings == ()
-    assert require_proven("x", channel(), proof_of_build(CLOUD, build), has_gpus=False) == {}
+    assert verification_of_build(CLOUD, build).findings == ()
+    assert require_verified("x", channel(), verification_of_build(CLOUD, build), has_gpus=False) == {}
 
 
 def channel():

@@ -13,7 +13,7 @@ from gpukiln.attest.signing import load_public_key, load_signer
 from gpukiln.attest.statements import trusted_statements
 from gpukiln.errors import UnavailableError
 from gpukiln.images import bake as baking
-from gpukiln.images.bake import Saved
+from gpukiln.images.bake import BakeResources
 from gpukiln.images.builds import Builds
 from gpukiln.instances import access
 from gpukiln.instances.launch import LaunchedMachine
@@ -82,7 +82,7 @@ def build(endpoint, planned, tmp_path, monkeypatch):
         )
         try:
             steps.build_image(
-                planned, endpoint, builds, Progress(console=console), Saved(), faults.get("signer")
+                planned, endpoint, builds, Progress(console=console), BakeResources(), faults.get("signer")
             )
         except BaseException as error:
             raised = error

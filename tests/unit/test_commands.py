@@ -112,7 +112,7 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ContainerBuild:
     made.write(replace(made.read(), state="built"))
     monkeypatch.setattr(engines, "find_engine", lambda _wanted: None)
     monkeypatch.setattr(docker, "_plan", lambda *_, **__: a_plan())
-    monkeypatch.setattr(build, "find_built", lambda *_: made)
+    monkeypatch.setattr(build, "find_existing_build", lambda *_: made)
     return made
 
 

@@ -11,7 +11,7 @@ from gpukiln.catalog.load import ROOT, data
 from gpukiln.catalog.prices import machine_price, snapshot_price
 from gpukiln.commands import ami
 from gpukiln.images.builds import Builds, Record
-from gpukiln.images.cost import cost_lines, estimate, spent
+from gpukiln.images.cost import cost_lines, estimate, measured_cost
 from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.typed import dump, load
 from tests.support.plans import BAKE, VERDICT
@@ -65,14 +65,14 @@ def test_a_price_that_nobody_knows_is_not_guessed(on_aws):
 
 def test_the_embedded_cloud_costs_nothing(planned):
     assert estimate(planned, STEPS) is None
-    assert spent(planned, STEPS, LaunchedMachine("i-1", "g4dn.xlarge", "us-west-2a", False)) is None
+    assert measured_cost(planned, STEPS, LaunchedMachine("i-1", "g4dn.xlarge", "us-west-2a", False)) is None
     assert cost_lines(None) == ["cost: none, the embedded cloud is this machine"]
 
 
 def test_a_record_keeps_what_was_spent_and_each_verification_adds_to_it(on_aws, tmp_path):
-    first = spent(on_aws, STEPS, LaunchedMachine("i-1", "g4dn.xlarge", "us-east-1a", False))
+    first = measured_cost(on_aws, STEPS, LaunchedMachine("i-1", "g4dn.xlarge", "us-east-1a", False))
     again = {step: STEPS[step] for step in STEPS if step not in ("plan", "bake")}
-    cost = spent(on_aws, again, LaunchedMachine("i-2", "g5.xlarge", "us-east-1b", True), first)
+    cost = measured_cost(on_aws, again, LaunchedMachine("i-2", "g5.xlarge", "us-east-1b", True), first)
     assert [(one.purpose, one.instance_type) for one in cost.machines] == [
         ("bake", "m5.xlarge"),
         ("verify", "g4dn.xlarge"),
@@ -98,7 +98,7 @@ def test_show_says_what_a_build_cost(on_aws, tmp_path, monkeypatch, capsys):
     builds = Builds(tmp_path)
     build = builds.create("eks-gpu")
     machine = LaunchedMachine("i-1", "g4dn.xlarge", "us-east-1a", False)
-    build.write(Record(build.id, "failed", on_aws, cost=spent(on_aws, STEPS, machine), error="no"))
+    build.write(Record(build.id, "failed", on_aws, cost=measured_cost(on_aws, STEPS, machine), error="no"))
     monkeypatch.setattr(ami, "_builds", lambda: builds)
     ami.AmiShow(build="last").run()
     shown = capsys.readouterr().out

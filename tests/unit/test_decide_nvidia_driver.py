@@ -185,7 +185,7 @@ def test_the_same_driver_and_none_disturb_nobody(loaded: dict[str, str]) -> None
         (
             {"source": "runfile", "runfile": "/d.run", "runfile_sha256": "0" * 64},
             {"packages": {"libcuda1": f"{OLD}-1"}},
-            "Found the driver installed as packages (libcuda1), wanted none beside NVIDIA's installer",
+            "Found the driver installed as packages (libcuda1), wanted none next to NVIDIA's installer",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_next_engine_is_taken_where_one_does_not_work(programs: Path) -> Non
 
 def test_without_an_engine_every_reason_is_given(programs: Path) -> None:
     put(programs, "docker", DEAD)
-    with pytest.raises(UnavailableError, match="no container engine works here") as caught:
+    with pytest.raises(UnavailableError, match="no container engine works on this machine") as caught:
         find_engine()
     assert [line.partition(":")[0] for line in caught.value.details] == [
         "docker does not answer",

@@ -10,7 +10,7 @@ import yaml
 from gpukiln.catalog.components import load_components
 from gpukiln.catalog.containers import load_container
 from gpukiln.catalog.load import ROOT
-from gpukiln.docker.build import find_built, labels, why_build
+from gpukiln.docker.build import find_existing_build, labels, why_build
 from gpukiln.docker.builds import ContainerBuilds
 from gpukiln.docker.context import requirements_for
 from gpukiln.docker.plan import ContainerPlan, ContainerProbes, read_packages
@@ -56,7 +56,7 @@ def test_a_package_that_the_mirror_lacks_is_an_error_that_names_it() -> None:
         ({"base": "debian-13"}, "unknown base 'debian-13'"),
         ({"platform": "linux/riscv"}, "unknown platform"),
         ({"overrides": ["cuda.versio=12"]}, "versio"),
-        ({"overrides": ["cuda.version=12.9"]}, r"pins the packages and checksums .* for 12\.1"),
+        ({"overrides": ["cuda.version=12.9"]}, r"pins the packages and checksums .* 12\.1"),
         ({"overrides": ["nvtop.repository=1"]}, "key of nvtop"),
         ({"overrides": ["nvidia_driver.branch=580"]}, "unknown component of runner-gpu 'nvidia_driver'"),
     ],
@@ -167,12 +167,12 @@ def test_only_a_build_whose_image_is_still_there_makes_another_one_needless(tmp_
     store = Store()
     assert why_build(plan, builds) == ["no image of it was built on this machine from debian-12 yet"]
     build = a_build(builds.folder / "1")
-    assert find_built(plan, builds, store) is None  # type: ignore[arg-type]
+    assert find_existing_build(plan, builds, store) is None  # type: ignore[arg-type]
     assert "the engine has it no more" in why_build(plan, builds)[0]
     store.image = build.read().image  # type: ignore[assignment]
-    assert find_built(plan, builds, store) == build  # type: ignore[arg-type]
+    assert find_existing_build(plan, builds, store) == build  # type: ignore[arg-type]
     changed = replace(plan, digest="other", inputs={**plan.inputs, "package git": "2"})
-    assert find_built(changed, builds, store) is None  # type: ignore[arg-type]
+    assert find_existing_build(changed, builds, store) is None  # type: ignore[arg-type]
     assert why_build(changed, builds) == ["since build 1:", "  package git: 1.2-3 -> 2"]
     store.name = "docker"
-    assert find_built(plan, builds, store) is None  # type: ignore[arg-type]
+    assert find_existing_build(plan, builds, store) is None  # type: ignore[arg-type]

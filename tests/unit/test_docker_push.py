@@ -35,7 +35,7 @@ from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.clouds.embedded.server import MOTO_SETTINGS, Application
 from gpukiln.commands import docker_push
 from gpukiln.docker import repository as repositories
-from gpukiln.docker.push import Built, Pushed, push, tags_of
+from gpukiln.docker.push import Built, PushedImage, push, tags_of
 from gpukiln.docker.repository import Repository, parse
 from gpukiln.errors import RefusedError, UnavailableError, UsageError
 from tests.support.docker_records import a_build, a_verdict, as_json
@@ -303,7 +303,7 @@ def test_create_completes_a_repository_and_leaves_its_owners_policy(cloud: Any) 
 @pytest.mark.parametrize(
     ("name", "create", "message"),
     [
-        (f"{IN_AWS}/a", False, "is AWS's, and --cloud is embedded"),
+        (f"{IN_AWS}/a", False, "belongs to AWS, and --cloud is embedded"),
         ("registry.example/a", True, "--create is for ECR"),
     ],
 )
@@ -342,7 +342,7 @@ def test_the_command_pushes_the_newest_build_to_any_registry_and_records_it_once
             docker_push.DockerPush(repository=target.name, json=True).run()
             answer = json.loads(capsys.readouterr().out)
     (row,) = as_json(build)["pushed"]
-    assert Pushed(**row).manifest_digest == answer["manifest_digest"]
+    assert PushedImage(**row).manifest_digest == answer["manifest_digest"]
     assert images(cloud, "a/command") == {row["manifest_digest"]: sorted(row["tags"])}
     assert code_of(docker_push.DockerPush, repository=target.name, build="20250101") == UsageError.exit_code
 

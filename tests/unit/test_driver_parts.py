@@ -189,7 +189,7 @@ FOLLOWS = ("Inst linux-aws [1] (2 Ubuntu)", "Inst linux-image-aws [1] (2 Ubuntu)
             trial(f" {MODULES}-aws : Depends: x", "    Depends: common (<= 1-1) but 2 is", rc=100),
             [],
             True,
-            "its packages can't be installed beside it (x; common (<= 1-1) but 2 is)",
+            "its packages can't be installed with it (x; common (<= 1-1) but 2 is)",
         ),
         (trial(rc=100), [], True, "E: Unable to correct problems"),
     ],

@@ -38,7 +38,7 @@ def served(layout: Layout) -> Iterator[Layout]:
     stop_server(layout)
 
 
-def copy_of(layout: Layout) -> Layout:
+def ensure_copy(layout: Layout) -> Layout:
     return Layout(shutil.copytree(layout.home, layout.home.with_name("copy"), symlinks=True))
 
 
@@ -70,7 +70,7 @@ def test_who_does_not_know_the_key_is_refused(served: Layout) -> None:
 
 @starts_a_server
 def test_the_server_of_a_copied_folder_is_not_the_copys(served: Layout) -> None:
-    copy = copy_of(served)
+    copy = ensure_copy(served)
     assert server_status(copy) is None
     assert not server_runs(copy)
     [told] = prepare_files(copy)

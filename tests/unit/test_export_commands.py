@@ -36,7 +36,7 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
     assert "dry run: nothing was written" in err
     assert out.count("will not be there: ") == 1  # one reason, one line
     planned = json.loads(typed("export", image_id, dry_run=True, json=True, **where)[1])
-    assert (planned["image_id"], planned["to"], planned["proven"]) == (image_id, "qcow2", True)
+    assert (planned["image_id"], planned["to"], planned["verified"]) == (image_id, "qcow2", True)
 
     code, out, err = typed("export", image_id, json=True, **where)
     document = json.loads(out)
@@ -63,9 +63,9 @@ def test_a_disk_leaves_and_comes_back(typed, tmp_path):
         ({"size": "64 apples"}, "is no amount of memory"),
         ({"size": "0GiB"}, "is not more than nothing"),
         ({"size": "64"}, "wanted with its unit, such as 64GiB"),
-        ({"datasource": "ec2"}, "datasource 'ec2' is none of"),
-        ({"datasource": "none"}, "nobody could log in"),
-        ({"to": "ova"}, "there is no such form"),
+        ({"datasource": "ec2"}, "datasource 'ec2' is not one of"),
+        ({"datasource": "none"}, "no user could log in"),
+        ({"to": "ova"}, "there is no such format"),
     ],
 )
 def test_what_is_typed_wrong_ends_with_2(typed, tmp_path, options, says):

@@ -14,7 +14,7 @@ from gpukiln import programs
 from gpukiln.clouds.tags import SBOM_TAG
 from gpukiln.disks import sparse
 from gpukiln.errors import GpukilnError, IncompatibleError, RefusedError, UnavailableError, UsageError
-from gpukiln.exports import beside, ebs, formats, run
+from gpukiln.exports import ebs, formats, run, sidecars
 from gpukiln.exports.formats import FORMATS, format_of
 from gpukiln.exports.netboot import Netboot
 from gpukiln.files import atomic_path
@@ -72,14 +72,14 @@ def test_every_form_holds_the_disk(folder, to):
     image_id, disk = image_with_disk(mib=64)
     file = folder / f"disk{FORMATS[to].endings[0]}"
     done = export(file, image_id)
-    assert (done.to, done.virtual_bytes, done.proven) == (to, 64 << 20, True)
+    assert (done.to, done.virtual_bytes, done.verified) == (to, 64 << 20, True)
     require_same(disk, file, to)
     subprocess.run(["sha256sum", "--quiet", "--check", f"{file.name}.sha256"], cwd=folder, check=True)
     about = json.loads((folder / f"{file.name}.json").read_text())
     assert about["sha256"] == done.sha256 == hashlib.sha256(file.read_bytes()).hexdigest()
     assert about["bytes"] == done.bytes == file.stat().st_size
     assert about["tags"]["gpukiln:driver"] == "535.309.01"
-    assert set(done.missing) == {what for _, what in beside.KNOWN.values()}
+    assert set(done.missing) == {what for _, what in sidecars.DOCUMENTS.values()}
     assert done.boots_on is None  # what is on it is no file system
     assert done.boots_on_unknown
     assert hidden(folder) == []
@@ -143,7 +143,7 @@ def test_killed_at_half_it_reads_only_the_rest(folder):
     assert hidden(folder) == []
 
 
-def write_folder(disk, part, progress, url):  # noqa: ARG001 - as `Format.make` is called
+def write_folder(disk, part, progress, url):  # noqa: ARG001 - as `ExportFormat.make` is called
     """A form that is a folder, made as netboot and the installer make theirs."""
     with atomic_path(part) as partial:
         tree = partial.with_name(f"{partial.name}-tree")
@@ -181,8 +181,8 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(
         folder.mkdir()
         if "force" in options:
             write_folder(disk, output, None, "") if "to" in options else output.write_text("of before")
-            for ending in beside.KNOWN:
-                beside.beside_of(output, ending).write_text("of before")
+            for ending in sidecars.DOCUMENTS:
+                sidecars.sidecar_path(output, ending).write_text("of before")
 
     def work():
         done = asdict(export(output, image_id, build, **options))
@@ -293,7 +293,7 @@ def test_a_block_that_never_comes_right_ends_it(folder, monkeypatch):
     tell("faults", [fault(GET, "corrupted", times=10_000)])
     with pytest.raises(UnavailableError, match="not what its checksum says") as failed:
         export(folder / "a.qcow2", image_id, direct=False)
-    assert "look at the network" in failed.value.hint
+    assert "check the network" in failed.value.hint
     assert not (folder / "a.qcow2").exists()
 
 
@@ -347,7 +347,7 @@ def test_a_disk_that_fills_up_is_told_so(folder, monkeypatch):
 
 def test_a_tool_that_fails_leaves_nothing(folder, monkeypatch):
     image_id, _ = image_with_disk(mib=64)
-    broken = formats.Format("", (".qcow2",), formats._qemu_img("qcow2", "-o", "nonsense=1"))
+    broken = formats.ExportFormat("", (".qcow2",), formats._qemu_img("qcow2", "-o", "nonsense=1"))
     monkeypatch.setitem(FORMATS, "qcow2", broken)
     with pytest.raises(UnavailableError, match=r"qemu-img convert ended with 1: .*nonsense"):
         export(folder / "a.qcow2", image_id)
@@ -359,7 +359,7 @@ def test_what_is_there_is_replaced_only_when_asked(folder):
     file = folder / "a.qcow2"
     file.write_text("somebody's")
     (folder / "a.qcow2.sbom.cdx.json").write_text("of another export")
-    with pytest.raises(RefusedError, match="is there") as refused:
+    with pytest.raises(RefusedError, match="exists") as refused:
         export(file, image_id)
     assert "--force" in refused.value.hint
     assert file.read_text() == "somebody's"
@@ -371,7 +371,7 @@ def test_what_is_there_is_replaced_only_when_asked(folder):
 @pytest.mark.parametrize(
     ("name", "to", "says"),
     [
-        ("a.bin", "", "no ending that says its form"),
+        ("a.bin", "", "no ending of a known format"),
         ("a.qcow2", "raw", "ending of qcow2"),
         ("a.raw.zst", "raw", "ending of raw.zst"),
         ("a.qcow2", "ova", "no such form"),
@@ -392,22 +392,22 @@ def test_the_longest_ending_counts_and_any_name_will_do_with_a_form(folder):
 
 def test_a_disk_never_shrinks(folder):
     image_id, _ = image_with_disk(mib=64)
-    with pytest.raises(UsageError, match="only grows"):
+    with pytest.raises(UsageError, match="is less than the disk's size"):
         export(folder / "a.raw", image_id, size_gib=0)
 
 
 def test_what_was_not_proven_is_refused(folder):
     failed = make_image("b1", judged=verdict(failed=[("gpu.nvml", "no NVML")]))
-    with pytest.raises(RefusedError, match=r"was not proven: it failed on g4dn.xlarge") as refused:
+    with pytest.raises(RefusedError, match=r"was not verified: it failed on g4dn.xlarge") as refused:
         export(folder / "a.raw", failed)
     assert "ami.verify" in refused.value.hint
     image_id, _ = image_with_disk("b2", mib=64)
     Cloud().client("ec2").delete_tags(Resources=[image_id], Tags=[{"Key": "gpukiln:verdict:g4dn.xlarge"}])
-    with pytest.raises(RefusedError, match="no machine judged it"):
+    with pytest.raises(RefusedError, match="it has no verdict of a machine"):
         export(folder / "a.raw", image_id)
     done = export(folder / "a.raw", image_id, unproven=True)
-    assert not done.proven
-    assert json.loads((folder / "a.raw.json").read_text())["proven"] is False
+    assert not done.verified
+    assert json.loads((folder / "a.raw.json").read_text())["verified"] is False
 
 
 def test_a_record_that_says_it_failed_counts_too(folder, proven):
@@ -430,13 +430,13 @@ def test_the_papers_of_a_build_stand_beside_it(folder, proven):
     assert (folder / "a.raw.sbom.cdx.json").read_text() == "{}"
     assert (folder / "a.raw.record.json").read_text() == build.record_file.read_text()
     assert "is not what the image's tag" in done.missing["provenance"]
-    assert set(done.missing) == {"provenance", "signed provenance", "what the image says of itself"}
+    assert set(done.missing) == {"provenance", "signed provenance", "the image's own record"}
     assert {one.name for one in done.files} == {one.name for one in folder.iterdir()} - {"a.raw"}
 
 
 def test_two_exports_of_one_file_do_not_meet(folder):
     image_id, _ = image_with_disk(mib=64)
-    with run._alone(folder / "a.raw"), pytest.raises(GpukilnError, match="another process writes"):
+    with run._output_lock(folder / "a.raw"), pytest.raises(GpukilnError, match="another process writes"):
         export(folder / "a.raw", image_id)
 
 

@@ -18,7 +18,7 @@ from gpukiln.disks.mount import mounted_root
 from gpukiln.disks.sparse import copy_disk
 from gpukiln.disks.table import BOOT_CODE, SECTOR, root_partition
 from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
-from gpukiln.exports.firmware import BootsOn, boots_on
+from gpukiln.exports.firmware import BootSupport, find_boot_support
 from gpukiln.exports.prepare import CONFIG, RECORD, prepare
 from gpukiln.programs import tool
 
@@ -158,11 +158,11 @@ def test_a_disk_that_another_device_still_holds_is_mounted(disk):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"datasource": "openstack"}, "none of nocloud, none"),
-        ({"datasource": "none"}, "nobody could log in"),
-        ({"datasource": "none", "ssh_keys": ["# mine"]}, "nobody could log in"),
+        ({"datasource": "openstack"}, "not one of nocloud, none"),
+        ({"datasource": "none"}, "no user could log in"),
+        ({"datasource": "none", "ssh_keys": ["# mine"]}, "no user could log in"),
         ({"ssh_keys": ["-----BEGIN OPENSSH PRIVATE KEY-----"]}, "no SSH public key"),
-        ({"size_gib": 0}, "can't become one of 0 GiB"),
+        ({"size_gib": 0}, "can't be shrunk to 0 GiB"),
     ],
 )
 def test_what_is_refused_leaves_the_disk_alone(disk, asked, said):
@@ -246,9 +246,9 @@ MODULES = "usr/lib/modules"
                 f"{MODULES}/6.1.0-56-cloud-amd64/modules.builtin": "kernel/drivers/nvme/host/nvme.ko\n",
                 f"{MODULES}/6.1.0-99-gone/modules.builtin": "kernel/drivers/ata/ahci.ko\n",
             },
-            BootsOn("6.1.0-56-cloud-amd64", ("bios", "uefi"), ("virtio", "scsi", "nvme"), ("virtio",)),
+            BootSupport("6.1.0-56-cloud-amd64", ("bios", "uefi"), ("virtio", "scsi", "nvme"), ("virtio",)),
         ),
-        ({}, BootsOn("", ("bios", "uefi"), (), ())),
+        ({}, BootSupport("", ("bios", "uefi"), (), ())),
     ],
 )
 def test_what_a_disk_boots_on(tmp_path, kernels, wanted):
@@ -258,11 +258,11 @@ def test_what_a_disk_boots_on(tmp_path, kernels, wanted):
         (root / name).write_text(text)
     (root / "lib").symlink_to("usr/lib")
     build_disk(root, disk, size_gib=1)
-    assert boots_on(disk) == wanted
+    assert find_boot_support(disk) == wanted
     tool("mdel", "-i", f"{disk}@@{ESP_START * SECTOR}", f"::{EFI_FILE}")
     with disk.open("r+b") as file:
         file.write(bytes(BOOT_CODE))
-    assert boots_on(disk).firmware == ()
+    assert find_boot_support(disk).firmware == ()
 
 
 def test_a_uefi_boots_a_disk_with_an_mbr(tmp_path):
@@ -278,7 +278,7 @@ def test_a_uefi_boots_a_disk_with_an_mbr(tmp_path):
     tool("mcopy", "-i", f"{disk}@@{2048 * SECTOR}", str(loader), f"::{EFI_FILE}")
     root.mkdir()
     tool("mkfs.ext4", "-q", "-F", "-d", str(root), "-E", f"offset={16384 * SECTOR}", str(disk), "40M")
-    assert boots_on(disk).firmware == ("uefi",)
+    assert find_boot_support(disk).firmware == ("uefi",)
 
 
 def test_a_disk_without_a_root_is_told(tmp_path):

@@ -21,7 +21,7 @@ from gpukiln.commands.cli import end
 from gpukiln.disks import identify
 from gpukiln.errors import GpukilnError, IncompatibleError, UsageError
 from gpukiln.exports import run
-from gpukiln.exports.scratch import image_name
+from gpukiln.exports.initramfs import image_name
 from gpukiln.files import atomic_path, name_full_disk_error, write_atomic
 from gpukiln.gpus import amd, config, engines, mig
 from gpukiln.images import digest
@@ -420,7 +420,7 @@ def test_options_with_credentials_are_refused_before_anything_else(tmp_path: Pat
         tmp_path / "disk.iso", to="installer", url="http://bob:hunter2@server/disk.raw.zst"
     )
     with pytest.raises(UsageError, match="--url holds credentials for server"):
-        run._checked(options, wanted, "ami-1", None)
+        run._check_request(options, wanted, "ami-1", None)
 
 
 def test_json_of_the_size_of_an_answer_is_read() -> None:

@@ -26,7 +26,7 @@ ROOT = "start=20480, type=4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709\n"
 LINUX = "start=20480, type=0FC63DAF-8483-4772-8E79-3D69D8477DE4\n"
 ARM = "start=20480, type=B921B045-1DF0-41C3-AF44-4C6F280D3FAE\n"
 ESP = "start=4096, size=8192, type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B\n"
-SAYS = import_disk.Says(base="debian-12", driver="535.309.01", modules="proprietary")
+SAYS = import_disk.ImportOptions(base="debian-12", driver="535.309.01", modules="proprietary")
 PUT = "PutSnapshotBlock"
 
 
@@ -44,7 +44,7 @@ def golden(tmp_path):
 
 
 def look(file, says=SAYS):
-    return import_disk.look(file, says, quiet())
+    return import_disk.read_disk_file(file, says, quiet())
 
 
 def bring_in(file, says=SAYS):
@@ -98,7 +98,7 @@ def test_a_disk_becomes_an_image_that_nobody_proved(golden, tmp_path):
     assert snapshots() == {made.snapshot_id: "completed"}
     require_same(golden, made.snapshot_id)
     assert left(tmp_path) == []
-    with pytest.raises(Exception, match="no machine judged it"):
+    with pytest.raises(Exception, match="it has no verdict of a machine"):
         run.plan(run.ExportOptions(tmp_path / "a.raw"), Cloud(), made.image_id, None)
 
     again = bring_in(golden)
@@ -117,7 +117,7 @@ def test_what_was_exported_comes_back_without_a_word(tmp_path):
     image_id, disk = image_with_disk(mib=64)
     boot_disk(disk, BIOS + ROOT)
     run.export(run.ExportOptions(tmp_path / "a.qcow2"), Cloud(), image_id, None, quiet())
-    made = bring_in(tmp_path / "a.qcow2", import_disk.Says())
+    made = bring_in(tmp_path / "a.qcow2", import_disk.ImportOptions())
     tags = tags_of(images(HOME)[made.image_id])
     assert tags["gpukiln:driver"] == "535.309.01"
     assert (tags["gpukiln:image"], tags.get("gpukiln:verdict")) == ("not-proven", None)
@@ -145,7 +145,7 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    direct = ebs._put
+    direct = ebs._put_block
 
     def put(client, snapshot_id, index, data):
         if len(written) == 4:
@@ -155,7 +155,7 @@ def test_interrupted_it_goes_on_with_the_rest(golden, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(ebs, "WORKERS", 1)
-        patch.setattr(ebs, "_put", put)
+        patch.setattr(ebs, "_put_block", put)
         with pytest.raises(KeyboardInterrupt):
             import_disk.import_image(disk, Cloud(), quiet())
     assert images(HOME) == {}
@@ -213,7 +213,7 @@ def test_killed_anywhere_and_typed_again_it_is_as_if_never_killed(golden, tmp_pa
 def test_a_snapshot_that_is_gone_is_begun_anew(golden, monkeypatch):
     disk = look(golden)
     with monkeypatch.context() as patch:
-        patch.setattr(ebs, "_wait", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(ebs, "_wait_completed", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             import_disk.import_image(disk, Cloud(), quiet())
     [snapshot_id] = snapshots()
@@ -255,7 +255,7 @@ def test_a_throttle_that_lasts_keeps_what_is_written(golden, monkeypatch):
     tell("faults", [fault(PUT, "throttled", skip=3, times=1000)])
     with pytest.raises(UnavailableError, match="RequestThrottled") as failed:
         bring_in(golden)
-    assert "the same command goes on" in failed.value.__notes__[0]
+    assert "the same command resumes" in failed.value.__notes__[0]
     tell("faults", [])
     assert bring_in(golden).blocks_kept == 3
 
@@ -373,8 +373,8 @@ def test_other_forms_are_named(tmp_path, head, says):
 
 
 def test_somebody_has_to_say_what_is_on_it(golden):
-    with pytest.raises(UsageError, match=r"nobody says what is on .*: --driver, --modules"):
-        look(golden, import_disk.Says(base="debian-12"))
+    with pytest.raises(UsageError, match=r"the description of .* is incomplete.*: --driver, --modules"):
+        look(golden, import_disk.ImportOptions(base="debian-12"))
     with pytest.raises(UsageError, match="there is no such kind"):
         look(golden, replace(SAYS, modules="closed"))
     with pytest.raises(UsageError):
@@ -409,7 +409,7 @@ def test_a_disk_is_trusted_when_it_is_imported_or_never(golden):
     made = bring_in(golden, trusting)
     assert not is_untrusted(Cloud().snapshot_disk(made.snapshot_id))
     assert bring_in(golden, trusting).found
-    with pytest.raises(RefusedError, match=f"{made.image_id} was made of .* before, with --trust") as refused:
+    with pytest.raises(RefusedError, match=f"{made.image_id} was imported from .* with --trust") as refused:
         bring_in(golden)
     assert refused.value.hint.endswith(f"aws ec2 delete-snapshot --snapshot-id {made.snapshot_id}")
     ec2 = Cloud().client("ec2")

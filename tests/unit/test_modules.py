@@ -16,10 +16,18 @@ from rich.console import Console
 
 from gpukiln.catalog.load import ROOT
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
-from gpukiln.images.bake import Saved, ansible_variables, collected, module_cache
+from gpukiln.images.bake import BakeResources, ansible_variables, collecting_modules, module_cache
 from gpukiln.images.builds import Builds
 from gpukiln.images.module_store import FolderStore, S3Store, open_store
-from gpukiln.images.modules import OFFERED, SIGNED, ModuleCache, judge, module_line, read_key, signing_pair
+from gpukiln.images.modules import (
+    OFFERED,
+    SIGNATURE_MARKER,
+    ModuleCache,
+    find_entry_fault,
+    module_line,
+    read_key,
+    signing_pair,
+)
 from gpukiln.progress import Progress
 from tests.support.plans import plan
 
@@ -60,7 +68,7 @@ GOOD = {"./dkms_binaries_only/dkms.conf": b"", in_tree(): a_module(), in_tree("u
 
 
 def verdict(file, *, key=None, checksum="", certificate=None):
-    return judge(file, key or a_key(), checksum or sha256(file.read_bytes()), certificate)
+    return find_entry_fault(file, key or a_key(), checksum or sha256(file.read_bytes()), certificate)
 
 
 def test_a_good_entry_has_nothing_against_it(tmp_path):
@@ -78,7 +86,7 @@ def test_a_good_entry_has_nothing_against_it(tmp_path):
         ({in_tree(kernel="6.1.0-9"): a_module()}, "it lies in 6.1.0-9/x86_64, wanted 6.1.0-56"),
         ({in_tree("nvidia.ko.zst"): b"x"}, "it is compressed as .zst"),
         ({in_tree("nvidia.ko.xz"): b"x"}, "it can't be read: LZMAError"),
-        ({"./dkms_binaries_only/dkms.conf": b""}, "no module is in it"),
+        ({"./dkms_binaries_only/dkms.conf": b""}, "it has no module"),
         ({**GOOD, "./a": None}, "./a in it is no plain file"),
         ({**GOOD, "./../a": b""}, "./../a in it is no plain file"),
         ({**GOOD, "/a": b""}, "/a in it is no plain file"),
@@ -126,7 +134,14 @@ def signed(module, key, certificate):
         *("-signer", pem, "-inkey", key),
         stdin=module,
     )
-    return module + signature + bytes((0, 0, 2)) + bytes(5) + len(signature).to_bytes(4, "big") + SIGNED
+    return (
+        module
+        + signature
+        + bytes((0, 0, 2))
+        + bytes(5)
+        + len(signature).to_bytes(4, "big")
+        + SIGNATURE_MARKER
+    )
 
 
 def test_signatures(tmp_path, pair):
@@ -140,14 +155,14 @@ def test_signatures(tmp_path, pair):
 
     module = signed(a_module(), key, certificate)
     assert with_module(module) == ""
-    assert with_module(module, other).endswith("it is signed with another pair than this build's")
-    assert with_module(module, None).endswith("it is signed with another pair than this build's")
+    assert with_module(module, other).endswith("it is signed with another key pair than this build's")
+    assert with_module(module, None).endswith("it is signed with another key pair than this build's")
     assert with_module(a_module()).endswith("it is not signed")
     assert with_module(module.replace(b"\x7fELF", b"\x7fELG")).endswith(
         "its signature is not the certificate's"
     )
     assert with_module(signed(a_module(), *pair("third"))).endswith("its signature is not the certificate's")
-    assert with_module(a_module() + bytes(12) + SIGNED).endswith("its signature is damaged")
+    assert with_module(a_module() + bytes(12) + SIGNATURE_MARKER).endswith("its signature is damaged")
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -187,13 +202,13 @@ def run(store, folder, compiled=GOOD, key=None):
 def test_what_is_compiled_once_is_there_the_next_time(store, tmp_path):
     first, _ = run(store, tmp_path / "one")
     assert not first.cached
-    assert first.reason == "the cache had none; they are kept"
+    assert first.reason == "the cache had no entry; they are kept"
     second, told = run(store, tmp_path / "two")
     assert second.cached
     which = f"modules nvidia-current/{VERSION} for {KERNEL}"
     assert told == [f"{which}: from the cache (compiled before with gcc 12, verified)"]
     another, _ = run(store, tmp_path / "three", key=a_key(signer="0" * 64), compiled=None)
-    assert another.reason.startswith("the cache had none; nothing was kept")
+    assert another.reason.startswith("the cache had no entry; they were not kept")
 
 
 def test_a_refused_entry_is_compiled_again_and_replaced(tmp_path):
@@ -203,7 +218,7 @@ def test_a_refused_entry_is_compiled_again_and_replaced(tmp_path):
     archive.write_bytes(archive.read_bytes() + b"x")
     use, told = run(store, tmp_path / "two")
     assert told[0].startswith(f"refused the modules {archive.name[:12]} of the cache: its checksum is ")
-    assert use.reason.startswith("the cache's was refused: its checksum is ")
+    assert use.reason.startswith("the cache's entry was refused: its checksum is ")
     assert use.reason.endswith("they are kept")
     assert run(store, tmp_path / "three")[0].cached
 
@@ -352,12 +367,12 @@ def test_modules_are_kept_of_a_build_that_fails_later(tmp_path):
     build = Builds(tmp_path).create("eks-gpu")
     store = FolderStore(tmp_path / "store")
     progress = Progress(console=Console(file=io.StringIO()))
-    cache = module_cache(plan(), build, Saved(store))
+    cache = module_cache(plan(), build, BakeResources(store))
     cache.offer(print)
     key = a_key()
 
     def compile_and_fail():
-        with collected(cache, build, progress):
+        with collecting_modules(cache, build, progress):
             (cache.folder / f"{sha256(key.encode())}.key").write_text(key)
             pack(cache.folder / f"{sha256(key.encode())}.tar.gz", GOOD)
             raise CheckFailedError("a task failed")
@@ -365,17 +380,17 @@ def test_modules_are_kept_of_a_build_that_fails_later(tmp_path):
     with pytest.raises(CheckFailedError):
         compile_and_fail()
     assert len(store.names(VERSION)) == 2
-    assert "the cache had none; they are kept" in progress.console.file.getvalue().replace("\n", " ")
+    assert "the cache had no entry; they are kept" in progress.console.file.getvalue().replace("\n", " ")
 
 
 @pytest.mark.usefixtures("debian")
 def test_what_ansible_is_told(tmp_path, pair):
     build = Builds(tmp_path).create("eks-gpu")
-    cache = module_cache(plan(), build, Saved(FolderStore(tmp_path)))
+    cache = module_cache(plan(), build, BakeResources(FolderStore(tmp_path)))
     key, certificate = pair("mine")
     told = ansible_variables(plan(), build, cache, signing_pair(str(key), str(certificate)))
     assert told["nvidia_driver_module_cache_dir"] == str(build.folder / "modules")
     assert (told["nvidia_driver_signing_key"], told["nvidia_driver_sign"]) == (str(key), True)
     assert not [name for name in ansible_variables(plan(), build) if name.startswith("nvidia_driver")]
-    assert module_cache(plan(), build, Saved()) is None
+    assert module_cache(plan(), build, BakeResources()) is None
     assert plan(signer="0" * 64).digest != plan().digest

@@ -147,7 +147,7 @@ def packer_init(tmp_path, monkeypatch):
         )
         tool.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
-        monkeypatch.setattr(packer, "INIT_AGAIN_S", (0, 0))
+        monkeypatch.setattr(packer, "INIT_RETRY_PAUSES_S", (0, 0))
         packer.prepare_template(ROOT / "ami/eks-gpu", tmp_path / "template")
 
     return make

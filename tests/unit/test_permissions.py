@@ -40,7 +40,7 @@ from gpukiln.pipeline.verdict_signing import sign_verdict
 from gpukiln.release import prune
 from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.log import ReleaseLog, require_complete
-from gpukiln.release.overview import look
+from gpukiln.release.overview import read_channels
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
 from gpukiln.workspaces import lifecycle, network, provision, volumes
@@ -242,7 +242,7 @@ def release_twice(calls, records, folder):
     candidate = Pointer("eks-gpu", "1.34", "candidate")
     rules = load_channel("candidate")
     require_complete(rollback(candidate, rules, release_cloud.Cloud(), [HOME], records, quiet()))
-    assert look(release_cloud.Cloud(), list(REGIONS)).rows
+    assert read_channels(release_cloud.Cloud(), list(REGIONS)).rows
     release_signed(calls, records, folder)
 
 
@@ -319,7 +319,7 @@ def export_and_import(calls, folder):
     output = folder / "disk.raw"
     run.export(run.ExportOptions(output, direct=False), release_cloud.Cloud(), image_id, None, quiet())
     calls.job = "import"
-    found = import_disk.look(output, import_disk.Says(), quiet())
+    found = import_disk.read_disk_file(output, import_disk.ImportOptions(), quiet())
     tell("faults", [fault("RegisterImage", "denied")])
     with pytest.raises(UnavailableError, match="RegisterImage"):
         import_disk.import_image(found, release_cloud.Cloud(), quiet())

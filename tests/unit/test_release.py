@@ -15,7 +15,7 @@ from gpukiln.images.pointer import Pointer, history
 from gpukiln.instances.tags import tags_of
 from gpukiln.release.images import LaunchPermissions
 from gpukiln.release.log import require_complete
-from gpukiln.release.overview import look, require_whole
+from gpukiln.release.overview import read_channels, require_consistent
 from gpukiln.release.publish import release
 from gpukiln.release.rollback import rollback
 from tests.support.release_cloud import (
@@ -199,7 +199,7 @@ def test_a_region_that_is_added_is_told_to_those_before(records):
     publish(records, image_id, "b1")
     publish(records, image_id, "b1", regions=three)
     for region in three:
-        assert {row.region for row in look(Cloud(), [region]).rows} == set(three)
+        assert {row.region for row in read_channels(Cloud(), [region]).rows} == set(three)
     changes()
     publish(records, image_id, "b1", regions=three[::-1])
     assert changes() == []
@@ -208,9 +208,9 @@ def test_a_region_that_is_added_is_told_to_those_before(records):
 def test_a_pointer_that_was_written_by_hand_is_made_good_by_a_release(records):
     image_id = make_image("b1")
     Cloud(HOME).client("ssm").put_parameter(Name=CANDIDATE.path, Value=image_id, Type="String")
-    assert "written by hand: no build is known" in look(Cloud(), [HOME]).rows[0].problems
+    assert "written by hand: no build is known" in read_channels(Cloud(), [HOME]).rows[0].problems
     publish(records, image_id, "b1")
-    assert [row.problems for row in look(Cloud(), [HOME]).rows] == [(), ()]
+    assert [row.problems for row in read_channels(Cloud(), [HOME]).rows] == [(), ()]
 
 
 def test_a_region_that_fails_loses_no_other_and_moves_no_pointer(records):
@@ -289,7 +289,7 @@ def test_a_pointer_that_ssm_accepts_after_minutes_is_no_failure(monkeypatch):
             put(**late)
             late.clear()
 
-    pointers.write(ssm, CANDIDATE, pointers.Version(image_id, "b1"), pause=pause)
+    pointers.write(ssm, CANDIDATE, pointers.PointerVersion(image_id, "b1"), pause=pause)
     assert 300 < clock[0] < 320
     assert pointers.history(ssm, CANDIDATE)[-1].image_id == image_id
 
@@ -364,7 +364,7 @@ def test_a_rollback_makes_regions_agree_again(records, half_done):
         len({first[r] == i for r, i in pointed().items()} | {second[r] == i for r, i in pointed().items()})
         == 2
     )
-    overview = look(Cloud(), [HOME])
+    overview = read_channels(Cloud(), [HOME])
     assert any("another region points at" in p for row in overview.rows for p in row.problems)
     go_back(records)
     assert pointed() == (second if half_done == "release" else first)
@@ -381,21 +381,27 @@ def test_a_rollback_to_an_image_that_is_gone_moves_nothing(records):
 
 def test_channels_shows_what_is_wrong(records):
     there = publish(records, make_image("b1"), "b1")
-    overview = look(Cloud(), [HOME])  # one region names the others
+    overview = read_channels(Cloud(), [HOME])  # one region names the others
     assert {row.region: row.image_id for row in overview.rows} == there
-    require_whole(overview)
+    require_consistent(overview)
     ec2 = Cloud("eu-west-1").client("ec2")
     ec2.disable_image_deregistration_protection(ImageId=there["eu-west-1"])
-    assert [row.problems for row in look(Cloud(), [HOME]).rows] == [(), ("the image can be deregistered",)]
+    assert [row.problems for row in read_channels(Cloud(), [HOME]).rows] == [
+        (),
+        ("the image can be deregistered",),
+    ]
     ec2.deregister_image(ImageId=there["eu-west-1"])
-    assert [row.problems for row in look(Cloud(), [HOME]).rows] == [(), ("the image is gone",)]
+    assert [row.problems for row in read_channels(Cloud(), [HOME]).rows] == [(), ("the image is gone",)]
     Cloud("eu-west-1").client("ssm").delete_parameter(Name=POINTER.format("candidate"))
-    assert [row.problems for row in look(Cloud(), [HOME]).rows] == [(), ("the channel is missing here",)]
+    assert [row.problems for row in read_channels(Cloud(), [HOME]).rows] == [
+        (),
+        ("the channel is missing here",),
+    ]
     with pytest.raises(CheckFailedError, match="1 problem with the channels"):
-        require_whole(look(Cloud(), [HOME]))
+        require_consistent(read_channels(Cloud(), [HOME]))
     tell("faults", [fault("GetParametersByPath", "denied", "eu-west-1")])
-    with pytest.raises(PartialError, match="eu-west-1 could not be asked"):
-        require_whole(look(Cloud(), REGIONS))
+    with pytest.raises(PartialError, match="eu-west-1 did not answer"):
+        require_consistent(read_channels(Cloud(), REGIONS))
     tell("faults", [fault("GetParametersByPath", "denied")])
     with pytest.raises(UnavailableError, match="can't read the channels in us-west-2"):
-        require_whole(look(Cloud(), [HOME]))
+        require_consistent(read_channels(Cloud(), [HOME]))

@@ -14,7 +14,7 @@ from gpukiln.release.compared_image import find_compared_image
 from gpukiln.release.diff import compare
 from gpukiln.release.diff_view import markdown, sections
 from gpukiln.release.notes import make_notes, predecessor
-from gpukiln.release.osv import Affected, OsvEvent, Range, is_affected, load_osv
+from gpukiln.release.osv import OsvAffected, OsvEvent, OsvRange, is_affected, load_osv
 from gpukiln.release.versions import direction
 from gpukiln.verify.verdict import CheckResult, Verdict
 from tests.support.exit_codes import code_of
@@ -155,7 +155,7 @@ def test_shipped_advisories_say_what_is_fixed_and_what_is_introduced(two):
     introduced = {row.id: (row.package, row.fixed) for row in diff.introduced}
     assert introduced["CVE-2026-24187"] == ("nvidia_driver", "535.309.01")
     assert diff.remaining == ()
-    assert diff.vulnerability_notes == ("packages were not looked at: no --vulnerabilities FILE was given",)
+    assert diff.vulnerability_notes == ("packages were not checked: no --vulnerabilities FILE was given",)
 
 
 def test_a_branch_that_a_bulletin_does_not_name_is_said(make):
@@ -197,7 +197,7 @@ def test_data_that_does_not_fit_the_image_is_said(two, make, tmp_path):
     data = tmp_path / "osv.json"
     data.write_text(json.dumps(osv("CVE-5", {"introduced": "0"}, ecosystem="Debian:13")))
     assert compare(*two, load_osv([data])).vulnerability_notes == (
-        "packages were not looked at: no record is for Debian:12",
+        "packages were not checked: no record is for Debian:12",
     )
     data.write_text(json.dumps(osv("CVE-5", {"introduced": "not a version"}, package="libc6")))
     bare = make(3, PACKAGES, {}, kernel="6.1", outcomes={"a": ("passed",)})
@@ -207,7 +207,7 @@ def test_data_that_does_not_fit_the_image_is_said(two, make, tmp_path):
     amazon = replace(bare.record.plan.base, distribution="amazon", release="2023")
     amazon = replace(bare, record=replace(bare.record, plan=replace(bare.record.plan, base=amazon)))
     [note] = compare(amazon, amazon, load_osv([data])).vulnerability_notes
-    assert note == "packages were not looked at: OSV has no data for amazon 2023"
+    assert note == "packages were not checked: OSV has no data for amazon 2023"
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,12 @@ def test_data_that_does_not_fit_the_image_is_said(two, make, tmp_path):
     ],
 )
 def test_ranges_are_evaluated_as_the_schema_says(version, events, affected):
-    assert is_affected(version, Affected(ranges=(Range("ECOSYSTEM", tuple(events)),)), "debian") is affected
-    assert is_affected(version, Affected(ranges=(Range("GIT", tuple(events)),)), "debian") is False
-    assert is_affected(version, Affected(versions=(version,)), "debian") is True
+    assert (
+        is_affected(version, OsvAffected(ranges=(OsvRange("ECOSYSTEM", tuple(events)),)), "debian")
+        is affected
+    )
+    assert is_affected(version, OsvAffected(ranges=(OsvRange("GIT", tuple(events)),)), "debian") is False
+    assert is_affected(version, OsvAffected(versions=(version,)), "debian") is True
 
 
 def test_records_come_in_every_usual_form(tmp_path):
@@ -265,7 +268,7 @@ def test_records_come_in_every_usual_form(tmp_path):
             "ecosystem is missing",
         ),
         (b'{"id": "C", "modified": "x", "affected": [{"ranges": 3}]}', "affected.0.ranges: "),
-        (b"[]", "holds no record"),
+        (b"[]", "has no record"),
         (b"3", "no record of OSV"),
         (b"[" * 9999 + b"]" * 9999, "nested deeper than"),
     ],
@@ -334,7 +337,7 @@ def test_the_notes_tell_what_is_new_and_what_to_mind(two, make, builds):
         "Verification FAILED: not to be rolled out: 2 passed, 1 failed, 0 not run.",
         "- nvidia_driver downgraded: 535.309.01 -> 535.288.01\n",
         "- fixes CVE-2025-23266, CVE-2025-23267, CVE-2026-24260\n",
-        "- checks that are not passed any more: a.worse\n",
+        "- checks that no longer pass: a.worse\n",
         "| docker | left out | no \\| route |\n",
         "- new: CVE-2026-24187 in nvidia_driver 535.288.01, fixed in 535.309.01\n",
         "## Changes since image 1 (`ami-01`)\n",
@@ -345,7 +348,7 @@ def test_the_notes_tell_what_is_new_and_what_to_mind(two, make, builds):
     assert "- the first image of its kind" in first
     assert "Changes since" not in first
     assert "- not run (no GPU): a.gone\n" in first
-    assert "- not new, but known: CVE-2025-23266 in nvidia_container_toolkit" in first
+    assert "- known, in the image before too: CVE-2025-23266 in nvidia_container_toolkit" in first
     # the one that failed is nobody's predecessor
     newest = make(3, NEWER, {}, kernel="6.1", outcomes={"a.same": ("passed",)})
     assert predecessor(builds, newest).baked.image_id == "ami-01"

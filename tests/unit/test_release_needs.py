@@ -14,8 +14,8 @@ from gpukiln.pipeline.verdict_tags import (
     summarize_verdict,
     verdict_tags,
 )
-from gpukiln.release.channels import joined, proof_from_tags
-from gpukiln.release.needs import MachineNeed, examine, needs_of, require_proven, types_for
+from gpukiln.release.needs import MachineNeed, evaluate, machine_needs, require_verified, types_for
+from gpukiln.release.verification import verification_from_tags, with_tag_verdicts
 from gpukiln.verify.catalog import load_checks
 from tests.support.release_cloud import HOME, ROOT, tags, verdict
 
@@ -28,7 +28,7 @@ L4 = verdict(on="g6.xlarge", saw_gpu=True)
 
 def proof(*verdicts, known=True, **more):
     """What is known of an image; `known`: with the reasons of what was not run."""
-    found = proof_from_tags(AMI, HOME, tags("b1"))
+    found = verification_from_tags(AMI, HOME, tags("b1"))
     judged = {one.instance_type: summarize_verdict(one) for one in verdicts}
     if not known:
         judged = {name: replace(one, checks=None) for name, one in judged.items()}
@@ -38,11 +38,11 @@ def proof(*verdicts, known=True, **more):
 def test_what_no_gpu_judged_is_not_released():
     """The image that a second run finds where the first had no capacity for the other GPU."""
     with pytest.raises(RefusedError, match="not shown on a machine with A10G") as caught:
-        require_proven("candidate", CANDIDATE, proof(T4), has_gpus=True)
-    assert caught.value.details == ("a machine with A10G: nothing judged it there",)
+        require_verified("candidate", CANDIDATE, proof(T4), has_gpus=True)
+    assert caught.value.details == ("a machine with A10G: it was not verified there",)
     assert f"ami.verify {AMI} --region {HOME} --for candidate" in caught.value.hint
-    assert require_proven("candidate", CANDIDATE, proof(T4, A10G), has_gpus=True) == {}
-    assert require_proven("candidate", CANDIDATE, proof(T4, A10G, known=False), has_gpus=True) == {}
+    assert require_verified("candidate", CANDIDATE, proof(T4, A10G), has_gpus=True) == {}
+    assert require_verified("candidate", CANDIDATE, proof(T4, A10G, known=False), has_gpus=True) == {}
 
 
 @pytest.mark.parametrize(
@@ -52,42 +52,45 @@ def test_what_no_gpu_judged_is_not_released():
         ([verdict(on="g4dn.xlarge"), A10G], "a machine with T4: g4dn.xlarge: no check of a GPU ran"),
         ([T4, verdict(on="g5.xlarge", failed=[("gpu.ecc", "bad")])], "not `passed` on g5.xlarge"),
         ([T4, A10G, verdict(on="g6.xlarge", failed=[("gpu.ecc", "bad")])], "not `passed` on g6.xlarge"),
-        ([T4, L4], "a machine with A10G: nothing judged it there"),
-        ([T4, replace(A10G, profile="node")], "a machine with A10G: nothing judged it there"),
-        ([T4, replace(A10G, suite_version="f" * 64)], "judged by the suite ffffffffffffffff, today's is "),
+        ([T4, L4], "a machine with A10G: it was not verified there"),
+        ([T4, replace(A10G, profile="node")], "a machine with A10G: it was not verified there"),
+        (
+            [T4, replace(A10G, suite_version="f" * 64)],
+            "verified by the suite ffffffffffffffff, the current one is ",
+        ),
     ],
 )
 def test_what_is_missing_is_named(verdicts, said):
     with pytest.raises(RefusedError) as caught:
-        require_proven("candidate", CANDIDATE, proof(*verdicts), has_gpus=True)
+        require_verified("candidate", CANDIDATE, proof(*verdicts), has_gpus=True)
     assert said in " ".join((caught.value.message, *caught.value.details))
 
 
 def test_a_channel_takes_verdicts_of_any_suite_where_it_says_so():
     old = replace(A10G, suite_version="f" * 64)
-    assert require_proven("x", replace(CANDIDATE, suite="any"), proof(T4, old), has_gpus=True) == {}
+    assert require_verified("x", replace(CANDIDATE, suite="any"), proof(T4, old), has_gpus=True) == {}
 
 
 def test_another_type_with_the_same_gpu_is_as_good():
     same = verdict(on="g5.2xlarge", saw_gpu=True)
-    assert require_proven("candidate", CANDIDATE, proof(T4, same), has_gpus=True) == {}
+    assert require_verified("candidate", CANDIDATE, proof(T4, same), has_gpus=True) == {}
     poor = verdict(on="g5.4xlarge", saw_gpu=True, not_run=[("container.cuda", "left out")])
-    assert require_proven("stable", STABLE, proof(T4, poor, same), has_gpus=True) == {}
+    assert require_verified("stable", STABLE, proof(T4, poor, same), has_gpus=True) == {}
 
 
 def test_layers_must_have_run_on_every_gpu():
     poor = verdict(on="g5.xlarge", saw_gpu=True, not_run=[("container.cuda", "left out")])
-    [missing] = examine(STABLE, proof(T4, poor), has_gpus=True)
+    [missing] = evaluate(STABLE, proof(T4, poor), has_gpus=True)
     assert (missing.id, missing.severity, missing.object) == ("not-shown", "error", "a machine with A10G")
     assert missing.message == "g5.xlarge: container.cuda: left out"
-    assert not missing.evidence["again"]  # another verification would find the same
-    [by_tags] = examine(STABLE, proof(T4, poor, known=False), has_gpus=True)
+    assert not missing.evidence["reverify"]  # another verification would find the same
+    [by_tags] = evaluate(STABLE, proof(T4, poor, known=False), has_gpus=True)
     assert by_tags.message == "g5.xlarge: 1 checks of container were not run"
 
 
 def test_without_gpus_only_that_is_excused():
     blind = verdict(not_run=[("gpu.xid", "no GPU"), ("runtime.cdi", "no GPU")])
-    excused = require_proven("stable", STABLE, proof(blind), has_gpus=False)
+    excused = require_verified("stable", STABLE, proof(blind), has_gpus=False)
     assert excused == {
         "a machine with T4": "no machine of this cloud has a GPU",
         "a machine with A10G": "no machine of this cloud has a GPU",
@@ -95,29 +98,32 @@ def test_without_gpus_only_that_is_excused():
         "runtime.cdi": "no GPU",
     }
     with pytest.raises(RefusedError, match="a machine with T4, a machine with A10G"):
-        require_proven("stable", STABLE, proof(blind), has_gpus=True)
+        require_verified("stable", STABLE, proof(blind), has_gpus=True)
     with pytest.raises(RefusedError, match="not shown on a machine with T4"):  # nothing is excused by itself
-        require_proven("x", replace(STABLE, excused_without_gpus=()), proof(blind), has_gpus=False)
+        require_verified("x", replace(STABLE, excused_without_gpus=()), proof(blind), has_gpus=False)
     lacking = verdict(not_run=[("runtime.docker-nvidia", "left out")])
     with pytest.raises(RefusedError, match="not shown on a machine"):
-        require_proven("stable", STABLE, proof(lacking), has_gpus=False)
+        require_verified("stable", STABLE, proof(lacking), has_gpus=False)
 
 
 def test_a_channel_names_gpus_architectures_or_what_was_declared():
     image = proof(T4)
-    assert [need.title for need in needs_of(CANDIDATE, image)] == ["a machine with T4", "a machine with A10G"]
+    assert [need.title for need in machine_needs(CANDIDATE, image)] == [
+        "a machine with T4",
+        "a machine with A10G",
+    ]
     wider = replace(CANDIDATE, gpus=("declared", "l4", "Hopper"))
-    assert [need.title for need in needs_of(wider, image)][2:] == [
+    assert [need.title for need in machine_needs(wider, image)][2:] == [
         "a machine with L4",
         "a machine with a GPU of Hopper",
     ]
-    assert needs_of(replace(CANDIDATE, gpus=()), image) == [MachineNeed("a machine")]
-    hopper = needs_of(wider, image)[-1]
+    assert machine_needs(replace(CANDIDATE, gpus=()), image) == [MachineNeed("a machine")]
+    hopper = machine_needs(wider, image)[-1]
     assert hopper.met_by("p5.48xlarge")
     assert not hopper.met_by("g5.xlarge")
     assert not hopper.met_by("m5.large")
     assert types_for(hopper, image, ["g5.xlarge", "p5.48xlarge"]) == ["p5.48xlarge"]
-    assert types_for(needs_of(CANDIDATE, image)[1], image, ["g6.xlarge"]) == ["g5.xlarge"]
+    assert types_for(machine_needs(CANDIDATE, image)[1], image, ["g6.xlarge"]) == ["g5.xlarge"]
     assert types_for(hopper, image, []) == []
 
 
@@ -134,19 +140,19 @@ def test_attestation_is_asked_for():
     for tag in ATTESTED_TAGS[:2]:
         without = replace(whole, attested={k: v for k, v in whole.attested.items() if k != tag})
         with pytest.raises(RefusedError, match=tag):
-            require_proven("candidate", CANDIDATE, without, has_gpus=True)
+            require_verified("candidate", CANDIDATE, without, has_gpus=True)
     signed = replace(CANDIDATE, attestation="signed")
     for key in ("", "none", "ab"):  # a tag that names a key is no signature
         keyed = replace(whole, attested={**whole.attested, SIGNING_KEY_TAG: key})
         with pytest.raises(RefusedError, match="no trusted key signed its provenance"):
-            require_proven("x", signed, keyed, has_gpus=True)
-    with pytest.raises(RefusedError, match="there is no verdict on it that a trusted key signed"):
-        require_proven("x", replace(CANDIDATE, trust=("a.pub",)), whole, has_gpus=True)
+            require_verified("x", signed, keyed, has_gpus=True)
+    with pytest.raises(RefusedError, match="it has no verdict that a trusted key signed"):
+        require_verified("x", replace(CANDIDATE, trust=("a.pub",)), whole, has_gpus=True)
     none = replace(CANDIDATE, attestation="none")
-    assert require_proven("x", none, replace(whole, attested={}), has_gpus=True) == {}
+    assert require_verified("x", none, replace(whole, attested={}), has_gpus=True) == {}
     wrong = replace(whole, findings=("sbom.content: 0 packages, the record has 400",))
     with pytest.raises(RefusedError, match="0 packages, the record has 400"):
-        require_proven("candidate", CANDIDATE, wrong, has_gpus=True)
+        require_verified("candidate", CANDIDATE, wrong, has_gpus=True)
 
 
 def test_a_verdict_survives_its_tag():
@@ -173,12 +179,12 @@ def test_only_what_passed_everywhere_can_be_selected():
 
 def test_verdicts_of_other_machines_count_beside_the_records():
     own, there = proof(T4), {**tags("b1", T4), **dict([summarize_verdict(A10G).tag])}
-    both = joined(own, there)
+    both = with_tag_verdicts(own, there)
     assert set(both.judged) == {"g4dn.xlarge", "g5.xlarge"}
     assert both.judged["g4dn.xlarge"].checks is not None
     forged = verdict(on="g4dn.xlarge", saw_gpu=True, not_run=[("boot.x", "y")])
     with pytest.raises(RefusedError, match="another verdict"):
-        joined(own, tags("b1", forged))
+        with_tag_verdicts(own, tags("b1", forged))
 
 
 def test_what_one_machine_ran_is_not_counted_as_not_run():

@@ -4,8 +4,8 @@ import pytest
 
 from gpukiln.errors import PartialError, RefusedError, UnavailableError, UsageError
 from gpukiln.release import prune as pruning
-from gpukiln.release.in_use import listed
-from gpukiln.release.prune import Rules, prune, require_complete
+from gpukiln.release.in_use import images_in_files
+from gpukiln.release.prune import PruneRules, prune, require_complete
 from gpukiln.release.publish import release
 from tests.support.release_cloud import (
     HOME,
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_cloud")
 
 def clean(records, *, remove=True, regions=(HOME,), **more):
     options = {"older_than_days": 30, "keep": None, "limit": 20, "in_use": {}, "without_channels": False}
-    done = prune(Cloud(), list(regions), Rules(**{**options, **more}), records, remove=remove)
+    done = prune(Cloud(), list(regions), PruneRules(**{**options, **more}), records, remove=remove)
     require_complete(done)
     return {item.image_id: (item.action, item.reason) for one in done for item in one.items}
 
@@ -82,7 +82,7 @@ def test_every_image_has_a_reason_and_only_the_needless_go(records):
     assert changes() == []
     reasons = {
         published[3]: "candidate of eks-gpu 1.34 points at it",
-        published[2]: "a release that candidate of eks-gpu 1.34 can go back to",
+        published[2]: "a release that candidate of eks-gpu 1.34 can be rolled back to",
         old["template"]: "used by launch template nodes version 1",
         old["pinned"]: "used by launch template team version 1",
         old["config"]: "used by launch configuration legacy of Auto Scaling group workers",
@@ -98,7 +98,7 @@ def test_every_image_has_a_reason_and_only_the_needless_go(records):
     assert planned[old["instance"]][1].startswith("used by instance i-")
     doomed = {published[0], published[1], old["nobody"], broken}
     assert {image for image, (action, _) in planned.items() if action == "remove"} == doomed
-    assert planned[old["nobody"]] == ("remove", "90 days old; no channel needs it and nobody uses it")
+    assert planned[old["nobody"]] == ("remove", "90 days old; no channel needs it and no resource uses it")
     assert planned[broken] == ("remove", "it is failed")
 
     done = clean(records, **everything)
@@ -121,7 +121,7 @@ def test_a_run_removes_the_oldest_and_not_more_than_its_limit(records):
 
 def test_a_listing_that_is_empty_or_cut_short_removes_nothing(records, monkeypatch):
     old = [make_image(f"b{n}", days_old=90) for n in range(3)]
-    with pytest.raises(RefusedError, match="no channel points at anything in us-west-2"):
+    with pytest.raises(RefusedError, match="us-west-2 has no channel"):
         clean(records)
     live = publish(records, "live")
     tell("faults", [fault("DescribeImages", "empty")])
@@ -147,7 +147,7 @@ def test_a_run_that_was_cut_off_is_finished_by_the_next(records, call, kind):
     publish(records, "live")
     doomed = make_image("old", days_old=90)
     tell("faults", [fault(call, kind)])
-    with pytest.raises(PartialError, match="1 thing failed"):
+    with pytest.raises(PartialError, match="1 removal failed"):
         clean(records)
     tell("faults", [])
     clean(records)
@@ -159,7 +159,7 @@ def test_a_failed_region_is_its_own_result(records):
     publish(records, "live")
     doomed = make_image("old", days_old=90)
     tell("faults", [fault("DescribeInstances", "denied", "eu-west-1")])
-    with pytest.raises(PartialError, match="1 thing failed"):
+    with pytest.raises(PartialError, match="1 removal failed"):
         clean(records, regions=(HOME, "eu-west-1"))
     assert doomed not in images(HOME)
 
@@ -167,9 +167,9 @@ def test_a_failed_region_is_its_own_result(records):
 def test_a_list_of_images_in_use_must_name_some(tmp_path):
     file = tmp_path / "classes.json"
     file.write_text('{"amis": [{"id": "ami-0123456789abcdef0"}]}')
-    assert listed([str(file)]) == {"ami-0123456789abcdef0": [f"the list {file}"]}
+    assert images_in_files([str(file)]) == {"ami-0123456789abcdef0": [f"the list {file}"]}
     file.write_text("{}")
     with pytest.raises(UsageError, match="has no image id in it"):
-        listed([str(file)])
+        images_in_files([str(file)])
     with pytest.raises(UsageError, match="can't be read"):
-        listed([str(tmp_path / "none")])
+        images_in_files([str(tmp_path / "none")])

@@ -8,18 +8,20 @@ from rich.console import Console
 from gpukiln.images.pointer import Pointer
 from gpukiln.progress import PlainConsole
 from gpukiln.release.overview import ChannelRow
-from gpukiln.release.prune import PruneItem, RegionPrune
+from gpukiln.release.prune import PrunedImage, PruneResult
 from gpukiln.release.view import channels_table, prune_table
 
 REGION = "ap-southeast-2"
 NAME = "gpukiln-eks-gpu-1.35-580.95.05-20261122-" + "x" * 80
-REASON = "90 days old; no channel needs it and nobody uses it"
+REASON = "90 days old; no channel needs it and no resource uses it"
 IMAGES = {f"ami-{number:017x}": action for number, action in enumerate(("keep", "remove", "failed"))}
 
 
 def pruned():
-    items = [PruneItem(name, NAME, "2026-08-01T00:00", (), action, REASON) for name, action in IMAGES.items()]
-    return [RegionPrune(REGION, tuple(items), {"snap-00000000000000009": "remove"})]
+    items = [
+        PrunedImage(name, NAME, "2026-08-01T00:00", (), action, REASON) for name, action in IMAGES.items()
+    ]
+    return [PruneResult(REGION, tuple(items), {"snap-00000000000000009": "remove"})]
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 400])

@@ -13,9 +13,9 @@ from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images.channels import load_channel
 from gpukiln.pipeline.verdict_tags import summarize_verdict, verdict_tags, write_verdict_tags
 from gpukiln.probe.simulated import NOTE
-from gpukiln.release.channels import proof_from_record, proof_from_tags
-from gpukiln.release.needs import require_proven
+from gpukiln.release.needs import require_verified
 from gpukiln.release.notes import make_notes
+from gpukiln.release.verification import verification_from_record, verification_from_tags
 from gpukiln.typed import dump, load
 from gpukiln.verify import report
 from gpukiln.verify.diagnosis import diagnosis
@@ -162,9 +162,9 @@ def test_it_takes_no_real_verdict_s_place(proven) -> None:
     alone = replace(record, verdicts=(replace(real, simulated=True),))
     assert alone.judged == {}
     assert alone.verdict == alone.verdicts[0]
-    proof = proof_from_record(alone)
+    proof = verification_from_record(alone)
     with pytest.raises(RefusedError, match="simulated GPUs alone") as caught:
-        require_proven("candidate", load_channel("candidate"), proof, has_gpus=False)
+        require_verified("candidate", load_channel("candidate"), proof, has_gpus=False)
     assert "without --simulated" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="only on simulated ones"):
         make_notes(SimpleNamespace(record=alone, baked=alone.bake), None)
@@ -172,10 +172,10 @@ def test_it_takes_no_real_verdict_s_place(proven) -> None:
 
 def test_a_channel_refuses_what_only_a_double_has_shown() -> None:
     """Also where somebody wrote it beside a real verdict."""
-    proof = proof_from_tags("ami-1", HOME, tags("b1"))
+    proof = verification_from_tags("ami-1", HOME, tags("b1"))
     judged = {
         one.instance_type: summarize_verdict(one)
         for one in (DOUBLE, replace(REAL, instance_type="g5.xlarge"))
     }
     with pytest.raises(RefusedError, match=r"not `passed` on g4dn\.xlarge"):
-        require_proven("candidate", load_channel("candidate"), replace(proof, judged=judged), has_gpus=True)
+        require_verified("candidate", load_channel("candidate"), replace(proof, judged=judged), has_gpus=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gpukiln.errors import BusyError, GpukilnError, UnavailableError, UsageError
 from gpukiln.gpus import zipapp
-from gpukiln.images.bake import Saved
+from gpukiln.images.bake import BakeResources
 from gpukiln.images.builds import Bake, Build, Builds, StageUse
 from gpukiln.images.digest import PROGRAM
 from gpukiln.images.stages import (
@@ -28,8 +28,8 @@ from gpukiln.images.stages import (
     Stages,
     stage_keys,
     stage_variables,
+    stages_enabled,
     waiting_task,
-    wants_stages,
 )
 from gpukiln.instances.launch import LaunchedMachine
 from gpukiln.instances.tags import remove_image
@@ -331,7 +331,7 @@ def build_from_a_stage(
 
         monkeypatch.setattr(steps, "verify_image", judged)
         builds = Builds(tmp_path / "builds")
-        steps.build_image(plan(), cloud, builds, quiet(said), Saved(stages=stages))
+        steps.build_image(plan(), cloud, builds, quiet(said), BakeResources(stages=stages))
 
     monkeypatch.setattr(steps, "bake", baked)
     monkeypatch.setattr(steps, "finish", lambda *_: None)
@@ -402,10 +402,10 @@ def test_ansible_is_told_what_is_done(cloud: Any, tmp_path: Path, said: io.Strin
 
 
 def test_the_choice(cloud: Any) -> None:
-    assert wants_stages(cloud, "")
-    assert not wants_stages(cloud, "off")
+    assert stages_enabled(cloud, "")
+    assert not stages_enabled(cloud, "off")
     cloud.keeps_stages = False
-    assert not wants_stages(cloud, "")
-    assert wants_stages(cloud, "on")
+    assert not stages_enabled(cloud, "")
+    assert stages_enabled(cloud, "on")
     with pytest.raises(UsageError, match=r"yes.*on"):
-        wants_stages(cloud, "yes")
+        stages_enabled(cloud, "yes")

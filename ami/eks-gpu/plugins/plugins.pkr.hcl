@@ -1,4 +1,4 @@
-# Only for Packer 1.7 and newer, where provisioners are plugins; gpukiln puts this file beside the template when it
+# Only for Packer 1.7 and newer, where provisioners are plugins; gpukiln copies this file next to the template when it
 # finds such a Packer.
 packer {
   required_plugins {

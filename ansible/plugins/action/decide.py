@@ -163,9 +163,9 @@ def _without_texts(node: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Without Ansible's own types, which tag where a value comes from."""
     if isinstance(value, Mapping):
-        return {_plain(name): _plain(one) for name, one in value.items()}
+        return {_plain(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     for kind in (bool, int, float, str):
         if isinstance(value, kind):
             return kind(value)

@@ -60,29 +60,29 @@ def packages(patterns):
     """
     if not patterns:
         return {}
-    found = _dpkg(patterns) if uses_dpkg() else _rpm(patterns)
-    return {name: found[name] for name in sorted(found)}
+    installed = _dpkg(patterns) if uses_dpkg() else _rpm(patterns)
+    return {name: installed[name] for name in sorted(installed)}
 
 
 def _dpkg(patterns):
     form = "${db:Status-Abbrev}|${Package}|${Version}|${Architecture}\n"
-    found = {}
+    installed = {}
     for line in run(["dpkg-query", "--show", "--showformat", form, *patterns])["stdout"].splitlines():
         state, name, version, arch = line.split("|")
         if state[1:2] == "i":
-            found.setdefault(name, []).append({"version": version, "arch": arch, "held": state[0] == "h"})
-    return found
+            installed.setdefault(name, []).append({"version": version, "arch": arch, "held": state[0] == "h"})
+    return installed
 
 
 def _rpm(patterns):
     form = "%{NAME}|%{EPOCHNUM}:%{VERSION}-%{RELEASE}|%{ARCH}\n"
     locked = {lock_name(line) for line in (read(LOCKS) or "").splitlines() if line[:1] not in ("", "#", "!")}
-    found = {}
+    installed = {}
     for line in run(["rpm", "-qa", "--queryformat", form, *patterns])["stdout"].splitlines():
         name, version, arch = line.split("|")
         version = version[2:] if version.startswith("0:") else version
-        found.setdefault(name, []).append({"version": version, "arch": arch, "held": name in locked})
-    return found
+        installed.setdefault(name, []).append({"version": version, "arch": arch, "held": name in locked})
+    return installed
 
 
 def lock_name(line):
@@ -103,7 +103,7 @@ def file_facts(path, text=True):
     """Look at a file.
 
     Args:
-        text: Whether its text may be told; a secret's may not.
+        text: Whether its text is returned; a secret's is not.
 
     Returns:
         {mode: 0644, uid, gid, mtime, sha256, text}, or None where there is none.
@@ -144,7 +144,7 @@ def matches(pattern):
 
 def named(path):
     """The files that a pattern names, or the path itself where it is none."""
-    return [one for one in matches(path) if os.path.isfile(one)] if "*" in path else [path]
+    return [match for match in matches(path) if os.path.isfile(match)] if "*" in path else [path]
 
 
 def units(names):
@@ -158,16 +158,16 @@ def units(names):
         return {}
     answer = run(["systemctl", "show", "--property=" + UNIT_PROPERTIES, "--", *names])
     blocks = [block for block in answer["stdout"].split("\n\n") if block.strip()]
-    found = {}
+    states = {}
     for name, block in zip(names, blocks):
         fields = dict(line.split("=", 1) for line in block.strip().splitlines() if "=" in line)
-        found[name] = {
+        states[name] = {
             "there": fields.get("LoadState") not in ("not-found", None),
             "enabled": fields.get("UnitFileState", ""),
             "active": fields.get("ActiveState", ""),
             "reload": fields.get("NeedDaemonReload") == "yes",
         }
-    return found
+    return states
 
 
 def keyring(path):
@@ -179,15 +179,15 @@ def keyring(path):
 def account(name):
     """{uid, gid, home, shell, groups} of a user, or None where there is none."""
     try:
-        found = pwd.getpwnam(name)
+        entry = pwd.getpwnam(name)
     except KeyError:
         return None
     groups = run(["id", "--groups", "--name", name])["stdout"].split()
     return {
-        "uid": found.pw_uid,
-        "gid": found.pw_gid,
-        "home": found.pw_dir,
-        "shell": found.pw_shell,
+        "uid": entry.pw_uid,
+        "gid": entry.pw_gid,
+        "home": entry.pw_dir,
+        "shell": entry.pw_shell,
         "groups": groups,
     }
 
@@ -198,14 +198,14 @@ def pci_devices():
     Returns:
         {gpus: [{address, id: 0x1eb8}], switches: the same of NVSwitches}.
     """
-    found = {"gpus": [], "switches": []}
+    devices = {"gpus": [], "switches": []}
     for folder in matches(PCI + "/*"):
         vendor, kind, number = (
             (read(f"{folder}/{name}") or "").strip() for name in ("vendor", "class", "device")
         )
         device = {"address": os.path.basename(folder), "id": number}
         if vendor == "0x10de" and kind.startswith(GPU_CLASSES):
-            found["gpus"].append(device)
+            devices["gpus"].append(device)
         if vendor == "0x10de" and kind.startswith(SWITCH_CLASS):
-            found["switches"].append(device)
-    return found
+            devices["switches"].append(device)
+    return devices

@@ -62,15 +62,15 @@ def failures(said, errors, sources):
         errors: Its standard error.
         sources: Text of each file that names sources, by path.
     """
-    found = []
-    for one in FAILED.finditer(said):
+    causes = []
+    for match in FAILED.finditer(said):
         # An address in a file may have a scheme or a password that apt does not show
-        address = SCHEME.sub("", one["address"]).rstrip("/")
+        address = SCHEME.sub("", match["address"]).rstrip("/")
         files = [path for path, text in sources.items() if address in text]
         named = ", ".join(files) or "a file that does not name it in these words"
-        why = " ".join(one["why"].split()) or "no reason given"
-        found.append("{}{}: {} (named in {})".format(one["address"], one["what"].rstrip(), why, named))
-    return found + ERROR.findall(errors)
+        why = " ".join(match["why"].split()) or "no reason given"
+        causes.append("{}{}: {} (named in {})".format(match["address"], match["what"].rstrip(), why, named))
+    return causes + ERROR.findall(errors)
 
 
 def main():

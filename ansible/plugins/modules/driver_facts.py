@@ -62,7 +62,7 @@ def kernel_facts(release, modules):
     return {
         "initramfs": initramfs_written(release),
         "headers": os.path.exists("/lib/modules/" + release + "/build/Makefile"),
-        "modules": {name: found for name in modules for found in [module_facts(release, name)] if found},
+        "modules": {name: facts for name in modules for facts in [module_facts(release, name)] if facts},
     }
 
 
@@ -80,11 +80,11 @@ def module_facts(release, name):
     answer = run(["modinfo", "--set-version", release, name])
     if answer["rc"] != 0:
         return None
-    found = {"filename": "", "version": "", "sig_key": ""}
+    facts = {"filename": "", "version": "", "sig_key": ""}
     # Debian's alternatives answer with more than one module for one name.
     for field, value in reversed(FIELD.findall(answer["stdout"])):
-        found[field] = value.strip()
-    return found
+        facts[field] = value.strip()
+    return facts
 
 
 def dkms_rows():
@@ -93,11 +93,11 @@ def dkms_rows():
 
 
 def source_facts(version):
-    found = {}
+    sources = {}
     for folder in matches("/usr/src/nvidia*-" + version):
         name = os.path.basename(folder)[: -len(version) - 1]
-        found[name] = os.path.exists(f"/var/lib/dkms/{name}/{version}/source")
-    return found
+        sources[name] = os.path.exists(f"/var/lib/dkms/{name}/{version}/source")
+    return sources
 
 
 def loaded_modules():
@@ -128,7 +128,7 @@ def main():
     module = AnsibleModule(argument_spec=spec, supports_check_mode=True)
     asked = module.params
     files = [path for path in matches("/boot/vmlinuz-*") if not os.path.islink(path)]
-    releases = [found.group(1) for found in map(KERNEL.match, files) if found]
+    releases = [match.group(1) for match in map(KERNEL.match, files) if match]
     module.exit_json(
         changed=False,
         kernels={release: kernel_facts(release, asked["modules"]) for release in releases},

@@ -76,7 +76,7 @@ class Settings:
 
     def file(self, path, text, mode, secret, validate):
         there = file_facts(path)
-        wanted = text.encode()
+        content = text.encode()
         if (
             there
             and not os.path.islink(path)
@@ -97,7 +97,7 @@ class Settings:
         handle, part = tempfile.mkstemp(prefix=".gpukiln-", dir=folder)
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(wanted)
+                file.write(content)
                 os.fchmod(file.fileno(), int(mode, 8))
                 os.fchown(file.fileno(), 0, 0)
             self.accepted(path, [part if word == "%s" else word for word in validate])

@@ -79,11 +79,11 @@ def main():
                 " Wanted one that this node can fetch. Check its network, name server and proxy (https_proxy"
                 " in the task's environment), or name a mirror's address."
             )
-        found = keyring(key)
-        if asked["fingerprint"] not in found:
-            there = f"keys with the fingerprints {', '.join(found)}" if found else "no key"
+        fingerprints = keyring(key)
+        if asked["fingerprint"] not in fingerprints:
+            there = f"keys with the fingerprints {', '.join(fingerprints)}" if fingerprints else "no key"
             module.fail_json(
-                found=found,
+                found=fingerprints,
                 msg=f"Found {there} at {asked['url']}, wanted {asked['fingerprint']}. Install nothing from"
                 " this repository until its vendor has announced a new key; then write its fingerprint into"
                 " components.yaml.",
@@ -97,7 +97,7 @@ def main():
                 module.fail_json(msg=f"Found that gpg fails: {done['stderr'].strip()}", rc=done["rc"])
         os.chmod(ring, 0o644)
         module.atomic_move(ring, asked["keyring"])
-    module.exit_json(changed=True, found=found)
+    module.exit_json(changed=True, found=fingerprints)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from gpukiln.clouds.tags import RECIPE_TAG
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.images import pointer as pointers
 from gpukiln.images.channels import load_channels
-from gpukiln.images.keys import in_words
+from gpukiln.images.keys import describe_trust
 from gpukiln.instances.tags import tags_of
 
 REGION_HINT = "--region names the region of the image"
@@ -29,14 +29,14 @@ def require_trusted(image: str, cloud: Cloud | None) -> str:
         RefusedError: No trusted key signed the image, or `cloud` is missing.
         UsageError: The channel or the image does not exist there.
     """
-    pointer = pointers.parsed(image)
+    pointer = pointers.parse_path(image)
     if cloud is None:
         rules = load_channels()
         named = rules[pointer.channel].trust if pointer and pointer.channel in rules else trust.all_trusted()
         if not named:
             return trust.UNSIGNED
         raise RefusedError(
-            f"{image} must be signed by {in_words(named)}, and no cloud is given to look it up in",
+            f"{image} must be signed by {describe_trust(named)}, and no cloud is given to look it up in",
             hint="--cloud aws --region REGION verifies the current image",
         )
     if pointer is None:

@@ -11,7 +11,7 @@ export LC_ALL=C
 
 name=$1 binary=$2 place=$3 file=${4:-/etc/containerd/config.toml}
 mkdir -p "$(dirname "$file")"
-# Beside the file: it is renamed into its place.
+# In the same folder, so that a rename replaces the file.
 new=$(mktemp "$file.XXXXXX")
 old=$(mktemp)
 trap 'rm -f "$new" "$old"' EXIT
@@ -38,7 +38,7 @@ awk -v name="$name" -v binary="$binary" -v place="$place" '
   function want(table, key, value) {
     if (!(table in wanted)) { order[++tables] = table; headers[table] = header }
     wanted[table] = wanted[table] key " = " value "\n"
-    ours[table, key] = 1
+    own[table, key] = 1
   }
   function decide(   plugin, base, options) {
     plugin = schema >= 3 ? "io.containerd.cri.v1.runtime" : schema == 2 ? "io.containerd.grpc.v1.cri" : "cri"
@@ -67,7 +67,7 @@ awk -v name="$name" -v binary="$binary" -v place="$place" '
     if (key_of($0) == "SystemdCgroup") cgroup[current] = value_of($0)
     next
   }
-  !((current, key_of($0)) in ours)
+  !((current, key_of($0)) in own)
   current in wanted && !(current in done) { printf "%s", wanted[current]; done[current] = 1 }
   END {
     for (number = 1; number <= tables; number++)

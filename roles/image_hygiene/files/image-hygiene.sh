@@ -4,7 +4,7 @@
 #   image-hygiene.sh [--dry-run] [--keep-authorized-keys] [PATTERN...]
 #
 # PATTERN: more absolute paths to remove, with shell patterns; ~/PATH is one of every user's home. The role gives
-# those of machine-identities.txt and credential-files.txt beside this file, which the suite looks for too.
+# those of machine-identities.txt and credential-files.txt next to this file, which the suite looks for too.
 # It is one script, and the play's last task: what it removes is what a second connection would need.
 set -eu
 

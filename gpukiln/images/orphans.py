@@ -1,7 +1,7 @@
-"""What commands of this machine left that were killed, or that could not clean up: found, told and removed.
+"""Orphans of this machine's builds: resources that killed commands left, found, reported and removed.
 
-A build holds a lock as long as its process lives. So a build that nobody holds has ended, whatever its record
-says, and what it started needs no deadline to be a leftover. Everything here is read after the lock is taken.
+A build holds a lock as long as its process lives. So a build whose lock is free has ended, whatever its
+record says, and its resources are orphans before their deadline. Records are read after the lock is taken.
 """
 
 import os
@@ -31,17 +31,16 @@ from gpukiln.instances.orphans import (
 from gpukiln.instances.tags import owner
 from gpukiln.records import build_started
 
-UNFINISHED = ("running", "baked")  # states of a record whose build goes on, or was killed
-SCRATCH = "gpukiln-"  # and the build's id
-NEW = timedelta(minutes=1)  # the folder of a build is there before its lock and its record
+UNFINISHED = ("running", "baked")  # states of a record whose build is running, or was killed
+SCRATCH = "gpukiln-"  # the build's id follows
+RECORD_GRACE = timedelta(minutes=1)  # the folder of a build exists before its lock and its record
 
 
 @contextmanager
-def scratch(build: Build) -> Iterator[None]:
+def scratch_folder(build: Build) -> Iterator[None]:
     """A folder for the temporary files of a build and of every tool that it runs.
 
-    Packer, Ansible and the suite leave theirs when they are killed. Its path is short: Packer's plugins have
-    their sockets there, and a socket's path has 107 characters at most (unix(7)).
+    Packer, Ansible and the suite leave their files behind when they are killed.
 
     Args:
         build: The build, locked.
@@ -49,7 +48,9 @@ def scratch(build: Build) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    folder = _scratch(build.id)
+    # The path is short: Packer's plugins have their sockets there, and the path of a socket has at most 107
+    # characters (unix(7)).
+    folder = _scratch_path(build.id)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(mode=0o700)
     before, settings = tempfile.tempdir, {"TMPDIR": str(folder), "ANSIBLE_LOCAL_TEMP": str(folder)}
@@ -68,12 +69,12 @@ def scratch(build: Build) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _scratch(build_id: str) -> Path:
+def _scratch_path(build_id: str) -> Path:
     return Path(tempfile.gettempdir()) / f"{SCRATCH}{build_id}"
 
 
 def has_ended(builds: Builds, build_id: str) -> bool:
-    """Whether a build is one of this machine that nobody works on."""
+    """Whether a build of this machine exists and no process holds its lock."""
     build = Build(builds.folder / build_id)
     if not build_id or not build.folder.is_dir():
         return False
@@ -85,69 +86,70 @@ def has_ended(builds: Builds, build_id: str) -> bool:
 
 
 def killed_builds(builds: Builds) -> list[Build]:
-    """The builds that nobody works on, and whose record does not say so; no cloud is asked."""
+    """The builds that ended without their record saying so; no call to a cloud is made."""
     return [
         build
         for build in builds.all()
         if build.read().state in UNFINISHED
         and has_ended(builds, build.id)
-        # it may have ended between the two
+        # read again: the build may have ended properly between the first read and the lock
         and build.read().state in UNFINISHED
     ]
 
 
-def tell_killed(builds: Builds, say: Callable[[str], None]) -> None:
-    """Say which builds were killed, and what removes what they left."""
+def report_killed(builds: Builds, say: Callable[[str], None]) -> None:
+    """Report which builds were killed, and the command that removes their orphans."""
     for build in killed_builds(builds):
         plan = build.read().plan
         say(
             f"build {build.id} was killed: "
-            f"`invoke cloud.sweep --cloud {plan.cloud} --region {plan.region} --yes` removes what it left"
+            f"`invoke cloud.sweep --cloud {plan.cloud} --region {plan.region} --yes` removes its resources"
         )
 
 
-def clean_up_after_killed(
+def remove_orphans(
     cloud: Cloud, builds: Builds, say: Callable[[str], None], *, ask: bool = True
 ) -> list[str]:
-    """Remove what commands of this machine left that were killed, or could not clean up.
+    """Remove what commands of this machine left behind that were killed or could not clean up.
 
-    What can't be removed is told, and stops nothing: the next command tries again.
+    A failure is reported and stops nothing: the next command tries again.
 
     Args:
-        cloud: The cloud and region to look at; what is elsewhere waits for the next command there.
-        say: Told what is removed.
-        ask: Whether the cloud is asked for what no file here tells of: a command whose role may not ask goes
-            by the records and keys alone.
+        cloud: The cloud and region; orphans in another region wait for the next command there.
+        say: Shows what is removed.
+        ask: Whether the cloud is searched for orphans that no file here names. A command whose role may not
+            list resources goes by the records and keys alone.
 
     Returns:
-        What was removed.
+        The ids and paths that were removed.
     """
     unfinished = {build.id for build in builds.all() if build.read().state in UNFINISHED}
     local = {file.name.rpartition(".")[0] for file in keys_folder().glob("*")}
-    local |= {file.name.removeprefix(SCRATCH) for file in _scratch("").parent.glob(f"{SCRATCH}*-*-*")}
+    local |= {file.name.removeprefix(SCRATCH) for file in _scratch_path("").parent.glob(f"{SCRATCH}*-*-*")}
     removed: list[str] = []
     there = builds_with_orphans(cloud) if ask else set()
     for build_id in sorted(unfinished | local | there):
         build = Build(builds.folder / build_id)
         if not build.folder.is_dir():
-            continue  # another machine's, or another home's
+            continue  # a build of another machine, or of another state folder
         try:
             with build.locked():
-                removed += _clean(build, cloud, say)
+                removed += _remove_of_build(build, cloud, say)
         except BusyError:
             continue
         except GpukilnError as error:
-            say(f"build {build.id} has ended, and not all that it left could be removed: {error.message}")
+            say(f"build {build.id} has ended, and its resources could not all be removed: {error.message}")
     _remove_empty(builds)
     return removed
 
 
 def _remove_empty(builds: Builds) -> None:
-    """Remove the folders of builds that were killed before they had a record; one that holds more stays."""
+    """Remove the folders of builds that were killed before they had a record."""
     for folder in builds.folder.glob("*"):
         began = build_started(folder.name)
-        if not began or datetime.now(UTC) - began < NEW:
+        if not began or datetime.now(UTC) - began < RECORD_GRACE:
             continue
+        # A folder with other files stays: its record may have been lost, and the log may explain why.
         inside = list(folder.iterdir())
         if all(file.name == "lock" or file.match(PARTIAL) for file in inside):
             for file in inside:
@@ -155,64 +157,68 @@ def _remove_empty(builds: Builds) -> None:
             folder.rmdir()
 
 
-def _clean(build: Build, cloud: Cloud, say: Callable[[str], None]) -> list[str]:
-    """Remove what a locked build left; its record says so when all of it is gone."""
+def _remove_of_build(build: Build, cloud: Cloud, say: Callable[[str], None]) -> list[str]:
+    """Remove the orphans of a locked build, and record the build as aborted when all are removed."""
     removed = [str(file) for file in key_files(build.id)]
     for file in key_files(build.id):
         file.unlink()
-    for folder in (_scratch(build.id), build.folder / MODULES):
+    for folder in (_scratch_path(build.id), build.folder / MODULES):
         shutil.rmtree(folder, ignore_errors=True)
     remove_partial(build.folder)
-    record = _read(build)
+    record = _read_record(build)
     if record and (record.plan.cloud, record.plan.region) != (cloud.name, cloud.region):
         return removed
     killed = record is not None and record.state in UNFINISHED
     removed = [*sweep(cloud, build.id), *removed]
     if record and killed and record.bake is None:
-        removed += remove_unrecorded(cloud, build.id)  # after its machine: that can make none any more
+        # after its machine, which could otherwise still become an image
+        removed += remove_unrecorded(cloud, build.id)
     if record and killed:
         build.write(replace(record, state="aborted", error="its process was killed"))
     if removed or killed:
         had = "had been killed" if killed else "could not clean up"
-        say(f"build {build.id} {had}; removed {', '.join(removed) or 'nothing, nothing was left'}")
+        say(f"build {build.id} {had}; removed {', '.join(removed) or 'nothing: it had no resources'}")
     return removed
 
 
-def _read(build: Build) -> Record | None:
-    """Its record; None where it can't be read, which a warning of `builds.all` says."""
+def _read_record(build: Build) -> Record | None:
+    """The record of a build; None where it can't be read, which `builds.all` has warned of."""
     try:
         return build.read()
     except UsageError:
         return None
 
 
-def find_leftovers_here(cloud: Cloud, builds: Builds) -> list[Orphan]:
-    """What nobody needs any more: past its deadline, whoever made it, and of ended builds of this machine.
+def find_local_orphans(cloud: Cloud, builds: Builds) -> list[Orphan]:
+    """Find resources past their deadline, whoever made them, and those of ended builds of this machine.
 
     Args:
         cloud: The cloud and region.
 
     Returns:
-        The leftovers, in the order in which they can be removed.
+        The orphans, in the order in which they can be removed.
     """
 
     def ended(build_id: str) -> bool:
         return has_ended(builds, build_id)
 
-    found = find_orphans(cloud, ended=ended)
+    orphans = find_orphans(cloud, ended=ended)
     for build in killed_builds(builds):
         plan = (record := build.read()).plan
         if record.bake is None and (plan.cloud, plan.region) == (cloud.name, cloud.region):
             for image in unrecorded_images(cloud, build.id):
-                found.append(
-                    _of(build.id, "image", image["ImageId"], "no record knows it, its build was killed")
+                orphans.append(
+                    # a machine image has no deadline: only the missing record makes it an orphan
+                    _local_orphan(
+                        build.id, "image", image["ImageId"], "no record knows it, its build was killed"
+                    )
                 )
     for file in sorted(keys_folder().glob("*")):
         build_id = file.name.rpartition(".")[0]
         if ended(build_id):
-            found.append(_of(build_id, "private key", str(file), "its build has ended"))
-    return found
+            orphans.append(_local_orphan(build_id, "private key", str(file), "its build has ended"))
+    return orphans
 
 
-def _of(build_id: str, kind: str, id: str, reason: str) -> Orphan:
+def _local_orphan(build_id: str, kind: str, id: str, reason: str) -> Orphan:
     return Orphan(kind, id, build_id, owner(), deadline_text(datetime.now(UTC)), reason)

@@ -25,29 +25,30 @@ def sign_release(
     keys: Sequence[Key],
     signer: Signer,
 ) -> None:
-    """Sign that an image is released to a channel, unless its statement says the same and is the newest.
+    """Sign the release of an image to a channel, unless its statement is the same and the newest.
 
     Args:
-        claim: What is to be said; its number is not looked at.
-        there: What trusted keys signed of the image so far.
-        keys: Those that are trusted.
+        claim: The statement; its number is ignored.
+        there: The statements on the image that trusted keys have signed.
+        keys: The trusted keys.
     """
+    # Each statement of a channel has a higher number, as metadata of TUF has: an older one can't be put back.
     before = there.releases.get(pointer.channel)
     if before and replace(before.claim, released_at=claim.released_at, number=claim.number) != claim:
         before = None
     image_id = there.location.image_id
     number = newest_release.release_number(site.cloud, site.ssm, pointer, image_id, before, keys)
     if before is None or before.claim.number != number:
-        site.go_on()
+        site.check_interrupted()
         envelope = statements.sign_statement(there.location, replace(claim, number=number), signer)
         statements.store_statement(site.ssm, image_id, statements.RELEASE, pointer.channel, envelope)
 
 
-def require_pointed(site: Site, pointer: Pointer, channel: Channel, image_id: str) -> None:
-    """Read back what a pointer shows after it was moved, and remember that it is the newest release.
+def require_newest_release(site: Site, pointer: Pointer, channel: Channel, image_id: str) -> None:
+    """Read a pointer back after it was moved, and remember its release as the newest.
 
     Raises:
-        RefusedError: Another release is; a channel that trusts no key has none.
+        RefusedError: Another release is newer. A channel that trusts no key is not checked.
     """
     if channel.trust:
         trust.require_released(site.cloud, find_images(site, [image_id])[image_id], pointer, site.ssm)

@@ -1,7 +1,7 @@
-"""An initramfs of a disk's own kernel with packages that the disk has not; the disk stays as it is.
+"""An initramfs of a disk's own kernel, with packages that the disk lacks; the disk is not changed.
 
 The disk's root is the lower layer of an overlay in which the packages are unpacked and mkinitramfs runs. The
-disk is not booted, nothing that a process mounts here outlives it, and the overlay is thrown away.
+disk is not booted, mounts end with the process that made them, and the overlay is discarded.
 """
 
 import re
@@ -21,22 +21,24 @@ from gpukiln.sources.mirror import NAMESPACES
 from gpukiln.state import state_home
 
 NEEDS_MIB = 1024  # packages, an unpacked initramfs of a kernel with every driver, the packed one
-LINKS = 8
+MAX_LINKS = 8  # squared: a path that takes more steps is a loop
 OWN_ARGUMENTS = re.compile(r"(root|BOOT_IMAGE|resume|rootflags)=.*|ro|rw|quiet|splash")
-"""What a kernel is told for its disk's sake."""
+"""Kernel arguments that only hold for the disk itself."""
 SERVER_DRIVERS = (
     *("ahci", "nvme", "megaraid_sas", "mpt3sas", "usb_storage"),
     *("bnxt_en", "i40e", "ice", "igb", "ixgbe", "mlx5_core", "tg3"),
 )
 """Disks and network cards of servers with GPUs; Debian's cloud kernel lacks most of them."""
-ELSEWHERE = {
+UNSUPPORTED_BASES = {
     "ubuntu": "Ubuntu has casper and dracut-live in its own archive, which this machine's apt does not read",
     "rhel": "its dracut-live (module livenet) comes from its own repositories, by dnf",
     "rocky": "its dracut-live (module livenet) comes from its own repositories, by dnf",
     "almalinux": "its dracut-live (module livenet) comes from its own repositories, by dnf",
     "amzn": "its initramfs is dracut's, from its own repositories, by dnf",
 }
-"""Why it is not done for a base, by ID of os-release."""
+"""Why a base is not supported, by ID of os-release."""
+# In a mount namespace of its own (NAMESPACES), so all mounts end with the shell. mkinitramfs needs /proc and
+# /dev; force-unsafe-io, since an overlay that is discarded needs no fsync.
 BUILD = """
 set -eu
 cd "$1"
@@ -56,55 +58,55 @@ class Kernel:
 
     Args:
         file: Below the root of the disk.
-        arguments: What its bootloader tells it, without what is about the disk itself.
-        lacks: Drivers of common servers that it has not.
+        arguments: Its command line, without the arguments for the disk itself.
+        missing_drivers: Drivers of common servers that it lacks.
     """
 
     version: str
     file: Path
     arguments: tuple[str, ...]
-    lacks: tuple[str, ...]
+    missing_drivers: tuple[str, ...]
 
 
-def release_of(root: Path, wanted: str) -> str:
-    """The code name of the Debian that a root file system is.
+def release_of(root: Path, purpose: str) -> str:
+    """The code name of the Debian release of a root file system.
 
     Args:
-        wanted: What is asked for, for the message.
+        purpose: What the initramfs is for, for the message.
 
     Raises:
         IncompatibleError: It is no Debian whose packages this machine's mirror has.
     """
     file = resolve(root, "/etc/os-release")
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    found: list[tuple[str, str]] = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
-    fields = {key: value.strip('"') for key, value in found}
+    assignments: list[tuple[str, str]] = re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE)
+    fields = {key: value.strip('"') for key, value in assignments}
     system, release = fields.get("ID", ""), fields.get("VERSION_CODENAME", "")
     if system == "debian" and release in RELEASES:
         return release
     name = fields.get("PRETTY_NAME") or "no system with an os-release"
     raise IncompatibleError(
-        f"{wanted} is made of Debian's live-boot and initramfs-tools, and the disk has {name}"
-        + (f": {ELSEWHERE[system]}" if system in ELSEWHERE else ""),
+        f"{purpose} needs Debian's live-boot and initramfs-tools, and the disk has {name}"
+        + (f": {UNSUPPORTED_BASES[system]}" if system in UNSUPPORTED_BASES else ""),
         hint="export it as qcow2 or raw, or bake the image on the base debian-12",
     )
 
 
 def image_name(root: Path) -> str:
-    """What a disk's record calls its image, on screens and in files for people."""
+    """The image's name in a disk's record, for screens and files that people read."""
     file = resolve(root, "/etc/gpukiln/image.json")
     try:
         name = parse_json(read_text(file)).get("image") if file.is_file() else None
-    except (ValueError, AttributeError):  # a name for people, which a damaged record does not have
+    except (ValueError, AttributeError):  # a damaged record costs the name, not the export
         name = None
     return str(name or "an image without a record")
 
 
 def read_kernel(root: Path) -> Kernel:
-    """What a disk's GRUB boots first.
+    """The kernel of the first entry of a disk's GRUB menu.
 
     Raises:
-        IncompatibleError: No entry of its grub.cfg leads to a kernel.
+        IncompatibleError: No entry of its grub.cfg names a kernel that exists.
     """
     config = resolve(root, "/boot/grub/grub.cfg")
     text = config.read_text(encoding="utf-8") if config.is_file() else ""
@@ -112,35 +114,37 @@ def read_kernel(root: Path) -> Kernel:
     file = resolve(root, first[1]) if first else root
     if first is None or not file.is_file() or not file.name.startswith("vmlinuz-"):
         raise IncompatibleError(
-            "the disk's /boot/grub/grub.cfg names no kernel that is there",
-            hint="`update-grub` on a machine of the image writes it; bake the image again with that",
+            "the disk's /boot/grub/grub.cfg names no kernel that exists",
+            hint="bake the image again; `update-grub` on a machine of the image writes the file",
         )
     version = file.name.removeprefix("vmlinuz-")
+    # File names have dashes or underscores; the names of modules have underscores (modprobe(8)).
     have = "".join(
         resolve(root, f"/lib/modules/{version}/{name}").read_text(encoding="utf-8").replace("-", "_")
         for name in ("modules.dep", "modules.builtin")
     )
-    lacks = tuple(name for name in SERVER_DRIVERS if f"/{name}.ko" not in have)
+    missing_drivers = tuple(name for name in SERVER_DRIVERS if f"/{name}.ko" not in have)
     arguments = tuple(word for word in first[2].split() if not OWN_ARGUMENTS.fullmatch(word))
-    return Kernel(version, file, arguments, lacks)
+    return Kernel(version, file, arguments, missing_drivers)
 
 
 def resolve(root: Path, path: str) -> Path:
-    """Follow the links of a path as one sees it whose root this is: never out of it."""
-    rest, found = list(PurePosixPath(path.lstrip("/")).parts), root
-    for _ in range(LINKS * LINKS):
+    """Follow the links of a path as a process with this root directory would: never out of it."""
+    # Path.resolve would follow an absolute link to a file of this computer.
+    rest, reached = list(PurePosixPath(path.lstrip("/")).parts), root
+    for _ in range(MAX_LINKS * MAX_LINKS):
         if not rest:
-            return found
+            return reached
         part = rest.pop(0)
         if part == "..":
-            found = found.parent if found != root else root
-        elif (found / part).is_symlink():
-            target = PurePosixPath((found / part).readlink())
-            found = root if target.is_absolute() else found
-            rest = [one for one in target.parts if one != "/"] + rest
+            reached = reached.parent if reached != root else root
+        elif (reached / part).is_symlink():
+            target = PurePosixPath((reached / part).readlink())
+            reached = root if target.is_absolute() else reached
+            rest = [name for name in target.parts if name != "/"] + rest
         else:
-            found /= part
-    raise IncompatibleError(f"{path} of the disk is a link that leads nowhere", hint="bake the image again")
+            reached /= part
+    raise IncompatibleError(f"{path} of the disk is a loop of links", hint="bake the image again")
 
 
 def build_initramfs(
@@ -152,21 +156,21 @@ def build_initramfs(
     files: Mapping[str, str],
     target: Path,
 ) -> None:
-    """Make an initramfs of a root file system as if it had packages and files that it has not.
+    """Make an initramfs of a root file system with further packages and files.
 
     Args:
         root: Where it is mounted; only read.
-        packages: Of Debian, with what they need.
-        files: Path below the root -> text; a text with a shebang is executable.
+        packages: Debian packages; their dependencies are added.
+        files: By the path below the root, the text; a text with a shebang becomes executable.
 
     Raises:
         UnavailableError: The mirror can't be reached, or a tool failed; the message names the log.
     """
     home = state_home() / "exports"
     home.mkdir(parents=True, exist_ok=True)
-    with locked(home / "lock"):  # so whatever is found there was left by a process that was killed
-        for leftover in home.glob("scratch-*"):
-            remove(leftover)
+    with locked(home / "lock"):  # so every folder that exists here is an orphan of a killed process
+        for orphan in home.glob("scratch-*"):
+            remove(orphan)
         with tempfile.TemporaryDirectory(prefix="scratch-", dir=home) as folder:
             upper = Path(folder) / "upper"
             upper.mkdir(mode=0o755)
@@ -178,13 +182,14 @@ def build_initramfs(
                 cache=home / "apt",
                 sources=debian_sources(release),
             )
-            _run(Path(folder), root, kernel.version, home / "initramfs.log")
+            _run_build(Path(folder), root, kernel.version, home / "initramfs.log")
             shutil.copyfile(upper / "gpukiln-initrd.img", target)
 
 
 def _write(upper: Path, files: Mapping[str, str]) -> None:
     texts = {
-        # of every driver that the kernel has; the disk's own initramfs is not made anew
+        # MODULES=most: the machine that boots it is not known. RESUME=none: it waits for no swap partition.
+        # The second file keeps the packages' triggers from rebuilding the disk's own initramfs.
         "etc/initramfs-tools/conf.d/gpukiln": "MODULES=most\nBUSYBOX=y\nRESUME=none\nCOMPRESS=zstd\n",
         "etc/initramfs-tools/update-initramfs.conf": "update_initramfs=no\n",
         **files,
@@ -196,8 +201,9 @@ def _write(upper: Path, files: Mapping[str, str]) -> None:
         file.chmod(0o755 if text.startswith("#!") else 0o644)
 
 
-def _run(folder: Path, root: Path, version: str, log: Path) -> None:
+def _run_build(folder: Path, root: Path, version: str, log: Path) -> None:
     command = [
+        # the shell ends with this process, and its mounts with the shell
         *("setpriv", "--pdeathsig", "KILL", *NAMESPACES),
         *("sh", "-c", BUILD, "sh", str(folder), str(root), version),
     ]

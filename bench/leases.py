@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gpukiln.gpus import zipapp
 from gpukiln.gpus.client import MemberLeases
-from gpukiln.gpus.leases import Who
+from gpukiln.gpus.leases import LeaseHolder
 from gpukiln.gpus.selection import DeviceRequest
 from tests.support import nvml_double
 from tests.support.gpus import double, snapshot
@@ -125,7 +125,7 @@ def serving(state: Path, socket: Path) -> Iterator[None]:
 
 def alone(socket: Path, times: int = 300) -> list[float]:
     """Milliseconds of each grant to one member who asks while nobody else does."""
-    leases, who, taken = MemberLeases(socket), Who("root", 0), []
+    leases, who, taken = MemberLeases(socket), LeaseHolder("root", 0), []
     for _ in range(times):
         began = time.perf_counter()
         granted = leases.acquire(DeviceRequest(), who)

@@ -18,9 +18,9 @@ from typing import Any
 from gpukiln.errors import UsageError
 from gpukiln.units import whole
 
-NARROW = 30  # columns: a text that would have fewer stands below its name
+MIN_COLUMNS = 30  # columns: a text that would have fewer stands below its name
 Complete = Callable[[Sequence["Option"], Mapping[str, Any]], "dict[str, Any]"]
-MUCH_LESS = 0.1  # of likeness than the nearest name's: no suggestion beside it
+LIKENESS_GAP = 0.1  # of likeness than the nearest name's: no suggestion beside it
 
 
 @dataclass(frozen=True)
@@ -106,12 +106,12 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
     """Names and what they mean; a line each where no terminal is, and never narrower than legible."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     indent = 5 + max(len(name) for name, _ in rows)
-    beside = width - indent >= NARROW
+    beside = width - indent >= MIN_COLUMNS
     if not beside:
         indent = 6
     lines: list[str] = []
     for name, text in rows:
-        wrapped = textwrap.wrap(text, max(width - indent - 1, NARROW))
+        wrapped = textwrap.wrap(text, max(width - indent - 1, MIN_COLUMNS))
         first = f"  {name:{indent - 2}}{wrapped.pop(0) if wrapped else ''}" if beside else f"  {name}"
         lines += [first.rstrip(), *(f"{'':{indent}}{line}" for line in wrapped)]
     return "\n".join(lines) + "\n"
@@ -138,11 +138,11 @@ def add_to(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
         if one.default is False:
             more["action"] = "store_true"
         else:
-            more["action"] = "append" if isinstance(one.default, tuple) else _Once
+            more["action"] = "append" if isinstance(one.default, tuple) else _SingleValue
         parser.add_argument(*one.flags, **more)
 
 
-class _Once(argparse.Action):
+class _SingleValue(argparse.Action):
     """An option that has one value: a second would take the first one's place in silence."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
@@ -187,7 +187,7 @@ def read(
     for word in others:
         if word.startswith("-") and word != "-":
             raise _unknown(name, word.partition("=")[0], options, see)
-    _fill(typed, others, options)
+    _take_positionals(typed, others, options)
     if others:
         raise UsageError(
             f"{name} takes no argument {others[0]!r}",
@@ -212,7 +212,7 @@ def read(
     return typed
 
 
-def _fill(typed: dict[str, Any], words: list[str], options: Iterable[Option]) -> None:
+def _take_positionals(typed: dict[str, Any], words: list[str], options: Iterable[Option]) -> None:
     """Give the words without an option's name to the options that may stand so, and take them away."""
     for one in options:
         if one.first and words and one.name not in typed:
@@ -223,17 +223,17 @@ def _fill(typed: dict[str, Any], words: list[str], options: Iterable[Option]) ->
 
 def _unknown(name: str, word: str, options: Iterable[Option], see: str) -> UsageError:
     known = sorted(["--help", *(one.flag for one in options if not one.rest)])
-    meant = near(word, known)
+    meant = suggestions(word, known)
     return UsageError(
         f"unknown option of {name} {word!r}; valid: {', '.join(known)}",
         hint=f"did you mean {' or '.join(meant)}?" if meant else see,
     )
 
 
-def near(name: str, choices: Iterable[str]) -> list[str]:
+def suggestions(name: str, choices: Iterable[str]) -> list[str]:
     """What may have been meant; another number is meant as it is, and is no mistake in typing."""
     if not re.search("[A-Za-z]", name):
         return []
     found = get_close_matches(name, list(choices), n=4, cutoff=0.6)
     likeness = [SequenceMatcher(None, one, name).ratio() for one in found]
-    return [one for one, like in zip(found, likeness) if like > likeness[0] - MUCH_LESS]
+    return [one for one, like in zip(found, likeness) if like > likeness[0] - LIKENESS_GAP]

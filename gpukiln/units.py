@@ -235,12 +235,12 @@ class Span:
         return f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
 
 
-LONGEST_WHOLE = 18  # digits; fits into 64 bits
+MAX_DIGITS = 18  # digits; fits into 64 bits
 
 
 def is_whole(text: str) -> bool:
     """Whether a text is a whole number that int() takes: Python refuses more than 4,300 digits."""
-    return len(text) <= LONGEST_WHOLE and text.isdecimal()
+    return len(text) <= MAX_DIGITS and text.isdecimal()
 
 
 def whole(text: object, option: str, least: int = 0) -> int:

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpukiln.gpus.lease_overlay import snapshot
-    from gpukiln.gpus.leases import Granted, lease
+    from gpukiln.gpus.leases import LeaseGrant, lease
     from gpukiln.gpus.model import Device, GpuProcess, Snapshot
 
-__all__ = ["Device", "GpuProcess", "Granted", "Snapshot", "lease", "snapshot"]
-_FROM = {"Granted": "leases", "lease": "leases", "snapshot": "lease_overlay"}
+__all__ = ["Device", "GpuProcess", "LeaseGrant", "Snapshot", "lease", "snapshot"]
+_FROM = {"LeaseGrant": "leases", "lease": "leases", "snapshot": "lease_overlay"}
 
 
 def __getattr__(name: str) -> Any:

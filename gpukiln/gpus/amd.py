@@ -23,28 +23,28 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpukiln.gpus import health, processes
-from gpukiln.gpus.model import Device, Driver, Snapshot, unread
+from gpukiln.gpus.model import Device, Driver, Snapshot, unreadable_finding
 from gpukiln.parsing import check_depth
 from gpukiln.probe import base
 from gpukiln.probe.base import HungError, NotReachedError, ask, read
 
 LIMIT_S = 30.0  # for one question to all GPUs
-TOOL, ELSEWHERE = "amd-smi", "/opt/rocm/bin"
+TOOL, ROCM_TOOL = "amd-smi", "/opt/rocm/bin"
 MODULE = "/sys/module/amdgpu"
 DRI = "/dev/dri"
 HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{1,4}")
-SILENT = "amd-smi does not tell"
+NOT_REPORTED = "amd-smi does not tell"
 MIB = {"B": 2.0**-20, "KB": 2.0**-10, "MB": 1.0, "GB": 1024.0, "TB": 1024.0**2}  # amd-smi's MB are MiB
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # GT/s of a PCIe link
 # Field, where it is told in the order of preference, and what it is.
-TEXTS = {
+TEXT_FIELDS = {
     "name": ("static.asic.market_name", "static.board.product_name"),
     "architecture": ("static.asic.target_graphics_version",),
     "serial": ("static.board.product_serial",),
     "vbios": ("static.vbios.version", "static.ifwi.version"),
     "board_part_number": ("static.board.model_number",),
 }
-NUMBERS = {
+INTEGER_FIELDS = {
     "numa_node": ("static.numa.node",),
     "utilization_percent": ("metric.usage.gfx_activity",),
     "memory_utilization_percent": ("metric.usage.umc_activity",),
@@ -66,7 +66,7 @@ NUMBERS = {
     "ecc_uncorrected": ("metric.ecc.total_uncorrectable_count", "metric.ecc.total_uncorrect_count"),
     "ecc_corrected": ("metric.ecc.total_correctable_count", "metric.ecc.total_correct_count"),
 }
-REALS = {
+FLOAT_FIELDS = {
     "power_watts": (
         "metric.power.socket_power",
         "metric.power.current_socket_power",
@@ -79,18 +79,18 @@ REALS = {
     ),
     "energy_joules": ("metric.energy.total_energy_consumption",),
 }
-MEMORY = {
+MEMORY_FIELDS = {
     "memory_total_mib": ("metric.mem_usage.total_vram", "static.vram.size", "static.vram.vram_size_mb"),
     "memory_used_mib": ("metric.mem_usage.used_vram",),
     "memory_free_mib": ("metric.mem_usage.free_vram",),
 }
-SPEEDS = {
+SPEED_FIELDS = {
     "pcie_generation": ("metric.pcie.speed", "metric.pcie.pcie_speed"),
     "pcie_generation_max": ("static.bus.max_pcie_speed",),
 }
 # What a device has that is no answer of a driver.
-OWN = ("uuid", "kind", "index", "vendor", "peers", "health", "findings", "leases", "allocatable")
-NO_REASON = (*OWN, "not_allocatable_because", "error", "unavailable")
+NOT_FROM_DRIVER = ("uuid", "kind", "index", "vendor", "peers", "health", "findings", "leases", "allocatable")
+FIELDS_WITHOUT_REASON = (*NOT_FROM_DRIVER, "not_allocatable_because", "error", "unavailable")
 
 
 @dataclass
@@ -110,7 +110,7 @@ class AmdAnswer:
     failed: dict[str, str] = field(default_factory=dict)
 
 
-def joined(
+def add_amd_gpus(
     found: Snapshot, gpus: Sequence[dict[str, str]], nvidia: Sequence[dict[str, str]], contained: bool
 ) -> Snapshot:
     """The snapshot with AMD's GPUs.
@@ -121,7 +121,7 @@ def joined(
         nvidia: NVIDIA's there.
         contained: Whether this is a container, which has those only whose nodes it was given.
     """
-    given = [gpu for gpu in gpus if _is_given(gpu["address"])] if contained else list(gpus)
+    given = [gpu for gpu in gpus if _can_open_render_node(gpu["address"])] if contained else list(gpus)
     alone = found.state in ("no-device", "not-granted")
     there = f"{len(given)} AMD GPU{'s' * (len(given) != 1)} on the PCI bus"
     if not given:
@@ -130,12 +130,12 @@ def joined(
             fix = "give it /dev/kfd and /dev/dri/renderD* of those it may have"
             return dataclasses.replace(found, source=TOOL, state="not-granted", message=message, fix=fix)
         return found
-    look = _look(there)
-    devices = [health.examined(one) for one in _devices(look, given)] if look.state == "ok" else []
-    problems = [unread(look.state, look.message)] if look.message else []
-    problems += [unread("FAILED", f"{name}: {why}") for name, why in look.failed.items()]
-    problems += [unread("FAILED", one.error, one.title) for one in devices if one.error]
-    jobs = processes.described(_jobs(look, devices))
+    look = _query_amd_smi(there)
+    devices = [health.with_health(one) for one in _devices(look, given)] if look.state == "ok" else []
+    problems = [unreadable_finding(look.state, look.message)] if look.message else []
+    problems += [unreadable_finding("FAILED", f"{name}: {why}") for name, why in look.failed.items()]
+    problems += [unreadable_finding("FAILED", one.error, one.title) for one in devices if one.error]
+    jobs = processes.describe(_processes(look, devices))
     if alone:
         return dataclasses.replace(
             found,
@@ -150,7 +150,7 @@ def joined(
         )
     if look.state == "no-library":
         # Nobody computes on these: processors have a GPU for their screens.
-        info = unread(look.state, look.message, severity="info")
+        info = unreadable_finding(look.state, look.message, severity="info")
         return dataclasses.replace(found, errors=(*found.errors, info))
     if look.state != "ok":
         devices = [_unreadable("amd", n, gpu, look.message) for n, gpu in enumerate(given)]
@@ -171,7 +171,7 @@ def joined(
     )
 
 
-def _is_given(address: str) -> bool:
+def _can_open_render_node(address: str) -> bool:
     """Whether this system may open a GPU's render node."""
     try:
         nodes = os.listdir(os.path.join(base.PCI, address, "drm"))  # noqa: PTH118, PTH208 - as probe.base
@@ -181,12 +181,12 @@ def _is_given(address: str) -> bool:
     return any(os.access(path, os.R_OK | os.W_OK) for path in paths)
 
 
-def _look(there: str) -> AmdAnswer:
+def _query_amd_smi(there: str) -> AmdAnswer:
     """Ask amd-smi everything."""
     if not os.path.isdir(MODULE):  # noqa: PTH112 - as probe.base
         message = f"{there}, and the kernel module amdgpu is not loaded"
         return AmdAnswer("no-driver", message, "`modprobe amdgpu`; if it fails, dmesg says why")
-    tool = shutil.which(TOOL, path=f"{base.PATH}:{ELSEWHERE}")
+    tool = shutil.which(TOOL, path=f"{base.PATH}:{ROCM_TOOL}")
     if tool is None:
         fix = "install ROCm's package amd-smi-lib, which has amd-smi"
         return AmdAnswer("no-library", f"{there}, and no {TOOL}", fix)
@@ -197,7 +197,7 @@ def _look(there: str) -> AmdAnswer:
         except (NotReachedError, ValueError) as error:
             why = str(error)
             if question == "list":
-                return _no_answer(there, why, isinstance(error, HungError))
+                return _failed_query(there, why, isinstance(error, HungError))
             look.failed[question] = why
             if isinstance(error, NotReachedError):  # it would hang again
                 look.failed.update(dict.fromkeys({"static", "metric", "process"} - {"list", question}, why))
@@ -209,7 +209,7 @@ def _look(there: str) -> AmdAnswer:
     return look
 
 
-def _no_answer(there: str, why: str, hung: bool) -> AmdAnswer:
+def _failed_query(there: str, why: str, hung: bool) -> AmdAnswer:
     if hung:
         return AmdAnswer(
             "hung", f"{there}, and {why}", "read the kernel's log (dmesg), and reboot the machine"
@@ -246,9 +246,9 @@ def _rows(tool: str, question: str) -> list[dict[str, Any]]:
 
 
 def _driver(look: AmdAnswer) -> Driver:
-    nothing = f"{TOOL} does not answer" if look.state != "ok" else SILENT
+    nothing = f"{TOOL} does not answer" if look.state != "ok" else NOT_REPORTED
     first = next(iter(look.rows.values()), {})
-    told, _ = _first(first, ("static.driver.version", "static.driver.driver_version"))
+    told, _ = _first_value(first, ("static.driver.version", "static.driver.driver_version"))
     module = (read(f"{MODULE}/version") or "").strip() or None
     unavailable = dict.fromkeys(
         ("branch", "branch_type", "supported_until", "ended", "cuda"), "it is no NVIDIA driver"
@@ -262,9 +262,9 @@ def _driver(look: AmdAnswer) -> Driver:
     return Driver(version=version, module=module, unavailable=unavailable)
 
 
-def _first(rows: dict[str, Any], paths: Sequence[str]) -> tuple[Any, str]:
+def _first_value(rows: dict[str, Any], paths: Sequence[str]) -> tuple[Any, str]:
     """What the first of several places has, {value, unit}, a text or a number; and why none has."""
-    why = SILENT
+    why = NOT_REPORTED
     for path in paths:
         value: Any = rows
         for key in path.split("."):
@@ -306,12 +306,12 @@ def _generation(value: Any) -> int | None:
     return GENERATIONS.get(found[0]) if found else None
 
 
-def _whole(value: Any) -> int | None:
+def _integer(value: Any) -> int | None:
     found = _number(value)
     return round(found[0]) if found else None
 
 
-def _real(value: Any) -> float | None:
+def _float(value: Any) -> float | None:
     found = _number(value)
     return found[0] if found else None
 
@@ -338,7 +338,7 @@ def _devices(look: AmdAnswer, given: Sequence[dict[str, str]]) -> list[Device]:
 
 def _serial(rows: dict[str, Any]) -> str | None:
     """The number by which the kernel and ROCr know a GPU, 16 digits; None where it has none."""
-    told, _ = _first(rows, ("static.asic.asic_serial",))
+    told, _ = _first_value(rows, ("static.asic.asic_serial",))
     found = re.fullmatch(r"0x([0-9a-f]{1,16})", str(told).lower())
     return found[1].zfill(16) if found and int(found[1], 16) else None
 
@@ -347,32 +347,32 @@ def _device(look: AmdAnswer, index: int, rows: dict[str, Any], serials: Counter[
     unavailable: dict[str, str] = {}
     values: dict[str, Any] = {}
     readers: tuple[tuple[dict[str, tuple[str, ...]], Callable[[Any], Any]], ...] = (
-        (TEXTS, _text),
-        (NUMBERS, _whole),
-        (REALS, _real),
-        (MEMORY, _mib),
-        (SPEEDS, _generation),
+        (TEXT_FIELDS, _text),
+        (INTEGER_FIELDS, _integer),
+        (FLOAT_FIELDS, _float),
+        (MEMORY_FIELDS, _mib),
+        (SPEED_FIELDS, _generation),
     )
     for table, reader in readers:
         for name, paths in table.items():
-            told, why = _first(rows, paths)
+            told, why = _first_value(rows, paths)
             values[name] = reader(told) if told is not None else None
             if values[name] is None:
                 asked = {path.partition(".")[0] for path in paths} & set(look.failed)
                 unavailable[name] = look.failed[asked.pop()] if asked else why
     if values["energy_joules"] == 0.0:  # a counter that this GPU does not have
-        values["energy_joules"], unavailable["energy_joules"] = None, SILENT
+        values["energy_joules"], unavailable["energy_joules"] = None, NOT_REPORTED
     hot, limit = values["temperature_c"], values["temperature_slowdown_c"]
     if hot is not None and limit is not None:
         values["temperature_margin_c"] = limit - hot
-    throttle, _ = _first(rows, ("metric.power.throttle_status",))
+    throttle, _ = _first_value(rows, ("metric.power.throttle_status",))
     if throttle is not None:
         values["clock_events"] = () if str(throttle) == "UNTHROTTLED" else (str(throttle).lower(),)
-    address, _ = _first(rows, ("list.bdf", "static.bus.bdf"))
+    address, _ = _first_value(rows, ("list.bdf", "static.bus.bdf"))
     bus_id = str(address).lower() if address is not None else None
     if bus_id is not None:
         values["cpus"] = (read(f"{base.PCI}/{bus_id}/local_cpulist") or "").strip() or None
-    vendor, device = (_first(rows, (f"static.asic.{name}",))[0] for name in ("vendor_id", "device_id"))
+    vendor, device = (_first_value(rows, (f"static.asic.{name}",))[0] for name in ("vendor_id", "device_id"))
     if HEX.fullmatch(str(vendor)) and HEX.fullmatch(str(device)):
         values["pci_id"] = f"0x{int(str(device), 16):04X}{int(str(vendor), 16):04X}"
     serial = _serial(rows)
@@ -391,7 +391,7 @@ def _device(look: AmdAnswer, index: int, rows: dict[str, Any], serials: Counter[
             unavailable=unavailable,
             **values,
         ),
-        SILENT,
+        NOT_REPORTED,
     )
 
 
@@ -399,7 +399,11 @@ def _complete(device: Device, why: str) -> Device:
     """The device with a reason for everything that is null."""
     reasons = {**device.unavailable}
     for one in dataclasses.fields(Device):
-        if getattr(device, one.name) is None and one.name not in reasons and one.name not in NO_REASON:
+        if (
+            getattr(device, one.name) is None
+            and one.name not in reasons
+            and one.name not in FIELDS_WITHOUT_REASON
+        ):
             reasons[one.name] = why
     if device.uuid is None:
         reasons.setdefault("uuid", why)
@@ -408,10 +412,10 @@ def _complete(device: Device, why: str) -> Device:
 
 def _unreadable(vendor: str, index: int, gpu: dict[str, str], why: str) -> Device:
     made = Device(uuid=None, kind="gpu", index=index, vendor=vendor, bus_id=gpu["address"], error=why)
-    return health.examined(_complete(made, why))
+    return health.with_health(_complete(made, why))
 
 
-def _jobs(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
+def _processes(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
     """What computes on each GPU.
 
     A program has every GPU open, and amd-smi lists it on each (ROCm/legacy-rocm-build#2292): one that has no
@@ -423,10 +427,10 @@ def _jobs(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | None, 
         listed = told.get("process_list", told.get("process_info", []))
         for row in listed if isinstance(listed, list) else []:
             info = row.get("process_info", row) if isinstance(row, dict) else row
-            pid = _whole(info.get("pid")) if isinstance(info, dict) else None
+            pid = _integer(info.get("pid")) if isinstance(info, dict) else None
             if pid is None:  # "No running processes detected"
                 continue
-            memory, _ = _first(info, ("memory_usage.vram_mem", "mem_usage", "mem"))
+            memory, _ = _first_value(info, ("memory_usage.vram_mem", "mem_usage", "mem"))
             amount = _mib(memory) if memory is not None else None
             exact = _number(memory) if memory is not None else None
             if exact is None or exact[0]:

@@ -14,7 +14,7 @@ from gpukiln.gpus.model import plain
 from gpukiln.gpus.text import printable
 from gpukiln.gpus.verb import Failure, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
-from gpukiln.options import columns, near, read, usage
+from gpukiln.options import columns, read, suggestions, usage
 
 PROGRAM = "gpukiln-gpu"
 INTERRUPTED = 130
@@ -43,7 +43,7 @@ def read_options(argv: list[str]) -> tuple[Verb, Options] | None:
     words = argv[: argv.index("--")] if "--" in argv else argv
     name = next((word for word in words if not word.startswith("-")), "")
     if name and name not in verbs(name):
-        meant = near(name, verbs())
+        meant = suggestions(name, verbs())
         hint = f"did you mean {' or '.join(meant)}?" if meant else f"`{PROGRAM} -h` lists them"
         raise UsageError(f"there is no verb {name!r}", hint=hint)
     if "--version" in words and not name:
@@ -93,7 +93,7 @@ def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of 
     """Run one verb; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _ended)
+        signal.signal(number, _on_signal)
     verb, options = None, Options(json=False)
     try:
         if argv[:1] == ["serve"]:  # no verb of people's: systemd starts it (gpukiln/gpus/service.py)
@@ -107,8 +107,8 @@ def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of 
         sys.stdout.flush()
         return code
     except GpukilnError as error:
-        return _failed(verb, options, error)
-    except EndedError as error:
+        return _report_failure(verb, options, error)
+    except TerminatedError as error:
         print(f"ended by {signal.Signals(error.number).name}", file=sys.stderr)
         return 128 + error.number
     except KeyboardInterrupt:
@@ -120,17 +120,17 @@ def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of 
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         hint = "make room there, and try again" if error.errno in FULL else ""
-        return _failed(verb, options, UnavailableError(what, hint=hint))
+        return _report_failure(verb, options, UnavailableError(what, hint=hint))
 
 
-def _failed(verb: Verb | None, options: Options, error: GpukilnError) -> int:
+def _report_failure(verb: Verb | None, options: Options, error: GpukilnError) -> int:
     if verb is not None and options.json:
         print(json.dumps(document(verb, [], [plain(failure(error))]), indent=2))
     print_error(error)
     return error.exit_code
 
 
-class EndedError(KeyboardInterrupt):
+class TerminatedError(KeyboardInterrupt):
     """Somebody ended this program; as KeyboardInterrupt, no handler of errors takes it for one."""
 
     def __init__(self, number: int) -> None:
@@ -138,5 +138,5 @@ class EndedError(KeyboardInterrupt):
         self.number = number
 
 
-def _ended(number: int, _: object) -> None:
-    raise EndedError(number)
+def _on_signal(number: int, _: object) -> None:
+    raise TerminatedError(number)

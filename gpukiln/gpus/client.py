@@ -19,19 +19,19 @@ from typing import Any, Union
 from gpukiln import errors
 from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.leases import JOB, Granted, Leases, Who
+from gpukiln.gpus.leases import JOB, LeaseGrant, LeaseHolder, Leases
 from gpukiln.gpus.model import Snapshot, plain
-from gpukiln.gpus.selection import Considered, DeviceRequest
+from gpukiln.gpus.selection import DeviceCandidate, DeviceRequest
 from gpukiln.gpus.store import ENVIRONMENT, GROUP, Lease, folder, number_of, read_lifeline
 
 SOCKET = "/run/gpukiln/gpus.sock"
 SOCKET_ENVIRONMENT = "GPUKILN_GPUS_SOCKET"  # another one, for tests
-MOST_DESCRIPTORS = 128
-START = "root starts it: systemctl enable --now gpukiln-gpu-leases.socket (role gpu_tools)"
+MAX_DESCRIPTORS = 128
+START_HINT = "root starts it: systemctl enable --now gpukiln-gpu-leases.socket (role gpu_tools)"
 AnyLeases = Union[Leases, "MemberLeases"]
 
 
-def leases_here() -> AnyLeases:
+def open_leases() -> AnyLeases:
     """The leases of this machine.
 
     Raises:
@@ -45,7 +45,7 @@ def leases_here() -> AnyLeases:
     return MemberLeases(path)
 
 
-def leases_kept() -> AnyLeases | None:
+def open_existing_leases() -> AnyLeases | None:
     """As `leases_here`; None where nobody keeps any on this machine."""
     path = socket_path()
     if os.geteuid() == 0 or (os.environ.get(ENVIRONMENT) and not path.exists()):
@@ -70,7 +70,7 @@ class PlannedSelection:
     devices: tuple[Any, ...]
     possible: tuple[None, ...]
     why: str
-    considered: tuple[Considered, ...]
+    considered: tuple[DeviceCandidate, ...]
 
 
 class MemberLeases:
@@ -108,13 +108,13 @@ class MemberLeases:
             tuple(SimpleNamespace(uuid=uuid) for uuid in said["devices"]),
             (None,) * int(said["possible"]),
             said["why"],
-            tuple(_considered(one) for one in said["considered"]),
+            tuple(_candidate(one) for one in said["considered"]),
         )
 
     def acquire(
         self,
         request: DeviceRequest,
-        who: Who,
+        who: LeaseHolder,
         *,
         kind: str = JOB,
         hours: float | None = None,
@@ -123,7 +123,7 @@ class MemberLeases:
         command: str = "",
         engine: str | None = None,
         on_wait: Callable[[str], None] | None = None,
-    ) -> Granted:
+    ) -> LeaseGrant:
         """Have devices, or wait for them; as `Leases.acquire`."""
         said, descriptors = self._call(
             "acquire",
@@ -137,13 +137,13 @@ class MemberLeases:
             command=command,
             engine=engine,
         )
-        considered = tuple(_considered(one) for one in said["considered"])
-        return Granted(read_lifeline(said["lease"]), descriptors, considered, said["why"], said["indices"])
+        considered = tuple(_candidate(one) for one in said["considered"])
+        return LeaseGrant(read_lifeline(said["lease"]), descriptors, considered, said["why"], said["indices"])
 
     def release(
         self,
         lease: Lease,
-        _: Who,
+        _: LeaseHolder,
         *,
         force: bool = False,
         energy: Mapping[str, float] | None = None,  # noqa: ARG002 - the service reads the counters itself
@@ -151,7 +151,7 @@ class MemberLeases:
         """End a lease; False where it had ended already."""
         return bool(self._ask("release", lease=lease.number, force=force)["released"])
 
-    def renew(self, lease: Lease, _: Who, hours: float | None = None) -> Lease:
+    def renew(self, lease: Lease, _: LeaseHolder, hours: float | None = None) -> Lease:
         """Let a detached lease go on."""
         return read_lifeline(self._ask("renew", lease=lease.number, hours=hours)["lease"])
 
@@ -159,7 +159,7 @@ class MemberLeases:
         """Write down the process that runs under a lease."""
         self._ask("began", lease=lease.number, pid=pid)
 
-    def reconcile(self, _: Who) -> list[str]:
+    def reconcile(self, _: LeaseHolder) -> list[str]:
         """Write leases for what runs without; returns their ids."""
         return list(self._ask("reconcile")["adopted"])
 
@@ -173,11 +173,11 @@ class MemberLeases:
 
     def alive(self, lease: Lease) -> bool:
         """Whether the container of a lease runs."""
-        from gpukiln.gpus.engines import runs  # noqa: PLC0415 - needs no engine as a rule
+        from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - needs no engine as a rule
 
-        return runs(lease)
+        return is_container_running(lease)
 
-    def is_ours(self, lease: Lease, who: Who) -> bool:
+    def is_ours(self, lease: Lease, who: LeaseHolder) -> bool:
         """Whether this user may end or renew a lease without force."""
         return lease.uid == who.uid
 
@@ -215,7 +215,8 @@ class MemberLeases:
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise RefusedError(
-                f"only root may lease this machine's GPUs: no service answers at {self._path}", hint=START
+                f"only root may lease this machine's GPUs: no service answers at {self._path}",
+                hint=START_HINT,
             ) from error
         except (OSError, ValueError, KeyError) as error:
             for number in descriptors:
@@ -237,7 +238,7 @@ def _messages(line: socket.socket, descriptors: list[int]) -> Any:
     rest = b""
     size = array.array("i").itemsize
     while True:
-        space = socket.CMSG_SPACE(MOST_DESCRIPTORS * size)
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * size)
         data, ancillary, _, _ = line.recvmsg(1 << 16, space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
@@ -251,8 +252,8 @@ def _messages(line: socket.socket, descriptors: list[int]) -> Any:
             yield json.loads(text)
 
 
-def _considered(data: dict[str, Any]) -> Considered:
-    return Considered(**{**data, "never": tuple(data["never"]), "not_now": tuple(data["not_now"])})
+def _candidate(data: dict[str, Any]) -> DeviceCandidate:
+    return DeviceCandidate(**{**data, "never": tuple(data["never"]), "not_now": tuple(data["not_now"])})
 
 
 def _error(said: dict[str, Any]) -> GpukilnError:

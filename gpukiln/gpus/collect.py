@@ -14,7 +14,7 @@ from gpukiln.findings import Finding
 from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state, nvlinks_between
-from gpukiln.gpus.model import Device, Driver, Peer, Snapshot, unread
+from gpukiln.gpus.model import Device, Driver, Peer, Snapshot, unreadable_finding
 from gpukiln.probe.base import DRIVER_GPUS, amd_gpus, bus_gpus, given_gpus, in_container, read
 from gpukiln.probe.child import Slow
 from gpukiln.probe.gpus import on_the_bus
@@ -25,9 +25,9 @@ from gpukiln.units import is_whole
 NVIDIA_VERSION = "/proc/driver/nvidia/version"
 MODULE_VERSION = "/sys/module/nvidia/version"
 PCI = "/sys/bus/pci/devices"
-NODES = "/sys/devices/system/node/online"
+NUMA_NODES = "/sys/devices/system/node/online"
 # nvmlReturn_t, without NVML_ERROR_ (nvml.h)
-CODES = {
+NVML_CODES = {
     1: "UNINITIALIZED",
     2: "INVALID_ARGUMENT",
     3: "NOT_SUPPORTED",
@@ -54,12 +54,12 @@ CODES = {
     28: "GPU_NOT_FOUND",
     999: "UNKNOWN",
 }
-LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")  # such a GPU answers nothing that counts
+LOST_CODES = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")  # such a GPU answers nothing that counts
 NO_LIBRARY, NO_DRIVER, MISMATCH, NO_PERMISSION = 12, 9, 18, 4
 # What a MIG device has of its own.
-OF_MIG = ("memory_total_mib", "memory_used_mib", "memory_reserved_mib", "memory_free_mib", "name")
+MIG_FIELDS = ("memory_total_mib", "memory_used_mib", "memory_reserved_mib", "memory_free_mib", "name")
 # What a MIG device has from its GPU.
-OF_PARENT = (
+PARENT_FIELDS = (
     "architecture",
     "compute_capability",
     "numa_node",
@@ -67,8 +67,8 @@ OF_PARENT = (
     "temperature_c",
     "temperature_margin_c",
 )
-DERIVED = ("cpus", "numa_node", "nvlinks_active", "nvlinks_total", "fabric_state", "profile", "bus_id")
-GIVEN_AWAY = ("vfio-pci", "pci-stub", "xen-pciback")  # drivers that keep a GPU for virtual machines
+DERIVED_FIELDS = ("cpus", "numa_node", "nvlinks_active", "nvlinks_total", "fabric_state", "profile", "bus_id")
+PASSTHROUGH_DRIVERS = ("vfio-pci", "pci-stub", "xen-pciback")  # drivers that keep a GPU for virtual machines
 
 
 def collect() -> Snapshot:
@@ -80,7 +80,7 @@ def collect() -> Snapshot:
     gpus: list[dict[str, Any]] = []
     why = ""
     if given or simulated:
-        said = ask_nvml(shown=True, silent=_say_silent)
+        said = ask_nvml(shown=True, silent=_print_waiting)
         head, gpus, why = said.head, said.gpus, said.why
         if gpus or not (why or head.get("error")):
             gpus = [*gpus, *_unlisted(given, gpus)]
@@ -92,7 +92,7 @@ def collect() -> Snapshot:
         rows = _devices(gpu, gpus, {p["address"] for p in given})
         devices += rows
         found += _processes_of(gpu, rows)
-    healthy = tuple(health.examined(one) for one in devices)
+    healthy = tuple(health.with_health(one) for one in devices)
     whole = Snapshot(
         node=socket.gethostname(),
         taken_at=now(),
@@ -105,7 +105,7 @@ def collect() -> Snapshot:
         fix=fix,
         driver=driver,
         devices=healthy,
-        processes=processes.described(found, simulated=simulated) if head else (),
+        processes=processes.describe(found, simulated=simulated) if head else (),
         errors=tuple(_problems(head, gpus, why)),
     )
     others = amd_gpus()
@@ -113,7 +113,7 @@ def collect() -> Snapshot:
         return whole
     from gpukiln.gpus import amd  # noqa: PLC0415 - few machines have one
 
-    return amd.joined(whole, others, pci, contained)
+    return amd.add_amd_gpus(whole, others, pci, contained)
 
 
 def now() -> str:
@@ -121,7 +121,7 @@ def now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _say_silent(seconds: float, at: str, state: str) -> None:
+def _print_waiting(seconds: float, at: str, state: str) -> None:
     """Say on a terminal's side what is waited for; not more often than people want to read it."""
     if seconds >= SLOW_S and int(seconds) % SLOW_S == 0:
         print(f"waiting for the driver since {seconds:.0f} s: {at}; {state}", file=sys.stderr, flush=True)
@@ -138,11 +138,11 @@ def _state(
 ) -> tuple[str, str, str]:
     """Snapshot.state, message and fix."""
     if not (given or simulated):
-        return _nothing(pci, contained)
-    there = f"{counted(given)} on the PCI bus" if given else "simulated GPUs"
+        return _state_without_gpu(pci, contained)
+    there = f"{gpu_count(given)} on the PCI bus" if given else "simulated GPUs"
     error = head.get("error")
     if error:
-        return _no_answer(error, there, contained)
+        return _state_of_error(error, there, contained)
     if gpus:
         return "ok", "", ""
     if isinstance(why, Slow):
@@ -157,17 +157,17 @@ def _state(
     return "failed", f"{there}, and NVML lists none", "dmesg says why the driver refuses them"
 
 
-def counted(gpus: list[Any]) -> str:
+def gpu_count(gpus: list[Any]) -> str:
     """Such as `2 NVIDIA GPUs`."""
     return f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) != 1)}"
 
 
-def _nothing(pci: list[Any], contained: bool) -> tuple[str, str, str]:
+def _state_without_gpu(pci: list[Any], contained: bool) -> tuple[str, str, str]:
     """The state of a machine, or a container, that has no GPU."""
     if contained and (pci or read(MODULE_VERSION)):
         return (
             "not-granted",
-            f"this container was granted none of its host's {counted(pci) if pci else 'NVIDIA GPUs'}",
+            f"this container was granted none of its host's {gpu_count(pci) if pci else 'NVIDIA GPUs'}",
             "start it with GPUs: docker run --gpus all, or --device nvidia.com/gpu=all; "
             "on Kubernetes a limit nvidia.com/gpu",
         )
@@ -183,7 +183,7 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
 
     The driver leaves out a GPU that it could not start, whatever the kernel's log still has of it.
     """
-    if any(_placeless(gpu) for gpu in gpus):  # which of the bus that is, is not known
+    if any(_has_no_address(gpu) for gpu in gpus):  # which of the bus that is, is not known
         return []
     listed = {address(gpu["bus_id"]) for gpu in gpus if isinstance(gpu["bus_id"], str)}
     rows: list[dict[str, Any]] = []
@@ -191,7 +191,7 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
         if re.search(r"(?m)^GPU Excluded:\s*Yes", read(f"{DRIVER_GPUS}/{place}/information") or ""):
             continue  # by the module's parameter NVreg_ExcludedGpus
         driver = on_the_bus(place)
-        if driver["driver"] in GIVEN_AWAY:
+        if driver["driver"] in PASSTHROUGH_DRIVERS:
             continue
         why = "it does not answer on the bus" if driver["lost"] else f"driver {driver['driver'] or 'none'}"
         error = {
@@ -203,12 +203,12 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
     return rows
 
 
-def _placeless(gpu: dict[str, Any]) -> bool:
+def _has_no_address(gpu: dict[str, Any]) -> bool:
     """Whether NVML does not say where on the bus a GPU is."""
     return not isinstance(gpu.get("bus_id"), str)
 
 
-def _no_answer(error: dict[str, Any], there: str, contained: bool) -> tuple[str, str, str]:
+def _state_of_error(error: dict[str, Any], there: str, contained: bool) -> tuple[str, str, str]:
     """The state of a machine whose driver does not answer."""
     module = _stripped(read(MODULE_VERSION))
     code = error.get("code")
@@ -289,7 +289,7 @@ def _stripped(text: str | None) -> str | None:
 
 def reason(error: dict[str, Any]) -> str:
     """An error of the collector as the reason of a null."""
-    return str(error.get("name") or CODES.get(error.get("code") or 0) or error["_error"])
+    return str(error.get("name") or NVML_CODES.get(error.get("code") or 0) or error["_error"])
 
 
 def _value(value: Any, name: str, unavailable: dict[str, str], nothing: str = "NOT_SUPPORTED") -> Any:
@@ -302,7 +302,7 @@ def _value(value: Any, name: str, unavailable: dict[str, str], nothing: str = "N
     return value
 
 
-def _dig(data: dict[str, Any], path: str) -> Any:
+def _value_at(data: dict[str, Any], path: str) -> Any:
     value: Any = data
     for key in path.split("."):
         if not isinstance(value, dict) or "_error" in value:
@@ -314,15 +314,15 @@ def _dig(data: dict[str, Any], path: str) -> Any:
 def values_of(gpu: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
     """Fields of a device, of what the collector says of a GPU, and for each null the reason."""
     unavailable: dict[str, str] = {}
-    values = {name: _value(_dig(gpu, FIELDS[name]), name, unavailable) for name in names}
+    values = {name: _value(_value_at(gpu, FIELDS[name]), name, unavailable) for name in names}
     if "clock_events" in values:
         values["clock_events"] = clock_events(values["clock_events"])
     return values, unavailable
 
 
-def lost(unavailable: Mapping[str, str]) -> str | None:
+def lost_reason(unavailable: Mapping[str, str]) -> str | None:
     """Why a GPU is lost, by its values: a handle is given of a lost one too, and some of its values."""
-    return next((why for why in unavailable.values() if why in LOST), None)
+    return next((why for why in unavailable.values() if why in LOST_CODES), None)
 
 
 def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -> list[Device]:
@@ -358,11 +358,11 @@ def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -
         unavailable=unavailable,
         **values,
     )
-    gone = [name for name, why in unavailable.items() if why in LOST]
-    if why := lost(unavailable):
+    gone = [name for name, why in unavailable.items() if why in LOST_CODES]
+    if why := lost_reason(unavailable):
         error = {"_error": f"{why}: {', '.join(gone[:3])} can't be read", "code": None, "name": why}
         return [_unreadable({**gpu, "bus_id": place, "error": error}, gpus, given)]
-    parts = _dig(gpu, "more.mig_devices")
+    parts = _value_at(gpu, "more.mig_devices")
     if not isinstance(parts, list):
         return [parent]
     return [parent, *(_mig_device(part, parent) for part in parts if not part["error"])]
@@ -377,9 +377,9 @@ def _numa_node(gpu: dict[str, Any], place: str | None, unavailable: dict[str, st
     said = _stripped(read(f"{PCI}/{place}/numa_node")) if place else None
     if said and is_whole(said):
         return int(said)
-    if _stripped(read(NODES)) == "0":
+    if _stripped(read(NUMA_NODES)) == "0":
         return 0
-    nodes = _value(_dig(gpu, "more.memory_nodes"), "numa_node", unavailable)
+    nodes = _value(_value_at(gpu, "more.memory_nodes"), "numa_node", unavailable)
     if nodes is None:
         return None
     if len(nodes) != 1:
@@ -399,11 +399,11 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
     """A GPU that is lost or hangs: a row like every other, with what the kernel still knows."""
     error = gpu["error"]
     told = reason(error)
-    known = {address(one["bus_id"]) for one in gpus if not _placeless(one)}
-    left = [gpu["bus_id"]] if not _placeless(gpu) else sorted(given - known)
-    alone = not _placeless(gpu) or (sum(map(_placeless, gpus)) == 1 and len(left) == 1)
+    known = {address(one["bus_id"]) for one in gpus if not _has_no_address(one)}
+    left = [gpu["bus_id"]] if not _has_no_address(gpu) else sorted(given - known)
+    alone = not _has_no_address(gpu) or (sum(map(_has_no_address, gpus)) == 1 and len(left) == 1)
     uuid = _uuid_of(left[0]) if alone else None
-    names = [*FIELDS, *DERIVED, "uuid", "mig_index", "parent"]
+    names = [*FIELDS, *DERIVED_FIELDS, "uuid", "mig_index", "parent"]
     unavailable = dict.fromkeys(names, told)
     if alone:
         del unavailable["bus_id"]
@@ -421,13 +421,13 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
 
 def _mig_device(part: dict[str, Any], parent: Device) -> Device:
     nothing = "it is a MIG device: its GPU tells"
-    values, unavailable = values_of(part, OF_MIG)
+    values, unavailable = values_of(part, MIG_FIELDS)
     values["profile"] = _value(part["profile"], "profile", unavailable)
-    for name in OF_PARENT:
+    for name in PARENT_FIELDS:
         values[name] = getattr(parent, name)
         if name in parent.unavailable:
             unavailable[name] = parent.unavailable[name]
-    for name in (*FIELDS, *DERIVED):
+    for name in (*FIELDS, *DERIVED_FIELDS):
         if name not in values and name != "bus_id":
             unavailable[name] = nothing
     return Device(
@@ -459,7 +459,7 @@ def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | N
     """What the driver lists, with the device each is on: that of MIG, where it is on."""
     if gpu["error"]:
         return []
-    parts = _dig(gpu, "more.mig_devices")
+    parts = _value_at(gpu, "more.mig_devices")
     if isinstance(parts, list) and parts:
         sources = [(part.get("uuid"), part.get("processes")) for part in parts if not part["error"]]
     else:
@@ -476,13 +476,13 @@ def _problems(head: dict[str, Any], gpus: list[dict[str, Any]], why: str) -> lis
     found = []
     if why:
         slow = isinstance(why, Slow)
-        found.append(unread(SLOW if slow else HUNG, why, severity="warning" if slow else "error"))
+        found.append(unreadable_finding(SLOW if slow else HUNG, why, severity="warning" if slow else "error"))
     if head.get("error"):
         error = head["error"]
-        found.append(unread(reason(error), error["_error"], code=error.get("code")))
+        found.append(unreadable_finding(reason(error), error["_error"], code=error.get("code")))
     for gpu in gpus:
         if gpu["error"]:
             error = gpu["error"]
             title = f"GPU {gpu['index']}"
-            found.append(unread(reason(error), error["_error"], title, code=error.get("code")))
+            found.append(unreadable_finding(reason(error), error["_error"], title, code=error.get("code")))
     return found

@@ -35,7 +35,7 @@ except ImportError:  # Python 3.9 and 3.10
 
 COMPUTE, GRAPHICS, BOTH = "compute", "graphics", "compute+graphics"  # kinds of processes
 # A display server has a graphics context on every GPU of a workstation, and computes nothing.
-COUNTS = (COMPUTE,)
+BUSY_KINDS = (COMPUTE,)
 FILE = "/etc/gpukiln/gpus.toml"
 ENVIRONMENT = "GPUKILN_GPUS_CONFIG"
 DMI = "/sys/class/dmi/id"
@@ -83,7 +83,7 @@ class Config:
     users: dict[str, LeaseLimit] = field(default_factory=dict)
     projects: dict[str, LeaseLimit] = field(default_factory=dict)
     price: MachinePrice | None = None
-    counts: tuple[str, ...] = COUNTS
+    counts: tuple[str, ...] = BUSY_KINDS
 
     def limit(self, user: str, project: str) -> LeaseLimit:
         """What holds for a user: their own, else that of a project of theirs, else everybody's.
@@ -157,7 +157,7 @@ class _ConfigReader:
     def counts(self, data: dict[str, Any]) -> tuple[str, ...]:
         busy = self.section(data, "busy")
         self.keys(busy, "busy", ("counts",))
-        found, known = busy.get("counts", list(COUNTS)), (COMPUTE, GRAPHICS, BOTH)
+        found, known = busy.get("counts", list(BUSY_KINDS)), (COMPUTE, GRAPHICS, BOTH)
         if not isinstance(found, list) or any(kind not in known for kind in found):
             raise self.wrong(f"[busy] counts is {found!r}", f"a list of {', '.join(known)}")
         return tuple(found)

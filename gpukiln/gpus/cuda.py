@@ -19,14 +19,14 @@ from gpukiln.gpus.facts import facts
 from gpukiln.parsing import parse_json
 
 NATIVE, LIMITS, COMPAT, NO, UNKNOWN = "runs", "runs-with-limits", "needs-compat", "no", "unknown"
-WORDS = {
+ANSWERS = {
     compatibility.NATIVE: NATIVE,
     MINOR_VERSION: LIMITS,
     compatibility.FORWARD_COMPAT: COMPAT,
     compatibility.NO: NO,
 }
-ASK_S = 30.0
-ROOTS = "/usr/local/cuda*"
+QUERY_S = 30.0
+TOOLKIT_PATTERN = "/usr/local/cuda*"
 LIST_WHEELS = """
 import importlib.metadata as metadata, json
 print(json.dumps([[d.metadata["Name"], d.version] for d in metadata.distributions()]))
@@ -75,7 +75,7 @@ class CudaInstallation:
     more: str
 
 
-def verdict(cuda: str | None, driver: str | None, others: Sequence[str] = ()) -> DriverSupport:
+def check_driver(cuda: str | None, driver: str | None, others: Sequence[str] = ()) -> DriverSupport:
     """Whether a driver runs what was built with a CUDA version.
 
     Args:
@@ -87,12 +87,12 @@ def verdict(cuda: str | None, driver: str | None, others: Sequence[str] = ()) ->
         return DriverSupport(UNKNOWN, "it does not tell its CUDA version", None)
     if driver is None:
         return DriverSupport(UNKNOWN, "there is no driver", None)
-    needed = compatibility.needs(cuda, facts()["cuda"]["toolkits"], facts()["cuda"]["floors"])
+    needed = compatibility.required_drivers(cuda, facts()["cuda"]["toolkits"], facts()["cuda"]["floors"])
     if needed is None:
         return DriverSupport(UNKNOWN, f"the catalogue does not know CUDA {cuda}", None)
-    found = compatibility.support(cuda, needed, driver, others)
+    found = compatibility.driver_support(cuda, needed, driver, others)
     why = f"{found.message}; {found.limits}" if found.way == MINOR_VERSION else found.message
-    return DriverSupport(WORDS[found.way], why, found.package)
+    return DriverSupport(ANSWERS[found.way], why, found.package)
 
 
 def compilers(cuda: str, architecture: str) -> str | None:
@@ -101,7 +101,7 @@ def compilers(cuda: str, architecture: str) -> str | None:
     return compatibility.compilers(cuda, row["first_cuda"], row["last_cuda"]) if row else None
 
 
-def toolkits(pattern: str = ROOTS) -> list[tuple[str, str, str | None]]:
+def toolkits(pattern: str = TOOLKIT_PATTERN) -> list[tuple[str, str, str | None]]:
     """Toolkits on the disk, and the compiler on PATH: [name, path, CUDA version]."""
     found: dict[str, tuple[str, str, str | None]] = {}
     for place in sorted(glob.glob(pattern)):  # noqa: PTH207 - the pattern is a whole path
@@ -110,7 +110,7 @@ def toolkits(pattern: str = ROOTS) -> list[tuple[str, str, str | None]]:
             found[str(root)] = (root.name, str(root), version)
     if nvcc := shutil.which("nvcc"):
         root = Path(nvcc).resolve().parents[1]
-        said = _ask([nvcc, "--version"])
+        said = _output_of([nvcc, "--version"])
         release = re.search(r"release (\d+\.\d+)", said)
         found.setdefault(str(root), ("nvcc", nvcc, release[1] if release else None))
     return list(found.values())
@@ -131,7 +131,7 @@ def _version_of(root: Path) -> str | None:
     return said[1] if said else None
 
 
-def compat_libraries(pattern: str = f"{ROOTS}/compat/libcuda.so.*.*") -> list[str]:
+def compat_libraries(pattern: str = f"{TOOLKIT_PATTERN}/compat/libcuda.so.*.*") -> list[str]:
     """The drivers that forward-compatibility packages bring: paths of their libcuda."""
     return sorted({str(Path(path).resolve()) for path in glob.glob(pattern)})  # noqa: PTH207
 
@@ -143,7 +143,7 @@ def wheels(python: str) -> list[tuple[str, str | None, str]]:
         UsageError: It is no Python.
     """
     try:
-        listed = parse_json(_ask([python, "-c", LIST_WHEELS]))
+        listed = parse_json(_output_of([python, "-c", LIST_WHEELS]))
     except (ValueError, UnavailableError) as error:
         raise UsageError(
             f"--python {python} is no Python that can be asked: {error}", hint="name its file"
@@ -166,11 +166,11 @@ def images(engine: str, names: Sequence[str] = ()) -> list[tuple[str, str | None
     Raises:
         UnavailableError: The engine gives no answer, or a named one is not there.
     """
-    listed = list(names) or sorted(set(_ask([engine, "images", "--quiet", "--no-trunc"]).split()))
+    listed = list(names) or sorted(set(_output_of([engine, "images", "--quiet", "--no-trunc"]).split()))
     if not listed:
         return []
     found = []
-    for one in parse_json(_ask([engine, "image", "inspect", *listed])):
+    for one in parse_json(_output_of([engine, "image", "inspect", *listed])):
         settings = dict(pair.partition("=")[::2] for pair in (one.get("Config") or {}).get("Env") or ())
         cuda = image_cuda(settings)
         if cuda or names:
@@ -187,13 +187,13 @@ def image_cuda(settings: dict[str, str]) -> str | None:
     return required[1] if required else None
 
 
-def _ask(argv: list[str]) -> str:
+def _output_of(argv: list[str]) -> str:
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=QUERY_S, check=False)
     except OSError as error:
         raise UnavailableError(f"{argv[0]}: {error.strerror}") from None
     except subprocess.TimeoutExpired:
-        raise UnavailableError(f"{argv[0]} gives no answer in {ASK_S:.0f} s") from None
+        raise UnavailableError(f"{argv[0]} gives no answer in {QUERY_S:.0f} s") from None
     if done.returncode != 0:
         raise UnavailableError(
             f"{' '.join(argv[:3])}: {' '.join((done.stderr or done.stdout).split())[-200:]}"
@@ -201,7 +201,7 @@ def _ask(argv: list[str]) -> str:
     return done.stdout
 
 
-def search(
+def find_installations(
     driver: str | None, others: Sequence[str] = (), *, python: str = "", image: Sequence[str] = ()
 ) -> tuple[list[CudaInstallation], list[str]]:
     """Everything of CUDA on this machine with its verdict, and what could not be looked at.
@@ -215,7 +215,7 @@ def search(
     missing: list[str] = []
 
     def add(kind: str, name: str, where: str, cuda: str | None, more: str = "") -> None:
-        found.append(CudaInstallation(kind, name, where, cuda, verdict(cuda, driver, others), more))
+        found.append(CudaInstallation(kind, name, where, cuda, check_driver(cuda, driver, others), more))
 
     if not image:
         for name, path, version in toolkits():
@@ -252,7 +252,7 @@ def search(
     return found, missing
 
 
-def not_looked_at(lines: Sequence[str]) -> None:
+def print_not_examined(lines: Sequence[str]) -> None:
     """Tell what could not be looked at."""
     for line in lines:
         print(f"not looked at: {line}", file=sys.stderr)

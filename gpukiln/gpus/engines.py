@@ -25,7 +25,7 @@ from gpukiln.gpus.model import Device
 from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
-    from gpukiln.gpus.leases import Granted
+    from gpukiln.gpus.leases import LeaseGrant
     from gpukiln.gpus.store import Lease
 
 ENGINES = ("docker", "podman", "compose", "systemd")
@@ -37,8 +37,8 @@ ALL = "all"  # instead of UUIDs, where somebody else than the leases gives GPUs:
 CDI_KIND = "nvidia.com/gpu"
 CDI_FILES = ("/etc/cdi/*.yaml", "/etc/cdi/*.json", "/var/run/cdi/*.yaml", "/var/run/cdi/*.json")
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-GENERATE = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml --device-name-strategy=uuid"
-ASK_S = 20.0
+GENERATE_COMMAND = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml --device-name-strategy=uuid"
+QUERY_S = 20.0
 BY_CDI, BY_HOOK, BY_RUNTIME = "cdi", "hook", "runtime"
 
 
@@ -78,19 +78,19 @@ class RunningContainer:
     lease: str
 
 
-def _ask(*argv: str) -> str:
+def _output_of(*argv: str) -> str:
     """What an engine answers.
 
     Raises:
         UnavailableError: It is not installed, gives no answer, or an error.
     """
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=QUERY_S, check=False)
     except FileNotFoundError:
         raise UnavailableError(f"{argv[0]} is not installed", hint=f"install {argv[0]}") from None
     except subprocess.TimeoutExpired:
         raise UnavailableError(
-            f"{argv[0]} gives no answer in {ASK_S:.0f} s",
+            f"{argv[0]} gives no answer in {QUERY_S:.0f} s",
             hint=f"look at its service: systemctl status {argv[0]}",
         ) from None
     if done.returncode != 0:
@@ -119,12 +119,12 @@ def read_engine(name: str) -> ContainerEngine:
         UnavailableError: It gives no answer.
     """
     if name == "podman":
-        said = parse_json(_ask("podman", "info", "--format", "json"))
+        said = parse_json(_output_of("podman", "info", "--format", "json"))
         version = str(said.get("version", {}).get("Version", ""))
         return ContainerEngine(
             name, version, (), cdi_devices(), False, shutil.which("nvidia-ctk") is not None
         )
-    said = parse_json(_ask("docker", "info", "--format", "{{json .}}"))
+    said = parse_json(_output_of("docker", "info", "--format", "{{json .}}"))
     if errors := said.get("ServerErrors"):
         raise UnavailableError(f"docker: {'; '.join(errors)}", hint="systemctl status docker")
     listed = said.get("DiscoveredDevices")
@@ -144,7 +144,7 @@ def read_engine(name: str) -> ContainerEngine:
     )
 
 
-def way(engine: ContainerEngine, uuids: Sequence[str]) -> str:
+def injection_method(engine: ContainerEngine, uuids: Sequence[str]) -> str:
     """By what an engine gives these devices: cdi, hook or runtime.
 
     Raises:
@@ -161,10 +161,14 @@ def way(engine: ContainerEngine, uuids: Sequence[str]) -> str:
         raise UnavailableError(
             f"{engine.name}'s CDI specification does not name {', '.join(missing)}",
             details=(f"it names {', '.join(sorted(engine.cdi_devices))}",),
-            hint=f"make it anew, it names indices or MIG has changed since: {GENERATE}",
+            hint=f"make it anew, it names indices or MIG has changed since: {GENERATE_COMMAND}",
         )
     if engine.name == "podman":
-        hint = GENERATE if engine.toolkit else f"install nvidia-container-toolkit, then {GENERATE}"
+        hint = (
+            GENERATE_COMMAND
+            if engine.toolkit
+            else f"install nvidia-container-toolkit, then {GENERATE_COMMAND}"
+        )
         raise UnavailableError("podman has no CDI specification of NVIDIA's GPUs", hint=hint)
     raise UnavailableError(
         f"docker {engine.version} can give no GPU: it has no hook and no runtime of NVIDIA, and no CDI "
@@ -194,7 +198,7 @@ def device_request(uuids: Sequence[str], capabilities: Sequence[str] = CAPABILIT
     return {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [wanted]}
 
 
-def nodes(uuids: Sequence[str], devices: Sequence[Device]) -> list[str]:
+def device_nodes(uuids: Sequence[str], devices: Sequence[Device]) -> list[str]:
     """What a unit must be allowed to open for these devices, as DeviceAllow of systemd takes it.
 
     Only their own nodes: the whole class of /proc/devices would be every GPU, and has another name from
@@ -277,20 +281,20 @@ def arguments(
     return ["--gpus", f'"device={",".join(uuids)}","capabilities={",".join(wanted)}"']
 
 
-def container_command(granted: Granted, engine: str, image: str, command: Sequence[str]) -> list[str]:
+def container_command(granted: LeaseGrant, engine: str, image: str, command: Sequence[str]) -> list[str]:
     """The command line that runs an image on the devices of a lease.
 
     Raises:
         UnavailableError: The engine can't give them.
     """
     uuids = granted.uuids
-    given = arguments(uuids, engine, by=way(read_engine(engine), uuids))
+    given = arguments(uuids, engine, by=injection_method(read_engine(engine), uuids))
     terminal = ["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     name = f"{LABEL}={granted.lease.id}"
     return [engine, "run", "--rm", "--interactive", *terminal, "--label", name, *given, image, *command]
 
 
-def refuse_memory(limit_mib: int, devices: Sequence[Device]) -> IncompatibleError:
+def memory_limit_error(limit_mib: int, devices: Sequence[Device]) -> IncompatibleError:
     """Why no engine limits the memory of a GPU, and what can be had instead."""
     fits = sorted(
         {
@@ -313,28 +317,30 @@ def refuse_memory(limit_mib: int, devices: Sequence[Device]) -> IncompatibleErro
     )
 
 
-def runs(lease: Lease) -> bool:
+def is_container_running(lease: Lease) -> bool:
     """Whether the container of a lease runs; if its engine gives no answer: nothing is lost so."""
     engine = lease.engine or "docker"
     asked = f"id={lease.container}" if lease.container else f"label={LABEL}={lease.id}"
     try:
-        return bool(_ask(engine, "ps", "--quiet", "--no-trunc", "--filter", asked).split())
+        return bool(_output_of(engine, "ps", "--quiet", "--no-trunc", "--filter", asked).split())
     except UnavailableError:
         return True
 
 
-def end(lease: Lease) -> None:
+def kill_container(lease: Lease) -> None:
     """End the container of a lease, if it runs.
 
     Raises:
         UnavailableError: Its engine gives no answer.
     """
     engine = lease.engine or "docker"
-    if ids := _ask(engine, "ps", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={lease.id}").split():
-        _ask(engine, "kill", *ids)
+    if ids := _output_of(
+        engine, "ps", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={lease.id}"
+    ).split():
+        _output_of(engine, "kill", *ids)
 
 
-def containers(devices: Sequence[Device]) -> list[RunningContainer]:
+def running_containers(devices: Sequence[Device]) -> list[RunningContainer]:
     """The running containers of Docker and Podman that were given GPUs.
 
     Args:
@@ -345,20 +351,20 @@ def containers(devices: Sequence[Device]) -> list[RunningContainer]:
         if shutil.which(engine) is None:
             continue
         try:
-            ids = _ask(engine, "ps", "--quiet", "--no-trunc").split()
-            listed = parse_json(_ask(engine, "inspect", *ids)) if ids else []
+            ids = _output_of(engine, "ps", "--quiet", "--no-trunc").split()
+            listed = parse_json(_output_of(engine, "inspect", *ids)) if ids else []
         except UnavailableError as error:
             print(f"{engine}: its containers are not looked at: {error.message}", file=sys.stderr)
             continue
         for one in listed:
-            if uuids := given_to(one, devices):
+            if uuids := devices_of_container(one, devices):
                 labels = one.get("Config", {}).get("Labels") or {}
                 image = str(one.get("Config", {}).get("Image", ""))
                 found.append(RunningContainer(engine, str(one["Id"]), image, uuids, labels.get(LABEL, "")))
     return found
 
 
-def given_to(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str, ...]:
+def devices_of_container(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str, ...]:
     """UUIDs of the devices that a container was given, by what `inspect` says of it.
 
     Docker keeps what was asked for: names, or how many, which are the first ones (moby/moby,
@@ -387,10 +393,10 @@ def given_to(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str,
     if not named:
         paths = [str(device.get("PathOnHost", "")) for device in host.get("Devices") or ()]
         named = [path for path in paths if re.fullmatch(r"/dev/nvidia\d+", path)]
-    return tuple(dict.fromkeys(uuid for name in named for uuid in _named(name, devices)))
+    return tuple(dict.fromkeys(uuid for name in named for uuid in _devices_named(name, devices)))
 
 
-def _named(name: str, devices: Sequence[Device]) -> list[str]:
+def _devices_named(name: str, devices: Sequence[Device]) -> list[str]:
     """The devices that one word means: a UUID, all, an index, GPU:MIG, or a device node."""
     if name.startswith(("GPU-", "MIG-")):
         return [name]
@@ -404,6 +410,6 @@ def _named(name: str, devices: Sequence[Device]) -> list[str]:
     return found
 
 
-def quoted(words: Sequence[str]) -> str:
+def shell_quoted(words: Sequence[str]) -> str:
     """Words of a command line as a shell reads them."""
     return shlex.join(words)

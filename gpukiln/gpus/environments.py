@@ -19,19 +19,19 @@ from pathlib import Path
 
 from gpukiln.compatibility import version_key
 from gpukiln.errors import CheckFailedError, IncompatibleError, UnavailableError, UsageError
-from gpukiln.gpus.cuda import LIMITS, NATIVE, DriverSupport, compilers, not_data_center, verdict
-from gpukiln.gpus.engines import LABEL, arguments, read_engine, way
+from gpukiln.gpus.cuda import LIMITS, NATIVE, DriverSupport, check_driver, compilers, not_data_center
+from gpukiln.gpus.engines import LABEL, arguments, injection_method, read_engine
 from gpukiln.gpus.facts import facts
-from gpukiln.gpus.leases import Granted
+from gpukiln.gpus.leases import LeaseGrant
 from gpukiln.gpus.model import Device
 from gpukiln.gpus.store import boot_clock
 from gpukiln.parsing import parse_json
 
 IMAGE, WHEELS = "image", "wheels"
-PULL_S, PROVE_S, INSTALL_S = 3600.0, 900.0, 3600.0
-INSIDE = "/gpukiln-gpu"  # where a container has this program
+PULL_S, VERIFY_S, INSTALL_S = 3600.0, 900.0, 3600.0
+PROGRAM_IN_CONTAINER = "/gpukiln-gpu"  # where a container has this program
 # How each framework counts its GPUs.
-COUNTS = {
+GPU_COUNT_CODE = {
     "pytorch": "import torch; print(torch.cuda.device_count())",
     "tensorflow": "import tensorflow as tf; print(len(tf.config.list_physical_devices('GPU')))",
     "jax": "import jax; print(sum(d.platform == 'gpu' for d in jax.devices()))",
@@ -89,7 +89,7 @@ def choose(
         if cuda not in ("auto", row["cuda"]):
             refused.append(f"{said}: wanted CUDA {cuda}")
             continue
-        found = verdict(row["cuda"], driver, others)
+        found = check_driver(row["cuda"], driver, others)
         old = driver is not None and version_key(driver) < version_key(row["least_driver"])
         if found.word not in (NATIVE, LIMITS) or old:
             refused.append(f"{said}: {found.why}")
@@ -112,7 +112,7 @@ def choose(
 
 
 @dataclass(frozen=True)
-class Started:
+class StartedEnvironment:
     """An environment that was proven.
 
     Args:
@@ -129,7 +129,7 @@ class Started:
 
 
 @contextmanager
-def program() -> Iterator[Path]:
+def program_file() -> Iterator[Path]:
     """This program as one file: itself on a node, packed anew in a checkout."""
     own = Path(sys.argv[0])
     if zipfile.is_zipfile(own):
@@ -143,8 +143,8 @@ def program() -> Iterator[Path]:
 
 
 def start_container(
-    choice: EnvironmentChoice, granted: Granted, engine: str, say: Callable[[str], None]
-) -> Started:
+    choice: EnvironmentChoice, granted: LeaseGrant, engine: str, say: Callable[[str], None]
+) -> StartedEnvironment:
     """Start a container on leased GPUs and prove it; nothing of it is left where that fails.
 
     Raises:
@@ -155,11 +155,11 @@ def start_container(
     ends = granted.lease.ends_boot
     # It ends with its first process, and all that was entered with it: so a deadline is kept.
     lasts = "infinity" if ends is None else f"{max(ends - boot_clock(), 0):.0f}"
-    given = arguments(granted.uuids, engine, by=way(read_engine(engine), granted.uuids))
+    given = arguments(granted.uuids, engine, by=injection_method(read_engine(engine), granted.uuids))
     if not _succeeds([engine, "image", "inspect", str(choice.image)]):
         say(f"pulling {choice.image}")
         _run([engine, "pull", "--quiet", str(choice.image)], PULL_S)
-    with program() as file:
+    with program_file() as file:
         try:  # an engine that can't start a container leaves it there
             _run(
                 [
@@ -170,18 +170,22 @@ def start_container(
                 ],
                 PULL_S,
             )
-            _run([engine, "cp", str(file), f"{name}:{INSIDE}"], PROVE_S)
+            _run([engine, "cp", str(file), f"{name}:{PROGRAM_IN_CONTAINER}"], VERIFY_S)
             inside = [engine, "exec", name, "python3"]
-            proof = prove(choice, len(granted.uuids), inside, [*inside, INSIDE], {**os.environ})
+            proof = verify(
+                choice, len(granted.uuids), inside, [*inside, PROGRAM_IN_CONTAINER], {**os.environ}
+            )
         except BaseException:
             subprocess.run([engine, "rm", "--force", name], capture_output=True, check=False)
             raise
-    return Started(name, (engine, "exec", "-it", name, "bash"), (engine, "rm", "--force", name), proof)
+    return StartedEnvironment(
+        name, (engine, "exec", "-it", name, "bash"), (engine, "rm", "--force", name), proof
+    )
 
 
 def start_wheels(
-    choice: EnvironmentChoice, granted: Granted, folder: Path, say: Callable[[str], None]
-) -> Started:
+    choice: EnvironmentChoice, granted: LeaseGrant, folder: Path, say: Callable[[str], None]
+) -> StartedEnvironment:
     """Make a virtual environment, prove it on leased GPUs; nothing of it is left where that fails.
 
     Raises:
@@ -194,23 +198,23 @@ def start_wheels(
     python = str(folder / "bin/python3")
     try:
         maker = "python3" if zipfile.is_zipfile(sys.argv[0]) else sys.executable
-        _run([maker, "-m", "venv", str(folder)], PROVE_S)
+        _run([maker, "-m", "venv", str(folder)], VERIFY_S)
         say(f"installing {' '.join(choice.wheels)}")
         _run(
             [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *choice.wheels],
             INSTALL_S,
         )
-        with program() as file:
+        with program_file() as file:
             environment = {**os.environ, **granted.environment}
-            proof = prove(choice, len(granted.uuids), [python], [python, str(file)], environment)
+            proof = verify(choice, len(granted.uuids), [python], [python, str(file)], environment)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     enter = ("gpukiln-gpu", "run", "--lease", granted.lease.id, "--", python)
-    return Started(str(folder), enter, ("gpukiln-gpu", "release", granted.lease.id), proof)
+    return StartedEnvironment(str(folder), enter, ("gpukiln-gpu", "release", granted.lease.id), proof)
 
 
-def prove(
+def verify(
     choice: EnvironmentChoice,
     count: int,
     python: Sequence[str],
@@ -227,27 +231,27 @@ def prove(
     Raises:
         CheckFailedError: It does not.
     """
-    done = _ask([*gpukiln_gpu, "compute", "--json"], environment)
+    done = _query([*gpukiln_gpu, "compute", "--json"], environment)
     try:
         document = parse_json(done.stdout)
         [node] = document["nodes"]
     except (ValueError, KeyError):
-        raise _not_proven(
+        raise _verification_error(
             choice, "the suite's compute check did not run", done.stderr or done.stdout
         ) from None
     if done.returncode != 0:
         problems = node["problems"] or ["no GPU computed"]
-        raise _not_proven(choice, "the suite's compute check fails", "\n".join(problems))
-    counted = _ask([*python, "-c", COUNTS[choice.framework]], environment)
+        raise _verification_error(choice, "the suite's compute check fails", "\n".join(problems))
+    counted = _query([*python, "-c", GPU_COUNT_CODE[choice.framework]], environment)
     seen = counted.stdout.split()[-1:] if counted.returncode == 0 else []
     if seen != [str(count)]:
         found = f"{choice.framework} counts {seen[0] if seen else 'none'} of {count} GPUs"
-        raise _not_proven(choice, found, counted.stderr)
+        raise _verification_error(choice, found, counted.stderr)
     names = ", ".join(one["name"] for one in node["gpus"])
     return (f"computes on {names}", f"{choice.framework} {choice.version} counts {count} of {count} GPUs")
 
 
-def _not_proven(choice: EnvironmentChoice, why: str, said: str) -> CheckFailedError:
+def _verification_error(choice: EnvironmentChoice, why: str, said: str) -> CheckFailedError:
     return CheckFailedError(
         f"{choice.framework} {choice.version} is not proven, and was taken away: {why}",
         details=tuple(said.strip().splitlines()[-8:]),
@@ -255,13 +259,13 @@ def _not_proven(choice: EnvironmentChoice, why: str, said: str) -> CheckFailedEr
     )
 
 
-def _ask(argv: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+def _query(argv: Sequence[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
-            list(argv), env=environment, capture_output=True, text=True, timeout=PROVE_S, check=False
+            list(argv), env=environment, capture_output=True, text=True, timeout=VERIFY_S, check=False
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(list(argv), 124, "", f"no answer in {PROVE_S:.0f} s")
+        return subprocess.CompletedProcess(list(argv), 124, "", f"no answer in {VERIFY_S:.0f} s")
 
 
 def _succeeds(argv: Sequence[str]) -> bool:

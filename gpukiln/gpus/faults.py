@@ -19,10 +19,10 @@ from typing import Any
 from gpukiln.findings import Finding, Severity
 from gpukiln.probe import xids
 
-Value = Callable[[str], Any]
+FieldReader = Callable[[str], Any]
 """Returns a field of a device by its name in `gpukiln.gpus.model.Device`, None where it is not known."""
 
-MEMORY = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
+MEMORY_GUIDE = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
 NVML_H = "nvml.h"
 
 
@@ -43,7 +43,7 @@ class GpuFault:
     text: str
     remedy: str
     source: str
-    condition: Callable[[Value], str | None] = lambda _: None
+    condition: Callable[[FieldReader], str | None] = lambda _: None
 
     def finding(self, object: str, message: str) -> Finding:
         """This fault of one device.
@@ -56,7 +56,7 @@ class GpuFault:
 
 
 @dataclass(frozen=True)
-class Logged:
+class LogFault:
     """A fault of the kernel's log that has no number.
 
     Args:
@@ -84,7 +84,7 @@ ACTIONS: Mapping[str, str] = {
 }
 
 
-def _recovery_action(value: Value) -> str | None:
+def _recovery_action(value: FieldReader) -> str | None:
     action = value("recovery_action")
     if action in (None, "none"):
         return None
@@ -92,19 +92,19 @@ def _recovery_action(value: Value) -> str | None:
     return f"the driver asks for: {action}" + (f" ({how})" if how else "")
 
 
-def _whether(name: str, text: str) -> Callable[[Value], str | None]:
+def _if_set(name: str, text: str) -> Callable[[FieldReader], str | None]:
     return lambda value: text if value(name) else None
 
 
-def _ecc_uncorrected(value: Value) -> str | None:
+def _ecc_uncorrected(value: FieldReader) -> str | None:
     errors = value("ecc_uncorrected")
     return f"{errors} uncorrected ECC errors since the last reset" if errors else None
 
 
-def _waits(now: str, later: str, mode: str) -> Callable[[Value], str | None]:
+def _pending(now: str, later: str, mode: str) -> Callable[[FieldReader], str | None]:
     """A mode that will be another one after a reset."""
 
-    def evidence(value: Value) -> str | None:
+    def evidence(value: FieldReader) -> str | None:
         current, pending = value(now), value(later)
         if current is None or pending is None or current == pending:
             return None
@@ -118,12 +118,12 @@ def onoff(value: bool | None) -> str:
     return "unsupported" if value is None else "on" if value else "off"
 
 
-THERMAL = ("software thermal slowdown", "hardware thermal slowdown")
-HARDWARE = ("hardware slowdown", "hardware power brake")
+THERMAL_EVENTS = ("software thermal slowdown", "hardware thermal slowdown")
+HARDWARE_EVENTS = ("hardware slowdown", "hardware power brake")
 
 
-def _slowed(*events: str) -> Callable[[Value], str | None]:
-    def evidence(value: Value) -> str | None:
+def _slowed_by(*events: str) -> Callable[[FieldReader], str | None]:
+    def evidence(value: FieldReader) -> str | None:
         hit = [name for name in value("clock_events") or () if name in events]
         if not hit:
             return None
@@ -133,7 +133,7 @@ def _slowed(*events: str) -> Callable[[Value], str | None]:
     return evidence
 
 
-def thermal_margin(value: Value) -> tuple[int, str] | None:
+def thermal_margin(value: FieldReader) -> tuple[int, str] | None:
     """By how many degrees a GPU is cooler than where it slows down, and by which numbers; None: not known.
 
     T.Limit, where a GPU has it: the margin at which it slows down is negative (NVIDIA/NVSentinel#1371: -2 on
@@ -148,21 +148,21 @@ def thermal_margin(value: Value) -> tuple[int, str] | None:
     return None
 
 
-def _too_hot(value: Value) -> str | None:
+def _too_hot(value: FieldReader) -> str | None:
     margin = thermal_margin(value)
     return margin[1] if margin is not None and margin[0] <= 0 else None
 
 
-def _no_clock(value: Value) -> str | None:
+def _no_clock(value: FieldReader) -> str | None:
     top = value("clock_sm_max_mhz")
     return "the highest SM clock is 0 MHz, wanted more than 0" if top is not None and top <= 0 else None
 
 
-def _persistence_off(value: Value) -> str | None:
+def _persistence_off(value: FieldReader) -> str | None:
     return "persistence mode is off" if value("persistence") is False else None
 
 
-def _fabric(value: Value) -> str | None:
+def _fabric(value: FieldReader) -> str | None:
     state = value("fabric_state")
     return f"its state in the fabric is: {state}" if state not in (None, "none", "completed") else None
 
@@ -174,7 +174,7 @@ def lanes_missing(width: int | None, widest: int | None) -> str | None:
     return f"a PCIe link of {width} lanes, wanted {widest}"
 
 
-ON_A_DEVICE: tuple[GpuFault, ...] = (
+DEVICE_FAULTS: tuple[GpuFault, ...] = (
     # Of a GPU that can't be read at all: gpukiln.gpus.health.
     GpuFault(
         "lost",
@@ -210,8 +210,8 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "error",
         "rows of its memory could not be remapped",
         "take it out of work, and have it replaced",
-        f"{MEMORY}: RMA Policy Thresholds for Row-Remapping",
-        _whether("remap_failed", "a remapping of memory rows failed"),
+        f"{MEMORY_GUIDE}: RMA Policy Thresholds for Row-Remapping",
+        _if_set("remap_failed", "a remapping of memory rows failed"),
     ),
     GpuFault(
         "ecc-uncorrected",
@@ -226,8 +226,8 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "warning",
         "rows of its memory are remapped at the next reset; work goes on, and new work may start",
         "reset it when it is free: `gpukiln-gpu reset`",
-        f"{MEMORY}: Error Recovery and Response Flags",
-        _whether("remap_pending", "a remapping of memory rows is pending"),
+        f"{MEMORY_GUIDE}: Error Recovery and Response Flags",
+        _if_set("remap_pending", "a remapping of memory rows is pending"),
     ),
     GpuFault(
         "pages-pending",
@@ -235,7 +235,7 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "pages of its memory are retired at the next reset; work goes on",
         "reset it when it is free: `gpukiln-gpu reset`",
         "NVIDIA, Dynamic Page Retirement",
-        _whether("pages_pending", "memory pages wait to be retired"),
+        _if_set("pages_pending", "memory pages wait to be retired"),
     ),
     GpuFault(
         "ecc-pending",
@@ -243,7 +243,7 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "another ECC mode holds after the next reset",
         "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -e`",
         f"{NVML_H}: nvmlDeviceGetEccMode",
-        _waits("ecc_enabled", "ecc_pending", "ECC"),
+        _pending("ecc_enabled", "ecc_pending", "ECC"),
     ),
     GpuFault(
         "mig-pending",
@@ -251,7 +251,7 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "another MIG mode holds after the next reset",
         "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -mig`",
         f"{NVML_H}: nvmlDeviceGetMigMode",
-        _waits("mig_enabled", "mig_pending", "MIG"),
+        _pending("mig_enabled", "mig_pending", "MIG"),
     ),
     GpuFault(
         "thermal-slowdown",
@@ -259,7 +259,7 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "it is slowed down by heat",
         "look at fans, air flow and inlet temperature; until then a lower power limit helps",
         f"{NVML_H}: nvmlClocksEventReason*ThermalSlowdown",
-        _slowed(*THERMAL),
+        _slowed_by(*THERMAL_EVENTS),
     ),
     GpuFault(
         "hardware-slowdown",
@@ -267,7 +267,7 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "its hardware slows it down: power supply, power brake, or heat",
         "look at power cables and supplies, then at cooling: `nvidia-smi -q -d PERFORMANCE,POWER`",
         f"{NVML_H}: nvmlClocksEventReasonHwSlowdown, HwPowerBrakeSlowdown",
-        _slowed(*HARDWARE),
+        _slowed_by(*HARDWARE_EVENTS),
     ),
     GpuFault(
         "temperature-margin",
@@ -317,25 +317,25 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "NVIDIA Fabric Manager user guide, NVLink errors",
     ),
 )
-FAULTS: Mapping[str, GpuFault] = {one.id: one for one in ON_A_DEVICE}
+FAULTS: Mapping[str, GpuFault] = {one.id: one for one in DEVICE_FAULTS}
 
 # What the driver logs without an Xid. Formats as the driver's sources and public logs have them.
-LOGGED: Mapping[str, Logged] = {
-    "off-the-bus": Logged(
+LOG_FAULTS: Mapping[str, LogFault] = {
+    "off-the-bus": LogFault(
         "error",
         "the GPU no longer answers on PCIe",
         "restart the machine; replace the GPU if it happens again",
         "NVIDIA/NVSentinel#155",
         xids.OFF_THE_BUS,
     ),
-    "unsupported": Logged(
+    "unsupported": LogFault(
         "error",
         "this driver does not drive the GPU",
         "install the branch and kind of module that the line asks for: the role nvidia_driver",
         "NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
         xids.UNSUPPORTED,
     ),
-    "init-failed": Logged(
+    "init-failed": LogFault(
         "error",
         "the driver could not start the GPU",
         "reset the GPU (`nvidia-smi --gpu-reset`); if that fails, power the machine off and on",
@@ -343,7 +343,7 @@ LOGGED: Mapping[str, Logged] = {
         xids.INIT_FAILED,
         reset=True,
     ),
-    "reset-required": Logged(
+    "reset-required": LogFault(
         "error",
         "the driver refuses new work on a GPU until it is reset",
         "reset the GPU (`nvidia-smi --gpu-reset`); `gpukiln-gpu list` names it",
@@ -351,7 +351,7 @@ LOGGED: Mapping[str, Logged] = {
         xids.RESET_REQUIRED,
         reset=True,
     ),
-    "gsp-heartbeat": Logged(
+    "gsp-heartbeat": LogFault(
         "warning",
         "the GPU's firmware did not answer in time",
         "look for Xid 119 or 120; reset the GPU when it is free",
@@ -362,13 +362,13 @@ LOGGED: Mapping[str, Logged] = {
 }
 
 
-def found_on(value: Value, object: str, ids: Iterable[str] | None = None) -> list[Finding]:
+def device_faults(value: FieldReader, object: str, ids: Iterable[str] | None = None) -> list[Finding]:
     """The faults that a device has.
 
     Args:
         object: The device, as `Finding` has it.
         ids: Only these.
     """
-    chosen = ON_A_DEVICE if ids is None else [FAULTS[id] for id in ids]
+    chosen = DEVICE_FAULTS if ids is None else [FAULTS[id] for id in ids]
     found = ((fault, fault.condition(value)) for fault in chosen)
     return [fault.finding(object, message) for fault, message in found if message is not None]

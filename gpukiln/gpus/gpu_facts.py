@@ -45,8 +45,8 @@ CLOCK_EVENTS = {
     0x80: "hardware power brake",
     0x100: "display clocks",
 }
-COMPLETED = 3  # of a fabric's states
-FABRIC = {0: "none", 1: "not started", 2: "in progress", COMPLETED: "completed"}
+FABRIC_COMPLETED = 3  # of a fabric's states
+FABRIC_STATES = {0: "none", 1: "not started", 2: "in progress", FABRIC_COMPLETED: "completed"}
 # A device's field and where the collector has it.
 FIELDS = {
     "pci_id": "more.pci_id",
@@ -101,7 +101,7 @@ FIELDS = {
     "mig_enabled": "mig.current",
     "mig_pending": "mig.pending",
 }
-FABRIC_TROUBLES = {0: "degraded bandwidth", 4: "route unhealthy"}  # by the first of their bits
+FABRIC_FAULTS = {0: "degraded bandwidth", 4: "route unhealthy"}  # by the first of their bits
 
 
 def label(gpu: Gpu) -> str:
@@ -202,12 +202,12 @@ def clock_events(mask: int | None) -> tuple[str, ...] | None:
 def fabric_state(gpu: Gpu) -> str | None:
     """How far a GPU has joined the NVLink fabric; None where it has none to join."""
     state, status = read(gpu, "fabric.state"), read(gpu, "fabric.status")
-    if state == COMPLETED and status:
+    if state == FABRIC_COMPLETED and status:
         return f"completed with status {status}"
-    return None if state is None else FABRIC.get(state, f"state {state}")
+    return None if state is None else FABRIC_STATES.get(state, f"state {state}")
 
 
-def is_divided(gpu: Gpu) -> bool:
+def has_mig(gpu: Gpu) -> bool:
     """Whether MIG is on.
 
     Such a GPU reaches no other and is reached by none: on A100 its NVLinks are trained off, from H100 on they
@@ -217,7 +217,7 @@ def is_divided(gpu: Gpu) -> bool:
     return bool(read(gpu, "mig.current"))
 
 
-def linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
+def are_linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
     """Whether active NVLinks join two GPUs, as `nvlinks_between` counts them.
 
     Raises:
@@ -251,7 +251,7 @@ def nvlinks_between(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
         return [end.lower() for end in far if isinstance(end, str)]
 
     def fabric(gpu: Gpu) -> tuple[Any, ...] | None:
-        joined = gpu["fabric"]["state"] == COMPLETED and active(gpu)
+        joined = gpu["fabric"]["state"] == FABRIC_COMPLETED and active(gpu)
         return (gpu["fabric"]["cluster"], gpu["fabric"]["clique"]) if joined else None
 
     if direct := ends(one).count(str(other["bus_id"]).lower()):
@@ -263,19 +263,19 @@ def nvlinks_between(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
     return len(active(one)) if fabric(one) is not None and fabric(one) == fabric(other) else 0
 
 
-def fabric_troubles(gpu: Gpu) -> list[str]:
+def fabric_faults(gpu: Gpu) -> list[str]:
     """What the GPU's fabric itself calls unhealthy; empty where it says nothing.
 
     Two bits each, 1 is yes and 2 no, and four for a wrong configuration, 0 unknown and 1 none (nvml.h,
     NVML_GPU_FABRIC_HEALTH_MASK_*). Recoveries that go on are no trouble yet.
     """
     mask = read(gpu, "fabric.health") or 0
-    wrong = [name for shift, name in FABRIC_TROUBLES.items() if mask >> shift & 3 == 1]
+    wrong = [name for shift, name in FABRIC_FAULTS.items() if mask >> shift & 3 == 1]
     setup = mask >> 8 & 15
     return wrong + ([f"incorrect configuration {setup}"] if setup > 1 else [])
 
 
-def lanes_refuted(found: Mapping[str, Any], bus_id: str, width: int) -> str:
+def copies_exceed_lanes(found: Mapping[str, Any], bus_id: str, width: int) -> str:
     """That copies of a GPU were faster than so many lanes can be, for people; empty where they were not.
 
     Args:

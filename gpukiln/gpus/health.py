@@ -6,14 +6,14 @@ import dataclasses
 from functools import partial
 
 from gpukiln.findings import SEVERITIES
-from gpukiln.gpus.faults import FAULTS, found_on
+from gpukiln.gpus.faults import FAULTS, device_faults
 from gpukiln.gpus.model import Device
 from gpukiln.probe.nvml import HUNG, SLOW
 
 UNREADABLE = {HUNG: "hung", SLOW: "slow"}  # by the reason of a row; else it is lost
 
 
-def examined(device: Device) -> Device:
+def with_health(device: Device) -> Device:
     """The device with its health and findings, the worst first; infos are left to `watch`."""
     if device.kind == "mig":
         return dataclasses.replace(device, health="ok")
@@ -22,7 +22,7 @@ def examined(device: Device) -> Device:
         state = fault.id if fault.severity == "error" else "unknown"
         finding = fault.finding(device.title, device.error)
         return dataclasses.replace(device, health=state, findings=(finding,))
-    found = found_on(partial(getattr, device), device.title)
+    found = device_faults(partial(getattr, device), device.title)
     found = [one for one in found if one.severity != "info"]
     found.sort(key=lambda one: SEVERITIES.index(one.severity))
     state = {"error": "sick", "warning": "warning"}[found[0].severity] if found else "ok"

@@ -16,19 +16,19 @@ from typing import Any
 
 from gpukiln.findings import SEVERITIES, Finding, Severity
 from gpukiln.gpus.config import GRAPHICS
-from gpukiln.gpus.faults import FAULTS, HARDWARE, THERMAL, lanes_missing, thermal_margin
+from gpukiln.gpus.faults import FAULTS, HARDWARE_EVENTS, THERMAL_EVENTS, lanes_missing, thermal_margin
 from gpukiln.gpus.model import Device, Driver, Snapshot
-from gpukiln.gpus.nvlinks import Card, alike, wrong
-from gpukiln.gpus.sampling import Sample, Tick, lasted
+from gpukiln.gpus.nvlinks import GpuLinks, comparable_groups, link_mismatch
+from gpukiln.gpus.sampling import Sample, Tick, duration_of
 from gpukiln.probe.base import PCI, NotReachedError, ask, read
 
-SAMPLED = tuple(one.name for one in dataclasses.fields(Sample))
+SAMPLE_FIELDS = tuple(one.name for one in dataclasses.fields(Sample))
 NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
 Number = float  # of evidence: int or float
 
 
 @dataclass(frozen=True)
-class Around:
+class MachineContext:
     """What of a machine is not in a snapshot.
 
     Args:
@@ -43,7 +43,7 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Watched:
+class WatchData:
     """What the rules examine.
 
     Args:
@@ -57,12 +57,12 @@ class Watched:
     interval_s: float
     first: Snapshot
     last: Snapshot
-    around: Around = field(default_factory=Around)
+    around: MachineContext = field(default_factory=MachineContext)
 
     @property
     def window_s(self) -> float:
         """For how long it was watched."""
-        return lasted(self.ticks, self.interval_s)
+        return duration_of(self.ticks, self.interval_s)
 
     @property
     def gpus(self) -> list[Device]:
@@ -96,7 +96,7 @@ class Watched:
         return before & after if throughout else before | after
 
 
-Found = Iterator["tuple[Device | None, dict[str, Any]]"]  # what is evidence, and of which device
+Evidence = Iterator["tuple[Device | None, dict[str, Any]]"]  # what is evidence, and of which device
 
 
 @dataclass(frozen=True)
@@ -113,13 +113,13 @@ class WatchRule:
     severity: Severity
     text: str
     remedy: str
-    find: Callable[[Watched, Mapping[str, Number]], Found]
+    find: Callable[[WatchData, Mapping[str, Number]], Evidence]
     threshold: Mapping[str, Number] = field(default_factory=dict)
     window_s: float = 0.0
     source: str = ""
 
 
-def examine(watched: Watched) -> tuple[Finding, ...]:
+def examine(watched: WatchData) -> tuple[Finding, ...]:
     """What all rules find, the worst first.
 
     Besides its numbers the evidence has the threshold that they were compared with, and window_s: for how
@@ -146,12 +146,12 @@ def examine(watched: Watched) -> tuple[Finding, ...]:
     return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
 
 
-def not_run(watched: Watched) -> tuple[str, ...]:
+def not_run(watched: WatchData) -> tuple[str, ...]:
     """Ids of rules that want a longer watch."""
     return tuple(rule.id for rule in RULES if watched.window_s < rule.window_s)
 
 
-def surroundings(proc: str = "/proc", pci: str = PCI) -> Around:
+def machine_context(proc: str = "/proc", pci: str = PCI) -> MachineContext:
     """What of this machine rules want to know beside its GPUs."""
     names = (read(path) for path in glob.glob(f"{proc}/[0-9]*/comm"))  # noqa: PTH207 - no need of a Path each
     kinds = (
@@ -163,7 +163,7 @@ def surroundings(proc: str = "/proc", pci: str = PCI) -> Around:
         virtual = ask("systemd-detect-virt", "--vm")["out"].strip() or "none"
     except NotReachedError:
         virtual = "none"
-    return Around(switches, frozenset(name.strip() for name in names if name), virtual)
+    return MachineContext(switches, frozenset(name.strip() for name in names if name), virtual)
 
 
 # ---- what the rules look for
@@ -173,7 +173,7 @@ def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 1)
 
 
-def _leased_idle(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _leased_idle(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "utilization_percent")
         leases = watched.leases(gpu, throughout=True)
@@ -181,7 +181,7 @@ def _leased_idle(watched: Watched, limit: Mapping[str, Number]) -> Found:
             yield gpu, {"utilization_max_percent": max(used), "leases": sorted(leases)}
 
 
-def _busy_unleased(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _busy_unleased(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     if watched.last.leases != "yes":  # nobody keeps leases here, or they can't be read
         return
     for gpu in watched.gpus:
@@ -194,7 +194,7 @@ def _busy_unleased(watched: Watched, limit: Mapping[str, Number]) -> Found:
             yield gpu, evidence
 
 
-def _memory_full(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _memory_full(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "memory_used_mib")
         if used and gpu.memory_total_mib:
@@ -203,7 +203,7 @@ def _memory_full(watched: Watched, limit: Mapping[str, Number]) -> Found:
                 yield gpu, {"memory_max_percent": round(most, 1), "memory_max_mib": max(used)}
 
 
-def _memory_held(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _memory_held(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "memory_used_mib")
         busy = watched.values(gpu, "utilization_percent")
@@ -215,10 +215,10 @@ def _memory_held(watched: Watched, limit: Mapping[str, Number]) -> Found:
             yield gpu, {**evidence, "utilization_max_percent": max(busy)}
 
 
-def _slowed(*events: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
+def _slowed(*events: str) -> Callable[[WatchData, Mapping[str, Number]], Evidence]:
     """GPUs that named one of these reasons in so many of their samples."""
 
-    def find(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    def find(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
             told = watched.values(gpu, "clock_events")
             hit = [one for one in told if set(one) & set(events)]
@@ -233,7 +233,7 @@ def _slowed(*events: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
     return find
 
 
-def _pcie_narrow(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _pcie_narrow(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     """Links rest in a lower generation: only samples under load say something.
 
     A virtual machine's link is what its hypervisor shows: a T4 of EC2 has 8 of 16 lanes there.
@@ -258,7 +258,7 @@ def _pcie_narrow(watched: Watched, limit: Mapping[str, Number]) -> Found:
             yield gpu, {**evidence, "samples": len(loaded)}
 
 
-def _behind(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _behind_group(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     """Of GPUs that work together, all loaded, one that does far less or runs far slower than the others."""
     for group in _groups(watched):
         means = {g.index: _mean(watched.values(g, "utilization_percent") or [0]) for g in group}
@@ -276,7 +276,7 @@ def _behind(watched: Watched, limit: Mapping[str, Number]) -> Found:
                 yield gpu, {**evidence, "group": [one.uuid for one in group]}
 
 
-def _groups(watched: Watched) -> list[list[Device]]:
+def _groups(watched: WatchData) -> list[list[Device]]:
     """GPUs of one lease; and those that have none, which may work together."""
     groups: dict[str, list[Device]] = {}
     for gpu in watched.gpus:
@@ -285,10 +285,10 @@ def _groups(watched: Watched) -> list[list[Device]]:
     return list(groups.values())
 
 
-def _has(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
+def _has_fault(id: str) -> Callable[[WatchData, Mapping[str, Number]], Evidence]:
     """GPUs that have a fault of the table by the last snapshot."""
 
-    def find(watched: Watched, _: Mapping[str, Number]) -> Found:
+    def find(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
             found = FAULTS[id].condition(partial(getattr, gpu))
             if found is not None:
@@ -297,21 +297,21 @@ def _has(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
     return find
 
 
-def _ended(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _driver_ended(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     driver: Driver = watched.last.driver
     if driver.ended:
         yield None, {"driver": driver.version, "supported_until": driver.supported_until}
 
 
-def _nvlink_down(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _nvlink_down(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     whole = {gpu.uuid: gpu for gpu in watched.gpus if gpu.nvlinks_total and not gpu.mig_enabled}
     cards = []
     for gpu in whole.values():
         up, down = range(gpu.nvlinks_active or 0), range((gpu.nvlinks_total or 0) - (gpu.nvlinks_active or 0))
         joined = frozenset(peer.uuid for peer in gpu.peers if peer.nvlinks)
-        cards.append(Card(gpu.uuid, gpu.title, gpu.name or "", up, down, joined))
-    for group in alike(cards):
-        if wrong(group):
+        cards.append(GpuLinks(gpu.uuid, gpu.title, gpu.name or "", up, down, joined))
+    for group in comparable_groups(cards):
+        if link_mismatch(group):
             most = max(len(card.up) for card in group)
             for card in group:
                 if len(card.up) < most or not most:
@@ -319,25 +319,25 @@ def _nvlink_down(watched: Watched, _: Mapping[str, Number]) -> Found:
                     yield whole[str(card.key)], evidence
 
 
-def _no_fabric_manager(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _no_fabric_manager(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     """Named nv-fabricmanager (NVIDIA, Fabric Manager user guide), of which the kernel keeps 15 characters."""
     if watched.around.nvswitches and "nv-fabricmanager"[:15] not in watched.around.programs:
         yield None, {"nvswitches": watched.around.nvswitches}
 
 
-def _mps(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _mps_active(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     """Its daemons are nvidia-cuda-mps-control and -server (NVIDIA, Multi-Process Service)."""
     if "nvidia-cuda-mps"[:15] in watched.around.programs:
         yield None, {"programs": ["nvidia-cuda-mps"]}
 
 
-def _too_hot(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _too_hot(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         margins = []
         for sample in watched.samples(gpu):
 
             def value(name: str, sample: Sample = sample, gpu: Device = gpu) -> Any:
-                return getattr(sample if name in SAMPLED else gpu, name)
+                return getattr(sample if name in SAMPLE_FIELDS else gpu, name)
 
             if (margin := thermal_margin(value)) is not None:
                 margins.append(margin)
@@ -350,7 +350,7 @@ def _too_hot(watched: Watched, _: Mapping[str, Number]) -> Found:
 
 def _fault(
     id: str,
-    find: Callable[[Watched, Mapping[str, Number]], Found] | None = None,
+    find: Callable[[WatchData, Mapping[str, Number]], Evidence] | None = None,
     threshold: Mapping[str, Number] | None = None,
     window_s: float = 0.0,
 ) -> WatchRule:
@@ -361,7 +361,7 @@ def _fault(
     """
     fault = FAULTS[id]
     return WatchRule(
-        *(id, fault.severity, fault.text, fault.remedy, find or _has(id)),
+        *(id, fault.severity, fault.text, fault.remedy, find or _has_fault(id)),
         threshold or {},
         window_s,
         fault.source,
@@ -428,7 +428,7 @@ RULES: tuple[WatchRule, ...] = (
         "warning",
         "it is far behind the GPUs that it works with",
         "the job goes at its pace: look at its heat, power, PCIe link and the CPU that feeds it",
-        _behind,
+        _behind_group,
         {"gpus": 2, "utilization_percent": 10, "share_percent": 70},
         window_s=5,
     ),
@@ -437,7 +437,7 @@ RULES: tuple[WatchRule, ...] = (
         "warning",
         "NVIDIA has ended the support of its driver's branch",
         "move to a branch that is supported: the role nvidia_driver, or a newer image",
-        _ended,
+        _driver_ended,
     ),
     WatchRule(
         "no-fabric-manager",
@@ -451,7 +451,7 @@ RULES: tuple[WatchRule, ...] = (
         "info",
         "processes share GPUs through MPS",
         "one that fails may end all of them; `echo quit | nvidia-cuda-mps-control` ends it",
-        _mps,
+        _mps_active,
     ),
     _fault("recovery-action"),
     _fault("remap-failed"),
@@ -463,8 +463,8 @@ RULES: tuple[WatchRule, ...] = (
     _fault("fabric-not-joined"),
     _fault("persistence-off"),
     _fault("nvlink-down", _nvlink_down),
-    _fault("thermal-slowdown", _slowed(*THERMAL), {"samples_percent": 1}, window_s=1),
-    _fault("hardware-slowdown", _slowed(*HARDWARE), {"samples_percent": 1}, window_s=1),
+    _fault("thermal-slowdown", _slowed(*THERMAL_EVENTS), {"samples_percent": 1}, window_s=1),
+    _fault("hardware-slowdown", _slowed(*HARDWARE_EVENTS), {"samples_percent": 1}, window_s=1),
     _fault("temperature-margin", _too_hot, window_s=1),
     _fault("pcie-narrow", _pcie_narrow, {"utilization_percent": 20}, window_s=1),
 )

@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.findings import Finding, Severity
-from gpukiln.gpus.faults import LOGGED
+from gpukiln.gpus.faults import LOG_FAULTS
 from gpukiln.probe.xids import XID, joined
 
 OFF_THE_BUS, RECOVERY_ACTION = 79, 154
 # An SXid is followed by lines of the same number that say more of it (NVIDIA Fabric Manager user guide, SXid
 # errors): `28006, Severity 0 Engine instance 46 ...` and `28006, Data {0x00140004, ...}`.
-MORE = re.compile(r",\s*(Severity \d|Data \{)")
+SXID_DETAIL = re.compile(r",\s*(Severity \d|Data \{)")
 # NVSwitch says of each SXid whether it is fatal, NVLink 5 of each of its Xids (144 to 150, `145, RLW_REMAP
 # Nonfatal XC0 i0 Link 02`): NVIDIA/NVSentinel, tests of its syslog health monitor.
-FATAL = re.compile(r"\b(?P<non>Non-?)?fatal\b", re.IGNORECASE)
+FATAL_WORD = re.compile(r"\b(?P<non>Non-?)?fatal\b", re.IGNORECASE)
 # `154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)`: the action was carried out.
-DONE = re.compile(r"\bto 0x0 \(None\)")
+ACTION_DONE = re.compile(r"\bto 0x0 \(None\)")
 # What `gpukiln-gpu reset` writes to the kernel's log: drivers before branch 570 log no 154.
 RESET_NOTE = "gpukiln: GPU {address} was reset"
 RESET = re.compile(r"gpukiln: GPU (?P<device>[0-9a-f:.]+) was reset")
-TIMES = re.compile(r" \((\d+) times\)$")
-Table = Mapping[int, Mapping[str, Any]]
+REPEATED = re.compile(r" \((\d+) times\)$")
+XidTable = Mapping[int, Mapping[str, Any]]
 """{number: {kind, blames_hardware, severity, reset, text, remedy}}: `gpukiln.catalog.xid.judged`."""
 
 
@@ -58,36 +58,36 @@ class KernelEvent:
         """Whether it is an NVSwitch's."""
         return self.kind == "SXid"
 
-    def known(self, table: Table) -> bool:
+    def known(self, table: XidTable) -> bool:
         """Whether its meaning is known: an SXid's by its own word, an Xid's by NVIDIA's catalogue."""
         if self.kind == "Xid":
             return self.number in table
         return self.fatal is not None if self.switch else True
 
-    def severity(self, table: Table) -> Severity:
+    def severity(self, table: XidTable) -> Severity:
         """error: the device should get no work; warning, or info."""
         if self.switch:
             return "error" if self.fatal else "info"
         if self.kind != "Xid":
-            return LOGGED[self.kind].severity
+            return LOG_FAULTS[self.kind].severity
         if self.fatal is False:
             return "info"
         severity: Severity = table[self.number]["severity"] if self.number in table else "warning"
         return severity
 
-    def blames_hardware(self, table: Table) -> bool:
+    def blames_hardware(self, table: XidTable) -> bool:
         """Whether the machine is to blame, and not what ran on it."""
         if self.kind == "Xid":
             return self.known(table) and table[self.number]["blames_hardware"] and self.fatal is not False
         return bool(self.fatal) if self.switch else True
 
-    def ends_with_reset(self, table: Table) -> bool:
+    def ends_with_reset(self, table: XidTable) -> bool:
         """Whether a reset of the GPU is what ends it."""
         if self.kind == "Xid":
             return self.number == RECOVERY_ACTION or bool(self.known(table) and table[self.number]["reset"])
-        return not self.switch and LOGGED[self.kind].reset
+        return not self.switch and LOG_FAULTS[self.kind].reset
 
-    def finding(self, table: Table) -> Finding:
+    def finding(self, table: XidTable) -> Finding:
         """What the rows of the log say: the line with its meaning, and what to do."""
         id, means, remedy, source = self.kind, "", "", "NVIDIA Fabric Manager user guide, SXid errors"
         if self.kind == "Xid" and self.number in table:
@@ -99,7 +99,7 @@ class KernelEvent:
         elif self.switch:
             remedy = "look the number up in NVIDIA's Fabric Manager user guide" if self.fatal else ""
         else:
-            fault = LOGGED[self.kind]
+            fault = LOG_FAULTS[self.kind]
             means, remedy, source = fault.text, fault.remedy, fault.source
         return Finding(
             id=f"{id.lower()}-{self.number}" if self.number else id,
@@ -116,13 +116,13 @@ class KernelEvent:
             source=source,
         )
 
-    def explained(self, table: Table) -> str:
+    def explained(self, table: XidTable) -> str:
         """Its line, with what it means and what to do."""
         found = self.finding(table)
         return f"{found.message}; {found.remedy}" if found.remedy else found.message
 
 
-def events(lines: Iterable[str], table: Table) -> list[KernelEvent]:
+def events(lines: Iterable[str], table: XidTable) -> list[KernelEvent]:
     """What the lines of a kernel's log say, one event a device and fault.
 
     What a reset ends is gone once the driver says that no recovery action is left (Xid 154), or
@@ -134,16 +134,16 @@ def events(lines: Iterable[str], table: Table) -> list[KernelEvent]:
     found: dict[tuple[str, str, int], KernelEvent] = {}
     for line in (line.strip() for line in joined(lines)):
         if done := RESET.search(line):
-            _end(found, _address(done["device"]), table)
+            _forget_reset(found, _address(done["device"]), table)
             continue
         event = _event(line)
         if event is None:
             continue
-        if (event.kind, event.number) == ("Xid", RECOVERY_ACTION) and DONE.search(line):
-            _end(found, event.device, table)
+        if (event.kind, event.number) == ("Xid", RECOVERY_ACTION) and ACTION_DONE.search(line):
+            _forget_reset(found, event.device, table)
             continue
         key = (event.device, event.kind, event.number)
-        before, times = found.get(key), TIMES.search(line)
+        before, times = found.get(key), REPEATED.search(line)
         count = int(times[1]) if times else 1
         if before is not None:
             count += before.count
@@ -162,12 +162,12 @@ def _says_more(one: KernelEvent, later: KernelEvent) -> bool:
 
 def _event(line: str) -> KernelEvent | None:
     if match := XID.search(line):
-        if match["switch"] and MORE.match(match["text"]):
+        if match["switch"] and SXID_DETAIL.match(match["text"]):
             return None
-        said = FATAL.search(match["text"])
+        said = FATAL_WORD.search(match["text"])
         kind, fatal = "SXid" if match["switch"] else "Xid", not said["non"] if said else None
         return KernelEvent(_address(match["device"]), kind, int(match["number"]), fatal, line)
-    for id, fault in LOGGED.items():
+    for id, fault in LOG_FAULTS.items():
         if found := fault.pattern.search(line):
             device = _address(found.groupdict().get("device") or "")
             if id == "off-the-bus":  # which does not always get its number
@@ -176,7 +176,7 @@ def _event(line: str) -> KernelEvent | None:
     return None
 
 
-def _end(found: dict[tuple[str, str, int], KernelEvent], device: str, table: Table) -> None:
+def _forget_reset(found: dict[tuple[str, str, int], KernelEvent], device: str, table: XidTable) -> None:
     """Forget what the reset of a device has ended, and what named no device."""
     for key, event in list(found.items()):
         if event.device in (device, "") and event.ends_with_reset(table):

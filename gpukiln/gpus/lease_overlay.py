@@ -7,22 +7,22 @@ from collections.abc import Sequence
 
 from gpukiln.errors import GpukilnError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.config import COUNTS
+from gpukiln.gpus.config import BUSY_KINDS
 from gpukiln.gpus.config import load as load_config
 from gpukiln.gpus.model import Device, GpuProcess, LeaseMark, Snapshot
 from gpukiln.gpus.processes import PROC
-from gpukiln.gpus.selection import SHARED, DeviceRequest, Taken, select
+from gpukiln.gpus.selection import SHARED, DeviceClaims, DeviceRequest, select
 from gpukiln.gpus.store import Lease, boot_clock
 from gpukiln.probe.base import read
 
 
-def taken_by(leases: Sequence[Lease]) -> dict[str, Taken]:
+def claims_by_device(leases: Sequence[Lease]) -> dict[str, DeviceClaims]:
     """By device what leases have of it."""
-    found: dict[str, Taken] = {}
+    found: dict[str, DeviceClaims] = {}
     for lease in leases:
         for one in lease.devices:
-            before = found.get(one.device, Taken())
-            found[one.device] = Taken(
+            before = found.get(one.device, DeviceClaims())
+            found[one.device] = DeviceClaims(
                 exclusive=before.exclusive or lease.mode != SHARED,
                 budget_mib=before.budget_mib + (one.memory_mib or 0),
                 holders=(*before.holders, f"{lease.id} of {lease.user}"),
@@ -34,19 +34,19 @@ def snapshot() -> Snapshot:
     """The GPUs of this machine now, with its leases where it keeps some that can be read."""
     found, counts = collect(), load_config().counts
     try:
-        held = _held()
+        held = _current_leases()
     except (GpukilnError, OSError) as error:
-        return dataclasses.replace(covered(found, [], counts), leases=str(error))
+        return dataclasses.replace(with_leases(found, [], counts), leases=str(error))
     if held is None:
-        return dataclasses.replace(covered(found, [], counts), leases="none")
-    return dataclasses.replace(covered(found, held, counts), leases="yes")
+        return dataclasses.replace(with_leases(found, [], counts), leases="none")
+    return dataclasses.replace(with_leases(found, held, counts), leases="yes")
 
 
-def _held() -> list[Lease] | None:
+def _current_leases() -> list[Lease] | None:
     """The leases that hold; None where nobody keeps any here."""
-    from gpukiln.gpus.client import MemberLeases, leases_kept  # noqa: PLC0415 - it knows this module
+    from gpukiln.gpus.client import MemberLeases, open_existing_leases  # noqa: PLC0415 - it knows this module
 
-    leases = leases_kept()
+    leases = open_existing_leases()
     if leases is None:
         return None
     if isinstance(leases, MemberLeases):
@@ -57,7 +57,7 @@ def _held() -> list[Lease] | None:
         leases.close()
 
 
-def covered(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = COUNTS) -> Snapshot:
+def with_leases(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = BUSY_KINDS) -> Snapshot:
     """The snapshot with leases that hold.
 
     Args:
@@ -71,8 +71,8 @@ def covered(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = CO
             left = round(ends - clock, 1) if ends is not None else None
             mark = LeaseMark(lease.id, lease.user, lease.mode, part.memory_mib, left)
             marks.setdefault(part.device, []).append(mark)
-    processes = tuple(_covered(one, held) for one in found.processes or ())
-    taken = taken_by(held)
+    processes = tuple(_with_lease(one, held) for one in found.processes or ())
+    taken = claims_by_device(held)
     plain = DeviceRequest(counts=counts)
     devices = []
     for kind, asked in (("gpu", plain), ("mig", dataclasses.replace(plain, mig="any"))):
@@ -83,18 +83,18 @@ def covered(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = CO
         for one, said in zip(found.devices, looked):
             if one.kind == kind:
                 because = (*said.never, *said.not_now)
-                devices.append(_marked(one, tuple(marks.get(one.uuid or "", ())), because))
+                devices.append(_with_marks(one, tuple(marks.get(one.uuid or "", ())), because))
     devices.sort(key=lambda one: (one.vendor != "nvidia", one.index, one.kind == "mig", one.mig_index or 0))
     return dataclasses.replace(
         found, devices=tuple(devices), processes=processes if found.processes is not None else None
     )
 
 
-def _marked(one: Device, marks: tuple[LeaseMark, ...], because: tuple[str, ...]) -> Device:
+def _with_marks(one: Device, marks: tuple[LeaseMark, ...], because: tuple[str, ...]) -> Device:
     return dataclasses.replace(one, leases=marks, allocatable=not because, not_allocatable_because=because)
 
 
-def _covered(process: GpuProcess, held: Sequence[Lease]) -> GpuProcess:
+def _with_lease(process: GpuProcess, held: Sequence[Lease]) -> GpuProcess:
     """The process with the lease that covers it: of its device, and its user's or its ancestor's."""
     on = [lease for lease in held if process.device in lease.uuids]
     if process.state == "foreign":  # its number is of another namespace

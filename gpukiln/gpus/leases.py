@@ -19,10 +19,10 @@ from gpukiln.errors import BusyError, IncompatibleError, RefusedError, Unavailab
 from gpukiln.gpus.collect import collect, now
 from gpukiln.gpus.config import Config, machine_price
 from gpukiln.gpus.config import load as load_config
-from gpukiln.gpus.lease_overlay import covered, taken_by
+from gpukiln.gpus.lease_overlay import claims_by_device, with_leases
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.processes import start_ticks, user_name
-from gpukiln.gpus.selection import SHARED, Considered, DeviceRequest, Selection, Taken, select
+from gpukiln.gpus.selection import SHARED, DeviceCandidate, DeviceClaims, DeviceRequest, Selection, select
 from gpukiln.gpus.store import (
     Lease,
     LeasedDevice,
@@ -31,22 +31,24 @@ from gpukiln.gpus.store import (
     boot_id,
     folder,
     number_of,
-    read_alive,
     read_ledger,
+    read_lifelines,
     set_aside,
 )
 from gpukiln.units import Duration
 
 JOB, DETACHED, CONTAINER = "job", "detached", "container"
 POLL_S = (0.05, 0.5)  # between looks of who waits at the leases: at first, and at most
-LOOK_AGAIN_S = 5.0  # between looks of who waits at the GPUs, which costs far more
-PROBED_S = 2.0  # for which whoever looks at a lock (`Store.is_locked`) may be in the way of who takes it
-FRESH_S = 2.0  # age of a look at the GPUs by which something is granted
-Alive = Callable[[Lease], bool]  # whether the container of a lease runs
+SNAPSHOT_INTERVAL_S = 5.0  # between looks of who waits at the GPUs, which costs far more
+LOCK_PATIENCE_S = (
+    2.0  # for which whoever looks at a lock (`Store.is_locked`) may be in the way of who takes it
+)
+MAX_SNAPSHOT_AGE_S = 2.0  # age of a look at the GPUs by which something is granted
+ContainerCheck = Callable[[Lease], bool]  # whether the container of a lease runs
 
 
 @dataclass(frozen=True)
-class Who:
+class LeaseHolder:
     """Who leases.
 
     Args:
@@ -66,16 +68,16 @@ class Who:
         return os.getpid() if self.pid is None else self.pid
 
 
-def whoami(project: str = "") -> Who:
+def whoami(project: str = "") -> LeaseHolder:
     """Who runs this program."""
     uid = os.getuid()
     if uid == 0 and (before := os.environ.get("SUDO_UID", "")).isdecimal():
         uid = int(before)
-    return Who(user_name(uid), uid, project)
+    return LeaseHolder(user_name(uid), uid, project)
 
 
 @dataclass(frozen=True)
-class Granted:
+class LeaseGrant:
     """A lease that was granted, with the locks that keep it.
 
     Args:
@@ -86,7 +88,7 @@ class Granted:
 
     lease: Lease
     descriptors: tuple[int, ...]
-    considered: tuple[Considered, ...]
+    considered: tuple[DeviceCandidate, ...]
     why: str
     indices: Mapping[str, int] = field(default_factory=dict)
 
@@ -98,7 +100,7 @@ class Granted:
     @property
     def environment(self) -> dict[str, str]:
         """What makes a job see these devices alone."""
-        return visible(self.uuids)
+        return device_environment(self.uuids)
 
     @property
     def environment_by_index(self) -> dict[str, str]:
@@ -107,10 +109,10 @@ class Granted:
         Raises:
             UsageError: One is a MIG device.
         """
-        return visible(self.uuids, self.indices)
+        return device_environment(self.uuids, self.indices)
 
 
-def visible(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> dict[str, str]:
+def device_environment(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> dict[str, str]:
     """What makes programs see these devices alone.
 
     CUDA knows them by UUID (CUDA C++ Programming Guide, environment variables). So does ROCr, below HIP and
@@ -129,7 +131,7 @@ def visible(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> d
             raise UsageError(f"--ids index: {mig[0]} has no number of its own", hint="--ids uuid")
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            **visible(amd),
+            **device_environment(amd),
             "CUDA_VISIBLE_DEVICES": ",".join(str(indices[uuid]) for uuid in nvidia),
         }
     both = (("CUDA_VISIBLE_DEVICES", nvidia), ("ROCR_VISIBLE_DEVICES", amd))
@@ -166,7 +168,7 @@ class Leases:
         store: LeaseStore | None = None,
         *,
         look: Callable[[], Snapshot] = collect,
-        alive: Alive | None = None,
+        alive: ContainerCheck | None = None,
         config: Config | None = None,
     ) -> None:
         self.store = store or LeaseStore()
@@ -177,9 +179,9 @@ class Leases:
     def alive(self, lease: Lease) -> bool:
         """Whether the container of a lease runs; an engine that does not answer has it run."""
         if self._alive is None:
-            from gpukiln.gpus.engines import runs  # noqa: PLC0415 - needs no engine as a rule
+            from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - needs no engine as a rule
 
-            self._alive = runs
+            self._alive = is_container_running
         return self._alive(lease)
 
     def current(self) -> list[Lease]:
@@ -286,18 +288,18 @@ class Leases:
         Args:
             ticket: Its place in the queue, None for who has not waited yet.
         """
-        taken = taken_by(held)
+        taken = claims_by_device(held)
         for one in found.devices:
             if one.uuid and one.uuid not in taken and self.store.is_locked(self.store.guard(one.uuid)):
-                taken[one.uuid] = Taken(exclusive=True, holders=("a job that no lease names",))
+                taken[one.uuid] = DeviceClaims(exclusive=True, holders=("a job that no lease names",))
         for row in self._before(ticket):
             for uuid in json.loads(row["devices"]):
-                has = taken.get(uuid, Taken())
+                has = taken.get(uuid, DeviceClaims())
                 if not has.exclusive:
                     since = row["at"][11:19]
                     mark = f"{row['user']} waits for {row['count']} since {since}"
                     taken[uuid] = dataclasses.replace(has, reserved=mark)
-        seen = covered(found, held, self.config.counts)
+        seen = with_leases(found, held, self.config.counts)
         if request.counts is None:
             request = dataclasses.replace(request, counts=self.config.counts)
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
@@ -315,7 +317,7 @@ class Leases:
     def acquire(
         self,
         request: DeviceRequest,
-        who: Who,
+        who: LeaseHolder,
         *,
         kind: str = JOB,
         hours: float | None = None,
@@ -325,7 +327,7 @@ class Leases:
         engine: str | None = None,
         on_wait: Callable[[str], None] | None = None,
         left: Callable[[], bool] = lambda: False,
-    ) -> Granted:
+    ) -> LeaseGrant:
         """Have devices, or wait for them.
 
         Args:
@@ -351,7 +353,7 @@ class Leases:
             while True:
                 if left():
                     raise BusyError("who asked is gone")
-                if found is None or time.monotonic() - looked > LOOK_AGAIN_S:
+                if found is None or time.monotonic() - looked > SNAPSHOT_INTERVAL_S:
                     found, looked = self.look(), time.monotonic()
                     check_usable(found)
                 gone = self._containers_gone()
@@ -361,11 +363,11 @@ class Leases:
                     if request.count > len(selection.possible):
                         raise IncompatibleError(
                             f"this machine can't serve it: {selection.why}",
-                            details=explained(selection.considered),
+                            details=candidate_lines(selection.considered),
                             hint="`gpukiln-gpu list` shows what there is; ask for less",
                         )
                     self._check_limits(request, who, held, hours)
-                    fresh = time.monotonic() - looked < FRESH_S
+                    fresh = time.monotonic() - looked < MAX_SNAPSHOT_AGE_S
                     if selection.devices and fresh:
                         granted = self._grant(
                             request, who, selection, found, kind, hours, heartbeat_s, command, engine
@@ -376,7 +378,7 @@ class Leases:
                     if not selection.devices and time.monotonic() >= until:
                         raise BusyError(
                             f"not now: {selection.why}",
-                            details=explained(selection.considered),
+                            details=candidate_lines(selection.considered),
                             hint="--wait 10m waits for it; `gpukiln-gpu leases` says who has what",
                         )
                     if ticket is None and not selection.devices:
@@ -394,7 +396,7 @@ class Leases:
                     self.store.db.execute("delete from tickets where id = ?", (ticket,))
             raise
 
-    def _queue(self, request: DeviceRequest, who: Who, selection: Selection) -> int:
+    def _queue(self, request: DeviceRequest, who: LeaseHolder, selection: Selection) -> int:
         # In turn: the first of each holder, then the second of each; who comes later begins at the turn
         # that is served now.
         waiting = self.queue()
@@ -417,7 +419,9 @@ class Leases:
         )
         return int(done.lastrowid or 0)
 
-    def _check_limits(self, request: DeviceRequest, who: Who, held: list[Lease], hours: float | None) -> None:
+    def _check_limits(
+        self, request: DeviceRequest, who: LeaseHolder, held: list[Lease], hours: float | None
+    ) -> None:
         limit = self.config.limit(who.user, who.project)
         has = sum(len(lease.devices) for lease in held if lease.uid == who.uid)
         if request.repair:
@@ -438,7 +442,7 @@ class Leases:
     def _grant(
         self,
         request: DeviceRequest,
-        who: Who,
+        who: LeaseHolder,
         selection: Selection,
         found: Snapshot,
         kind: str,
@@ -446,7 +450,7 @@ class Leases:
         heartbeat_s: float | None,
         command: str,
         engine: str | None,
-    ) -> Granted:
+    ) -> LeaseGrant:
         """Write a lease down and take its locks, in a transaction."""
         clock = boot_clock()
         limit = self.config.limit(who.user, who.project)
@@ -475,7 +479,7 @@ class Leases:
                 expires_boot=None if hours is None else clock + hours * 3600,
                 heartbeat_s=heartbeat_s,
                 beat_boot=clock if heartbeat_s is not None else None,
-                devices=tuple(_held(request, one, whole) for one in selection.devices),
+                devices=tuple(_leased_device(request, one, whole) for one in selection.devices),
             )
         )
         descriptors: list[int] = []
@@ -485,7 +489,7 @@ class Leases:
                 wanted = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
                 wanted += [(self.store.guard(uuid), how) for uuid in lease.uuids]
                 for path, way in wanted:
-                    number = self.store.open_locked(path, way, patience_s=PROBED_S)
+                    number = self.store.open_locked(path, way, patience_s=LOCK_PATIENCE_S)
                     if number is None:  # `_select` looked a moment ago: it was taken without a lease
                         raise BusyError(f"{path} was locked by somebody else meanwhile", hint="try again")
                     descriptors.append(number)
@@ -496,7 +500,7 @@ class Leases:
                 self.store.forget(self.store.lifeline(lease))
             raise
         indices = {one.uuid: one.index for one in selection.devices if one.uuid and one.kind == "gpu"}
-        return Granted(lease, tuple(descriptors), selection.considered, selection.why, indices)
+        return LeaseGrant(lease, tuple(descriptors), selection.considered, selection.why, indices)
 
     def is_running(self, lease: Lease) -> bool:
         """Whether anything of a lease's job still has its GPUs."""
@@ -512,7 +516,7 @@ class Leases:
         for uuid in lease.uuids:
             # Shared: several commands may run under one lease, and who comes next still sees that they do.
             guard = self.store.guard(uuid)
-            number = self.store.open_locked(guard, fcntl.LOCK_SH, patience_s=PROBED_S)
+            number = self.store.open_locked(guard, fcntl.LOCK_SH, patience_s=LOCK_PATIENCE_S)
             if number is None:
                 _close(descriptors)
                 raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
@@ -532,7 +536,7 @@ class Leases:
         number = number_of(name)
         return next((one for one in self.current() if one.number == number), None)
 
-    def is_ours(self, lease: Lease, who: Who) -> bool:
+    def is_ours(self, lease: Lease, who: LeaseHolder) -> bool:
         """Whether this user may end or renew a lease without force."""
         return lease.uid == who.uid
 
@@ -548,7 +552,7 @@ class Leases:
         }
 
     def release(
-        self, lease: Lease, who: Who, *, force: bool = False, energy: dict[str, float] | None = None
+        self, lease: Lease, who: LeaseHolder, *, force: bool = False, energy: dict[str, float] | None = None
     ) -> bool:
         """End a lease; False where it had ended already.
 
@@ -568,7 +572,7 @@ class Leases:
             self._end(lease, why, energy)
         return True
 
-    def renew(self, lease: Lease, who: Who, hours: float | None = None) -> Lease:
+    def renew(self, lease: Lease, who: LeaseHolder, hours: float | None = None) -> Lease:
         """Let a detached lease go on: its heartbeat begins anew, and its deadline with `hours`.
 
         Raises:
@@ -597,21 +601,21 @@ class Leases:
         with self.store.change():
             self.store.update(lease.number, job_pid=pid, job_ticks=start_ticks(pid))
 
-    def reconcile(self, who: Who) -> list[str]:
+    def reconcile(self, who: LeaseHolder) -> list[str]:
         """Write leases for containers and processes that use GPUs and have none; returns their ids.
 
         Args:
             who: In whose name those of containers are written.
         """
-        from gpukiln.gpus.engines import containers  # noqa: PLC0415 - asks every engine
+        from gpukiln.gpus.engines import running_containers  # noqa: PLC0415 - asks every engine
 
         found = self.look()
-        running = containers(found.devices)
+        running = running_containers(found.devices)
         whole = [one for one in found.devices if one.kind == "gpu"]
         adopted = []
         with self.store.change():
             held = self._reap(set())
-            seen = covered(found, held)
+            seen = with_leases(found, held)
             known = {uuid for lease in held for uuid in lease.uuids}
             for box in running:
                 uuids = [uuid for uuid in box.uuids if uuid not in known]
@@ -624,7 +628,7 @@ class Leases:
                 uses = process.kind in self.config.counts and process.state == "running"
                 if process.lease or not uses or process.device in known:
                     continue
-                owner = Who(process.user or "", process.uid or 0)
+                owner = LeaseHolder(process.user or "", process.uid or 0)
                 uuids = [process.device or ""]
                 command = process.command or f"pid {process.pid}"
                 adopted.append(self._adopt(seen, uuids, whole, owner, JOB, command, None, None, process.pid))
@@ -636,7 +640,7 @@ class Leases:
         seen: Snapshot,
         uuids: Sequence[str],
         whole: Sequence[Device],
-        who: Who,
+        who: LeaseHolder,
         kind: str,
         command: str,
         engine: str | None,
@@ -669,7 +673,7 @@ class Leases:
                 heartbeat_s=None,
                 beat_boot=None,
                 devices=tuple(
-                    _held(DeviceRequest(), one, whole) for one in seen.devices if one.uuid in uuids
+                    _leased_device(DeviceRequest(), one, whole) for one in seen.devices if one.uuid in uuids
                 ),
             )
         )
@@ -677,7 +681,7 @@ class Leases:
         return lease
 
 
-def rebuilt() -> tuple[Leases, list[str], list[str]]:
+def rebuild_leases() -> tuple[Leases, list[str], list[str]]:
     """Set a broken database aside and write the leases down again that their files name, with the ledger.
 
     Everything is read before anything is moved.
@@ -685,7 +689,7 @@ def rebuilt() -> tuple[Leases, list[str], list[str]]:
     Returns:
         The leases with the new database, where the old files are, and which leases were found.
     """
-    alive, uses = read_alive(folder()), read_ledger(folder())
+    alive, uses = read_lifelines(folder()), read_ledger(folder())
     moved = [str(path) for path in set_aside(folder())]
     store = LeaseStore()
     found = []
@@ -698,7 +702,7 @@ def rebuilt() -> tuple[Leases, list[str], list[str]]:
     return Leases(store), moved, found
 
 
-def _held(request: DeviceRequest, device: Device, whole: Sequence[Device]) -> LeasedDevice:
+def _leased_device(request: DeviceRequest, device: Device, whole: Sequence[Device]) -> LeasedDevice:
     """A device as a lease has it, and the part of a GPU that is accounted."""
     share = 1.0
     if device.kind == "mig":
@@ -738,7 +742,7 @@ def check_usable(found: Snapshot) -> None:
         raise UnavailableError(found.message, hint=found.fix)
 
 
-def explained(considered: Sequence[Considered]) -> tuple[str, ...]:
+def candidate_lines(considered: Sequence[DeviceCandidate]) -> tuple[str, ...]:
     """Why each device was or was not taken, a line each."""
     lines = []
     rest = "not needed" if any(one.taken for one in considered) else "free"
@@ -761,7 +765,7 @@ def lease(
     wait_s: float = 0.0,
     project: str = "",
     **wanted: Any,
-) -> Iterator[Granted]:
+) -> Iterator[LeaseGrant]:
     """Have GPUs for a block of code, and for the programs it starts with `pass_fds=gpus.descriptors`.
 
     Args:
@@ -778,9 +782,9 @@ def lease(
     Raises:
         IncompatibleError, BusyError, RefusedError, UnavailableError: As `Leases.acquire`.
     """
-    from gpukiln.gpus.client import leases_here  # noqa: PLC0415 - it knows this module
+    from gpukiln.gpus.client import open_leases  # noqa: PLC0415 - it knows this module
 
-    leases = leases_here()
+    leases = open_leases()
     mode: dict[str, Any] = {"mode": SHARED} if shared else {}
     request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **wanted)
     who = whoami(project)

@@ -27,12 +27,12 @@ from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.parsing import LimitError, parse_json, parse_yaml, read_text
 
 VERSION = "v1"
-LARGEST = 1 << 20  # bytes; the configurations of mig-parted for all GPUs have 20 KiB
+MAX_CONFIG_BYTES = 1 << 20  # bytes; the configurations of mig-parted for all GPUs have 20 KiB
 PROFILE = re.compile(r"(?:(?P<part>\d{1,3})c\.)?(?P<gpu>(?P<slices>\d{1,3})g\.\d{1,6}gb(?:[+-][a-z.,+-]+)?)")
 
 
 @dataclass(frozen=True)
-class Cut:
+class MigLayout:
     """How one GPU is cut.
 
     Args:
@@ -50,7 +50,7 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MigConfigEntry:
     """Some GPUs and how they are to be cut.
 
     Args:
@@ -60,7 +60,7 @@ class Entry:
 
     devices: tuple[int, ...] | None
     only: tuple[str, ...]
-    cut: Cut
+    cut: MigLayout
 
     def is_about(self, gpu: Device) -> bool:
         """Whether it says something of a GPU."""
@@ -69,7 +69,7 @@ class Entry:
         return self.devices is None or gpu.index in self.devices
 
 
-def read_config(path: Path, name: str) -> tuple[Entry, ...]:
+def read_config(path: Path, name: str) -> tuple[MigConfigEntry, ...]:
     """One configuration of a file, in YAML or JSON.
 
     Args:
@@ -80,12 +80,12 @@ def read_config(path: Path, name: str) -> tuple[Entry, ...]:
         UnavailableError: It is YAML, and there is no PyYAML here.
     """
     try:
-        document = _parsed(read_text(path, largest=LARGEST), path)
+        document = _parse_text(read_text(path, largest=MAX_CONFIG_BYTES), path)
     except (OSError, UnicodeDecodeError, LimitError) as error:
         raise UsageError(f"--config {path}: {error}", hint="a file in mig-parted's format") from error
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise UsageError(f"{path} is not of version {VERSION}", hint="`version: v1`, then `mig-configs:`")
-    _keys(document, ("version", "mig-configs"), str(path))
+    _check_keys(document, ("version", "mig-configs"), str(path))
     configs = document.get("mig-configs")
     if not isinstance(configs, dict) or not configs:
         raise UsageError(f"{path} has no mig-configs", hint="at least one, by its name")
@@ -103,7 +103,7 @@ def read_config(path: Path, name: str) -> tuple[Entry, ...]:
     return tuple(_entry(row, f"{path}: {name}[{number}]") for number, row in enumerate(rows))
 
 
-def _parsed(text: str, path: Path) -> Any:
+def _parse_text(text: str, path: Path) -> Any:
     if text.lstrip().startswith("{"):
         try:
             return parse_json(text)
@@ -121,15 +121,15 @@ def _parsed(text: str, path: Path) -> Any:
         raise UsageError(f"{path} is not YAML: {error}", hint="a file in mig-parted's format") from error
 
 
-def _keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def _check_keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     if strange := [key for key in data if key not in known]:
         raise UsageError(f"{where} has {strange[0]!r}", hint=f"known are {', '.join(known)}")
 
 
-def _entry(row: Any, where: str) -> Entry:
+def _entry(row: Any, where: str) -> MigConfigEntry:
     if not isinstance(row, dict):
         raise UsageError(f"{where} is {row!r}", hint="devices, mig-enabled, mig-devices")
-    _keys(row, ("device-filter", "devices", "mig-enabled", "mig-devices"), where)
+    _check_keys(row, ("device-filter", "devices", "mig-enabled", "mig-devices"), where)
     for needed in ("devices", "mig-enabled"):
         if needed not in row:
             raise UsageError(f"{where} lacks {needed}", hint="devices and mig-enabled are always needed")
@@ -148,7 +148,9 @@ def _entry(row: Any, where: str) -> Entry:
         raise UsageError(f"{where} lacks mig-devices", hint="{} for none, where mig-enabled is true")
     if not enabled and parts:
         raise UsageError(f"{where} has mig-devices, and mig-enabled is false", hint="one of the two is wrong")
-    return Entry(None if devices == "all" else tuple(devices), ids, Cut(enabled, _parts(parts or {}, where)))
+    return MigConfigEntry(
+        None if devices == "all" else tuple(devices), ids, MigLayout(enabled, _parts(parts or {}, where))
+    )
 
 
 def _parts(parts: Any, where: str) -> dict[str, int]:
@@ -167,20 +169,20 @@ def _sorted(parts: Mapping[str, int]) -> dict[str, int]:
     return {name: parts[name] for name in sorted(parts)}
 
 
-def current(found: Snapshot, gpu: Device) -> Cut:
+def current_layout(found: Snapshot, gpu: Device) -> MigLayout:
     """How a GPU is cut now."""
     parts = Counter(one.profile or "-" for one in found.devices if one.parent and one.parent == gpu.uuid)
-    return Cut(bool(gpu.mig_enabled), _sorted(parts))
+    return MigLayout(bool(gpu.mig_enabled), _sorted(parts))
 
 
-def wanted(entries: Sequence[Entry], gpu: Device) -> Cut | None:
+def desired_layout(entries: Sequence[MigConfigEntry], gpu: Device) -> MigLayout | None:
     """How a GPU is to be cut; None where nothing is said."""
     return next((one.cut for one in reversed(entries) if one.is_about(gpu)), None)
 
 
-def difference(found: Snapshot, gpu: Device, cut: Cut) -> str:
+def layout_difference(found: Snapshot, gpu: Device, cut: MigLayout) -> str:
     """What is not as it is to be; empty where all is."""
-    now = current(found, gpu)
+    now = current_layout(found, gpu)
     if now != cut:
         return f"GPU {gpu.index} {gpu.title}: {now}; wanted {cut}"
     if gpu.mig_pending is not None and gpu.mig_pending != cut.enabled:
@@ -188,11 +190,11 @@ def difference(found: Snapshot, gpu: Device, cut: Cut) -> str:
     return ""
 
 
-def exported(found: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
+def export_config(found: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
     """What is there, as such a document."""
-    same: list[tuple[Cut, list[int]]] = []
+    same: list[tuple[MigLayout, list[int]]] = []
     for gpu in gpus:
-        cut = current(found, gpu)
+        cut = current_layout(found, gpu)
         row = next((row for row in same if row[0] == cut), None)
         if row is None:
             same.append((cut, [gpu.index]))
@@ -209,7 +211,7 @@ def exported(found: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, An
     return {"version": VERSION, "mig-configs": {name: rows}}
 
 
-def written(document: Mapping[str, Any]) -> str:
+def config_yaml(document: Mapping[str, Any]) -> str:
     """Such a document as YAML; it has no text that would need more than quotes."""
     lines = [f"version: {document['version']}", "mig-configs:"]
     for name, rows in document["mig-configs"].items():

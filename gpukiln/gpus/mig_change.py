@@ -10,12 +10,12 @@ from typing import Any
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, IncompatibleError, PartialError
 from gpukiln.gpus import reset
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.mig import PROFILE, Cut, current, difference
+from gpukiln.gpus.mig import PROFILE, MigLayout, current_layout, layout_difference
 from gpukiln.probe.child import call
 
 LIMIT_S = 120.0  # for all instances of one GPU
 RESET_REQUIRED, IN_USE = 16, 19  # nvmlReturn_t
-NOT_THERE = (2, 3, 6)  # of a profile: no such number, not of this GPU, not with these others
+UNSUPPORTED_PROFILE = (2, 3, 6)  # of a profile: no such number, not of this GPU, not with these others
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MigProfile:
     places: tuple[tuple[int, int], ...]
 
 
-def apply(cuts: Mapping[str, Cut], before: Mapping[str, Cut]) -> list[str]:
+def apply(cuts: Mapping[str, MigLayout], before: Mapping[str, MigLayout]) -> list[str]:
     """Cut GPUs; when a step fails, what was there before is put back.
 
     Args:
@@ -54,10 +54,10 @@ def apply(cuts: Mapping[str, Cut], before: Mapping[str, Cut]) -> list[str]:
     """
     steps: list[str] = []
     try:
-        _to({**before, **cuts}, steps)
+        _apply_layouts({**before, **cuts}, steps)
     except (GpukilnError, RuntimeError) as error:
         try:
-            _to(before, [])
+            _apply_layouts(before, [])
         except (GpukilnError, RuntimeError) as worse:
             raise PartialError(
                 f"{_text(error)}; what was there before could not be put back: {_text(worse)}",
@@ -76,24 +76,24 @@ def _text(error: BaseException) -> str:
     return getattr(error, "message", "") or str(error)
 
 
-def _to(cuts: Mapping[str, Cut], steps: list[str]) -> None:
+def _apply_layouts(cuts: Mapping[str, MigLayout], steps: list[str]) -> None:
     """Make GPUs what they are to be, from whatever they are."""
     found = collect()
     waiting = []
     for gpu in found.devices:
         cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
-        if cut is None or gpu.uuid is None or not difference(found, gpu, cut):
+        if cut is None or gpu.uuid is None or not layout_difference(found, gpu, cut):
             continue
-        if gpu.mig_enabled and current(found, gpu).devices:
-            _in_child(clear, gpu.uuid)
+        if gpu.mig_enabled and current_layout(found, gpu).devices:
+            _in_child(destroy_instances, gpu.uuid)
             steps.append(f"{gpu.uuid}: its MIG devices are gone")
         if (gpu.mig_enabled, gpu.mig_pending) != (cut.enabled, cut.enabled):
             if _in_child(set_mode, gpu.uuid, cut.enabled)["reset"]:
                 waiting.append(gpu)
             steps.append(f"{gpu.uuid}: MIG is {'on' if cut.enabled else 'off'}")
     if waiting:
-        gpus = (*waiting, *reset.together(found, waiting))
-        reset.do(gpus)
+        gpus = (*waiting, *reset.reset_peers(found, waiting))
+        reset.reset_gpus(gpus)
         steps.append(f"reset: {', '.join(one.uuid or '' for one in gpus)}")
     found = collect()
     for gpu in found.devices:
@@ -102,7 +102,7 @@ def _to(cuts: Mapping[str, Cut], steps: list[str]) -> None:
             cut is not None
             and gpu.uuid is not None
             and cut.devices
-            and current(found, gpu).devices != cut.devices
+            and current_layout(found, gpu).devices != cut.devices
         ):
             if not gpu.mig_enabled:
                 raise CheckFailedError(f"{gpu.uuid}: MIG is off still", hint="reboot the machine, then again")
@@ -150,14 +150,14 @@ def set_mode(nvml: Any, gpu: Any, on: bool) -> dict[str, Any]:
     return {"reset": False}
 
 
-def clear(nvml: Any, gpu: Any) -> dict[str, Any]:
+def destroy_instances(nvml: Any, gpu: Any) -> dict[str, Any]:
     """Destroy all instances."""
     for profile in profiles(nvml, gpu, with_places=False):
-        for instance in _listed(
+        for instance in _list_instances(
             nvml.c_nvmlGpuInstance_t, profile.most, nvml.nvmlDeviceGetGpuInstances, gpu, profile.id
         ):
-            for kind in _kinds(nvml, instance):
-                for part in _listed(
+            for kind in _compute_profiles(nvml, instance):
+                for part in _list_instances(
                     nvml.c_nvmlComputeInstance_t,
                     kind.instanceCount,
                     nvml.nvmlGpuInstanceGetComputeInstances,
@@ -169,7 +169,7 @@ def clear(nvml: Any, gpu: Any) -> dict[str, Any]:
     return {}
 
 
-def _listed(kind: Any, most: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def _list_instances(kind: Any, most: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     rows, count = (kind * max(most, 1))(), ctypes.c_uint(most)
     function(*args, rows, ctypes.byref(count))
     return [rows[n] for n in range(count.value)]
@@ -182,10 +182,10 @@ def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[MigProfil
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number)
         except nvml.NVMLError as error:
-            if error.value in NOT_THERE:
+            if error.value in UNSUPPORTED_PROFILE:
                 continue
             raise
-        places = _places(nvml, gpu, info.id) if with_places else ()
+        places = _placements(nvml, gpu, info.id) if with_places else ()
         name = info.name.decode() if isinstance(info.name, bytes) else info.name
         found[info.id] = MigProfile(
             name.rpartition("MIG ")[2], info.id, info.sliceCount, info.instanceCount, places
@@ -193,7 +193,7 @@ def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[MigProfil
     return list(found.values())
 
 
-def _places(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
+def _placements(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
     count = ctypes.c_uint(0)
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, profile, None, ctypes.byref(count))
     rows = (nvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
@@ -201,14 +201,14 @@ def _places(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
     return tuple((rows[n].start, rows[n].size) for n in range(count.value))
 
 
-def _kinds(nvml: Any, instance: Any) -> list[Any]:
+def _compute_profiles(nvml: Any, instance: Any) -> list[Any]:
     """What compute instances a GPU instance can have."""
     found: dict[int, Any] = {}
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, 0)
         except nvml.NVMLError as error:
-            if error.value in NOT_THERE:
+            if error.value in UNSUPPORTED_PROFILE:
                 continue
             raise
         found.setdefault(info.id, info)
@@ -221,10 +221,10 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
     Raises:
         IncompatibleError: The GPU can't be cut so.
     """
-    for profile, start, size, parts in arranged(profiles(nvml, gpu), devices):
+    for profile, start, size, parts in arrange(profiles(nvml, gpu), devices):
         place = nvml.c_nvmlGpuInstancePlacement_t(start, size)
         instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, profile.id, ctypes.byref(place))
-        kinds = {kind.sliceCount: kind.id for kind in reversed(_kinds(nvml, instance))}
+        kinds = {kind.sliceCount: kind.id for kind in reversed(_compute_profiles(nvml, instance))}
         for slices in parts:
             if slices not in kinds:
                 raise IncompatibleError(
@@ -234,7 +234,7 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
     return {}
 
 
-def arranged(
+def arrange(
     offered: Sequence[MigProfile], devices: Mapping[str, int]
 ) -> list[tuple[MigProfile, int, int, tuple[int, ...]]]:
     """GPU instances with their places and their parts, for MIG devices by profile.
@@ -271,14 +271,16 @@ def arranged(
     wanted.sort(
         key=lambda row: (-max((size for _, size in row[0].places), default=0), -row[0].slices, row[0].id)
     )
-    places = _placed([profile for profile, _ in wanted], max((one.slices for one in offered), default=0))
+    places = _find_placements(
+        [profile for profile, _ in wanted], max((one.slices for one in offered), default=0)
+    )
     if places is None:
         text = ", ".join(f"{many} x {name}" for name, many in devices.items())
         raise IncompatibleError(f"it has no room for {text}", hint="nvidia-smi mig -lgipp lists the places")
     return [(profile, *place, parts) for (profile, parts), place in zip(wanted, places)]
 
 
-def _placed(wanted: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
+def _find_placements(wanted: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
     """A place for each, None where there is no room for all; tries every way at last."""
     if sum(one.slices for one in wanted) > slices:
         return None

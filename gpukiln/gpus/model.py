@@ -302,7 +302,7 @@ class Snapshot:
         return begun[0] if len(begun) == 1 else None
 
 
-def unread(
+def unreadable_finding(
     name: str, message: str, object: str = "", *, code: int | None = None, severity: Severity = "error"
 ) -> Finding:
     """What could not be read.

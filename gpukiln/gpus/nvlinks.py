@@ -14,7 +14,7 @@ _CARD = re.compile(r"(?i)\bPCIe?\b|\bNVL$|\bRTX\b")
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuLinks:
     """The NVLinks of a GPU.
 
     Args:
@@ -44,16 +44,16 @@ def is_wired(name: str) -> bool:
     return _WIRED.search(name) is not None and _CARD.search(name) is None
 
 
-def alike(cards: Iterable[Card]) -> list[tuple[Card, ...]]:
+def comparable_groups(cards: Iterable[GpuLinks]) -> list[tuple[GpuLinks, ...]]:
     """The groups within which GPUs have equally many active links: wired ones of a model, linked cards.
 
     Cards are linked in pairs, and one without a bridge is a group of its own (three RTX A6000 with 4, 4 and 0
     active links are well).
     """
-    models: dict[str, list[Card]] = defaultdict(list)
+    models: dict[str, list[GpuLinks]] = defaultdict(list)
     for card in cards:
         models[card.name].append(card)
-    groups: list[tuple[Card, ...]] = []
+    groups: list[tuple[GpuLinks, ...]] = []
     for name, same in models.items():
         if is_wired(name):
             groups.append(tuple(same))
@@ -69,7 +69,7 @@ def alike(cards: Iterable[Card]) -> list[tuple[Card, ...]]:
     return groups
 
 
-def shown(group: Sequence[Card]) -> str:
+def links_text(group: Sequence[GpuLinks]) -> str:
     """Active links of each GPU, for people."""
     return "; ".join(
         f"{card.label} {len(card.up)} of {len(card.up) + len(card.down)}"
@@ -78,10 +78,10 @@ def shown(group: Sequence[Card]) -> str:
     )
 
 
-def wrong(group: Sequence[Card]) -> str | None:
+def link_mismatch(group: Sequence[GpuLinks]) -> str | None:
     """What is wrong with a group of `alike`; None where nothing is."""
     if len({len(card.up) for card in group}) != 1:
-        return f"active NVLinks of {group[0].name}: {shown(group)}; wanted as many on each of them"
+        return f"active NVLinks of {group[0].name}: {links_text(group)}; wanted as many on each of them"
     if is_wired(group[0].name) and group[0].down and not group[0].up:
         return f"all NVLinks of all {group[0].name} are inactive, wanted some active"
     return None

@@ -14,26 +14,26 @@ from typing import Any, Callable
 
 from gpukiln.findings import SEVERITIES, Finding
 from gpukiln.gpus import kernel_log
-from gpukiln.gpus.faults import FAULTS, found_on, lanes_missing, onoff, thermal_margin
+from gpukiln.gpus.faults import FAULTS, device_faults, lanes_missing, onoff, thermal_margin
 from gpukiln.gpus.gpu_facts import (
     Facts,
     Gpu,
-    fabric_troubles,
-    is_divided,
+    are_linked,
+    copies_exceed_lanes,
+    fabric_faults,
+    has_mig,
     label,
-    lanes_refuted,
-    linked,
     links,
     nvml_gpus,
     read,
     title,
     value,
 )
-from gpukiln.gpus.nvlinks import Card, alike, wrong
+from gpukiln.gpus.nvlinks import GpuLinks, comparable_groups, link_mismatch
 from gpukiln.probe.base import NotReachedError, NotReportedError, known
 from gpukiln.probe.nvml import address
 
-MOST = 3  # findings that a failure names
+MAX_NAMED = 3  # findings that a failure names
 
 
 class FaultError(AssertionError):
@@ -69,10 +69,12 @@ class HealthRule:
 
 def _require_none(facts: Facts, *ids: str) -> None:
     """Fail where a GPU has one of these faults."""
-    found = [(gpu, one) for gpu in nvml_gpus(facts) for one in found_on(partial(value, gpu), title(gpu), ids)]
+    found = [
+        (gpu, one) for gpu in nvml_gpus(facts) for one in device_faults(partial(value, gpu), title(gpu), ids)
+    ]
     if found:
-        text = "; ".join(f"{label(gpu)}: {one.message}" for gpu, one in found[:MOST])
-        more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
+        text = "; ".join(f"{label(gpu)}: {one.message}" for gpu, one in found[:MAX_NAMED])
+        more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
         raise FaultError(*(one for _, one in found), message=f"{text}{more}; wanted none of it")
 
 
@@ -121,8 +123,8 @@ def _persistence(facts: Facts) -> str:
     return ", ".join(f"{gpu}: not reported" for gpu in silent)
 
 
-def logged(
-    lines: Iterable[str], table: kernel_log.Table, *, live: bool
+def log_events(
+    lines: Iterable[str], table: kernel_log.XidTable, *, live: bool
 ) -> tuple[list[kernel_log.KernelEvent], list[kernel_log.KernelEvent]]:
     """What the kernel's log says: the events that count as a failure, the worst first, and the others.
 
@@ -142,8 +144,8 @@ def logged(
     return serious, sorted(others, key=lambda event: event.known(table))  # an unknown one comes first
 
 
-def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
-    serious, others = logged(known(facts["gpus"]["xids"]), table, live=live)
+def _xid(facts: Facts, table: kernel_log.XidTable, live: bool) -> str:
+    serious, others = log_events(known(facts["gpus"]["xids"]), table, live=live)
     if serious:
         said = [event.explained(table) for event in serious]
         text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"
@@ -235,7 +237,7 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
         width, widest = value(gpu, "pcie_width"), value(gpu, "pcie_width_max")
         narrow = lanes_missing(width, widest) is not None
         # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model or not.
-        refuted = lanes_refuted(copied, str(read(gpu, "bus_id")), width) if narrow else ""
+        refuted = copies_exceed_lanes(copied, str(read(gpu, "bus_id")), width) if narrow else ""
         same = width == shown[str(value(gpu, "name"))]
         if narrow and not (virtual != "none" and (same or refuted)):
             text = f"{label(gpu)} has {lanes_missing(width, widest)}"
@@ -267,34 +269,36 @@ def _mig(facts: Facts) -> str:
     return "; ".join(notes)
 
 
-def listed(numbers: Iterable[Any]) -> str:
+def join_numbers(numbers: Iterable[Any]) -> str:
     """Numbers, for people."""
     return ", ".join(map(str, numbers))
 
 
 def _nvlink_states(facts: Facts) -> str:
-    return "; ".join(judge_states(nvml_gpus(facts)))
+    return "; ".join(check_link_states(nvml_gpus(facts)))
 
 
-def judge_states(gpus: Sequence[Gpu]) -> list[str]:
+def check_link_states(gpus: Sequence[Gpu]) -> list[str]:
     """Notes on how many NVLinks are active: as many on each GPU of a group (`gpukiln.gpus.nvlinks`)."""
-    whole = [gpu for gpu in gpus if not is_divided(gpu)]
+    whole = [gpu for gpu in gpus if not has_mig(gpu)]
     cards = []
     for gpu in whole:
         found = links(gpu)
         up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
-        joined = frozenset(other["index"] for other in whole if other is not gpu and linked(gpu, other, gpus))
-        cards.append(Card(gpu["index"], label(gpu), str(value(gpu, "name")), up, down, joined))
+        joined = frozenset(
+            other["index"] for other in whole if other is not gpu and are_linked(gpu, other, gpus)
+        )
+        cards.append(GpuLinks(gpu["index"], label(gpu), str(value(gpu, "name")), up, down, joined))
     notes = []
-    for group in alike(cards):
-        if text := wrong(group):
+    for group in comparable_groups(cards):
+        if text := link_mismatch(group):
             raise FaultError(FAULTS["nvlink-down"].finding("", text))
         one = group[0]
         of = f" of {len(one.up) + len(one.down)}" if one.down else ""
         which = f"each {one.name}" if len(group) > 1 else one.label
         notes.append(f"{len(one.up)}{of} links on {which}")
-    divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
-    return notes + ([f"MIG is on, links not judged: GPU {listed(divided)}"] if divided else [])
+    divided = [gpu["index"] for gpu in gpus if has_mig(gpu)]
+    return notes + ([f"MIG is on, links not judged: GPU {join_numbers(divided)}"] if divided else [])
 
 
 def _fabric(facts: Facts) -> str:
@@ -302,7 +306,7 @@ def _fabric(facts: Facts) -> str:
     joined = 0
     for gpu in nvml_gpus(facts):
         if read(gpu, "fabric.state"):  # null or 0: it has none
-            if troubles := fabric_troubles(gpu):
+            if troubles := fabric_faults(gpu):
                 text = f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
                 raise FaultError(FAULTS["fabric-not-joined"].finding(title(gpu), text))
             joined += 1
@@ -378,5 +382,5 @@ FABRIC = HealthRule(
     _fix("fabric-not-joined"),
     _fabric,
 )
-OF_ONE = (NVML, XID, ECC, MEMORY_REPAIR, THROTTLE, CLOCKS, PCIE_LINK, MIG, PERSISTENCE)
-OF_SEVERAL = (NVLINK, FABRIC)  # where there is more than one GPU
+SINGLE_GPU_RULES = (NVML, XID, ECC, MEMORY_REPAIR, THROTTLE, CLOCKS, PCIE_LINK, MIG, PERSISTENCE)
+MULTI_GPU_RULES = (NVLINK, FABRIC)  # where there is more than one GPU

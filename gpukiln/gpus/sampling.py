@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gpukiln.gpus import gpu_facts
-from gpukiln.gpus.collect import LOST, lost, now, reason, values_of
+from gpukiln.gpus.collect import LOST_CODES, lost_reason, now, reason, values_of
 from gpukiln.probe.child import Hang, Slow, Tell, in_child
 from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml, moving
 from gpukiln.probe.nvml_more import bad, usage
@@ -118,10 +118,10 @@ class WatchRecord:
     @property
     def lasted_s(self) -> float:
         """For how long it was watched; a tick stands for the time until the next one."""
-        return lasted(self.ticks, self.interval_s)
+        return duration_of(self.ticks, self.interval_s)
 
 
-def lasted(ticks: Sequence[Tick], interval_s: float) -> float:
+def duration_of(ticks: Sequence[Tick], interval_s: float) -> float:
     """Seconds from the time of the first tick on, the last one's interval included."""
     return round((ticks[-1].number - ticks[0].number + 1) * interval_s, 3) if ticks else 0.0
 
@@ -202,7 +202,7 @@ def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events
             continue
         before = gone.get(sample.uuid)
         if sample.error and sample.error != before:
-            name = "lost" if sample.error in LOST else "failed"
+            name = "lost" if sample.error in LOST_CODES else "failed"
             events.append(WatchEvent(tick.at_s, sample.uuid, name, f"NVML answers {sample.error}"))
             gone[sample.uuid] = sample.error
         elif before and not sample.error:
@@ -218,7 +218,7 @@ def _sample(row: dict[str, Any], index: int) -> Sample:
     """What the child said of a GPU, with a reason for each null."""
     gpu = row["gpu"]
     values, unavailable = ({}, {}) if row["error"] else values_of(gpu, FIELDS)
-    error = row["error"] or lost(unavailable)
+    error = row["error"] or lost_reason(unavailable)
     if error:
         values, unavailable = {}, dict.fromkeys(FIELDS, error)
     return Sample(row["uuid"], index, **values, error=error, unavailable=unavailable)

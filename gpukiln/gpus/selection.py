@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpukiln.compatibility import version_key
 from gpukiln.errors import UsageError
-from gpukiln.gpus.config import COUNTS
+from gpukiln.gpus.config import BUSY_KINDS
 from gpukiln.gpus.model import Device, Driver, GpuProcess
 from gpukiln.gpus.topology import describe, linked_groups, rank
 
@@ -61,7 +61,7 @@ class DeviceRequest:
 
 
 @dataclass(frozen=True)
-class Taken:
+class DeviceClaims:
     """What others have of a device.
 
     Args:
@@ -78,7 +78,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Considered:
+class DeviceCandidate:
     """What became of one device.
 
     Args:
@@ -113,10 +113,10 @@ class Selection:
     possible: tuple[Device, ...]
     free: int
     why: str
-    considered: tuple[Considered, ...] = field(default=())
+    considered: tuple[DeviceCandidate, ...] = field(default=())
 
 
-def cuda_wanted(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def parse_cuda_requirement(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Such as '>=12.1,<13'.
 
     Raises:
@@ -138,7 +138,7 @@ def select(
     devices: Sequence[Device],
     processes: Sequence[GpuProcess],
     driver: Driver,
-    taken: Mapping[str, Taken],
+    taken: Mapping[str, DeviceClaims],
 ) -> Selection:
     """Choose devices; nothing is changed.
 
@@ -151,8 +151,8 @@ def select(
     }
     rows: list[tuple[Device, list[str], list[str]]] = []
     for one in devices:
-        never = _never(request, one, driver, parents)
-        not_now = [] if never else _not_now(request, one, processes, taken)
+        never = _permanent_obstacles(request, one, driver, parents)
+        not_now = [] if never else _current_obstacles(request, one, processes, taken)
         if one.kind == "gpu" and any(p.parent == one.uuid and p.uuid in pieces for p in devices):
             never = never or ["its MIG devices are leased"]
         rows.append((one, never, not_now))
@@ -178,7 +178,7 @@ def select(
         else:
             chosen, why = tuple(best), describe(best) if request.count > 1 else ""
     considered = tuple(
-        Considered(
+        DeviceCandidate(
             one.uuid,
             one.index,
             one.name,
@@ -192,7 +192,9 @@ def select(
     return Selection(chosen, possible, len(able), why, considered)
 
 
-def _never(request: DeviceRequest, one: Device, driver: Driver, parents: set[str | None]) -> list[str]:
+def _permanent_obstacles(
+    request: DeviceRequest, one: Device, driver: Driver, parents: set[str | None]
+) -> list[str]:
     """Why a device can't serve a request as long as it is what it is."""
     found = []
     wants_mig = bool(request.mig)
@@ -221,13 +223,13 @@ def _never(request: DeviceRequest, one: Device, driver: Driver, parents: set[str
             f"it has {total} MiB, wanted {request.memory_mib}"
             + (f" and {reserve} in reserve" if reserve else "")
         )
-    found += _cuda_never(request, one, driver)
+    found += _cuda_obstacles(request, one, driver)
     if one.compute_mode == "prohibited":
         found.append("its compute mode is prohibited")
     return found
 
 
-def _cuda_never(request: DeviceRequest, one: Device, driver: Driver) -> list[str]:
+def _cuda_obstacles(request: DeviceRequest, one: Device, driver: Driver) -> list[str]:
     found = []
     if one.vendor != "nvidia" and (request.capability or request.cuda):
         return ["it is no NVIDIA GPU, and has no CUDA"]
@@ -254,8 +256,8 @@ def _is_model(name: str, wanted: str) -> bool:
     return all(word in words for word in re.findall(r"\w+", wanted.lower()))
 
 
-def _not_now(
-    request: DeviceRequest, one: Device, processes: Sequence[GpuProcess], taken: Mapping[str, Taken]
+def _current_obstacles(
+    request: DeviceRequest, one: Device, processes: Sequence[GpuProcess], taken: Mapping[str, DeviceClaims]
 ) -> list[str]:
     """Why a device can't serve a request at the moment."""
     if not one.readable:
@@ -265,7 +267,7 @@ def _not_now(
     found = [
         finding.message for finding in one.findings if finding.severity == "error" and not request.repair
     ]
-    has, whole = taken.get(one.uuid, Taken()), taken.get(one.parent or "", Taken())
+    has, whole = taken.get(one.uuid, DeviceClaims()), taken.get(one.parent or "", DeviceClaims())
     if whole.exclusive:
         found.append(f"its GPU is leased: {', '.join(whole.holders)}")
     if has.exclusive:
@@ -274,14 +276,14 @@ def _not_now(
         found.append(f"shared by {', '.join(has.holders)}")
     if has.reserved and not request.repair:
         found.append(has.reserved)
-    counts = COUNTS if request.counts is None else request.counts
+    counts = BUSY_KINDS if request.counts is None else request.counts
     mine = [
         p
         for p in processes
         if p.device == one.uuid and p.lease is None and p.state != "gone" and p.kind in counts
     ]
     if mine and not request.ignore_unleased and not has.holders:
-        who = ", ".join(_who(process) for process in mine)
+        who = ", ".join(_process_text(process) for process in mine)
         found.append(
             f"busy without a lease: {who}; --ignore-unleased takes it, and [busy] counts in "
             "/etc/gpukiln/gpus.toml says which kinds count"
@@ -296,20 +298,20 @@ def _not_now(
     return found
 
 
-def _who(process: GpuProcess) -> str:
+def _process_text(process: GpuProcess) -> str:
     """A process, its kind and whose it is, for a refusal."""
     program = (process.command or "").split(" ")[0].rpartition("/")[2]
     whose = f"of {process.user}" if process.user else process.state
     return " ".join(word for word in (f"pid {process.pid}", program, f"({process.kind})", whose) if word)
 
 
-def _score(request: DeviceRequest, one: Device, taken: Mapping[str, Taken]) -> tuple[float, ...]:
+def _score(request: DeviceRequest, one: Device, taken: Mapping[str, DeviceClaims]) -> tuple[float, ...]:
     """What one device is compared by; the less the better."""
     name = (one.name or "").lower()
     preferred = next(
         (n for n, model in enumerate(request.prefer) if _is_model(name, model)), len(request.prefer)
     )
-    has = taken.get(one.uuid or "", Taken())
+    has = taken.get(one.uuid or "", DeviceClaims())
     shared = float(has.budget_mib if not request.pack else -has.budget_mib)
     return (
         float(preferred),
@@ -324,7 +326,7 @@ def _score(request: DeviceRequest, one: Device, taken: Mapping[str, Taken]) -> t
 
 
 def _group_score(
-    request: DeviceRequest, group: Sequence[Device], taken: Mapping[str, Taken]
+    request: DeviceRequest, group: Sequence[Device], taken: Mapping[str, DeviceClaims]
 ) -> tuple[object, ...]:
     scores = sorted(_score(request, one, taken) for one in group)
     preferred = max(score[0] for score in scores)
@@ -334,8 +336,8 @@ def _group_score(
     return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))
 
 
-def _score_words(request: DeviceRequest, one: Device, taken: Mapping[str, Taken]) -> str:
-    has = taken.get(one.uuid or "", Taken())
+def _score_words(request: DeviceRequest, one: Device, taken: Mapping[str, DeviceClaims]) -> str:
+    has = taken.get(one.uuid or "", DeviceClaims())
     words = [f"{one.memory_used_mib or 0} MiB used", f"{one.utilization_percent or 0}% busy"]
     if one.temperature_c is not None:
         words.append(f"{one.temperature_c} C")

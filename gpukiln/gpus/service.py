@@ -30,19 +30,19 @@ from typing import Any
 
 from gpukiln import parsing
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableError, UsageError
-from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, Granted, Leases, Who
+from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, LeaseGrant, LeaseHolder, Leases
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.processes import user_name
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, DeviceRequest
-from gpukiln.gpus.store import Lease, LeaseStore, written
+from gpukiln.gpus.store import Lease, LeaseStore, lifeline_text
 
 FIRST_DESCRIPTOR = 3  # of those that systemd passes (sd_listen_fds(3))
-MOST_BYTES, MOST_TEXT, MOST_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
+MAX_BYTES, MAX_TEXT, MAX_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
 READ_S, IDLE_S = 10.0, 300.0  # for a call to arrive; without a call, until the service ends
-MOST_CALLS, MOST_CALLS_EACH = 256, 32  # at one time, of all users and of each
-SPARES = 2  # processes that are ready for a call
-GONE_S = 1.0  # between looks whether somebody still waits
-NOT_THEIRS = ("repair", "counts")  # of a request: root's alone, and the machine's
+MAX_CALLS, MAX_CALLS_PER_USER = 256, 32  # at one time, of all users and of each
+SPARE_PROCESSES = 2  # processes that are ready for a call
+DISCONNECT_CHECK_S = 1.0  # between looks whether somebody still waits
+ROOT_ONLY_FIELDS = ("repair", "counts")  # of a request: root's alone, and the machine's
 Answer = dict[str, Any]
 
 
@@ -57,7 +57,7 @@ class ServiceCall:
     """
 
     line: socket.socket
-    who: Who
+    who: LeaseHolder
     given: dict[str, Any]
     looked: float = 0.0
 
@@ -67,7 +67,7 @@ class ServiceCall:
 
     def gone(self) -> bool:
         """Whether nobody waits for the answer any more."""
-        if time.monotonic() - self.looked < GONE_S:
+        if time.monotonic() - self.looked < DISCONNECT_CHECK_S:
             return False
         self.looked = time.monotonic()
         try:
@@ -83,8 +83,8 @@ class ServiceCall:
             UsageError: It is none, or longer than allowed.
         """
         value = self.given.get(name, "")
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
-            raise _wrong(name, value, f"text of at most {MOST_TEXT} characters")
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise _argument_error(name, value, f"text of at most {MAX_TEXT} characters")
         return value
 
     def number(self, name: str) -> float | None:
@@ -93,14 +93,14 @@ class ServiceCall:
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_sane(value):
-            raise _wrong(name, value, "a number of 0 or more")
+            raise _argument_error(name, value, "a number of 0 or more")
         return float(value)
 
     def whole(self, name: str) -> int:
         """An argument that is a whole number of 0 or more."""
         value = self.number(name)
         if value is None or value != int(value):
-            raise _wrong(name, self.given.get(name), "a whole number")
+            raise _argument_error(name, self.given.get(name), "a whole number")
         return int(value)
 
     def lease(self, leases: Leases) -> Lease:
@@ -116,7 +116,7 @@ class ServiceCall:
         return found
 
 
-def _wrong(name: str, value: Any, wanted: str) -> UsageError:
+def _argument_error(name: str, value: Any, wanted: str) -> UsageError:
     return UsageError(f"{name} is {str(value)[:80]!r}", hint=f"wanted: {wanted}")
 
 
@@ -131,49 +131,49 @@ def request_of(data: Any) -> DeviceRequest:
         UsageError: A part is of another kind than it should be.
     """
     if not isinstance(data, dict):
-        raise _wrong("request", data, "an object")
+        raise _argument_error("request", data, "an object")
     known = {one.name: str(one.type) for one in dataclasses.fields(DeviceRequest)}
     values = {}
     for name, value in data.items():
         kind = known.get(name, "")
-        if name in NOT_THEIRS or not kind:
+        if name in ROOT_ONLY_FIELDS or not kind:
             if value not in (None, False):
-                raise _wrong(name, value, "nothing: it is not a member's to say")
+                raise _argument_error(name, value, "nothing: it is not a member's to say")
         elif value is not None or "None" not in kind:
-            values[name] = _typed(name, value, kind)
+            values[name] = _typed_value(name, value, kind)
     if values.get("mode", EXCLUSIVE) not in (EXCLUSIVE, SHARED) or values.get("count", 1) < 1:
-        raise _wrong("request", data, "a mode and a count")
+        raise _argument_error("request", data, "a mode and a count")
     return DeviceRequest(**values)
 
 
-def _typed(name: str, value: Any, kind: str) -> Any:
+def _typed_value(name: str, value: Any, kind: str) -> Any:
     """A part of a request, of the type of that field."""
     if kind.startswith("tuple[tuple"):
         return tuple(_comparison(one) for one in _list(name, value))
     if kind.startswith("tuple"):
         part = "str" if "str" in kind else "int"
-        return tuple(_typed(name, one, part) for one in _list(name, value))
+        return tuple(_typed_value(name, one, part) for one in _list(name, value))
     if kind == "bool":
         return value is True
     if kind == "str":
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
-            raise _wrong(name, value, "text")
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise _argument_error(name, value, "text")
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not _is_sane(value):
-        raise _wrong(name, value, "a whole number")
+        raise _argument_error(name, value, "a whole number")
     return value
 
 
 def _list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MOST_ITEMS:
-        raise _wrong(name, value, f"a list of at most {MOST_ITEMS}")
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise _argument_error(name, value, f"a list of at most {MAX_ITEMS}")
     return value
 
 
 def _comparison(one: Any) -> tuple[str, tuple[int, ...]]:
     fits = isinstance(one, list) and len(one) == 2 and one[0] in (">=", "<=", "==", ">", "<")
     if not fits or not all(isinstance(part, int) for part in _list("cuda", one[1])):
-        raise _wrong("cuda", one, "comparisons with versions")
+        raise _argument_error("cuda", one, "comparisons with versions")
     return one[0], tuple(one[1])
 
 
@@ -181,7 +181,7 @@ def _comparison(one: Any) -> tuple[str, tuple[int, ...]]:
 
 
 def _current(leases: Leases, _: ServiceCall) -> Answer:
-    return {"leases": [written(one) for one in leases.current()]}
+    return {"leases": [lifeline_text(one) for one in leases.current()]}
 
 
 def _queue(leases: Leases, _: ServiceCall) -> Answer:
@@ -204,12 +204,12 @@ def _plan(leases: Leases, call: ServiceCall) -> Answer:
     }
 
 
-def _acquire(leases: Leases, call: ServiceCall) -> Granted:
+def _acquire(leases: Leases, call: ServiceCall) -> LeaseGrant:
     kind, engine = call.text("kind"), call.given.get("engine")
     if kind not in (JOB, DETACHED, CONTAINER):
-        raise _wrong("kind", kind, f"{JOB}, {DETACHED} or {CONTAINER}")
+        raise _argument_error("kind", kind, f"{JOB}, {DETACHED} or {CONTAINER}")
     if engine not in (None, "docker", "podman"):
-        raise _wrong("engine", engine, "docker or podman")
+        raise _argument_error("engine", engine, "docker or podman")
     return leases.acquire(
         request_of(call.given.get("request")),
         dataclasses.replace(call.who, project=call.text("project")),
@@ -217,7 +217,7 @@ def _acquire(leases: Leases, call: ServiceCall) -> Granted:
         hours=call.number("hours"),
         heartbeat_s=call.number("heartbeat_s"),
         wait_s=call.number("wait_s") or 0.0,
-        command=str(call.given.get("command", ""))[:MOST_TEXT],
+        command=str(call.given.get("command", ""))[:MAX_TEXT],
         engine=engine,
         on_wait=call.waiting,
         left=call.gone,
@@ -238,7 +238,7 @@ def _release(leases: Leases, call: ServiceCall) -> Answer:
 
 
 def _renew(leases: Leases, call: ServiceCall) -> Answer:
-    return {"lease": written(leases.renew(call.lease(leases), call.who, call.number("hours")))}
+    return {"lease": lifeline_text(leases.renew(call.lease(leases), call.who, call.number("hours")))}
 
 
 def _began(leases: Leases, call: ServiceCall) -> Answer:
@@ -297,13 +297,13 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
         call = ServiceCall(line, peer(line), _read(line))
         name = call.given.get("call")
         if name not in CALLS:
-            raise _wrong("call", name, ", ".join(CALLS))
+            raise _argument_error("call", name, ", ".join(CALLS))
         leases = make()
         found = CALLS[name](leases, call)
-        if isinstance(found, Granted):
+        if isinstance(found, LeaseGrant):
             descriptors = found.descriptors
             data = {
-                "lease": written(found.lease),
+                "lease": lifeline_text(found.lease),
                 "considered": plain(found.considered),
                 "why": found.why,
                 "indices": dict(found.indices),
@@ -327,7 +327,7 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
             os.close(number)
 
 
-def peer(line: socket.socket) -> Who:
+def peer(line: socket.socket) -> LeaseHolder:
     """Who is at the other end, as the kernel says (unix(7), SO_PEERCRED).
 
     Raises:
@@ -337,7 +337,7 @@ def peer(line: socket.socket) -> Who:
     pid, uid, _gid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     if pid <= 0:
         raise RefusedError("who asks is in another namespace of process ids", hint="lease on the host")
-    return Who(user_name(uid), uid, pid=pid)
+    return LeaseHolder(user_name(uid), uid, pid=pid)
 
 
 def _read(line: socket.socket) -> dict[str, Any]:
@@ -349,10 +349,10 @@ def _read(line: socket.socket) -> dict[str, Any]:
     until, data = time.monotonic() + READ_S, b""
     while b"\n" not in data:
         line.settimeout(max(until - time.monotonic(), 0.01))
-        more = line.recv(MOST_BYTES)
+        more = line.recv(MAX_BYTES)
         data += more
-        if not more or len(data) > MOST_BYTES:
-            raise UsageError("no call", hint=f"one line of JSON, {MOST_BYTES} bytes at most")
+        if not more or len(data) > MAX_BYTES:
+            raise UsageError("no call", hint=f"one line of JSON, {MAX_BYTES} bytes at most")
     line.settimeout(READ_S)
     try:
         found = parsing.parse_json(data.partition(b"\n")[0])
@@ -387,7 +387,7 @@ def _refuse(line: socket.socket, error: GpukilnError) -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Spare:
+class SpareProcess:
     """A process that is ready for a call, and ends where it gets none.
 
     Args:
@@ -414,11 +414,11 @@ def serve(
             opened then.
     """
     calls: dict[int, int] = {}  # process to user
-    spares: list[Spare] = []
+    spares: list[SpareProcess] = []
     last = time.monotonic()
     while calls or time.monotonic() - last < idle_s:
-        while len(spares) < SPARES:
-            spares.append(_spare([listener, *(one.line for one in spares)], store, make))
+        while len(spares) < SPARE_PROCESSES:
+            spares.append(_start_spare([listener, *(one.line for one in spares)], store, make))
         ready = select.select([listener], [], [], 1.0)[0]
         for pid in [one for one in calls if os.waitpid(one, os.WNOHANG)[0]]:
             del calls[pid]
@@ -427,13 +427,13 @@ def serve(
         last = time.monotonic()
         with contextlib.suppress(OSError), listener.accept()[0] as line:  # who connected is gone
             uid = peer(line).uid if _has_peer(line) else -1
-            if len(calls) >= MOST_CALLS or list(calls.values()).count(uid) >= MOST_CALLS_EACH:
+            if len(calls) >= MAX_CALLS or list(calls.values()).count(uid) >= MAX_CALLS_PER_USER:
                 _refuse(line, BusyError("too many calls wait for GPUs", hint="end some that wait"))
                 continue
-            pid = _handed(line, spares)
+            pid = _hand_over(line, spares)
             if not pid:  # those that were ready were killed
-                spares.append(_spare([listener, line], store, make))
-                pid = _handed(line, spares)
+                spares.append(_start_spare([listener, line], store, make))
+                pid = _hand_over(line, spares)
             if pid:
                 calls[pid] = uid
             else:
@@ -449,7 +449,7 @@ def _has_peer(line: socket.socket) -> bool:
     return True
 
 
-def _handed(line: socket.socket, spares: list[Spare]) -> int:
+def _hand_over(line: socket.socket, spares: list[SpareProcess]) -> int:
     """Give a connection to a process that is ready: its id, or 0 where none of them lives."""
     while spares:
         spare = spares.pop(0)
@@ -463,11 +463,11 @@ def _handed(line: socket.socket, spares: list[Spare]) -> int:
     return 0
 
 
-def _spare(
+def _start_spare(
     inherited: Iterable[socket.socket],
     store: Callable[[], LeaseStore],
     make: Callable[[LeaseStore | None], Leases],
-) -> Spare:
+) -> SpareProcess:
     """Start a process for the next call.
 
     Args:
@@ -478,7 +478,7 @@ def _spare(
     pid = os.fork()
     if pid:
         theirs.close()
-        return Spare(pid, ours)
+        return SpareProcess(pid, ours)
     code = 1
     try:
         for one in (*inherited, ours):

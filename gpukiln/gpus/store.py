@@ -38,15 +38,15 @@ from gpukiln.gpus.processes import start_ticks
 FOLDER = "/var/lib/gpukiln/gpus"
 ENVIRONMENT = "GPUKILN_GPUS_STATE"  # another folder, for tests and for who has no rights on this one
 GROUP = "gpu"
-LARGEST = 256 << 20  # of a database that is taken over; 64 MiB are a million rows of the ledger
+MAX_DATABASE_BYTES = 256 << 20  # of a database that is taken over; 64 MiB are a million rows of the ledger
 VERSION = 1
 LEDGER = (
     "lease, user, project, device, model, share, started_at, ended_at, seconds, energy_joules, usd, price, "
     "ended_by"
 )
-LOCKED_S = 20.0  # for which a writer waits for others
+LOCK_TIMEOUT_S = 20.0  # for which a writer waits for others
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-REBUILD = "`gpukiln-gpu leases --rebuild` sets it aside and makes it anew from what holds the locks"
+REBUILD_HINT = "`gpukiln-gpu leases --rebuild` sets it aside and makes it anew from what holds the locks"
 TABLES = """
 create table leases (
     id integer primary key autoincrement, user text not null, uid integer not null, project text not null,
@@ -207,7 +207,7 @@ class LeaseStore:
         with self._told():
             self._folders = self._make()
             before = _identity(self.file)
-            self.db = sqlite3.connect(self.file, timeout=LOCKED_S, isolation_level=None)
+            self.db = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None)
             self.db.row_factory = sqlite3.Row
             version = self.db.execute("pragma user_version").fetchone()[0]
             if version > VERSION:
@@ -237,14 +237,14 @@ class LeaseStore:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-        top = _opened_folder(self.path, None)
+        top = _open_folder(self.path, None)
         found = {"": top}
         try:
-            taken_over = _own(top, self.path)
+            taken_over = _restrict_to_owner(top, self.path)
             for name in ("alive", "devices"):
                 _make_folder(top, name)
-                found[name] = _opened_folder(Path(name), top)
-                taken_over |= _own(found[name], self.path / name)
+                found[name] = _open_folder(Path(name), top)
+                taken_over |= _restrict_to_owner(found[name], self.path / name)
             if taken_over:
                 _take_over(found)
             for name in ("leases.db", "leases.db-wal", "leases.db-shm"):
@@ -280,14 +280,14 @@ class LeaseStore:
         text = str(error)
         if "locked" in text:
             return BusyError(
-                f"{self.file} was locked for {LOCKED_S:.0f} s by others",
+                f"{self.file} was locked for {LOCK_TIMEOUT_S:.0f} s by others",
                 hint="try again; `fuser` names who has it open",
             )
         if "full" in text or "disk I/O" in text:
             return self._full()
         if "readonly" in text or "unable to open" in text:
             return self._not_allowed()
-        return UnavailableError(f"{self.file} can't be read: {text}", hint=REBUILD)
+        return UnavailableError(f"{self.file} can't be read: {text}", hint=REBUILD_HINT)
 
     def _full(self) -> UnavailableError:
         return UnavailableError(
@@ -333,15 +333,15 @@ class LeaseStore:
             ).fetchall()
         found: dict[int, Lease] = {}
         for row in rows:
-            held = LeasedDevice(**{name: row[name] for name in _HELD})
+            held = LeasedDevice(**{name: row[name] for name in _LEASED_DEVICE_FIELDS})
             before = found.get(row["id"])
             if before is None:
-                values = {**{name: row[name] for name in _LEASE}, "memory_mib": row["budget"]}
+                values = {**{name: row[name] for name in _LEASE_FIELDS}, "memory_mib": row["budget"]}
                 before = Lease(number=row["id"], **values)
             found[row["id"]] = dataclasses.replace(before, devices=(*before.devices, held))
         for lease in found.values():
             if wrong := wrong_field(lease):
-                raise UnavailableError(f"{self.file}: {lease.id} has {wrong}", hint=REBUILD)
+                raise UnavailableError(f"{self.file}: {lease.id} has {wrong}", hint=REBUILD_HINT)
         return list(found.values())
 
     def add(self, lease: Lease) -> Lease:
@@ -435,7 +435,7 @@ class LeaseStore:
         number = self._open(self.lifeline(lease), os.O_WRONLY | os.O_CREAT)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.truncate()
-            file.write(written(lease))
+            file.write(lifeline_text(lease))
 
     def lifelines(self) -> list[Path]:
         """Every lifeline that there is, by its name."""
@@ -453,7 +453,7 @@ class LeaseStore:
 
     def _open(self, path: Path, flags: int) -> int:
         """A descriptor of a plain file of the state; waits for nothing, follows no link."""
-        return _opened(self._folders[path.parent.name], path.name, flags)
+        return _open_plain(self._folders[path.parent.name], path.name, flags)
 
     def why_dead(self, lease: Lease, *, proc: str = "/proc") -> str | None:
         """Why a lease has ended: reboot, expired, gone; None where it holds.
@@ -478,7 +478,7 @@ class LeaseStore:
             return [dict(row) for row in self.db.execute("select * from ledger order by id")]
 
 
-def _opened_folder(path: Path, above: int | None) -> int:
+def _open_folder(path: Path, above: int | None) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
 
@@ -492,7 +492,7 @@ def _make_folder(above: int, name: str) -> None:
             os.mkdir(name, 0o700, dir_fd=above)
 
 
-def _own(number: int, path: Path) -> bool:
+def _restrict_to_owner(number: int, path: Path) -> bool:
     """Have a folder for this user alone; whether others could change it before.
 
     Raises:
@@ -527,10 +527,10 @@ def _take_over(folders: dict[str, int]) -> None:
         os.unlink("leases.db-shm", dir_fd=top)  # sqlite makes it of the others
     for name in ("leases.db", "leases.db-wal"):
         with contextlib.suppress(FileNotFoundError):
-            with os.fdopen(_opened(top, name, os.O_RDONLY), "rb") as file:
-                content = file.read(LARGEST)
+            with os.fdopen(_open_plain(top, name, os.O_RDONLY), "rb") as file:
+                content = file.read(MAX_DATABASE_BYTES)
             fresh = f"{name}.new-{time.time_ns()}"
-            with os.fdopen(_opened(top, fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            with os.fdopen(_open_plain(top, fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(content)
             os.rename(fresh, name, src_dir_fd=top, dst_dir_fd=top)
 
@@ -547,10 +547,10 @@ def _is_plain(folder: int, name: str) -> bool:
 def _check_plain(folder: int, name: str, path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not _is_plain(folder, name):
-            raise UnavailableError(f"{path / name} is no plain file", hint=REBUILD)
+            raise UnavailableError(f"{path / name} is no plain file", hint=REBUILD_HINT)
 
 
-def _opened(folder: int, name: str, flags: int) -> int:
+def _open_plain(folder: int, name: str, flags: int) -> int:
     """A descriptor of a plain file in a folder.
 
     Raises:
@@ -589,11 +589,11 @@ def set_aside(path: Path) -> list[Path]:
     return moved
 
 
-_HELD = tuple(one.name for one in dataclasses.fields(LeasedDevice))
-_LEASE = tuple(one.name for one in dataclasses.fields(Lease) if one.name not in ("number", "devices"))
+_LEASED_DEVICE_FIELDS = tuple(one.name for one in dataclasses.fields(LeasedDevice))
+_LEASE_FIELDS = tuple(one.name for one in dataclasses.fields(Lease) if one.name not in ("number", "devices"))
 
 
-def read_alive(path: Path) -> list[Lease]:
+def read_lifelines(path: Path) -> list[Lease]:
     """The leases that the lifelines of a state name; nothing is changed.
 
     Args:
@@ -602,12 +602,12 @@ def read_alive(path: Path) -> list[Lease]:
     found = []
     folders: list[int] = []
     try:
-        folders.append(_opened_folder(path, None))
-        _own(folders[0], path)
-        folders.append(_opened_folder(Path("alive"), folders[0]))
+        folders.append(_open_folder(path, None))
+        _restrict_to_owner(folders[0], path)
+        folders.append(_open_folder(Path("alive"), folders[0]))
         for name in _names(folders[1]):
             with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
-                with os.fdopen(_opened(folders[1], name, os.O_RDONLY), encoding="utf-8") as file:
+                with os.fdopen(_open_plain(folders[1], name, os.O_RDONLY), encoding="utf-8") as file:
                     owner = os.fstat(file.fileno()).st_uid
                     lease = read_lifeline(file.read(1 << 20))
                 if lease.id == name and owner in (0, os.geteuid(), lease.uid):
@@ -628,7 +628,7 @@ def read_ledger(path: Path) -> list[tuple[Any, ...]]:
     return []
 
 
-def written(lease: Lease) -> str:
+def lifeline_text(lease: Lease) -> str:
     """A lease as the text of its lifeline."""
     return json.dumps(dataclasses.asdict(lease)) + "\n"
 

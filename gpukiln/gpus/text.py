@@ -12,7 +12,7 @@ def gib(mib: Any) -> str:
     return "-" if mib is None else f"{mib / 1024:.1f}"
 
 
-def shown(value: Any, unit: str = "") -> str:
+def value_text(value: Any, unit: str = "") -> str:
     """A value with its unit; - for null."""
     if value is None:
         return "-"

@@ -24,11 +24,11 @@ from gpukiln.probe.scripts import constants
 PROGRAM = "gpukiln-gpu"
 SHEBANG = b"#!/usr/bin/python3\n"
 MAIN = "import sys\n\nfrom gpukiln.gpus.cli import main\n\nsys.exit(main())\n"
-OURS = (
+PACKED_SOURCES = (
     *("__init__.py", "compatibility.py", "errors.py", "files.py", "findings.py", "options.py", "parsing.py"),
     *("redact.py", "units.py", "probe", "gpus"),
 )
-LEFT_OUT = (
+EXCLUDED = (
     "probe/contact",
     "probe/recording",
     "probe/packing",
@@ -48,10 +48,10 @@ def build(file: Path) -> None:
     Raises:
         UnavailableError: A library is not installed.
     """
-    write_whole(file, packed(), mode=0o755)
+    write_whole(file, pack(), mode=0o755)
 
 
-def packed() -> bytes:
+def pack() -> bytes:
     """The program.
 
     Raises:
@@ -96,7 +96,7 @@ def tree(folder: Path) -> Path:
 def files() -> dict[str, tuple[bytes, int]]:
     """What a machine gets: content and mode by path, without the first slash."""
     return {
-        f"usr/local/bin/{PROGRAM}": (packed(), 0o755),
+        f"usr/local/bin/{PROGRAM}": (pack(), 0o755),
         f"usr/local/share/man/man1/{PROGRAM}.1": (man_page().encode(), 0o644),
         f"usr/share/bash-completion/completions/{PROGRAM}": (completion().encode(), 0o644),
     }
@@ -114,7 +114,7 @@ def contents() -> dict[str, bytes]:
     """Every file of the program by its name in it."""
     root = Path(__file__).resolve().parents[1]
     found = {"__main__.py": MAIN.encode()}
-    for path in _ours(root):
+    for path in _own_sources(root):
         found[f"gpukiln/{path.relative_to(root)}"] = path.read_bytes()
     found["gpukiln/probe/scripts.py"] = constants().encode()
     for name in LIBRARIES:
@@ -123,12 +123,12 @@ def contents() -> dict[str, bytes]:
     return found
 
 
-def _ours(root: Path) -> Iterator[Path]:
-    for name in OURS:
+def _own_sources(root: Path) -> Iterator[Path]:
+    for name in PACKED_SOURCES:
         path = root / name
         files = [path] if path.is_file() else sorted((*path.rglob("*.py"), *path.rglob("*.json")))
         for one in files:
-            if not str(one.relative_to(root)).startswith(LEFT_OUT):
+            if not str(one.relative_to(root)).startswith(EXCLUDED):
                 yield one
 
 

@@ -17,7 +17,7 @@ from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 from gpukiln.files import full_named, open_private
 from gpukiln.parsing import parse_json
-from gpukiln.redact import Lines
+from gpukiln.redact import LogRedactor
 
 PLUGINS_FROM = (1, 7)  # the first Packer that takes builders from plugins
 INIT_AGAIN_S = (5, 20)  # seconds before it is tried again
@@ -173,7 +173,7 @@ class Packer:
             raise self._failure(code)
 
     def _reader(self, log: IO[str]) -> Callable[[str], None]:
-        redacted = Lines()
+        redacted = LogRedactor()
 
         def read(line: str) -> None:
             kind, text = _parse(line)

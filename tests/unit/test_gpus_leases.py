@@ -22,13 +22,13 @@ from gpukiln.errors import BusyError, IncompatibleError, RefusedError, Unavailab
 from gpukiln.gpus import leases as module
 from gpukiln.gpus import store as store_module
 from gpukiln.gpus.config import Config, LeaseLimit, MachinePrice
-from gpukiln.gpus.leases import DETACHED, JOB, Granted, Leases, Who, rebuilt
+from gpukiln.gpus.leases import DETACHED, JOB, LeaseGrant, LeaseHolder, Leases, rebuild_leases
 from gpukiln.gpus.model import GpuProcess, Snapshot
 from gpukiln.gpus.selection import SHARED, DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import device, snapshot, uuid
 
-ANN, BOB = Who("ann", 1001), Who("bob", 1002)
+ANN, BOB = LeaseHolder("ann", 1001), LeaseHolder("bob", 1002)
 ROOT = Path(__file__).parents[2]
 
 
@@ -54,7 +54,7 @@ def make(folder: Path) -> Iterator[Callable[..., Leases]]:
         one.store.close()
 
 
-def let_go(granted: Granted) -> None:
+def let_go(granted: LeaseGrant) -> None:
     """What the kernel does when the last process of a job ends."""
     for number in granted.descriptors:
         os.close(number)
@@ -67,7 +67,7 @@ def dead_pid() -> int:
     return ended.pid
 
 
-def forget_process(leases: Leases, granted: Granted) -> None:
+def forget_process(leases: Leases, granted: LeaseGrant) -> None:
     """Have the lease belong to a process that ended, as if its wrapper had been killed."""
     with leases.store.change():
         leases.store.update(granted.lease.number, pid=dead_pid(), ticks=1)
@@ -264,7 +264,7 @@ def test_limits_are_of_the_user_else_of_the_project_else_of_everybody(make: Call
         leases.acquire(DeviceRequest(count=2), BOB)
     with pytest.raises(RefusedError, match="longer than the 1 hours of everybody"):
         leases.acquire(DeviceRequest(), BOB, kind=DETACHED, hours=2)
-    granted = leases.acquire(DeviceRequest(count=2), Who("bob", 1002, "big"), kind=DETACHED)
+    granted = leases.acquire(DeviceRequest(count=2), LeaseHolder("bob", 1002, "big"), kind=DETACHED)
     assert granted.lease.expires_boot == pytest.approx(granted.lease.granted_boot + 48 * 3600)
 
 
@@ -343,7 +343,7 @@ time.sleep(float(hold))
 """
 
 
-def waiter(folder: Path, user: Who, hold: float = 0.0) -> subprocess.Popen[str]:
+def waiter(folder: Path, user: LeaseHolder, hold: float = 0.0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WAITER, str(folder), user.user, str(user.uid), str(hold)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -369,7 +369,7 @@ def test_who_waits_is_served_in_turn_and_each_holder_once_before_another_twice(
         tickets(leases, len(started))
     assert [row["user"] for row in leases.queue()] == ["ann", "bob", "ann"]
     with pytest.raises(BusyError):  # who does not wait does not go before them
-        leases.acquire(DeviceRequest(), Who("eve", 1003))
+        leases.acquire(DeviceRequest(), LeaseHolder("eve", 1003))
     let_go(granted)
     leases.release(granted.lease, BOB)
     when = {}
@@ -515,7 +515,7 @@ def test_a_broken_database_is_made_anew_from_what_holds_the_locks(
     with pytest.raises(UnavailableError, match=r"leases.db can't be read") as error:
         make().current()
     assert "--rebuild" in error.value.hint
-    again, moved, found = rebuilt()
+    again, moved, found = rebuild_leases()
     assert all(Path(one).exists() for one in moved)
     assert str(file) + ".broken" in moved[0]
     assert found == [granted.lease.id, detached.lease.id]
@@ -619,7 +619,7 @@ def test_the_text_of_a_lifeline_is_the_lease(make: Callable[..., Leases], folder
 def test_random_requests_never_get_what_another_has(make: Callable[..., Leases]) -> None:
     chance = random.Random(7)  # noqa: S311 - the same each time
     leases = make()
-    held: list[Granted] = []
+    held: list[LeaseGrant] = []
     for _ in range(120):
         if held and chance.random() < 0.5:
             one = held.pop(chance.randrange(len(held)))

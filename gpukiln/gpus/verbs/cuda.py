@@ -8,11 +8,19 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.cuda import COMPAT, NO, CudaInstallation, compilers, not_data_center, not_looked_at, search
+from gpukiln.gpus.cuda import (
+    COMPAT,
+    NO,
+    CudaInstallation,
+    compilers,
+    find_installations,
+    not_data_center,
+    print_not_examined,
+)
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import table
 from gpukiln.gpus.verb import Options, Verb
-from gpukiln.gpus.verbs.devices import head
+from gpukiln.gpus.verbs.devices import print_head
 from gpukiln.options import Option
 
 
@@ -41,8 +49,8 @@ def _cuda(options: Options) -> CudaReport:
     driver = seen.driver.version or seen.driver.module
     gpus = tuple(one for one in seen.devices if one.kind == "gpu" and one.vendor == "nvidia")
     others = not_data_center([one.name for one in gpus])
-    found, missing = search(driver, others, python=options.python, image=options.image)
-    not_looked_at(missing)
+    found, missing = find_installations(driver, others, python=options.python, image=options.image)
+    print_not_examined(missing)
     bad = any(one.verdict.word in (NO, COMPAT) for one in found) if options.image else False
     return CudaReport(
         **{**vars(seen), "devices": gpus, "processes": None},
@@ -64,7 +72,7 @@ def _not_compiled(gpus: tuple[Device, ...], found: list[CudaInstallation]) -> li
 
 
 def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
-    head(node, print)
+    print_head(node, print)
     driver = node["driver"]
     if driver["module"] and driver["version"] and driver["module"] != driver["version"]:
         print(f"the loaded module is {driver['module']}, the library {driver['version']}: reboot")

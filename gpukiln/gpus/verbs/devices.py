@@ -9,14 +9,14 @@ from typing import Any
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.model import Device, Snapshot
-from gpukiln.gpus.text import gib, short_uuid, shown, table
+from gpukiln.gpus.text import gib, short_uuid, table, value_text
 from gpukiln.gpus.topology import GpuGroup, best_group
 from gpukiln.gpus.verb import Options, Verb
 from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
-GPU = Option(
+GPU_OPTION = Option(
     "gpu", "only this one: its UUID or the beginning of it, its index or its PCI address", first=True
 )
 
@@ -34,7 +34,7 @@ class DevicesReport(Snapshot):
     exit_code: int = 0
 
 
-def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
+def select_devices(found: Snapshot, name: str) -> tuple[Device, ...]:
     """The devices that a name means, a GPU with its MIG devices; all for no name.
 
     Raises:
@@ -53,7 +53,7 @@ def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
     return (one, *(part for part in found.devices if part.parent and part.parent == one.uuid))
 
 
-def _seen(
+def _report(
     found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: GpuGroup | None = None
 ) -> DevicesReport:
     uuids = {one.uuid for one in devices}
@@ -64,15 +64,15 @@ def _seen(
 
 def _list(options: Options) -> DevicesReport:
     found = snapshot()
-    devices = chosen(found, options.gpu)
+    devices = select_devices(found, options.gpu)
     if options.free:
         devices = tuple(one for one in devices if one.allocatable)
-    return _seen(found, devices)
+    return _report(found, devices)
 
 
 def _show(options: Options) -> DevicesReport:
     found = snapshot()
-    return _seen(found, chosen(found, options.gpu), processes=True)
+    return _report(found, select_devices(found, options.gpu), processes=True)
 
 
 def _topology(options: Options) -> DevicesReport:
@@ -80,10 +80,10 @@ def _topology(options: Options) -> DevicesReport:
     if found.source == "amd-smi":
         raise IncompatibleError("topology is not for amd yet", hint="amd-smi topology")
     best = best_group(found.devices, options.best, free=options.free) if options.best else None
-    return _seen(found, tuple(one for one in found.devices if one.kind == "gpu"), best=best)
+    return _report(found, tuple(one for one in found.devices if one.kind == "gpu"), best=best)
 
 
-def head(node: dict[str, Any], print: Print) -> bool:
+def print_head(node: dict[str, Any], print: Print) -> bool:
     """Say which machine and driver; returns whether there are devices to show."""
     driver = node["driver"]
     parts = [f"node {node['node']}"]
@@ -113,7 +113,7 @@ def head(node: dict[str, Any], print: Print) -> bool:
     return bool(node["devices"])
 
 
-def who(device: dict[str, Any]) -> str:
+def lease_holders(device: dict[str, Any]) -> str:
     """Who has a device, for a table."""
     return ", ".join(
         f"{mark['id']} {mark['user']}"
@@ -122,13 +122,13 @@ def who(device: dict[str, Any]) -> str:
     )
 
 
-def number(device: dict[str, Any]) -> str:
+def device_number(device: dict[str, Any]) -> str:
     """The index of a device, for a table; indented for a MIG device."""
     return str(device["index"]) if device["kind"] == "gpu" else f"  {device['index']}:{device['mig_index']}"
 
 
 def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     rows = []
     for one in node["devices"]:
@@ -143,7 +143,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
             else "-"
         )
         power = (
-            f"{shown(one['power_watts'])}/{shown(one['power_limit_watts'], 'W')}"
+            f"{value_text(one['power_watts'])}/{value_text(one['power_limit_watts'], 'W')}"
             if one["power_watts"] is not None
             else "-"
         )
@@ -154,16 +154,16 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
             word = one["health"].upper() + (f" ({word})" if word else "")
         rows.append(
             (
-                number(one),
+                device_number(one),
                 short_uuid(one["uuid"]),
                 model.replace("NVIDIA ", ""),
                 memory,
-                shown(one["utilization_percent"], "%"),
-                shown(one["temperature_c"], "C"),
+                value_text(one["utilization_percent"], "%"),
+                value_text(one["temperature_c"], "C"),
                 power,
                 mig,
                 word or one["health"],
-                who(one) or "-",
+                lease_holders(one) or "-",
             )
         )
     titles = ("#", "UUID", "MODEL", "MEM USED/TOTAL", "UTIL", "TEMP", "POWER", "MIG", "HEALTH", "LEASE")
@@ -178,7 +178,7 @@ def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
         print(line)
 
 
-SHOWN = (
+SHOWN_FIELDS = (
     (
         "identity",
         ("uuid", "index", "bus_id", "minor", "parent", "profile", "architecture", "compute_capability"),
@@ -213,18 +213,18 @@ SHOWN = (
 
 
 def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     for one in node["devices"]:
         print("")
-        print(f"{number(one).strip()}  {one['name'] or one['uuid'] or 'GPU'}   {one['health']}")
-        for title, names in SHOWN:
+        print(f"{device_number(one).strip()}  {one['name'] or one['uuid'] or 'GPU'}   {one['health']}")
+        for title, names in SHOWN_FIELDS:
             cells = [f"{_plain_name(name)} {_word(one[name])}" for name in names if one[name] is not None]
             if cells:
                 print(f"  {title:17} {', '.join(cells)}")
         for found in one["findings"]:
             print(f"  {found['severity']:17} {found['id']}: {found['message']}")
-        print(f"  {'lease':17} {who(one) or 'none'}")
+        print(f"  {'lease':17} {lease_holders(one) or 'none'}")
         if one["not_allocatable_because"]:
             print(f"  {'not to be had':17} {'; '.join(one['not_allocatable_because'])}")
         mine = [p for p in node["processes"] or () if p["device"] == one["uuid"]]
@@ -246,21 +246,21 @@ def _plain_name(name: str) -> str:
 
 
 def _word(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else shown(value)
+    return ", ".join(value) if isinstance(value, list) else value_text(value)
 
 
 def _show_memory(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     rows = []
     for one in node["devices"]:
         rows.append(
             (
-                number(one),
+                device_number(one),
                 short_uuid(one["uuid"]),
                 *(gib(one[f"memory_{name}_mib"]) for name in ("total", "used", "reserved", "free")),
                 gib(one["bar1_used_mib"]),
-                who(one) or "-",
+                lease_holders(one) or "-",
             )
         )
         for process in node["processes"] or ():
@@ -285,7 +285,7 @@ def _show_memory(node: dict[str, Any], _: Options, print: Print) -> None:
 
 
 def _show_processes(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     if not node["processes"]:
         print("no process uses a GPU")
@@ -313,14 +313,14 @@ def _show_processes(node: dict[str, Any], _: Options, print: Print) -> None:
 
 
 def _show_topology(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     indices = [one["index"] for one in node["devices"]]
     rows = []
     for one in node["devices"]:
         ways = {peer["index"]: peer for peer in one["peers"]}
-        cells = ["self" if n == one["index"] else _way(ways.get(n)) for n in indices]
-        rows.append((f"GPU {one['index']}", *cells, shown(one["numa_node"]), one["cpus"] or "-"))
+        cells = ["self" if n == one["index"] else _link_text(ways.get(n)) for n in indices]
+        rows.append((f"GPU {one['index']}", *cells, value_text(one["numa_node"]), one["cpus"] or "-"))
     titles = ("", *(f"GPU {n}" for n in indices), "NUMA", "CPUS")
     for line in table(titles, rows):
         print(line)
@@ -330,7 +330,7 @@ def _show_topology(node: dict[str, Any], _: Options, print: Print) -> None:
         print(f"  {node['best']['why']}")
 
 
-SHORT = {
+SHORT_ANCESTORS = {
     "one board": "board",
     "one switch": "switch",
     "several switches": "switches",
@@ -340,36 +340,40 @@ SHORT = {
 }
 
 
-def _way(peer: dict[str, Any] | None) -> str:
+def _link_text(peer: dict[str, Any] | None) -> str:
     if peer is None:
         return "-"
-    way = f"NV{peer['nvlinks']}" if peer["nvlinks"] else SHORT.get(peer["ancestor"], peer["ancestor"] or "?")
+    way = (
+        f"NV{peer['nvlinks']}"
+        if peer["nvlinks"]
+        else SHORT_ANCESTORS.get(peer["ancestor"], peer["ancestor"] or "?")
+    )
     return way + ("" if peer["p2p"] in ("ok", None) else "*")
 
 
-FREE = Option("free", "only what could be leased now", default=False)
+FREE_OPTION = Option("free", "only what could be leased now", default=False)
 VERBS = (
     Verb(
         "list",
         "One row a GPU, and one a MIG device: what it is, what it does, how it is, who has it.",
-        (GPU, FREE),
+        (GPU_OPTION, FREE_OPTION),
         _list,
         _show_list,
         examples=("--free", "--json"),
     ),
-    Verb("show", "Everything that is known of the GPUs.", (GPU,), _show, _show_devices),
-    Verb("memory", "Who has how much of each GPU's memory.", (GPU,), _show, _show_memory),
+    Verb("show", "Everything that is known of the GPUs.", (GPU_OPTION,), _show, _show_devices),
+    Verb("memory", "Who has how much of each GPU's memory.", (GPU_OPTION,), _show, _show_memory),
     Verb(
         "processes",
         "The processes on the GPUs: user, container, and the lease that covers each.",
-        (GPU,),
+        (GPU_OPTION,),
         _show,
         _show_processes,
     ),
     Verb(
         "topology",
         "How the GPUs reach each other; the best group of several.",
-        (Option("best", "also name the best linked group of so many", default=0, value="N"), FREE),
+        (Option("best", "also name the best linked group of so many", default=0, value="N"), FREE_OPTION),
         _topology,
         _show_topology,
     ),

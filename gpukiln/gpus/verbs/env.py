@@ -13,24 +13,35 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import leases as kept
-from gpukiln.gpus.client import leases_here
+from gpukiln.gpus.client import open_leases
 from gpukiln.gpus.environments import (
     IMAGE,
     WHEELS,
     EnvironmentChoice,
-    Started,
+    StartedEnvironment,
     choose,
     start_container,
     start_wheels,
 )
 from gpukiln.gpus.leases import whoami
 from gpukiln.gpus.verb import Options, Verb
-from gpukiln.gpus.verbs.lease import FOR, WANTED, LeaseReport, request_of, told
+from gpukiln.gpus.verbs.lease import DURATION_OPTION, REQUEST_OPTIONS, LeaseReport, lease_report, request_of
 from gpukiln.options import Option
 from gpukiln.probe.cuda import cuda
 from gpukiln.units import Duration
 
-WANTED_HERE = ("count", "memory", "model", "prefer", "capability", "gpu", "mig", "linked", "wait", "project")
+REQUEST_NAMES = (
+    "count",
+    "memory",
+    "model",
+    "prefer",
+    "capability",
+    "gpu",
+    "mig",
+    "linked",
+    "wait",
+    "project",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class EnvironmentReport:
     node: str
     choice: EnvironmentChoice
     lease: LeaseReport | None
-    started: Started | None
+    started: StartedEnvironment | None
     exit_code: int
 
 
@@ -123,7 +134,7 @@ def _env(options: Options) -> EnvironmentReport:
             hint="one with --mig, or whole GPUs",
         )
     kind = WHEELS if options.wheels else IMAGE
-    leases, who = leases_here(), whoami(options.project)
+    leases, who = open_leases(), whoami(options.project)
     found = leases.look()
     kept.check_usable(found)
     gpus = [one for one in found.devices if one.kind == "gpu" and one.readable]
@@ -131,7 +142,7 @@ def _env(options: Options) -> EnvironmentReport:
     if options.dry_run:
         return EnvironmentReport(found.node, choice, None, None, 0)
     engine = None if kind == WHEELS else "podman" if options.podman else "docker"
-    wanted = Options(**{name: getattr(options, name) for name in WANTED_HERE})
+    wanted = Options(**{name: getattr(options, name) for name in REQUEST_NAMES})
     wanted.cuda, wanted.shared, wanted.pack, wanted.ignore_unleased = "", False, False, False
     granted = leases.acquire(
         request_of(wanted, leases),
@@ -153,7 +164,7 @@ def _env(options: Options) -> EnvironmentReport:
         leases.release(granted.lease, who, force=True)
         raise
     _close(granted.descriptors)  # the container keeps the lease from here on
-    return EnvironmentReport(found.node, choice, told(granted.lease), started, 0)
+    return EnvironmentReport(found.node, choice, lease_report(granted.lease), started, 0)
 
 
 def _folder(choice: EnvironmentChoice) -> str:
@@ -195,8 +206,8 @@ VERBS = (
             Option("folder", "where the virtual environment is made", value="FOLDER"),
             Option("docker", "with Docker, as without a word", default=False),
             Option("podman", "with Podman", default=False),
-            *(one for one in WANTED if one.name in WANTED_HERE),
-            FOR,
+            *(one for one in REQUEST_OPTIONS if one.name in REQUEST_NAMES),
+            DURATION_OPTION,
             Option("dry_run", "lease and start nothing, say what would be", default=False),
         ),
         _env,

@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.files import write_whole
-from gpukiln.findings import OUTCOMES, Finding, Outcome, worst
+from gpukiln.findings import OUTCOMES, Finding, Outcome, worst_severity
 from gpukiln.gpus import kernel_log, rules
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.lease_overlay import snapshot
@@ -29,18 +29,18 @@ from gpukiln.probe.gpus import bus, log
 from gpukiln.probe.sections import gather as gather_sections
 
 Print = Callable[[str], None]
-SICK, WELL, UNKNOWN = "sick", "well", "unknown"
-WORDS: dict[str, str] = {one: one.replace("_", " ") for one in OUTCOMES}  # as the suite prints them
-BAD = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
-STATES = ("ok", "warning", *BAD, "unknown")
+SICK, HEALTHY, UNKNOWN = "sick", "well", "unknown"
+OUTCOME_WORDS: dict[str, str] = {one: one.replace("_", " ") for one in OUTCOMES}  # as the suite prints them
+BAD_HEALTH = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
+STATES = ("ok", "warning", *BAD_HEALTH, "unknown")
 # Without these nobody knows whether a node is well.
-DECIDE = tuple(rule.id for rule in (rules.NVML, rules.XID, rules.ECC, rules.MEMORY_REPAIR))
+DECISIVE_CHECKS = tuple(rule.id for rule in (rules.NVML, rules.XID, rules.ECC, rules.MEMORY_REPAIR))
 GATHER_S, HOOK_S = 240.0, 600.0
 STATE_FILE = "gpus-health.json"  # beside the folder of the leases, which the group may write
 OUTPUT_CHARS = 500  # of what a hook said, from its end
 # node-problem-detector: 0 no problem, 1 a problem, any other nothing is known; it cuts the message at
 # max_output_length, 80 unless it is told otherwise (its pkg/custompluginmonitor).
-NPD_CODES = {WELL: 0, SICK: 1, UNKNOWN: 2}
+NPD_CODES = {HEALTHY: 0, SICK: 1, UNKNOWN: 2}
 NPD_CHARS = 80
 
 
@@ -124,7 +124,7 @@ class GatheredFacts(Mapping[str, Any]):
         return len(self._data)
 
 
-def gathered() -> dict[str, Any]:
+def gather_facts() -> dict[str, Any]:
     """The facts that the rules want, by the suite's own functions, whatever hangs."""
     watch.start(GATHER_S)
     watch.hung.clear()  # what hung at an earlier look is asked again
@@ -141,7 +141,7 @@ def gathered() -> dict[str, Any]:
         watch.start(None)
 
 
-def examined(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResult, ...]:
+def run_rules(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResult, ...]:
     """What the rules say of the facts.
 
     Args:
@@ -155,10 +155,10 @@ def examined(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResul
     }
     gpus = data["nvml"].get("gpus") or []
     found: list[GpuCheckResult] = []
-    for rule in (*rules.OF_ONE, *(rules.OF_SEVERAL if len(gpus) > 1 else ())):
+    for rule in (*rules.SINGLE_GPU_RULES, *(rules.MULTI_GPU_RULES if len(gpus) > 1 else ())):
         one = _result(rule, read, more.get(rule.id, ()))
         if one.outcome == "failed" and rule is not rules.XID and found and found[0].outcome != "passed":
-            why = f"{found[0].id} {WORDS[found[0].outcome]}"  # as the suite's `after`
+            why = f"{found[0].id} {OUTCOME_WORDS[found[0].outcome]}"  # as the suite's `after`
             one = replace(one, outcome="not_reached", reason=why, findings=())
         found.append(one)
     return tuple(found)
@@ -193,23 +193,25 @@ def state_of(found: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, st
         for one in found.devices
         if one.findings
     ]
-    sick = [f"{one.id}: {one.reason}" for one in checks if worst(one.findings) == "error"]
-    sick += [why for one, why in devices if one.health in BAD]
+    sick = [f"{one.id}: {one.reason}" for one in checks if worst_severity(one.findings) == "error"]
+    sick += [why for one, why in devices if one.health in BAD_HEALTH]
     unknown = [why for one, why in devices if one.health == "unknown"]
     if found.state == "starting":
         unknown.append(found.message)
     elif found.code == 4:
         sick.append(found.message)
     unknown += [
-        f"{one.id}: {one.reason}" for one in checks if one.id in DECIDE and one.outcome == "not_reached"
+        f"{one.id}: {one.reason}"
+        for one in checks
+        if one.id in DECISIVE_CHECKS and one.outcome == "not_reached"
     ]
     for state, reasons in ((SICK, sick), (UNKNOWN, unknown)):
         if reasons:
             return state, reasons[0]
     if not found.devices:
-        return WELL, found.message
+        return HEALTHY, found.message
     warned = [one.id for one in checks if one.outcome == "failed"]
-    return WELL, f"well, but {', '.join(warned)}" if warned else f"{len(found.devices)} devices are well"
+    return HEALTHY, f"well, but {', '.join(warned)}" if warned else f"{len(found.devices)} devices are well"
 
 
 def _health(options: Options) -> GpuHealth:
@@ -219,8 +221,8 @@ def _health(options: Options) -> GpuHealth:
     checks: tuple[GpuCheckResult, ...] = ()
     said: tuple[Finding, ...] = ()
     if found.state not in ("no-device", "not-granted") and found.source == "nvml":
-        data = gathered()
-        checks = examined(data, simulated=found.simulated)
+        data = gather_facts()
+        checks = run_rules(data, simulated=found.simulated)
         try:
             lines, table_of_xids = known(GatheredFacts(data)["gpus"]["xids"]), _table()
             said = tuple(one.finding(table_of_xids) for one in kernel_log.events(lines, table_of_xids))
@@ -243,14 +245,14 @@ def _health(options: Options) -> GpuHealth:
     if options.textfile:
         write_whole(Path(options.textfile), metrics(health), mode=0o644)
     if options.hook:
-        health = hooked(health, options.hook)
+        health = run_hook_on_change(health, options.hook)
     return replace(health, exit_code=NPD_CODES[state]) if options.npd else health
 
 
 # ---- the hook
 
 
-def hooked(health: GpuHealth, program: str) -> GpuHealth:
+def run_hook_on_change(health: GpuHealth, program: str) -> GpuHealth:
     """Run the hook where the node has turned sick or well, and remember its state.
 
     The first look at a node that is well is no turn. A hook that fails is run again at the next look: only
@@ -262,11 +264,11 @@ def hooked(health: GpuHealth, program: str) -> GpuHealth:
         raise RefusedError(
             f"{path} can't be written: the hook would be run again and again", hint="run it as root"
         )
-    old = remembered(path)
+    old = read_state(path)
     if health.state in (UNKNOWN, old):
         return health
     done = None
-    if not (old == UNKNOWN and health.state == WELL):
+    if not (old == UNKNOWN and health.state == HEALTHY):
         done = _run_hook(health, program, old)
     if done is None or done.exit_code == 0:
         state = {"state": health.state, "since": health.taken_at}
@@ -275,7 +277,7 @@ def hooked(health: GpuHealth, program: str) -> GpuHealth:
     return replace(health, hook=done, exit_code=health.exit_code or (5 if failed else 0))
 
 
-def remembered(path: Path) -> str:
+def read_state(path: Path) -> str:
     """The state that a hook was last told of; unknown where there is none."""
     try:
         state = parse_json(path.read_text(encoding="utf-8"))["state"]
@@ -283,7 +285,7 @@ def remembered(path: Path) -> str:
         return UNKNOWN
     except (ValueError, KeyError, TypeError):  # not ours: begin anew
         return UNKNOWN
-    return state if state in (SICK, WELL) else UNKNOWN
+    return state if state in (SICK, HEALTHY) else UNKNOWN
 
 
 def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
@@ -317,7 +319,7 @@ def metrics(health: GpuHealth) -> str:
         "gpukiln_node_state",
         "gauge",
         "Whether the node is in this state: sick ones should get no work.",
-        ((health.state == word, {"state": word}) for word in (WELL, SICK, UNKNOWN)),
+        ((health.state == word, {"state": word}) for word in (HEALTHY, SICK, UNKNOWN)),
     )
     add(
         "gpukiln_check_outcome",
@@ -391,7 +393,9 @@ def _escaped(value: Any) -> str:
 def npd_line(node: dict[str, Any]) -> str:
     """One line of ASCII, short enough that node-problem-detector does not cut it."""
     text = (
-        " ".join(f"{node['state']}: {node['message']}".split()) if node["state"] != WELL else node["message"]
+        " ".join(f"{node['state']}: {node['message']}".split())
+        if node["state"] != HEALTHY
+        else node["message"]
     )
     text = text.encode("ascii", "replace").decode()
     return text if len(text) <= NPD_CHARS else text[: NPD_CHARS - 3] + "..."
@@ -402,7 +406,9 @@ def _show(node: dict[str, Any], options: Options, print: Print) -> None:
         print(npd_line(node))
         return
     print(f"node {node['node']}   {node['state']}: {node['message']}{' (SIMULATED)' * node['simulated']}")
-    rows = [(WORDS[one["outcome"]], one["id"], one["reason"] or one["title"]) for one in node["checks"]]
+    rows = [
+        (OUTCOME_WORDS[one["outcome"]], one["id"], one["reason"] or one["title"]) for one in node["checks"]
+    ]
     for line in table(("OUTCOME", "CHECK", "REASON"), rows):
         print(line)
     steps = [(one["id"], found["remedy"]) for one in node["checks"] for found in one["findings"]]

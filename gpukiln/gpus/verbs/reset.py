@@ -13,7 +13,7 @@ from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.reset import Blocker
 from gpukiln.gpus.verb import Options, Verb
-from gpukiln.gpus.verbs.devices import chosen
+from gpukiln.gpus.verbs.devices import select_devices
 from gpukiln.options import Option
 from gpukiln.probe.base import bus_gpus
 from gpukiln.probe.gpus import on_the_bus
@@ -22,7 +22,7 @@ CHECK_FAILED, REFUSED = 1, 6
 
 
 @dataclass(frozen=True)
-class Reset:
+class ResetReport:
     """A reset, or what it would be.
 
     Args:
@@ -46,29 +46,29 @@ class Reset:
     exit_code: int
 
 
-def _reset(options: Options) -> Reset:
+def _reset(options: Options) -> ResetReport:
     if not options.gpu:
         raise UsageError("which GPU is to be reset?", hint="its UUID or the beginning of it; or all")
     found = snapshot()
-    gpus = _chosen(found, options.gpu)
-    rows, notes = _look(found, gpus)
+    gpus = _select_gpus(found, options.gpu)
+    rows, notes = _find_blockers(found, gpus)
     if rows or not options.yes:
-        return _told(found, gpus, rows, notes)
-    with reset.kept_off(gpus, "gpukiln-gpu reset") as granted:
+        return _report(found, gpus, rows, notes)
+    with reset.exclusive_lease(gpus, "gpukiln-gpu reset") as granted:
         found = snapshot()  # somebody may have come between the look and the lease
         gpus = tuple(one for one in found.devices if one.kind == "gpu" and one.uuid in granted.uuids)
-        rows, notes = _look(found, gpus, own=granted.lease.id)
+        rows, notes = _find_blockers(found, gpus, own=granted.lease.id)
         if rows:
-            return _told(found, gpus, rows, notes)
-        notes.append(reset.do(gpus))
+            return _report(found, gpus, rows, notes)
+        notes.append(reset.reset_gpus(gpus))
         after = snapshot()
     there = {one.uuid: one for one in after.devices}
-    problems = [text for gpu in gpus for text in _wrong(gpu, there.get(gpu.uuid))]
+    problems = [text for gpu in gpus for text in _remaining_problems(gpu, there.get(gpu.uuid))]
     devices = tuple(there[gpu.uuid] for gpu in gpus if gpu.uuid in there)
-    return _told(found, gpus, [], notes, done=True, problems=problems, after=devices)
+    return _report(found, gpus, [], notes, done=True, problems=problems, after=devices)
 
 
-def _chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
+def _select_gpus(found: Snapshot, name: str) -> tuple[Device, ...]:
     """The whole GPUs that were named, separated by commas, or `all`.
 
     Raises:
@@ -88,7 +88,7 @@ def _chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
                 + (": a virtual machine has it, or may" if driver == "vfio-pci" else ""),
                 hint="who has it resets it; or give it back to the driver nvidia",
             )
-        one = chosen(found, part)[0]
+        one = select_devices(found, part)[0]
         if one.kind != "gpu":
             raise IncompatibleError(
                 f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {one.parent}: all of it is reset"
@@ -99,17 +99,19 @@ def _chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
     return tuple(gpus)
 
 
-def _look(found: Snapshot, gpus: tuple[Device, ...], own: str = "") -> tuple[list[Blocker], list[str]]:
+def _find_blockers(
+    found: Snapshot, gpus: tuple[Device, ...], own: str = ""
+) -> tuple[list[Blocker], list[str]]:
     rows, notes = reset.blockers(found, gpus, own=own)
     for gpu in gpus:
         if many := sum(1 for one in found.devices if one.parent and one.parent == gpu.uuid):
             notes.append(
                 f"{gpu.title}: its {many} MIG devices are gone after it; `mig apply` makes them again"
             )
-    return [*reset.of_reset(found, gpus), *rows], notes
+    return [*reset.reset_blockers(found, gpus), *rows], notes
 
 
-def _wrong(before: Device, now: Device | None) -> list[str]:
+def _remaining_problems(before: Device, now: Device | None) -> list[str]:
     if now is None or not now.readable:
         return [f"{before.title} can't be read after it{f': {now.error}' if now else ''}: reboot the machine"]
     found = []
@@ -120,7 +122,7 @@ def _wrong(before: Device, now: Device | None) -> list[str]:
     return found
 
 
-def _told(
+def _report(
     found: Snapshot,
     gpus: tuple[Device, ...],
     rows: list[Blocker],
@@ -129,8 +131,8 @@ def _told(
     done: bool = False,
     problems: list[str] | None = None,
     after: tuple[Device, ...] = (),
-) -> Reset:
-    return Reset(
+) -> ResetReport:
+    return ResetReport(
         node=found.node,
         devices=tuple(one.uuid for one in gpus if one.uuid),
         recovery_actions={one.uuid: one.recovery_action for one in gpus if one.uuid},

@@ -15,25 +15,25 @@ from pathlib import Path
 from typing import Any, Callable
 
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.findings import Finding, worst
+from gpukiln.findings import Finding, worst_severity
 from gpukiln.gpus import insights, sampling
-from gpukiln.gpus.insights import Watched
+from gpukiln.gpus.insights import WatchData
 from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot, plain
 from gpukiln.gpus.sampling import Sample, Tick, WatchEvent, WatchRecord
-from gpukiln.gpus.text import gib, short_uuid, shown, table
+from gpukiln.gpus.text import gib, short_uuid, table, value_text
 from gpukiln.gpus.verb import Options, Verb, document
-from gpukiln.gpus.verbs.devices import GPU, chosen, who
+from gpukiln.gpus.verbs.devices import GPU_OPTION, lease_holders, select_devices
 from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
-TICK = "gpu.watch.tick/1"  # the schema of a line
-LEAST_S = 0.05  # between ticks
+TICK_SCHEMA = "gpu.watch.tick/1"  # the schema of a line
+MIN_INTERVAL_S = 0.05  # between ticks
 IDLE = "idle"  # a reason of low clocks that is none to be told
-UP, CLEAR = "\x1b[{}A\r", "\x1b[J"  # ECMA-48: CUU, ED
-INTERVAL = Option("interval", "between looks", default="1s", value="1s")
+CURSOR_UP, CLEAR_BELOW = "\x1b[{}A\r", "\x1b[J"  # ECMA-48: CUU, ED
+INTERVAL_OPTION = Option("interval", "between looks", default="1s", value="1s")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Insights:
+class InsightsReport:
     """What the rules found in a watch.
 
     Args:
@@ -108,7 +108,7 @@ class Insights:
 
 
 @dataclass(frozen=True)
-class WatchReport(Insights):
+class WatchReport(InsightsReport):
     """What a watch has seen, and what the rules found in it.
 
     Args:
@@ -125,7 +125,7 @@ class WatchReport(Insights):
     devices: tuple[Summary, ...]
 
 
-def look(
+def run_watch(
     options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]
 ) -> WatchReport:
     """Watch as it was typed.
@@ -140,11 +140,11 @@ def look(
     """
     interval = Duration.parse(options.interval, "--interval")
     lasts = Duration.parse(options.duration, "--duration")
-    if interval < LEAST_S:
-        raise UsageError(f"--interval {options.interval} is too short", hint=f"{LEAST_S} s or more")
+    if interval < MIN_INTERVAL_S:
+        raise UsageError(f"--interval {options.interval} is too short", hint=f"{MIN_INTERVAL_S} s or more")
     first = snapshot()
     check_usable(first)
-    gpus = [one for one in chosen(first, options.gpu) if one.kind == "gpu"]
+    gpus = [one for one in select_devices(first, options.gpu) if one.kind == "gpu"]
     if not gpus:
         raise UsageError(
             f"--gpu {options.gpu} is a part of a GPU, and parts have no sensors", hint="name its GPU"
@@ -163,7 +163,7 @@ def look(
     except KeyboardInterrupt:
         interrupted = True
     last = snapshot()
-    watched = Watched(record.ticks, interval, first, last, insights.surroundings())
+    watched = WatchData(record.ticks, interval, first, last, insights.machine_context())
     summaries = tuple(summary(one, watched.samples(one), record) for one in gpus)
     return WatchReport(
         node=first.node,
@@ -193,7 +193,7 @@ def stats(values: Sequence[float]) -> Stats | None:
     return Stats(ranked[0], round(sum(ranked) / len(ranked), 2), p95, ranked[-1], len(ranked))
 
 
-STATS = (
+STATS_FIELDS = (
     "utilization_percent",
     "memory_used_mib",
     "temperature_c",
@@ -214,7 +214,7 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
     last = next((s for tick in reversed(record.ticks) for s in tick.samples if s.uuid == gpu.uuid), None)
     error = gpu.error or (last.error if last else "no tick was sampled")
     silent = error or "it was never told"
-    told = {name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS}
+    told = {name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS_FIELDS}
     energy, source, why = _energy(timed)
     slowed = _slowed(timed, record.interval_s)
     unavailable = {
@@ -268,14 +268,14 @@ def _slowed(timed: Sequence[tuple[float, Sample]], interval_s: float) -> dict[st
 # ---- watch
 
 
-def _silent(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
+def _ignore_ticks(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
     return lambda _: None
 
 
 def _watch(options: Options) -> WatchReport:
     """For `--json`: one document at the end, and no line before it."""
     with _file(options.out) as file:
-        said = look(options, _writer(file) if file else _silent)
+        said = run_watch(options, _writer(file) if file else _ignore_ticks)
         if file:
             _write(file, document(WATCH, [plain(said)], []))
     return said
@@ -299,12 +299,12 @@ def _writer(file: Any) -> Callable[[Snapshot, Sequence[Device]], Callable[[Tick]
     """Writes every tick as a line of JSON."""
 
     def begun(first: Snapshot, _: Sequence[Device]) -> Callable[[Tick], None]:
-        return lambda tick: _write(file, {"schema": TICK, "node": first.node, "tick": plain(tick)})
+        return lambda tick: _write(file, {"schema": TICK_SCHEMA, "node": first.node, "tick": plain(tick)})
 
     return begun
 
 
-def _here(options: Options) -> int:
+def _watch_live(options: Options) -> int:
     """A table on a terminal, which is drawn again with every tick; lines of JSON elsewhere."""
     terminal = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with _file(options.out) as file:
@@ -320,7 +320,7 @@ def _here(options: Options) -> int:
 
             return each
 
-        said = look(options, begun)
+        said = run_watch(options, begun)
         if lines:
             _write(lines, document(WATCH, [plain(said)], []))
         if lines is not sys.stdout:
@@ -342,8 +342,8 @@ class Screen:
         if tick.late_s > sampling.LATE_S:
             lines[0] += f"   {tick.late_s:.1f} s late"
         lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
-        before = UP.format(self.drawn) if self.drawn else ""
-        sys.stdout.write(before + CLEAR + "\n".join(lines) + "\n")
+        before = CURSOR_UP.format(self.drawn) if self.drawn else ""
+        sys.stdout.write(before + CLEAR_BELOW + "\n".join(lines) + "\n")
         sys.stdout.flush()
         self.drawn = len(lines)
 
@@ -357,13 +357,13 @@ class Screen:
                 (
                     str(gpu.index),
                     short_uuid(gpu.uuid),
-                    shown(one.utilization_percent, "%"),
+                    value_text(one.utilization_percent, "%"),
                     f"{gib(one.memory_used_mib)}/{gib(gpu.memory_total_mib)} GiB",
-                    shown(one.temperature_c, "C"),
-                    f"{shown(one.power_watts)}/{shown(gpu.power_limit_watts, 'W')}",
-                    shown(one.clock_sm_mhz),
+                    value_text(one.temperature_c, "C"),
+                    f"{value_text(one.power_watts)}/{value_text(gpu.power_limit_watts, 'W')}",
+                    value_text(one.clock_sm_mhz),
                     one.error or slowed or "-",
-                    who(plain(gpu)) or "-",
+                    lease_holders(plain(gpu)) or "-",
                 )
             )
         titles = ("#", "UUID", "UTIL", "MEM USED/TOTAL", "TEMP", "POWER", "SM MHz", "SLOWED BY", "LEASE")
@@ -406,14 +406,14 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
         print(line)
     if any(one["energy_source"] == "power" for one in node["devices"]):
         print("* summed up from the power at each look: the GPU has no counter of its energy")
-    _show_found(node, print)
+    _show_findings(node, print)
 
 
 def _cell(value: dict[str, Any] | None, *names: str) -> str:
     return "-" if value is None else "/".join(f"{value[name]:.0f}" for name in names)
 
 
-def _show_found(node: dict[str, Any], print: Print) -> None:
+def _show_findings(node: dict[str, Any], print: Print) -> None:
     """Events and insights."""
     for one in node["events"]:
         print(f"at {one['at_s']:.1f} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
@@ -429,22 +429,24 @@ def _show_found(node: dict[str, Any], print: Print) -> None:
 
 
 def _word(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else shown(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else value_text(value)
 
 
 # ---- insights
 
 
-def _insights(options: Options) -> Insights:
-    said = look(options, _silent)
-    found = {name: getattr(said, name) for name in Insights.__dataclass_fields__}
-    return Insights(**{**found, "exit_code": 1 if worst(said.insights) == "error" else said.exit_code})
+def _insights(options: Options) -> InsightsReport:
+    said = run_watch(options, _ignore_ticks)
+    found = {name: getattr(said, name) for name in InsightsReport.__dataclass_fields__}
+    return InsightsReport(
+        **{**found, "exit_code": 1 if worst_severity(said.insights) == "error" else said.exit_code}
+    )
 
 
 def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
     simulated = ", SIMULATED" if node["simulated"] else ""
     print(f"node {node['node']}   looked for {node['lasted_s']:g} s{simulated}")
-    _show_found(node, print)
+    _show_findings(node, print)
     if not node["insights"]:
         print("nothing to say")
     if node["not_run"]:
@@ -455,14 +457,14 @@ WATCH = Verb(
     "watch",
     "Watch the GPUs for a while: a live table, or lines of JSON; then what they did, and what is odd.",
     (
-        GPU,
-        INTERVAL,
+        GPU_OPTION,
+        INTERVAL_OPTION,
         Option("duration", "for how long; 0: until Ctrl-C", default="60s", value="60s"),
         Option("out", "write the lines of JSON to this file", value="FILE"),
     ),
     _watch,
     _show,
-    takes_over=_here,
+    takes_over=_watch_live,
     examples=("--interval 1 --duration 60", "--gpu 0 --duration 0", "--out watch.jsonl"),
 )
 VERBS = (
@@ -470,7 +472,7 @@ VERBS = (
     Verb(
         "insights",
         "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where one is an error.",
-        (GPU, INTERVAL, Option("duration", "for how long to look", default="10s", value="10s")),
+        (GPU_OPTION, INTERVAL_OPTION, Option("duration", "for how long to look", default="10s", value="10s")),
         _insights,
         _show_insights,
         examples=("--duration 30s",),

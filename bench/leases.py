@@ -36,7 +36,7 @@ from pathlib import Path
 from gpukiln.errors import BusyError
 from gpukiln.gpus.client import MemberLeases
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
@@ -48,8 +48,8 @@ if sys.argv[5]:
     os.setuid(61000 + number)
     leases = MemberLeases(Path(sys.argv[5]))
 else:
-    leases = Leases(LeaseStore(folder), look=lambda: seen, config=Config(Path("none")))
-who = Who(f"u{number}", number)
+    leases = Leases(LeaseStore(folder), take_snapshot=lambda: seen, config=Config(Path("none")))
+who = LeaseHolder(f"u{number}", number)
 for turn in range(requests):
     request = DeviceRequest(count=chance.randint(1, 4))
     while True:
@@ -76,12 +76,12 @@ CHECK = """
 import sys
 from pathlib import Path
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
-leases = Leases(LeaseStore(Path(sys.argv[1])), look=snapshot, config=Config(Path("none")))
-print(len(leases.acquire(DeviceRequest(count=8), Who("last", 1)).uuids))
+leases = Leases(LeaseStore(Path(sys.argv[1])), take_snapshot=snapshot, config=Config(Path("none")))
+print(len(leases.acquire(DeviceRequest(count=8), LeaseHolder("last", 1)).uuids))
 """
 
 
@@ -93,12 +93,13 @@ from gpukiln.gpus.config import Config
 from gpukiln.gpus.leases import Leases
 from gpukiln.gpus.store import LeaseStore
 seen, config = pickle.load(sys.stdin.buffer), Config(Path("none"))
+folder = Path(sys.argv[1])
 with service.listening(Path(sys.argv[2])) as listener:
     Path(sys.argv[2]).chmod(0o666)
     service.serve(
         listener,
-        store=lambda: LeaseStore(Path(sys.argv[1])),
-        make=lambda store: Leases(store or LeaseStore(Path(sys.argv[1])), look=lambda: seen, config=config),
+        store=lambda: LeaseStore(folder),
+        make=lambda store: Leases(store or LeaseStore(folder), take_snapshot=lambda: seen, config=config),
     )
 """
 

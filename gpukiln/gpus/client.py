@@ -46,7 +46,7 @@ def open_leases() -> AnyLeases:
 
 
 def open_existing_leases() -> AnyLeases | None:
-    """As `leases_here`; None where nobody keeps any on this machine."""
+    """As `open_leases`; None where nobody keeps any on this machine."""
     path = socket_path()
     if os.geteuid() == 0 or (os.environ.get(ENVIRONMENT) and not path.exists()):
         return Leases() if (folder() / "leases.db").exists() else None
@@ -82,7 +82,7 @@ class MemberLeases:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.look: Callable[[], Snapshot] = collect
+        self.take_snapshot: Callable[[], Snapshot] = collect
 
     def current(self) -> list[Lease]:
         """The leases that hold."""
@@ -155,7 +155,7 @@ class MemberLeases:
         """Let a detached lease go on."""
         return read_lifeline(self._ask("renew", lease=lease.number, hours=hours)["lease"])
 
-    def began(self, lease: Lease, pid: int) -> None:
+    def set_job(self, lease: Lease, pid: int) -> None:
         """Write down the process that runs under a lease."""
         self._ask("began", lease=lease.number, pid=pid)
 
@@ -171,17 +171,17 @@ class MemberLeases:
         """Descriptors of locks by which one more command has the GPUs of a lease."""
         return self._call("share", None, lease=lease.number)[1]
 
-    def alive(self, lease: Lease) -> bool:
+    def container_runs(self, lease: Lease) -> bool:
         """Whether the container of a lease runs."""
         from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - needs no engine as a rule
 
         return is_container_running(lease)
 
-    def is_ours(self, lease: Lease, who: LeaseHolder) -> bool:
+    def is_owner(self, lease: Lease, who: LeaseHolder) -> bool:
         """Whether this user may end or renew a lease without force."""
         return lease.uid == who.uid
 
-    def counters(self, _: Sequence[Lease]) -> dict[str, float]:
+    def energy_counters(self, _: Sequence[Lease]) -> dict[str, float]:
         """Nothing: the service reads energy counters itself."""
         return {}
 

@@ -119,13 +119,13 @@ class StartedEnvironment:
         name: Of the container, or the folder of the virtual environment.
         enter: The command line that leads into it.
         end: The command line that gives its GPUs back; a virtual environment's folder stays.
-        proof: What was shown, a line each.
+        evidence: What was shown, a line each.
     """
 
     name: str
     enter: tuple[str, ...]
     end: tuple[str, ...]
-    proof: tuple[str, ...]
+    evidence: tuple[str, ...]
 
 
 @contextmanager
@@ -172,14 +172,14 @@ def start_container(
             )
             _run([engine, "cp", str(file), f"{name}:{PROGRAM_IN_CONTAINER}"], VERIFY_S)
             inside = [engine, "exec", name, "python3"]
-            proof = verify(
+            evidence = verify(
                 choice, len(granted.uuids), inside, [*inside, PROGRAM_IN_CONTAINER], {**os.environ}
             )
         except BaseException:
             subprocess.run([engine, "rm", "--force", name], capture_output=True, check=False)
             raise
     return StartedEnvironment(
-        name, (engine, "exec", "-it", name, "bash"), (engine, "rm", "--force", name), proof
+        name, (engine, "exec", "-it", name, "bash"), (engine, "rm", "--force", name), evidence
     )
 
 
@@ -206,12 +206,12 @@ def start_wheels(
         )
         with program_file() as file:
             environment = {**os.environ, **granted.environment}
-            proof = verify(choice, len(granted.uuids), [python], [python, str(file)], environment)
+            evidence = verify(choice, len(granted.uuids), [python], [python, str(file)], environment)
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
     enter = ("gpukiln-gpu", "run", "--lease", granted.lease.id, "--", python)
-    return StartedEnvironment(str(folder), enter, ("gpukiln-gpu", "release", granted.lease.id), proof)
+    return StartedEnvironment(str(folder), enter, ("gpukiln-gpu", "release", granted.lease.id), evidence)
 
 
 def verify(

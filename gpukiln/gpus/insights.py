@@ -57,7 +57,7 @@ class WatchData:
     interval_s: float
     first: Snapshot
     last: Snapshot
-    around: MachineContext = field(default_factory=MachineContext)
+    context: MachineContext = field(default_factory=MachineContext)
 
     @property
     def window_s(self) -> float:
@@ -238,7 +238,7 @@ def _pcie_narrow(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
 
     A virtual machine's link is what its hypervisor shows: a T4 of EC2 has 8 of 16 lanes there.
     """
-    if watched.around.virtual != "none":
+    if watched.context.virtual != "none":
         return
     for gpu in watched.gpus:
         loaded = [
@@ -321,13 +321,13 @@ def _nvlink_down(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
 
 def _no_fabric_manager(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     """Named nv-fabricmanager (NVIDIA, Fabric Manager user guide), of which the kernel keeps 15 characters."""
-    if watched.around.nvswitches and "nv-fabricmanager"[:15] not in watched.around.programs:
-        yield None, {"nvswitches": watched.around.nvswitches}
+    if watched.context.nvswitches and "nv-fabricmanager"[:15] not in watched.context.programs:
+        yield None, {"nvswitches": watched.context.nvswitches}
 
 
 def _mps_active(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     """Its daemons are nvidia-cuda-mps-control and -server (NVIDIA, Multi-Process Service)."""
-    if "nvidia-cuda-mps"[:15] in watched.around.programs:
+    if "nvidia-cuda-mps"[:15] in watched.context.programs:
         yield None, {"programs": ["nvidia-cuda-mps"]}
 
 

@@ -39,7 +39,7 @@ class KernelEvent:
 
     Args:
         device: PCI address without its function; empty where the line names none.
-        kind: Xid, SXid, or the id of a fault of `faults.LOGGED`.
+        kind: Xid, SXid, or the id of a fault of `faults.LOG_FAULTS`.
         number: Of an Xid or SXid; 0 for other faults.
         fatal: What the line itself says; None where it says nothing.
         line: The last line of it.
@@ -54,19 +54,19 @@ class KernelEvent:
     count: int = 1
 
     @property
-    def switch(self) -> bool:
+    def is_switch(self) -> bool:
         """Whether it is an NVSwitch's."""
         return self.kind == "SXid"
 
-    def known(self, table: XidTable) -> bool:
+    def is_known(self, table: XidTable) -> bool:
         """Whether its meaning is known: an SXid's by its own word, an Xid's by NVIDIA's catalogue."""
         if self.kind == "Xid":
             return self.number in table
-        return self.fatal is not None if self.switch else True
+        return self.fatal is not None if self.is_switch else True
 
     def severity(self, table: XidTable) -> Severity:
         """error: the device should get no work; warning, or info."""
-        if self.switch:
+        if self.is_switch:
             return "error" if self.fatal else "info"
         if self.kind != "Xid":
             return LOG_FAULTS[self.kind].severity
@@ -78,14 +78,16 @@ class KernelEvent:
     def blames_hardware(self, table: XidTable) -> bool:
         """Whether the machine is to blame, and not what ran on it."""
         if self.kind == "Xid":
-            return self.known(table) and table[self.number]["blames_hardware"] and self.fatal is not False
-        return bool(self.fatal) if self.switch else True
+            return self.is_known(table) and table[self.number]["blames_hardware"] and self.fatal is not False
+        return bool(self.fatal) if self.is_switch else True
 
     def ends_with_reset(self, table: XidTable) -> bool:
         """Whether a reset of the GPU is what ends it."""
         if self.kind == "Xid":
-            return self.number == RECOVERY_ACTION or bool(self.known(table) and table[self.number]["reset"])
-        return not self.switch and LOG_FAULTS[self.kind].reset
+            return self.number == RECOVERY_ACTION or bool(
+                self.is_known(table) and table[self.number]["reset"]
+            )
+        return not self.is_switch and LOG_FAULTS[self.kind].reset
 
     def finding(self, table: XidTable) -> Finding:
         """What the rows of the log say: the line with its meaning, and what to do."""
@@ -96,7 +98,7 @@ class KernelEvent:
         elif self.kind == "Xid":
             means, source = f"Xid {self.number}: not in this version's table", ""
             remedy = "look it up in NVIDIA's Xid catalogue"
-        elif self.switch:
+        elif self.is_switch:
             remedy = "look the number up in NVIDIA's Fabric Manager user guide" if self.fatal else ""
         else:
             fault = LOG_FAULTS[self.kind]
@@ -116,7 +118,7 @@ class KernelEvent:
             source=source,
         )
 
-    def explained(self, table: XidTable) -> str:
+    def explain(self, table: XidTable) -> str:
         """Its line, with what it means and what to do."""
         found = self.finding(table)
         return f"{found.message}; {found.remedy}" if found.remedy else found.message

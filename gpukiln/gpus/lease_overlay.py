@@ -52,7 +52,7 @@ def _current_leases() -> list[Lease] | None:
     if isinstance(leases, MemberLeases):
         return leases.current()
     try:
-        return [one for one in leases.store.leases() if leases.store.why_dead(one) is None]
+        return [one for one in leases.store.leases() if leases.store.end_reason(one) is None]
     finally:
         leases.close()
 

@@ -159,7 +159,7 @@ class Leases:
 
     Args:
         store: Where they are.
-        look: Takes a snapshot without leases.
+        take_snapshot: Takes a snapshot without leases.
         alive: Whether the container of a lease runs; None asks its engine.
     """
 
@@ -167,22 +167,22 @@ class Leases:
         self,
         store: LeaseStore | None = None,
         *,
-        look: Callable[[], Snapshot] = collect,
-        alive: ContainerCheck | None = None,
+        take_snapshot: Callable[[], Snapshot] = collect,
+        container_runs: ContainerCheck | None = None,
         config: Config | None = None,
     ) -> None:
         self.store = store or LeaseStore()
-        self.look = look
+        self.take_snapshot = take_snapshot
         self.config = config or load_config()
-        self._alive = alive
+        self._container_runs = container_runs
 
-    def alive(self, lease: Lease) -> bool:
+    def container_runs(self, lease: Lease) -> bool:
         """Whether the container of a lease runs; an engine that does not answer has it run."""
-        if self._alive is None:
+        if self._container_runs is None:
             from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - needs no engine as a rule
 
-            self._alive = is_container_running
-        return self._alive(lease)
+            self._container_runs = is_container_running
+        return self._container_runs(lease)
 
     def current(self) -> list[Lease]:
         """The leases that hold; those that ended are taken out first."""
@@ -197,9 +197,9 @@ class Leases:
             held = self.store.is_locked(self.store.lifeline(lease))
             if (
                 lease.kind == CONTAINER
-                and self.store.why_dead(lease) is None
+                and self.store.end_reason(lease) is None
                 and not held
-                and not self.alive(lease)
+                and not self.container_runs(lease)
             ):
                 found.add(lease.number)
         return found
@@ -208,7 +208,7 @@ class Leases:
         """Take out what ended, in a transaction; returns what holds."""
         held = []
         for lease in self.store.leases():
-            why = self.store.why_dead(lease) or ("gone" if lease.number in containers_gone else None)
+            why = self.store.end_reason(lease) or ("gone" if lease.number in containers_gone else None)
             if why is None:
                 held.append(lease)
             else:
@@ -275,7 +275,7 @@ class Leases:
 
     def plan(self, request: DeviceRequest, found: Snapshot | None = None) -> Selection:
         """What a request would get now; nothing is changed."""
-        found = found or self.look()
+        found = found or self.take_snapshot()
         gone = self._containers_gone()
         with self.store.change():
             return self._select(request, found, self._reap(gone), None)
@@ -326,7 +326,7 @@ class Leases:
         command: str = "",
         engine: str | None = None,
         on_wait: Callable[[str], None] | None = None,
-        left: Callable[[], bool] = lambda: False,
+        is_abandoned: Callable[[], bool] = lambda: False,
     ) -> LeaseGrant:
         """Have devices, or wait for them.
 
@@ -338,7 +338,7 @@ class Leases:
             command: What it is for, for people.
             engine: docker or podman, of a container.
             on_wait: Given why it waits, when it begins to.
-            left: Whether nobody waits for the answer any more.
+            is_abandoned: Whether nobody waits for the answer any more.
 
         Raises:
             IncompatibleError: This machine can never serve it.
@@ -351,10 +351,10 @@ class Leases:
         pause, found, looked = POLL_S[0], None, 0.0
         try:
             while True:
-                if left():
+                if is_abandoned():
                     raise BusyError("who asked is gone")
                 if found is None or time.monotonic() - looked > SNAPSHOT_INTERVAL_S:
-                    found, looked = self.look(), time.monotonic()
+                    found, looked = self.take_snapshot(), time.monotonic()
                     check_usable(found)
                 gone = self._containers_gone()
                 with self.store.change():
@@ -536,18 +536,18 @@ class Leases:
         number = number_of(name)
         return next((one for one in self.current() if one.number == number), None)
 
-    def is_ours(self, lease: Lease, who: LeaseHolder) -> bool:
+    def is_owner(self, lease: Lease, who: LeaseHolder) -> bool:
         """Whether this user may end or renew a lease without force."""
         return lease.uid == who.uid
 
-    def counters(self, held: Sequence[Lease]) -> dict[str, float]:
+    def energy_counters(self, held: Sequence[Lease]) -> dict[str, float]:
         """What the energy counters of leased devices say, in joules; looks only where one was read before."""
         if all(one.energy_joules is None for lease in held for one in lease.devices):
             return {}
         known = {uuid for lease in held for uuid in lease.uuids}
         return {
             one.uuid: one.energy_joules
-            for one in self.look().devices
+            for one in self.take_snapshot().devices
             if one.uuid in known and one.energy_joules is not None
         }
 
@@ -559,7 +559,7 @@ class Leases:
         Raises:
             RefusedError: It is somebody else's, and `force` is missing.
         """
-        if not self.is_ours(lease, who) and not force:
+        if not self.is_owner(lease, who) and not force:
             raise RefusedError(
                 f"{lease.id} is {lease.user}'s, since {lease.granted_at[:19]}",
                 hint=f"ask {lease.user}; --force takes it away, and is written down",
@@ -568,7 +568,7 @@ class Leases:
             row = self.store.db.execute("select 1 from leases where id = ?", (lease.number,)).fetchone()
             if row is None:
                 return False
-            why = "released" if self.is_ours(lease, who) else f"taken away by {who.user}"
+            why = "released" if self.is_owner(lease, who) else f"taken away by {who.user}"
             self._end(lease, why, energy)
         return True
 
@@ -578,7 +578,7 @@ class Leases:
         Raises:
             RefusedError: It is somebody else's, or longer than the limit.
         """
-        if not self.is_ours(lease, who):
+        if not self.is_owner(lease, who):
             raise RefusedError(f"{lease.id} is {lease.user}'s", hint=f"only {lease.user} renews it")
         limit = self.config.limit(lease.user, lease.project)
         if hours is not None and limit.hours and hours > limit.hours:
@@ -596,7 +596,7 @@ class Leases:
         self.store.write(changed)
         return changed
 
-    def began(self, lease: Lease, pid: int) -> None:
+    def set_job(self, lease: Lease, pid: int) -> None:
         """Write down the process that runs under a lease."""
         with self.store.change():
             self.store.update(lease.number, job_pid=pid, job_ticks=start_ticks(pid))
@@ -609,7 +609,7 @@ class Leases:
         """
         from gpukiln.gpus.engines import running_containers  # noqa: PLC0415 - asks every engine
 
-        found = self.look()
+        found = self.take_snapshot()
         running = running_containers(found.devices)
         whole = [one for one in found.devices if one.kind == "gpu"]
         adopted = []
@@ -696,7 +696,7 @@ def rebuild_leases() -> tuple[Leases, list[str], list[str]]:
     with store.change():
         store.account(uses)
         for lease in alive:
-            if store.why_dead(lease) is None:
+            if store.end_reason(lease) is None:
                 store.add(lease)
                 found.append(lease.id)
     return Leases(store), moved, found

@@ -55,16 +55,16 @@ class MigConfigEntry:
 
     Args:
         devices: Indices; None for all.
-        only: PCI ids as 0x20B010DE; empty for any.
+        pci_ids: PCI ids as 0x20B010DE; empty for any.
     """
 
     devices: tuple[int, ...] | None
-    only: tuple[str, ...]
-    cut: MigLayout
+    pci_ids: tuple[str, ...]
+    layout: MigLayout
 
-    def is_about(self, gpu: Device) -> bool:
+    def applies_to(self, gpu: Device) -> bool:
         """Whether it says something of a GPU."""
-        if self.only and (gpu.pci_id or "").lower() not in self.only:
+        if self.pci_ids and (gpu.pci_id or "").lower() not in self.pci_ids:
             return False
         return self.devices is None or gpu.index in self.devices
 
@@ -177,7 +177,7 @@ def current_layout(found: Snapshot, gpu: Device) -> MigLayout:
 
 def desired_layout(entries: Sequence[MigConfigEntry], gpu: Device) -> MigLayout | None:
     """How a GPU is to be cut; None where nothing is said."""
-    return next((one.cut for one in reversed(entries) if one.is_about(gpu)), None)
+    return next((one.layout for one in reversed(entries) if one.applies_to(gpu)), None)
 
 
 def layout_difference(found: Snapshot, gpu: Device, cut: MigLayout) -> str:

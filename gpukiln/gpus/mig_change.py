@@ -41,7 +41,7 @@ def apply(cuts: Mapping[str, MigLayout], before: Mapping[str, MigLayout]) -> lis
 
     Args:
         cuts: By the GPU's UUID.
-        before: The same of all that may be touched; they are kept off (`reset.kept_off`).
+        before: The same of all that may be touched; they are kept off (`reset.exclusive_lease`).
 
     Returns:
         What was done.

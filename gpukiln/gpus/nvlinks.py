@@ -23,7 +23,7 @@ class GpuLinks:
         name: Its model.
         up: Numbers of active links; or as many.
         down: Numbers of inactive ones; or as many.
-        linked: Keys of GPUs that active links join it to.
+        peers: Keys of GPUs that active links join it to.
     """
 
     key: Hashable
@@ -31,7 +31,7 @@ class GpuLinks:
     name: str
     up: Sequence[int]
     down: Sequence[int]
-    linked: frozenset[Hashable]
+    peers: frozenset[Hashable]
 
 
 def is_wired(name: str) -> bool:
@@ -62,7 +62,7 @@ def comparable_groups(cards: Iterable[GpuLinks]) -> list[tuple[GpuLinks, ...]]:
         while rest:
             group = [rest.pop(0)]
             for one in group:  # which grows meanwhile
-                near = [other for other in rest if other.key in one.linked or one.key in other.linked]
+                near = [other for other in rest if other.key in one.peers or one.key in other.peers]
                 group += near
                 rest = [other for other in rest if other not in near]
             groups.append(tuple(sorted(group, key=same.index)))

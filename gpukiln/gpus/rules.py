@@ -57,14 +57,14 @@ class HealthRule:
         id: Of the check.
         title: What is true when it holds.
         fix: What to do when it does not.
-        judge: Given the facts, and what else it asks for. Raises `FaultError` with what it found; another
+        evaluate: Given the facts, and what else it asks for. Raises `FaultError` with what it found; another
             AssertionError says that NVML gave an error in a value's place.
     """
 
     id: str
     title: str
     fix: str
-    judge: Callable[..., str]
+    evaluate: Callable[..., str]
 
 
 def _require_none(facts: Facts, *ids: str) -> None:
@@ -137,17 +137,17 @@ def log_events(
     serious: list[kernel_log.KernelEvent] = []
     others: list[kernel_log.KernelEvent] = []
     for event in kernel_log.events(lines, table):
-        counts = event.severity(table) != "info" and event.known(table)
-        unprovoked = not live and not event.switch
+        counts = event.severity(table) != "info" and event.is_known(table)
+        unprovoked = not live and not event.is_switch
         (serious if counts or unprovoked else others).append(event)
     serious.sort(key=lambda event: SEVERITIES.index(event.severity(table)))
-    return serious, sorted(others, key=lambda event: event.known(table))  # an unknown one comes first
+    return serious, sorted(others, key=lambda event: event.is_known(table))  # an unknown one comes first
 
 
 def _xid(facts: Facts, table: kernel_log.XidTable, live: bool) -> str:
     serious, others = log_events(known(facts["gpus"]["xids"]), table, live=live)
     if serious:
-        said = [event.explained(table) for event in serious]
+        said = [event.explain(table) for event in serious]
         text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"
         raise FaultError(*(event.finding(table) for event in serious), message=text)
     gap = facts["gpus"].get("log_gap")
@@ -155,7 +155,7 @@ def _xid(facts: Facts, table: kernel_log.XidTable, live: bool) -> str:
         raise NotReportedError(f"a container, which does not have all of the kernel's log: {gap}")
     if gap:
         raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
-    said = [event.explained(table) for event in others]
+    said = [event.explain(table) for event in others]
     notes = [f"{len(others)} that blame no hardware: {' | '.join(said[:3])}"] if others else []
     notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
     return "; ".join(notes)

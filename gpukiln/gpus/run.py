@@ -80,14 +80,14 @@ def _end_container(lease: Lease) -> None:
 
 
 def _release(leases: AnyLeases, lease: Lease, who: LeaseHolder, *, contained: bool) -> None:
-    if contained and leases.alive(lease):
+    if contained and leases.container_runs(lease):
         print(f"{lease.id} goes on: its container still runs", file=sys.stderr)
         return
     if leases.is_running(lease):
         # What the command started outlives it, and has its GPUs.
         print(f"{lease.id} goes on: something that the command started still runs", file=sys.stderr)
         return
-    leases.release(lease, who, force=True, energy=leases.counters([lease]))
+    leases.release(lease, who, force=True, energy=leases.energy_counters([lease]))
 
 
 def run_in_lease(
@@ -106,11 +106,13 @@ def run_in_lease(
     lease = leases.find(name)
     if lease is None:
         raise UsageError(f"--lease {name}: there is no such lease", hint="`gpukiln-gpu leases` lists them")
-    if not leases.is_ours(lease, who):
+    if not leases.is_owner(lease, who):
         raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own: leave --lease out")
     indices = None
     if ids == INDEX:
-        indices = {one.uuid: one.index for one in leases.look().devices if one.uuid and one.kind == "gpu"}
+        indices = {
+            one.uuid: one.index for one in leases.take_snapshot().devices if one.uuid and one.kind == "gpu"
+        }
     names = device_environment(lease.uuids, indices)
     descriptors = leases.share(lease)
     if warning := mig_warning(lease.uuids):
@@ -152,7 +154,7 @@ def _run(
             print(f"error: {argv[0]}: {error.strerror}", file=sys.stderr)
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         if lease.kind != "detached":
-            leases.began(lease, job.pid)
+            leases.set_job(lease, job.pid)
         return _wait(job, lease.ends_boot, watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)

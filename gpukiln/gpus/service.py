@@ -53,23 +53,23 @@ class ServiceCall:
     Args:
         line: The connection.
         who: Who asks.
-        given: The arguments.
+        arguments: Of the call.
     """
 
     line: socket.socket
     who: LeaseHolder
-    given: dict[str, Any]
-    looked: float = 0.0
+    arguments: dict[str, Any]
+    checked_at: float = 0.0
 
     def waiting(self, why: str) -> None:
         """Say why there is no answer yet."""
         _send(self.line, {"waiting": why})
 
-    def gone(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether nobody waits for the answer any more."""
-        if time.monotonic() - self.looked < DISCONNECT_CHECK_S:
+        if time.monotonic() - self.checked_at < DISCONNECT_CHECK_S:
             return False
-        self.looked = time.monotonic()
+        self.checked_at = time.monotonic()
         try:
             readable = select.select([self.line], [], [], 0)[0]
             return bool(readable) and self.line.recv(1, socket.MSG_PEEK) == b""
@@ -82,14 +82,14 @@ class ServiceCall:
         Raises:
             UsageError: It is none, or longer than allowed.
         """
-        value = self.given.get(name, "")
+        value = self.arguments.get(name, "")
         if not isinstance(value, str) or len(value) > MAX_TEXT:
             raise _argument_error(name, value, f"text of at most {MAX_TEXT} characters")
         return value
 
     def number(self, name: str) -> float | None:
         """An argument that is a number of 0 or more, or None."""
-        value = self.given.get(name)
+        value = self.arguments.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_sane(value):
@@ -100,7 +100,7 @@ class ServiceCall:
         """An argument that is a whole number of 0 or more."""
         value = self.number(name)
         if value is None or value != int(value):
-            raise _argument_error(name, self.given.get(name), "a whole number")
+            raise _argument_error(name, self.arguments.get(name), "a whole number")
         return int(value)
 
     def lease(self, leases: Leases) -> Lease:
@@ -195,7 +195,7 @@ def _ledger(leases: Leases, _: ServiceCall) -> Answer:
 
 
 def _plan(leases: Leases, call: ServiceCall) -> Answer:
-    planned = leases.plan(request_of(call.given.get("request")))
+    planned = leases.plan(request_of(call.arguments.get("request")))
     return {
         "devices": [one.uuid for one in planned.devices if one.uuid],
         "possible": len(planned.possible),
@@ -205,22 +205,22 @@ def _plan(leases: Leases, call: ServiceCall) -> Answer:
 
 
 def _acquire(leases: Leases, call: ServiceCall) -> LeaseGrant:
-    kind, engine = call.text("kind"), call.given.get("engine")
+    kind, engine = call.text("kind"), call.arguments.get("engine")
     if kind not in (JOB, DETACHED, CONTAINER):
         raise _argument_error("kind", kind, f"{JOB}, {DETACHED} or {CONTAINER}")
     if engine not in (None, "docker", "podman"):
         raise _argument_error("engine", engine, "docker or podman")
     return leases.acquire(
-        request_of(call.given.get("request")),
+        request_of(call.arguments.get("request")),
         dataclasses.replace(call.who, project=call.text("project")),
         kind=kind,
         hours=call.number("hours"),
         heartbeat_s=call.number("heartbeat_s"),
         wait_s=call.number("wait_s") or 0.0,
-        command=str(call.given.get("command", ""))[:MAX_TEXT],
+        command=str(call.arguments.get("command", ""))[:MAX_TEXT],
         engine=engine,
         on_wait=call.waiting,
-        left=call.gone,
+        is_abandoned=call.is_abandoned,
     )
 
 
@@ -229,9 +229,9 @@ def _release(leases: Leases, call: ServiceCall) -> Answer:
     lease = next((one for one in leases.current() if one.number == number), None)
     if lease is None:
         return {"released": False}
-    force = call.given.get("force") is True
-    done = leases.release(lease, call.who, force=force, energy=leases.counters([lease]))
-    if done and not leases.is_ours(lease, call.who):
+    force = call.arguments.get("force") is True
+    done = leases.release(lease, call.who, force=force, energy=leases.energy_counters([lease]))
+    if done and not leases.is_owner(lease, call.who):
         text = f"gpukiln-gpu: {call.who.user} took {lease.id} away from {lease.user}"
         syslog.syslog(syslog.LOG_NOTICE, text)
     return {"released": done}
@@ -247,10 +247,10 @@ def _began(leases: Leases, call: ServiceCall) -> Answer:
         owner = Path("/proc", str(pid)).stat().st_uid
     except OSError:
         owner = None  # it has ended already
-    if not leases.is_ours(lease, call.who) or owner not in (None, call.who.uid):
+    if not leases.is_owner(lease, call.who) or owner not in (None, call.who.uid):
         raise RefusedError(f"{lease.id} or process {pid} is somebody else's")
     if owner is not None:
-        leases.began(lease, pid)
+        leases.set_job(lease, pid)
     return {}
 
 
@@ -266,7 +266,7 @@ def _is_running(leases: Leases, call: ServiceCall) -> Answer:
 
 def _share(leases: Leases, call: ServiceCall) -> tuple[int, ...]:
     lease = call.lease(leases)
-    if not leases.is_ours(lease, call.who):
+    if not leases.is_owner(lease, call.who):
         raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own")
     return leases.share(lease)
 
@@ -295,7 +295,7 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
     descriptors: tuple[int, ...] = ()
     try:
         call = ServiceCall(line, peer(line), _read(line))
-        name = call.given.get("call")
+        name = call.arguments.get("call")
         if name not in CALLS:
             raise _argument_error("call", name, ", ".join(CALLS))
         leases = make()

@@ -204,8 +204,8 @@ class LeaseStore:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or folder()
         self.file = self.path / "leases.db"
-        with self._told():
-            self._folders = self._make()
+        with self._translate_errors():
+            self._folders = self._open_folders()
             before = _identity(self.file)
             self.db = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None)
             self.db.row_factory = sqlite3.Row
@@ -231,7 +231,7 @@ class LeaseStore:
             )
         )
 
-    def _make(self) -> dict[str, int]:
+    def _open_folders(self) -> dict[str, int]:
         """Descriptors of the folder and of those below it, made where they are missing."""
         # connect() follows a link and makes a file: it gets neither to see.
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -263,20 +263,20 @@ class LeaseStore:
                 self.db.execute(f"pragma user_version = {VERSION}")
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """What goes wrong below, in words."""
         try:
             yield
         except sqlite3.Error as error:
-            raise self._explained(error) from error
+            raise self._database_error(error) from error
         except PermissionError as error:
-            raise self._not_allowed() from error
+            raise self._permission_error() from error
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                raise self._full() from error
+                raise self._disk_full_error() from error
             raise UnavailableError(f"{error.filename or self.path}: {error.strerror}") from error
 
-    def _explained(self, error: sqlite3.Error) -> GpukilnError:
+    def _database_error(self, error: sqlite3.Error) -> GpukilnError:
         text = str(error)
         if "locked" in text:
             return BusyError(
@@ -284,17 +284,17 @@ class LeaseStore:
                 hint="try again; `fuser` names who has it open",
             )
         if "full" in text or "disk I/O" in text:
-            return self._full()
+            return self._disk_full_error()
         if "readonly" in text or "unable to open" in text:
-            return self._not_allowed()
+            return self._permission_error()
         return UnavailableError(f"{self.file} can't be read: {text}", hint=REBUILD_HINT)
 
-    def _full(self) -> UnavailableError:
+    def _disk_full_error(self) -> UnavailableError:
         return UnavailableError(
             f"{self.path} has no room left: nothing was changed", hint="make room there (df), then try again"
         )
 
-    def _not_allowed(self) -> RefusedError:
+    def _permission_error(self) -> RefusedError:
         try:
             group = grp.getgrgid(self.path.stat().st_gid).gr_name
             hint = f"become a member: `usermod -aG {group} USER` as root, then log in again"
@@ -308,7 +308,7 @@ class LeaseStore:
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
         """A transaction that nobody else changes anything in; it is whole or it is not."""
-        with self._told():
+        with self._translate_errors():
             self.db.execute("begin immediate")
             try:
                 yield
@@ -326,7 +326,7 @@ class LeaseStore:
 
     def leases(self) -> list[Lease]:
         """All that are written down, those too that have ended and that nobody has found yet."""
-        with self._told():
+        with self._translate_errors():
             rows = self.db.execute(
                 "select leases.*, held.*, leases.memory_mib as budget from leases "
                 "join held on held.lease = leases.id order by leases.id, held.rowid"
@@ -455,7 +455,7 @@ class LeaseStore:
         """A descriptor of a plain file of the state; waits for nothing, follows no link."""
         return _open_plain(self._folders[path.parent.name], path.name, flags)
 
-    def why_dead(self, lease: Lease, *, proc: str = "/proc") -> str | None:
+    def end_reason(self, lease: Lease, *, proc: str = "/proc") -> str | None:
         """Why a lease has ended: reboot, expired, gone; None where it holds.
 
         A container's is never gone by this: its engine is asked (`gpukiln.gpus.engines`).
@@ -474,7 +474,7 @@ class LeaseStore:
 
     def ledger(self) -> list[dict[str, Any]]:
         """Every use that has ended, the oldest first."""
-        with self._told():
+        with self._translate_errors():
             return [dict(row) for row in self.db.execute("select * from ledger order by id")]
 
 

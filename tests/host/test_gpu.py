@@ -76,7 +76,7 @@ def test_nvidia_smi(facts):
     fix=rules.NVML.fix,
 )
 def test_nvml(facts):
-    judge(facts, rules.NVML.judge, facts.has_simulated_gpus)
+    judge(facts, rules.NVML.evaluate, facts.has_simulated_gpus)
 
 
 @check(
@@ -93,7 +93,7 @@ def test_nvml(facts):
     fix=rules.PERSISTENCE.fix,
 )
 def test_persistence(facts):
-    judge(facts, rules.PERSISTENCE.judge)
+    judge(facts, rules.PERSISTENCE.evaluate)
 
 
 @check(
@@ -110,7 +110,7 @@ def test_persistence(facts):
     fix=rules.XID.fix,
 )
 def test_xid(facts):
-    judge(facts, rules.XID.judge, xid.judged(), facts.profile in LIVE)
+    judge(facts, rules.XID.evaluate, xid.judged(), facts.profile in LIVE)
 
 
 @check(
@@ -127,7 +127,7 @@ def test_xid(facts):
     fix=rules.ECC.fix,
 )
 def test_ecc(facts):
-    judge(facts, rules.ECC.judge)
+    judge(facts, rules.ECC.evaluate)
 
 
 @check(
@@ -141,7 +141,7 @@ def test_ecc(facts):
     fix=rules.MEMORY_REPAIR.fix,
 )
 def test_memory_repair(facts):
-    judge(facts, rules.MEMORY_REPAIR.judge)
+    judge(facts, rules.MEMORY_REPAIR.evaluate)
 
 
 @check(
@@ -158,7 +158,7 @@ def test_memory_repair(facts):
     fix=rules.THROTTLE.fix,
 )
 def test_throttle(facts):
-    judge(facts, rules.THROTTLE.judge)
+    judge(facts, rules.THROTTLE.evaluate)
 
 
 @check(
@@ -172,7 +172,7 @@ def test_throttle(facts):
     fix=rules.CLOCKS.fix,
 )
 def test_clocks(facts):
-    judge(facts, rules.CLOCKS.judge)
+    judge(facts, rules.CLOCKS.evaluate)
 
 
 @check(
@@ -186,7 +186,7 @@ def test_clocks(facts):
     fix=rules.PCIE_LINK.fix,
 )
 def test_pcie_link(facts):
-    judge(facts, rules.PCIE_LINK.judge, facts.to_dict().get("cuda") or {})
+    judge(facts, rules.PCIE_LINK.evaluate, facts.to_dict().get("cuda") or {})
 
 
 @check(
@@ -204,7 +204,7 @@ def test_pcie_link(facts):
     fix=rules.MIG.fix,
 )
 def test_mig(facts):
-    judge(facts, rules.MIG.judge)
+    judge(facts, rules.MIG.evaluate)
 
 
 @check(

@@ -188,4 +188,4 @@ def test_nvlink(facts):
     fix=rules.FABRIC.fix,
 )
 def test_fabric(facts):
-    judge(facts, rules.FABRIC.judge)
+    judge(facts, rules.FABRIC.evaluate)

@@ -296,7 +296,7 @@ def test_the_lease_of_a_container_ends_with_it_and_one_without_a_lease_gets_one(
     monkeypatch.setenv("GPUKILN_GPUS_STATE", str(tmp_path / "state"))
     job = GpuProcess(os.getpid(), TWO, "compute", "running", user="eve", uid=1003, command="python3 train.py")
     found = snapshot(device(1), device(2), processes=(job,))
-    leases = Leases(LeaseStore(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
+    leases = Leases(LeaseStore(tmp_path / "state"), take_snapshot=lambda: found, config=Config(Path("none")))
     assert leases.reconcile(LeaseHolder("ann", 1001)) == ["L-1", "L-2"]
     assert leases.reconcile(LeaseHolder("ann", 1001)) == []
     box, process = leases.current()

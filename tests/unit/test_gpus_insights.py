@@ -37,7 +37,7 @@ def watched(
     samples: Sequence[dict[str, Any]] = ({},),
     seconds: int = 60,
     first: Sequence[Device] | None = None,
-    around: MachineContext | None = None,
+    context: MachineContext | None = None,
     **more: Any,
 ) -> WatchData:
     """A watch in which each GPU had the same values all the time; those of `samples`, in their order."""
@@ -48,7 +48,7 @@ def watched(
     ]
     ticks = [Tick(n, float(n), 0, "", tuple(each)) for n in range(seconds)]
     return WatchData(
-        ticks, 1.0, snapshot(first or given, **more), snapshot(given, **more), around or MachineContext()
+        ticks, 1.0, snapshot(first or given, **more), snapshot(given, **more), context or MachineContext()
     )
 
 
@@ -126,7 +126,7 @@ CASES = {
             watched(
                 gpu(pcie_width_max=16),
                 samples=[{**BUSY, "pcie_width": 8}],
-                around=MachineContext(virtual="amazon"),
+                context=MachineContext(virtual="amazon"),
             ),
         ],
     ),
@@ -156,9 +156,9 @@ CASES = {
         ],
     ),
     "no-fabric-manager": (
-        [watched(around=MachineContext(nvswitches=6))],
+        [watched(context=MachineContext(nvswitches=6))],
         [
-            watched(around=MachineContext(6, frozenset({"nv-fabricmanage"}))),
+            watched(context=MachineContext(6, frozenset({"nv-fabricmanage"}))),
             watched(),
         ],
     ),
@@ -176,8 +176,8 @@ CASES = {
         [watched(gpu(mig_enabled=True, mig_pending=True))],
     ),
     "mps-active": (
-        [watched(around=MachineContext(programs=frozenset({"nvidia-cuda-mps"})))],
-        [watched(around=MachineContext(programs=frozenset({"nvidia-smi"})))],
+        [watched(context=MachineContext(programs=frozenset({"nvidia-cuda-mps"})))],
+        [watched(context=MachineContext(programs=frozenset({"nvidia-smi"})))],
     ),
     "temperature-margin": (
         [
@@ -234,7 +234,7 @@ def test_a_gpu_that_is_lost_at_last_is_not_judged() -> None:
     assert rules(watched(lost)) == []
 
 
-def test_what_is_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid, name in (("1", "systemd"), ("77", "nv-fabricmanage")):
         (tmp_path / "proc" / pid).mkdir(parents=True)
         (tmp_path / "proc" / pid / "comm").write_text(f"{name}\n")

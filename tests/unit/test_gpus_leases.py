@@ -45,7 +45,12 @@ def make(folder: Path) -> Iterator[Callable[..., Leases]]:
     def leases(found: Snapshot | None = None, config: Config | None = None, **more: Any) -> Leases:
         seen = found or snapshot()
         made.append(
-            Leases(LeaseStore(folder), look=lambda: seen, config=config or Config(Path("gpus.toml")), **more)
+            Leases(
+                LeaseStore(folder),
+                take_snapshot=lambda: seen,
+                config=config or Config(Path("gpus.toml")),
+                **more,
+            )
         )
         return made[-1]
 
@@ -139,7 +144,7 @@ def test_a_job_that_closes_what_it_inherited_keeps_its_gpu_as_long_as_it_lives(
     granted = leases.acquire(DeviceRequest(), ANN)
     job = subprocess.Popen(["sleep", "60"])  # without the locks
     try:
-        leases.began(granted.lease, job.pid)
+        leases.set_job(granted.lease, job.pid)
         let_go(granted)
         forget_process(leases, granted)
         with pytest.raises(BusyError):
@@ -328,16 +333,16 @@ def test_who_looks_at_a_lock_for_a_moment_is_not_in_the_way_of_who_takes_it(
 WAITER = """
 import sys, time
 from pathlib import Path
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import device, snapshot
 folder, user, uid, hold = sys.argv[1:]
 seen = snapshot(device())
-leases = Leases(LeaseStore(Path(folder)), look=lambda: seen, config=Config(Path("x")))
+leases = Leases(LeaseStore(Path(folder)), take_snapshot=lambda: seen, config=Config(Path("x")))
 print("ready", flush=True)
-granted = leases.acquire(DeviceRequest(), Who(user, int(uid)), wait_s=30)
+granted = leases.acquire(DeviceRequest(), LeaseHolder(user, int(uid)), wait_s=30)
 print("granted", time.monotonic(), flush=True)
 time.sleep(float(hold))
 """
@@ -407,7 +412,7 @@ RACER = """
 import fcntl, os, random, signal, sys, time
 from pathlib import Path
 from gpukiln.errors import BusyError
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
@@ -415,9 +420,9 @@ from tests.support.gpus import snapshot
 folder, number, requests, kill = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "kill"
 chance = random.Random(number)
 seen = snapshot()
-leases = Leases(LeaseStore(folder), look=lambda: seen, config=Config(Path("x")))
+leases = Leases(LeaseStore(folder), take_snapshot=lambda: seen, config=Config(Path("x")))
 for turn in range(requests):
-    granted = leases.acquire(DeviceRequest(count=chance.randint(1, 4)), Who(f"u{number}", number), wait_s=120)
+    granted = leases.acquire(DeviceRequest(count=chance.randint(1, 4)), LeaseHolder(f"u{number}", number), wait_s=120)
     held = []
     for uuid in granted.uuids:  # whoever else has it holds this lock, which gpukiln knows nothing of
         file = os.open(folder.parent / uuid, os.O_RDWR | os.O_CREAT)
@@ -430,7 +435,7 @@ for turn in range(requests):
         os.close(file)
     for file in granted.descriptors:
         os.close(file)
-    leases.release(granted.lease, Who(f"u{number}", number))
+    leases.release(granted.lease, LeaseHolder(f"u{number}", number))
 """
 
 
@@ -465,7 +470,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_grant_has_changed_nothing(
 import os, signal
 from pathlib import Path
 from gpukiln.gpus import leases as module
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
@@ -480,8 +485,9 @@ elif {moment!r} == "lifeline":
     store.write = die
 else:
     real_guard = store.open_locked
-    module.Granted = die  # all is done but the end of the transaction
-Leases(store, look=snapshot, config=Config(Path("x"))).acquire(DeviceRequest(count=8), Who("ann", 1001))
+    module.LeaseGrant = die  # all is done but the end of the transaction
+leases = Leases(store, take_snapshot=snapshot, config=Config(Path("x")))
+leases.acquire(DeviceRequest(count=8), LeaseHolder("ann", 1001))
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60)

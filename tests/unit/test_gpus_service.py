@@ -293,7 +293,7 @@ def test_without_the_service_only_root_leases(node: Node) -> None:
 
 def shared_folder(node: Node) -> None:
     """The state as it was made before: members may change what is in it."""
-    leases = Leases(LeaseStore(node.state), look=snapshot, config=Config(Path("none")))
+    leases = Leases(LeaseStore(node.state), take_snapshot=snapshot, config=Config(Path("none")))
     leases.acquire(DeviceRequest(count=1), LeaseHolder("root", 0), kind=DETACHED)
     leases.close()
     for path in (node.state, node.state / "alive", node.state / "devices"):

@@ -129,7 +129,7 @@ def test_two_types_of_one_name_have_two_definitions():
 def test_a_field_of_a_base_class_has_its_words():
     forms = Forms({})
     forms.of(CheckedItem)
-    fields = forms.defs["Examined"]["properties"]
+    fields = forms.defs["CheckedItem"]["properties"]
     assert fields["message"]["description"] == "What was found, and what was wanted."
     assert "outcome" in fields
 

@@ -135,7 +135,7 @@ def _env(options: Options) -> EnvironmentReport:
         )
     kind = WHEELS if options.wheels else IMAGE
     leases, who = open_leases(), whoami(options.project)
-    found = leases.look()
+    found = leases.take_snapshot()
     kept.check_usable(found)
     gpus = [one for one in found.devices if one.kind == "gpu" and one.readable]
     choice = choose(options.framework, kind, options.cuda, found.driver.version, gpus)
@@ -188,7 +188,7 @@ def _show_env(node: dict[str, Any], _: Options, print: Callable[[str], None]) ->
     if started is None:
         print("a rehearsal: nothing was leased, nothing was started")
         return
-    for line in started["proof"]:
+    for line in started["evidence"]:
         print(f"proven: {line}")
     print(f"lease: {node['lease']['id']} on {', '.join(node['lease']['devices'])}")
     print(f"enter: {shlex.join(started['enter'])}")

@@ -168,7 +168,7 @@ def _result(rule: rules.HealthRule, read: GatheredFacts, more: tuple[Any, ...]) 
     outcome: Outcome
     findings: tuple[Finding, ...] = ()
     try:
-        outcome, reason = "passed", rule.judge(read, *more)
+        outcome, reason = "passed", rule.evaluate(read, *more)
     except rules.FaultError as error:
         outcome, reason, findings = "failed", str(error), error.findings
     except AssertionError as error:  # NVML gave an error in a value's place: no fault is established by that

@@ -194,7 +194,7 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
         raise UsageError(f"--count {count}: nothing is wanted", hint="1 or more")
     uuids: list[str] = []
     if devices:
-        found = leases.look()
+        found = leases.take_snapshot()
         kept.check_usable(found)
         for name in devices:
             one = found.device(name)
@@ -257,7 +257,7 @@ def _lease(options: Options) -> GrantReport:
     if ids == "index" and request.mig:
         raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
     if options.dry_run:
-        found = leases.look()
+        found = leases.take_snapshot()
         kept.check_usable(found)
         planned = leases.plan(request, found)
         uuids = tuple(one.uuid for one in planned.devices if one.uuid)
@@ -384,12 +384,12 @@ def _release(options: Options) -> ReleaseReport:
         user = who.user if options.mine else options.holder
         found = [one for one in leases.current() if one.user == user]
     released, running, refused = [], [], []
-    energy = leases.counters(found)
+    energy = leases.energy_counters(found)
     for lease in found:
         try:
             if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
-                if isinstance(leases, Leases) and not leases.is_ours(
+                if isinstance(leases, Leases) and not leases.is_owner(
                     lease, who
                 ):  # the service says it itself
                     syslog.syslog(

@@ -205,7 +205,7 @@ def _usage(options: Options) -> UsageReport:
         uses = [one for row in leases.ledger() if (one := use_of_row(row, until - window, until))]
         price = machine_price(load())
         usd_hour = price.usd_hour if price else None
-        counters = leases.counters(held)
+        counters = leases.energy_counters(held)
         for lease in held:
             uses += uses_of_lease(lease, window, usd_hour, counters)
         if not uses:

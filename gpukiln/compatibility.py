@@ -112,7 +112,7 @@ def compilers(cuda: str, first: str, last: int | None) -> str | None:
         first: The first toolkit that does.
         last: The last major version that does; None while it goes on.
     """
-    wanted = version_key(cuda)
-    if wanted[:2] < version_key(first):
+    version = version_key(cuda)
+    if version[:2] < version_key(first):
         return f"CUDA {first} or later"
-    return f"CUDA {last}.x or earlier" if last and wanted[0] > last else None
+    return f"CUDA {last}.x or earlier" if last and version[0] > last else None

@@ -75,8 +75,8 @@ def check_depth(value: Any, deepest: int = MAX_DEPTH) -> None:
     for _ in range(deepest):
         if not level:
             return
-        inner = (one for each in level for one in (each.values() if isinstance(each, dict) else each))
-        level = [one for one in inner if isinstance(one, (list, dict))]
+        inner = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
+        level = [item for item in inner if isinstance(item, (list, dict))]
     if level:
         raise LimitError(_too_deep(deepest))
 
@@ -147,8 +147,8 @@ def refuse_credentials(url: str, option: str, *, where: str) -> None:
     Raises:
         UsageError: It holds some.
     """
-    if found := re.search(r"//[^/\s]*@", url):
-        host = re.match(r"[^/\s]*", url[found.end() :])
+    if match := re.search(r"//[^/\s]*@", url):
+        host = re.match(r"[^/\s]*", url[match.end() :])
         raise UsageError(
             f"{option} holds credentials for {host[0] if host else 'a server'}, which would lie in {where}",
             hint="an address without user and password; let the server allow reading by network",

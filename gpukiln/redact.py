@@ -41,10 +41,10 @@ _HEADER = (
 _NOT_YET = rf"(?!\s{{0,20}}(?:{_QUOTE})?\(left out\))"
 
 
-def _keep_quotes(found: re.Match[str]) -> str:
-    if found["q"]:
-        return f"{found['name']}{found['q']}{REPLACEMENT if found['quoted'] else ''}{found['end']}"
-    return f"{found['name']}{REPLACEMENT}"
+def _keep_quotes(match: re.Match[str]) -> str:
+    if match["q"]:
+        return f"{match['name']}{match['q']}{REPLACEMENT if match['quoted'] else ''}{match['end']}"
+    return f"{match['name']}{REPLACEMENT}"
 
 
 _FORMS = "|".join(
@@ -171,7 +171,7 @@ def holds_secret(line: str) -> bool:
     """
     if line.lstrip().startswith(("#", ";", "// ")):
         return False
-    return any(not _NO_VALUE.match(one["held"]) for held in _HELD_SECRETS for one in held.finditer(line))
+    return any(not _NO_VALUE.match(match["held"]) for held in _HELD_SECRETS for match in held.finditer(line))
 
 
 def redact(text: str) -> str:
@@ -215,6 +215,6 @@ class LogRedactor:
             self._in_key = ends is None
             return redact(line[ends.end() :]) if ends else ""
         shown = redact(line)
-        begins = [found.end() for found in _KEY_BEGINS.finditer(line)]
+        begins = [match.end() for match in _KEY_BEGINS.finditer(line)]
         self._in_key = bool(begins) and _KEY_ENDS.search(line, begins[-1]) is None
         return shown + "\n" if self._in_key and line.endswith("\n") else shown

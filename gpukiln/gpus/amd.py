@@ -111,7 +111,7 @@ class AmdAnswer:
 
 
 def add_amd_gpus(
-    found: Snapshot, gpus: Sequence[dict[str, str]], nvidia: Sequence[dict[str, str]], contained: bool
+    snapshot: Snapshot, gpus: Sequence[dict[str, str]], nvidia: Sequence[dict[str, str]], contained: bool
 ) -> Snapshot:
     """The snapshot with AMD's GPUs.
 
@@ -122,23 +122,25 @@ def add_amd_gpus(
         contained: Whether this is a container, which has those only whose nodes it was given.
     """
     given = [gpu for gpu in gpus if _can_open_render_node(gpu["address"])] if contained else list(gpus)
-    alone = found.state in ("no-device", "not-granted")
+    alone = snapshot.state in ("no-device", "not-granted")
     there = f"{len(given)} AMD GPU{'s' * (len(given) != 1)} on the PCI bus"
     if not given:
         if alone:
             message = f"the machine has {len(gpus)} AMD GPUs, and this container was given none"
             fix = "give it /dev/kfd and /dev/dri/renderD* of those it may have"
-            return dataclasses.replace(found, source=TOOL, state="not-granted", message=message, fix=fix)
-        return found
+            return dataclasses.replace(snapshot, source=TOOL, state="not-granted", message=message, fix=fix)
+        return snapshot
     look = _query_amd_smi(there)
-    devices = [health.with_health(one) for one in _devices(look, given)] if look.state == "ok" else []
+    devices = [health.with_health(device) for device in _devices(look, given)] if look.state == "ok" else []
     problems = [unreadable_finding(look.state, look.message)] if look.message else []
     problems += [unreadable_finding("FAILED", f"{name}: {why}") for name, why in look.failed.items()]
-    problems += [unreadable_finding("FAILED", one.error, one.title) for one in devices if one.error]
+    problems += [
+        unreadable_finding("FAILED", device.error, device.title) for device in devices if device.error
+    ]
     jobs = processes.describe(_processes(look, devices))
     if alone:
         return dataclasses.replace(
-            found,
+            snapshot,
             source=TOOL,
             state=look.state,
             message=look.message,
@@ -151,23 +153,23 @@ def add_amd_gpus(
     if look.state == "no-library":
         # Nobody computes on these: processors have a GPU for their screens.
         info = unreadable_finding(look.state, look.message, severity="info")
-        return dataclasses.replace(found, errors=(*found.errors, info))
+        return dataclasses.replace(snapshot, errors=(*snapshot.errors, info))
     if look.state != "ok":
         devices = [_unreadable("amd", n, gpu, look.message) for n, gpu in enumerate(given)]
-    whole = list(found.devices)
-    if found.state != "ok":
+    whole = list(snapshot.devices)
+    if snapshot.state != "ok":
         if look.state != "ok":
-            return dataclasses.replace(found, source=f"nvml, {TOOL}", errors=(*found.errors, *problems))
-        whole = [_unreadable("nvidia", n, gpu, found.message) for n, gpu in enumerate(nvidia)]
+            return dataclasses.replace(snapshot, source=f"nvml, {TOOL}", errors=(*snapshot.errors, *problems))
+        whole = [_unreadable("nvidia", n, gpu, snapshot.message) for n, gpu in enumerate(nvidia)]
     return dataclasses.replace(
-        found,
+        snapshot,
         source=f"nvml, {TOOL}",
         state="ok",
         message="",
         fix="",
         devices=(*whole, *devices),
-        processes=(*(found.processes or ()), *jobs),
-        errors=(*found.errors, *problems),
+        processes=(*(snapshot.processes or ()), *jobs),
+        errors=(*snapshot.errors, *problems),
     )
 
 
@@ -248,12 +250,12 @@ def _rows(tool: str, question: str) -> list[dict[str, Any]]:
 def _driver(look: AmdAnswer) -> Driver:
     nothing = f"{TOOL} does not answer" if look.state != "ok" else NOT_REPORTED
     first = next(iter(look.rows.values()), {})
-    told, _ = _first_value(first, ("static.driver.version", "static.driver.driver_version"))
+    version_value, _ = _first_value(first, ("static.driver.version", "static.driver.driver_version"))
     module = (read(f"{MODULE}/version") or "").strip() or None
     unavailable = dict.fromkeys(
         ("branch", "branch_type", "supported_until", "ended", "cuda"), "it is no NVIDIA driver"
     )
-    version = str(told) if told is not None else None
+    version = str(version_value) if version_value is not None else None
     if version is None:
         unavailable["version"] = nothing
     if module is None:
@@ -270,11 +272,11 @@ def _first_value(rows: dict[str, Any], paths: Sequence[str]) -> tuple[Any, str]:
         for key in path.split("."):
             if isinstance(value, dict):
                 value = value.get(key, value.get(key.upper()))
-        told = value.get("value") if isinstance(value, dict) else value
-        if told in (None, "", "N/A") or isinstance(told, (dict, list)):
+        content = value.get("value") if isinstance(value, dict) else value
+        if content in (None, "", "N/A") or isinstance(content, (dict, list)):
             continue
-        if isinstance(told, str) and told.startswith("AMDSMI_STATUS"):
-            why = told.removeprefix("AMDSMI_STATUS_")
+        if isinstance(content, str) and content.startswith("AMDSMI_STATUS"):
+            why = content.removeprefix("AMDSMI_STATUS_")
             continue
         return value, ""
     return None, why
@@ -283,37 +285,37 @@ def _first_value(rows: dict[str, Any], paths: Sequence[str]) -> tuple[Any, str]:
 def _number(value: Any) -> tuple[float, str] | None:
     """A number and its unit; None where it is none."""
     unit = str(value.get("unit", "")) if isinstance(value, dict) else ""
-    told = value.get("value") if isinstance(value, dict) else value
-    if isinstance(told, bool):
+    content = value.get("value") if isinstance(value, dict) else value
+    if isinstance(content, bool):
         return None
-    found = re.fullmatch(r"\s*(-?\d{1,18}(?:\.\d{1,18})?)\s*([^\s\d.]*)\s*", str(told))
-    if isinstance(told, float) and math.isfinite(told):
-        return told, unit
-    return (float(found[1]), found[2] or unit) if found else None
+    match = re.fullmatch(r"\s*(-?\d{1,18}(?:\.\d{1,18})?)\s*([^\s\d.]*)\s*", str(content))
+    if isinstance(content, float) and math.isfinite(content):
+        return content, unit
+    return (float(match[1]), match[2] or unit) if match else None
 
 
 def _mib(value: Any) -> int | None:
     """An amount of memory."""
-    found = _number(value)
-    if found is None:
+    number = _number(value)
+    if number is None:
         return None
-    amount = found[0] * MIB.get(found[1].upper().replace("IB", "B") or "MB", 1.0)
+    amount = number[0] * MIB.get(number[1].upper().replace("IB", "B") or "MB", 1.0)
     return round(amount) if math.isfinite(amount) else None
 
 
 def _generation(value: Any) -> int | None:
-    found = _number(value)
-    return GENERATIONS.get(found[0]) if found else None
+    number = _number(value)
+    return GENERATIONS.get(number[0]) if number else None
 
 
 def _integer(value: Any) -> int | None:
-    found = _number(value)
-    return round(found[0]) if found else None
+    number = _number(value)
+    return round(number[0]) if number else None
 
 
 def _float(value: Any) -> float | None:
-    found = _number(value)
-    return found[0] if found else None
+    number = _number(value)
+    return number[0] if number else None
 
 
 def _text(value: Any) -> str | None:
@@ -324,9 +326,9 @@ def _devices(look: AmdAnswer, given: Sequence[dict[str, str]]) -> list[Device]:
     """A device for each GPU of the bus; one that amd-smi does not list is one that can't be read."""
     serials = Counter(_serial(rows) for rows in look.rows.values())
     devices = [_device(look, index, rows, serials) for index, rows in sorted(look.rows.items())]
-    listed = {one.bus_id for one in devices}
+    listed = {device.bus_id for device in devices}
     missing = [gpu for gpu in given if gpu["address"] not in listed]
-    if any(one.bus_id is None for one in devices):
+    if any(device.bus_id is None for device in devices):
         missing = []  # one of those that have no address
     for gpu in missing:
         driver = os.path.basename(os.path.realpath(f"{base.PCI}/{gpu['address']}/driver"))  # noqa: PTH119
@@ -338,9 +340,9 @@ def _devices(look: AmdAnswer, given: Sequence[dict[str, str]]) -> list[Device]:
 
 def _serial(rows: dict[str, Any]) -> str | None:
     """The number by which the kernel and ROCr know a GPU, 16 digits; None where it has none."""
-    told, _ = _first_value(rows, ("static.asic.asic_serial",))
-    found = re.fullmatch(r"0x([0-9a-f]{1,16})", str(told).lower())
-    return found[1].zfill(16) if found and int(found[1], 16) else None
+    serial, _ = _first_value(rows, ("static.asic.asic_serial",))
+    match = re.fullmatch(r"0x([0-9a-f]{1,16})", str(serial).lower())
+    return match[1].zfill(16) if match and int(match[1], 16) else None
 
 
 def _device(look: AmdAnswer, index: int, rows: dict[str, Any], serials: Counter[str | None]) -> Device:
@@ -355,8 +357,8 @@ def _device(look: AmdAnswer, index: int, rows: dict[str, Any], serials: Counter[
     )
     for table, reader in readers:
         for name, paths in table.items():
-            told, why = _first_value(rows, paths)
-            values[name] = reader(told) if told is not None else None
+            content, why = _first_value(rows, paths)
+            values[name] = reader(content) if content is not None else None
             if values[name] is None:
                 asked = {path.partition(".")[0] for path in paths} & set(look.failed)
                 unavailable[name] = look.failed[asked.pop()] if asked else why
@@ -398,21 +400,21 @@ def _device(look: AmdAnswer, index: int, rows: dict[str, Any], serials: Counter[
 def _complete(device: Device, why: str) -> Device:
     """The device with a reason for everything that is null."""
     reasons = {**device.unavailable}
-    for one in dataclasses.fields(Device):
+    for entry in dataclasses.fields(Device):
         if (
-            getattr(device, one.name) is None
-            and one.name not in reasons
-            and one.name not in FIELDS_WITHOUT_REASON
+            getattr(device, entry.name) is None
+            and entry.name not in reasons
+            and entry.name not in FIELDS_WITHOUT_REASON
         ):
-            reasons[one.name] = why
+            reasons[entry.name] = why
     if device.uuid is None:
         reasons.setdefault("uuid", why)
     return dataclasses.replace(device, unavailable=reasons)
 
 
 def _unreadable(vendor: str, index: int, gpu: dict[str, str], why: str) -> Device:
-    made = Device(uuid=None, kind="gpu", index=index, vendor=vendor, bus_id=gpu["address"], error=why)
-    return health.with_health(_complete(made, why))
+    device = Device(uuid=None, kind="gpu", index=index, vendor=vendor, bus_id=gpu["address"], error=why)
+    return health.with_health(_complete(device, why))
 
 
 def _processes(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | None, dict[str, Any]]]:
@@ -421,10 +423,10 @@ def _processes(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | N
     A program has every GPU open, and amd-smi lists it on each (ROCm/legacy-rocm-build#2292): one that has no
     memory of a GPU is not on it.
     """
-    found = []
+    rows = []
     for device in devices:
-        told = look.rows.get(device.index, {}).get("process", {}) if device.readable else {}
-        listed = told.get("process_list", told.get("process_info", []))
+        answer = look.rows.get(device.index, {}).get("process", {}) if device.readable else {}
+        listed = answer.get("process_list", answer.get("process_info", []))
         for row in listed if isinstance(listed, list) else []:
             info = row.get("process_info", row) if isinstance(row, dict) else row
             pid = _integer(info.get("pid")) if isinstance(info, dict) else None
@@ -434,5 +436,5 @@ def _processes(look: AmdAnswer, devices: Sequence[Device]) -> list[tuple[str | N
             amount = _mib(memory) if memory is not None else None
             exact = _number(memory) if memory is not None else None
             if exact is None or exact[0]:
-                found.append((device.uuid, {"pid": pid, "kind": "compute", "memory": amount}))
-    return found
+                rows.append((device.uuid, {"pid": pid, "kind": "compute", "memory": amount}))
+    return rows

@@ -30,7 +30,7 @@ def help_text(name: str) -> str:
         listed = columns([(verb.name, verb.help) for verb in verbs().values()])
         return f"Usage: {PROGRAM} VERB [--OPTION...]\n\n{listed}\n`{PROGRAM} VERB -h` shows what one takes."
     verb = verbs(name)[name]
-    shown = [(one.shown, one.described) for one in verb.all_options if not one.rest]
+    shown = [(option.shown, option.described) for option in verb.all_options if not option.rest]
     return f"Usage: {usage(f'{PROGRAM} {name}', verb.all_options)}\n\n{verb.help}\n\n{columns(shown)}"
 
 
@@ -56,7 +56,7 @@ def read_options(argv: list[str]) -> tuple[Verb, Options] | None:
         raise UsageError(f"no verb is named, and {words[0]} is given", hint=f"`{PROGRAM} -h` lists them")
     verb = verbs(name)[name]
     at = argv.index(name)
-    values = {one.name: one.default for one in verb.all_options}
+    values = {option.name: option.default for option in verb.all_options}
     typed = read(f"{PROGRAM} {name}", verb.all_options, argv[:at] + argv[at + 1 :])
     return verb, Options(**{"command": (), **values, **typed})
 

@@ -86,29 +86,29 @@ class MemberLeases:
 
     def current(self) -> list[Lease]:
         """The leases that hold."""
-        return [read_lifeline(text) for text in self._ask("current")["leases"]]
+        return [read_lifeline(text) for text in self._request("current")["leases"]]
 
     def find(self, name: str) -> Lease | None:
         """A lease that holds, by its id."""
         number = number_of(name)
-        return next((one for one in self.current() if one.number == number), None)
+        return next((lease for lease in self.current() if lease.number == number), None)
 
     def queue(self) -> list[dict[str, Any]]:
         """Who waits."""
-        return list(self._ask("queue")["waiting"])
+        return list(self._request("queue")["waiting"])
 
     def ledger(self) -> list[dict[str, Any]]:
         """Every use that has ended."""
-        return list(self._ask("ledger")["uses"])
+        return list(self._request("ledger")["uses"])
 
     def plan(self, request: DeviceRequest, _: Snapshot | None = None) -> PlannedSelection:
         """What a request would get now; nothing is changed."""
-        said = self._ask("plan", request=plain(request))
+        said = self._request("plan", request=plain(request))
         return PlannedSelection(
             tuple(SimpleNamespace(uuid=uuid) for uuid in said["devices"]),
             (None,) * int(said["possible"]),
             said["why"],
-            tuple(_candidate(one) for one in said["considered"]),
+            tuple(_candidate(data) for data in said["considered"]),
         )
 
     def acquire(
@@ -137,7 +137,7 @@ class MemberLeases:
             command=command,
             engine=engine,
         )
-        considered = tuple(_candidate(one) for one in said["considered"])
+        considered = tuple(_candidate(data) for data in said["considered"])
         return LeaseGrant(read_lifeline(said["lease"]), descriptors, considered, said["why"], said["indices"])
 
     def release(
@@ -149,23 +149,23 @@ class MemberLeases:
         energy: Mapping[str, float] | None = None,  # noqa: ARG002 - the service reads the counters itself
     ) -> bool:
         """End a lease; False where it had ended already."""
-        return bool(self._ask("release", lease=lease.number, force=force)["released"])
+        return bool(self._request("release", lease=lease.number, force=force)["released"])
 
     def renew(self, lease: Lease, _: LeaseHolder, hours: float | None = None) -> Lease:
         """Let a detached lease go on."""
-        return read_lifeline(self._ask("renew", lease=lease.number, hours=hours)["lease"])
+        return read_lifeline(self._request("renew", lease=lease.number, hours=hours)["lease"])
 
     def set_job(self, lease: Lease, pid: int) -> None:
         """Write down the process that runs under a lease."""
-        self._ask("began", lease=lease.number, pid=pid)
+        self._request("began", lease=lease.number, pid=pid)
 
     def reconcile(self, _: LeaseHolder) -> list[str]:
         """Write leases for what runs without; returns their ids."""
-        return list(self._ask("reconcile")["adopted"])
+        return list(self._request("reconcile")["adopted"])
 
     def is_running(self, lease: Lease) -> bool:
         """Whether anything of a lease's job still has its GPUs."""
-        return bool(self._ask("is_running", lease=lease.number)["running"])
+        return bool(self._request("is_running", lease=lease.number)["running"])
 
     def share(self, lease: Lease) -> tuple[int, ...]:
         """Descriptors of locks by which one more command has the GPUs of a lease."""
@@ -188,7 +188,7 @@ class MemberLeases:
     def close(self) -> None:
         """Close what is open: nothing is, between two calls."""
 
-    def _ask(self, call: str, **arguments: Any) -> dict[str, Any]:
+    def _request(self, call: str, **arguments: Any) -> dict[str, Any]:
         return self._call(call, None, **arguments)[0]
 
     def _call(
@@ -261,5 +261,5 @@ def _error(said: dict[str, Any]) -> GpukilnError:
     kind = getattr(errors, str(said.get("kind")), None)
     if not (isinstance(kind, type) and issubclass(kind, GpukilnError)):
         kind = UnavailableError
-    found: GpukilnError = kind(str(said["message"]), hint=str(said["hint"]), details=tuple(said["details"]))
-    return found
+    met: GpukilnError = kind(str(said["message"]), hint=str(said["hint"]), details=tuple(said["details"]))
+    return met

@@ -87,12 +87,12 @@ def collect() -> Snapshot:
     state, message, fix = _state(pci, given, contained, simulated, head, gpus, why)
     driver = _driver(head)
     devices: list[Device] = []
-    found: list[tuple[str | None, dict[str, Any]]] = []
-    for gpu in sorted(gpus, key=lambda one: int(one["index"])):
+    listed: list[tuple[str | None, dict[str, Any]]] = []
+    for gpu in sorted(gpus, key=lambda gpu: int(gpu["index"])):
         rows = _devices(gpu, gpus, {p["address"] for p in given})
         devices += rows
-        found += _processes_of(gpu, rows)
-    healthy = tuple(health.with_health(one) for one in devices)
+        listed += _processes_of(gpu, rows)
+    healthy = tuple(health.with_health(device) for device in devices)
     whole = Snapshot(
         node=socket.gethostname(),
         taken_at=now(),
@@ -105,7 +105,7 @@ def collect() -> Snapshot:
         fix=fix,
         driver=driver,
         devices=healthy,
-        processes=processes.describe(found, simulated=simulated) if head else (),
+        processes=processes.describe(listed, simulated=simulated) if head else (),
         errors=tuple(_problems(head, gpus, why)),
     )
     others = amd_gpus()
@@ -187,7 +187,7 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
         return []
     listed = {address(gpu["bus_id"]) for gpu in gpus if isinstance(gpu["bus_id"], str)}
     rows: list[dict[str, Any]] = []
-    for place in sorted(one["address"] for one in given if one["address"].lower() not in listed):
+    for place in sorted(gpu["address"] for gpu in given if gpu["address"].lower() not in listed):
         if re.search(r"(?m)^GPU Excluded:\s*Yes", read(f"{DRIVER_GPUS}/{place}/information") or ""):
             continue  # by the module's parameter NVreg_ExcludedGpus
         driver = on_the_bus(place)
@@ -222,7 +222,7 @@ def _state_of_error(error: dict[str, Any], there: str, contained: bool) -> tuple
             fix = "give it the driver's capability utility: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         state = "no-library" if contained or module else "no-driver"
         return state, f"{there}, and no libnvidia-ml.so.1", fix
-    told = {
+    states = {
         NO_DRIVER: (
             "no-driver",
             f"{there}, and the kernel module nvidia is not loaded",
@@ -242,7 +242,7 @@ def _state_of_error(error: dict[str, Any], there: str, contained: bool) -> tuple
         ),
     }
     otherwise = ("failed", f"NVML does not start: {error['_error']}", "dmesg has what the driver says")
-    return told.get(code or 0, otherwise)
+    return states.get(code or 0, otherwise)
 
 
 def _driver(head: dict[str, Any]) -> Driver:
@@ -255,8 +255,8 @@ def _driver(head: dict[str, Any]) -> Driver:
     if module is None:
         unavailable["module"] = "no module nvidia is loaded"
     flavour = None
-    if found := re.search(r"NVRM version:.*?(Open )?Kernel Module", said):
-        flavour = "open" if found[1] else "proprietary"
+    if match := re.search(r"NVRM version:.*?(Open )?Kernel Module", said):
+        flavour = "open" if match[1] else "proprietary"
     else:
         unavailable["flavour"] = f"{NVIDIA_VERSION} does not tell"
     known = version or module
@@ -391,20 +391,20 @@ def _numa_node(gpu: dict[str, Any], place: str | None, unavailable: dict[str, st
 def _uuid_of(place: str | None) -> str | None:
     """The UUID that the driver's own folder has of a GPU, whatever NVML says."""
     said = read(f"{DRIVER_GPUS}/{place}/information") or "" if place else ""
-    found = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", said)
-    return found[1] if found else None
+    match = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", said)
+    return match[1] if match else None
 
 
 def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -> Device:
     """A GPU that is lost or hangs: a row like every other, with what the kernel still knows."""
     error = gpu["error"]
-    told = reason(error)
-    known = {address(one["bus_id"]) for one in gpus if not _has_no_address(one)}
+    name = reason(error)
+    known = {address(gpu["bus_id"]) for gpu in gpus if not _has_no_address(gpu)}
     left = [gpu["bus_id"]] if not _has_no_address(gpu) else sorted(given - known)
     alone = not _has_no_address(gpu) or (sum(map(_has_no_address, gpus)) == 1 and len(left) == 1)
     uuid = _uuid_of(left[0]) if alone else None
     names = [*FIELDS, *DERIVED_FIELDS, "uuid", "mig_index", "parent"]
-    unavailable = dict.fromkeys(names, told)
+    unavailable = dict.fromkeys(names, name)
     if alone:
         del unavailable["bus_id"]
     if uuid:
@@ -414,7 +414,7 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
         kind="gpu",
         index=int(gpu["index"]),
         bus_id=left[0] if alone else None,
-        error=f"{told}: {error['_error']}" if told not in error["_error"] else error["_error"],
+        error=f"{name}: {error['_error']}" if name not in error["_error"] else error["_error"],
         unavailable=unavailable,
     )
 
@@ -443,7 +443,7 @@ def _mig_device(part: dict[str, Any], parent: Device) -> Device:
 
 
 def _peer(gpu: dict[str, Any], row: dict[str, Any], gpus: list[dict[str, Any]]) -> Peer:
-    other = next((one for one in gpus if one["index"] == row["index"] and not one["error"]), None)
+    other = next((gpu for gpu in gpus if gpu["index"] == row["index"] and not gpu["error"]), None)
     uuid = other.get("uuid") if other else None
     ancestor, p2p = row["ancestor"], row["p2p"]["read"]
     return Peer(
@@ -473,16 +473,18 @@ def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | N
 
 
 def _problems(head: dict[str, Any], gpus: list[dict[str, Any]], why: str) -> list[Finding]:
-    found = []
+    findings = []
     if why:
         slow = isinstance(why, Slow)
-        found.append(unreadable_finding(SLOW if slow else HUNG, why, severity="warning" if slow else "error"))
+        findings.append(
+            unreadable_finding(SLOW if slow else HUNG, why, severity="warning" if slow else "error")
+        )
     if head.get("error"):
         error = head["error"]
-        found.append(unreadable_finding(reason(error), error["_error"], code=error.get("code")))
+        findings.append(unreadable_finding(reason(error), error["_error"], code=error.get("code")))
     for gpu in gpus:
         if gpu["error"]:
             error = gpu["error"]
             title = f"GPU {gpu['index']}"
-            found.append(unreadable_finding(reason(error), error["_error"], title, code=error.get("code")))
-    return found
+            findings.append(unreadable_finding(reason(error), error["_error"], title, code=error.get("code")))
+    return findings

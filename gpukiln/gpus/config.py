@@ -132,8 +132,8 @@ class _ConfigReader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def wrong(self, what: str, wanted: str) -> UsageError:
-        return UsageError(f"{self.path}: {what}", hint=f"wanted: {wanted}")
+    def wrong(self, what: str, expected: str) -> UsageError:
+        return UsageError(f"{self.path}: {what}", hint=f"wanted: {expected}")
 
     def keys(self, data: dict[str, Any], where: str, known: tuple[str, ...]) -> None:
         if strange := [key for key in data if key not in known]:
@@ -141,26 +141,26 @@ class _ConfigReader:
             raise self.wrong(f"{place} {strange[0]!r}", ", ".join(known))
 
     def section(self, data: dict[str, Any], name: str) -> dict[str, Any]:
-        found = data.get(name, {})
-        if not isinstance(found, dict):
-            raise self.wrong(f"{name} is {found!r}", f"a table [{name}]")
-        return found
+        table = data.get(name, {})
+        if not isinstance(table, dict):
+            raise self.wrong(f"{name} is {table!r}", f"a table [{name}]")
+        return table
 
     def number(self, data: dict[str, Any], where: str, name: str, default: float) -> float:
-        found = data.get(name, default)
-        if isinstance(found, int) and found.bit_length() > 64:  # in hexadecimal; Python would not print it
-            found = float("inf")
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < float("inf"):
-            raise self.wrong(f"[{where}] {name} is {found!r}", "a number of 0 or more")
-        return found
+        value = data.get(name, default)
+        if isinstance(value, int) and value.bit_length() > 64:  # in hexadecimal; Python would not print it
+            value = float("inf")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise self.wrong(f"[{where}] {name} is {value!r}", "a number of 0 or more")
+        return value
 
     def counts(self, data: dict[str, Any]) -> tuple[str, ...]:
         busy = self.section(data, "busy")
         self.keys(busy, "busy", ("counts",))
-        found, known = busy.get("counts", list(BUSY_KINDS)), (COMPUTE, GRAPHICS, BOTH)
-        if not isinstance(found, list) or any(kind not in known for kind in found):
-            raise self.wrong(f"[busy] counts is {found!r}", f"a list of {', '.join(known)}")
-        return tuple(found)
+        kinds, known = busy.get("counts", list(BUSY_KINDS)), (COMPUTE, GRAPHICS, BOTH)
+        if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
+            raise self.wrong(f"[busy] counts is {kinds!r}", f"a list of {', '.join(known)}")
+        return tuple(kinds)
 
     def limit(self, data: dict[str, Any], where: str, whose: str, default: LeaseLimit) -> LeaseLimit:
         gpus = self.number(data, where, "gpus", default.gpus)
@@ -169,7 +169,7 @@ class _ConfigReader:
         return LeaseLimit(int(gpus), self.number(data, where, "hours", default.hours), whose)
 
     def limits(self, data: dict[str, Any], name: str, default: LeaseLimit) -> dict[str, LeaseLimit]:
-        found = {}
+        by_name = {}
         for key, said in self.section(data, name).items():
             where = f"limits.{name}.{key}"
             if not isinstance(said, dict):
@@ -177,11 +177,11 @@ class _ConfigReader:
             allowed = ("gpus", "hours", "members") if name == "projects" else ("gpus", "hours")
             self.keys(said, where, allowed)
             members = said.get("members", [])
-            if not isinstance(members, list) or not all(isinstance(one, str) for one in members):
+            if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
                 raise self.wrong(f"[{where}] members is {members!r}", "a list of users")
             limit = self.limit(said, where, f"{name[:-1]} {key}", default)
-            found[key] = replace(limit, members=tuple(members))
-        return found
+            by_name[key] = replace(limit, members=tuple(members))
+        return by_name
 
 
 def machine_price(config: Config) -> MachinePrice | None:

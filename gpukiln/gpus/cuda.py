@@ -90,9 +90,9 @@ def check_driver(cuda: str | None, driver: str | None, others: Sequence[str] = (
     needed = compatibility.required_drivers(cuda, facts()["cuda"]["toolkits"], facts()["cuda"]["floors"])
     if needed is None:
         return DriverSupport(UNKNOWN, f"the catalogue does not know CUDA {cuda}", None)
-    found = compatibility.driver_support(cuda, needed, driver, others)
-    why = f"{found.message}; {found.limits}" if found.way == MINOR_VERSION else found.message
-    return DriverSupport(ANSWERS[found.way], why, found.package)
+    answer = compatibility.driver_support(cuda, needed, driver, others)
+    why = f"{answer.message}; {answer.limits}" if answer.way == MINOR_VERSION else answer.message
+    return DriverSupport(ANSWERS[answer.way], why, answer.package)
 
 
 def compilers(cuda: str, architecture: str) -> str | None:
@@ -103,17 +103,17 @@ def compilers(cuda: str, architecture: str) -> str | None:
 
 def toolkits(pattern: str = TOOLKIT_PATTERN) -> list[tuple[str, str, str | None]]:
     """Toolkits on the disk, and the compiler on PATH: [name, path, CUDA version]."""
-    found: dict[str, tuple[str, str, str | None]] = {}
+    rows: dict[str, tuple[str, str, str | None]] = {}
     for place in sorted(glob.glob(pattern)):  # noqa: PTH207 - the pattern is a whole path
         root = Path(place).resolve()
-        if (version := _version_of(root)) and str(root) not in found:
-            found[str(root)] = (root.name, str(root), version)
+        if (version := _version_of(root)) and str(root) not in rows:
+            rows[str(root)] = (root.name, str(root), version)
     if nvcc := shutil.which("nvcc"):
         root = Path(nvcc).resolve().parents[1]
         said = _output_of([nvcc, "--version"])
         release = re.search(r"release (\d+\.\d+)", said)
-        found.setdefault(str(root), ("nvcc", nvcc, release[1] if release else None))
-    return list(found.values())
+        rows.setdefault(str(root), ("nvcc", nvcc, release[1] if release else None))
+    return list(rows.values())
 
 
 def _version_of(root: Path) -> str | None:
@@ -150,14 +150,14 @@ def wheels(python: str) -> list[tuple[str, str | None, str]]:
         ) from None
     names = {re.sub(r"[-_.]+", "-", str(name)).lower(): str(version) for name, version in listed if name}
     cudnn = next((f"cuDNN {names[name]}" for name in names if CUDNN_WHEEL.fullmatch(name)), "")
-    found: list[tuple[str, str | None, str]] = []
+    rows: list[tuple[str, str | None, str]] = []
     for name, version in sorted(names.items()):
         if RUNTIME_WHEEL.fullmatch(name):
-            found.append((f"{name} {version}", ".".join(version.split(".")[:2]), cudnn))
+            rows.append((f"{name} {version}", ".".join(version.split(".")[:2]), cudnn))
         elif built := BUILT_WITH.search(version):
             digits = built["digits"]
-            found.append((f"{name} {version}", f"{digits[:-1]}.{digits[-1]}", cudnn))
-    return found
+            rows.append((f"{name} {version}", f"{digits[:-1]}.{digits[-1]}", cudnn))
+    return rows
 
 
 def images(engine: str, names: Sequence[str] = ()) -> list[tuple[str, str | None]]:
@@ -169,20 +169,20 @@ def images(engine: str, names: Sequence[str] = ()) -> list[tuple[str, str | None
     listed = list(names) or sorted(set(_output_of([engine, "images", "--quiet", "--no-trunc"]).split()))
     if not listed:
         return []
-    found = []
-    for one in parse_json(_output_of([engine, "image", "inspect", *listed])):
-        settings = dict(pair.partition("=")[::2] for pair in (one.get("Config") or {}).get("Env") or ())
+    rows = []
+    for image in parse_json(_output_of([engine, "image", "inspect", *listed])):
+        settings = dict(pair.partition("=")[::2] for pair in (image.get("Config") or {}).get("Env") or ())
         cuda = image_cuda(settings)
         if cuda or names:
-            tags = one.get("RepoTags") or [str(one.get("Id", ""))[:19]]
-            found.append((str(tags[0]), cuda))
-    return found
+            tags = image.get("RepoTags") or [str(image.get("Id", ""))[:19]]
+            rows.append((str(tags[0]), cuda))
+    return rows
 
 
 def image_cuda(settings: dict[str, str]) -> str | None:
     """The CUDA version that an image's environment says, as NVIDIA's images do."""
-    if found := re.match(r"\d+\.\d+(?:\.\d+)?", settings.get("CUDA_VERSION", "")):
-        return found[0]
+    if match := re.match(r"\d+\.\d+(?:\.\d+)?", settings.get("CUDA_VERSION", "")):
+        return match[0]
     required = re.search(r"cuda>=(\d+\.\d+)", settings.get("NVIDIA_REQUIRE_CUDA", ""))
     return required[1] if required else None
 
@@ -211,11 +211,11 @@ def find_installations(
         python: The Python whose wheels are looked at, empty for the one on PATH.
         image: Images by name instead of all.
     """
-    found: list[CudaInstallation] = []
+    rows: list[CudaInstallation] = []
     missing: list[str] = []
 
     def add(kind: str, name: str, where: str, cuda: str | None, more: str = "") -> None:
-        found.append(CudaInstallation(kind, name, where, cuda, check_driver(cuda, driver, others), more))
+        rows.append(CudaInstallation(kind, name, where, cuda, check_driver(cuda, driver, others), more))
 
     if not image:
         for name, path, version in toolkits():
@@ -226,7 +226,7 @@ def find_installations(
             newer = driver is not None and version_key(brought) > version_key(driver)
             word = UNKNOWN if driver is None else NATIVE if newer and not others else NO
             said = why if newer or driver is None else f"{why}, and the machine's {driver} is not older"
-            found.append(
+            rows.append(
                 CudaInstallation("compat", Path(path).name, path, None, DriverSupport(word, said, None), "")
             )
         interpreter = python or shutil.which("python3")
@@ -249,7 +249,7 @@ def find_installations(
             details=tuple(missing),
             hint="pull it first: docker pull IMAGE",
         )
-    return found, missing
+    return rows, missing
 
 
 def print_not_examined(lines: Sequence[str]) -> None:

@@ -94,22 +94,22 @@ def _output_of(*argv: str) -> str:
             hint=f"look at its service: systemctl status {argv[0]}",
         ) from None
     if done.returncode != 0:
-        told = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise UnavailableError(f"{' '.join(argv[:3])}: {told}", hint=f"systemctl status {argv[0]}")
+        output = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise UnavailableError(f"{' '.join(argv[:3])}: {output}", hint=f"systemctl status {argv[0]}")
     return done.stdout
 
 
 def cdi_devices(patterns: Sequence[str] = CDI_FILES) -> frozenset[str]:
     """The GPUs that this machine's CDI specifications name (CDI's SPEC.md: `kind`, `devices[].name`)."""
-    found: set[str] = set()
+    names: set[str] = set()
     for pattern in patterns:
         for path in glob.glob(pattern):  # noqa: PTH207 - patterns are whole paths
             text = Path(path).read_text(encoding="utf-8", errors="replace")
             if not re.search(rf"[\"']?kind[\"']?: *[\"']?{re.escape(CDI_KIND)}\b", text):
                 continue
             devices = text[: text.rfind("containerEdits")] if path.endswith(".json") else text
-            found |= set(re.findall(r"(?m)[\"']?\bname[\"']?: *[\"']?([A-Za-z0-9:._-]+)", devices))
-    return frozenset(found)
+            names |= set(re.findall(r"(?m)[\"']?\bname[\"']?: *[\"']?([A-Za-z0-9:._-]+)", devices))
+    return frozenset(names)
 
 
 def read_engine(name: str) -> ContainerEngine:
@@ -129,8 +129,8 @@ def read_engine(name: str) -> ContainerEngine:
         raise UnavailableError(f"docker: {'; '.join(errors)}", hint="systemctl status docker")
     listed = said.get("DiscoveredDevices")
     if listed is not None:  # Docker 28.2 and later tell what they found
-        names = [str(one.get("ID", "")) for one in listed if one.get("Source") == "cdi"]
-        devices = frozenset(one.partition("=")[2] for one in names if one.startswith(f"{CDI_KIND}="))
+        names = [str(device.get("ID", "")) for device in listed if device.get("Source") == "cdi"]
+        devices = frozenset(name.partition("=")[2] for name in names if name.startswith(f"{CDI_KIND}="))
     else:
         folders = said.get("CDISpecDirs") or ()  # Docker 25 to 28.1: where it looks, if it does
         devices = cdi_devices([f"{folder}/*.{end}" for folder in folders for end in ("yaml", "json")])
@@ -184,18 +184,18 @@ def check_capabilities(capabilities: Sequence[str]) -> tuple[str, ...]:
     Raises:
         UsageError: One is unknown.
     """
-    wanted = tuple(dict.fromkeys(one for one in capabilities if one != "gpu"))
-    if unknown := [one for one in wanted if one not in KNOWN_CAPABILITIES]:
+    chosen = tuple(dict.fromkeys(capability for capability in capabilities if capability != "gpu"))
+    if unknown := [capability for capability in chosen if capability not in KNOWN_CAPABILITIES]:
         raise UsageError(
             f"--capabilities has {unknown[0]!r}", hint=f"there are {', '.join(KNOWN_CAPABILITIES)}"
         )
-    return wanted or CAPABILITIES
+    return chosen or CAPABILITIES
 
 
 def device_request(uuids: Sequence[str], capabilities: Sequence[str] = CAPABILITIES) -> dict[str, Any]:
     """Docker's DeviceRequest, as its API and SDK take it; the capability `gpu` selects NVIDIA's driver."""
-    wanted = ["gpu", *check_capabilities(capabilities)]
-    return {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [wanted]}
+    words = ["gpu", *check_capabilities(capabilities)]
+    return {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [words]}
 
 
 def device_nodes(uuids: Sequence[str], devices: Sequence[Device]) -> list[str]:
@@ -208,19 +208,19 @@ def device_nodes(uuids: Sequence[str], devices: Sequence[Device]) -> list[str]:
     Raises:
         UnavailableError: The node of one is not known.
     """
-    known = {one.uuid: one for one in devices if one.uuid}
-    found: dict[str, None] = {}
+    known = {entry.uuid: entry for entry in devices if entry.uuid}
+    rules: dict[str, None] = {}
     for uuid in uuids:
-        one = known.get(uuid)
-        whole = known.get(one.parent) if one and one.parent else one
-        if one is None or whole is None or whole.minor is None:
+        device = known.get(uuid)
+        whole = known.get(device.parent) if device and device.parent else device
+        if device is None or whole is None or whole.minor is None:
             raise UnavailableError(
                 f"the device node of {uuid} is not known", hint="`gpukiln-gpu show` says what it answers"
             )
-        found[f"/dev/nvidia{whole.minor}"] = None
-        if one.kind == "mig":
-            found["char-nvidia-caps"] = None
-    return list(found)
+        rules[f"/dev/nvidia{whole.minor}"] = None
+        if device.kind == "mig":
+            rules["char-nvidia-caps"] = None
+    return list(rules)
 
 
 def arguments(
@@ -244,7 +244,7 @@ def arguments(
     Raises:
         UsageError: A capability is unknown, or can't be chosen there.
     """
-    wanted = check_capabilities(capabilities)
+    chosen = check_capabilities(capabilities)
     if engine == "compose":
         named = "count: all" if [*uuids] == [ALL] else f"device_ids: {json.dumps(list(uuids))}"
         return [
@@ -254,12 +254,12 @@ def arguments(
             "      devices:",
             "        - driver: nvidia",
             f"          {named}",
-            f"          capabilities: {json.dumps(['gpu', *wanted])}",
+            f"          capabilities: {json.dumps(['gpu', *chosen])}",
         ]
     asked = engine in ("docker", "podman")
-    if set(wanted) != set(CAPABILITIES) and (engine == "systemd" or (asked and by == BY_CDI)):
+    if set(chosen) != set(CAPABILITIES) and (engine == "systemd" or (asked and by == BY_CDI)):
         raise UsageError(
-            f"--capabilities {','.join(wanted)} for {engine}"
+            f"--capabilities {','.join(chosen)} for {engine}"
             + (", which gives GPUs by CDI" if asked else ""),
             hint="its specification says what a container gets, a unit has all: leave --capabilities out",
         )
@@ -275,10 +275,10 @@ def arguments(
         return [
             *("--runtime", "nvidia"),
             *("--env", f"NVIDIA_VISIBLE_DEVICES={','.join(uuids)}"),
-            *("--env", f"NVIDIA_DRIVER_CAPABILITIES={','.join(wanted)}"),
+            *("--env", f"NVIDIA_DRIVER_CAPABILITIES={','.join(chosen)}"),
         ]
     # One value of Docker's, read as a line of CSV (docker/cli, opts/gpus.go): what has commas is quoted.
-    return ["--gpus", f'"device={",".join(uuids)}","capabilities={",".join(wanted)}"']
+    return ["--gpus", f'"device={",".join(uuids)}","capabilities={",".join(chosen)}"']
 
 
 def container_command(granted: LeaseGrant, engine: str, image: str, command: Sequence[str]) -> list[str]:
@@ -298,9 +298,9 @@ def memory_limit_error(limit_mib: int, devices: Sequence[Device]) -> Incompatibl
     """Why no engine limits the memory of a GPU, and what can be had instead."""
     fits = sorted(
         {
-            (one.memory_total_mib, one.profile)
-            for one in devices
-            if one.kind == "mig" and one.profile and (one.memory_total_mib or 0) >= limit_mib
+            (device.memory_total_mib, device.profile)
+            for device in devices
+            if device.kind == "mig" and device.profile and (device.memory_total_mib or 0) >= limit_mib
         }
     )
     instead = [
@@ -346,7 +346,7 @@ def running_containers(devices: Sequence[Device]) -> list[RunningContainer]:
     Args:
         devices: The machine's, by which `all`, indices and device nodes are understood.
     """
-    found = []
+    rows = []
     for engine in ("docker", "podman"):
         if shutil.which(engine) is None:
             continue
@@ -356,12 +356,14 @@ def running_containers(devices: Sequence[Device]) -> list[RunningContainer]:
         except UnavailableError as error:
             print(f"{engine}: its containers are not looked at: {error.message}", file=sys.stderr)
             continue
-        for one in listed:
-            if uuids := devices_of_container(one, devices):
-                labels = one.get("Config", {}).get("Labels") or {}
-                image = str(one.get("Config", {}).get("Image", ""))
-                found.append(RunningContainer(engine, str(one["Id"]), image, uuids, labels.get(LABEL, "")))
-    return found
+        for container in listed:
+            if uuids := devices_of_container(container, devices):
+                labels = container.get("Config", {}).get("Labels") or {}
+                image = str(container.get("Config", {}).get("Image", ""))
+                rows.append(
+                    RunningContainer(engine, str(container["Id"]), image, uuids, labels.get(LABEL, ""))
+                )
+    return rows
 
 
 def devices_of_container(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str, ...]:
@@ -374,12 +376,12 @@ def devices_of_container(container: dict[str, Any], devices: Sequence[Device]) -
     host, config = container.get("HostConfig") or {}, container.get("Config") or {}
     named: list[str] = []
     for request in host.get("DeviceRequests") or ():
-        wanted = [word for words in request.get("Capabilities") or () for word in words]
-        ids = [str(one) for one in request.get("DeviceIDs") or ()]
+        granted = [word for words in request.get("Capabilities") or () for word in words]
+        ids = [str(id) for id in request.get("DeviceIDs") or ()]
         count = int(request.get("Count") or 0)
         if request.get("Driver") == "cdi":
-            named += [one.partition("=")[2] for one in ids if one.startswith(f"{CDI_KIND}=")]
-        elif request.get("Driver") == "nvidia" or "gpu" in wanted:
+            named += [id.partition("=")[2] for id in ids if id.startswith(f"{CDI_KIND}=")]
+        elif request.get("Driver") == "nvidia" or "gpu" in granted:
             named += ids or (
                 ["all"] if count < 0 else [str(number) for number in range(min(count, len(devices)))]
             )
@@ -400,14 +402,14 @@ def _devices_named(name: str, devices: Sequence[Device]) -> list[str]:
     """The devices that one word means: a UUID, all, an index, GPU:MIG, or a device node."""
     if name.startswith(("GPU-", "MIG-")):
         return [name]
-    parents = {one.parent for one in devices if one.parent}
-    found = []
-    for one in devices:
-        node = next((whole.minor for whole in devices if whole.uuid == (one.parent or one.uuid)), None)
-        words = ("all", str(one.index), f"{one.index}:{one.mig_index}", f"/dev/nvidia{node}")
-        if one.uuid and one.vendor == "nvidia" and name in words and one.uuid not in parents:
-            found.append(one.uuid)
-    return found
+    parents = {device.parent for device in devices if device.parent}
+    uuids = []
+    for device in devices:
+        node = next((whole.minor for whole in devices if whole.uuid == (device.parent or device.uuid)), None)
+        words = ("all", str(device.index), f"{device.index}:{device.mig_index}", f"/dev/nvidia{node}")
+        if device.uuid and device.vendor == "nvidia" and name in words and device.uuid not in parents:
+            uuids.append(device.uuid)
+    return uuids
 
 
 def shell_quoted(words: Sequence[str]) -> str:

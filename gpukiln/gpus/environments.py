@@ -77,8 +77,8 @@ def choose(
     table = facts()["environments"]
     if framework not in table:
         raise UsageError(f"--framework {framework!r}", hint=f"there are {', '.join(table)}")
-    others = not_data_center([one.name for one in gpus])
-    architectures = sorted({one.architecture for one in gpus if one.architecture})
+    others = not_data_center([gpu.name for gpu in gpus])
+    architectures = sorted({gpu.architecture for gpu in gpus if gpu.architecture})
     able: list[EnvironmentChoice] = []
     refused: list[str] = []
     for row in table[framework]:
@@ -89,18 +89,18 @@ def choose(
         if cuda not in ("auto", row["cuda"]):
             refused.append(f"{said}: wanted CUDA {cuda}")
             continue
-        found = check_driver(row["cuda"], driver, others)
+        support = check_driver(row["cuda"], driver, others)
         old = driver is not None and version_key(driver) < version_key(row["least_driver"])
-        if found.word not in (NATIVE, LIMITS) or old:
-            refused.append(f"{said}: {found.why}")
+        if support.word not in (NATIVE, LIMITS) or old:
+            refused.append(f"{said}: {support.why}")
             continue
         needed = ((name, compilers(row["cuda"], name)) for name in architectures)
-        if why := next((f"{name} wants {wanted}" for name, wanted in needed if wanted), ""):
+        if why := next((f"{name} wants {needed_cuda}" for name, needed_cuda in needed if needed_cuda), ""):
             refused.append(f"{said}: {why}")
             continue
         image = f"{row['image'].rpartition(':')[0]}@{row['digest']}" if kind == IMAGE else None
         wheels = tuple(row["wheels"]) if kind == WHEELS else ()
-        able.append(EnvironmentChoice(framework, row["version"], kind, row["cuda"], image, wheels, found))
+        able.append(EnvironmentChoice(framework, row["version"], kind, row["cuda"], image, wheels, support))
     if not able:
         raise IncompatibleError(
             f"no {kind} of {framework} runs on this machine",
@@ -108,7 +108,7 @@ def choose(
             hint=("--wheels takes wheels" if kind == IMAGE else "without --wheels it takes an image")
             + "; a newer driver runs more",
         )
-    return min(able, key=lambda one: one.verdict.word != NATIVE)  # of equals the first
+    return min(able, key=lambda choice: choice.verdict.word != NATIVE)  # of equals the first
 
 
 @dataclass(frozen=True)
@@ -245,9 +245,9 @@ def verify(
     counted = _query([*python, "-c", GPU_COUNT_CODE[choice.framework]], environment)
     seen = counted.stdout.split()[-1:] if counted.returncode == 0 else []
     if seen != [str(count)]:
-        found = f"{choice.framework} counts {seen[0] if seen else 'none'} of {count} GPUs"
-        raise _verification_error(choice, found, counted.stderr)
-    names = ", ".join(one["name"] for one in node["gpus"])
+        text = f"{choice.framework} counts {seen[0] if seen else 'none'} of {count} GPUs"
+        raise _verification_error(choice, text, counted.stderr)
+    names = ", ".join(gpu["name"] for gpu in node["gpus"])
     return (f"computes on {names}", f"{choice.framework} {choice.version} counts {count} of {count} GPUs")
 
 
@@ -278,11 +278,11 @@ def _run(argv: Sequence[str], limit_s: float) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise UnavailableError(f"{argv[0]} {argv[1]}: {error}") from error
     if done.returncode != 0:
-        told = tuple((done.stderr or done.stdout).strip().splitlines()[-5:])
+        lines = tuple((done.stderr or done.stdout).strip().splitlines()[-5:])
         # Its daemon looks for NVIDIA's hook on its PATH when it starts (moby, daemon/nvidia_linux.go).
-        blind = any("could not select device driver" in line for line in told)
+        blind = any("could not select device driver" in line for line in lines)
         raise UnavailableError(
             f"{' '.join(argv[:4])} ... exits {done.returncode}",
-            details=told,
+            details=lines,
             hint="restart docker: its daemon started before NVIDIA's toolkit was there" if blind else "",
         )

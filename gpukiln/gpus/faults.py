@@ -317,7 +317,7 @@ DEVICE_FAULTS: tuple[GpuFault, ...] = (
         "NVIDIA Fabric Manager user guide, NVLink errors",
     ),
 )
-FAULTS: Mapping[str, GpuFault] = {one.id: one for one in DEVICE_FAULTS}
+FAULTS: Mapping[str, GpuFault] = {fault.id: fault for fault in DEVICE_FAULTS}
 
 # What the driver logs without an Xid. Formats as the driver's sources and public logs have them.
 LOG_FAULTS: Mapping[str, LogFault] = {
@@ -370,5 +370,5 @@ def device_faults(value: FieldReader, object: str, ids: Iterable[str] | None = N
         ids: Only these.
     """
     chosen = DEVICE_FAULTS if ids is None else [FAULTS[id] for id in ids]
-    found = ((fault, fault.condition(value)) for fault in chosen)
-    return [fault.finding(object, message) for fault, message in found if message is not None]
+    messages = ((fault, fault.condition(value)) for fault in chosen)
+    return [fault.finding(object, message) for fault, message in messages if message is not None]

@@ -122,16 +122,16 @@ def nvml_gpus(facts: Facts) -> list[Gpu]:
     Raises:
         AssertionError: NVML does not work, lists none, or can't reach one.
     """
-    found = facts["nvml"]
-    error = found["error"]
-    if not found["available"]:
+    section = facts["nvml"]
+    error = section["error"]
+    if not section["available"]:
         raise AssertionError(f"NVML does not work: {error[ERROR] if error else 'it was not asked'}")
-    if not found["gpus"]:
+    if not section["gpus"]:
         raise AssertionError("NVML lists no GPU")
-    gone = [f"{label(g)}: {g['error'][ERROR]}" for g in found["gpus"] if g["error"]]
+    gone = [f"{label(g)}: {g['error'][ERROR]}" for g in section["gpus"] if g["error"]]
     if gone:
         raise AssertionError(f"NVML can't reach {'; '.join(gone)}")
-    return list(found["gpus"])
+    return list(section["gpus"])
 
 
 def read(gpu: Gpu, path: str) -> Any:
@@ -174,10 +174,10 @@ def links(gpu: Gpu) -> list[dict[str, Any]]:
     Raises:
         AssertionError: NVML could not read the state of one.
     """
-    found: list[dict[str, Any]] = read(gpu, "nvlinks") or []
-    for link in found:
+    nvlinks: list[dict[str, Any]] = read(gpu, "nvlinks") or []
+    for link in nvlinks:
         check_readable(gpu, link["state"], f"NVLink {link['link']}")
-    return found
+    return nvlinks
 
 
 def value(gpu: Gpu, name: str) -> Any:
@@ -190,8 +190,8 @@ def value(gpu: Gpu, name: str) -> Any:
     path = FIELDS[name]
     if path.startswith("more.") and "more" not in gpu:  # only a snapshot has what is shown
         return None
-    found = read(gpu, path)
-    return clock_events(found) if name == "clock_events" else found
+    content = read(gpu, path)
+    return clock_events(content) if name == "clock_events" else content
 
 
 def clock_events(mask: int | None) -> tuple[str, ...] | None:
@@ -217,7 +217,7 @@ def has_mig(gpu: Gpu) -> bool:
     return bool(read(gpu, "mig.current"))
 
 
-def are_linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
+def are_linked(first: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
     """Whether active NVLinks join two GPUs, as `nvlinks_between` counts them.
 
     Raises:
@@ -226,13 +226,13 @@ def are_linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
     everyone = list(gpus)
     for gpu in everyone:
         read(gpu, "bus_id")
-    for gpu in (one, other):
+    for gpu in (first, other):
         links(gpu)
         read(gpu, "fabric.state")  # its other values are of the same call
-    return nvlinks_between(one, other, everyone) > 0
+    return nvlinks_between(first, other, everyone) > 0
 
 
-def nvlinks_between(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
+def nvlinks_between(first: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
     """Active NVLinks from one GPU towards another: directly, to a switch that both reach, or into a fabric.
 
     What is at a link's end is not told where NVSwitches are no PCI devices (HGX B200): there the GPUs of one
@@ -243,8 +243,8 @@ def nvlinks_between(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
     """
 
     def active(gpu: Gpu) -> list[dict[str, Any]]:
-        found = gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
-        return [link for link in found if link["state"] is True]
+        nvlinks = gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
+        return [link for link in nvlinks if link["state"] is True]
 
     def ends(gpu: Gpu) -> list[str]:
         far = [link["remote_bus_id"] for link in active(gpu)]
@@ -254,13 +254,13 @@ def nvlinks_between(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
         joined = gpu["fabric"]["state"] == FABRIC_COMPLETED and active(gpu)
         return (gpu["fabric"]["cluster"], gpu["fabric"]["clique"]) if joined else None
 
-    if direct := ends(one).count(str(other["bus_id"]).lower()):
+    if direct := ends(first).count(str(other["bus_id"]).lower()):
         return direct
     own = {str(gpu["bus_id"]).lower() for gpu in gpus if not gpu["error"]}
     shared = set(ends(other)) - own
-    if through := sum(end in shared for end in ends(one)):
+    if through := sum(end in shared for end in ends(first)):
         return through
-    return len(active(one)) if fabric(one) is not None and fabric(one) == fabric(other) else 0
+    return len(active(first)) if fabric(first) is not None and fabric(first) == fabric(other) else 0
 
 
 def fabric_faults(gpu: Gpu) -> list[str]:
@@ -275,13 +275,13 @@ def fabric_faults(gpu: Gpu) -> list[str]:
     return wrong + ([f"incorrect configuration {setup}"] if setup > 1 else [])
 
 
-def copies_exceed_lanes(found: Mapping[str, Any], bus_id: str, width: int) -> str:
+def copies_exceed_lanes(measured: Mapping[str, Any], bus_id: str, width: int) -> str:
     """That copies of a GPU were faster than so many lanes can be, for people; empty where they were not.
 
     Args:
         found: The section `cuda`; empty where nothing was copied.
     """
-    for gpu in found.get("gpus") or []:
+    for gpu in measured.get("gpus") or []:
         link = gpu.get("link") or {}
         if gpu["bus_id"] != address(bus_id) or not link.get("max_gb_s") or gpu["d2h_gb_s"] is None:
             continue

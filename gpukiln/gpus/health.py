@@ -22,8 +22,8 @@ def with_health(device: Device) -> Device:
         state = fault.id if fault.severity == "error" else "unknown"
         finding = fault.finding(device.title, device.error)
         return dataclasses.replace(device, health=state, findings=(finding,))
-    found = device_faults(partial(getattr, device), device.title)
-    found = [one for one in found if one.severity != "info"]
-    found.sort(key=lambda one: SEVERITIES.index(one.severity))
-    state = {"error": "sick", "warning": "warning"}[found[0].severity] if found else "ok"
-    return dataclasses.replace(device, health=state, findings=tuple(found))
+    findings = device_faults(partial(getattr, device), device.title)
+    findings = [finding for finding in findings if finding.severity != "info"]
+    findings.sort(key=lambda finding: SEVERITIES.index(finding.severity))
+    state = {"error": "sick", "warning": "warning"}[findings[0].severity] if findings else "ok"
+    return dataclasses.replace(device, health=state, findings=tuple(findings))

@@ -22,7 +22,7 @@ from gpukiln.gpus.nvlinks import GpuLinks, comparable_groups, link_mismatch
 from gpukiln.gpus.sampling import Sample, Tick, duration_of
 from gpukiln.probe.base import PCI, NotReachedError, ask, read
 
-SAMPLE_FIELDS = tuple(one.name for one in dataclasses.fields(Sample))
+SAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Sample))
 NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
 Number = float  # of evidence: int or float
 
@@ -68,7 +68,11 @@ class WatchData:
     def gpus(self) -> list[Device]:
         """The GPUs that were sampled and that the last snapshot could read."""
         seen = {sample.uuid for tick in self.ticks for sample in tick.samples}
-        return [one for one in self.last.devices if one.kind == "gpu" and one.readable and one.uuid in seen]
+        return [
+            device
+            for device in self.last.devices
+            if device.kind == "gpu" and device.readable and device.uuid in seen
+        ]
 
     def samples(self, device: Device) -> list[Sample]:
         """Those of a GPU that could be read."""
@@ -87,11 +91,11 @@ class WatchData:
         before, after = (
             {
                 mark.id
-                for one in found.devices
-                if one.uuid and device.uuid in (one.uuid, one.parent)
-                for mark in one.leases
+                for part in snapshot.devices
+                if part.uuid and device.uuid in (part.uuid, part.parent)
+                for mark in part.leases
             }
-            for found in (self.first, self.last)
+            for snapshot in (self.first, self.last)
         )
         return before & after if throughout else before | after
 
@@ -125,7 +129,7 @@ def examine(watched: WatchData) -> tuple[Finding, ...]:
     Besides its numbers the evidence has the threshold that they were compared with, and window_s: for how
     long it was watched; 0: it is so now.
     """
-    found = [
+    findings = [
         Finding(
             id=rule.id,
             severity=rule.severity,
@@ -143,7 +147,7 @@ def examine(watched: WatchData) -> tuple[Finding, ...]:
         if watched.window_s >= rule.window_s
         for device, evidence in rule.find(watched, rule.threshold)
     ]
-    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
 def not_run(watched: WatchData) -> tuple[str, ...]:
@@ -187,10 +191,10 @@ def _busy_unleased(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "utilization_percent")
         if used and _mean(used) >= limit["utilization_percent"] and not watched.leases(gpu, throughout=False):
-            listed = [one for one in watched.last.processes or () if one.device == gpu.uuid]
-            if listed and all(one.kind == GRAPHICS for one in listed):  # a desktop that draws
+            listed = [process for process in watched.last.processes or () if process.device == gpu.uuid]
+            if listed and all(process.kind == GRAPHICS for process in listed):  # a desktop that draws
                 continue
-            evidence = {"utilization_mean_percent": _mean(used), "pids": [one.pid for one in listed]}
+            evidence = {"utilization_mean_percent": _mean(used), "pids": [process.pid for process in listed]}
             yield gpu, evidence
 
 
@@ -220,11 +224,13 @@ def _slowed(*events: str) -> Callable[[WatchData, Mapping[str, Number]], Evidenc
 
     def find(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
-            told = watched.values(gpu, "clock_events")
-            hit = [one for one in told if set(one) & set(events)]
-            if hit and 100 * len(hit) / len(told) >= limit["samples_percent"]:
-                evidence: dict[str, Any] = {"samples_percent": round(100 * len(hit) / len(told), 1)}
-                evidence["clock_events"] = [name for name in events if any(name in one for one in hit)]
+            samples = watched.values(gpu, "clock_events")
+            hit = [reasons for reasons in samples if set(reasons) & set(events)]
+            if hit and 100 * len(hit) / len(samples) >= limit["samples_percent"]:
+                evidence: dict[str, Any] = {"samples_percent": round(100 * len(hit) / len(samples), 1)}
+                evidence["clock_events"] = [
+                    name for name in events if any(name in reasons for reasons in hit)
+                ]
                 for name in ("temperature_c", "power_watts"):
                     if values := watched.values(gpu, name):
                         evidence[f"{name.rpartition('_')[0]}_max_{name.rpartition('_')[2]}"] = max(values)
@@ -265,15 +271,15 @@ def _behind_group(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
         if len(group) < limit["gpus"] or min(means.values()) < limit["utilization_percent"]:
             continue
         for gpu in group:
-            others = [one for one in group if one is not gpu]
+            others = [other for other in group if other is not gpu]
             evidence: dict[str, Any] = {}
             for name in ("utilization_percent", "clock_sm_mhz"):
                 own = watched.values(gpu, name)
-                theirs = [_mean(values) for one in others if (values := watched.values(one, name))]
+                theirs = [_mean(values) for other in others if (values := watched.values(other, name))]
                 if own and theirs and _mean(own) < limit["share_percent"] / 100 * median(theirs):
                     evidence.update({name: _mean(own), f"group_{name}": round(median(theirs), 1)})
             if evidence:
-                yield gpu, {**evidence, "group": [one.uuid for one in group]}
+                yield gpu, {**evidence, "group": [member.uuid for member in group]}
 
 
 def _groups(watched: WatchData) -> list[list[Device]]:
@@ -290,9 +296,9 @@ def _has_fault(id: str) -> Callable[[WatchData, Mapping[str, Number]], Evidence]
 
     def find(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
-            found = FAULTS[id].condition(partial(getattr, gpu))
-            if found is not None:
-                yield gpu, {"found": found}
+            text = FAULTS[id].condition(partial(getattr, gpu))
+            if text is not None:
+                yield gpu, {"found": text}
 
     return find
 

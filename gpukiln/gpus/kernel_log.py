@@ -120,8 +120,8 @@ class KernelEvent:
 
     def explain(self, table: XidTable) -> str:
         """Its line, with what it means and what to do."""
-        found = self.finding(table)
-        return f"{found.message}; {found.remedy}" if found.remedy else found.message
+        finding = self.finding(table)
+        return f"{finding.message}; {finding.remedy}" if finding.remedy else finding.message
 
 
 def events(lines: Iterable[str], table: XidTable) -> list[KernelEvent]:
@@ -133,32 +133,32 @@ def events(lines: Iterable[str], table: XidTable) -> list[KernelEvent]:
     Args:
         lines: Any lines, in their order; or those that `gpukiln.probe.xids.folded` made of them.
     """
-    found: dict[tuple[str, str, int], KernelEvent] = {}
+    latest: dict[tuple[str, str, int], KernelEvent] = {}
     for line in (line.strip() for line in joined(lines)):
         if done := RESET.search(line):
-            _forget_reset(found, _address(done["device"]), table)
+            _forget_reset(latest, _address(done["device"]), table)
             continue
         event = _event(line)
         if event is None:
             continue
         if (event.kind, event.number) == ("Xid", RECOVERY_ACTION) and ACTION_DONE.search(line):
-            _forget_reset(found, event.device, table)
+            _forget_reset(latest, event.device, table)
             continue
         key = (event.device, event.kind, event.number)
-        before, times = found.get(key), REPEATED.search(line)
+        before, times = latest.get(key), REPEATED.search(line)
         count = int(times[1]) if times else 1
         if before is not None:
             count += before.count
             if _says_more(before, event):
                 event = before
-        found[key] = dataclasses.replace(event, count=count)
-    return list(found.values())
+        latest[key] = dataclasses.replace(event, count=count)
+    return list(latest.values())
 
 
-def _says_more(one: KernelEvent, later: KernelEvent) -> bool:
+def _says_more(earlier: KernelEvent, later: KernelEvent) -> bool:
     """Whether a later line of the same fault has less to say: the worst stays, and a line with a number."""
-    return bool(one.fatal and not later.fatal) or (
-        XID.search(one.line) is not None and XID.search(later.line) is None
+    return bool(earlier.fatal and not later.fatal) or (
+        XID.search(earlier.line) is not None and XID.search(later.line) is None
     )
 
 
@@ -170,19 +170,19 @@ def _event(line: str) -> KernelEvent | None:
         kind, fatal = "SXid" if match["switch"] else "Xid", not said["non"] if said else None
         return KernelEvent(_address(match["device"]), kind, int(match["number"]), fatal, line)
     for id, fault in LOG_FAULTS.items():
-        if found := fault.pattern.search(line):
-            device = _address(found.groupdict().get("device") or "")
+        if logged := fault.pattern.search(line):
+            device = _address(logged.groupdict().get("device") or "")
             if id == "off-the-bus":  # which does not always get its number
                 return KernelEvent(device, "Xid", OFF_THE_BUS, None, line)
             return KernelEvent(device, id, 0, None, line)
     return None
 
 
-def _forget_reset(found: dict[tuple[str, str, int], KernelEvent], device: str, table: XidTable) -> None:
+def _forget_reset(latest: dict[tuple[str, str, int], KernelEvent], device: str, table: XidTable) -> None:
     """Forget what the reset of a device has ended, and what named no device."""
-    for key, event in list(found.items()):
+    for key, event in list(latest.items()):
         if event.device in (device, "") and event.ends_with_reset(table):
-            del found[key]
+            del latest[key]
 
 
 def _address(text: str) -> str:

@@ -18,28 +18,28 @@ from gpukiln.probe.base import read
 
 def claims_by_device(leases: Sequence[Lease]) -> dict[str, DeviceClaims]:
     """By device what leases have of it."""
-    found: dict[str, DeviceClaims] = {}
+    claims: dict[str, DeviceClaims] = {}
     for lease in leases:
-        for one in lease.devices:
-            before = found.get(one.device, DeviceClaims())
-            found[one.device] = DeviceClaims(
+        for device in lease.devices:
+            before = claims.get(device.device, DeviceClaims())
+            claims[device.device] = DeviceClaims(
                 exclusive=before.exclusive or lease.mode != SHARED,
-                budget_mib=before.budget_mib + (one.memory_mib or 0),
+                budget_mib=before.budget_mib + (device.memory_mib or 0),
                 holders=(*before.holders, f"{lease.id} of {lease.user}"),
             )
-    return found
+    return claims
 
 
 def snapshot() -> Snapshot:
     """The GPUs of this machine now, with its leases where it keeps some that can be read."""
-    found, counts = collect(), load_config().counts
+    seen, counts = collect(), load_config().counts
     try:
         held = _current_leases()
     except (GpukilnError, OSError) as error:
-        return dataclasses.replace(with_leases(found, [], counts), leases=str(error))
+        return dataclasses.replace(with_leases(seen, [], counts), leases=str(error))
     if held is None:
-        return dataclasses.replace(with_leases(found, [], counts), leases="none")
-    return dataclasses.replace(with_leases(found, held, counts), leases="yes")
+        return dataclasses.replace(with_leases(seen, [], counts), leases="none")
+    return dataclasses.replace(with_leases(seen, held, counts), leases="yes")
 
 
 def _current_leases() -> list[Lease] | None:
@@ -52,12 +52,12 @@ def _current_leases() -> list[Lease] | None:
     if isinstance(leases, MemberLeases):
         return leases.current()
     try:
-        return [one for one in leases.store.leases() if leases.store.end_reason(one) is None]
+        return [lease for lease in leases.store.leases() if leases.store.end_reason(lease) is None]
     finally:
         leases.close()
 
 
-def with_leases(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = BUSY_KINDS) -> Snapshot:
+def with_leases(snapshot: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = BUSY_KINDS) -> Snapshot:
     """The snapshot with leases that hold.
 
     Args:
@@ -71,27 +71,34 @@ def with_leases(found: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] 
             left = round(ends - clock, 1) if ends is not None else None
             mark = LeaseMark(lease.id, lease.user, lease.mode, part.memory_mib, left)
             marks.setdefault(part.device, []).append(mark)
-    processes = tuple(_with_lease(one, held) for one in found.processes or ())
+    processes = tuple(_with_lease(process, held) for process in snapshot.processes or ())
     taken = claims_by_device(held)
     plain = DeviceRequest(counts=counts)
     devices = []
     for kind, asked in (("gpu", plain), ("mig", dataclasses.replace(plain, mig="any"))):
-        chosen = [one for one in found.devices if one.kind == kind]
+        chosen = [device for device in snapshot.devices if device.kind == kind]
         if not chosen:
             continue
-        looked = select(asked, found.devices, processes, found.driver, taken).considered
-        for one, said in zip(found.devices, looked):
-            if one.kind == kind:
+        looked = select(asked, snapshot.devices, processes, snapshot.driver, taken).considered
+        for device, said in zip(snapshot.devices, looked):
+            if device.kind == kind:
                 because = (*said.never, *said.not_now)
-                devices.append(_with_marks(one, tuple(marks.get(one.uuid or "", ())), because))
-    devices.sort(key=lambda one: (one.vendor != "nvidia", one.index, one.kind == "mig", one.mig_index or 0))
+                devices.append(_with_marks(device, tuple(marks.get(device.uuid or "", ())), because))
+    devices.sort(
+        key=lambda device: (
+            device.vendor != "nvidia",
+            device.index,
+            device.kind == "mig",
+            device.mig_index or 0,
+        )
+    )
     return dataclasses.replace(
-        found, devices=tuple(devices), processes=processes if found.processes is not None else None
+        snapshot, devices=tuple(devices), processes=processes if snapshot.processes is not None else None
     )
 
 
-def _with_marks(one: Device, marks: tuple[LeaseMark, ...], because: tuple[str, ...]) -> Device:
-    return dataclasses.replace(one, leases=marks, allocatable=not because, not_allocatable_because=because)
+def _with_marks(device: Device, marks: tuple[LeaseMark, ...], because: tuple[str, ...]) -> Device:
+    return dataclasses.replace(device, leases=marks, allocatable=not because, not_allocatable_because=because)
 
 
 def _with_lease(process: GpuProcess, held: Sequence[Lease]) -> GpuProcess:
@@ -101,8 +108,8 @@ def _with_lease(process: GpuProcess, held: Sequence[Lease]) -> GpuProcess:
         return dataclasses.replace(process, lease=None)
     if len(on) > 1:  # shared: whose job it descends from, else whose user it is
         line = set(_ancestors(process.pid))
-        of_job = [one for one in on if {one.pid, one.job_pid} & line]
-        on = of_job or [one for one in on if one.uid == process.uid]
+        of_job = [lease for lease in on if {lease.pid, lease.job_pid} & line]
+        on = of_job or [lease for lease in on if lease.uid == process.uid]
     elif on and on[0].kind == "job" and process.uid not in (None, 0, on[0].uid):
         on = []  # somebody else's work on a leased GPU
     return dataclasses.replace(process, lease=on[0].id if on else None)
@@ -110,11 +117,11 @@ def _with_lease(process: GpuProcess, held: Sequence[Lease]) -> GpuProcess:
 
 def _ancestors(pid: int) -> list[int]:
     """A process and its parents (proc_pid_stat(5), field 4)."""
-    found = []
-    while pid > 1 and pid not in found:
-        found.append(pid)
+    pids = []
+    while pid > 1 and pid not in pids:
+        pids.append(pid)
         fields = (read(f"{PROC}/{pid}/stat") or "").rpartition(")")[2].split()
         if len(fields) < 2:
             break
         pid = int(fields[1])
-    return found
+    return pids

@@ -192,7 +192,7 @@ class Leases:
 
     def _containers_gone(self) -> set[int]:
         """Leases whose container ended; asked for outside of a transaction, for engines are slow."""
-        found = set()
+        gone = set()
         for lease in self.store.leases():
             held = self.store.is_locked(self.store.lifeline(lease))
             if (
@@ -201,8 +201,8 @@ class Leases:
                 and not held
                 and not self.container_runs(lease)
             ):
-                found.add(lease.number)
-        return found
+                gone.add(lease.number)
+        return gone
 
     def _reap(self, containers_gone: set[int]) -> list[Lease]:
         """Take out what ended, in a transaction; returns what holds."""
@@ -229,19 +229,19 @@ class Leases:
         seconds, ended_at = self._lasted(lease, why)
         price = machine_price(self.config)
         uses = []
-        for one in lease.devices:
+        for device in lease.devices:
             used = None
-            if one.energy_joules is not None and energy and one.device in energy:
-                used = round(max(energy[one.device] - one.energy_joules, 0.0), 1)
-            usd = price and round(price.usd_hour / lease.machine_gpus * one.share * seconds / 3600, 6)
+            if device.energy_joules is not None and energy and device.device in energy:
+                used = round(max(energy[device.device] - device.energy_joules, 0.0), 1)
+            usd = price and round(price.usd_hour / lease.machine_gpus * device.share * seconds / 3600, 6)
             uses.append(
                 (
                     lease.number,
                     lease.user,
                     lease.project,
-                    one.device,
-                    one.model,
-                    one.share,
+                    device.device,
+                    device.model,
+                    device.share,
                     lease.granted_at,
                     ended_at,
                     round(seconds, 3),
@@ -273,15 +273,15 @@ class Leases:
         stamp = datetime.datetime.fromtimestamp(ended, datetime.timezone.utc)
         return max(seconds, 0.0), stamp.isoformat(timespec="milliseconds")
 
-    def plan(self, request: DeviceRequest, found: Snapshot | None = None) -> Selection:
+    def plan(self, request: DeviceRequest, snapshot: Snapshot | None = None) -> Selection:
         """What a request would get now; nothing is changed."""
-        found = found or self.take_snapshot()
+        snapshot = snapshot or self.take_snapshot()
         gone = self._containers_gone()
         with self.store.change():
-            return self._select(request, found, self._reap(gone), None)
+            return self._select(request, snapshot, self._reap(gone), None)
 
     def _select(
-        self, request: DeviceRequest, found: Snapshot, held: list[Lease], ticket: int | None
+        self, request: DeviceRequest, snapshot: Snapshot, held: list[Lease], ticket: int | None
     ) -> Selection:
         """What a request would get, in a transaction.
 
@@ -289,9 +289,13 @@ class Leases:
             ticket: Its place in the queue, None for who has not waited yet.
         """
         taken = claims_by_device(held)
-        for one in found.devices:
-            if one.uuid and one.uuid not in taken and self.store.is_locked(self.store.guard(one.uuid)):
-                taken[one.uuid] = DeviceClaims(exclusive=True, holders=("a job that no lease names",))
+        for device in snapshot.devices:
+            if (
+                device.uuid
+                and device.uuid not in taken
+                and self.store.is_locked(self.store.guard(device.uuid))
+            ):
+                taken[device.uuid] = DeviceClaims(exclusive=True, holders=("a job that no lease names",))
         for row in self._before(ticket):
             for uuid in json.loads(row["devices"]):
                 has = taken.get(uuid, DeviceClaims())
@@ -299,7 +303,7 @@ class Leases:
                     since = row["at"][11:19]
                     mark = f"{row['user']} waits for {row['count']} since {since}"
                     taken[uuid] = dataclasses.replace(has, reserved=mark)
-        seen = with_leases(found, held, self.config.counts)
+        seen = with_leases(snapshot, held, self.config.counts)
         if request.counts is None:
             request = dataclasses.replace(request, counts=self.config.counts)
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
@@ -348,18 +352,18 @@ class Leases:
         """
         until = time.monotonic() + wait_s
         ticket: int | None = None
-        pause, found, looked = POLL_S[0], None, 0.0
+        pause, snapshot, looked = POLL_S[0], None, 0.0
         try:
             while True:
                 if is_abandoned():
                     raise BusyError("who asked is gone")
-                if found is None or time.monotonic() - looked > SNAPSHOT_INTERVAL_S:
-                    found, looked = self.take_snapshot(), time.monotonic()
-                    check_usable(found)
+                if snapshot is None or time.monotonic() - looked > SNAPSHOT_INTERVAL_S:
+                    snapshot, looked = self.take_snapshot(), time.monotonic()
+                    check_usable(snapshot)
                 gone = self._containers_gone()
                 with self.store.change():
                     held = self._reap(gone)
-                    selection = self._select(request, found, held, ticket)
+                    selection = self._select(request, snapshot, held, ticket)
                     if request.count > len(selection.possible):
                         raise IncompatibleError(
                             f"this machine can't serve it: {selection.why}",
@@ -370,7 +374,7 @@ class Leases:
                     fresh = time.monotonic() - looked < MAX_SNAPSHOT_AGE_S
                     if selection.devices and fresh:
                         granted = self._grant(
-                            request, who, selection, found, kind, hours, heartbeat_s, command, engine
+                            request, who, selection, snapshot, kind, hours, heartbeat_s, command, engine
                         )
                         if ticket is not None:
                             self.store.db.execute("delete from tickets where id = ?", (ticket,))
@@ -386,7 +390,7 @@ class Leases:
                         if on_wait:
                             on_wait(selection.why)
                 if selection.devices:
-                    found = None  # there is something to be had: look whether that is still so
+                    snapshot = None  # there is something to be had: look whether that is still so
                     continue
                 time.sleep(min(pause, max(until - time.monotonic(), 0.001)))
                 pause = min(pause * 1.5, POLL_S[1])
@@ -411,7 +415,7 @@ class Leases:
                 who.process,
                 start_ticks(who.process),
                 boot_id(),
-                json.dumps([one.uuid for one in selection.possible if one.uuid]),
+                json.dumps([device.uuid for device in selection.possible if device.uuid]),
                 request.count,
                 now(),
                 turn,
@@ -444,7 +448,7 @@ class Leases:
         request: DeviceRequest,
         who: LeaseHolder,
         selection: Selection,
-        found: Snapshot,
+        snapshot: Snapshot,
         kind: str,
         hours: float | None,
         heartbeat_s: float | None,
@@ -455,7 +459,7 @@ class Leases:
         clock = boot_clock()
         limit = self.config.limit(who.user, who.project)
         hours = limit.hours or None if hours is None else hours
-        whole = [one for one in found.devices if one.kind == "gpu"]
+        whole = [device for device in snapshot.devices if device.kind == "gpu"]
         lease = self.store.add(
             Lease(
                 number=0,
@@ -479,16 +483,16 @@ class Leases:
                 expires_boot=None if hours is None else clock + hours * 3600,
                 heartbeat_s=heartbeat_s,
                 beat_boot=clock if heartbeat_s is not None else None,
-                devices=tuple(_leased_device(request, one, whole) for one in selection.devices),
+                devices=tuple(_leased_device(request, device, whole) for device in selection.devices),
             )
         )
         descriptors: list[int] = []
         try:
             if kind != DETACHED:
                 how = fcntl.LOCK_SH if request.mode == SHARED else fcntl.LOCK_EX
-                wanted = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
-                wanted += [(self.store.guard(uuid), how) for uuid in lease.uuids]
-                for path, way in wanted:
+                locks = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
+                locks += [(self.store.guard(uuid), how) for uuid in lease.uuids]
+                for path, way in locks:
                     number = self.store.open_locked(path, way, patience_s=LOCK_PATIENCE_S)
                     if number is None:  # `_select` looked a moment ago: it was taken without a lease
                         raise BusyError(f"{path} was locked by somebody else meanwhile", hint="try again")
@@ -499,7 +503,9 @@ class Leases:
             with contextlib.suppress(OSError):
                 self.store.forget(self.store.lifeline(lease))
             raise
-        indices = {one.uuid: one.index for one in selection.devices if one.uuid and one.kind == "gpu"}
+        indices = {
+            device.uuid: device.index for device in selection.devices if device.uuid and device.kind == "gpu"
+        }
         return LeaseGrant(lease, tuple(descriptors), selection.considered, selection.why, indices)
 
     def is_running(self, lease: Lease) -> bool:
@@ -534,7 +540,7 @@ class Leases:
     def find(self, name: str) -> Lease | None:
         """A lease that holds, by its id."""
         number = number_of(name)
-        return next((one for one in self.current() if one.number == number), None)
+        return next((lease for lease in self.current() if lease.number == number), None)
 
     def is_owner(self, lease: Lease, who: LeaseHolder) -> bool:
         """Whether this user may end or renew a lease without force."""
@@ -542,13 +548,13 @@ class Leases:
 
     def energy_counters(self, held: Sequence[Lease]) -> dict[str, float]:
         """What the energy counters of leased devices say, in joules; looks only where one was read before."""
-        if all(one.energy_joules is None for lease in held for one in lease.devices):
+        if all(device.energy_joules is None for lease in held for device in lease.devices):
             return {}
         known = {uuid for lease in held for uuid in lease.uuids}
         return {
-            one.uuid: one.energy_joules
-            for one in self.take_snapshot().devices
-            if one.uuid in known and one.energy_joules is not None
+            device.uuid: device.energy_joules
+            for device in self.take_snapshot().devices
+            if device.uuid in known and device.energy_joules is not None
         }
 
     def release(
@@ -609,13 +615,13 @@ class Leases:
         """
         from gpukiln.gpus.engines import running_containers  # noqa: PLC0415 - asks every engine
 
-        found = self.take_snapshot()
-        running = running_containers(found.devices)
-        whole = [one for one in found.devices if one.kind == "gpu"]
+        snapshot = self.take_snapshot()
+        running = running_containers(snapshot.devices)
+        whole = [device for device in snapshot.devices if device.kind == "gpu"]
         adopted = []
         with self.store.change():
             held = self._reap(set())
-            seen = with_leases(found, held)
+            seen = with_leases(snapshot, held)
             known = {uuid for lease in held for uuid in lease.uuids}
             for box in running:
                 uuids = [uuid for uuid in box.uuids if uuid not in known]
@@ -673,7 +679,9 @@ class Leases:
                 heartbeat_s=None,
                 beat_boot=None,
                 devices=tuple(
-                    _leased_device(DeviceRequest(), one, whole) for one in seen.devices if one.uuid in uuids
+                    _leased_device(DeviceRequest(), device, whole)
+                    for device in seen.devices
+                    if device.uuid in uuids
                 ),
             )
         )
@@ -692,21 +700,21 @@ def rebuild_leases() -> tuple[Leases, list[str], list[str]]:
     alive, uses = read_lifelines(folder()), read_ledger(folder())
     moved = [str(path) for path in set_aside(folder())]
     store = LeaseStore()
-    found = []
+    ids = []
     with store.change():
         store.account(uses)
         for lease in alive:
             if store.end_reason(lease) is None:
                 store.add(lease)
-                found.append(lease.id)
-    return Leases(store), moved, found
+                ids.append(lease.id)
+    return Leases(store), moved, ids
 
 
 def _leased_device(request: DeviceRequest, device: Device, whole: Sequence[Device]) -> LeasedDevice:
     """A device as a lease has it, and the part of a GPU that is accounted."""
     share = 1.0
     if device.kind == "mig":
-        parent = next((one for one in whole if one.uuid == device.parent), None)
+        parent = next((gpu for gpu in whole if gpu.uuid == device.parent), None)
         total = parent.memory_total_mib if parent else None
         share = round((device.memory_total_mib or 0) / total, 4) if total else 1.0
     elif request.mode == SHARED and device.memory_total_mib:
@@ -726,7 +734,7 @@ def _close(descriptors: Sequence[int]) -> None:
         os.close(number)
 
 
-def check_usable(found: Snapshot) -> None:
+def check_usable(snapshot: Snapshot) -> None:
     """Raise where there is nothing to lease.
 
     Raises:
@@ -734,25 +742,25 @@ def check_usable(found: Snapshot) -> None:
         BusyError: The driver still starts.
         UnavailableError: The driver does not answer.
     """
-    if found.state in ("no-device", "not-granted"):
-        raise IncompatibleError(found.message, hint=found.fix)
-    if found.state == "starting":
-        raise BusyError(found.message, hint=found.fix)
-    if found.state != "ok":
-        raise UnavailableError(found.message, hint=found.fix)
+    if snapshot.state in ("no-device", "not-granted"):
+        raise IncompatibleError(snapshot.message, hint=snapshot.fix)
+    if snapshot.state == "starting":
+        raise BusyError(snapshot.message, hint=snapshot.fix)
+    if snapshot.state != "ok":
+        raise UnavailableError(snapshot.message, hint=snapshot.fix)
 
 
 def candidate_lines(considered: Sequence[DeviceCandidate]) -> tuple[str, ...]:
     """Why each device was or was not taken, a line each."""
     lines = []
-    rest = "not needed" if any(one.taken for one in considered) else "free"
-    for one in considered:
-        said = "taken" if one.taken else rest
-        if one.never or one.not_now:
-            said = "; ".join((*one.never, *one.not_now))
-        elif one.score:
-            said += f" ({one.score})"
-        lines.append(f"{one.index} {one.device or '-'} {one.name or ''}: {said}")
+    rest = "not needed" if any(candidate.taken for candidate in considered) else "free"
+    for candidate in considered:
+        said = "taken" if candidate.taken else rest
+        if candidate.never or candidate.not_now:
+            said = "; ".join((*candidate.never, *candidate.not_now))
+        elif candidate.score:
+            said += f" ({candidate.score})"
+        lines.append(f"{candidate.index} {candidate.device or '-'} {candidate.name or ''}: {said}")
     return tuple(lines)
 
 
@@ -764,7 +772,7 @@ def lease(
     shared: bool = False,
     wait_s: float = 0.0,
     project: str = "",
-    **wanted: Any,
+    **fields: Any,
 ) -> Iterator[LeaseGrant]:
     """Have GPUs for a block of code, and for the programs it starts with `pass_fds=gpus.descriptors`.
 
@@ -786,7 +794,7 @@ def lease(
 
     leases = open_leases()
     mode: dict[str, Any] = {"mode": SHARED} if shared else {}
-    request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **wanted)
+    request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **fields)
     who = whoami(project)
     granted = leases.acquire(request, who, wait_s=wait_s, command=" ".join(sys.argv))
     try:

@@ -134,15 +134,19 @@ def _entry(row: Any, where: str) -> MigConfigEntry:
         if needed not in row:
             raise UsageError(f"{where} lacks {needed}", hint="devices and mig-enabled are always needed")
     devices, enabled, only = row["devices"], row["mig-enabled"], row.get("device-filter", [])
-    if devices != "all" and not (isinstance(devices, list) and all(type(one) is int for one in devices)):
+    if devices != "all" and not (
+        isinstance(devices, list) and all(type(device) is int for device in devices)
+    ):
         raise UsageError(f"{where}: devices is {devices!r}", hint="all, or a list of indices")
     if not isinstance(enabled, bool):
         raise UsageError(f"{where}: mig-enabled is {enabled!r}", hint="true or false")
     only = [only] if isinstance(only, (str, int)) else only
-    if not isinstance(only, list) or not all(isinstance(one, (str, int)) for one in only):
+    if not isinstance(only, list) or not all(isinstance(pci_id, (str, int)) for pci_id in only):
         raise UsageError(f"{where}: device-filter is {only!r}", hint="such as 0x20B010DE, or a list of such")
     # YAML reads 0x20B010DE as a number.
-    ids = tuple((f"0x{one:08x}" if isinstance(one, int) else one.lower()) for one in only if one != "")
+    ids = tuple(
+        (f"0x{pci_id:08x}" if isinstance(pci_id, int) else pci_id.lower()) for pci_id in only if pci_id != ""
+    )
     parts = row.get("mig-devices")
     if enabled and parts is None:
         raise UsageError(f"{where} lacks mig-devices", hint="{} for none, where mig-enabled is true")
@@ -157,8 +161,8 @@ def _parts(parts: Any, where: str) -> dict[str, int]:
     if not isinstance(parts, dict):
         raise UsageError(f"{where}: mig-devices is {parts!r}", hint='such as {"1g.5gb": 7}')
     for name, many in parts.items():
-        found = PROFILE.fullmatch(str(name))
-        if found is None or int(found["part"] or 1) > int(found["slices"]):
+        match = PROFILE.fullmatch(str(name))
+        if match is None or int(match["part"] or 1) > int(match["slices"]):
             raise UsageError(f"{where}: {name!r} is no profile", hint="such as 1g.5gb, 1g.5gb+me, 1c.3g.20gb")
         if type(many) is not int or many < 0:
             raise UsageError(f"{where}: {name} is {many!r}", hint="how many, 0 or more")
@@ -169,20 +173,22 @@ def _sorted(parts: Mapping[str, int]) -> dict[str, int]:
     return {name: parts[name] for name in sorted(parts)}
 
 
-def current_layout(found: Snapshot, gpu: Device) -> MigLayout:
+def current_layout(snapshot: Snapshot, gpu: Device) -> MigLayout:
     """How a GPU is cut now."""
-    parts = Counter(one.profile or "-" for one in found.devices if one.parent and one.parent == gpu.uuid)
+    parts = Counter(
+        device.profile or "-" for device in snapshot.devices if device.parent and device.parent == gpu.uuid
+    )
     return MigLayout(bool(gpu.mig_enabled), _sorted(parts))
 
 
 def desired_layout(entries: Sequence[MigConfigEntry], gpu: Device) -> MigLayout | None:
     """How a GPU is to be cut; None where nothing is said."""
-    return next((one.layout for one in reversed(entries) if one.applies_to(gpu)), None)
+    return next((entry.layout for entry in reversed(entries) if entry.applies_to(gpu)), None)
 
 
-def layout_difference(found: Snapshot, gpu: Device, cut: MigLayout) -> str:
+def layout_difference(snapshot: Snapshot, gpu: Device, cut: MigLayout) -> str:
     """What is not as it is to be; empty where all is."""
-    now = current_layout(found, gpu)
+    now = current_layout(snapshot, gpu)
     if now != cut:
         return f"GPU {gpu.index} {gpu.title}: {now}; wanted {cut}"
     if gpu.mig_pending is not None and gpu.mig_pending != cut.enabled:
@@ -190,11 +196,11 @@ def layout_difference(found: Snapshot, gpu: Device, cut: MigLayout) -> str:
     return ""
 
 
-def export_config(found: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
+def export_config(snapshot: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
     """What is there, as such a document."""
     same: list[tuple[MigLayout, list[int]]] = []
     for gpu in gpus:
-        cut = current_layout(found, gpu)
+        cut = current_layout(snapshot, gpu)
         row = next((row for row in same if row[0] == cut), None)
         if row is None:
             same.append((cut, [gpu.index]))

@@ -78,13 +78,13 @@ def _text(error: BaseException) -> str:
 
 def _apply_layouts(cuts: Mapping[str, MigLayout], steps: list[str]) -> None:
     """Make GPUs what they are to be, from whatever they are."""
-    found = collect()
+    snapshot = collect()
     waiting = []
-    for gpu in found.devices:
+    for gpu in snapshot.devices:
         cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
-        if cut is None or gpu.uuid is None or not layout_difference(found, gpu, cut):
+        if cut is None or gpu.uuid is None or not layout_difference(snapshot, gpu, cut):
             continue
-        if gpu.mig_enabled and current_layout(found, gpu).devices:
+        if gpu.mig_enabled and current_layout(snapshot, gpu).devices:
             _in_child(destroy_instances, gpu.uuid)
             steps.append(f"{gpu.uuid}: its MIG devices are gone")
         if (gpu.mig_enabled, gpu.mig_pending) != (cut.enabled, cut.enabled):
@@ -92,17 +92,17 @@ def _apply_layouts(cuts: Mapping[str, MigLayout], steps: list[str]) -> None:
                 waiting.append(gpu)
             steps.append(f"{gpu.uuid}: MIG is {'on' if cut.enabled else 'off'}")
     if waiting:
-        gpus = (*waiting, *reset.reset_peers(found, waiting))
+        gpus = (*waiting, *reset.reset_peers(snapshot, waiting))
         reset.reset_gpus(gpus)
-        steps.append(f"reset: {', '.join(one.uuid or '' for one in gpus)}")
-    found = collect()
-    for gpu in found.devices:
+        steps.append(f"reset: {', '.join(gpu.uuid or '' for gpu in gpus)}")
+    snapshot = collect()
+    for gpu in snapshot.devices:
         cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
         if (
             cut is not None
             and gpu.uuid is not None
             and cut.devices
-            and current_layout(found, gpu).devices != cut.devices
+            and current_layout(snapshot, gpu).devices != cut.devices
         ):
             if not gpu.mig_enabled:
                 raise CheckFailedError(f"{gpu.uuid}: MIG is off still", hint="reboot the machine, then again")
@@ -177,7 +177,7 @@ def _list_instances(kind: Any, most: int, function: Callable[..., Any], *args: A
 
 def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[MigProfile]:
     """What GPU instances this GPU can have."""
-    found: dict[int, MigProfile] = {}
+    profiles_by_id: dict[int, MigProfile] = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number)
@@ -187,10 +187,10 @@ def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[MigProfil
             raise
         places = _placements(nvml, gpu, info.id) if with_places else ()
         name = info.name.decode() if isinstance(info.name, bytes) else info.name
-        found[info.id] = MigProfile(
+        profiles_by_id[info.id] = MigProfile(
             name.rpartition("MIG ")[2], info.id, info.sliceCount, info.instanceCount, places
         )
-    return list(found.values())
+    return list(profiles_by_id.values())
 
 
 def _placements(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
@@ -203,7 +203,7 @@ def _placements(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...
 
 def _compute_profiles(nvml: Any, instance: Any) -> list[Any]:
     """What compute instances a GPU instance can have."""
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, 0)
@@ -211,8 +211,8 @@ def _compute_profiles(nvml: Any, instance: Any) -> list[Any]:
             if error.value in UNSUPPORTED_PROFILE:
                 continue
             raise
-        found.setdefault(info.id, info)
-    return list(found.values())
+        by_id.setdefault(info.id, info)
+    return list(by_id.values())
 
 
 def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
@@ -244,57 +244,57 @@ def arrange(
     Raises:
         IncompatibleError: There is no such profile, or no room.
     """
-    by_name = {one.name: one for one in offered}
-    wanted: list[tuple[MigProfile, tuple[int, ...]]] = []
+    by_name = {profile.name: profile for profile in offered}
+    instances: list[tuple[MigProfile, tuple[int, ...]]] = []
     shared: dict[str, list[int]] = {}
     for name, many in devices.items():
-        found = PROFILE.fullmatch(name)
-        profile = by_name.get(found["gpu"]) if found else None
-        if found is None or profile is None:
+        match = PROFILE.fullmatch(name)
+        profile = by_name.get(match["gpu"]) if match else None
+        if match is None or profile is None:
             raise IncompatibleError(
                 f"it has no profile {name}", hint=f"it has {', '.join(sorted(by_name)) or 'none'}"
             )
-        slices = int(found["part"] or profile.slices)
+        slices = int(match["part"] or profile.slices)
         if slices == profile.slices:
-            wanted += [(profile, (slices,))] * many
+            instances += [(profile, (slices,))] * many
         else:
             shared.setdefault(profile.name, []).extend([slices] * many)
     for name, sizes in shared.items():
         bins: list[list[int]] = []
         for size in sorted(sizes, reverse=True):
-            room = next((one for one in bins if sum(one) + size <= by_name[name].slices), None)
+            room = next((sizes_in for sizes_in in bins if sum(sizes_in) + size <= by_name[name].slices), None)
             if room is None:
                 bins.append([size])
             else:
                 room.append(size)
-        wanted += [(by_name[name], tuple(one)) for one in bins]
-    wanted.sort(
+        instances += [(by_name[name], tuple(sizes_in)) for sizes_in in bins]
+    instances.sort(
         key=lambda row: (-max((size for _, size in row[0].places), default=0), -row[0].slices, row[0].id)
     )
     places = _find_placements(
-        [profile for profile, _ in wanted], max((one.slices for one in offered), default=0)
+        [profile for profile, _ in instances], max((profile.slices for profile in offered), default=0)
     )
     if places is None:
         text = ", ".join(f"{many} x {name}" for name, many in devices.items())
         raise IncompatibleError(f"it has no room for {text}", hint="nvidia-smi mig -lgipp lists the places")
-    return [(profile, *place, parts) for (profile, parts), place in zip(wanted, places)]
+    return [(profile, *place, parts) for (profile, parts), place in zip(instances, places)]
 
 
-def _find_placements(wanted: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
+def _find_placements(instances: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
     """A place for each, None where there is no room for all; tries every way at last."""
-    if sum(one.slices for one in wanted) > slices:
+    if sum(profile.slices for profile in instances) > slices:
         return None
-    if any(sum(1 for other in wanted if other is one) > one.most for one in wanted):
+    if any(sum(1 for other in instances if other is profile) > profile.most for profile in instances):
         return None
     tried: set[tuple[int, int]] = set()
 
     def place(number: int, taken: int) -> list[tuple[int, int]] | None:
-        if number == len(wanted):
+        if number == len(instances):
             return []
         if (number, taken) in tried:
             return None
         tried.add((number, taken))
-        for start, size in wanted[number].places:
+        for start, size in instances[number].places:
             mask = ((1 << size) - 1) << start
             if not taken & mask:
                 rest = place(number + 1, taken | mask)

@@ -61,8 +61,8 @@ def comparable_groups(cards: Iterable[GpuLinks]) -> list[tuple[GpuLinks, ...]]:
         rest = list(same)
         while rest:
             group = [rest.pop(0)]
-            for one in group:  # which grows meanwhile
-                near = [other for other in rest if other.key in one.peers or one.key in other.peers]
+            for gpu in group:  # which grows meanwhile
+                near = [other for other in rest if other.key in gpu.peers or gpu.key in other.peers]
                 group += near
                 rest = [other for other in rest if other not in near]
             groups.append(tuple(sorted(group, key=same.index)))

@@ -162,7 +162,7 @@ def container_of(cgroup: str) -> ProcessContainer | None:
         path = line.split(":", 2)[-1]
         pod = POD.search(path)
         for engine, pattern in CONTAINERS:
-            if found := pattern.search(path):
+            if match := pattern.search(path):
                 known = "containerd" if engine == "unknown" and pod else engine
-                return ProcessContainer(known, found["id"], pod["uid"].replace("_", "-") if pod else None)
+                return ProcessContainer(known, match["id"], pod["uid"].replace("_", "-") if pod else None)
     return None

@@ -58,18 +58,18 @@ class Blocker:
     passes: bool = False
 
 
-def reset_peers(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> tuple[Device, ...]:
+def reset_peers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> tuple[Device, ...]:
     """The GPUs that must be reset beside those; NVLink's peers of what can't be reset alone."""
     managed = _is_running(FABRIC_MANAGER, proc)
     more: list[Device] = []
     todo = list(gpus)
     while todo:
-        one = todo.pop()
-        alone = one.architecture not in (*RESET_WITH_PEERS, *WITH_FABRIC_MANAGER, None)
-        if alone or (one.architecture in WITH_FABRIC_MANAGER and managed):
+        gpu = todo.pop()
+        alone = gpu.architecture not in (*RESET_WITH_PEERS, *WITH_FABRIC_MANAGER, None)
+        if alone or (gpu.architecture in WITH_FABRIC_MANAGER and managed):
             continue
-        near = {peer.uuid for peer in one.peers if peer.nvlinks}
-        for other in found.devices:
+        near = {peer.uuid for peer in gpu.peers if peer.nvlinks}
+        for other in snapshot.devices:
             if other.uuid in near and other not in gpus and other not in more:
                 more.append(other)
                 todo.append(other)
@@ -87,7 +87,7 @@ def _is_running(name: str, proc: str) -> bool:
 
 
 def blockers(
-    found: Snapshot, gpus: Sequence[Device], *, own: str = "", held_open: bool = True, proc: str = "/proc"
+    snapshot: Snapshot, gpus: Sequence[Device], *, own: str = "", held_open: bool = True, proc: str = "/proc"
 ) -> tuple[list[Blocker], list[str]]:
     """Everything that is in the way of changing GPUs, and what could not be looked at.
 
@@ -101,24 +101,24 @@ def blockers(
     notes: list[str] = []
     if not is_root():
         rows.append(Blocker("not-root", None, "only root may: sudo gpukiln-gpu ..."))
-    if found.scope == "container":
+    if snapshot.scope == "container":
         rows.append(Blocker("container", None, "this is a container: its host has the GPUs"))
-    if found.leases not in ("yes", "none"):
-        rows.append(Blocker("leases", None, f"who leases what can't be read: {found.leases}"))
+    if snapshot.leases not in ("yes", "none"):
+        rows.append(Blocker("leases", None, f"who leases what can't be read: {snapshot.leases}"))
     for gpu in gpus:
-        parts = [one for one in found.devices if one.parent and one.parent == gpu.uuid]
-        for one in (gpu, *parts):
-            what = "" if one is gpu else f"{one.profile} "
-            for mark in one.leases:
+        parts = [device for device in snapshot.devices if device.parent and device.parent == gpu.uuid]
+        for device in (gpu, *parts):
+            what = "" if device is gpu else f"{device.profile} "
+            for mark in device.leases:
                 if mark.id != own:
                     text = f"{what}leased: {mark.id} of {mark.user}; gpukiln-gpu release {mark.id}"
-                    rows.append(Blocker("lease", one.uuid, text, passes=True))
-            for job in found.processes or ():
-                if job.device == one.uuid and job.state != "gone":
+                    rows.append(Blocker("lease", device.uuid, text, passes=True))
+            for job in snapshot.processes or ():
+                if job.device == device.uuid and job.state != "gone":
                     text = f"{what}in use: pid {job.pid} of {job.user or job.state}: {job.command or '-'}"
-                    rows.append(Blocker("process", one.uuid, text, passes=True))
+                    rows.append(Blocker("process", device.uuid, text, passes=True))
     if held_open:
-        listed = {job.pid for job in found.processes or () if job.state == "running"}
+        listed = {job.pid for job in snapshot.processes or () if job.state == "running"}
         rows += _holders(gpus, listed, notes, proc)
     return rows, notes
 
@@ -154,7 +154,7 @@ def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: s
     return rows
 
 
-def reset_blockers(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> list[Blocker]:
+def reset_blockers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> list[Blocker]:
     """What is in the way of a reset alone: what the driver wants instead, and GPUs that must go along."""
     rows = [
         Blocker(
@@ -170,8 +170,8 @@ def reset_blockers(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/pro
         for gpu in gpus
         if not gpu.readable
     ]
-    if more := reset_peers(found, gpus, proc=proc):
-        names = ", ".join(one.title for one in more)
+    if more := reset_peers(snapshot, gpus, proc=proc):
+        names = ", ".join(gpu.title for gpu in more)
         how = "gpukiln-gpu reset all" + (
             "" if more[0].architecture in RESET_WITH_PEERS else ", or start nvidia-fabricmanager"
         )
@@ -183,7 +183,7 @@ def reset_blockers(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/pro
 def exclusive_lease(gpus: Sequence[Device], why: str) -> Iterator[LeaseGrant]:
     """Have GPUs leased by this program, whatever their health, while it changes them."""
     leases, who = Leases(), whoami()
-    uuids = tuple(one.uuid for one in gpus if one.uuid)
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
     try:
         request = DeviceRequest(count=len(uuids), devices=uuids, repair=True)
         granted = leases.acquire(request, who, command=why)
@@ -205,7 +205,7 @@ def reset_gpus(gpus: Sequence[Device]) -> str:
     Raises:
         UnavailableError: It could not.
     """
-    uuids = ",".join(one.uuid or "" for one in gpus)
+    uuids = ",".join(gpu.uuid or "" for gpu in gpus)
     try:
         done = ask("nvidia-smi", "--gpu-reset", "-i", uuids, timeout=LIMIT_S)
     except NotReachedError as error:

@@ -69,13 +69,15 @@ class HealthRule:
 
 def _require_none(facts: Facts, *ids: str) -> None:
     """Fail where a GPU has one of these faults."""
-    found = [
-        (gpu, one) for gpu in nvml_gpus(facts) for one in device_faults(partial(value, gpu), title(gpu), ids)
+    findings = [
+        (gpu, finding)
+        for gpu in nvml_gpus(facts)
+        for finding in device_faults(partial(value, gpu), title(gpu), ids)
     ]
-    if found:
-        text = "; ".join(f"{label(gpu)}: {one.message}" for gpu, one in found[:MAX_NAMED])
-        more = f"; and {len(found) - MAX_NAMED} more" if len(found) > MAX_NAMED else ""
-        raise FaultError(*(one for _, one in found), message=f"{text}{more}; wanted none of it")
+    if findings:
+        text = "; ".join(f"{label(gpu)}: {finding.message}" for gpu, finding in findings[:MAX_NAMED])
+        more = f"; and {len(findings) - MAX_NAMED} more" if len(findings) > MAX_NAMED else ""
+        raise FaultError(*(finding for _, finding in findings), message=f"{text}{more}; wanted none of it")
 
 
 def _fix(*ids: str) -> str:
@@ -99,10 +101,10 @@ def _nvml(facts: Facts, simulated: bool) -> str:
 
 
 def _all_listed(facts: Facts, simulated: bool) -> str:
-    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"].get("smi"))
-    if not found["available"] and found["error"]:
+    section, pci, smi = facts["nvml"], facts["gpus"]["pci"], known(facts["gpus"].get("smi"))
+    if not section["available"] and section["error"]:
         exits = f"; nvidia-smi exits {smi['rc']}" if smi else ""
-        raise AssertionError(f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML")
+        raise AssertionError(f"NVML does not work: {section['error']['_error']}{exits}; wanted NVML")
     gpus = nvml_gpus(facts)
     listed = {address(read(g, "bus_id")) for g in gpus}
     there = listed if simulated else {p["address"].lower() for p in pci}
@@ -209,7 +211,7 @@ def _clocks(facts: Facts) -> str:
     for gpu in nvml_gpus(facts):
         top, margin = value(gpu, "clock_sm_max_mhz"), thermal_margin(partial(value, gpu))
         reported = reported or top is not None or margin is not None
-        names = [name for name, one in (("clock", top), ("temperature", margin)) if one is None]
+        names = [name for name, reading in (("clock", top), ("temperature", margin)) if reading is None]
         silent += [f"{label(gpu)}: {' and '.join(names)} not reported"] if names else []
         now = value(gpu, "temperature_c")
         hottest += [now] if now is not None else []
@@ -252,18 +254,18 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
 
 def _mig(facts: Facts) -> str:
     """Where no role has said what is wanted, only the pending mode is examined."""
-    wanted = facts["expected"]["mig"]
-    if wanted not in (None, "any", "enabled", "disabled"):
+    expected = facts["expected"]["mig"]
+    if expected not in (None, "any", "enabled", "disabled"):
         raise AssertionError(
-            f"/etc/gpukiln/expected.json wants MIG {wanted!r}, wanted there: enabled, disabled or any"
+            f"/etc/gpukiln/expected.json wants MIG {expected!r}, wanted there: enabled, disabled or any"
         )
     _require_none(facts, "mig-pending")
     notes = []
     for gpu in nvml_gpus(facts):
         current = value(gpu, "mig_enabled")
-        if wanted not in (None, "any") and bool(current) != (wanted == "enabled"):
+        if expected not in (None, "any") and bool(current) != (expected == "enabled"):
             raise AssertionError(
-                f"{label(gpu)}: MIG is {onoff(current)}, wanted {wanted}, as /etc/gpukiln/expected.json says"
+                f"{label(gpu)}: MIG is {onoff(current)}, wanted {expected}, as /etc/gpukiln/expected.json says"
             )
         notes += [f"{label(gpu)}: MIG is on"] if current else []
     return "; ".join(notes)
@@ -283,8 +285,8 @@ def check_link_states(gpus: Sequence[Gpu]) -> list[str]:
     whole = [gpu for gpu in gpus if not has_mig(gpu)]
     cards = []
     for gpu in whole:
-        found = links(gpu)
-        up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
+        nvlinks = links(gpu)
+        up, down = ([link["link"] for link in nvlinks if link["state"] is state] for state in (True, False))
         joined = frozenset(
             other["index"] for other in whole if other is not gpu and are_linked(gpu, other, gpus)
         )
@@ -293,10 +295,10 @@ def check_link_states(gpus: Sequence[Gpu]) -> list[str]:
     for group in comparable_groups(cards):
         if text := link_mismatch(group):
             raise FaultError(FAULTS["nvlink-down"].finding("", text))
-        one = group[0]
-        of = f" of {len(one.up) + len(one.down)}" if one.down else ""
-        which = f"each {one.name}" if len(group) > 1 else one.label
-        notes.append(f"{len(one.up)}{of} links on {which}")
+        example = group[0]
+        of = f" of {len(example.up) + len(example.down)}" if example.down else ""
+        which = f"each {example.name}" if len(group) > 1 else example.label
+        notes.append(f"{len(example.up)}{of} links on {which}")
     divided = [gpu["index"] for gpu in gpus if has_mig(gpu)]
     return notes + ([f"MIG is on, links not judged: GPU {join_numbers(divided)}"] if divided else [])
 

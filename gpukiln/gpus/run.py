@@ -111,7 +111,9 @@ def run_in_lease(
     indices = None
     if ids == INDEX:
         indices = {
-            one.uuid: one.index for one in leases.take_snapshot().devices if one.uuid and one.kind == "gpu"
+            device.uuid: device.index
+            for device in leases.take_snapshot().devices
+            if device.uuid and device.kind == "gpu"
         }
     names = device_environment(lease.uuids, indices)
     descriptors = leases.share(lease)

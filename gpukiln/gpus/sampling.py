@@ -154,15 +154,15 @@ def watch(
         if "tick" not in message:
             return
         number = message["tick"] + 1
-        found = {row["uuid"]: _sample(row, gpus[row["uuid"]]) for row in message["rows"]}
+        samples = {row["uuid"]: _sample(row, gpus[row["uuid"]]) for row in message["rows"]}
         for uuid, why in hung.items():
-            found[uuid] = Sample(uuid, gpus[uuid], error=why, unavailable=dict.fromkeys(FIELDS, why))
+            samples[uuid] = Sample(uuid, gpus[uuid], error=why, unavailable=dict.fromkeys(FIELDS, why))
         tick = Tick(
             number=message["tick"],
             at_s=round(message["began"] - record.began, 4),
             late_s=round(message["late"], 4),
             taken_at=message["taken_at"],
-            samples=tuple(found[uuid] for uuid in gpus if uuid in found),
+            samples=tuple(samples[uuid] for uuid in gpus if uuid in samples),
         )
         record.ticks.append(tick)
         record.planned = max(record.planned, number)
@@ -171,7 +171,7 @@ def watch(
             each(tick)
 
     def work(tell: Tell) -> None:
-        asked = [one for one in gpus if one not in hung]
+        asked = [uuid for uuid in gpus if uuid not in hung]
         _sample_all(tell, asked, began, record.interval_s, number, count)
 
     try:
@@ -211,7 +211,7 @@ def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events
 
 
 # What is read of a GPU at each tick: the fields of a device that move.
-FIELDS = tuple(one.name for one in fields(Sample) if one.name in gpu_facts.FIELDS)
+FIELDS = tuple(field.name for field in fields(Sample) if field.name in gpu_facts.FIELDS)
 
 
 def _sample(row: dict[str, Any], index: int) -> Sample:

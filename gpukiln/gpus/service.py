@@ -110,14 +110,14 @@ class ServiceCall:
             UsageError: It does not hold.
         """
         number = self.whole("lease")
-        found = leases.find(str(number))
-        if found is None:
+        held = leases.find(str(number))
+        if held is None:
             raise UsageError(f"there is no lease L-{number}", hint="`gpukiln-gpu leases` lists them")
-        return found
+        return held
 
 
-def _argument_error(name: str, value: Any, wanted: str) -> UsageError:
-    return UsageError(f"{name} is {str(value)[:80]!r}", hint=f"wanted: {wanted}")
+def _argument_error(name: str, value: Any, expected: str) -> UsageError:
+    return UsageError(f"{name} is {str(value)[:80]!r}", hint=f"wanted: {expected}")
 
 
 def _is_sane(value: float) -> bool:
@@ -132,7 +132,7 @@ def request_of(data: Any) -> DeviceRequest:
     """
     if not isinstance(data, dict):
         raise _argument_error("request", data, "an object")
-    known = {one.name: str(one.type) for one in dataclasses.fields(DeviceRequest)}
+    known = {field.name: str(field.type) for field in dataclasses.fields(DeviceRequest)}
     values = {}
     for name, value in data.items():
         kind = known.get(name, "")
@@ -149,10 +149,10 @@ def request_of(data: Any) -> DeviceRequest:
 def _typed_value(name: str, value: Any, kind: str) -> Any:
     """A part of a request, of the type of that field."""
     if kind.startswith("tuple[tuple"):
-        return tuple(_comparison(one) for one in _list(name, value))
+        return tuple(_comparison(item) for item in _list(name, value))
     if kind.startswith("tuple"):
         part = "str" if "str" in kind else "int"
-        return tuple(_typed_value(name, one, part) for one in _list(name, value))
+        return tuple(_typed_value(name, item, part) for item in _list(name, value))
     if kind == "bool":
         return value is True
     if kind == "str":
@@ -170,18 +170,18 @@ def _list(name: str, value: Any) -> list[Any]:
     return value
 
 
-def _comparison(one: Any) -> tuple[str, tuple[int, ...]]:
-    fits = isinstance(one, list) and len(one) == 2 and one[0] in (">=", "<=", "==", ">", "<")
-    if not fits or not all(isinstance(part, int) for part in _list("cuda", one[1])):
-        raise _argument_error("cuda", one, "comparisons with versions")
-    return one[0], tuple(one[1])
+def _comparison(pair: Any) -> tuple[str, tuple[int, ...]]:
+    fits = isinstance(pair, list) and len(pair) == 2 and pair[0] in (">=", "<=", "==", ">", "<")
+    if not fits or not all(isinstance(part, int) for part in _list("cuda", pair[1])):
+        raise _argument_error("cuda", pair, "comparisons with versions")
+    return pair[0], tuple(pair[1])
 
 
 # ---- the calls
 
 
 def _current(leases: Leases, _: ServiceCall) -> Answer:
-    return {"leases": [lifeline_text(one) for one in leases.current()]}
+    return {"leases": [lifeline_text(lease) for lease in leases.current()]}
 
 
 def _queue(leases: Leases, _: ServiceCall) -> Answer:
@@ -197,7 +197,7 @@ def _ledger(leases: Leases, _: ServiceCall) -> Answer:
 def _plan(leases: Leases, call: ServiceCall) -> Answer:
     planned = leases.plan(request_of(call.arguments.get("request")))
     return {
-        "devices": [one.uuid for one in planned.devices if one.uuid],
+        "devices": [device.uuid for device in planned.devices if device.uuid],
         "possible": len(planned.possible),
         "why": planned.why,
         "considered": plain(planned.considered),
@@ -226,7 +226,7 @@ def _acquire(leases: Leases, call: ServiceCall) -> LeaseGrant:
 
 def _release(leases: Leases, call: ServiceCall) -> Answer:
     number = call.whole("lease")
-    lease = next((one for one in leases.current() if one.number == number), None)
+    lease = next((held for held in leases.current() if held.number == number), None)
     if lease is None:
         return {"released": False}
     force = call.arguments.get("force") is True
@@ -299,25 +299,25 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
         if name not in CALLS:
             raise _argument_error("call", name, ", ".join(CALLS))
         leases = make()
-        found = CALLS[name](leases, call)
-        if isinstance(found, LeaseGrant):
-            descriptors = found.descriptors
+        result = CALLS[name](leases, call)
+        if isinstance(result, LeaseGrant):
+            descriptors = result.descriptors
             data = {
-                "lease": lifeline_text(found.lease),
-                "considered": plain(found.considered),
-                "why": found.why,
-                "indices": dict(found.indices),
+                "lease": lifeline_text(result.lease),
+                "considered": plain(result.considered),
+                "why": result.why,
+                "indices": dict(result.indices),
             }
             try:
                 _send(line, {"answer": data}, descriptors)
             except OSError:  # who asked is gone: a job's locks go with these descriptors, another lease stays
                 with contextlib.suppress(GpukilnError):
-                    leases.release(found.lease, call.who, force=True)
-        elif isinstance(found, tuple):
-            descriptors = found
+                    leases.release(result.lease, call.who, force=True)
+        elif isinstance(result, tuple):
+            descriptors = result
             _send(line, {"answer": {}}, descriptors)
         else:
-            _send(line, {"answer": found})
+            _send(line, {"answer": result})
     except GpukilnError as error:
         _refuse(line, error)
     except (OSError, ValueError, RecursionError) as error:
@@ -355,12 +355,12 @@ def _read(line: socket.socket) -> dict[str, Any]:
             raise UsageError("no call", hint=f"one line of JSON, {MAX_BYTES} bytes at most")
     line.settimeout(READ_S)
     try:
-        found = parsing.parse_json(data.partition(b"\n")[0])
+        call = parsing.parse_json(data.partition(b"\n")[0])
     except ValueError as error:
         raise UsageError(f"a call that is no JSON: {str(error)[:80]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(call, dict):
         raise UsageError("a call that is no object")
-    return found
+    return call
 
 
 def _send(line: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
@@ -418,9 +418,9 @@ def serve(
     last = time.monotonic()
     while calls or time.monotonic() - last < idle_s:
         while len(spares) < SPARE_PROCESSES:
-            spares.append(_start_spare([listener, *(one.line for one in spares)], store, make))
+            spares.append(_start_spare([listener, *(spare.line for spare in spares)], store, make))
         ready = select.select([listener], [], [], 1.0)[0]
-        for pid in [one for one in calls if os.waitpid(one, os.WNOHANG)[0]]:
+        for pid in [process for process in calls if os.waitpid(process, os.WNOHANG)[0]]:
             del calls[pid]
         if not ready:
             continue
@@ -481,8 +481,8 @@ def _start_spare(
         return SpareProcess(pid, ours)
     code = 1
     try:
-        for one in (*inherited, ours):
-            one.close()
+        for connection in (*inherited, ours):
+            connection.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         _await_call(theirs, store, make)

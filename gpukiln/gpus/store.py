@@ -148,7 +148,7 @@ class Lease:
     @property
     def uuids(self) -> tuple[str, ...]:
         """Its devices."""
-        return tuple(one.device for one in self.devices)
+        return tuple(device.device for device in self.devices)
 
     @property
     def ends_boot(self) -> float | None:
@@ -156,7 +156,7 @@ class Lease:
         beat = None
         if self.heartbeat_s is not None:
             beat = (self.beat_boot or self.granted_boot) + self.heartbeat_s
-        ends = [one for one in (self.expires_boot, beat) if one is not None]
+        ends = [end for end in (self.expires_boot, beat) if end is not None]
         return min(ends) if ends else None
 
 
@@ -238,21 +238,21 @@ class LeaseStore:
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
         top = _open_folder(self.path, None)
-        found = {"": top}
+        folders = {"": top}
         try:
             taken_over = _restrict_to_owner(top, self.path)
             for name in ("alive", "devices"):
                 _make_folder(top, name)
-                found[name] = _open_folder(Path(name), top)
-                taken_over |= _restrict_to_owner(found[name], self.path / name)
+                folders[name] = _open_folder(Path(name), top)
+                taken_over |= _restrict_to_owner(folders[name], self.path / name)
             if taken_over:
-                _take_over(found)
+                _take_over(folders)
             for name in ("leases.db", "leases.db-wal", "leases.db-shm"):
                 _check_plain(top, name, self.path)
         except BaseException:
-            _close(found.values())
+            _close(folders.values())
             raise
-        return found
+        return folders
 
     def _make_tables(self) -> None:
         self.db.execute("pragma journal_mode = wal")
@@ -331,18 +331,18 @@ class LeaseStore:
                 "select leases.*, held.*, leases.memory_mib as budget from leases "
                 "join held on held.lease = leases.id order by leases.id, held.rowid"
             ).fetchall()
-        found: dict[int, Lease] = {}
+        by_number: dict[int, Lease] = {}
         for row in rows:
             held = LeasedDevice(**{name: row[name] for name in _LEASED_DEVICE_FIELDS})
-            before = found.get(row["id"])
+            before = by_number.get(row["id"])
             if before is None:
                 values = {**{name: row[name] for name in _LEASE_FIELDS}, "memory_mib": row["budget"]}
                 before = Lease(number=row["id"], **values)
-            found[row["id"]] = dataclasses.replace(before, devices=(*before.devices, held))
-        for lease in found.values():
+            by_number[row["id"]] = dataclasses.replace(before, devices=(*before.devices, held))
+        for lease in by_number.values():
             if wrong := wrong_field(lease):
                 raise UnavailableError(f"{self.file}: {lease.id} has {wrong}", hint=REBUILD_HINT)
-        return list(found.values())
+        return list(by_number.values())
 
     def add(self, lease: Lease) -> Lease:
         """Write a lease down, in a transaction; returns it with its number, if it had none."""
@@ -356,12 +356,12 @@ class LeaseStore:
             f"insert into leases ({names}) values ({', '.join('?' * len(data))})",  # noqa: S608 - our own names
             tuple(data.values()),
         )
-        made = dataclasses.replace(lease, number=int(done.lastrowid or 0))
-        for one in lease.devices:
+        added = dataclasses.replace(lease, number=int(done.lastrowid or 0))
+        for device in lease.devices:
             self.db.execute(
-                "insert into held values (?, ?, ?, ?, ?, ?, ?)", (made.number, *dataclasses.astuple(one))
+                "insert into held values (?, ?, ?, ?, ?, ?, ?)", (added.number, *dataclasses.astuple(device))
             )
-        return made
+        return added
 
     def update(self, number: int, **values: Any) -> None:
         """Change fields of a lease, in a transaction."""
@@ -589,8 +589,10 @@ def set_aside(path: Path) -> list[Path]:
     return moved
 
 
-_LEASED_DEVICE_FIELDS = tuple(one.name for one in dataclasses.fields(LeasedDevice))
-_LEASE_FIELDS = tuple(one.name for one in dataclasses.fields(Lease) if one.name not in ("number", "devices"))
+_LEASED_DEVICE_FIELDS = tuple(field.name for field in dataclasses.fields(LeasedDevice))
+_LEASE_FIELDS = tuple(
+    field.name for field in dataclasses.fields(Lease) if field.name not in ("number", "devices")
+)
 
 
 def read_lifelines(path: Path) -> list[Lease]:
@@ -599,7 +601,7 @@ def read_lifelines(path: Path) -> list[Lease]:
     Args:
         path: The folder of the state, whose database may be broken.
     """
-    found = []
+    leases = []
     folders: list[int] = []
     try:
         folders.append(_open_folder(path, None))
@@ -611,12 +613,12 @@ def read_lifelines(path: Path) -> list[Lease]:
                     owner = os.fstat(file.fileno()).st_uid
                     lease = read_lifeline(file.read(1 << 20))
                 if lease.id == name and owner in (0, os.geteuid(), lease.uid):
-                    found.append(lease)
+                    leases.append(lease)
     except FileNotFoundError:
         pass  # nobody has leased anything yet
     finally:
         _close(folders)
-    return found
+    return leases
 
 
 def read_ledger(path: Path) -> list[tuple[Any, ...]]:
@@ -641,19 +643,19 @@ def read_lifeline(text: str) -> Lease:
     """
     try:
         data = json.loads(text)
-        devices = tuple(LeasedDevice(**one) for one in data.pop("devices"))
-        found = Lease(**data, devices=devices)
+        devices = tuple(LeasedDevice(**device) for device in data.pop("devices"))
+        lease = Lease(**data, devices=devices)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    if wrong := wrong_field(found):
+    if wrong := wrong_field(lease):
         raise ValueError(wrong)
-    return found
+    return lease
 
 
-def wrong_field(one: Lease | LeasedDevice) -> str:
+def wrong_field(record: Lease | LeasedDevice) -> str:
     """The first field of a lease that has a value of another type; empty where none has."""
-    for field in dataclasses.fields(one):
-        value, kind = getattr(one, field.name), str(field.type)
+    for field in dataclasses.fields(record):
+        value, kind = getattr(record, field.name), str(field.type)
         if field.name == "devices":
             if wrong := next((said for part in value if (said := wrong_field(part))), ""):
                 return wrong

@@ -58,6 +58,8 @@ def printable(text: str) -> str:
     A command line or a comment is whatever somebody typed, and may be shown to root. Lines and tabs stay.
     """
     return "".join(
-        one if one in "\n\t" or unicodedata.category(one)[0] != "C" else one.encode("unicode_escape").decode()
-        for one in text
+        character
+        if character in "\n\t" or unicodedata.category(character)[0] != "C"
+        else character.encode("unicode_escape").decode()
+        for character in text
     )

@@ -34,9 +34,9 @@ class GpuGroup:
     why: str
 
 
-def link_quality(one: Device, other: Device) -> tuple[int, int, int]:
+def link_quality(first: Device, other: Device) -> tuple[int, int, int]:
     """How well two GPUs reach each other: NVLinks, what they have in common, P2P; more is better."""
-    way = next((peer for peer in one.peers if peer.index == other.index), None)
+    way = next((peer for peer in first.peers if peer.index == other.index), None)
     if way is None:
         return (0, -len(ANCESTORS) - 1, 0)
     near = -ANCESTORS.index(way.ancestor) if way.ancestor in ANCESTORS else -len(ANCESTORS)
@@ -59,14 +59,14 @@ def linked_groups(devices: Sequence[Device], count: int) -> Iterable[tuple[Devic
     for first in devices:
         group = [first]
         while len(group) < count:
-            rest = [one for one in devices if one not in group]
-            group.append(max(rest, key=lambda one: (worst_link([*group, one]), -one.index)))
-        yield tuple(sorted(group, key=lambda one: one.index))
+            rest = [device for device in devices if device not in group]
+            group.append(max(rest, key=lambda device: (worst_link([*group, device]), -device.index)))
+        yield tuple(sorted(group, key=lambda device: device.index))
 
 
 def rank(group: Sequence[Device]) -> tuple[tuple[int, int, int], bool]:
     """What makes a group of several better than another: its worst link, then one NUMA node."""
-    nodes = {one.numa_node for one in group}
+    nodes = {gpu.numa_node for gpu in group}
     return worst_link(group), len(nodes) == 1
 
 
@@ -78,7 +78,7 @@ def describe(group: Sequence[Device]) -> str:
     if links:
         return f"every two are joined by {links} NVLinks or more"
     pairs: list[Peer] = [
-        peer for one in group for peer in one.peers if peer.index in {other.index for other in group}
+        peer for gpu in group for peer in gpu.peers if peer.index in {other.index for other in group}
     ]
     if near == -len(ANCESTORS) - 1 or not pairs:
         return "how they reach each other is not told"
@@ -96,13 +96,13 @@ def best_group(devices: Sequence[Device], count: int, *, free: bool = False) -> 
         IncompatibleError: There are not so many.
         BusyError: There are, but not so many are free.
     """
-    whole = [one for one in devices if one.kind == "gpu" and one.readable and one.uuid]
+    whole = [device for device in devices if device.kind == "gpu" and device.readable and device.uuid]
     if count > len(whole):
         raise IncompatibleError(
             f"--best {count}: this machine has {len(whole)} GPUs that can be read", hint="ask for fewer"
         )
-    able = [one for one in whole if one.allocatable] if free else whole
+    able = [gpu for gpu in whole if gpu.allocatable] if free else whole
     if count > len(able):
         raise BusyError(f"--best {count}: {len(able)} of {len(whole)} GPUs are free", hint="ask again later")
-    group = max(linked_groups(able, count), key=lambda found: (rank(found), [-one.index for one in found]))
-    return GpuGroup(tuple(one.uuid for one in group if one.uuid), describe(group))
+    group = max(linked_groups(able, count), key=lambda group: (rank(group), [-gpu.index for gpu in group]))
+    return GpuGroup(tuple(gpu.uuid for gpu in group if gpu.uuid), describe(group))

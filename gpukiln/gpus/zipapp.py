@@ -77,20 +77,20 @@ def tree(folder: Path) -> Path:
     Returns:
         The folder that stands for the machine's root.
     """
-    made = folder / digest()[:16]
-    if made.is_dir():
-        return made
+    target = folder / digest()[:16]
+    if target.is_dir():
+        return target
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with whole_or_not(made) as partial:
+        with whole_or_not(target) as partial:
             for name, (content, mode) in files().items():
                 file = partial / name
                 file.parent.mkdir(parents=True)
                 write_whole(file, content, mode=mode)
     except OSError:
-        if not made.is_dir():  # else another process made the same meanwhile: Ansible asks once a host
+        if not target.is_dir():  # else another process made the same meanwhile: Ansible asks once a host
             raise
-    return made
+    return target
 
 
 def files() -> dict[str, tuple[bytes, int]]:
@@ -113,23 +113,23 @@ def digest() -> str:
 def contents() -> dict[str, bytes]:
     """Every file of the program by its name in it."""
     root = Path(__file__).resolve().parents[1]
-    found = {"__main__.py": MAIN.encode()}
+    files_by_name = {"__main__.py": MAIN.encode()}
     for path in _own_sources(root):
-        found[f"gpukiln/{path.relative_to(root)}"] = path.read_bytes()
-    found["gpukiln/probe/scripts.py"] = constants().encode()
+        files_by_name[f"gpukiln/{path.relative_to(root)}"] = path.read_bytes()
+    files_by_name["gpukiln/probe/scripts.py"] = constants().encode()
     for name in LIBRARIES:
         for path, place in _library(name):
-            found[place] = path.read_bytes()
-    return found
+            files_by_name[place] = path.read_bytes()
+    return files_by_name
 
 
 def _own_sources(root: Path) -> Iterator[Path]:
     for name in PACKED_SOURCES:
         path = root / name
         files = [path] if path.is_file() else sorted((*path.rglob("*.py"), *path.rglob("*.json")))
-        for one in files:
-            if not str(one.relative_to(root)).startswith(EXCLUDED):
-                yield one
+        for file in files:
+            if not str(file.relative_to(root)).startswith(EXCLUDED):
+                yield file
 
 
 def _library(name: str) -> Iterator[tuple[Path, str]]:

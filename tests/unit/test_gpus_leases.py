@@ -422,7 +422,8 @@ chance = random.Random(number)
 seen = snapshot()
 leases = Leases(LeaseStore(folder), take_snapshot=lambda: seen, config=Config(Path("x")))
 for turn in range(requests):
-    granted = leases.acquire(DeviceRequest(count=chance.randint(1, 4)), LeaseHolder(f"u{number}", number), wait_s=120)
+    who = LeaseHolder(f"u{number}", number)
+    granted = leases.acquire(DeviceRequest(count=chance.randint(1, 4)), who, wait_s=120)
     held = []
     for uuid in granted.uuids:  # whoever else has it holds this lock, which gpukiln knows nothing of
         file = os.open(folder.parent / uuid, os.O_RDWR | os.O_CREAT)
@@ -435,7 +436,7 @@ for turn in range(requests):
         os.close(file)
     for file in granted.descriptors:
         os.close(file)
-    leases.release(granted.lease, LeaseHolder(f"u{number}", number))
+    leases.release(granted.lease, who)
 """
 
 

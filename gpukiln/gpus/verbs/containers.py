@@ -63,7 +63,7 @@ def _args(options: Options) -> ContainerArguments:
         )
     if "ROCR_VISIBLE_DEVICES" in device_environment(lease.uuids):
         raise IncompatibleError("args is not for amd yet", hint="gpukiln-gpu run, without a container")
-    wanted = [one.strip() for one in options.capabilities.split(",") if one.strip()]
+    capabilities = [word.strip() for word in options.capabilities.split(",") if word.strip()]
     asked = options.engine in ("docker", "podman")
     by = injection_method(read_engine(options.engine), lease.uuids) if asked else None
     allowed = device_nodes(lease.uuids, collect().devices) if options.engine == "systemd" else ()
@@ -72,8 +72,8 @@ def _args(options: Options) -> ContainerArguments:
         options.engine,
         by,
         lease.uuids,
-        tuple(arguments(lease.uuids, options.engine, wanted, by or BY_CDI, allowed)),
-        device_request(lease.uuids, wanted) if options.engine == "docker" else None,
+        tuple(arguments(lease.uuids, options.engine, capabilities, by or BY_CDI, allowed)),
+        device_request(lease.uuids, capabilities) if options.engine == "docker" else None,
         0,
     )
 

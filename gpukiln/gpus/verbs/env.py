@@ -96,31 +96,31 @@ class ComputeReport:
 
 
 def _compute(_: Options) -> ComputeReport:
-    found = cuda(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    problems = [found["error"]] if found["error"] else []
-    for one in found["gpus"]:
-        if not one["ok"]:
-            problems.append(f"GPU {one['index']} {one['name'] or ''}: {one['error'] or 'computes wrong'}")
+    measured = cuda(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    problems = [measured["error"]] if measured["error"] else []
+    for gpu in measured["gpus"]:
+        if not gpu["ok"]:
+            problems.append(f"GPU {gpu['index']} {gpu['name'] or ''}: {gpu['error'] or 'computes wrong'}")
     gpus = tuple(
         GpuComputation(
-            one["index"],
-            one["name"] or "",
-            bool(one["ok"]),
-            one["elements"],
-            one["kernel_ms"],
-            one["h2d_gb_s"],
-            one["d2h_gb_s"],
+            gpu["index"],
+            gpu["name"] or "",
+            bool(gpu["ok"]),
+            gpu["elements"],
+            gpu["kernel_ms"],
+            gpu["h2d_gb_s"],
+            gpu["d2h_gb_s"],
         )
-        for one in found["gpus"]
+        for gpu in measured["gpus"]
     )
     code = 0 if gpus and not problems else 1 if gpus else 4
-    return ComputeReport(socket.gethostname(), found["driver_version"], gpus, tuple(problems), code)
+    return ComputeReport(socket.gethostname(), measured["driver_version"], gpus, tuple(problems), code)
 
 
 def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
-    for one in node["gpus"]:
-        word = "computes" if one["ok"] else "does not compute"
-        print(f"GPU {one['index']} {one['name']}: {word}, {one['elements']} numbers compared")
+    for gpu in node["gpus"]:
+        word = "computes" if gpu["ok"] else "does not compute"
+        print(f"GPU {gpu['index']} {gpu['name']}: {word}, {gpu['elements']} numbers compared")
     for line in node["problems"]:
         print(line)
 
@@ -135,17 +135,17 @@ def _env(options: Options) -> EnvironmentReport:
         )
     kind = WHEELS if options.wheels else IMAGE
     leases, who = open_leases(), whoami(options.project)
-    found = leases.take_snapshot()
-    kept.check_usable(found)
-    gpus = [one for one in found.devices if one.kind == "gpu" and one.readable]
-    choice = choose(options.framework, kind, options.cuda, found.driver.version, gpus)
+    snap = leases.take_snapshot()
+    kept.check_usable(snap)
+    gpus = [device for device in snap.devices if device.kind == "gpu" and device.readable]
+    choice = choose(options.framework, kind, options.cuda, snap.driver.version, gpus)
     if options.dry_run:
-        return EnvironmentReport(found.node, choice, None, None, 0)
+        return EnvironmentReport(snap.node, choice, None, None, 0)
     engine = None if kind == WHEELS else "podman" if options.podman else "docker"
-    wanted = Options(**{name: getattr(options, name) for name in REQUEST_NAMES})
-    wanted.cuda, wanted.shared, wanted.pack, wanted.ignore_unleased = "", False, False, False
+    request = Options(**{name: getattr(options, name) for name in REQUEST_NAMES})
+    request.cuda, request.shared, request.pack, request.ignore_unleased = "", False, False, False
     granted = leases.acquire(
-        request_of(wanted, leases),
+        request_of(request, leases),
         who,
         kind=kept.CONTAINER if engine else kept.DETACHED,
         hours=Duration.parse(options.for_, "--for") / 3600 if options.for_ else None,
@@ -164,7 +164,7 @@ def _env(options: Options) -> EnvironmentReport:
         leases.release(granted.lease, who, force=True)
         raise
     _close(granted.descriptors)  # the container keeps the lease from here on
-    return EnvironmentReport(found.node, choice, lease_report(granted.lease), started, 0)
+    return EnvironmentReport(snap.node, choice, lease_report(granted.lease), started, 0)
 
 
 def _folder(choice: EnvironmentChoice) -> str:
@@ -206,7 +206,7 @@ VERBS = (
             Option("folder", "where the virtual environment is made", value="FOLDER"),
             Option("docker", "with Docker, as without a word", default=False),
             Option("podman", "with Podman", default=False),
-            *(one for one in REQUEST_OPTIONS if one.name in REQUEST_NAMES),
+            *(option for option in REQUEST_OPTIONS if option.name in REQUEST_NAMES),
             DURATION_OPTION,
             Option("dry_run", "lease and start nothing, say what would be", default=False),
         ),

@@ -30,7 +30,9 @@ from gpukiln.probe.sections import gather as gather_sections
 
 Print = Callable[[str], None]
 SICK, HEALTHY, UNKNOWN = "sick", "well", "unknown"
-OUTCOME_WORDS: dict[str, str] = {one: one.replace("_", " ") for one in OUTCOMES}  # as the suite prints them
+OUTCOME_WORDS: dict[str, str] = {
+    outcome: outcome.replace("_", " ") for outcome in OUTCOMES
+}  # as the suite prints them
 BAD_HEALTH = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
 STATES = ("ok", "warning", *BAD_HEALTH, "unknown")
 # Without these nobody knows whether a node is well.
@@ -133,7 +135,7 @@ def gather_facts() -> dict[str, Any]:
             {
                 "expected": gather.expected,
                 "boot": lambda: {"virtualization": run("systemd-detect-virt")["out"].strip()},
-                "gpus": lambda: {**(found := bus()), **log(found)},
+                "gpus": lambda: {**(on_bus := bus()), **log(on_bus)},
                 "nvml": gather.nvml,
             }
         )
@@ -154,14 +156,19 @@ def run_rules(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResu
         rules.PCIE_LINK.id: ({},),
     }
     gpus = data["nvml"].get("gpus") or []
-    found: list[GpuCheckResult] = []
+    results: list[GpuCheckResult] = []
     for rule in (*rules.SINGLE_GPU_RULES, *(rules.MULTI_GPU_RULES if len(gpus) > 1 else ())):
-        one = _result(rule, read, more.get(rule.id, ()))
-        if one.outcome == "failed" and rule is not rules.XID and found and found[0].outcome != "passed":
-            why = f"{found[0].id} {OUTCOME_WORDS[found[0].outcome]}"  # as the suite's `after`
-            one = replace(one, outcome="not_reached", reason=why, findings=())
-        found.append(one)
-    return tuple(found)
+        result = _result(rule, read, more.get(rule.id, ()))
+        if (
+            result.outcome == "failed"
+            and rule is not rules.XID
+            and results
+            and results[0].outcome != "passed"
+        ):
+            why = f"{results[0].id} {OUTCOME_WORDS[results[0].outcome]}"  # as the suite's `after`
+            result = replace(result, outcome="not_reached", reason=why, findings=())
+        results.append(result)
+    return tuple(results)
 
 
 def _result(rule: rules.HealthRule, read: GatheredFacts, more: tuple[Any, ...]) -> GpuCheckResult:
@@ -185,59 +192,59 @@ def _table() -> dict[int, dict[str, Any]]:
     return {int(number): row for number, row in facts()["xids"].items()}
 
 
-def state_of(found: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str]:
+def state_of(snap: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str]:
     """The node's state, and why."""
     checks = list(checks)
     devices = [
-        (one, f"{one.title} is {one.health}: {one.findings[0].message}")
-        for one in found.devices
-        if one.findings
+        (device, f"{device.title} is {device.health}: {device.findings[0].message}")
+        for device in snap.devices
+        if device.findings
     ]
-    sick = [f"{one.id}: {one.reason}" for one in checks if worst_severity(one.findings) == "error"]
-    sick += [why for one, why in devices if one.health in BAD_HEALTH]
-    unknown = [why for one, why in devices if one.health == "unknown"]
-    if found.state == "starting":
-        unknown.append(found.message)
-    elif found.code == 4:
-        sick.append(found.message)
+    sick = [f"{check.id}: {check.reason}" for check in checks if worst_severity(check.findings) == "error"]
+    sick += [why for device, why in devices if device.health in BAD_HEALTH]
+    unknown = [why for device, why in devices if device.health == "unknown"]
+    if snap.state == "starting":
+        unknown.append(snap.message)
+    elif snap.code == 4:
+        sick.append(snap.message)
     unknown += [
-        f"{one.id}: {one.reason}"
-        for one in checks
-        if one.id in DECISIVE_CHECKS and one.outcome == "not_reached"
+        f"{check.id}: {check.reason}"
+        for check in checks
+        if check.id in DECISIVE_CHECKS and check.outcome == "not_reached"
     ]
     for state, reasons in ((SICK, sick), (UNKNOWN, unknown)):
         if reasons:
             return state, reasons[0]
-    if not found.devices:
-        return HEALTHY, found.message
-    warned = [one.id for one in checks if one.outcome == "failed"]
-    return HEALTHY, f"well, but {', '.join(warned)}" if warned else f"{len(found.devices)} devices are well"
+    if not snap.devices:
+        return HEALTHY, snap.message
+    warned = [check.id for check in checks if check.outcome == "failed"]
+    return HEALTHY, f"well, but {', '.join(warned)}" if warned else f"{len(snap.devices)} devices are well"
 
 
 def _health(options: Options) -> GpuHealth:
     if options.npd and options.json:
         raise UsageError("--npd and --json", hint="one of them: node-problem-detector reads one line")
-    found = snapshot()
+    snap = snapshot()
     checks: tuple[GpuCheckResult, ...] = ()
     said: tuple[Finding, ...] = ()
-    if found.state not in ("no-device", "not-granted") and found.source == "nvml":
+    if snap.state not in ("no-device", "not-granted") and snap.source == "nvml":
         data = gather_facts()
-        checks = run_rules(data, simulated=found.simulated)
+        checks = run_rules(data, simulated=snap.simulated)
         try:
             lines, table_of_xids = known(GatheredFacts(data)["gpus"]["xids"]), _table()
-            said = tuple(one.finding(table_of_xids) for one in kernel_log.events(lines, table_of_xids))
+            said = tuple(event.finding(table_of_xids) for event in kernel_log.events(lines, table_of_xids))
         except (AssertionError, NotReachedError):
             said = ()  # gpu.xid says why
-    state, message = state_of(found, checks)
-    bad = state == SICK or any(one.outcome == "failed" for one in checks)
+    state, message = state_of(snap, checks)
+    bad = state == SICK or any(check.outcome == "failed" for check in checks)
     health = GpuHealth(
         node=socket.gethostname(),
-        taken_at=found.taken_at,
-        simulated=found.simulated,
+        taken_at=snap.taken_at,
+        simulated=snap.simulated,
         state=state,
         message=message,
         checks=checks,
-        gpus=found.devices,
+        gpus=snap.devices,
         faults=said,
         hook=None,
         exit_code=1 if bad else 5 if state == UNKNOWN else 0,
@@ -311,9 +318,9 @@ def metrics(health: GpuHealth) -> str:
             number = int(value) if value == int(value) else value
             lines.append(f"{name}{{{inner}}} {number}" if inner else f"{name} {number}")
 
-    def named(one: Device) -> dict[str, Any]:
-        number = str(one.index) if one.mig_index is None else f"{one.index}:{one.mig_index}"
-        return {"gpu": number, "uuid": one.uuid or ""}
+    def named(gpu: Device) -> dict[str, Any]:
+        number = str(gpu.index) if gpu.mig_index is None else f"{gpu.index}:{gpu.mig_index}"
+        return {"gpu": number, "uuid": gpu.uuid or ""}
 
     add(
         "gpukiln_node_state",
@@ -326,8 +333,8 @@ def metrics(health: GpuHealth) -> str:
         "gauge",
         "Whether a check of the suite had this outcome.",
         (
-            (one.outcome == word, {"check": one.id, "outcome": word})
-            for one in health.checks
+            (check.outcome == word, {"check": check.id, "outcome": word})
+            for check in health.checks
             for word in OUTCOMES
         ),
     )
@@ -335,28 +342,28 @@ def metrics(health: GpuHealth) -> str:
         "gpukiln_gpu_health",
         "gauge",
         "Whether a GPU or MIG device is in this state.",
-        ((one.health == word, {**named(one), "health": word}) for one in health.gpus for word in STATES),
+        ((gpu.health == word, {**named(gpu), "health": word}) for gpu in health.gpus for word in STATES),
     )
     add(
         "gpukiln_gpu_allocatable",
         "gauge",
         "Whether a lease could have the device now.",
-        ((one.allocatable, named(one)) for one in health.gpus),
+        ((gpu.allocatable, named(gpu)) for gpu in health.gpus),
     )
     add(
         "gpukiln_gpu_leases",
         "gauge",
         "Leases of the device.",
-        ((len(one.leases), named(one)) for one in health.gpus),
+        ((len(gpu.leases), named(gpu)) for gpu in health.gpus),
     )
     add(
         "gpukiln_gpu_lease_info",
         "gauge",
         "Who has the device.",
         (
-            (1, {**named(one), "lease": mark.id, "user": mark.user, "mode": mark.mode})
-            for one in health.gpus
-            for mark in one.leases
+            (1, {**named(gpu), "lease": mark.id, "user": mark.user, "mode": mark.mode})
+            for gpu in health.gpus
+            for mark in gpu.leases
         ),
     )
     add(
@@ -365,16 +372,16 @@ def metrics(health: GpuHealth) -> str:
         "Xids, SXids and faults without a number (0) in the kernel's log of this boot.",
         (
             (
-                one.evidence["count"],
+                fault.evidence["count"],
                 {
-                    "device": one.object,
-                    "kind": one.evidence["kind"],
-                    "number": one.evidence["number"],
-                    "severity": one.severity,
-                    "blames": "machine" if one.evidence["blames_hardware"] else "work",
+                    "device": fault.object,
+                    "kind": fault.evidence["kind"],
+                    "number": fault.evidence["number"],
+                    "severity": fault.severity,
+                    "blames": "machine" if fault.evidence["blames_hardware"] else "work",
                 },
             )
-            for one in health.faults
+            for fault in health.faults
         ),
     )
     add(
@@ -407,19 +414,22 @@ def _show(node: dict[str, Any], options: Options, print: Print) -> None:
         return
     print(f"node {node['node']}   {node['state']}: {node['message']}{' (SIMULATED)' * node['simulated']}")
     rows = [
-        (OUTCOME_WORDS[one["outcome"]], one["id"], one["reason"] or one["title"]) for one in node["checks"]
+        (OUTCOME_WORDS[check["outcome"]], check["id"], check["reason"] or check["title"])
+        for check in node["checks"]
     ]
     for line in table(("OUTCOME", "CHECK", "REASON"), rows):
         print(line)
-    steps = [(one["id"], found["remedy"]) for one in node["checks"] for found in one["findings"]]
+    steps = [(check["id"], finding["remedy"]) for check in node["checks"] for finding in check["findings"]]
     for id, remedy in dict.fromkeys(steps):
         if remedy:
             print(f"next, {id}: {remedy}")
-    for one in node["gpus"]:
-        for found in one["findings"]:
-            print(f"{short_uuid(one['uuid'])}: {found['severity']}: {found['message']}")
-    for one in node["faults"]:
-        print(f"{one['evidence']['count']} x {one['message']}{'; ' * bool(one['remedy'])}{one['remedy']}")
+    for gpu in node["gpus"]:
+        for finding in gpu["findings"]:
+            print(f"{short_uuid(gpu['uuid'])}: {finding['severity']}: {finding['message']}")
+    for fault in node["faults"]:
+        print(
+            f"{fault['evidence']['count']} x {fault['message']}{'; ' * bool(fault['remedy'])}{fault['remedy']}"
+        )
     if node["hook"]:
         hook = node["hook"]
         turned = f"{hook['old']} to {hook['new']}"

@@ -194,14 +194,14 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
         raise UsageError(f"--count {count}: nothing is wanted", hint="1 or more")
     uuids: list[str] = []
     if devices:
-        found = leases.take_snapshot()
-        kept.check_usable(found)
+        snap = leases.take_snapshot()
+        kept.check_usable(snap)
         for name in devices:
-            one = found.device(name)
-            if one is None or one.uuid is None:
-                there = ", ".join(f"{d.index}: {d.title}" for d in found.devices)
+            device = snap.device(name)
+            if device is None or device.uuid is None:
+                there = ", ".join(f"{d.index}: {d.title}" for d in snap.devices)
                 raise UsageError(f"--gpu {name!r} names no GPU, or several", hint=f"there are {there}")
-            uuids.append(one.uuid)
+            uuids.append(device.uuid)
         if options.count not in (1, len(uuids)):
             raise UsageError(f"--count {count} and {len(uuids)} GPUs are named", hint="leave --count out")
         count = len(uuids)
@@ -257,10 +257,10 @@ def _lease(options: Options) -> GrantReport:
     if ids == "index" and request.mig:
         raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
     if options.dry_run:
-        found = leases.take_snapshot()
-        kept.check_usable(found)
-        planned = leases.plan(request, found)
-        uuids = tuple(one.uuid for one in planned.devices if one.uuid)
+        snap = leases.take_snapshot()
+        kept.check_usable(snap)
+        planned = leases.plan(request, snap)
+        uuids = tuple(device.uuid for device in planned.devices if device.uuid)
         if options.json:
             _warn(uuids)
         code = 0 if uuids else 3 if request.count > len(planned.possible) else 75
@@ -292,7 +292,7 @@ def _lease(options: Options) -> GrantReport:
 def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
     lease = node["lease"]
     if getattr(options, "explain", False) or node["dry_run"]:  # renew has no such option
-        for line in candidate_lines([DeviceCandidate(**one) for one in node["considered"]]):
+        for line in candidate_lines([DeviceCandidate(**data) for data in node["considered"]]):
             print(line)
     if node["dry_run"]:
         print(f"would lease: {', '.join(node['devices']) or 'nothing: ' + node['why']}")
@@ -379,13 +379,13 @@ def _release(options: Options) -> ReleaseReport:
                 f"{options.lease!r} is no id of a lease",
                 hint="wanted: such as L-42; `gpukiln-gpu leases` lists them",
             )
-        found = [one for one in (leases.find(options.lease),) if one is not None]
+        held = [lease for lease in (leases.find(options.lease),) if lease is not None]
     else:
         user = who.user if options.mine else options.holder
-        found = [one for one in leases.current() if one.user == user]
+        held = [lease for lease in leases.current() if lease.user == user]
     released, running, refused = [], [], []
-    energy = leases.energy_counters(found)
-    for lease in found:
+    energy = leases.energy_counters(held)
+    for lease in held:
         try:
             if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
@@ -412,8 +412,8 @@ def _release(options: Options) -> ReleaseReport:
 
 def _show_release(node: dict[str, Any], _: Options, print: Print) -> None:
     print(f"released: {', '.join(node['released']) or 'nothing, there is no such lease'}")
-    for one in node["still_running"]:
-        print(f"{one}: its job still runs, and keeps its GPUs until it ends")
+    for id in node["still_running"]:
+        print(f"{id}: its job still runs, and keeps its GPUs until it ends")
 
 
 def _renew(options: Options) -> GrantReport:
@@ -443,7 +443,7 @@ def _leases(options: Options) -> LeasesReport:
     waiting = leases.queue()
     return LeasesReport(
         socket.gethostname(),
-        tuple(lease_report(one) for one in held),
+        tuple(lease_report(lease) for lease in held),
         tuple(QueuedRequest(row["user"], row["pid"], row["count"], row["at"]) for row in waiting),
         tuple(adopted),
         tuple(moved),
@@ -458,23 +458,25 @@ def _show_leases(node: dict[str, Any], _: Options, print: Print) -> None:
         print(f"written for what ran without one: {', '.join(node['adopted'])}")
     rows = [
         (
-            one["id"],
-            one["user"],
-            one["project"] or "-",
-            one["mode"] if one["memory_mib"] is None else f"{one['mode']} {one['memory_mib']} MiB",
-            one["kind"],
-            Duration(one["held_s"]).shown,
-            "-" if one["ends_in_s"] is None else Duration(one["ends_in_s"]).shown,
-            " ".join(one["devices"]),
-            one["command"],
+            lease["id"],
+            lease["user"],
+            lease["project"] or "-",
+            lease["mode"] if lease["memory_mib"] is None else f"{lease['mode']} {lease['memory_mib']} MiB",
+            lease["kind"],
+            Duration(lease["held_s"]).shown,
+            "-" if lease["ends_in_s"] is None else Duration(lease["ends_in_s"]).shown,
+            " ".join(lease["devices"]),
+            lease["command"],
         )
-        for one in node["leases"]
+        for lease in node["leases"]
     ]
     titles = ("LEASE", "USER", "PROJECT", "MODE", "KIND", "HELD", "ENDS IN", "DEVICES", "COMMAND")
     for line in table(titles, rows) or ["no lease"]:
         print(line)
-    for one in node["waiting"]:
-        print(f"waits: {one['user']} (pid {one['pid']}) for {one['count']} since {one['since'][:19]}")
+    for request in node["waiting"]:
+        print(
+            f"waits: {request['user']} (pid {request['pid']}) for {request['count']} since {request['since'][:19]}"
+        )
 
 
 VERBS = (

@@ -49,81 +49,83 @@ class ResetReport:
 def _reset(options: Options) -> ResetReport:
     if not options.gpu:
         raise UsageError("which GPU is to be reset?", hint="its UUID or the beginning of it; or all")
-    found = snapshot()
-    gpus = _select_gpus(found, options.gpu)
-    rows, notes = _find_blockers(found, gpus)
+    snap = snapshot()
+    gpus = _select_gpus(snap, options.gpu)
+    rows, notes = _find_blockers(snap, gpus)
     if rows or not options.yes:
-        return _report(found, gpus, rows, notes)
+        return _report(snap, gpus, rows, notes)
     with reset.exclusive_lease(gpus, "gpukiln-gpu reset") as granted:
-        found = snapshot()  # somebody may have come between the look and the lease
-        gpus = tuple(one for one in found.devices if one.kind == "gpu" and one.uuid in granted.uuids)
-        rows, notes = _find_blockers(found, gpus, own=granted.lease.id)
+        snap = snapshot()  # somebody may have come between the look and the lease
+        gpus = tuple(
+            device for device in snap.devices if device.kind == "gpu" and device.uuid in granted.uuids
+        )
+        rows, notes = _find_blockers(snap, gpus, own=granted.lease.id)
         if rows:
-            return _report(found, gpus, rows, notes)
+            return _report(snap, gpus, rows, notes)
         notes.append(reset.reset_gpus(gpus))
         after = snapshot()
-    there = {one.uuid: one for one in after.devices}
+    there = {device.uuid: device for device in after.devices}
     problems = [text for gpu in gpus for text in _remaining_problems(gpu, there.get(gpu.uuid))]
     devices = tuple(there[gpu.uuid] for gpu in gpus if gpu.uuid in there)
-    return _report(found, gpus, [], notes, done=True, problems=problems, after=devices)
+    return _report(snap, gpus, [], notes, done=True, problems=problems, after=devices)
 
 
-def _select_gpus(found: Snapshot, name: str) -> tuple[Device, ...]:
+def _select_gpus(snap: Snapshot, name: str) -> tuple[Device, ...]:
     """The whole GPUs that were named, separated by commas, or `all`.
 
     Raises:
         IncompatibleError: What was named is no GPU that can be reset, or the machine has none.
         UsageError: It names nothing.
     """
-    check_usable(found)
+    check_usable(snap)
     if name == "all":
-        return tuple(one for one in found.devices if one.kind == "gpu" and one.vendor == "nvidia")
+        return tuple(device for device in snap.devices if device.kind == "gpu" and device.vendor == "nvidia")
     gpus: list[Device] = []
     for part in (part.strip() for part in name.split(",")):
         address = part.lower()
-        if any(gpu["address"] == address for gpu in bus_gpus()) and found.device(address) is None:
+        if any(gpu["address"] == address for gpu in bus_gpus()) and snap.device(address) is None:
             driver = on_the_bus(address)["driver"]
             raise IncompatibleError(
                 f"{address} is bound to {driver or 'no driver'}, wanted nvidia"
                 + (": a virtual machine has it, or may" if driver == "vfio-pci" else ""),
                 hint="who has it resets it; or give it back to the driver nvidia",
             )
-        one = select_devices(found, part)[0]
-        if one.kind != "gpu":
+        named = select_devices(snap, part)[0]
+        if named.kind != "gpu":
             raise IncompatibleError(
-                f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {one.parent}: all of it is reset"
+                f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {named.parent}: all of it is reset"
             )
-        if one.vendor != "nvidia":
+        if named.vendor != "nvidia":
             raise IncompatibleError(f"GPU {part} is AMD's: reset is not for amd yet", hint="amd-smi reset")
-        gpus.append(one)
+        gpus.append(named)
     return tuple(gpus)
 
 
 def _find_blockers(
-    found: Snapshot, gpus: tuple[Device, ...], own: str = ""
+    snap: Snapshot, gpus: tuple[Device, ...], own: str = ""
 ) -> tuple[list[Blocker], list[str]]:
-    rows, notes = reset.blockers(found, gpus, own=own)
+    rows, notes = reset.blockers(snap, gpus, own=own)
     for gpu in gpus:
-        if many := sum(1 for one in found.devices if one.parent and one.parent == gpu.uuid):
+        if many := sum(1 for device in snap.devices if device.parent and device.parent == gpu.uuid):
             notes.append(
                 f"{gpu.title}: its {many} MIG devices are gone after it; `mig apply` makes them again"
             )
-    return [*reset.reset_blockers(found, gpus), *rows], notes
+    return [*reset.reset_blockers(snap, gpus), *rows], notes
 
 
 def _remaining_problems(before: Device, now: Device | None) -> list[str]:
     if now is None or not now.readable:
         return [f"{before.title} can't be read after it{f': {now.error}' if now else ''}: reboot the machine"]
-    found = []
+    problems = []
     if now.recovery_action not in (None, "none"):
-        found.append(f"{now.title}: the driver still asks for {now.recovery_action}")
+        problems.append(f"{now.title}: the driver still asks for {now.recovery_action}")
     if now.mig_pending != now.mig_enabled:
-        found.append(f"{now.title}: its MIG mode still waits for a reset")
-    return found
+        problems.append(f"{now.title}: its MIG mode still waits for a reset")
+    return problems
 
 
 def _report(
-    found: Snapshot,
+    snap: Snapshot,
     gpus: tuple[Device, ...],
     rows: list[Blocker],
     notes: list[str],
@@ -133,9 +135,9 @@ def _report(
     after: tuple[Device, ...] = (),
 ) -> ResetReport:
     return ResetReport(
-        node=found.node,
-        devices=tuple(one.uuid for one in gpus if one.uuid),
-        recovery_actions={one.uuid: one.recovery_action for one in gpus if one.uuid},
+        node=snap.node,
+        devices=tuple(gpu.uuid for gpu in gpus if gpu.uuid),
+        recovery_actions={gpu.uuid: gpu.recovery_action for gpu in gpus if gpu.uuid},
         blockers=tuple(rows),
         notes=tuple(notes),
         done=done,

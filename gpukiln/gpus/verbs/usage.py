@@ -146,42 +146,42 @@ def uses_of_lease(
     """
     lasted = boot_clock() - lease.granted_boot
     inside = min(lasted, window_s)
-    found = []
-    for one in lease.devices:
+    uses = []
+    for device in lease.devices:
         energy = None
-        if one.energy_joules is not None and one.device in counters and lasted > 0:
-            energy = max(counters[one.device] - one.energy_joules, 0.0) * one.share * inside / lasted
-        usd = None if usd_hour is None else usd_hour / lease.machine_gpus * one.share * inside / 3600
-        found.append(
+        if device.energy_joules is not None and device.device in counters and lasted > 0:
+            energy = max(counters[device.device] - device.energy_joules, 0.0) * device.share * inside / lasted
+        usd = None if usd_hour is None else usd_hour / lease.machine_gpus * device.share * inside / 3600
+        uses.append(
             LeaseUse(
                 user=lease.user,
                 project=lease.project,
-                device=one.device,
+                device=device.device,
                 lease=lease.id,
-                model=one.model,
-                share=one.share,
+                model=device.model,
+                share=device.share,
                 hours=inside / 3600,
                 energy_joules=energy,
                 usd=usd,
                 holds=True,
             )
         )
-    return found
+    return uses
 
 
 def sum_uses(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
     """The sum of uses."""
-    energy = [one.energy_joules for one in uses if one.energy_joules is not None]
-    usd = [one.usd for one in uses if one.usd is not None]
+    energy = [use.energy_joules for use in uses if use.energy_joules is not None]
+    usd = [use.usd for use in uses if use.usd is not None]
     unavailable = {} if energy else {"energy_joules": NO_ENERGY if uses else "nothing was used"}
     if not usd:
         unavailable["usd"] = NO_PRICE if uses else "nothing was used"
     return UsageRow(
         key=key,
         uses=len(uses),
-        leases=len({one.lease for one in uses}),
-        holding=len({one.lease for one in uses if one.holds}),
-        gpu_hours=round(sum(one.share * one.hours for one in uses), 4),
+        leases=len({use.lease for use in uses}),
+        holding=len({use.lease for use in uses if use.holds}),
+        gpu_hours=round(sum(use.share * use.hours for use in uses), 4),
         energy_joules=round(sum(energy), 1) if energy else None,
         energy_uses=len(energy),
         usd=round(sum(usd), 4) if usd else None,
@@ -202,7 +202,7 @@ def _usage(options: Options) -> UsageReport:
     leases = open_existing_leases()
     if leases is not None:
         held = leases.current()  # what ended unseen is in the ledger from here on
-        uses = [one for row in leases.ledger() if (one := use_of_row(row, until - window, until))]
+        uses = [use for row in leases.ledger() if (use := use_of_row(row, until - window, until))]
         price = machine_price(load())
         usd_hour = price.usd_hour if price else None
         counters = leases.energy_counters(held)
@@ -212,8 +212,8 @@ def _usage(options: Options) -> UsageReport:
             message = f"nothing was leased since {_stamp(until - window)}"
     else:
         message = f"nobody has leased anything here yet: {folder()} has no leases"
-    keys = dict.fromkeys(getattr(one, options.by) for one in uses)
-    rows = [sum_uses(key, [one for one in uses if getattr(one, options.by) == key]) for key in keys]
+    keys = dict.fromkeys(getattr(use, options.by) for use in uses)
+    rows = [sum_uses(key, [use for use in uses if getattr(use, options.by) == key]) for key in keys]
     return UsageReport(
         node=socket.gethostname(),
         since=_stamp(until - window),
@@ -232,16 +232,16 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
         print(node["message"])
         return
     rows = []
-    for one in (*node["rows"], {**node["total"], "key": "all"}):
-        name = one["key"] or "(none)"
-        kwh = None if one["energy_joules"] is None else one["energy_joules"] / 3.6e6
+    for row in (*node["rows"], {**node["total"], "key": "all"}):
+        name = row["key"] or "(none)"
+        kwh = None if row["energy_joules"] is None else row["energy_joules"] / 3.6e6
         rows.append(
             (
                 short_uuid(name) if node["by"] == "device" and name != "all" else name,
-                f"{one['gpu_hours']:.2f}",
-                f"{one['leases']}" + (f" ({one['holding']} hold)" if one["holding"] else ""),
-                _partial_sum(kwh, ".3f", one["energy_uses"], one["uses"]),
-                _partial_sum(one["usd"], ".2f", one["usd_uses"], one["uses"]),
+                f"{row['gpu_hours']:.2f}",
+                f"{row['leases']}" + (f" ({row['holding']} hold)" if row["holding"] else ""),
+                _partial_sum(kwh, ".3f", row["energy_uses"], row["uses"]),
+                _partial_sum(row["usd"], ".2f", row["usd_uses"], row["uses"]),
             )
         )
     for line in table((node["by"].upper(), "GPU-HOURS", "LEASES", "kWh", "USD"), rows, "GPU-HOURS"):

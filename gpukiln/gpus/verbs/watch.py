@@ -144,27 +144,27 @@ def run_watch(
         raise UsageError(f"--interval {options.interval} is too short", hint=f"{MIN_INTERVAL_S} s or more")
     first = snapshot()
     check_usable(first)
-    gpus = [one for one in select_devices(first, options.gpu) if one.kind == "gpu"]
+    gpus = [device for device in select_devices(first, options.gpu) if device.kind == "gpu"]
     if not gpus:
         raise UsageError(
             f"--gpu {options.gpu} is a part of a GPU, and parts have no sensors", hint="name its GPU"
         )
-    if any(one.vendor != "nvidia" for one in gpus):
+    if any(gpu.vendor != "nvidia" for gpu in gpus):
         raise IncompatibleError("watch is not for amd yet", hint="`gpukiln-gpu list` shows its GPUs now")
     each = begun(first, gpus)
     record, interrupted = WatchRecord(interval, time.monotonic()), False
     record.events.extend(
-        WatchEvent(0.0, one.uuid, one.health, f"GPU {one.index}: {one.error}") for one in gpus if one.error
+        WatchEvent(0.0, gpu.uuid, gpu.health, f"GPU {gpu.index}: {gpu.error}") for gpu in gpus if gpu.error
     )
-    wanted = {one.uuid: one.index for one in gpus if one.uuid and one.readable}
+    indices = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid and gpu.readable}
     try:
-        if wanted:
-            sampling.watch(wanted, record, lasts, each)
+        if indices:
+            sampling.watch(indices, record, lasts, each)
     except KeyboardInterrupt:
         interrupted = True
     last = snapshot()
     watched = WatchData(record.ticks, interval, first, last, insights.machine_context())
-    summaries = tuple(summary(one, watched.samples(one), record) for one in gpus)
+    summaries = tuple(summary(gpu, watched.samples(gpu), record) for gpu in gpus)
     return WatchReport(
         node=first.node,
         started_at=first.taken_at,
@@ -180,7 +180,7 @@ def run_watch(
         insights=insights.examine(watched),
         not_run=insights.not_run(watched),
         leases=last.leases,
-        exit_code=5 if any(one.error for one in summaries) else 0,
+        exit_code=5 if any(summary.error for summary in summaries) else 0,
     )
 
 
@@ -214,12 +214,14 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
     last = next((s for tick in reversed(record.ticks) for s in tick.samples if s.uuid == gpu.uuid), None)
     error = gpu.error or (last.error if last else "no tick was sampled")
     silent = error or "it was never told"
-    told = {name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS_FIELDS}
+    values = {
+        name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS_FIELDS
+    }
     energy, source, why = _energy(timed)
     slowed = _slowed(timed, record.interval_s)
     unavailable = {
         name: next((s.unavailable[name] for s in samples if name in s.unavailable), silent)
-        for name, value in told.items()
+        for name, value in values.items()
         if value is None
     }
     if energy is None:
@@ -231,7 +233,7 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
         index=gpu.index,
         name=gpu.name,
         samples=len(samples),
-        **told,
+        **values,
         energy_joules=energy,
         energy_source=source,
         slowed_s=slowed,
@@ -254,15 +256,15 @@ def _energy(timed: Sequence[tuple[float, Sample]]) -> tuple[float | None, str | 
 
 def _slowed(timed: Sequence[tuple[float, Sample]], interval_s: float) -> dict[str, float] | None:
     """Seconds by reason; a sample stands for the time until the next one, and for two intervals at most."""
-    told = [(at, s.clock_events) for at, s in timed if s.clock_events is not None]
-    if not told:
+    samples = [(at, s.clock_events) for at, s in timed if s.clock_events is not None]
+    if not samples:
         return None
-    found: dict[str, float] = {}
-    ends = [at for at, _ in told[1:]] + [told[-1][0] + interval_s]
-    for (at, events), end in zip(told, ends):
+    seconds: dict[str, float] = {}
+    ends = [at for at, _ in samples[1:]] + [samples[-1][0] + interval_s]
+    for (at, events), end in zip(samples, ends):
         for name in events:
-            found[name] = found.get(name, 0.0) + min(end - at, 2 * interval_s)
-    return {name: round(value, 3) for name, value in found.items()}
+            seconds[name] = seconds.get(name, 0.0) + min(end - at, 2 * interval_s)
+    return {name: round(value, 3) for name, value in seconds.items()}
 
 
 # ---- watch
@@ -315,8 +317,8 @@ def _watch_live(options: Options) -> int:
             todo += [Screen(first, gpus).draw] if terminal else []
 
             def each(tick: Tick) -> None:
-                for one in todo:
-                    one(tick)
+                for handle in todo:
+                    handle(tick)
 
             return each
 
@@ -332,7 +334,7 @@ class Screen:
     """The table of a terminal, drawn over the one before."""
 
     def __init__(self, first: Snapshot, gpus: Sequence[Device]) -> None:
-        self.node, self.gpus = first.node, {one.uuid: one for one in gpus}
+        self.node, self.gpus = first.node, {gpu.uuid: gpu for gpu in gpus}
         self.drawn = 0
 
     def draw(self, tick: Tick) -> None:
@@ -350,19 +352,19 @@ class Screen:
     def rows(self, tick: Tick) -> list[str]:
         """The table."""
         rows = []
-        for one in tick.samples:
-            gpu = self.gpus[one.uuid]
-            slowed = ", ".join(name for name in one.clock_events or () if name != IDLE)
+        for sample in tick.samples:
+            gpu = self.gpus[sample.uuid]
+            slowed = ", ".join(name for name in sample.clock_events or () if name != IDLE)
             rows.append(
                 (
                     str(gpu.index),
                     short_uuid(gpu.uuid),
-                    value_text(one.utilization_percent, "%"),
-                    f"{gib(one.memory_used_mib)}/{gib(gpu.memory_total_mib)} GiB",
-                    value_text(one.temperature_c, "C"),
-                    f"{value_text(one.power_watts)}/{value_text(gpu.power_limit_watts, 'W')}",
-                    value_text(one.clock_sm_mhz),
-                    one.error or slowed or "-",
+                    value_text(sample.utilization_percent, "%"),
+                    f"{gib(sample.memory_used_mib)}/{gib(gpu.memory_total_mib)} GiB",
+                    value_text(sample.temperature_c, "C"),
+                    f"{value_text(sample.power_watts)}/{value_text(gpu.power_limit_watts, 'W')}",
+                    value_text(sample.clock_sm_mhz),
+                    sample.error or slowed or "-",
                     lease_holders(plain(gpu)) or "-",
                 )
             )
@@ -378,24 +380,26 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
         f"{node['ticks']} looks, {node['late']} late, {node['missed']} missed{ended}{simulated}"
     )
     rows = []
-    for one in node["devices"]:
+    for device in node["devices"]:
         energy = "-"
-        if one["energy_joules"] is not None:
-            energy = f"{one['energy_joules']:.0f} J" + ("" if one["energy_source"] == "counter" else "*")
+        if device["energy_joules"] is not None:
+            energy = f"{device['energy_joules']:.0f} J" + (
+                "" if device["energy_source"] == "counter" else "*"
+            )
         slowed = ", ".join(
-            f"{name} {value:.1f}s" for name, value in (one["slowed_s"] or {}).items() if name != IDLE
+            f"{name} {value:.1f}s" for name, value in (device["slowed_s"] or {}).items() if name != IDLE
         )
         rows.append(
             (
-                str(one["index"]),
-                short_uuid(one["uuid"]),
-                _cell(one["utilization_percent"], "mean", "p95", "max"),
-                _cell(one["memory_used_mib"], "mean", "max"),
-                _cell(one["temperature_c"], "mean", "max"),
-                _cell(one["power_watts"], "mean", "p95", "max"),
-                _cell(one["clock_sm_mhz"], "min", "mean", "max"),
+                str(device["index"]),
+                short_uuid(device["uuid"]),
+                _cell(device["utilization_percent"], "mean", "p95", "max"),
+                _cell(device["memory_used_mib"], "mean", "max"),
+                _cell(device["temperature_c"], "mean", "max"),
+                _cell(device["power_watts"], "mean", "p95", "max"),
+                _cell(device["clock_sm_mhz"], "min", "mean", "max"),
                 energy,
-                one["error"] or slowed or "-",
+                device["error"] or slowed or "-",
             )
         )
     titles = (
@@ -404,7 +408,7 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
     )
     for line in table(titles, rows):
         print(line)
-    if any(one["energy_source"] == "power" for one in node["devices"]):
+    if any(device["energy_source"] == "power" for device in node["devices"]):
         print("* summed up from the power at each look: the GPU has no counter of its energy")
     _show_findings(node, print)
 
@@ -415,17 +419,19 @@ def _cell(value: dict[str, Any] | None, *names: str) -> str:
 
 def _show_findings(node: dict[str, Any], print: Print) -> None:
     """Events and insights."""
-    for one in node["events"]:
-        print(f"at {one['at_s']:.1f} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
-    for one in node["insights"]:
+    for event in node["events"]:
+        print(f"at {event['at_s']:.1f} s: {event['device'] or 'the watch'}: {event['name']}: {event['text']}")
+    for finding in node["insights"]:
         numbers = (
             f"{name} {_word(value)}"
-            for name, value in one["evidence"].items()
+            for name, value in finding["evidence"].items()
             if name not in ("threshold", "window_s")
         )
-        print(f"{one['severity']:8} {one['id']}: {one['object'] or 'this machine'}: {one['message']}")
+        print(
+            f"{finding['severity']:8} {finding['id']}: {finding['object'] or 'this machine'}: {finding['message']}"
+        )
         print(f"         {', '.join(numbers)}")
-        print(f"         next: {one['remedy']}")
+        print(f"         next: {finding['remedy']}")
 
 
 def _word(value: Any) -> str:
@@ -437,9 +443,9 @@ def _word(value: Any) -> str:
 
 def _insights(options: Options) -> InsightsReport:
     said = run_watch(options, _ignore_ticks)
-    found = {name: getattr(said, name) for name in InsightsReport.__dataclass_fields__}
+    fields = {name: getattr(said, name) for name in InsightsReport.__dataclass_fields__}
     return InsightsReport(
-        **{**found, "exit_code": 1 if worst_severity(said.insights) == "error" else said.exit_code}
+        **{**fields, "exit_code": 1 if worst_severity(said.insights) == "error" else said.exit_code}
     )
 
 

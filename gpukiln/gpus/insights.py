@@ -1,6 +1,6 @@
-"""What a watch has to say: rules over samples, the last snapshot and the leases, each with its evidence.
+"""Rules over the samples of a watch, the last snapshot and the leases; each finding has its evidence.
 
-Every threshold is in the table RULES and nowhere else; nothing here asks a machine but `surroundings`.
+Every threshold is in the table RULES. Only `machine_context` reads the machine.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gpukiln.gpus.sampling import Sample, Tick, duration_of
 from gpukiln.probe.base import PCI, NotReachedError, ask, read
 
 SAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Sample))
-NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
-Number = float  # of evidence: int or float
+NVSWITCH = ("0x10de", "0x0680")  # vendor, and PCI class "other bridge", as sysfs has them
+Number = float  # int or float (PEP 484, the numeric tower)
 
 
 @dataclass(frozen=True)
 class MachineContext:
-    """What of a machine is not in a snapshot.
+    """What the rules need to know of a machine that a snapshot does not have.
 
     Args:
         nvswitches: NVSwitches on its PCI bus.
-        programs: Names of what runs, as the kernel has them: 15 characters at most.
-        virtual: What virtualizes this machine, as systemd-detect-virt names it; none for nothing.
+        programs: Names of the running processes, cut to 15 characters by the kernel.
+        virtual: The hypervisor as systemd-detect-virt names it; none on bare metal.
     """
 
     nvswitches: int = 0
@@ -44,13 +44,13 @@ class MachineContext:
 
 @dataclass(frozen=True)
 class WatchData:
-    """What the rules examine.
+    """The input of the rules: the samples of a watch, and the snapshots around it.
 
     Args:
-        ticks: Of the watch.
-        interval_s: That a tick stands for.
-        first: The snapshot before it.
-        last: The snapshot after it.
+        ticks: The samples, in their order.
+        interval_s: The time that a tick stands for.
+        first: The snapshot before the watch.
+        last: The snapshot after the watch.
     """
 
     ticks: Sequence[Tick]
@@ -61,12 +61,12 @@ class WatchData:
 
     @property
     def window_s(self) -> float:
-        """For how long it was watched."""
+        """The length of the watch."""
         return duration_of(self.ticks, self.interval_s)
 
     @property
     def gpus(self) -> list[Device]:
-        """The GPUs that were sampled and that the last snapshot could read."""
+        """The sampled GPUs that the last snapshot could read."""
         seen = {sample.uuid for tick in self.ticks for sample in tick.samples}
         return [
             device
@@ -75,18 +75,18 @@ class WatchData:
         ]
 
     def samples(self, device: Device) -> list[Sample]:
-        """Those of a GPU that could be read."""
+        """The samples of a GPU without an error."""
         return [s for tick in self.ticks for s in tick.samples if s.uuid == device.uuid and not s.error]
 
     def values(self, device: Device, name: str) -> list[Any]:
-        """A field of its samples, without nulls."""
+        """The values of a field in a GPU's samples, without nulls."""
         return [value for s in self.samples(device) if (value := getattr(s, name)) is not None]
 
     def leases(self, device: Device, *, throughout: bool) -> set[str]:
-        """Ids of leases on a GPU or a part of it: of all the time, or of any.
+        """Ids of leases on a GPU or on one of its MIG devices.
 
         Args:
-            throughout: Whether only those that held before and after the watch.
+            throughout: Only leases that were active before and after the watch.
         """
         before, after = (
             {
@@ -100,17 +100,17 @@ class WatchData:
         return before & after if throughout else before | after
 
 
-Evidence = Iterator["tuple[Device | None, dict[str, Any]]"]  # what is evidence, and of which device
+Evidence = Iterator["tuple[Device | None, dict[str, Any]]"]  # the device, and the evidence of a finding
 
 
 @dataclass(frozen=True)
 class WatchRule:
-    """One thing that is looked for.
+    """A rule of `watch` and `insights`.
 
     Args:
-        threshold: The numbers that it holds evidence against, by name.
-        window_s: It says nothing of a shorter watch; 0: it goes by the last snapshot alone.
-        find: Given what was watched and the threshold.
+        threshold: The numbers with which evidence is compared, by name.
+        window_s: The shortest watch for this rule; 0 where the last snapshot is enough.
+        find: Yields the findings, given the data of the watch and the threshold.
     """
 
     id: str
@@ -124,10 +124,10 @@ class WatchRule:
 
 
 def examine(watched: WatchData) -> tuple[Finding, ...]:
-    """What all rules find, the worst first.
+    """The findings of all rules, the most severe first.
 
-    Besides its numbers the evidence has the threshold that they were compared with, and window_s: for how
-    long it was watched; 0: it is so now.
+    The evidence of each has its numbers, the threshold with which they were compared, and window_s: the length
+    of the watch; 0 where the rule reads the last snapshot.
     """
     findings = [
         Finding(
@@ -151,12 +151,17 @@ def examine(watched: WatchData) -> tuple[Finding, ...]:
 
 
 def not_run(watched: WatchData) -> tuple[str, ...]:
-    """Ids of rules that want a longer watch."""
+    """Ids of the rules that need a longer watch."""
     return tuple(rule.id for rule in RULES if watched.window_s < rule.window_s)
 
 
 def machine_context(proc: str = "/proc", pci: str = PCI) -> MachineContext:
-    """What of this machine rules want to know beside its GPUs."""
+    """The context of this machine.
+
+    Args:
+        proc: Where the kernel shows processes.
+        pci: Where it shows PCI devices.
+    """
     names = (read(path) for path in glob.glob(f"{proc}/[0-9]*/comm"))  # noqa: PTH207 - no need of a Path each
     kinds = (
         ((read(f"{path}/vendor") or "").strip(), (read(f"{path}/class") or "")[:6])
@@ -170,7 +175,7 @@ def machine_context(proc: str = "/proc", pci: str = PCI) -> MachineContext:
     return MachineContext(switches, frozenset(name.strip() for name in names if name), virtual)
 
 
-# ---- what the rules look for
+# ---- the functions of the rules
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -186,13 +191,13 @@ def _leased_idle(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
 
 
 def _busy_unleased(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
-    if watched.last.leases != "yes":  # nobody keeps leases here, or they can't be read
+    if watched.last.leases != "yes":  # this machine has no leases, or they can't be read
         return
     for gpu in watched.gpus:
         used = watched.values(gpu, "utilization_percent")
         if used and _mean(used) >= limit["utilization_percent"] and not watched.leases(gpu, throughout=False):
             listed = [process for process in watched.last.processes or () if process.device == gpu.uuid]
-            if listed and all(process.kind == GRAPHICS for process in listed):  # a desktop that draws
+            if listed and all(process.kind == GRAPHICS for process in listed):  # a desktop
                 continue
             evidence = {"utilization_mean_percent": _mean(used), "pids": [process.pid for process in listed]}
             yield gpu, evidence
@@ -220,7 +225,7 @@ def _memory_held(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
 
 
 def _slowed(*events: str) -> Callable[[WatchData, Mapping[str, Number]], Evidence]:
-    """GPUs that named one of these reasons in so many of their samples."""
+    """Finds GPUs that report one of these reasons in enough of their samples."""
 
     def find(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
@@ -240,13 +245,12 @@ def _slowed(*events: str) -> Callable[[WatchData, Mapping[str, Number]], Evidenc
 
 
 def _pcie_narrow(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
-    """Links rest in a lower generation: only samples under load say something.
-
-    A virtual machine's link is what its hypervisor shows: a T4 of EC2 has 8 of 16 lanes there.
-    """
+    """Finds links with fewer lanes, or of a lower generation, than the GPU supports, under load."""
+    # A virtual machine sees the link that its hypervisor emulates: a T4 of EC2 shows 8 of 16 lanes.
     if watched.context.virtual != "none":
         return
     for gpu in watched.gpus:
+        # An idle link drops to a lower generation to save power.
         loaded = [
             s for s in watched.samples(gpu) if (s.utilization_percent or 0) >= limit["utilization_percent"]
         ]
@@ -265,7 +269,7 @@ def _pcie_narrow(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
 
 
 def _behind_group(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
-    """Of GPUs that work together, all loaded, one that does far less or runs far slower than the others."""
+    """Finds a GPU that is far less busy, or clocked far lower, than the others of its loaded group."""
     for group in _groups(watched):
         means = {g.index: _mean(watched.values(g, "utilization_percent") or [0]) for g in group}
         if len(group) < limit["gpus"] or min(means.values()) < limit["utilization_percent"]:
@@ -283,7 +287,7 @@ def _behind_group(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
 
 
 def _groups(watched: WatchData) -> list[list[Device]]:
-    """GPUs of one lease; and those that have none, which may work together."""
+    """GPUs by lease; those without a lease are one group, for they may work together."""
     groups: dict[str, list[Device]] = {}
     for gpu in watched.gpus:
         for lease in sorted(watched.leases(gpu, throughout=True)) or [""]:
@@ -292,7 +296,7 @@ def _groups(watched: WatchData) -> list[list[Device]]:
 
 
 def _has_fault(id: str) -> Callable[[WatchData, Mapping[str, Number]], Evidence]:
-    """GPUs that have a fault of the table by the last snapshot."""
+    """Finds GPUs with a fault of the table in the last snapshot."""
 
     def find(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
@@ -326,13 +330,15 @@ def _nvlink_down(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
 
 
 def _no_fabric_manager(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
-    """Named nv-fabricmanager (NVIDIA, Fabric Manager user guide), of which the kernel keeps 15 characters."""
+    """Finds a machine with NVSwitches on which nv-fabricmanager does not run."""
+    # The kernel keeps 15 characters of a name (proc_pid_comm(5)); the name is from NVIDIA's Fabric Manager
+    # user guide.
     if watched.context.nvswitches and "nv-fabricmanager"[:15] not in watched.context.programs:
         yield None, {"nvswitches": watched.context.nvswitches}
 
 
 def _mps_active(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
-    """Its daemons are nvidia-cuda-mps-control and -server (NVIDIA, Multi-Process Service)."""
+    """Finds nvidia-cuda-mps-control or nvidia-cuda-mps-server (NVIDIA, Multi-Process Service)."""
     if "nvidia-cuda-mps"[:15] in watched.context.programs:
         yield None, {"programs": ["nvidia-cuda-mps"]}
 
@@ -360,10 +366,10 @@ def _fault(
     threshold: Mapping[str, Number] | None = None,
     window_s: float = 0.0,
 ) -> WatchRule:
-    """A rule about a fault of the table: by the last snapshot, or by samples.
+    """A rule for a fault of the table: by the last snapshot, or by samples.
 
     Args:
-        find: Looks for it in samples.
+        find: Finds it in samples; None for the condition of the fault, on the last snapshot.
     """
     fault = FAULTS[id]
     return WatchRule(
@@ -378,7 +384,7 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "leased-idle",
         "warning",
-        "it is leased, and does nothing",
+        "it is leased but idle",
         "release the lease, or find out what its job waits for (data, a lock, a crashed worker)",
         _leased_idle,
         {"utilization_percent": 5},
@@ -387,8 +393,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "busy-unleased",
         "warning",
-        "somebody uses it without a lease",
-        "start it with `gpukiln-gpu run`, or write a lease for it: `gpukiln-gpu leases --reconcile`",
+        "a process uses it without a lease",
+        "start the process with `gpukiln-gpu run`, or create a lease for it: `gpukiln-gpu leases --reconcile`",
         _busy_unleased,
         {"utilization_percent": 10},
         window_s=2,
@@ -396,8 +402,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "memory-full",
         "warning",
-        "hardly any of its memory is free",
-        "a larger batch will fail: make it smaller, or lease a GPU with more memory",
+        "almost all of its memory is in use",
+        "reduce the batch size, or lease a GPU with more memory: a larger batch will fail",
         _memory_full,
         {"memory_percent": 95},
         window_s=1,
@@ -405,8 +411,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "memory-held",
         "warning",
-        "its memory is held, and nothing works on it",
-        "`gpukiln-gpu processes` names who holds it; end what is forgotten",
+        "its memory is in use, but nothing computes on it",
+        "end the processes that are no longer needed: `gpukiln-gpu processes` lists them",
         _memory_held,
         {"memory_percent": 5},
         window_s=5,
@@ -414,8 +420,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "power-cap",
         "info",
-        "its power limit holds its clocks back",
-        "normal under full load; compare the limit with the board's own: `nvidia-smi -q -d POWER`",
+        "its power limit lowers its clocks",
+        "this is normal under full load; compare the limit with the board's default: `nvidia-smi -q -d POWER`",
         _slowed("software power cap"),
         {"samples_percent": 50},
         window_s=2,
@@ -423,8 +429,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "clocks-locked",
         "info",
-        "its clocks were set by hand",
-        "`nvidia-smi --reset-applications-clocks` and `--reset-gpu-clocks` give it back what it can do",
+        "an administrator has set its clocks",
+        "restore the defaults: `nvidia-smi --reset-applications-clocks` and `--reset-gpu-clocks`",
         _slowed("application clocks"),
         {"samples_percent": 50},
         window_s=1,
@@ -432,8 +438,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "behind-its-group",
         "warning",
-        "it is far behind the GPUs that it works with",
-        "the job goes at its pace: look at its heat, power, PCIe link and the CPU that feeds it",
+        "it is far slower than the other GPUs of its group",
+        "it slows down the whole job: check its temperature, power, PCIe link and the CPU that feeds it",
         _behind_group,
         {"gpus": 2, "utilization_percent": 10, "share_percent": 70},
         window_s=5,
@@ -441,22 +447,22 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "driver-ended",
         "warning",
-        "NVIDIA has ended the support of its driver's branch",
-        "move to a branch that is supported: the role nvidia_driver, or a newer image",
+        "NVIDIA no longer supports its driver's branch",
+        "install a supported branch: the role nvidia_driver, or a newer image",
         _driver_ended,
     ),
     WatchRule(
         "no-fabric-manager",
         "error",
-        "the machine has NVSwitches, and no fabric manager runs",
-        "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
+        "the machine has NVSwitches, but the fabric manager does not run",
+        "check `systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
         _no_fabric_manager,
     ),
     WatchRule(
         "mps-active",
         "info",
         "processes share GPUs through MPS",
-        "one that fails may end all of them; `echo quit | nvidia-cuda-mps-control` ends it",
+        "a process that fails may end all of them; `echo quit | nvidia-cuda-mps-control` stops MPS",
         _mps_active,
     ),
     _fault("recovery-action"),

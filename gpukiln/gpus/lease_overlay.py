@@ -1,4 +1,4 @@
-"""Writes on a snapshot who has what: leases on devices and processes, and what could be leased now."""
+"""Adds the leases to a snapshot: on devices and processes, and which devices can be leased now."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpukiln.probe.base import read
 
 
 def claims_by_device(leases: Sequence[Lease]) -> dict[str, DeviceClaims]:
-    """By device what leases have of it."""
+    """The claims of leases on each device, by UUID."""
     claims: dict[str, DeviceClaims] = {}
     for lease in leases:
         for device in lease.devices:
@@ -31,7 +31,7 @@ def claims_by_device(leases: Sequence[Lease]) -> dict[str, DeviceClaims]:
 
 
 def snapshot() -> Snapshot:
-    """The GPUs of this machine now, with its leases where it keeps some that can be read."""
+    """The GPUs of this machine now, with its leases; `Snapshot.leases` says whether they could be read."""
     seen, counts = collect(), load_config().counts
     try:
         held = _current_leases()
@@ -43,8 +43,8 @@ def snapshot() -> Snapshot:
 
 
 def _current_leases() -> list[Lease] | None:
-    """The leases that hold; None where nobody keeps any here."""
-    from gpukiln.gpus.client import MemberLeases, open_existing_leases  # noqa: PLC0415 - it knows this module
+    """The active leases; None where this machine has none yet."""
+    from gpukiln.gpus.client import MemberLeases, open_existing_leases  # noqa: PLC0415 - it imports this module
 
     leases = open_existing_leases()
     if leases is None:
@@ -58,10 +58,10 @@ def _current_leases() -> list[Lease] | None:
 
 
 def with_leases(snapshot: Snapshot, held: Sequence[Lease], counts: tuple[str, ...] = BUSY_KINDS) -> Snapshot:
-    """The snapshot with leases that hold.
+    """The snapshot with active leases.
 
     Args:
-        counts: Kinds of processes that make a GPU busy.
+        counts: Kinds of processes that make a GPU busy without a lease.
     """
     marks: dict[str, list[LeaseMark]] = {}
     clock = boot_clock()
@@ -75,14 +75,16 @@ def with_leases(snapshot: Snapshot, held: Sequence[Lease], counts: tuple[str, ..
     taken = claims_by_device(held)
     plain = DeviceRequest(counts=counts)
     devices = []
+    # Whether a device can be leased depends on the request: a GPU is asked for as a GPU, a MIG device as any
+    # profile.
     for kind, asked in (("gpu", plain), ("mig", dataclasses.replace(plain, mig="any"))):
         chosen = [device for device in snapshot.devices if device.kind == kind]
         if not chosen:
             continue
         looked = select(asked, snapshot.devices, processes, snapshot.driver, taken).considered
-        for device, said in zip(snapshot.devices, looked):
+        for device, candidate in zip(snapshot.devices, looked):
             if device.kind == kind:
-                because = (*said.never, *said.not_now)
+                because = (*candidate.never, *candidate.not_now)
                 devices.append(_with_marks(device, tuple(marks.get(device.uuid or "", ())), because))
     devices.sort(
         key=lambda device: (
@@ -102,24 +104,25 @@ def _with_marks(device: Device, marks: tuple[LeaseMark, ...], because: tuple[str
 
 
 def _with_lease(process: GpuProcess, held: Sequence[Lease]) -> GpuProcess:
-    """The process with the lease that covers it: of its device, and its user's or its ancestor's."""
+    """The process with the lease that covers it: on its device, and of an ancestor process or of its user."""
     on = [lease for lease in held if process.device in lease.uuids]
-    if process.state == "foreign":  # its number is of another namespace
+    if process.state == "foreign":  # its PID belongs to another namespace
         return dataclasses.replace(process, lease=None)
-    if len(on) > 1:  # shared: whose job it descends from, else whose user it is
+    if len(on) > 1:  # a shared GPU: the lease of its ancestor process, else of its user
         line = set(_ancestors(process.pid))
         of_job = [lease for lease in on if {lease.pid, lease.job_pid} & line]
         on = of_job or [lease for lease in on if lease.uid == process.uid]
     elif on and on[0].kind == "job" and process.uid not in (None, 0, on[0].uid):
-        on = []  # somebody else's work on a leased GPU
+        on = []  # another user's process on a leased GPU
     return dataclasses.replace(process, lease=on[0].id if on else None)
 
 
 def _ancestors(pid: int) -> list[int]:
-    """A process and its parents (proc_pid_stat(5), field 4)."""
+    """PIDs of a process and its ancestors (proc_pid_stat(5), field 4)."""
     pids = []
     while pid > 1 and pid not in pids:
         pids.append(pid)
+        # The name in field 2 may have blanks and brackets: fields are counted behind the last one.
         fields = (read(f"{PROC}/{pid}/stat") or "").rpartition(")")[2].split()
         if len(fields) < 2:
             break

@@ -755,12 +755,12 @@ def candidate_lines(considered: Sequence[DeviceCandidate]) -> tuple[str, ...]:
     lines = []
     rest = "not needed" if any(candidate.taken for candidate in considered) else "free"
     for candidate in considered:
-        said = "taken" if candidate.taken else rest
+        text = "taken" if candidate.taken else rest
         if candidate.never or candidate.not_now:
-            said = "; ".join((*candidate.never, *candidate.not_now))
+            text = "; ".join((*candidate.never, *candidate.not_now))
         elif candidate.score:
-            said += f" ({candidate.score})"
-        lines.append(f"{candidate.index} {candidate.device or '-'} {candidate.name or ''}: {said}")
+            text += f" ({candidate.score})"
+        lines.append(f"{candidate.index} {candidate.device or '-'} {candidate.name or ''}: {text}")
     return tuple(lines)
 
 

@@ -130,14 +130,14 @@ def _in_child(work: Callable[..., dict[str, Any]], uuid: str, *args: Any) -> dic
             pynvml.nvmlShutdown()
 
     ask.__name__ = f"{work.__name__} {uuid}"
-    said = call(ask, LIMIT_S)
-    if text := said.get("error"):
-        if said.get("never"):
-            raise IncompatibleError(f"{uuid}: {text}", hint=said["hint"])
-        if said.get("busy"):
+    answer = call(ask, LIMIT_S)
+    if text := answer.get("error"):
+        if answer.get("never"):
+            raise IncompatibleError(f"{uuid}: {text}", hint=answer["hint"])
+        if answer.get("busy"):
             raise BusyError(f"{uuid}: {text}", hint="a client such as DCGM has it open: stop it, then again")
         raise CheckFailedError(f"{uuid}: {text}", hint="dmesg has what the driver says")
-    return said
+    return answer
 
 
 def set_mode(nvml: Any, gpu: Any, on: bool) -> dict[str, Any]:

@@ -212,14 +212,14 @@ def reset_gpus(gpus: Sequence[Device]) -> str:
         raise UnavailableError(
             f"nvidia-smi --gpu-reset: {error}", hint="dmesg; reboot the machine"
         ) from error
-    said = re.sub(r"\s*\n\s*", "; ", (done["out"] + done["err"]).strip())
+    output = re.sub(r"\s*\n\s*", "; ", (done["out"] + done["err"]).strip())
     if done["rc"] != 0:
         raise UnavailableError(
-            f"nvidia-smi --gpu-reset -i {uuids} ends with {done['rc']}: {said}",
+            f"nvidia-smi --gpu-reset -i {uuids} ends with {done['rc']}: {output}",
             hint="what it names is in the way; dmesg has what the driver says",
         )
     _log_reset(gpus)
-    return said
+    return output
 
 
 def _log_reset(gpus: Sequence[Device]) -> None:

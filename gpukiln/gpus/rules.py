@@ -149,16 +149,16 @@ def log_events(
 def _xid(facts: Facts, table: kernel_log.XidTable, live: bool) -> str:
     serious, others = log_events(known(facts["gpus"]["xids"]), table, live=live)
     if serious:
-        said = [event.explain(table) for event in serious]
-        text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"
+        texts = [event.explain(table) for event in serious]
+        text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(texts[:5])}"
         raise FaultError(*(event.finding(table) for event in serious), message=text)
     gap = facts["gpus"].get("log_gap")
     if gap and facts["gpus"]["container"]:
         raise NotReportedError(f"a container, which does not have all of the kernel's log: {gap}")
     if gap:
         raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
-    said = [event.explain(table) for event in others]
-    notes = [f"{len(others)} that blame no hardware: {' | '.join(said[:3])}"] if others else []
+    texts = [event.explain(table) for event in others]
+    notes = [f"{len(others)} that blame no hardware: {' | '.join(texts[:3])}"] if others else []
     notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
     return "; ".join(notes)
 

@@ -177,10 +177,10 @@ def _wait(job: subprocess.Popen[bytes], ends_boot: float | None, watched: set[si
                 job.send_signal(signal.SIGKILL if late else signal.SIGTERM)
                 late, ends_boot = True, boot_clock() + GRACE_S
                 continue
-        said = signal.sigtimedwait(watched, min(left, 3600.0))
-        if said is None or said.si_signo == signal.SIGCHLD:
+        received = signal.sigtimedwait(watched, min(left, 3600.0))
+        if received is None or received.si_signo == signal.SIGCHLD:
             continue
-        terminal = said.si_code == SI_KERNEL and said.si_signo != signal.SIGTERM
+        terminal = received.si_code == SI_KERNEL and received.si_signo != signal.SIGTERM
         if not terminal:
             with contextlib.suppress(ProcessLookupError):
-                job.send_signal(said.si_signo)
+                job.send_signal(received.si_signo)

@@ -373,14 +373,14 @@ def _send(line: socket.socket, message: dict[str, Any], descriptors: tuple[int, 
 
 
 def _refuse(line: socket.socket, error: GpukilnError) -> None:
-    said = {
+    data = {
         "kind": type(error).__name__,
         "message": error.message,
         "hint": error.hint,
         "details": list(error.details),
     }
     with contextlib.suppress(OSError):  # who asked is gone
-        _send(line, {"error": said})
+        _send(line, {"error": data})
 
 
 # ---- the service

@@ -657,7 +657,7 @@ def wrong_field(record: Lease | LeasedDevice) -> str:
     for field in dataclasses.fields(record):
         value, kind = getattr(record, field.name), str(field.type)
         if field.name == "devices":
-            if wrong := next((said for part in value if (said := wrong_field(part))), ""):
+            if wrong := next((text for part in value if (text := wrong_field(part))), ""):
                 return wrong
             continue
         if value is None:

@@ -104,10 +104,10 @@ def files() -> dict[str, tuple[bytes, int]]:
 
 def digest() -> str:
     """SHA-256 of all that a machine gets, in hexadecimal digits; the program alone has another."""
-    said = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, (content, _) in files().items():
-        said.update(f"{name} {len(content)}\n".encode() + content)
-    return said.hexdigest()
+        sha256.update(f"{name} {len(content)}\n".encode() + content)
+    return sha256.hexdigest()
 
 
 def contents() -> dict[str, bytes]:

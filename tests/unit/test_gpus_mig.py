@@ -305,7 +305,7 @@ def test_json_needs_no_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setitem(sys.modules, "yaml", None)
     file = tmp_path / "mig.json"
     file.write_text(json.dumps({"version": "v1", "mig-configs": {"a": [on([0], **{"1g.5gb": 1})]}}))
-    assert mig.read_config(file, "a")[0].cut == MigLayout(True, {"1g.5gb": 1})
+    assert mig.read_config(file, "a")[0].layout == MigLayout(True, {"1g.5gb": 1})
 
 
 # ---- mig: places

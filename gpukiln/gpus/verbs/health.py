@@ -226,15 +226,15 @@ def _health(options: Options) -> GpuHealth:
         raise UsageError("--npd and --json", hint="one of them: node-problem-detector reads one line")
     snap = snapshot()
     checks: tuple[GpuCheckResult, ...] = ()
-    said: tuple[Finding, ...] = ()
+    faults: tuple[Finding, ...] = ()
     if snap.state not in ("no-device", "not-granted") and snap.source == "nvml":
         data = gather_facts()
         checks = run_rules(data, simulated=snap.simulated)
         try:
             lines, table_of_xids = known(GatheredFacts(data)["gpus"]["xids"]), _table()
-            said = tuple(event.finding(table_of_xids) for event in kernel_log.events(lines, table_of_xids))
+            faults = tuple(event.finding(table_of_xids) for event in kernel_log.events(lines, table_of_xids))
         except (AssertionError, NotReachedError):
-            said = ()  # gpu.xid says why
+            faults = ()  # gpu.xid says why
     state, message = state_of(snap, checks)
     bad = state == SICK or any(check.outcome == "failed" for check in checks)
     health = GpuHealth(
@@ -245,7 +245,7 @@ def _health(options: Options) -> GpuHealth:
         message=message,
         checks=checks,
         gpus=snap.devices,
-        faults=said,
+        faults=faults,
         hook=None,
         exit_code=1 if bad else 5 if state == UNKNOWN else 0,
     )
@@ -299,9 +299,9 @@ def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
     """Without a shell: the document on its standard input, both states in its environment."""
     words = (f"GPUKILN_NODE={health.node}", f"GPUKILN_OLD_STATE={old}", f"GPUKILN_NEW_STATE={health.state}")
     data = json.dumps(document(HEALTH, [plain(health)], [])).encode()
-    said = ask("env", *words, program, timeout=HOOK_S, data=data, waits=True)
-    output = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
-    return HookRun(program, old, health.state, said["rc"], output)
+    done = ask("env", *words, program, timeout=HOOK_S, data=data, waits=True)
+    output = (done["out"] + done["err"]).strip()[-OUTPUT_CHARS:]
+    return HookRun(program, old, health.state, done["rc"], output)
 
 
 # ---- for machines

@@ -277,10 +277,10 @@ def _ignore_ticks(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
 def _watch(options: Options) -> WatchReport:
     """For `--json`: one document at the end, and no line before it."""
     with _file(options.out) as file:
-        said = run_watch(options, _writer(file) if file else _ignore_ticks)
+        report = run_watch(options, _writer(file) if file else _ignore_ticks)
         if file:
-            _write(file, document(WATCH, [plain(said)], []))
-    return said
+            _write(file, document(WATCH, [plain(report)], []))
+    return report
 
 
 @contextlib.contextmanager
@@ -322,12 +322,12 @@ def _watch_live(options: Options) -> int:
 
             return each
 
-        said = run_watch(options, begun)
+        report = run_watch(options, begun)
         if lines:
-            _write(lines, document(WATCH, [plain(said)], []))
+            _write(lines, document(WATCH, [plain(report)], []))
         if lines is not sys.stdout:
-            _show(plain(said), options, print)
-    return said.exit_code
+            _show(plain(report), options, print)
+    return report.exit_code
 
 
 class Screen:
@@ -442,10 +442,10 @@ def _word(value: Any) -> str:
 
 
 def _insights(options: Options) -> InsightsReport:
-    said = run_watch(options, _ignore_ticks)
-    fields = {name: getattr(said, name) for name in InsightsReport.__dataclass_fields__}
+    report = run_watch(options, _ignore_ticks)
+    fields = {name: getattr(report, name) for name in InsightsReport.__dataclass_fields__}
     return InsightsReport(
-        **{**fields, "exit_code": 1 if worst_severity(said.insights) == "error" else said.exit_code}
+        **{**fields, "exit_code": 1 if worst_severity(report.insights) == "error" else report.exit_code}
     )
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from gpukiln.gpus import zipapp
 from gpukiln.gpus.client import MemberLeases
-from gpukiln.gpus.leases import Who
+from gpukiln.gpus.leases import LeaseHolder
 from gpukiln.gpus.selection import DeviceRequest
 from tests.support import nvml_double
 from tests.support.gpus import double, snapshot
@@ -36,7 +36,7 @@ from pathlib import Path
 from gpukiln.errors import BusyError
 from gpukiln.gpus.client import MemberLeases
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
@@ -48,8 +48,8 @@ if sys.argv[5]:
     os.setuid(61000 + number)
     leases = MemberLeases(Path(sys.argv[5]))
 else:
-    leases = Leases(LeaseStore(folder), look=lambda: seen, config=Config(Path("none")))
-who = Who(f"u{number}", number)
+    leases = Leases(LeaseStore(folder), take_snapshot=lambda: seen, config=Config(Path("none")))
+who = LeaseHolder(f"u{number}", number)
 for turn in range(requests):
     request = DeviceRequest(count=chance.randint(1, 4))
     while True:
@@ -76,12 +76,12 @@ CHECK = """
 import sys
 from pathlib import Path
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import snapshot
-leases = Leases(LeaseStore(Path(sys.argv[1])), look=snapshot, config=Config(Path("none")))
-print(len(leases.acquire(DeviceRequest(count=8), Who("last", 1)).uuids))
+leases = Leases(LeaseStore(Path(sys.argv[1])), take_snapshot=snapshot, config=Config(Path("none")))
+print(len(leases.acquire(DeviceRequest(count=8), LeaseHolder("last", 1)).uuids))
 """
 
 
@@ -93,12 +93,13 @@ from gpukiln.gpus.config import Config
 from gpukiln.gpus.leases import Leases
 from gpukiln.gpus.store import LeaseStore
 seen, config = pickle.load(sys.stdin.buffer), Config(Path("none"))
+folder = Path(sys.argv[1])
 with service.listening(Path(sys.argv[2])) as listener:
     Path(sys.argv[2]).chmod(0o666)
     service.serve(
         listener,
-        store=lambda: LeaseStore(Path(sys.argv[1])),
-        make=lambda store: Leases(store or LeaseStore(Path(sys.argv[1])), look=lambda: seen, config=config),
+        store=lambda: LeaseStore(folder),
+        make=lambda store: Leases(store or LeaseStore(folder), take_snapshot=lambda: seen, config=config),
     )
 """
 
@@ -125,7 +126,7 @@ def serving(state: Path, socket: Path) -> Iterator[None]:
 
 def alone(socket: Path, times: int = 300) -> list[float]:
     """Milliseconds of each grant to one member who asks while nobody else does."""
-    leases, who, taken = MemberLeases(socket), Who("root", 0), []
+    leases, who, taken = MemberLeases(socket), LeaseHolder("root", 0), []
     for _ in range(times):
         began = time.perf_counter()
         granted = leases.acquire(DeviceRequest(), who)

@@ -25,7 +25,7 @@ def version_key(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Support:
+class CudaSupport:
     """Whether a driver runs what was built with a CUDA version.
 
     Args:
@@ -49,14 +49,16 @@ class Support:
         return self.way in (NATIVE, MINOR_VERSION)
 
 
-class Needs(NamedTuple):
+class RequiredDrivers(NamedTuple):
     """The driver that came with a CUDA version, which runs all of it, and the first that runs it at all."""
 
     native: str
     first: str
 
 
-def needs(cuda: str, toolkits: Mapping[str, str], floors: Mapping[str, str]) -> Needs | None:
+def required_drivers(
+    cuda: str, toolkits: Mapping[str, str], floors: Mapping[str, str]
+) -> RequiredDrivers | None:
     """What a CUDA version asks of drivers; None where the tables do not have it.
 
     Releases of one minor version differ in nothing that a driver must know: the first of them counts, and
@@ -70,10 +72,12 @@ def needs(cuda: str, toolkits: Mapping[str, str], floors: Mapping[str, str]) -> 
     minor = version_key(cuda)[:2]
     released = [driver for full, driver in toolkits.items() if version_key(full)[:2] == minor]
     first = floors.get(str(minor[0])) if len(minor) == 2 else None
-    return Needs(min(released, key=version_key), first) if released and first else None
+    return RequiredDrivers(min(released, key=version_key), first) if released and first else None
 
 
-def support(cuda: str, needed: Needs, driver: str, others: Sequence[str] = ()) -> Support:
+def driver_support(
+    cuda: str, needed: RequiredDrivers, driver: str, others: Sequence[str] = ()
+) -> CudaSupport:
     """Whether a driver runs what was built with a CUDA version, and by which rule.
 
     Args:
@@ -85,20 +89,20 @@ def support(cuda: str, needed: Needs, driver: str, others: Sequence[str] = ()) -
     package, branch = f"cuda-compat-{major}-{minor}", has[0] if has else driver
     if has >= version_key(needed.native):
         message = f"driver {driver} is as new as CUDA {cuda}'s {needed.native}, or newer"
-        return Support(NATIVE, message, "", None, RELEASE_NOTES)
+        return CudaSupport(NATIVE, message, "", None, RELEASE_NOTES)
     if has >= version_key(first):
         message = f"driver {driver} is older than CUDA {cuda}'s {needed.native}"
         message += f"; every driver from {first} on runs CUDA {major}"
         limits = "it runs, but nothing that is compiled at run time (PTX), nor features of newer drivers"
         source = f"{GUIDE}, chapter Minor Version Compatibility"
-        return Support(MINOR_VERSION, message, limits, package, source)
+        return CudaSupport(MINOR_VERSION, message, limits, package, source)
     message = f"CUDA {cuda} needs driver {first} or later, found {driver}"
     source = f"{GUIDE}, chapter Forward Compatibility"
     if others:
         limits = f"{package} would help on data-centre boards, which {', '.join(others)} is not"
-        return Support(NO, message, limits, None, source)
+        return CudaSupport(NO, message, limits, None, source)
     limits = f"{package} in the container, on data-centre boards, if NVIDIA lists branch {branch} for it"
-    return Support(FORWARD_COMPAT, message, limits, package, source)
+    return CudaSupport(FORWARD_COMPAT, message, limits, package, source)
 
 
 def compilers(cuda: str, first: str, last: int | None) -> str | None:
@@ -108,7 +112,7 @@ def compilers(cuda: str, first: str, last: int | None) -> str | None:
         first: The first toolkit that does.
         last: The last major version that does; None while it goes on.
     """
-    wanted = version_key(cuda)
-    if wanted[:2] < version_key(first):
+    version = version_key(cuda)
+    if version[:2] < version_key(first):
         return f"CUDA {first} or later"
-    return f"CUDA {last}.x or earlier" if last and wanted[0] > last else None
+    return f"CUDA {last}.x or earlier" if last and version[0] > last else None

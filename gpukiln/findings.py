@@ -24,7 +24,7 @@ Outcome = Literal["passed", "failed", "not_run", "not_reached"]
 or the end of the time made it meaningless. Both have a reason, and neither is ever counted as passed.
 """
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "not_run", "not_reached")
-Decided = Literal["passed", "failed"]
+FinalOutcome = Literal["passed", "failed"]
 """Of what ends one way or the other, such as a signed verdict."""
 
 
@@ -51,7 +51,7 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Examined(Finding):
+class CheckedItem(Finding):
     """What came of one thing that was examined, also where nothing is wrong with it (severity info).
 
     Args:
@@ -61,6 +61,6 @@ class Examined(Finding):
     outcome: Outcome = "failed"
 
 
-def worst(findings: Iterable[Finding]) -> Severity | None:
+def worst_severity(findings: Iterable[Finding]) -> Severity | None:
     """Return the most severe severity, None where there is no finding."""
     return min((finding.severity for finding in findings), key=SEVERITIES.index, default=None)

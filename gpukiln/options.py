@@ -18,9 +18,9 @@ from typing import Any
 from gpukiln.errors import UsageError
 from gpukiln.units import whole
 
-NARROW = 30  # columns: a text that would have fewer stands below its name
+MIN_COLUMNS = 30  # columns: a text that would have fewer stands below its name
 Complete = Callable[[Sequence["Option"], Mapping[str, Any]], "dict[str, Any]"]
-MUCH_LESS = 0.1  # of likeness than the nearest name's: no suggestion beside it
+LIKENESS_GAP = 0.1  # of likeness than the nearest name's: no suggestion beside it
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def option(help: str, default: Any = "", **more: Any) -> Any:
 
 def options_of(kind: type) -> tuple[Option, ...]:
     """The options that a dataclass declares: its own first, then those of each group that it has."""
-    declared = {one.name: one for one in fields(kind)}
+    declared = {field.name: field for field in fields(kind)}
     names = [name for group in kind.__mro__ for name in vars(group).get("__annotations__", ())]
     return tuple(
         Option(name, default=declared[name].default, **declared[name].metadata)
@@ -106,12 +106,12 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
     """Names and what they mean; a line each where no terminal is, and never narrower than legible."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 1000
     indent = 5 + max(len(name) for name, _ in rows)
-    beside = width - indent >= NARROW
+    beside = width - indent >= MIN_COLUMNS
     if not beside:
         indent = 6
     lines: list[str] = []
     for name, text in rows:
-        wrapped = textwrap.wrap(text, max(width - indent - 1, NARROW))
+        wrapped = textwrap.wrap(text, max(width - indent - 1, MIN_COLUMNS))
         first = f"  {name:{indent - 2}}{wrapped.pop(0) if wrapped else ''}" if beside else f"  {name}"
         lines += [first.rstrip(), *(f"{'':{indent}}{line}" for line in wrapped)]
     return "\n".join(lines) + "\n"
@@ -119,30 +119,30 @@ def columns(rows: Sequence[tuple[str, str]]) -> str:
 
 def usage(command: str, options: Sequence[Option]) -> str:
     """One line that says how a command is typed."""
-    words = [_word(one) for one in options if one.first]
-    if any(not one.rest for one in options):
+    words = [_word(option) for option in options if option.first]
+    if any(not option.rest for option in options):
         words.append("[--OPTION...]")
-    words += [f"[-- {one.placeholder}...]" for one in options if one.rest]
+    words += [f"[-- {option.placeholder}...]" for option in options if option.rest]
     return " ".join([command, *words])
 
 
-def _word(one: Option) -> str:
-    word = one.flag[2:].upper() + "..." * one.several
-    return word if one.required else f"[{word}]"
+def _word(option: Option) -> str:
+    word = option.flag[2:].upper() + "..." * option.several
+    return word if option.required else f"[{word}]"
 
 
 def add_to(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
     """Teach a parser options; it leaves out of its answer what was not typed."""
-    for one in options:
-        more: dict[str, Any] = {"dest": one.name, "default": argparse.SUPPRESS}
-        if one.default is False:
+    for option in options:
+        more: dict[str, Any] = {"dest": option.name, "default": argparse.SUPPRESS}
+        if option.default is False:
             more["action"] = "store_true"
         else:
-            more["action"] = "append" if isinstance(one.default, tuple) else _Once
-        parser.add_argument(*one.flags, **more)
+            more["action"] = "append" if isinstance(option.default, tuple) else _SingleValue
+        parser.add_argument(*option.flags, **more)
 
 
-class _Once(argparse.Action):
+class _SingleValue(argparse.Action):
     """An option that has one value: a second would take the first one's place in silence."""
 
     def __call__(self, _parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
@@ -171,7 +171,7 @@ def read(
     _, _, name = command.partition(" ")
     see = f"`{command} -h` shows what it takes"
     at = words.index("--") if "--" in words else len(words)
-    rest = [one for one in options if one.rest]
+    rest = [option for option in options if option.rest]
     if at < len(words) and not rest:
         raise UsageError(f"{name} takes no command, and -- {' '.join(words[at + 1 :])} is given")
     parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False, exit_on_error=False)
@@ -180,14 +180,14 @@ def read(
         namespace, others = parser.parse_known_args(list(words[:at]))
     except argparse.ArgumentError as error:
         flags = str(error.argument_name).split("/")
-        typed_as = next((one for one in flags if one in words[:at]), flags[0])
-        valued = all(one.default is not False for one in options if typed_as in one.flags)
+        typed_as = next((flag for flag in flags if flag in words[:at]), flags[0])
+        valued = all(option.default is not False for option in options if typed_as in option.flags)
         raise UsageError(f"{typed_as} {'lacks its' if valued else 'takes no'} value", hint=see) from error
     typed = vars(namespace)
     for word in others:
         if word.startswith("-") and word != "-":
             raise _unknown(name, word.partition("=")[0], options, see)
-    _fill(typed, others, options)
+    _take_positionals(typed, others, options)
     if others:
         raise UsageError(
             f"{name} takes no argument {others[0]!r}",
@@ -195,45 +195,45 @@ def read(
         )
     if complete:
         typed = complete(options, typed)
-    lacking = [one for one in options if one.required and one.name not in typed]
+    lacking = [option for option in options if option.required and option.name not in typed]
     if lacking:
         raise UsageError(
-            f"{name} lacks {' '.join(one.flag[2:].upper() for one in lacking)}",
-            details=tuple(f"{one.flag[2:].upper()}: {one.help}" for one in lacking),
+            f"{name} lacks {' '.join(option.flag[2:].upper() for option in lacking)}",
+            details=tuple(f"{option.flag[2:].upper()}: {option.help}" for option in lacking),
             hint=see,
         )
-    for one in options:
-        if isinstance(typed.get(one.name), str) and type(one.default) is int:
-            typed[one.name] = whole(typed[one.name], one.flag)
-        elif one.name in typed and isinstance(one.default, tuple):
-            typed[one.name] = tuple(typed[one.name])
+    for option in options:
+        if isinstance(typed.get(option.name), str) and type(option.default) is int:
+            typed[option.name] = whole(typed[option.name], option.flag)
+        elif option.name in typed and isinstance(option.default, tuple):
+            typed[option.name] = tuple(typed[option.name])
     if at < len(words):
         typed[rest[0].name] = (*typed.get(rest[0].name, ()), *words[at + 1 :])
     return typed
 
 
-def _fill(typed: dict[str, Any], words: list[str], options: Iterable[Option]) -> None:
+def _take_positionals(typed: dict[str, Any], words: list[str], options: Iterable[Option]) -> None:
     """Give the words without an option's name to the options that may stand so, and take them away."""
-    for one in options:
-        if one.first and words and one.name not in typed:
-            taken = words[:] if one.several else words[:1]
-            typed[one.name] = ",".join(taken)
+    for option in options:
+        if option.first and words and option.name not in typed:
+            taken = words[:] if option.several else words[:1]
+            typed[option.name] = ",".join(taken)
             del words[: len(taken)]
 
 
 def _unknown(name: str, word: str, options: Iterable[Option], see: str) -> UsageError:
-    known = sorted(["--help", *(one.flag for one in options if not one.rest)])
-    meant = near(word, known)
+    known = sorted(["--help", *(option.flag for option in options if not option.rest)])
+    meant = suggestions(word, known)
     return UsageError(
         f"unknown option of {name} {word!r}; valid: {', '.join(known)}",
         hint=f"did you mean {' or '.join(meant)}?" if meant else see,
     )
 
 
-def near(name: str, choices: Iterable[str]) -> list[str]:
+def suggestions(name: str, choices: Iterable[str]) -> list[str]:
     """What may have been meant; another number is meant as it is, and is no mistake in typing."""
     if not re.search("[A-Za-z]", name):
         return []
-    found = get_close_matches(name, list(choices), n=4, cutoff=0.6)
-    likeness = [SequenceMatcher(None, one, name).ratio() for one in found]
-    return [one for one, like in zip(found, likeness) if like > likeness[0] - MUCH_LESS]
+    matches = get_close_matches(name, list(choices), n=4, cutoff=0.6)
+    likeness = [SequenceMatcher(None, match, name).ratio() for match in matches]
+    return [match for match, like in zip(matches, likeness) if like > likeness[0] - LIKENESS_GAP]

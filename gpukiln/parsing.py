@@ -17,10 +17,12 @@ from gpukiln.units import Memory
 if TYPE_CHECKING:
     import yaml
 
-LARGEST = 64 << 20  # bytes of one document; an SBOM of an image has less than 10 MiB
-DEEPEST = 100  # levels of lists and mappings; Grafana's dashboards and the API server's objects have about 20
-MOST_VALUES = 1_000_000  # of a YAML document with its aliases written out
-LONGEST_NUMBER = 400  # characters; the largest float in full has 309 digits
+MAX_BYTES = 64 << 20  # bytes of one document; an SBOM of an image has less than 10 MiB
+MAX_DEPTH = (
+    100  # levels of lists and mappings; Grafana's dashboards and the API server's objects have about 20
+)
+MAX_VALUES = 1_000_000  # of a YAML document with its aliases written out
+MAX_NUMBER_CHARS = 400  # characters; the largest float in full has 309 digits
 
 
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -30,7 +32,7 @@ class LimitError(ValueError):
     """A document is larger or deeper than anything that gpukiln reads."""
 
 
-def read_text(path: Path, *, largest: int = LARGEST) -> str:
+def read_text(path: Path, *, largest: int = MAX_BYTES) -> str:
     """The text of a file, of which no more is read than its limit.
 
     Raises:
@@ -45,7 +47,7 @@ def read_text(path: Path, *, largest: int = LARGEST) -> str:
     return data.decode("utf-8")
 
 
-def parse_json(text: str | bytes | bytearray, *, largest: int = LARGEST) -> Any:
+def parse_json(text: str | bytes | bytearray, *, largest: int = MAX_BYTES) -> Any:
     """The value of a JSON document; whatever is wrong with it is a ValueError.
 
     NaN and Infinity, which Python reads and RFC 8259 does not have, are refused.
@@ -58,12 +60,12 @@ def parse_json(text: str | bytes | bytearray, *, largest: int = LARGEST) -> Any:
     try:
         value = json.loads(text, parse_constant=_no_number)
     except RecursionError:
-        raise LimitError(_too_deep(DEEPEST)) from None
+        raise LimitError(_too_deep(MAX_DEPTH)) from None
     check_depth(value)
     return value
 
 
-def check_depth(value: Any, deepest: int = DEEPEST) -> None:
+def check_depth(value: Any, deepest: int = MAX_DEPTH) -> None:
     """Refuse plain data that is nested too deeply for what walks it.
 
     Raises:
@@ -73,13 +75,13 @@ def check_depth(value: Any, deepest: int = DEEPEST) -> None:
     for _ in range(deepest):
         if not level:
             return
-        inner = (one for each in level for one in (each.values() if isinstance(each, dict) else each))
-        level = [one for one in inner if isinstance(one, (list, dict))]
+        inner = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
+        level = [item for item in inner if isinstance(item, (list, dict))]
     if level:
         raise LimitError(_too_deep(deepest))
 
 
-def check_yaml(text: str | bytes, *, deepest: int = DEEPEST, largest: int = LARGEST) -> None:
+def check_yaml(text: str | bytes, *, deepest: int = MAX_DEPTH, largest: int = MAX_BYTES) -> None:
     """Refuse a stream of YAML that its composer could not bear.
 
     The events of libyaml's parser come one by one, without recursion.
@@ -98,8 +100,8 @@ def check_yaml(text: str | bytes, *, deepest: int = DEEPEST, largest: int = LARG
     for event in yaml.parse(text, Loader=_loader()):
         if isinstance(event, yaml.ScalarEvent):
             sizes[-1] += 1
-            if len(event.value) > LONGEST_NUMBER and _is_number(event):
-                raise _at(event, f"a number of more than {LONGEST_NUMBER} characters")
+            if len(event.value) > MAX_NUMBER_CHARS and _is_number(event):
+                raise _at(event, f"a number of more than {MAX_NUMBER_CHARS} characters")
         elif isinstance(event, yaml.DocumentStartEvent):
             sizes, names, known = [0], [], {}
         elif isinstance(event, yaml.CollectionStartEvent):
@@ -114,11 +116,11 @@ def check_yaml(text: str | bytes, *, deepest: int = DEEPEST, largest: int = LARG
             sizes[-1] += many
         elif isinstance(event, yaml.AliasEvent):
             sizes[-1] += known.get(event.anchor or "", 1)
-        if sizes and sizes[-1] > MOST_VALUES:
-            raise _at(event, f"more than {MOST_VALUES:,} values once its aliases are written out")
+        if sizes and sizes[-1] > MAX_VALUES:
+            raise _at(event, f"more than {MAX_VALUES:,} values once its aliases are written out")
 
 
-def parse_yaml(text: str | bytes, *, deepest: int = DEEPEST, largest: int = LARGEST) -> Any:
+def parse_yaml(text: str | bytes, *, deepest: int = MAX_DEPTH, largest: int = MAX_BYTES) -> Any:
     """The value of a YAML document.
 
     Raises:
@@ -145,8 +147,8 @@ def refuse_credentials(url: str, option: str, *, where: str) -> None:
     Raises:
         UsageError: It holds some.
     """
-    if found := re.search(r"//[^/\s]*@", url):
-        host = re.match(r"[^/\s]*", url[found.end() :])
+    if match := re.search(r"//[^/\s]*@", url):
+        host = re.match(r"[^/\s]*", url[match.end() :])
         raise UsageError(
             f"{option} holds credentials for {host[0] if host else 'a server'}, which would lie in {where}",
             hint="an address without user and password; let the server allow reading by network",

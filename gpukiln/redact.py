@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-HIDDEN = "(left out)"
+REPLACEMENT = "(left out)"
 
 _WORDS = (
     r"(?:password|passphrase|(?<!etc/)passwd|secret|token|api[_-]?key|access[_-]?key"
@@ -41,10 +41,10 @@ _HEADER = (
 _NOT_YET = rf"(?!\s{{0,20}}(?:{_QUOTE})?\(left out\))"
 
 
-def _keep_quotes(found: re.Match[str]) -> str:
-    if found["q"]:
-        return f"{found['name']}{found['q']}{HIDDEN if found['quoted'] else ''}{found['end']}"
-    return f"{found['name']}{HIDDEN}"
+def _keep_quotes(match: re.Match[str]) -> str:
+    if match["q"]:
+        return f"{match['name']}{match['q']}{REPLACEMENT if match['quoted'] else ''}{match['end']}"
+    return f"{match['name']}{REPLACEMENT}"
 
 
 _FORMS = "|".join(
@@ -75,29 +75,29 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
         "(private key left out)",
     ),
     # The host tells where it was tried; a long user alone is a token (https://TOKEN@github.com).
-    (re.compile(r"(?<=://)(?:[^/\s:@\"']{0,200}:[^/\s\"']{1,1000}|[\w-]{20,255})@"), f"{HIDDEN}@"),
-    (re.compile(_FORMS), HIDDEN),
+    (re.compile(r"(?<=://)(?:[^/\s:@\"']{0,200}:[^/\s\"']{1,1000}|[\w-]{20,255})@"), f"{REPLACEMENT}@"),
+    (re.compile(_FORMS), REPLACEMENT),
     (
         # A header on a line of its own (curl -v has > and < before it), and one within quotes.
         re.compile(rf"(?im)^(?P<name>[<>* \t]{{0,20}}{_HEADER}:){_NOT_YET}[ \t]{{0,20}}[^\n]+"),
-        rf"\g<name> {HIDDEN}",
+        rf"\g<name> {REPLACEMENT}",
     ),
     (
         re.compile(
             rf"(?i)(?P<name>\b{_HEADER}(?:{_QUOTE})?\s{{0,20}}[:=])"
             rf"{_NOT_YET}(?P<q>\s{{0,20}}(?:{_QUOTE})?)[^\n\"'\\]+"
         ),
-        rf"\g<name>\g<q>{HIDDEN}",
+        rf"\g<name>\g<q>{REPLACEMENT}",
     ),
     # With a digit, a dot or a sign: "bearer authentication failed" has none.
-    (re.compile(r"(?i)(\bbearer\s{1,20})(?=[\w~+/-]{0,200}[\d.=])[\w.~+/=-]{8,}"), rf"\1{HIDDEN}"),
+    (re.compile(r"(?i)(\bbearer\s{1,20})(?=[\w~+/-]{0,200}[\d.=])[\w.~+/=-]{8,}"), rf"\1{REPLACEMENT}"),
     (
         # YAML's block of lines that are indented more than their name.
         re.compile(
             rf"(?im)^(?P<in>[ \t]{{0,80}})(?P<name>(?:- )?[\"']?[\w.-]{{0,80}}?{_NAME}[\"']?:)"
             r"[ \t]*[|>][-+\d]*[ \t]*\n(?:(?P=in)[ \t]+[^\n]*(?:\n|\Z)|[ \t]*\n)+"
         ),
-        rf"\g<in>\g<name> {HIDDEN}\n",
+        rf"\g<in>\g<name> {REPLACEMENT}\n",
     ),
     (
         # A line of YAML or of a question: all that follows the name, which may be several words.
@@ -105,7 +105,7 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
             rf"(?im)^(?P<name>[ \t]{{0,80}}(?:- )?[\w.-]{{0,80}}?{_NAME}:[ \t]+)"
             r"(?!\(left out\))[^\s\"'{\[|>][^\n]*"
         ),
-        rf"\g<name>{HIDDEN}",
+        rf"\g<name>{REPLACEMENT}",
     ),
     (
         re.compile(rf"(?im)(?P<name>{_NAME}(?:{_QUOTE})?\s{{0,20}}(?:=>|[=:])\s{{0,20}}){_VALUE}"),
@@ -129,14 +129,14 @@ _RULES: tuple[tuple[re.Pattern[str], Any], ...] = (
             rf"(?im)(?P<name>(?<![\w-])-(?:u|-user|-proxy-user)[ =]{{1,20}}(?:{_QUOTE})?[^\s:\"']{{1,200}}:)"
             r"(?!\(left out\))[^\s\"'\\]+"
         ),
-        rf"\g<name>{HIDDEN}",
+        rf"\g<name>{REPLACEMENT}",
     ),
     # netrc, and Docker's config.json
     (
         re.compile(r"(?i)(\blogin\s{1,20}\S{1,200}\s{1,20}password\s{1,20})(?!\(left out\))\S+"),
-        rf"\1{HIDDEN}",
+        rf"\1{REPLACEMENT}",
     ),
-    (re.compile(rf"(?i)(\bauth{_QUOTE}\s{{0,20}}:\s{{0,20}}{_QUOTE})[\w+/=-]{{4,}}"), rf"\1{HIDDEN}"),
+    (re.compile(rf"(?i)(\bauth{_QUOTE}\s{{0,20}}:\s{{0,20}}{_QUOTE})[\w+/=-]{{4,}}"), rf"\1{REPLACEMENT}"),
 )
 _SECRET_NAME = re.compile(rf"(?i){_NAME}$|^(?:{_HEADER}|auth)$")
 _SECRET_OPTION = re.compile(rf"(?i)^--?[\w-]{{0,40}}{_NAME}$")
@@ -150,7 +150,7 @@ _NO_VALUE = re.compile(
     r"|(?:your|my|change|example|dummy|insert|replace)"
     r"|(?:user(?:name)?|pass(?:word|wd|phrase)?|secret|token|key)$"
 )
-_HELD = (
+_HELD_SECRETS = (
     re.compile(rf"(?i){_NAME}(?:{_QUOTE})?\s{{0,20}}[=:]\s{{0,20}}(?:{_QUOTE})?(?P<held>[^\s\"'\\,;]{{4,}})"),
     re.compile(r"://[^/\s:@\"']{0,200}:(?P<held>[^/\s@\"']{1,1000})@"),
     re.compile(
@@ -171,7 +171,7 @@ def holds_secret(line: str) -> bool:
     """
     if line.lstrip().startswith(("#", ";", "// ")):
         return False
-    return any(not _NO_VALUE.match(one["held"]) for held in _HELD for one in held.finditer(line))
+    return any(not _NO_VALUE.match(match["held"]) for held in _HELD_SECRETS for match in held.finditer(line))
 
 
 def redact(text: str) -> str:
@@ -184,25 +184,25 @@ def redact(text: str) -> str:
 def redact_value(value: Any) -> Any:
     """Plain data without secrets: each text redacted, and what stands under a secret's name left out."""
     if isinstance(value, dict):
-        return {key: _under(str(key), inner) for key, inner in value.items()}
+        return {key: _redact_named(str(key), inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         shown = [redact_value(inner) for inner in value]
         for at, before in enumerate(value[:-1]):
             if isinstance(before, str) and _SECRET_OPTION.match(before) and isinstance(value[at + 1], str):
-                shown[at + 1] = HIDDEN if not value[at + 1].startswith("-") else shown[at + 1]
+                shown[at + 1] = REPLACEMENT if not value[at + 1].startswith("-") else shown[at + 1]
         return shown
     return redact(value) if isinstance(value, str) else value
 
 
-def _under(name: str, value: Any) -> Any:
+def _redact_named(name: str, value: Any) -> Any:
     if not _SECRET_NAME.search(name) or isinstance(value, (bool, float, dict)) or value in (None, "", []):
         return redact_value(value)
     if isinstance(value, (list, tuple)):
-        return [_under(name, inner) for inner in value]
-    return HIDDEN
+        return [_redact_named(name, inner) for inner in value]
+    return REPLACEMENT
 
 
-class Lines:
+class LogRedactor:
     """Redacts a log that comes line by line: a private key is recognised by lines before its own."""
 
     def __init__(self) -> None:
@@ -215,6 +215,6 @@ class Lines:
             self._in_key = ends is None
             return redact(line[ends.end() :]) if ends else ""
         shown = redact(line)
-        begins = [found.end() for found in _KEY_BEGINS.finditer(line)]
+        begins = [match.end() for match in _KEY_BEGINS.finditer(line)]
         self._in_key = bool(begins) and _KEY_ENDS.search(line, begins[-1]) is None
         return shown + "\n" if self._in_key and line.endswith("\n") else shown

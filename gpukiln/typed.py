@@ -10,7 +10,7 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_args, get_type_hints
 
 from gpukiln.errors import UsageError
-from gpukiln.options import near
+from gpukiln.options import suggestions
 
 if TYPE_CHECKING:  # slow to import, and `invoke --list` needs none of it
     from pydantic import AfterValidator, TypeAdapter
@@ -203,7 +203,7 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> UsageError:
     'did you mean spot?'
     """
     valid = sorted(choices)
-    meant = near(name, valid)
+    meant = suggestions(name, valid)
     hint = f"did you mean {' or '.join(meant)}?" if meant else ""
     # A list of all instance types would hide the message.
     listed = valid if len(valid) <= 40 else meant or valid[:20]

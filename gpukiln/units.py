@@ -44,14 +44,14 @@ class Memory(int):
         Raises:
             UsageError: It is none.
         """
-        found = re.fullmatch(cls.PATTERN, text.strip())
-        if found is None:
+        match = re.fullmatch(cls.PATTERN, text.strip())
+        if match is None:
             thousandth = re.fullmatch(rf"({_NUMBER})m", text.strip())
             hint = (
                 f"did you mean {thousandth[1]}Mi? m is a thousandth of a byte" if thousandth else cls.WANTED
             )
             raise UsageError(f"{option} {_short(text)} is no amount of memory", hint=hint)
-        number, unit = Decimal(found[1]), (found[2] or "").upper()
+        number, unit = Decimal(match[1]), (match[2] or "").upper()
         if not unit and number:
             cls._check_bare(number, text.strip(), option)
         base = 1024 if "I" in unit else 1000
@@ -140,14 +140,14 @@ class Duration(float):
             raise UsageError(f"{option} {_short(text)} is no duration", hint=cls.WANTED)
         if typed[-1] in _SECONDS:
             parts = re.findall(r"([0-9.]+)([smhdw])", typed)
-            found = cls(sum(float(number) * _SECONDS[unit] for number, unit in parts))
+            duration = cls(sum(float(number) * _SECONDS[unit] for number, unit in parts))
         else:
-            found = cls(typed)
-        if found < least:
+            duration = cls(typed)
+        if duration < least:
             raise UsageError(f"{option} {_short(text)} is too short", hint=f"{cls(least).shown} or more")
-        if found > most:
+        if duration > most:
             raise UsageError(f"{option} {_short(text)} is too long", hint=f"{cls(most).shown} or less")
-        return found
+        return duration
 
     @property
     def shown(self) -> str:
@@ -176,12 +176,12 @@ class Money(Decimal):
             UsageError: It is none, or not more than nothing.
         """
         try:
-            found = cls(text.strip().removeprefix("$"))
+            amount = cls(text.strip().removeprefix("$"))
         except InvalidOperation:
-            found = cls(0)
-        if not found.is_finite() or found <= 0:
+            amount = cls(0)
+        if not amount.is_finite() or amount <= 0:
             raise UsageError(f"{option} {_short(text)} is no price", hint="wanted: USD, for example 2.50")
-        return found
+        return amount
 
     @property
     def shown(self) -> str:
@@ -235,12 +235,12 @@ class Span:
         return f"{self.low} or more" if self.high is None else f"{self.low} to {self.high}"
 
 
-LONGEST_WHOLE = 18  # digits; fits into 64 bits
+MAX_DIGITS = 18  # digits; fits into 64 bits
 
 
 def is_whole(text: str) -> bool:
     """Whether a text is a whole number that int() takes: Python refuses more than 4,300 digits."""
-    return len(text) <= LONGEST_WHOLE and text.isdecimal()
+    return len(text) <= MAX_DIGITS and text.isdecimal()
 
 
 def whole(text: object, option: str, least: int = 0) -> int:

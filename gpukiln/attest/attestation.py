@@ -23,7 +23,7 @@ from gpukiln.clouds.base import Cloud, explain_aws_errors
 from gpukiln.clouds.tags import SBOM_TAG, SIGNING_KEY_TAG, STATEMENT_TAG
 from gpukiln.errors import CheckFailedError, UnavailableError, UsageError
 from gpukiln.files import write_atomic
-from gpukiln.findings import Examined, Outcome
+from gpukiln.findings import CheckedItem, Outcome
 from gpukiln.images.builds import Bake, Build, Record
 from gpukiln.instances.tags import tag_list, tags_of
 from gpukiln.parsing import parse_json
@@ -120,7 +120,9 @@ def is_written(build: Build) -> bool:
     return (build.folder / SBOM).exists() and (build.folder / STATEMENT).exists()
 
 
-def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | None = None) -> list[Examined]:
+def verify_attestation(
+    build: Build, record: Record, cloud: Cloud, key: Key | None = None
+) -> list[CheckedItem]:
     """Check SBOM and provenance against each other, against the AMI and against a key.
 
     Args:
@@ -193,7 +195,7 @@ def _identities(baked: Bake, image: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 def _compare_statement(
     document: dict[str, Any], build: Build, baked: Bake, image: dict[str, Any], sbom_digest: str
-) -> Iterator[Examined]:
+) -> Iterator[CheckedItem]:
     kind = f"{document['_type']} {document['predicateType']}"
     yield _compare("provenance.form", "its kind", kind, f"{STATEMENT_TYPE} {PREDICATE_TYPE}")
     named = {subject["name"]: subject["digest"] for subject in document["subject"]}
@@ -209,7 +211,7 @@ def _compare_statement(
         yield _compare("provenance.image-record", "image.json", digest, recorded)
 
 
-def _signature(build: Build, statement: bytes, key: Key | None) -> Examined:
+def _signature(build: Build, statement: bytes, key: Key | None) -> CheckedItem:
     step, path = "provenance.signature", build.folder / ENVELOPE
     if key is None:
         return _step(step, "not_run", f"no key was given; it is {'' if path.exists() else 'not '}signed")
@@ -227,11 +229,11 @@ def _signature(build: Build, statement: bytes, key: Key | None) -> Examined:
     return _step(step, "passed", f"signed by {signing.key_name(key)}")
 
 
-def _step(name: str, outcome: Outcome, message: str) -> Examined:
-    return Examined(name, "error" if outcome == "failed" else "info", message, outcome=outcome)
+def _step(name: str, outcome: Outcome, message: str) -> CheckedItem:
+    return CheckedItem(name, "error" if outcome == "failed" else "info", message, outcome=outcome)
 
 
-def _compare(step: str, what: str, actual: str, expected: str | None) -> Examined:
+def _compare(step: str, what: str, actual: str, expected: str | None) -> CheckedItem:
     if actual == expected:
         return _step(step, "passed", f"{what}: {actual}")
     return _step(

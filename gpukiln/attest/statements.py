@@ -17,7 +17,7 @@ from gpukiln import __version__
 from gpukiln.attest.provenance import STATEMENT_TYPE, image_subject, snapshot_subject
 from gpukiln.clouds import ec2 as calls
 from gpukiln.errors import CheckFailedError, UsageError
-from gpukiln.findings import Decided
+from gpukiln.findings import FinalOutcome
 from gpukiln.images.pointer import Pointer
 from gpukiln.instances.tags import snapshots_of
 from gpukiln.typed import dump, load, strict
@@ -81,7 +81,7 @@ class VerdictClaim:
     image: ImagePurpose
     instance_type: str
     profile: str
-    outcome: Decided
+    outcome: FinalOutcome
     counts: Mapping[str, int]
     not_run: Mapping[str, int]
     saw_gpu: bool

@@ -7,7 +7,7 @@ from gpukiln import compatibility
 from gpukiln.catalog import drivers
 from gpukiln.catalog.gpus import architectures, gpu
 from gpukiln.catalog.load import data, version_key
-from gpukiln.compatibility import Needs, Support
+from gpukiln.compatibility import CudaSupport, RequiredDrivers
 from gpukiln.typed import load, unknown
 
 ARCHITECTURE_MATRIX = "CUDA Toolkit, Driver, and Architecture Matrix"
@@ -28,7 +28,7 @@ def floors() -> dict[str, str]:
     return {str(major): driver for major, driver in rows.items()}
 
 
-def needs(cuda: str) -> Needs:
+def needs(cuda: str) -> RequiredDrivers:
     """The drivers that a CUDA version asks for.
 
     Args:
@@ -38,12 +38,12 @@ def needs(cuda: str) -> Needs:
         UsageError: The catalogue knows no such toolkit.
     """
     version_key(cuda)  # refuses what is no version
-    if known_needs := compatibility.needs(cuda, toolkits(), floors()):
+    if known_needs := compatibility.required_drivers(cuda, toolkits(), floors()):
         return known_needs
     raise unknown("CUDA version", cuda, {full.rpartition(".")[0] for full in toolkits()})
 
 
-def support(cuda: str, driver: str, gpus: Iterable[str] = ()) -> Support:
+def support(cuda: str, driver: str, gpus: Iterable[str] = ()) -> CudaSupport:
     """Whether a driver runs what was built with a CUDA version, and by which rule.
 
     Args:
@@ -59,7 +59,7 @@ def support(cuda: str, driver: str, gpus: Iterable[str] = ()) -> Support:
     """
     drivers.branch(version_key(driver)[0])
     others = [gpu(key).name for key in gpus if not gpu(key).data_center]
-    return compatibility.support(cuda, needs(cuda), driver, others)
+    return compatibility.driver_support(cuda, needs(cuda), driver, others)
 
 
 def compile_problem(cuda: str, key: str) -> str | None:

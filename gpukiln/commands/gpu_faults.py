@@ -4,7 +4,7 @@ import sys
 
 from gpukiln.catalog.xid import explain, xids
 from gpukiln.findings import SEVERITIES
-from gpukiln.gpus.faults import LOGGED, ON_A_DEVICE
+from gpukiln.gpus.faults import DEVICE_FAULTS, LOG_FAULTS
 
 HEAD = """\
 # Faults of a GPU
@@ -24,13 +24,13 @@ def page() -> str:
     """docs/gpu-faults.md."""
     lines = ["", "| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
     lines += [
-        f"| `{one.id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |" for one in ON_A_DEVICE
+        f"| `{one.id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |" for one in DEVICE_FAULTS
     ]
     lines += ["", "## What the kernel's log says without a number", ""]
     lines += ["| id | severity | what it means | next | source |", "|---|---|---|---|---|"]
     lines += [
         f"| `{id}` | {one.severity} | {one.text} | {one.remedy} | {one.source} |"
-        for id, one in LOGGED.items()
+        for id, one in LOG_FAULTS.items()
     ]
     lines += [
         *("", "## Xids", ""),

@@ -122,7 +122,7 @@ class K8sDoctor(KubernetesOptions):
     )
 
     def run(self) -> int:
-        from gpukiln.findings import worst
+        from gpukiln.findings import worst_severity
         from gpukiln.kubernetes.doctor import diagnose
 
         found = diagnose(self.api(), self.pod, self.namespace)
@@ -142,4 +142,4 @@ class K8sDoctor(KubernetesOptions):
                 if found.findings
                 else "nothing is wrong with what was looked at"
             )
-        return int(worst(found.findings) == "error")
+        return int(worst_severity(found.findings) == "error")

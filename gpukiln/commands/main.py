@@ -14,7 +14,7 @@ from gpukiln import __version__
 from gpukiln.commands import completion, settings, streams
 from gpukiln.commands.cli import Command, end, missing
 from gpukiln.errors import UsageError
-from gpukiln.options import columns, near, options_of, read, usage
+from gpukiln.options import columns, options_of, read, suggestions, usage
 
 NOUNS = {
     "ami": (
@@ -133,7 +133,7 @@ def _say(*lines: str) -> None:
 
 def _unknown_option(word: str, program: str) -> UsageError:
     flags = ["--help", "--list", "--version"]
-    meant = near(word, flags)
+    meant = suggestions(word, flags)
     return UsageError(
         f"unknown option {word!r}; valid: {', '.join(flags)}",
         hint=f"did you mean {meant[0]}?" if meant else f"`{program} --help` shows them",
@@ -152,7 +152,7 @@ def _find(name: str, program: str) -> type[Command]:
             f"unknown command {wrong!r}; valid: {', '.join(shown)}",
             hint=f"`{program} --list {noun}` says what each does",
         )
-    meant = near(wrong, shown)
+    meant = suggestions(wrong, shown)
     raise UsageError(
         f"unknown command {wrong!r}",
         hint=f"did you mean {' or '.join(meant)}?" if meant else f"`{program} --list` lists them",

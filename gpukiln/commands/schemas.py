@@ -25,7 +25,7 @@ def _ami() -> Documents:
     from gpukiln.attest.attestation import Attestation
     from gpukiln.exports.import_disk import DiskFile, ImportResult
     from gpukiln.exports.run import ExportPlan, ExportResult
-    from gpukiln.findings import Examined
+    from gpukiln.findings import CheckedItem
     from gpukiln.images.builds import Record
     from gpukiln.images.cost import Cost
     from gpukiln.images.plan import ImagePlan
@@ -58,7 +58,7 @@ def _ami() -> Documents:
         "ami.attest/1": Form(Attestation),
         "ami.attest.plan/1": Form(None, "What would be attested.", build=str, image_id=str, signed=bool),
         "ami.attest.verify/1": Form(
-            None, "What was verified of an attestation.", build=str, image_id=str, findings=[Examined]
+            None, "What was verified of an attestation.", build=str, image_id=str, findings=[CheckedItem]
         ),
         "ami.bases/1": Form(None, "Base images, and the driver of each.", bases=[base]),
         "ami.build/1": Form(Record, "The record of a build that has ended.", image_id=str | None, built=bool),
@@ -191,7 +191,7 @@ def _gpu() -> Documents:
     from gpukiln.gpus.sampling import Tick
     from gpukiln.gpus.verb import Failure
     from gpukiln.gpus.verbs import verbs
-    from gpukiln.gpus.verbs.watch import TICK
+    from gpukiln.gpus.verbs.watch import TICK_SCHEMA
 
     answers = {verb: typing.get_type_hints(verb.answer)["return"] for verb in verbs().values()}
     return {
@@ -199,7 +199,7 @@ def _gpu() -> Documents:
             verb.schema: Form(None, verb.help, nodes=[answer], failed=[Failure])
             for verb, answer in answers.items()
         },
-        TICK: Form(None, "A line of gpu.watch without --json.", node=str, tick=Tick),
+        TICK_SCHEMA: Form(None, "A line of gpu.watch without --json.", node=str, tick=Tick),
     }
 
 

@@ -9,7 +9,7 @@ from gpukiln.catalog.instance_types import instance_type
 from gpukiln.clouds import ec2 as calls
 from gpukiln.clouds.base import Cloud
 from gpukiln.clouds.tags import DRIVER_TAG
-from gpukiln.compatibility import FORWARD_COMPAT, NO, Support
+from gpukiln.compatibility import FORWARD_COMPAT, NO, CudaSupport
 from gpukiln.errors import CheckFailedError, IncompatibleError, UsageError
 from gpukiln.findings import Finding
 from gpukiln.images.builds import Record
@@ -45,7 +45,7 @@ class ContainerCheck:
     image: str
     cuda: str
     node: Node
-    support: Support
+    support: CudaSupport
     findings: tuple[Finding, ...]
 
     def require_works(self) -> None:

@@ -14,36 +14,37 @@ from gpukiln.gpus.model import plain
 from gpukiln.gpus.text import printable
 from gpukiln.gpus.verb import Failure, Options, Verb, document
 from gpukiln.gpus.verbs import verbs
-from gpukiln.options import columns, near, read, usage
+from gpukiln.options import columns, read, suggestions, usage
 
 PROGRAM = "gpukiln-gpu"
 INTERRUPTED = 130
 
 
 def help_text(name: str) -> str:
-    """What `-h` says of the program, or of one verb.
+    """The text of `-h`, of the program or of one verb.
 
     Args:
-        name: The verb; empty: the program.
+        name: The verb; empty for the program.
     """
     if not name:
         listed = columns([(verb.name, verb.help) for verb in verbs().values()])
         return f"Usage: {PROGRAM} VERB [--OPTION...]\n\n{listed}\n`{PROGRAM} VERB -h` shows what one takes."
     verb = verbs(name)[name]
-    shown = [(one.shown, one.described) for one in verb.all_options if not one.rest]
+    shown = [(option.shown, option.described) for option in verb.all_options if not option.rest]
     return f"Usage: {usage(f'{PROGRAM} {name}', verb.all_options)}\n\n{verb.help}\n\n{columns(shown)}"
 
 
 def read_options(argv: list[str]) -> tuple[Verb, Options] | None:
-    """What was typed; None: help or the version, which was printed.
+    """The verb and its options; None after help or the version was printed.
 
     Raises:
-        UsageError: It is not understood.
+        UsageError: The words are not a valid command line.
     """
+    # What follows `--` belongs to the command of `run`: its -h is not for gpukiln-gpu.
     words = argv[: argv.index("--")] if "--" in argv else argv
     name = next((word for word in words if not word.startswith("-")), "")
     if name and name not in verbs(name):
-        meant = near(name, verbs())
+        meant = suggestions(name, verbs())
         hint = f"did you mean {' or '.join(meant)}?" if meant else f"`{PROGRAM} -h` lists them"
         raise UsageError(f"there is no verb {name!r}", hint=hint)
     if "--version" in words and not name:
@@ -53,35 +54,35 @@ def read_options(argv: list[str]) -> tuple[Verb, Options] | None:
         print(help_text(name))
         return None
     if not name:
-        raise UsageError(f"no verb is named, and {words[0]} is given", hint=f"`{PROGRAM} -h` lists them")
+        raise UsageError(f"{words[0]} is given without a verb", hint=f"`{PROGRAM} -h` lists them")
     verb = verbs(name)[name]
     at = argv.index(name)
-    values = {one.name: one.default for one in verb.all_options}
+    values = {option.name: option.default for option in verb.all_options}
     typed = read(f"{PROGRAM} {name}", verb.all_options, argv[:at] + argv[at + 1 :])
     return verb, Options(**{"command": (), **values, **typed})
 
 
 def run(verb: Verb, options: Options) -> int:
-    """Do it and say it; the exit code."""
+    """Run a verb and print its result; returns the exit code."""
     if verb.takes_over is not None and not options.json:
         return verb.takes_over(options)
     answer = verb.answer(options)
-    said = plain(answer)
+    data = plain(answer)
     if options.json:
-        print(json.dumps(document(verb, [said], []), indent=2))
+        print(json.dumps(document(verb, [data], []), indent=2))
     else:
-        verb.show(said, options, lambda text: print(printable(text)))
+        verb.show(data, options, lambda text: print(printable(text)))
     return int(answer.exit_code)
 
 
 def failure(error: GpukilnError, node: str = "") -> Failure:
-    """An error as the JSON document has it."""
+    """An error as the JSON document's list `failed` has it."""
     name = node or os.uname().nodename
     return Failure(name, error.message, error.hint, error.details, error.exit_code)
 
 
 def print_error(error: GpukilnError) -> None:
-    """Write an error for people."""
+    """Print an error to standard error: found and wanted, details, next step."""
     print(f"error: {printable(error.message)}", file=sys.stderr)
     for line in error.details:
         print(f"  {printable(line)}", file=sys.stderr)
@@ -92,12 +93,14 @@ def print_error(error: GpukilnError) -> None:
 def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of end has its code
     """Run one verb; returns the exit code."""
     argv = sys.argv[1:] if argv is None else argv
+    # Python's default for SIGTERM ends the process without `finally`: leases and temporary files would stay.
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _ended)
+        signal.signal(number, _on_signal)
     verb, options = None, Options(json=False)
     try:
-        if argv[:1] == ["serve"]:  # no verb of people's: systemd starts it (gpukiln/gpus/service.py)
-            from gpukiln.gpus import service  # noqa: PLC0415 - nobody else needs it
+        if argv[:1] == ["serve"]:  # hidden from the help: systemd starts it (gpukiln/gpus/service.py)
+            # Only the service needs it, and each module costs time in a zipapp.
+            from gpukiln.gpus import service  # noqa: PLC0415 - see above
 
             return service.main(argv[1:])
         if (asked := read_options(argv)) is None:
@@ -107,36 +110,39 @@ def main(argv: list[str] | None = None) -> int:  # noqa: PLR0911 - each kind of 
         sys.stdout.flush()
         return code
     except GpukilnError as error:
-        return _failed(verb, options, error)
-    except EndedError as error:
-        print(f"ended by {signal.Signals(error.number).name}", file=sys.stderr)
+        return _report_failure(verb, options, error)
+    except TerminatedError as error:
+        print(f"terminated by {signal.Signals(error.number).name}", file=sys.stderr)
+        # As a shell reports a command that a signal ended.
         return 128 + error.number
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `| head`: who reads has enough
+    except BrokenPipeError:
+        # `gpukiln-gpu list | head`: the reader has closed the pipe. Without this the flush at exit fails once
+        # more (Python, signal, "Note on SIGPIPE").
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except OSError as error:
         what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        hint = "make room there, and try again" if error.errno in FULL else ""
-        return _failed(verb, options, UnavailableError(what, hint=hint))
+        hint = "free space on that file system, then try again" if error.errno in FULL else ""
+        return _report_failure(verb, options, UnavailableError(what, hint=hint))
 
 
-def _failed(verb: Verb | None, options: Options, error: GpukilnError) -> int:
+def _report_failure(verb: Verb | None, options: Options, error: GpukilnError) -> int:
     if verb is not None and options.json:
         print(json.dumps(document(verb, [], [plain(failure(error))]), indent=2))
     print_error(error)
     return error.exit_code
 
 
-class EndedError(KeyboardInterrupt):
-    """Somebody ended this program; as KeyboardInterrupt, no handler of errors takes it for one."""
+class TerminatedError(KeyboardInterrupt):
+    """SIGTERM or SIGHUP; a KeyboardInterrupt, so that `except Exception` does not catch it."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
         self.number = number
 
 
-def _ended(number: int, _: object) -> None:
-    raise EndedError(number)
+def _on_signal(number: int, _: object) -> None:
+    raise TerminatedError(number)

@@ -1,7 +1,7 @@
-"""The leases of this machine as whoever runs this program may use them.
+"""Opens the leases of this machine with the rights of the user who runs this program.
 
-Root has them at hand. Members of the group `gpu` ask the service (`gpukiln.gpus.service`), which runs as root
-and knows by the socket who asks.
+Root opens the store itself. Members of the group `gpu` ask the service (`gpukiln.gpus.service`), which runs as
+root and reads the caller's user from the socket.
 """
 
 from __future__ import annotations
@@ -19,34 +19,37 @@ from typing import Any, Union
 from gpukiln import errors
 from gpukiln.errors import GpukilnError, RefusedError, UnavailableError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.leases import JOB, Granted, Leases, Who
+from gpukiln.gpus.leases import JOB, LeaseGrant, LeaseHolder, Leases
 from gpukiln.gpus.model import Snapshot, plain
-from gpukiln.gpus.selection import Considered, DeviceRequest
+from gpukiln.gpus.selection import DeviceCandidate, DeviceRequest
 from gpukiln.gpus.store import ENVIRONMENT, GROUP, Lease, folder, number_of, read_lifeline
 
 SOCKET = "/run/gpukiln/gpus.sock"
-SOCKET_ENVIRONMENT = "GPUKILN_GPUS_SOCKET"  # another one, for tests
-MOST_DESCRIPTORS = 128
-START = "root starts it: systemctl enable --now gpukiln-gpu-leases.socket (role gpu_tools)"
+SOCKET_ENVIRONMENT = "GPUKILN_GPUS_SOCKET"  # another path, for tests
+# Locks in one answer: a lease has one and each of its devices one. Linux passes 253 at most (SCM_MAX_FD,
+# unix(7)).
+MAX_DESCRIPTORS = 128
+START_HINT = "start it as root: systemctl enable --now gpukiln-gpu-leases.socket (role gpu_tools)"
 AnyLeases = Union[Leases, "MemberLeases"]
 
 
-def leases_here() -> AnyLeases:
+def open_leases() -> AnyLeases:
     """The leases of this machine.
 
     Raises:
-        RefusedError: This user may not lease.
+        RefusedError: This user has no permission to lease.
         UnavailableError: The state can't be read, or the service does not answer.
     """
     path = socket_path()
     own = os.environ.get(ENVIRONMENT)
+    # A state folder of the user's own, for tests: it protects no other user's GPUs.
     if os.geteuid() == 0 or (own and not path.exists()):
-        return Leases()  # a folder of their own keeps nobody else's GPUs
+        return Leases()
     return MemberLeases(path)
 
 
-def leases_kept() -> AnyLeases | None:
-    """As `leases_here`; None where nobody keeps any on this machine."""
+def open_existing_leases() -> AnyLeases | None:
+    """As `open_leases`; None where this machine has no leases yet. Creates nothing."""
     path = socket_path()
     if os.geteuid() == 0 or (os.environ.get(ENVIRONMENT) and not path.exists()):
         return Leases() if (folder() / "leases.db").exists() else None
@@ -54,67 +57,67 @@ def leases_kept() -> AnyLeases | None:
 
 
 def socket_path() -> Path:
-    """Where the service listens."""
+    """The socket of the service."""
     return Path(os.environ.get(SOCKET_ENVIRONMENT) or SOCKET)
 
 
 @dataclasses.dataclass(frozen=True)
 class PlannedSelection:
-    """What a request would get; as `Selection`, without what only the service knows.
+    """What a request would get; as `Selection`, with what the service sends of it.
 
     Args:
-        devices: With their UUIDs.
-        possible: One each for those that could ever serve it.
+        devices: Values with a `uuid`.
+        possible: A None for each device that could ever serve it.
     """
 
     devices: tuple[Any, ...]
     possible: tuple[None, ...]
     why: str
-    considered: tuple[Considered, ...]
+    considered: tuple[DeviceCandidate, ...]
 
 
 class MemberLeases:
-    """Leases of a member of the group, by the service. As `gpukiln.gpus.leases.Leases`.
+    """The methods of `gpukiln.gpus.leases.Leases` for members of the group, who ask the service.
 
     Args:
-        path: Of its socket.
+        path: The service's socket.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self.look: Callable[[], Snapshot] = collect
+        self.take_snapshot: Callable[[], Snapshot] = collect
 
     def current(self) -> list[Lease]:
-        """The leases that hold."""
-        return [read_lifeline(text) for text in self._ask("current")["leases"]]
+        """The active leases."""
+        return [read_lifeline(text) for text in self._request("current")["leases"]]
 
     def find(self, name: str) -> Lease | None:
-        """A lease that holds, by its id."""
+        """An active lease by its id."""
         number = number_of(name)
-        return next((one for one in self.current() if one.number == number), None)
+        return next((lease for lease in self.current() if lease.number == number), None)
 
     def queue(self) -> list[dict[str, Any]]:
-        """Who waits."""
-        return list(self._ask("queue")["waiting"])
+        """The requests that wait."""
+        return list(self._request("queue")["waiting"])
 
     def ledger(self) -> list[dict[str, Any]]:
-        """Every use that has ended."""
-        return list(self._ask("ledger")["uses"])
+        """The ended uses."""
+        return list(self._request("ledger")["uses"])
 
     def plan(self, request: DeviceRequest, _: Snapshot | None = None) -> PlannedSelection:
         """What a request would get now; nothing is changed."""
-        said = self._ask("plan", request=plain(request))
+        answer = self._request("plan", request=plain(request))
         return PlannedSelection(
-            tuple(SimpleNamespace(uuid=uuid) for uuid in said["devices"]),
-            (None,) * int(said["possible"]),
-            said["why"],
-            tuple(_considered(one) for one in said["considered"]),
+            tuple(SimpleNamespace(uuid=uuid) for uuid in answer["devices"]),
+            (None,) * int(answer["possible"]),
+            answer["why"],
+            tuple(_candidate(data) for data in answer["considered"]),
         )
 
     def acquire(
         self,
         request: DeviceRequest,
-        who: Who,
+        who: LeaseHolder,
         *,
         kind: str = JOB,
         hours: float | None = None,
@@ -123,9 +126,9 @@ class MemberLeases:
         command: str = "",
         engine: str | None = None,
         on_wait: Callable[[str], None] | None = None,
-    ) -> Granted:
-        """Have devices, or wait for them; as `Leases.acquire`."""
-        said, descriptors = self._call(
+    ) -> LeaseGrant:
+        """Lease devices, or wait for them; as `Leases.acquire`."""
+        answer, descriptors = self._call(
             "acquire",
             on_wait,
             request=plain(request),
@@ -137,64 +140,64 @@ class MemberLeases:
             command=command,
             engine=engine,
         )
-        considered = tuple(_considered(one) for one in said["considered"])
-        return Granted(read_lifeline(said["lease"]), descriptors, considered, said["why"], said["indices"])
+        considered = tuple(_candidate(data) for data in answer["considered"])
+        return LeaseGrant(read_lifeline(answer["lease"]), descriptors, considered, answer["why"], answer["indices"])
 
     def release(
         self,
         lease: Lease,
-        _: Who,
+        _: LeaseHolder,
         *,
         force: bool = False,
         energy: Mapping[str, float] | None = None,  # noqa: ARG002 - the service reads the counters itself
     ) -> bool:
         """End a lease; False where it had ended already."""
-        return bool(self._ask("release", lease=lease.number, force=force)["released"])
+        return bool(self._request("release", lease=lease.number, force=force)["released"])
 
-    def renew(self, lease: Lease, _: Who, hours: float | None = None) -> Lease:
-        """Let a detached lease go on."""
-        return read_lifeline(self._ask("renew", lease=lease.number, hours=hours)["lease"])
+    def renew(self, lease: Lease, _: LeaseHolder, hours: float | None = None) -> Lease:
+        """Extend a detached lease."""
+        return read_lifeline(self._request("renew", lease=lease.number, hours=hours)["lease"])
 
-    def began(self, lease: Lease, pid: int) -> None:
-        """Write down the process that runs under a lease."""
-        self._ask("began", lease=lease.number, pid=pid)
+    def set_job(self, lease: Lease, pid: int) -> None:
+        """Record the process that runs under a lease."""
+        self._request("began", lease=lease.number, pid=pid)
 
-    def reconcile(self, _: Who) -> list[str]:
-        """Write leases for what runs without; returns their ids."""
-        return list(self._ask("reconcile")["adopted"])
+    def reconcile(self, _: LeaseHolder) -> list[str]:
+        """Create leases for containers and processes without one; returns their ids."""
+        return list(self._request("reconcile")["adopted"])
 
     def is_running(self, lease: Lease) -> bool:
-        """Whether anything of a lease's job still has its GPUs."""
-        return bool(self._ask("is_running", lease=lease.number)["running"])
+        """Whether a process of the lease's job still holds its GPUs."""
+        return bool(self._request("is_running", lease=lease.number)["running"])
 
     def share(self, lease: Lease) -> tuple[int, ...]:
-        """Descriptors of locks by which one more command has the GPUs of a lease."""
+        """Descriptors of locks by which one more command uses the GPUs of a lease."""
         return self._call("share", None, lease=lease.number)[1]
 
-    def alive(self, lease: Lease) -> bool:
+    def container_runs(self, lease: Lease) -> bool:
         """Whether the container of a lease runs."""
-        from gpukiln.gpus.engines import runs  # noqa: PLC0415 - needs no engine as a rule
+        from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - needs no engine as a rule
 
-        return runs(lease)
+        return is_container_running(lease)
 
-    def is_ours(self, lease: Lease, who: Who) -> bool:
-        """Whether this user may end or renew a lease without force."""
+    def is_owner(self, lease: Lease, who: LeaseHolder) -> bool:
+        """Whether a user can end or renew a lease without --force."""
         return lease.uid == who.uid
 
-    def counters(self, _: Sequence[Lease]) -> dict[str, float]:
-        """Nothing: the service reads energy counters itself."""
+    def energy_counters(self, _: Sequence[Lease]) -> dict[str, float]:
+        """Empty: the service reads energy counters itself."""
         return {}
 
     def close(self) -> None:
-        """Close what is open: nothing is, between two calls."""
+        """Nothing to close: each call has a connection of its own."""
 
-    def _ask(self, call: str, **arguments: Any) -> dict[str, Any]:
+    def _request(self, call: str, **arguments: Any) -> dict[str, Any]:
         return self._call(call, None, **arguments)[0]
 
     def _call(
         self, call: str, on_wait: Callable[[str], None] | None, **arguments: Any
     ) -> tuple[dict[str, Any], tuple[int, ...]]:
-        """Ask the service one thing: its answer, and the descriptors that came with it."""
+        """Send one call to the service; returns its answer and the descriptors that came with it."""
         descriptors: list[int] = []
         try:
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
@@ -210,12 +213,13 @@ class MemberLeases:
                         return message["answer"], tuple(descriptors)
         except PermissionError as error:
             raise RefusedError(
-                f"only root and the group {GROUP} may lease this machine's GPUs",
-                hint=f"become a member: `usermod -aG {GROUP} USER` as root, then log in again",
+                f"only root and the group {GROUP} have permission to lease this machine's GPUs",
+                hint=f"run `usermod -aG {GROUP} USER` as root, then log in again",
             ) from error
         except (FileNotFoundError, ConnectionRefusedError) as error:
             raise RefusedError(
-                f"only root may lease this machine's GPUs: no service answers at {self._path}", hint=START
+                f"only root can lease this machine's GPUs: no service listens on {self._path}",
+                hint=START_HINT,
             ) from error
         except (OSError, ValueError, KeyError) as error:
             for number in descriptors:
@@ -228,20 +232,23 @@ class MemberLeases:
                 os.close(number)
             raise
         raise UnavailableError(
-            f"{self._path} ended without an answer", hint="journalctl -u gpukiln-gpu-leases"
+            f"the service at {self._path} closed the connection without an answer",
+            hint="journalctl -u gpukiln-gpu-leases",
         )
 
 
 def _messages(line: socket.socket, descriptors: list[int]) -> Any:
-    """Each message of the service; descriptors come with them."""
+    """Each message of the service; appends the descriptors that come with them."""
     rest = b""
     size = array.array("i").itemsize
     while True:
-        space = socket.CMSG_SPACE(MOST_DESCRIPTORS * size)
+        space = socket.CMSG_SPACE(MAX_DESCRIPTORS * size)
+        # Without CLOEXEC every program that is started meanwhile would inherit the locks.
         data, ancillary, _, _ = line.recvmsg(1 << 16, space, socket.MSG_CMSG_CLOEXEC)
         for level, kind, content in ancillary:
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 numbers = array.array("i")
+                # A truncated message may end within a number.
                 numbers.frombytes(content[: len(content) - len(content) % size])
                 descriptors += numbers
         if not data:
@@ -251,14 +258,14 @@ def _messages(line: socket.socket, descriptors: list[int]) -> Any:
             yield json.loads(text)
 
 
-def _considered(data: dict[str, Any]) -> Considered:
-    return Considered(**{**data, "never": tuple(data["never"]), "not_now": tuple(data["not_now"])})
+def _candidate(data: dict[str, Any]) -> DeviceCandidate:
+    return DeviceCandidate(**{**data, "never": tuple(data["never"]), "not_now": tuple(data["not_now"])})
 
 
-def _error(said: dict[str, Any]) -> GpukilnError:
-    """The error that the service met, as if it had been met here."""
-    kind = getattr(errors, str(said.get("kind")), None)
+def _error(data: dict[str, Any]) -> GpukilnError:
+    """The service's error as an exception of the same class."""
+    kind = getattr(errors, str(data.get("kind")), None)
     if not (isinstance(kind, type) and issubclass(kind, GpukilnError)):
         kind = UnavailableError
-    found: GpukilnError = kind(str(said["message"]), hint=str(said["hint"]), details=tuple(said["details"]))
-    return found
+    met: GpukilnError = kind(str(data["message"]), hint=str(data["hint"]), details=tuple(data["details"]))
+    return met

@@ -1,4 +1,4 @@
-"""Makes the snapshot of this machine. A call of NVML that fails costs its field, a GPU that does its row."""
+"""Collects the snapshot of this machine: a failed call of NVML costs its field, a lost GPU its row."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpukiln.findings import Finding
 from gpukiln.gpus import health, processes
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.gpu_facts import FIELDS, P2P_STATUS, TOPOLOGY, clock_events, fabric_state, nvlinks_between
-from gpukiln.gpus.model import Device, Driver, Peer, Snapshot, unread
+from gpukiln.gpus.model import Device, Driver, Peer, Snapshot, unreadable_finding
 from gpukiln.probe.base import DRIVER_GPUS, accessible_gpus, amd_gpus, bus_gpus, in_container, read
 from gpukiln.probe.child import SlowCall
 from gpukiln.probe.gpus import pci_state
@@ -25,9 +25,9 @@ from gpukiln.units import is_whole
 NVIDIA_VERSION = "/proc/driver/nvidia/version"
 MODULE_VERSION = "/sys/module/nvidia/version"
 PCI = "/sys/bus/pci/devices"
-NODES = "/sys/devices/system/node/online"
-# nvmlReturn_t, without NVML_ERROR_ (nvml.h)
-CODES = {
+NUMA_NODES = "/sys/devices/system/node/online"
+# nvmlReturn_t: names without NVML_ERROR_ (nvml.h).
+NVML_CODES = {
     1: "UNINITIALIZED",
     2: "INVALID_ARGUMENT",
     3: "NOT_SUPPORTED",
@@ -54,12 +54,13 @@ CODES = {
     28: "GPU_NOT_FOUND",
     999: "UNKNOWN",
 }
-LOST = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")  # such a GPU answers nothing that counts
+# NVML may still give a handle and some values of such a GPU; none of them is reliable.
+LOST_CODES = ("GPU_IS_LOST", "GPU_NOT_FOUND", "RESET_REQUIRED")
 NO_LIBRARY, NO_DRIVER, MISMATCH, NO_PERMISSION = 12, 9, 18, 4
-# What a MIG device has of its own.
-OF_MIG = ("memory_total_mib", "memory_used_mib", "memory_reserved_mib", "memory_free_mib", "name")
-# What a MIG device has from its GPU.
-OF_PARENT = (
+# Fields that NVML reads from the handle of a MIG device.
+MIG_FIELDS = ("memory_total_mib", "memory_used_mib", "memory_reserved_mib", "memory_free_mib", "name")
+# Fields that a MIG device takes from its GPU.
+PARENT_FIELDS = (
     "architecture",
     "compute_capability",
     "numa_node",
@@ -67,12 +68,13 @@ OF_PARENT = (
     "temperature_c",
     "temperature_margin_c",
 )
-DERIVED = ("cpus", "numa_node", "nvlinks_active", "nvlinks_total", "fabric_state", "profile", "bus_id")
-GIVEN_AWAY = ("vfio-pci", "pci-stub", "xen-pciback")  # drivers that keep a GPU for virtual machines
+# Fields that the collector computes of several values; `FIELDS` has those that are one value each.
+DERIVED_FIELDS = ("cpus", "numa_node", "nvlinks_active", "nvlinks_total", "fabric_state", "profile", "bus_id")
+PASSTHROUGH_DRIVERS = ("vfio-pci", "pci-stub", "xen-pciback")  # the GPU belongs to a virtual machine
 
 
 def collect() -> Snapshot:
-    """The GPUs of this machine now; `gpukiln.gpus.lease_overlay.snapshot` has the leases too."""
+    """The GPUs of this machine now, without leases (`gpukiln.gpus.lease_overlay.snapshot` adds them)."""
     pci, contained = bus_gpus(), in_container()
     given = accessible_gpus() if contained else pci
     simulated = is_simulated()
@@ -80,24 +82,25 @@ def collect() -> Snapshot:
     gpus: list[dict[str, Any]] = []
     why = ""
     if given or simulated:
-        said = ask_nvml(shown=True, silent=_say_silent)
-        head, gpus, why = said.head, said.gpus, said.why
+        answer = ask_nvml(shown=True, silent=_print_waiting)
+        head, gpus, why = answer.head, answer.gpus, answer.why
+        # Where NVML itself failed, every GPU of the bus is unlisted, and the state says so once.
         if gpus or not (why or head.get("error")):
             gpus = [*gpus, *_unlisted(given, gpus)]
     state, message, fix = _state(pci, given, contained, simulated, head, gpus, why)
     driver = _driver(head)
     devices: list[Device] = []
-    found: list[tuple[str | None, dict[str, Any]]] = []
-    for gpu in sorted(gpus, key=lambda one: int(one["index"])):
+    listed: list[tuple[str | None, dict[str, Any]]] = []
+    for gpu in sorted(gpus, key=lambda gpu: int(gpu["index"])):
         rows = _devices(gpu, gpus, {p["address"] for p in given})
         devices += rows
-        found += _processes_of(gpu, rows)
-    healthy = tuple(health.examined(one) for one in devices)
+        listed += _processes_of(gpu, rows)
+    healthy = tuple(health.with_health(device) for device in devices)
     whole = Snapshot(
         node=socket.gethostname(),
         taken_at=now(),
         source="nvml",
-        # A machine of the embedded cloud that is a container has its simulated GPUs for itself.
+        # A machine of the embedded cloud may be a container; its simulated GPUs are not shared with a host.
         scope="container" if contained and not simulated else "host",
         simulated=simulated,
         state=state,
@@ -105,24 +108,24 @@ def collect() -> Snapshot:
         fix=fix,
         driver=driver,
         devices=healthy,
-        processes=processes.described(found, simulated=simulated) if head else (),
+        processes=processes.describe(listed, simulated=simulated) if head else (),
         errors=tuple(_problems(head, gpus, why)),
     )
     others = amd_gpus()
     if not others:
         return whole
-    from gpukiln.gpus import amd  # noqa: PLC0415 - few machines have one
+    from gpukiln.gpus import amd  # noqa: PLC0415 - few machines have AMD GPUs
 
-    return amd.joined(whole, others, pci, contained)
+    return amd.add_amd_gpus(whole, others, pci, contained)
 
 
 def now() -> str:
-    """The time, RFC 3339 in UTC."""
+    """The current time, RFC 3339 in UTC."""
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
 
 
-def _say_silent(seconds: float, at: str, state: str) -> None:
-    """Say on a terminal's side what is waited for; not more often than people want to read it."""
+def _print_waiting(seconds: float, at: str, state: str) -> None:
+    """Print what NVML waits for to standard error, once every SLOW_S seconds."""
     if seconds >= SLOW_S and int(seconds) % SLOW_S == 0:
         print(f"waiting for the driver since {seconds:.0f} s: {at}; {state}", file=sys.stderr, flush=True)
 
@@ -136,62 +139,69 @@ def _state(
     gpus: list[Any],
     why: str,
 ) -> tuple[str, str, str]:
-    """Snapshot.state, message and fix."""
+    """`Snapshot.state`, `message` and `fix`."""
     if not (given or simulated):
-        return _nothing(pci, contained)
-    there = f"{counted(given)} on the PCI bus" if given else "simulated GPUs"
+        return _state_without_gpu(pci, contained)
+    there = f"{gpu_count(given)} on the PCI bus" if given else "simulated GPUs"
     error = head.get("error")
     if error:
-        return _no_answer(error, there, contained)
+        return _state_of_error(error, there, contained)
     if gpus:
         return "ok", "", ""
+    # Without persistence mode eight A100 need more than 25 s to start (Azure/AgentBaker#2829): slow is not
+    # hung.
     if isinstance(why, SlowCall):
         fix = (
-            "look again in some minutes; without persistence mode the driver starts every GPU for each "
+            "try again in some minutes; without persistence mode the driver starts every GPU for each "
             "program: enable nvidia-persistenced"
         )
-        return "starting", f"NVML has not started yet, and is still at work: {why}", fix
+        return "starting", f"NVML is still starting: {why}", fix
     if why:
-        fix = "`dmesg` says what the driver waits for; do what the fault there asks for, then look again"
-        return "hung", f"NVML gives no answer: {why}", fix
-    return "failed", f"{there}, and NVML lists none", "dmesg says why the driver refuses them"
+        fix = "`dmesg` shows what the driver waits for; follow the remedy of that fault, then try again"
+        return "hung", f"NVML does not answer: {why}", fix
+    return "failed", f"{there}, but NVML lists none", "`dmesg` says why the driver refuses them"
 
 
-def counted(gpus: list[Any]) -> str:
-    """Such as `2 NVIDIA GPUs`."""
+def gpu_count(gpus: list[Any]) -> str:
+    """The number of GPUs in words.
+
+    >>> gpu_count([{}]), gpu_count([{}, {}])
+    ('1 NVIDIA GPU', '2 NVIDIA GPUs')
+    """
     return f"{len(gpus)} NVIDIA GPU{'s' * (len(gpus) != 1)}"
 
 
-def _nothing(pci: list[Any], contained: bool) -> tuple[str, str, str]:
-    """The state of a machine, or a container, that has no GPU."""
+def _state_without_gpu(pci: list[Any], contained: bool) -> tuple[str, str, str]:
+    """State, message and fix of a machine or a container without a GPU."""
     if contained and (pci or read(MODULE_VERSION)):
         return (
             "not-granted",
-            f"this container was granted none of its host's {counted(pci) if pci else 'NVIDIA GPUs'}",
-            "start it with GPUs: docker run --gpus all, or --device nvidia.com/gpu=all; "
-            "on Kubernetes a limit nvidia.com/gpu",
+            f"this container was granted none of its host's {gpu_count(pci) if pci else 'NVIDIA GPUs'}",
+            "start it with GPUs: `docker run --gpus all`, or `--device nvidia.com/gpu=all`; "
+            "on Kubernetes set the limit nvidia.com/gpu",
         )
     return (
         "no-device",
         "this container sees no NVIDIA GPU" if contained else "no NVIDIA GPU is on the PCI bus",
-        "`lspci -d 10de:` lists what NVIDIA made; a virtual machine needs one passed through",
+        "`lspci -d 10de:` lists NVIDIA's devices; a virtual machine needs a GPU by passthrough",
     )
 
 
 def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The GPUs on the bus that NVML does not list, as rows that can't be read.
+    """A row with an error for each GPU of the bus that NVML does not list.
 
-    The driver leaves out a GPU that it could not start, whatever the kernel's log still has of it.
+    The driver leaves out a GPU that it could not start.
     """
-    if any(_placeless(gpu) for gpu in gpus):  # which of the bus that is, is not known
+    # A lost GPU may report no address: it could be any of those on the bus.
+    if any(_has_no_address(gpu) for gpu in gpus):
         return []
     listed = {address(gpu["bus_id"]) for gpu in gpus if isinstance(gpu["bus_id"], str)}
     rows: list[dict[str, Any]] = []
-    for place in sorted(one["address"] for one in given if one["address"].lower() not in listed):
+    for place in sorted(gpu["address"] for gpu in given if gpu["address"].lower() not in listed):
         if re.search(r"(?m)^GPU Excluded:\s*Yes", read(f"{DRIVER_GPUS}/{place}/information") or ""):
-            continue  # by the module's parameter NVreg_ExcludedGpus
+            continue  # excluded by the module's parameter NVreg_ExcludedGpus
         driver = pci_state(place)
-        if driver["driver"] in GIVEN_AWAY:
+        if driver["driver"] in PASSTHROUGH_DRIVERS:
             continue
         why = "it does not answer on the bus" if driver["lost"] else f"driver {driver['driver'] or 'none'}"
         error = {
@@ -203,50 +213,51 @@ def _unlisted(given: list[Any], gpus: list[dict[str, Any]]) -> list[dict[str, An
     return rows
 
 
-def _placeless(gpu: dict[str, Any]) -> bool:
-    """Whether NVML does not say where on the bus a GPU is."""
+def _has_no_address(gpu: dict[str, Any]) -> bool:
+    """Whether NVML does not report a GPU's PCI address."""
     return not isinstance(gpu.get("bus_id"), str)
 
 
-def _no_answer(error: dict[str, Any], there: str, contained: bool) -> tuple[str, str, str]:
-    """The state of a machine whose driver does not answer."""
+def _state_of_error(error: dict[str, Any], there: str, contained: bool) -> tuple[str, str, str]:
+    """State, message and fix of a machine on which NVML does not initialize."""
     module = _stripped(read(MODULE_VERSION))
     code = error.get("code")
     why = error.get("library", "")
+    # dlopen found the library and could not load it: a broken file, or one of another architecture.
     if why and "No such file" not in why:
-        fix = "install the driver's libnvidia-ml1 anew, in the version of the loaded module"
-        return "no-library", f"{there}, and libnvidia-ml.so.1 can't be loaded: {why}", fix
+        fix = "reinstall the driver's libnvidia-ml1 in the version of the loaded module"
+        return "no-library", f"{there}, but libnvidia-ml.so.1 can't be loaded: {why}", fix
     if code == NO_LIBRARY:
         fix = "install the driver: the role nvidia_driver, or the package with libnvidia-ml.so.1"
         if contained:
-            fix = "give it the driver's capability utility: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+            fix = "start it with the driver's capability utility: NVIDIA_DRIVER_CAPABILITIES=compute,utility"
         state = "no-library" if contained or module else "no-driver"
-        return state, f"{there}, and no libnvidia-ml.so.1", fix
-    told = {
+        return state, f"{there}, but libnvidia-ml.so.1 is missing", fix
+    states = {
         NO_DRIVER: (
             "no-driver",
-            f"{there}, and the kernel module nvidia is not loaded",
-            "`modprobe nvidia`; if it fails, dmesg says why: no module for this kernel, Secure Boot, "
+            f"{there}, but the kernel module nvidia is not loaded",
+            "run `modprobe nvidia`; if it fails, `dmesg` says why: no module for this kernel, Secure Boot, "
             "another driver",
         ),
         MISMATCH: (
             "mismatch",
-            f"libnvidia-ml.so.1 does not fit the loaded kernel module {module or 'nvidia'}",
-            "an upgrade ran under the loaded module: reboot, or stop what uses the GPUs and reload the "
-            "nvidia modules",
+            f"libnvidia-ml.so.1 has another version than the loaded kernel module {module or 'nvidia'}",
+            "an upgrade has replaced the library while the module was loaded: reboot, or stop every program "
+            "that uses the GPUs and reload the nvidia modules",
         ),
         NO_PERMISSION: (
             "no-permission",
-            f"{there}, and this user may not use them",
-            "let this user open /dev/nvidia*, for example by the group that owns them",
+            f"{there}, but this user has no permission to use them",
+            "give this user access to /dev/nvidia*, for example through the group that owns them",
         ),
     }
-    otherwise = ("failed", f"NVML does not start: {error['_error']}", "dmesg has what the driver says")
-    return told.get(code or 0, otherwise)
+    otherwise = ("failed", f"NVML does not start: {error['_error']}", "`dmesg` has the driver's messages")
+    return states.get(code or 0, otherwise)
 
 
 def _driver(head: dict[str, Any]) -> Driver:
-    said = read(NVIDIA_VERSION) or ""
+    text = read(NVIDIA_VERSION) or ""
     module = _stripped(read(MODULE_VERSION))
     unavailable: dict[str, str] = {}
     silent = "the driver did not answer"
@@ -255,10 +266,11 @@ def _driver(head: dict[str, Any]) -> Driver:
     if module is None:
         unavailable["module"] = "no module nvidia is loaded"
     flavour = None
-    if found := re.search(r"NVRM version:.*?(Open )?Kernel Module", said):
-        flavour = "open" if found[1] else "proprietary"
+    # "NVIDIA UNIX Open Kernel Module" and "NVIDIA UNIX x86_64 Kernel Module" are the two kinds.
+    if match := re.search(r"NVRM version:.*?(Open )?Kernel Module", text):
+        flavour = "open" if match[1] else "proprietary"
     else:
-        unavailable["flavour"] = f"{NVIDIA_VERSION} does not tell"
+        unavailable["flavour"] = f"{NVIDIA_VERSION} does not say"
     known = version or module
     number = version_key(known)[0] if known and version_key(known) else None
     branch = facts()["branches"].get(str(number)) if number else None
@@ -266,7 +278,7 @@ def _driver(head: dict[str, Any]) -> Driver:
         for name in ("branch_type", "supported_until", "ended"):
             unavailable[name] = "no driver" if number is None else f"branch {number} is not in the catalogue"
     elif branch["eol"] is None:
-        unavailable["supported_until"] = unavailable["ended"] = "NVIDIA has not told the day"
+        unavailable["supported_until"] = unavailable["ended"] = "NVIDIA has not published the date"
     if number is None:
         unavailable["branch"] = "no driver"
     eol = branch and branch["eol"]
@@ -288,12 +300,12 @@ def _stripped(text: str | None) -> str | None:
 
 
 def reason(error: dict[str, Any]) -> str:
-    """An error of the collector as the reason of a null."""
-    return str(error.get("name") or CODES.get(error.get("code") or 0) or error["_error"])
+    """An error of the collector as the reason of a null: NVML's constant, or the error's text."""
+    return str(error.get("name") or NVML_CODES.get(error.get("code") or 0) or error["_error"])
 
 
 def _value(value: Any, name: str, unavailable: dict[str, str], nothing: str = "NOT_SUPPORTED") -> Any:
-    """A value, or None with its reason."""
+    """A value; or None, with the reason added to `unavailable`."""
     if isinstance(value, dict) and "_error" in value:
         unavailable[name] = reason(value)
         return None
@@ -302,7 +314,7 @@ def _value(value: Any, name: str, unavailable: dict[str, str], nothing: str = "N
     return value
 
 
-def _dig(data: dict[str, Any], path: str) -> Any:
+def _value_at(data: dict[str, Any], path: str) -> Any:
     value: Any = data
     for key in path.split("."):
         if not isinstance(value, dict) or "_error" in value:
@@ -312,21 +324,21 @@ def _dig(data: dict[str, Any], path: str) -> Any:
 
 
 def values_of(gpu: dict[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Fields of a device, of what the collector says of a GPU, and for each null the reason."""
+    """Fields of a device from the collector's facts of a GPU, and the reason for each null."""
     unavailable: dict[str, str] = {}
-    values = {name: _value(_dig(gpu, FIELDS[name]), name, unavailable) for name in names}
+    values = {name: _value(_value_at(gpu, FIELDS[name]), name, unavailable) for name in names}
     if "clock_events" in values:
         values["clock_events"] = clock_events(values["clock_events"])
     return values, unavailable
 
 
-def lost(unavailable: Mapping[str, str]) -> str | None:
-    """Why a GPU is lost, by its values: a handle is given of a lost one too, and some of its values."""
-    return next((why for why in unavailable.values() if why in LOST), None)
+def lost_reason(unavailable: Mapping[str, str]) -> str | None:
+    """The code by which a GPU counts as lost, from the reasons of its nulls; None where it is not lost."""
+    return next((why for why in unavailable.values() if why in LOST_CODES), None)
 
 
 def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -> list[Device]:
-    """A GPU and its MIG devices."""
+    """The device of a GPU, then those of its MIG devices."""
     index = int(gpu["index"])
     if gpu["error"]:
         return [_unreadable(gpu, gpus, given)]
@@ -335,12 +347,12 @@ def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -
     place = address(bus_id) if bus_id else None
     cpus = _stripped(read(f"{PCI}/{place}/local_cpulist")) if place else None
     if cpus is None:
-        unavailable["cpus"] = "the kernel does not tell"
+        unavailable["cpus"] = "the kernel does not report it"
     fabric = _value(gpu["fabric"]["state"], "fabric_state", unavailable)
     links = _value(gpu["nvlinks"], "nvlinks_total", unavailable)
     if links is None:
         unavailable["nvlinks_active"] = unavailable["nvlinks_total"]
-    unavailable["profile"] = unavailable["mig_index"] = unavailable["parent"] = "it is no MIG device"
+    unavailable["profile"] = unavailable["mig_index"] = unavailable["parent"] = "it is not a MIG device"
     uuid = _value(gpu["uuid"], "uuid", unavailable) or _uuid_of(place)
     if uuid:
         unavailable.pop("uuid", None)
@@ -358,53 +370,53 @@ def _devices(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -
         unavailable=unavailable,
         **values,
     )
-    gone = [name for name, why in unavailable.items() if why in LOST]
-    if why := lost(unavailable):
+    gone = [name for name, why in unavailable.items() if why in LOST_CODES]
+    if why := lost_reason(unavailable):
         error = {"_error": f"{why}: {', '.join(gone[:3])} can't be read", "code": None, "name": why}
         return [_unreadable({**gpu, "bus_id": place, "error": error}, gpus, given)]
-    parts = _dig(gpu, "more.mig_devices")
+    parts = _value_at(gpu, "more.mig_devices")
     if not isinstance(parts, list):
         return [parent]
     return [parent, *(_mig_device(part, parent) for part in parts if not part["error"])]
 
 
 def _numa_node(gpu: dict[str, Any], place: str | None, unavailable: dict[str, str]) -> int | None:
-    """The NUMA node whose memory is nearest: of the PCI device, else the only one of NVML's memory affinity.
-
-    nvmlDeviceGetNumaNodeId is another thing, the node that a GPU's own memory is on Grace, and not supported
-    elsewhere. The kernel says -1 where firmware says nothing (Linux, Documentation/ABI, sysfs-bus-pci).
-    """
-    said = _stripped(read(f"{PCI}/{place}/numa_node")) if place else None
-    if said and is_whole(said):
-        return int(said)
-    if _stripped(read(NODES)) == "0":
+    """The nearest NUMA node: of the PCI device, else the only one of NVML's memory affinity."""
+    # Not nvmlDeviceGetNumaNodeId: that is the node of the GPU's own memory on Grace, unsupported elsewhere.
+    # The kernel reports -1 where the firmware reports nothing (Linux, Documentation/ABI, sysfs-bus-pci).
+    text = _stripped(read(f"{PCI}/{place}/numa_node")) if place else None
+    if text and is_whole(text):
+        return int(text)
+    # A machine with a single node needs no answer from firmware or driver.
+    if _stripped(read(NUMA_NODES)) == "0":
         return 0
-    nodes = _value(_dig(gpu, "more.memory_nodes"), "numa_node", unavailable)
+    nodes = _value(_value_at(gpu, "more.memory_nodes"), "numa_node", unavailable)
     if nodes is None:
         return None
     if len(nodes) != 1:
-        unavailable["numa_node"] = f"the kernel says {said or 'nothing'}, and NVML {len(nodes)} nodes"
+        unavailable["numa_node"] = f"the kernel says {text or 'nothing'}, and NVML {len(nodes)} nodes"
         return None
     return int(nodes[0])
 
 
 def _uuid_of(place: str | None) -> str | None:
-    """The UUID that the driver's own folder has of a GPU, whatever NVML says."""
-    said = read(f"{DRIVER_GPUS}/{place}/information") or "" if place else ""
-    found = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", said)
-    return found[1] if found else None
+    """The UUID of a GPU from the driver's folder in /proc, which also has GPUs that NVML calls lost."""
+    text = read(f"{DRIVER_GPUS}/{place}/information") or "" if place else ""
+    match = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text)
+    return match[1] if match else None
 
 
 def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]) -> Device:
-    """A GPU that is lost or hangs: a row like every other, with what the kernel still knows."""
+    """A GPU that is lost or hangs, with its address and UUID where the kernel still has them."""
     error = gpu["error"]
-    told = reason(error)
-    known = {address(one["bus_id"]) for one in gpus if not _placeless(one)}
-    left = [gpu["bus_id"]] if not _placeless(gpu) else sorted(given - known)
-    alone = not _placeless(gpu) or (sum(map(_placeless, gpus)) == 1 and len(left) == 1)
+    name = reason(error)
+    known = {address(gpu["bus_id"]) for gpu in gpus if not _has_no_address(gpu)}
+    left = [gpu["bus_id"]] if not _has_no_address(gpu) else sorted(given - known)
+    # A row without an address has the one address of the bus that no other row has, if there is only one.
+    alone = not _has_no_address(gpu) or (sum(map(_has_no_address, gpus)) == 1 and len(left) == 1)
     uuid = _uuid_of(left[0]) if alone else None
-    names = [*FIELDS, *DERIVED, "uuid", "mig_index", "parent"]
-    unavailable = dict.fromkeys(names, told)
+    names = [*FIELDS, *DERIVED_FIELDS, "uuid", "mig_index", "parent"]
+    unavailable = dict.fromkeys(names, name)
     if alone:
         del unavailable["bus_id"]
     if uuid:
@@ -414,20 +426,20 @@ def _unreadable(gpu: dict[str, Any], gpus: list[dict[str, Any]], given: set[str]
         kind="gpu",
         index=int(gpu["index"]),
         bus_id=left[0] if alone else None,
-        error=f"{told}: {error['_error']}" if told not in error["_error"] else error["_error"],
+        error=f"{name}: {error['_error']}" if name not in error["_error"] else error["_error"],
         unavailable=unavailable,
     )
 
 
 def _mig_device(part: dict[str, Any], parent: Device) -> Device:
-    nothing = "it is a MIG device: its GPU tells"
-    values, unavailable = values_of(part, OF_MIG)
+    nothing = "it is a MIG device: see its GPU"
+    values, unavailable = values_of(part, MIG_FIELDS)
     values["profile"] = _value(part["profile"], "profile", unavailable)
-    for name in OF_PARENT:
+    for name in PARENT_FIELDS:
         values[name] = getattr(parent, name)
         if name in parent.unavailable:
             unavailable[name] = parent.unavailable[name]
-    for name in (*FIELDS, *DERIVED):
+    for name in (*FIELDS, *DERIVED_FIELDS):
         if name not in values and name != "bus_id":
             unavailable[name] = nothing
     return Device(
@@ -443,7 +455,7 @@ def _mig_device(part: dict[str, Any], parent: Device) -> Device:
 
 
 def _peer(gpu: dict[str, Any], row: dict[str, Any], gpus: list[dict[str, Any]]) -> Peer:
-    other = next((one for one in gpus if one["index"] == row["index"] and not one["error"]), None)
+    other = next((gpu for gpu in gpus if gpu["index"] == row["index"] and not gpu["error"]), None)
     uuid = other.get("uuid") if other else None
     ancestor, p2p = row["ancestor"], row["p2p"]["read"]
     return Peer(
@@ -456,10 +468,11 @@ def _peer(gpu: dict[str, Any], row: dict[str, Any], gpus: list[dict[str, Any]]) 
 
 
 def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | None, dict[str, Any]]]:
-    """What the driver lists, with the device each is on: that of MIG, where it is on."""
+    """The processes that the driver lists, with the UUID of their GPU or MIG device."""
     if gpu["error"]:
         return []
-    parts = _dig(gpu, "more.mig_devices")
+    parts = _value_at(gpu, "more.mig_devices")
+    # With MIG on, NVML lists processes on the handles of the MIG devices.
     if isinstance(parts, list) and parts:
         sources = [(part.get("uuid"), part.get("processes")) for part in parts if not part["error"]]
     else:
@@ -473,16 +486,18 @@ def _processes_of(gpu: dict[str, Any], rows: list[Device]) -> list[tuple[str | N
 
 
 def _problems(head: dict[str, Any], gpus: list[dict[str, Any]], why: str) -> list[Finding]:
-    found = []
+    findings = []
     if why:
         slow = isinstance(why, SlowCall)
-        found.append(unread(SLOW if slow else HUNG, why, severity="warning" if slow else "error"))
+        findings.append(
+            unreadable_finding(SLOW if slow else HUNG, why, severity="warning" if slow else "error")
+        )
     if head.get("error"):
         error = head["error"]
-        found.append(unread(reason(error), error["_error"], code=error.get("code")))
+        findings.append(unreadable_finding(reason(error), error["_error"], code=error.get("code")))
     for gpu in gpus:
         if gpu["error"]:
             error = gpu["error"]
             title = f"GPU {gpu['index']}"
-            found.append(unread(reason(error), error["_error"], title, code=error.get("code")))
-    return found
+            findings.append(unreadable_finding(reason(error), error["_error"], title, code=error.get("code")))
+    return findings

@@ -1,20 +1,20 @@
-"""/etc/gpukiln/gpus.toml: limits of who leases, and what the machine costs. The role gpu_tools writes it.
+"""/etc/gpukiln/gpus.toml: limits of leases, and the machine's price. The role gpu_tools writes the file.
 
-[limits]              # of everybody
-gpus = 4              # at the same time; 0: as many as there are
-hours = 24            # of one lease; 0: no end
+[limits]              # of every user
+gpus = 4              # at the same time; 0: no limit
+hours = 24            # of one lease; 0: no limit
 
-[limits.users.ann]    # instead of these, for one user
+[limits.users.ann]    # for one user, in place of the limits above
 gpus = 8
 
 [limits.projects.training]
 hours = 72
-members = ["ann", "bob"]   # whose work it is; of others who name it, everybody's limit holds
+members = ["ann", "bob"]   # other users who name the project keep the general limits
 
-[busy]                # without a lease
-counts = ["compute"]  # kinds of processes that keep a GPU from others: compute, graphics, compute+graphics
+[busy]                # GPUs that processes use without a lease
+counts = ["compute"]  # kinds of processes that make a GPU busy: compute, graphics, compute+graphics
 
-[price]               # of the whole machine; without it the catalogue's, where its type is known
+[price]               # of the whole machine; default: the catalogue's price of its instance type
 usd_hour = 12.5
 source = "contract 2026"
 """
@@ -34,22 +34,24 @@ except ImportError:  # Python 3.9 and 3.10
     import tomli as tomllib  # type: ignore[no-redef]
 
 COMPUTE, GRAPHICS, BOTH = "compute", "graphics", "compute+graphics"  # kinds of processes
-# A display server has a graphics context on every GPU of a workstation, and computes nothing.
-COUNTS = (COMPUTE,)
+# A display server has a graphics context on every GPU of a workstation and computes nothing: it must not keep
+# leases away.
+BUSY_KINDS = (COMPUTE,)
 FILE = "/etc/gpukiln/gpus.toml"
 ENVIRONMENT = "GPUKILN_GPUS_CONFIG"
+# Vendor and product of the machine, readable for every user; on EC2 Nitro the product is the instance type.
 DMI = "/sys/class/dmi/id"
 
 
 @dataclass(frozen=True)
 class LeaseLimit:
-    """How much one holder may have.
+    """The limits of one user or project.
 
     Args:
-        gpus: At the same time; 0: as many as there are.
-        hours: One lease; 0: no end.
-        whose: Of whom this is, for messages.
-        members: Of a project: the users whose work it is.
+        gpus: At the same time; 0 for no limit.
+        hours: Of one lease; 0 for no limit.
+        whose: Whose limit it is, for messages.
+        members: Of a project, the users to whom the limit applies.
     """
 
     gpus: int = 0
@@ -60,10 +62,10 @@ class LeaseLimit:
 
 @dataclass(frozen=True)
 class MachinePrice:
-    """What the whole machine costs.
+    """The price of the whole machine.
 
     Args:
-        source: Who says so, and when.
+        source: Where the price comes from, and its date.
     """
 
     usd_hour: float
@@ -72,7 +74,7 @@ class MachinePrice:
 
 @dataclass(frozen=True)
 class Config:
-    """What the file says.
+    """The content of the file.
 
     Args:
         counts: Kinds of processes that make a GPU busy without a lease.
@@ -83,40 +85,44 @@ class Config:
     users: dict[str, LeaseLimit] = field(default_factory=dict)
     projects: dict[str, LeaseLimit] = field(default_factory=dict)
     price: MachinePrice | None = None
-    counts: tuple[str, ...] = COUNTS
+    counts: tuple[str, ...] = BUSY_KINDS
 
     def limit(self, user: str, project: str) -> LeaseLimit:
-        """What holds for a user: their own, else that of a project of theirs, else everybody's.
+        """The limit that applies to a user: the user's own, else the project's, else the general one.
 
-        Whoever types the name of a project is not of it by that.
+        Args:
+            project: As the user typed it.
         """
         own = self.projects.get(project)
+        # A user names the project freely: only membership gives its limits.
         return self.users.get(user) or (own if own and user in own.members else self.everybody)
 
 
 def load(path: Path | None = None) -> Config:
-    """Read the file; where there is none nothing is limited.
+    """Read the file; without a file nothing is limited.
 
     Raises:
-        UsageError: It is not TOML, or says what nobody understands.
+        UsageError: The file is not TOML, or has an unknown key or a wrong value.
     """
     path = path or Path(os.environ.get(ENVIRONMENT) or FILE)
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return Config(path)
-    except (ValueError, RecursionError) as error:  # no TOML, no UTF-8, too deep, too many digits
-        raise UsageError(f"{path} is not TOML: {error}", hint="the role gpu_tools writes it anew") from error
+    except (ValueError, RecursionError) as error:  # not TOML or UTF-8, nested too deeply, too many digits
+        raise UsageError(
+            f"{path} is not TOML: {error}", hint="the role gpu_tools writes a new file"
+        ) from error
     reader = _ConfigReader(path)
     reader.keys(data, "", ("limits", "busy", "price"))
     limits = reader.section(data, "limits")
     reader.keys(limits, "limits", ("gpus", "hours", "users", "projects"))
     everybody = reader.limit(limits, "limits", "everybody", LeaseLimit())
     price = None
-    if said := reader.section(data, "price"):
-        reader.keys(said, "price", ("usd_hour", "source"))
+    if table := reader.section(data, "price"):
+        reader.keys(table, "price", ("usd_hour", "source"))
         price = MachinePrice(
-            float(reader.number(said, "price", "usd_hour", 0)), str(said.get("source", path))
+            float(reader.number(table, "price", "usd_hour", 0)), str(table.get("source", path))
         )
     return Config(
         path,
@@ -132,8 +138,8 @@ class _ConfigReader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def wrong(self, what: str, wanted: str) -> UsageError:
-        return UsageError(f"{self.path}: {what}", hint=f"wanted: {wanted}")
+    def wrong(self, what: str, expected: str) -> UsageError:
+        return UsageError(f"{self.path}: {what}", hint=f"wanted: {expected}")
 
     def keys(self, data: dict[str, Any], where: str, known: tuple[str, ...]) -> None:
         if strange := [key for key in data if key not in known]:
@@ -141,26 +147,28 @@ class _ConfigReader:
             raise self.wrong(f"{place} {strange[0]!r}", ", ".join(known))
 
     def section(self, data: dict[str, Any], name: str) -> dict[str, Any]:
-        found = data.get(name, {})
-        if not isinstance(found, dict):
-            raise self.wrong(f"{name} is {found!r}", f"a table [{name}]")
-        return found
+        table = data.get(name, {})
+        if not isinstance(table, dict):
+            raise self.wrong(f"{name} is {table!r}", f"a table [{name}]")
+        return table
 
     def number(self, data: dict[str, Any], where: str, name: str, default: float) -> float:
-        found = data.get(name, default)
-        if isinstance(found, int) and found.bit_length() > 64:  # in hexadecimal; Python would not print it
-            found = float("inf")
-        if isinstance(found, bool) or not isinstance(found, (int, float)) or not 0 <= found < float("inf"):
-            raise self.wrong(f"[{where}] {name} is {found!r}", "a number of 0 or more")
-        return found
+        value = data.get(name, default)
+        if isinstance(value, int) and value.bit_length() > 64:
+            # A hexadecimal literal may have any length; printing it in decimal raises ValueError from 4,300
+            # digits on.
+            value = float("inf")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+            raise self.wrong(f"[{where}] {name} is {value!r}", "a number of 0 or more")
+        return value
 
     def counts(self, data: dict[str, Any]) -> tuple[str, ...]:
         busy = self.section(data, "busy")
         self.keys(busy, "busy", ("counts",))
-        found, known = busy.get("counts", list(COUNTS)), (COMPUTE, GRAPHICS, BOTH)
-        if not isinstance(found, list) or any(kind not in known for kind in found):
-            raise self.wrong(f"[busy] counts is {found!r}", f"a list of {', '.join(known)}")
-        return tuple(found)
+        kinds, known = busy.get("counts", list(BUSY_KINDS)), (COMPUTE, GRAPHICS, BOTH)
+        if not isinstance(kinds, list) or any(kind not in known for kind in kinds):
+            raise self.wrong(f"[busy] counts is {kinds!r}", f"a list of {', '.join(known)}")
+        return tuple(kinds)
 
     def limit(self, data: dict[str, Any], where: str, whose: str, default: LeaseLimit) -> LeaseLimit:
         gpus = self.number(data, where, "gpus", default.gpus)
@@ -169,35 +177,35 @@ class _ConfigReader:
         return LeaseLimit(int(gpus), self.number(data, where, "hours", default.hours), whose)
 
     def limits(self, data: dict[str, Any], name: str, default: LeaseLimit) -> dict[str, LeaseLimit]:
-        found = {}
-        for key, said in self.section(data, name).items():
+        by_name = {}
+        for key, table in self.section(data, name).items():
             where = f"limits.{name}.{key}"
-            if not isinstance(said, dict):
-                raise self.wrong(f"{where} is {said!r}", "gpus and hours")
+            if not isinstance(table, dict):
+                raise self.wrong(f"{where} is {table!r}", "gpus and hours")
             allowed = ("gpus", "hours", "members") if name == "projects" else ("gpus", "hours")
-            self.keys(said, where, allowed)
-            members = said.get("members", [])
-            if not isinstance(members, list) or not all(isinstance(one, str) for one in members):
+            self.keys(table, where, allowed)
+            members = table.get("members", [])
+            if not isinstance(members, list) or not all(isinstance(member, str) for member in members):
                 raise self.wrong(f"[{where}] members is {members!r}", "a list of users")
-            limit = self.limit(said, where, f"{name[:-1]} {key}", default)
-            found[key] = replace(limit, members=tuple(members))
-        return found
+            limit = self.limit(table, where, f"{name[:-1]} {key}", default)
+            by_name[key] = replace(limit, members=tuple(members))
+        return by_name
 
 
 def machine_price(config: Config) -> MachinePrice | None:
-    """What this machine costs: as the file says, else the catalogue's price of its instance type."""
+    """The price of this machine: from the file, else the catalogue's price of its instance type."""
     if config.price is not None:
         return config.price
     from gpukiln.gpus.facts import facts  # noqa: PLC0415 - rarely needed
 
     try:
         vendor = Path(DMI, "sys_vendor").read_text(encoding="utf-8").strip()
-        name = Path(DMI, "product_name").read_text(encoding="utf-8").strip()  # EC2 Nitro: the instance type
+        name = Path(DMI, "product_name").read_text(encoding="utf-8").strip()
     except OSError:
         return None
     if vendor != "Amazon EC2":
         return None
-    # The machine does not know its region without asking its metadata; the first list that has the type.
+    # Only the metadata service knows the region; the first list with this type serves, and its region is named.
     for listed in facts()["prices"]:
         if name in listed["usd_hour"]:
             source = f"{name} on demand in {listed['region']}, {listed['as_of']} ({listed['source']})"

@@ -1,9 +1,7 @@
-"""How container engines are given GPUs: one rendering of devices for each, by what the engine says of itself.
+"""GPUs in containers: renders devices for each container engine, by the method that the engine supports.
 
-Docker and Podman are asked, never guessed at: Docker gives GPUs by a hook that lies on its daemon's PATH
-(`--gpus`), by CDI from 25 on where it is told to and from 28.2 on by itself (docker/docs#22926), or by the
-runtime `nvidia`; Podman by CDI. In a container GPUs are numbered from 0: neither CUDA_VISIBLE_DEVICES nor
-NVIDIA_VISIBLE_DEVICES is set there by this.
+Docker passes GPUs to a container by CDI (from 25 on where it is configured, from 28.2 on by default,
+docker/docs#22926), by NVIDIA's hook on its daemon's PATH (`--gpus`), or by the runtime `nvidia`; Podman by CDI.
 """
 
 from __future__ import annotations
@@ -25,33 +23,35 @@ from gpukiln.gpus.model import Device
 from gpukiln.parsing import parse_json
 
 if TYPE_CHECKING:
-    from gpukiln.gpus.leases import Granted
+    from gpukiln.gpus.leases import LeaseGrant
     from gpukiln.gpus.store import Lease
 
 ENGINES = ("docker", "podman", "compose", "systemd")
 LABEL = "gpukiln.lease"
 CAPABILITIES = ("compute", "utility")
-# What NVIDIA's toolkit takes (NVIDIA/libnvidia-container, nvidia-container-cli(1)); `gpu` is Docker's own.
+# NVIDIA_DRIVER_CAPABILITIES (NVIDIA/libnvidia-container, nvidia-container-cli(1)); `gpu` is Docker's own.
 KNOWN_CAPABILITIES = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx")
-ALL = "all"  # instead of UUIDs, where somebody else than the leases gives GPUs: every GPU of the machine
+ALL = "all"  # in place of UUIDs: every GPU of the machine, for services that run without a lease
 CDI_KIND = "nvidia.com/gpu"
 CDI_FILES = ("/etc/cdi/*.yaml", "/etc/cdi/*.json", "/var/run/cdi/*.yaml", "/var/run/cdi/*.json")
+# The name before and after toolkit 1.14; Docker looks for both (moby/moby, daemon/nvidia_linux.go).
 HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-GENERATE = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml --device-name-strategy=uuid"
-ASK_S = 20.0
+# Leases name devices by UUID; the default of nvidia-ctk names them by index.
+GENERATE_COMMAND = "nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml --device-name-strategy=uuid"
+QUERY_S = 20.0  # for one command of an engine; its daemon may hang
 BY_CDI, BY_HOOK, BY_RUNTIME = "cdi", "hook", "runtime"
 
 
 @dataclass(frozen=True)
 class ContainerEngine:
-    """What an engine says of itself, as far as GPUs are concerned.
+    """What an engine supports for GPUs.
 
     Args:
         name: docker or podman.
-        runtimes: OCI runtimes that it knows by name.
-        cdi_devices: Devices that its CDI specifications name, without their kind.
-        hook: Whether NVIDIA's hook is on the PATH; the daemon's may be another one.
-        toolkit: Whether nvidia-ctk is there, which makes specifications.
+        runtimes: Names of its OCI runtimes.
+        cdi_devices: Names of devices in its CDI specifications, without their kind.
+        hook: Whether NVIDIA's hook is on this process's PATH; the daemon's PATH may differ.
+        toolkit: Whether nvidia-ctk is installed, which generates specifications.
     """
 
     name: str
@@ -67,8 +67,8 @@ class RunningContainer:
     """A running container that has GPUs.
 
     Args:
-        uuids: Of the devices that it was given.
-        lease: The lease that it runs under, by its label; empty where it has none.
+        uuids: Its devices.
+        lease: The lease in its label; empty where it has none.
     """
 
     engine: str
@@ -78,81 +78,86 @@ class RunningContainer:
     lease: str
 
 
-def _ask(*argv: str) -> str:
-    """What an engine answers.
+def _output_of(*argv: str) -> str:
+    """The output of an engine's command.
 
     Raises:
-        UnavailableError: It is not installed, gives no answer, or an error.
+        UnavailableError: The engine is not installed, does not answer, or fails.
     """
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=QUERY_S, check=False)
     except FileNotFoundError:
         raise UnavailableError(f"{argv[0]} is not installed", hint=f"install {argv[0]}") from None
     except subprocess.TimeoutExpired:
         raise UnavailableError(
-            f"{argv[0]} gives no answer in {ASK_S:.0f} s",
-            hint=f"look at its service: systemctl status {argv[0]}",
+            f"{argv[0]} does not answer within {QUERY_S:.0f} s",
+            hint=f"check its service: systemctl status {argv[0]}",
         ) from None
     if done.returncode != 0:
-        told = " ".join((done.stderr or done.stdout).split())[-300:]
-        raise UnavailableError(f"{' '.join(argv[:3])}: {told}", hint=f"systemctl status {argv[0]}")
+        output = " ".join((done.stderr or done.stdout).split())[-300:]
+        raise UnavailableError(f"{' '.join(argv[:3])}: {output}", hint=f"systemctl status {argv[0]}")
     return done.stdout
 
 
 def cdi_devices(patterns: Sequence[str] = CDI_FILES) -> frozenset[str]:
-    """The GPUs that this machine's CDI specifications name (CDI's SPEC.md: `kind`, `devices[].name`)."""
-    found: set[str] = set()
+    """Names of the GPUs in this machine's CDI specifications (CDI's SPEC.md: `kind`, `devices[].name`)."""
+    names: set[str] = set()
     for pattern in patterns:
         for path in glob.glob(pattern):  # noqa: PTH207 - patterns are whole paths
             text = Path(path).read_text(encoding="utf-8", errors="replace")
+            # By pattern: gpukiln-gpu parses YAML only where PyYAML is packed, and the two keys are enough.
             if not re.search(rf"[\"']?kind[\"']?: *[\"']?{re.escape(CDI_KIND)}\b", text):
                 continue
+            # In JSON the top-level containerEdits follow `devices`; they have names of hooks and variables.
             devices = text[: text.rfind("containerEdits")] if path.endswith(".json") else text
-            found |= set(re.findall(r"(?m)[\"']?\bname[\"']?: *[\"']?([A-Za-z0-9:._-]+)", devices))
-    return frozenset(found)
+            names |= set(re.findall(r"(?m)[\"']?\bname[\"']?: *[\"']?([A-Za-z0-9:._-]+)", devices))
+    return frozenset(names)
 
 
 def read_engine(name: str) -> ContainerEngine:
-    """Ask an engine what it is.
+    """Ask an engine what it supports.
 
     Raises:
-        UnavailableError: It gives no answer.
+        UnavailableError: The engine does not answer.
     """
     if name == "podman":
-        said = parse_json(_ask("podman", "info", "--format", "json"))
-        version = str(said.get("version", {}).get("Version", ""))
+        info = parse_json(_output_of("podman", "info", "--format", "json"))
+        version = str(info.get("version", {}).get("Version", ""))
         return ContainerEngine(
             name, version, (), cdi_devices(), False, shutil.which("nvidia-ctk") is not None
         )
-    said = parse_json(_ask("docker", "info", "--format", "{{json .}}"))
-    if errors := said.get("ServerErrors"):
+    info = parse_json(_output_of("docker", "info", "--format", "{{json .}}"))
+    # `docker info` reports a daemon that does not run in its output.
+    if errors := info.get("ServerErrors"):
         raise UnavailableError(f"docker: {'; '.join(errors)}", hint="systemctl status docker")
-    listed = said.get("DiscoveredDevices")
-    if listed is not None:  # Docker 28.2 and later tell what they found
-        names = [str(one.get("ID", "")) for one in listed if one.get("Source") == "cdi"]
-        devices = frozenset(one.partition("=")[2] for one in names if one.startswith(f"{CDI_KIND}="))
+    listed = info.get("DiscoveredDevices")
+    if listed is not None:  # Docker 28.2 and later
+        names = [str(device.get("ID", "")) for device in listed if device.get("Source") == "cdi"]
+        devices = frozenset(name.partition("=")[2] for name in names if name.startswith(f"{CDI_KIND}="))
     else:
-        folders = said.get("CDISpecDirs") or ()  # Docker 25 to 28.1: where it looks, if it does
+        folders = info.get("CDISpecDirs") or ()  # Docker 25 to 28.1; empty where CDI is off
         devices = cdi_devices([f"{folder}/*.{end}" for folder in folders for end in ("yaml", "json")])
     return ContainerEngine(
         name,
-        str(said.get("ServerVersion", "")),
-        tuple(sorted(said.get("Runtimes") or {})),
+        str(info.get("ServerVersion", "")),
+        tuple(sorted(info.get("Runtimes") or {})),
         devices,
         any(shutil.which(hook) for hook in HOOKS),
         shutil.which("nvidia-ctk") is not None,
     )
 
 
-def way(engine: ContainerEngine, uuids: Sequence[str]) -> str:
-    """By what an engine gives these devices: cdi, hook or runtime.
+def injection_method(engine: ContainerEngine, uuids: Sequence[str]) -> str:
+    """How an engine passes these devices to a container: cdi, hook or runtime.
 
     Raises:
-        UnavailableError: By nothing; the error says what mends it.
+        UnavailableError: The engine has no method; the hint says how to install one.
     """
     missing = [uuid for uuid in uuids if uuid not in engine.cdi_devices]
     if engine.cdi_devices and not missing:
         return BY_CDI
+    # The hook before the runtime: it takes the lease's devices even where the image sets
+    # NVIDIA_VISIBLE_DEVICES.
     if engine.name == "docker" and engine.hook:
         return BY_HOOK
     if engine.name == "docker" and "nvidia" in engine.runtimes:
@@ -161,13 +166,17 @@ def way(engine: ContainerEngine, uuids: Sequence[str]) -> str:
         raise UnavailableError(
             f"{engine.name}'s CDI specification does not name {', '.join(missing)}",
             details=(f"it names {', '.join(sorted(engine.cdi_devices))}",),
-            hint=f"make it anew, it names indices or MIG has changed since: {GENERATE}",
+            hint=f"it names indices, or MIG has changed since; generate it again: {GENERATE_COMMAND}",
         )
     if engine.name == "podman":
-        hint = GENERATE if engine.toolkit else f"install nvidia-container-toolkit, then {GENERATE}"
+        hint = (
+            GENERATE_COMMAND
+            if engine.toolkit
+            else f"install nvidia-container-toolkit, then {GENERATE_COMMAND}"
+        )
         raise UnavailableError("podman has no CDI specification of NVIDIA's GPUs", hint=hint)
     raise UnavailableError(
-        f"docker {engine.version} can give no GPU: it has no hook and no runtime of NVIDIA, and no CDI "
+        f"docker {engine.version} can't use GPUs: it has no hook and no runtime of NVIDIA, and no CDI "
         "specification",
         hint="install nvidia-container-toolkit (role nvidia_container_toolkit), then "
         "`nvidia-ctk runtime configure` and restart docker",
@@ -175,48 +184,54 @@ def way(engine: ContainerEngine, uuids: Sequence[str]) -> str:
 
 
 def check_capabilities(capabilities: Sequence[str]) -> tuple[str, ...]:
-    """The driver's capabilities that a container gets, without Docker's own `gpu`.
+    """The driver's capabilities for a container, without Docker's own `gpu`.
+
+    >>> check_capabilities(["gpu", "video", "video"])
+    ('video',)
+    >>> check_capabilities([])
+    ('compute', 'utility')
 
     Raises:
-        UsageError: One is unknown.
+        UsageError: A capability is unknown.
     """
-    wanted = tuple(dict.fromkeys(one for one in capabilities if one != "gpu"))
-    if unknown := [one for one in wanted if one not in KNOWN_CAPABILITIES]:
+    chosen = tuple(dict.fromkeys(capability for capability in capabilities if capability != "gpu"))
+    if unknown := [capability for capability in chosen if capability not in KNOWN_CAPABILITIES]:
         raise UsageError(
-            f"--capabilities has {unknown[0]!r}", hint=f"there are {', '.join(KNOWN_CAPABILITIES)}"
+            f"--capabilities has {unknown[0]!r}", hint=f"known are {', '.join(KNOWN_CAPABILITIES)}"
         )
-    return wanted or CAPABILITIES
+    return chosen or CAPABILITIES
 
 
 def device_request(uuids: Sequence[str], capabilities: Sequence[str] = CAPABILITIES) -> dict[str, Any]:
-    """Docker's DeviceRequest, as its API and SDK take it; the capability `gpu` selects NVIDIA's driver."""
-    wanted = ["gpu", *check_capabilities(capabilities)]
-    return {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [wanted]}
+    """Docker's DeviceRequest for its API and SDK; the capability `gpu` selects NVIDIA's driver."""
+    words = ["gpu", *check_capabilities(capabilities)]
+    return {"Driver": "nvidia", "DeviceIDs": list(uuids), "Capabilities": [words]}
 
 
-def nodes(uuids: Sequence[str], devices: Sequence[Device]) -> list[str]:
-    """What a unit must be allowed to open for these devices, as DeviceAllow of systemd takes it.
-
-    Only their own nodes: the whole class of /proc/devices would be every GPU, and has another name from
-    driver 550 on (NVIDIA/nvidia-container-toolkit#324). MIG devices of one GPU share its node; their
-    capabilities' numbers are the kernel's, so all of that class are allowed.
+def device_nodes(uuids: Sequence[str], devices: Sequence[Device]) -> list[str]:
+    """The device nodes that a unit needs for these devices, as systemd's DeviceAllow takes them.
 
     Raises:
-        UnavailableError: The node of one is not known.
+        UnavailableError: The node of a device is not known.
     """
-    known = {one.uuid: one for one in devices if one.uuid}
-    found: dict[str, None] = {}
+    # The nodes themselves: the class char-nvidia would allow every GPU, and has another name in /proc/devices
+    # from driver 550 on (NVIDIA/nvidia-container-toolkit#324).
+    known = {entry.uuid: entry for entry in devices if entry.uuid}
+    rules: dict[str, None] = {}
     for uuid in uuids:
-        one = known.get(uuid)
-        whole = known.get(one.parent) if one and one.parent else one
-        if one is None or whole is None or whole.minor is None:
+        device = known.get(uuid)
+        whole = known.get(device.parent) if device and device.parent else device
+        if device is None or whole is None or whole.minor is None:
             raise UnavailableError(
-                f"the device node of {uuid} is not known", hint="`gpukiln-gpu show` says what it answers"
+                f"the device node of {uuid} is not known",
+                hint="`gpukiln-gpu show` prints what the driver reports",
             )
-        found[f"/dev/nvidia{whole.minor}"] = None
-        if one.kind == "mig":
-            found["char-nvidia-caps"] = None
-    return list(found)
+        rules[f"/dev/nvidia{whole.minor}"] = None
+        if device.kind == "mig":
+            # MIG devices share their GPU's node. The numbers of their capabilities are assigned by the
+            # kernel, so the whole class is allowed.
+            rules["char-nvidia-caps"] = None
+    return list(rules)
 
 
 def arguments(
@@ -226,21 +241,21 @@ def arguments(
     by: str = BY_CDI,
     allowed: Sequence[str] = (),
 ) -> list[str]:
-    """What gives devices to a container of an engine, or to a unit.
+    """The options that pass devices to a container of an engine, or to a systemd unit.
 
     Args:
-        uuids: Of GPUs or MIG devices; of compose also ALL alone.
+        uuids: Of GPUs or MIG devices; for compose also ALL alone.
         engine: One of ENGINES.
-        by: Of Docker: cdi, hook or runtime, see `way`.
-        allowed: Of systemd: what it may open, see `nodes`.
+        by: For Docker, the result of `injection_method`.
+        allowed: For systemd, the result of `device_nodes`.
 
     Returns:
-        Words of a command line; of compose and systemd lines of a file.
+        Words of a command line; for compose and systemd the lines of a file.
 
     Raises:
-        UsageError: A capability is unknown, or can't be chosen there.
+        UsageError: A capability is unknown, or the engine does not let it be chosen.
     """
-    wanted = check_capabilities(capabilities)
+    chosen = check_capabilities(capabilities)
     if engine == "compose":
         named = "count: all" if [*uuids] == [ALL] else f"device_ids: {json.dumps(list(uuids))}"
         return [
@@ -250,133 +265,138 @@ def arguments(
             "      devices:",
             "        - driver: nvidia",
             f"          {named}",
-            f"          capabilities: {json.dumps(['gpu', *wanted])}",
+            f"          capabilities: {json.dumps(['gpu', *chosen])}",
         ]
     asked = engine in ("docker", "podman")
-    if set(wanted) != set(CAPABILITIES) and (engine == "systemd" or (asked and by == BY_CDI)):
+    if set(chosen) != set(CAPABILITIES) and (engine == "systemd" or (asked and by == BY_CDI)):
         raise UsageError(
-            f"--capabilities {','.join(wanted)} for {engine}"
-            + (", which gives GPUs by CDI" if asked else ""),
-            hint="its specification says what a container gets, a unit has all: leave --capabilities out",
+            f"--capabilities {','.join(chosen)} for {engine}" + (", which uses GPUs by CDI" if asked else ""),
+            hint="leave --capabilities out: a CDI specification fixes them, a unit has all",
         )
     if engine == "systemd":
         shared = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
         return [
+            # A unit sees the host's numbering of GPUs, unlike a container.
             f"Environment=CUDA_VISIBLE_DEVICES={','.join(uuids)}",
             *(f"DeviceAllow={node} rw" for node in (*shared, *allowed)),
         ]
+    # In a container GPUs are numbered from 0: no CUDA_VISIBLE_DEVICES with the host's indices is set there.
     if engine == "podman" or by == BY_CDI:
         return [word for uuid in uuids for word in ("--device", f"{CDI_KIND}={uuid}")]
     if by == BY_RUNTIME:
         return [
             *("--runtime", "nvidia"),
             *("--env", f"NVIDIA_VISIBLE_DEVICES={','.join(uuids)}"),
-            *("--env", f"NVIDIA_DRIVER_CAPABILITIES={','.join(wanted)}"),
+            *("--env", f"NVIDIA_DRIVER_CAPABILITIES={','.join(chosen)}"),
         ]
-    # One value of Docker's, read as a line of CSV (docker/cli, opts/gpus.go): what has commas is quoted.
-    return ["--gpus", f'"device={",".join(uuids)}","capabilities={",".join(wanted)}"']
+    # Docker reads the value as a line of CSV (docker/cli, opts/gpus.go): fields with commas need quotes.
+    return ["--gpus", f'"device={",".join(uuids)}","capabilities={",".join(chosen)}"']
 
 
-def container_command(granted: Granted, engine: str, image: str, command: Sequence[str]) -> list[str]:
+def container_command(granted: LeaseGrant, engine: str, image: str, command: Sequence[str]) -> list[str]:
     """The command line that runs an image on the devices of a lease.
 
     Raises:
-        UnavailableError: The engine can't give them.
+        UnavailableError: The engine can't pass the devices to a container.
     """
     uuids = granted.uuids
-    given = arguments(uuids, engine, by=way(read_engine(engine), uuids))
+    given = arguments(uuids, engine, by=injection_method(read_engine(engine), uuids))
+    # Docker refuses --tty where standard input is not a terminal.
     terminal = ["--tty"] if sys.stdin.isatty() and sys.stdout.isatty() else []
     name = f"{LABEL}={granted.lease.id}"
     return [engine, "run", "--rm", "--interactive", *terminal, "--label", name, *given, image, *command]
 
 
-def refuse_memory(limit_mib: int, devices: Sequence[Device]) -> IncompatibleError:
-    """Why no engine limits the memory of a GPU, and what can be had instead."""
+def memory_limit_error(limit_mib: int, devices: Sequence[Device]) -> IncompatibleError:
+    """The error that no engine limits the memory of a GPU, with the alternatives."""
     fits = sorted(
         {
-            (one.memory_total_mib, one.profile)
-            for one in devices
-            if one.kind == "mig" and one.profile and (one.memory_total_mib or 0) >= limit_mib
+            (device.memory_total_mib, device.profile)
+            for device in devices
+            if device.kind == "mig" and device.profile and (device.memory_total_mib or 0) >= limit_mib
         }
     )
     instead = [
         f"a MIG device {fits[0][1]} of {fits[0][0]} MiB: --mig {fits[0][1]}"
         if fits
         else "a MIG device of that size, where the board has MIG: gpukiln-gpu mig",
-        "MPS with CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, which holds for its clients",
-        "a promise among those who lease: --shared --memory",
+        "MPS with CUDA_MPS_PINNED_DEVICE_MEM_LIMIT, which limits its clients",
+        "a budget that users of leases keep by agreement: --shared --memory",
     ]
     return IncompatibleError(
         f"no container engine limits a GPU's memory to {limit_mib} MiB",
         details=tuple(instead),
-        hint="take one of these",
+        hint="use one of these",
     )
 
 
-def runs(lease: Lease) -> bool:
-    """Whether the container of a lease runs; if its engine gives no answer: nothing is lost so."""
+def is_container_running(lease: Lease) -> bool:
+    """Whether the container of a lease runs; true where its engine does not answer."""
     engine = lease.engine or "docker"
     asked = f"id={lease.container}" if lease.container else f"label={LABEL}={lease.id}"
     try:
-        return bool(_ask(engine, "ps", "--quiet", "--no-trunc", "--filter", asked).split())
+        return bool(_output_of(engine, "ps", "--quiet", "--no-trunc", "--filter", asked).split())
     except UnavailableError:
         return True
 
 
-def end(lease: Lease) -> None:
-    """End the container of a lease, if it runs.
+def kill_container(lease: Lease) -> None:
+    """Kill the container of a lease, if it runs.
 
     Raises:
-        UnavailableError: Its engine gives no answer.
+        UnavailableError: Its engine does not answer.
     """
     engine = lease.engine or "docker"
-    if ids := _ask(engine, "ps", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={lease.id}").split():
-        _ask(engine, "kill", *ids)
+    if ids := _output_of(
+        engine, "ps", "--quiet", "--no-trunc", "--filter", f"label={LABEL}={lease.id}"
+    ).split():
+        _output_of(engine, "kill", *ids)
 
 
-def containers(devices: Sequence[Device]) -> list[RunningContainer]:
-    """The running containers of Docker and Podman that were given GPUs.
+def running_containers(devices: Sequence[Device]) -> list[RunningContainer]:
+    """The running containers of Docker and Podman that have GPUs.
 
     Args:
-        devices: The machine's, by which `all`, indices and device nodes are understood.
+        devices: The machine's, to resolve `all`, indices and device nodes.
     """
-    found = []
+    rows = []
     for engine in ("docker", "podman"):
         if shutil.which(engine) is None:
             continue
         try:
-            ids = _ask(engine, "ps", "--quiet", "--no-trunc").split()
-            listed = parse_json(_ask(engine, "inspect", *ids)) if ids else []
+            ids = _output_of(engine, "ps", "--quiet", "--no-trunc").split()
+            listed = parse_json(_output_of(engine, "inspect", *ids)) if ids else []
         except UnavailableError as error:
-            print(f"{engine}: its containers are not looked at: {error.message}", file=sys.stderr)
+            print(f"{engine}: its containers are not examined: {error.message}", file=sys.stderr)
             continue
-        for one in listed:
-            if uuids := given_to(one, devices):
-                labels = one.get("Config", {}).get("Labels") or {}
-                image = str(one.get("Config", {}).get("Image", ""))
-                found.append(RunningContainer(engine, str(one["Id"]), image, uuids, labels.get(LABEL, "")))
-    return found
+        for container in listed:
+            if uuids := devices_of_container(container, devices):
+                labels = container.get("Config", {}).get("Labels") or {}
+                image = str(container.get("Config", {}).get("Image", ""))
+                rows.append(
+                    RunningContainer(engine, str(container["Id"]), image, uuids, labels.get(LABEL, ""))
+                )
+    return rows
 
 
-def given_to(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str, ...]:
-    """UUIDs of the devices that a container was given, by what `inspect` says of it.
-
-    Docker keeps what was asked for: names, or how many, which are the first ones (moby/moby,
-    daemon/nvidia_linux.go). Podman keeps the command that made it, and the device nodes that CDI led to
-    (containers/podman, libpod/container_inspect_linux.go).
-    """
+def devices_of_container(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str, ...]:
+    """UUIDs of a container's devices, from the output of `inspect`."""
     host, config = container.get("HostConfig") or {}, container.get("Config") or {}
     named: list[str] = []
+    # Docker keeps the request: names of devices, or a count, which stands for the first ones (moby/moby,
+    # daemon/nvidia_linux.go).
     for request in host.get("DeviceRequests") or ():
-        wanted = [word for words in request.get("Capabilities") or () for word in words]
-        ids = [str(one) for one in request.get("DeviceIDs") or ()]
+        granted = [word for words in request.get("Capabilities") or () for word in words]
+        ids = [str(id) for id in request.get("DeviceIDs") or ()]
         count = int(request.get("Count") or 0)
         if request.get("Driver") == "cdi":
-            named += [one.partition("=")[2] for one in ids if one.startswith(f"{CDI_KIND}=")]
-        elif request.get("Driver") == "nvidia" or "gpu" in wanted:
+            named += [id.partition("=")[2] for id in ids if id.startswith(f"{CDI_KIND}=")]
+        elif request.get("Driver") == "nvidia" or "gpu" in granted:
             named += ids or (
                 ["all"] if count < 0 else [str(number) for number in range(min(count, len(devices)))]
             )
+    # Podman keeps the command that created the container, and the device nodes that CDI added
+    # (containers/podman, libpod/container_inspect_linux.go).
     for word in config.get("CreateCommand") or ():
         named += re.findall(rf"{re.escape(CDI_KIND)}=([A-Za-z0-9:._-]+)", str(word))
     if host.get("Runtime") == "nvidia":
@@ -387,23 +407,29 @@ def given_to(container: dict[str, Any], devices: Sequence[Device]) -> tuple[str,
     if not named:
         paths = [str(device.get("PathOnHost", "")) for device in host.get("Devices") or ()]
         named = [path for path in paths if re.fullmatch(r"/dev/nvidia\d+", path)]
-    return tuple(dict.fromkeys(uuid for name in named for uuid in _named(name, devices)))
+    return tuple(dict.fromkeys(uuid for name in named for uuid in _devices_named(name, devices)))
 
 
-def _named(name: str, devices: Sequence[Device]) -> list[str]:
-    """The devices that one word means: a UUID, all, an index, GPU:MIG, or a device node."""
+def _devices_named(name: str, devices: Sequence[Device]) -> list[str]:
+    """UUIDs of the devices that a word names: a UUID, all, an index, GPU:MIG, or a device node."""
     if name.startswith(("GPU-", "MIG-")):
         return [name]
-    parents = {one.parent for one in devices if one.parent}
-    found = []
-    for one in devices:
-        node = next((whole.minor for whole in devices if whole.uuid == (one.parent or one.uuid)), None)
-        words = ("all", str(one.index), f"{one.index}:{one.mig_index}", f"/dev/nvidia{node}")
-        if one.uuid and one.vendor == "nvidia" and name in words and one.uuid not in parents:
-            found.append(one.uuid)
-    return found
+    parents = {device.parent for device in devices if device.parent}
+    uuids = []
+    for device in devices:
+        node = next((whole.minor for whole in devices if whole.uuid == (device.parent or device.uuid)), None)
+        words = ("all", str(device.index), f"{device.index}:{device.mig_index}", f"/dev/nvidia{node}")
+        if device.uuid and device.vendor == "nvidia" and name in words and device.uuid not in parents:
+            uuids.append(device.uuid)
+    return uuids
 
 
-def quoted(words: Sequence[str]) -> str:
-    """Words of a command line as a shell reads them."""
+def shell_quoted(words: Sequence[str]) -> str:
+    """The words of a command line, quoted for a shell.
+
+    >>> shell_quoted(["docker", "run", "an image"])
+    "docker run 'an image'"
+    >>> shell_quoted(["--device", "nvidia.com/gpu=GPU-7c49744b"])
+    '--device nvidia.com/gpu=GPU-7c49744b'
+    """
     return shlex.join(words)

@@ -1,4 +1,4 @@
-"""Facts of the catalogue, as they are sent to machines (`gpukiln.catalog.shipped` makes the file)."""
+"""The part of the catalogue that machines have (`gpukiln.catalog.shipped` generates facts.json)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 @cache
 def facts() -> dict[str, Any]:
-    """{branches, cuda, architectures, gpus, prices, xids}."""
-    text = pkgutil.get_data("gpukiln.gpus", "facts.json")  # a file, or a member of the zipapp
+    """{branches, cuda, architectures, gpus, prices, environments, xids}."""
+    text = pkgutil.get_data("gpukiln.gpus", "facts.json")  # works for a file and for a member of the zipapp
     if text is None:
         raise RuntimeError("gpukiln/gpus/facts.json is missing from the installation")
     return dict(json.loads(text))

@@ -1,12 +1,12 @@
-"""The table of GPU faults: what speaks against a GPU, how much, what to do, and who says so.
+"""The table of GPU faults: severity, meaning, remedy and source of each.
 
-Everything that examines a GPU reads it: the suite (`rules`), `list` and leases (`health`), node health,
-`watch` (`insights`), and the alerts of the monitoring add-on. A fault on a device is a condition on the
-device's fields, the same function for a snapshot and for the facts of the suite; a fault of the kernel's log
-is a pattern. Xids are not here: gpukiln/catalog/data/xid.yaml has a row for each, made of NVIDIA's catalogue.
+Everything that examines a GPU reads the table: the host suite (`rules`), `list` and leases (`health`), node
+health, `watch` (`insights`), and the alerts of the monitoring add-on. A fault of a device is a condition on the
+device's fields, the same function for a snapshot and for the facts of the host suite; a fault of the kernel's
+log is a pattern. Xids have a table of their own, made from NVIDIA's catalogue: gpukiln/catalog/data/xid.yaml.
 
-Severities of a GPU's faults: error, the GPU should get no new work, its state is sick; warning, it works and
-somebody should look; info, worth knowing and no fault.
+Severities: error, the GPU should get no new work, and its state is sick; warning, it works, and an
+administrator should examine it; info, worth knowing and no fault.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 from gpukiln.findings import Finding, Severity
 from gpukiln.probe import xids
 
-Value = Callable[[str], Any]
-"""Returns a field of a device by its name in `gpukiln.gpus.model.Device`, None where it is not known."""
+FieldReader = Callable[[str], Any]
+"""Returns a field of a device by its name in `gpukiln.gpus.model.Device`; None where it is not known."""
 
-MEMORY = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
+MEMORY_GUIDE = "docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt"
 NVML_H = "nvml.h"
 
 
@@ -31,11 +31,11 @@ class GpuFault:
     """One fault of a GPU.
 
     Args:
-        id: Names it everywhere.
+        id: Its name in every report.
         text: What it means.
-        remedy: The next step, established by this fault alone.
-        condition: Given a device's fields, what was found; None where the device has not got it. A fault
-            without is found elsewhere, as the comment says.
+        remedy: The next step, which follows from this fault alone.
+        condition: Given a device's fields, what was found; None where the device does not have the fault.
+            Faults that need more than one device have no condition; the table says which module finds them.
     """
 
     id: str
@@ -43,10 +43,10 @@ class GpuFault:
     text: str
     remedy: str
     source: str
-    condition: Callable[[Value], str | None] = lambda _: None
+    condition: Callable[[FieldReader], str | None] = lambda _: None
 
     def finding(self, object: str, message: str) -> Finding:
-        """This fault of one device.
+        """This fault on a device.
 
         Args:
             object: The device, as `Finding` has it.
@@ -56,11 +56,11 @@ class GpuFault:
 
 
 @dataclass(frozen=True)
-class Logged:
-    """A fault of the kernel's log that has no number.
+class LogFault:
+    """A fault in the kernel's log that has no Xid number.
 
     Args:
-        pattern: With a group `device` where the line names it.
+        pattern: With a group `device` where the line names the device.
         reset: Whether a reset of the GPU ends it.
     """
 
@@ -72,58 +72,62 @@ class Logged:
     reset: bool = False
 
 
-# What the driver asks for (nvml.h, nvmlDeviceGpuRecoveryAction_t), and how it is done.
+# Recovery actions that the driver requests (nvml.h, nvmlDeviceGpuRecoveryAction_t), and how to carry them out.
 ACTIONS: Mapping[str, str] = {
     "gpu reset": "end the work on it, then `gpukiln-gpu reset`",
-    "drain and reset": "end the work on it, then `gpukiln-gpu reset`; GPUs that reach its memory too",
+    "drain and reset": "end the work on it and on the GPUs that reach its memory, then `gpukiln-gpu reset`",
     "node reboot": "drain the node and reboot it: systemctl reboot",
     "system reboot": "drain the node and reboot it: systemctl reboot",
-    "drain P2P": "end the work on it and on the GPUs that reach its memory; no new one until it says none",
+    "drain P2P": "end the work on it and on the GPUs that reach its memory; start new work when the action is none",
     "recover IMEX domain": "restart nvidia-imex on every node of its domain",
     "bus reset": "drain the node and reboot it, with the power off in between",
 }
 
 
-def _recovery_action(value: Value) -> str | None:
+def _recovery_action(value: FieldReader) -> str | None:
     action = value("recovery_action")
     if action in (None, "none"):
         return None
     how = ACTIONS.get(action)
-    return f"the driver asks for: {action}" + (f" ({how})" if how else "")
+    return f"the driver requests: {action}" + (f" ({how})" if how else "")
 
 
-def _whether(name: str, text: str) -> Callable[[Value], str | None]:
+def _if_set(name: str, text: str) -> Callable[[FieldReader], str | None]:
     return lambda value: text if value(name) else None
 
 
-def _ecc_uncorrected(value: Value) -> str | None:
+def _ecc_uncorrected(value: FieldReader) -> str | None:
     errors = value("ecc_uncorrected")
     return f"{errors} uncorrected ECC errors since the last reset" if errors else None
 
 
-def _waits(now: str, later: str, mode: str) -> Callable[[Value], str | None]:
-    """A mode that will be another one after a reset."""
+def _pending(now: str, later: str, mode: str) -> Callable[[FieldReader], str | None]:
+    """A mode that changes with the next reset."""
 
-    def evidence(value: Value) -> str | None:
+    def evidence(value: FieldReader) -> str | None:
         current, pending = value(now), value(later)
         if current is None or pending is None or current == pending:
             return None
-        return f"{mode} is {onoff(current)}, and {onoff(pending)} after a reset"
+        return f"{mode} is {onoff(current)}, and will be {onoff(pending)} after a reset"
 
     return evidence
 
 
 def onoff(value: bool | None) -> str:
-    """A mode, for people."""
+    """A mode in words.
+
+    >>> onoff(True), onoff(False), onoff(None)
+    ('on', 'off', 'unsupported')
+    """
     return "unsupported" if value is None else "on" if value else "off"
 
 
-THERMAL = ("software thermal slowdown", "hardware thermal slowdown")
-HARDWARE = ("hardware slowdown", "hardware power brake")
+THERMAL_EVENTS = ("software thermal slowdown", "hardware thermal slowdown")
+HARDWARE_EVENTS = ("hardware slowdown", "hardware power brake")
 
 
-def _slowed(*events: str) -> Callable[[Value], str | None]:
-    def evidence(value: Value) -> str | None:
+def _slowed_by(*events: str) -> Callable[[FieldReader], str | None]:
+    def evidence(value: FieldReader) -> str | None:
         hit = [name for name in value("clock_events") or () if name in events]
         if not hit:
             return None
@@ -133,12 +137,16 @@ def _slowed(*events: str) -> Callable[[Value], str | None]:
     return evidence
 
 
-def thermal_margin(value: Value) -> tuple[int, str] | None:
-    """By how many degrees a GPU is cooler than where it slows down, and by which numbers; None: not known.
+def thermal_margin(value: FieldReader) -> tuple[int, str] | None:
+    """Degrees below the slowdown temperature, and the numbers in words; None where they are not known.
 
-    T.Limit, where a GPU has it: the margin at which it slows down is negative (NVIDIA/NVSentinel#1371: -2 on
-    H100), and below it is too hot. Else the absolute threshold, at which it is too hot.
+    >>> thermal_margin({"temperature_c": 91, "temperature_slowdown_c": 90}.get)
+    (-1, '91 degrees, wanted less than 90')
+    >>> thermal_margin({"temperature_margin_c": 5, "temperature_margin_slowdown_c": -2}.get)
+    (8, 'a margin of 5 degrees, wanted at least -2')
     """
+    # T.Limit, where a GPU has it: the margin of the slowdown is negative (-2 on H100, NVIDIA/NVSentinel#1371),
+    # and a smaller margin is too hot. Other GPUs have an absolute threshold, at which they are too hot.
     margin, slowdown = value("temperature_margin_c"), value("temperature_margin_slowdown_c")
     if margin is not None and slowdown is not None:
         return margin - slowdown + 1, f"a margin of {margin} degrees, wanted at least {slowdown}"
@@ -148,60 +156,65 @@ def thermal_margin(value: Value) -> tuple[int, str] | None:
     return None
 
 
-def _too_hot(value: Value) -> str | None:
+def _too_hot(value: FieldReader) -> str | None:
     margin = thermal_margin(value)
     return margin[1] if margin is not None and margin[0] <= 0 else None
 
 
-def _no_clock(value: Value) -> str | None:
+def _no_clock(value: FieldReader) -> str | None:
     top = value("clock_sm_max_mhz")
     return "the highest SM clock is 0 MHz, wanted more than 0" if top is not None and top <= 0 else None
 
 
-def _persistence_off(value: Value) -> str | None:
+def _persistence_off(value: FieldReader) -> str | None:
     return "persistence mode is off" if value("persistence") is False else None
 
 
-def _fabric(value: Value) -> str | None:
+def _fabric(value: FieldReader) -> str | None:
     state = value("fabric_state")
     return f"its state in the fabric is: {state}" if state not in (None, "none", "completed") else None
 
 
 def lanes_missing(width: int | None, widest: int | None) -> str | None:
-    """That a PCIe link has fewer lanes than the GPU has; None where it has them all, or nobody says."""
+    """The missing lanes of a PCIe link in words; None where none is missing, or the numbers are not known.
+
+    >>> lanes_missing(8, 16)
+    'a PCIe link of 8 lanes, wanted 16'
+    >>> lanes_missing(16, 16)
+    """
     if width is None or widest is None or width >= widest:
         return None
     return f"a PCIe link of {width} lanes, wanted {widest}"
 
 
-ON_A_DEVICE: tuple[GpuFault, ...] = (
-    # Of a GPU that can't be read at all: gpukiln.gpus.health.
+DEVICE_FAULTS: tuple[GpuFault, ...] = (
+    # The first three are for a GPU that can't be read at all: gpukiln.gpus.health finds them.
     GpuFault(
         "lost",
         "error",
         "NVML can't read it",
-        "`dmesg` says why (Xid 79, RmInitAdapter); `gpukiln-gpu health` names the fault and what it asks for",
+        "`dmesg` says why (Xid 79, RmInitAdapter); `gpukiln-gpu health` names the fault and its remedy",
         "nvml.h: NVML_ERROR_GPU_IS_LOST, NVML_ERROR_GPU_NOT_FOUND",
     ),
     GpuFault(
         "hung",
         "error",
-        "whoever asks it waits in the kernel, and makes no progress",
-        "`dmesg` says what the driver waits for; end what can be ended, and do what the fault there asks for",
+        "processes that query it wait in the kernel without progress",
+        "`dmesg` shows what the driver waits for; end its processes, and follow the remedy of that fault",
         "proc_pid_stat(5): state D",
     ),
     GpuFault(
         "slow",
         "warning",
-        "it has not answered yet, and the driver is still at work",
-        "look again in some minutes; persistence mode spares each program the GPU's start",
+        "it has not answered yet; the driver is still working",
+        "try again in some minutes; with persistence mode the GPU does not start for each program",
         "Azure/AgentBaker#2829: 25 s and more without persistence mode",
     ),
     GpuFault(
         "recovery-action",
         "error",
-        "its driver asks for an action before new work",
-        "do what it asks for: `gpukiln-gpu show` names the action",
+        "its driver requests an action before new work",
+        "carry out the action that `gpukiln-gpu show` names",
         f"{NVML_H}: NVML_FI_DEV_GET_GPU_RECOVERY_ACTION",
         _recovery_action,
     ),
@@ -209,79 +222,79 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "remap-failed",
         "error",
         "rows of its memory could not be remapped",
-        "take it out of work, and have it replaced",
-        f"{MEMORY}: RMA Policy Thresholds for Row-Remapping",
-        _whether("remap_failed", "a remapping of memory rows failed"),
+        "take it out of service and have it replaced",
+        f"{MEMORY_GUIDE}: RMA Policy Thresholds for Row-Remapping",
+        _if_set("remap_failed", "a remapping of memory rows failed"),
     ),
     GpuFault(
         "ecc-uncorrected",
         "error",
         "its memory had errors that could not be corrected",
-        "drain it, reset it (`gpukiln-gpu reset`), and look at it again: `gpukiln-gpu health`",
+        "drain it, reset it (`gpukiln-gpu reset`), and check it again: `gpukiln-gpu health`",
         "DCGM, modules/health: any volatile double-bit error fails the memory watch",
         _ecc_uncorrected,
     ),
     GpuFault(
         "remap-pending",
         "warning",
-        "rows of its memory are remapped at the next reset; work goes on, and new work may start",
-        "reset it when it is free: `gpukiln-gpu reset`",
-        f"{MEMORY}: Error Recovery and Response Flags",
-        _whether("remap_pending", "a remapping of memory rows is pending"),
+        "rows of its memory are remapped at the next reset; running and new work are not affected",
+        "reset it when no work runs on it: `gpukiln-gpu reset`",
+        f"{MEMORY_GUIDE}: Error Recovery and Response Flags",
+        _if_set("remap_pending", "a remapping of memory rows is pending"),
     ),
     GpuFault(
         "pages-pending",
         "warning",
-        "pages of its memory are retired at the next reset; work goes on",
-        "reset it when it is free: `gpukiln-gpu reset`",
+        "pages of its memory are retired at the next reset; running work is not affected",
+        "reset it when no work runs on it: `gpukiln-gpu reset`",
         "NVIDIA, Dynamic Page Retirement",
-        _whether("pages_pending", "memory pages wait to be retired"),
+        _if_set("pages_pending", "memory pages wait to be retired"),
     ),
     GpuFault(
         "ecc-pending",
         "warning",
-        "another ECC mode holds after the next reset",
-        "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -e`",
+        "the next reset changes its ECC mode",
+        "reset it when no work runs on it: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -e`",
         f"{NVML_H}: nvmlDeviceGetEccMode",
-        _waits("ecc_enabled", "ecc_pending", "ECC"),
+        _pending("ecc_enabled", "ecc_pending", "ECC"),
     ),
     GpuFault(
         "mig-pending",
         "warning",
-        "another MIG mode holds after the next reset",
-        "reset it when it is free: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -mig`",
+        "the next reset changes its MIG mode",
+        "reset it when no work runs on it: `gpukiln-gpu reset`, or set the mode back with `nvidia-smi -mig`",
         f"{NVML_H}: nvmlDeviceGetMigMode",
-        _waits("mig_enabled", "mig_pending", "MIG"),
+        _pending("mig_enabled", "mig_pending", "MIG"),
     ),
     GpuFault(
         "thermal-slowdown",
         "warning",
-        "it is slowed down by heat",
-        "look at fans, air flow and inlet temperature; until then a lower power limit helps",
+        "heat slows it down",
+        "check fans, air flow and inlet temperature; until then a lower power limit helps",
         f"{NVML_H}: nvmlClocksEventReason*ThermalSlowdown",
-        _slowed(*THERMAL),
+        _slowed_by(*THERMAL_EVENTS),
     ),
     GpuFault(
         "hardware-slowdown",
         "warning",
         "its hardware slows it down: power supply, power brake, or heat",
-        "look at power cables and supplies, then at cooling: `nvidia-smi -q -d PERFORMANCE,POWER`",
+        "check power cables and supplies, then cooling: `nvidia-smi -q -d PERFORMANCE,POWER`",
         f"{NVML_H}: nvmlClocksEventReasonHwSlowdown, HwPowerBrakeSlowdown",
-        _slowed(*HARDWARE),
+        _slowed_by(*HARDWARE_EVENTS),
     ),
     GpuFault(
         "temperature-margin",
         "warning",
-        "it is as hot as where it slows down",
-        "look at fans, air flow and inlet temperature: `nvidia-smi -q -d CLOCK,TEMPERATURE`",
+        "it has reached the temperature at which it slows down",
+        "check fans, air flow and inlet temperature: `nvidia-smi -q -d CLOCK,TEMPERATURE`",
         f"{NVML_H}: NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, nvmlDeviceGetTemperatureThreshold",
         _too_hot,
     ),
     GpuFault(
         "no-clock",
         "warning",
-        "it reports no clock: its firmware came up in part",
-        "reset it when it is free: `gpukiln-gpu reset`",
+        "it reports no clock: its firmware started only in part",
+        "reset it when no work runs on it: `gpukiln-gpu reset`",
         f"{NVML_H}: nvmlDeviceGetMaxClockInfo",
         _no_clock,
     ),
@@ -289,53 +302,53 @@ ON_A_DEVICE: tuple[GpuFault, ...] = (
         "fabric-not-joined",
         "error",
         "it has not joined the NVLink fabric: CUDA does not start on it",
-        "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
+        "check `systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
         f"{NVML_H}: nvmlGpuFabricInfo_t",
         _fabric,
     ),
     GpuFault(
         "persistence-off",
         "info",
-        "persistence mode is off: the driver lets go of it whenever nobody uses it",
+        "persistence mode is off: the driver unloads the GPU's state whenever no program uses it",
         "enable nvidia-persistenced with `--persistence-mode`: Ubuntu's unit starts it with persistence off",
         "NVIDIA, Driver Persistence",
         _persistence_off,
     ),
-    # These take more than one device or look: `lanes_missing`, gpukiln.gpus.nvlinks.
+    # These need several devices or samples, so they have no condition: `lanes_missing`, gpukiln.gpus.nvlinks.
     GpuFault(
         "pcie-narrow",
         "warning",
         "its PCIe link is narrower or slower than it could be",
-        "seat the card again; `lspci -vv` shows LnkCap and LnkSta of every bridge on the way",
+        "reseat the card; `lspci -vv` shows LnkCap and LnkSta of every bridge above it",
         f"{NVML_H}: nvmlDeviceGetCurrPcieLinkWidth",
     ),
     GpuFault(
         "nvlink-down",
         "error",
-        "it has fewer active NVLinks than the GPUs that it is linked with",
-        "`nvidia-smi nvlink -s`; reset the GPUs, seat the bridge again, look for Xid 74 in the kernel's log",
+        "it has fewer active NVLinks than the GPUs that it is linked to",
+        "run `nvidia-smi nvlink -s`; reset the GPUs, reseat the bridge, look for Xid 74 in the kernel's log",
         "NVIDIA Fabric Manager user guide, NVLink errors",
     ),
 )
-FAULTS: Mapping[str, GpuFault] = {one.id: one for one in ON_A_DEVICE}
+FAULTS: Mapping[str, GpuFault] = {fault.id: fault for fault in DEVICE_FAULTS}
 
-# What the driver logs without an Xid. Formats as the driver's sources and public logs have them.
-LOGGED: Mapping[str, Logged] = {
-    "off-the-bus": Logged(
+# Messages of the driver without an Xid, in the formats of its sources and of public logs.
+LOG_FAULTS: Mapping[str, LogFault] = {
+    "off-the-bus": LogFault(
         "error",
         "the GPU no longer answers on PCIe",
         "restart the machine; replace the GPU if it happens again",
         "NVIDIA/NVSentinel#155",
         xids.OFF_THE_BUS,
     ),
-    "unsupported": Logged(
+    "unsupported": LogFault(
         "error",
-        "this driver does not drive the GPU",
-        "install the branch and kind of module that the line asks for: the role nvidia_driver",
+        "this driver does not support the GPU",
+        "install the branch and kind of module that the line names: the role nvidia_driver",
         "NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-pci.c",
         xids.UNSUPPORTED,
     ),
-    "init-failed": Logged(
+    "init-failed": LogFault(
         "error",
         "the driver could not start the GPU",
         "reset the GPU (`nvidia-smi --gpu-reset`); if that fails, power the machine off and on",
@@ -343,7 +356,7 @@ LOGGED: Mapping[str, Logged] = {
         xids.INIT_FAILED,
         reset=True,
     ),
-    "reset-required": Logged(
+    "reset-required": LogFault(
         "error",
         "the driver refuses new work on a GPU until it is reset",
         "reset the GPU (`nvidia-smi --gpu-reset`); `gpukiln-gpu list` names it",
@@ -351,10 +364,10 @@ LOGGED: Mapping[str, Logged] = {
         xids.RESET_REQUIRED,
         reset=True,
     ),
-    "gsp-heartbeat": Logged(
+    "gsp-heartbeat": LogFault(
         "warning",
         "the GPU's firmware did not answer in time",
-        "look for Xid 119 or 120; reset the GPU when it is free",
+        "look for Xid 119 or 120; reset the GPU when no work runs on it",
         "ublue-os/bazzite#4449",
         xids.HEARTBEAT,
         reset=True,
@@ -362,13 +375,13 @@ LOGGED: Mapping[str, Logged] = {
 }
 
 
-def found_on(value: Value, object: str, ids: Iterable[str] | None = None) -> list[Finding]:
-    """The faults that a device has.
+def device_faults(value: FieldReader, object: str, ids: Iterable[str] | None = None) -> list[Finding]:
+    """The faults of a device.
 
     Args:
         object: The device, as `Finding` has it.
         ids: Only these.
     """
-    chosen = ON_A_DEVICE if ids is None else [FAULTS[id] for id in ids]
-    found = ((fault, fault.condition(value)) for fault in chosen)
-    return [fault.finding(object, message) for fault, message in found if message is not None]
+    chosen = DEVICE_FAULTS if ids is None else [FAULTS[id] for id in ids]
+    messages = ((fault, fault.condition(value)) for fault in chosen)
+    return [fault.finding(object, message) for fault, message in messages if message is not None]

@@ -1,7 +1,7 @@
-"""Reads the section `nvml` of the facts, as the rules of the GPUs do.
+"""Reads the section `nvml` of the facts, for snapshots and for the rules of the host suite.
 
-gpukiln/probe/nvml.py makes the section. What NVML could not read is an error in the value's place:
-reading it here fails the check. A value that the GPU doesn't have is None.
+gpukiln/probe/nvml.py gathers the section. Where NVML failed, an error takes the value's place: reading it here
+fails the check. A value that the GPU does not have is None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpukiln.probe.nvml import address
 Gpu = dict[str, Any]
 Facts = Mapping[str, Any]
 
-# nvmlGpuP2PStatus_t and nvmlGpuTopologyLevel_t, as nvidia-ml-py names them.
+# nvmlGpuP2PStatus_t and nvmlGpuTopologyLevel_t (nvml.h); the numbers are those of nvidia-ml-py.
 P2P_STATUS = {
     0: "ok",
     1: "chipset not supported",
@@ -45,9 +45,9 @@ CLOCK_EVENTS = {
     0x80: "hardware power brake",
     0x100: "display clocks",
 }
-COMPLETED = 3  # of a fabric's states
-FABRIC = {0: "none", 1: "not started", 2: "in progress", COMPLETED: "completed"}
-# A device's field and where the collector has it.
+FABRIC_COMPLETED = 3  # nvmlGpuFabricState_t (nvml.h)
+FABRIC_STATES = {0: "none", 1: "not started", 2: "in progress", FABRIC_COMPLETED: "completed"}
+# A device's field -> its path in the collector's facts.
 FIELDS = {
     "pci_id": "more.pci_id",
     "minor": "more.minor",
@@ -101,17 +101,23 @@ FIELDS = {
     "mig_enabled": "mig.current",
     "mig_pending": "mig.pending",
 }
-FABRIC_TROUBLES = {0: "degraded bandwidth", 4: "route unhealthy"}  # by the first of their bits
+FABRIC_FAULTS = {0: "degraded bandwidth", 4: "route unhealthy"}  # by the lower of their two bits
 
 
 def label(gpu: Gpu) -> str:
-    """Name a GPU for people: its index and its PCI address."""
+    """A GPU's name for people: its index and its PCI address.
+
+    >>> label({"index": 0, "bus_id": "00000000:00:1E.0"})
+    'GPU 0 (00000000:00:1E.0)'
+    >>> label({"index": 1, "bus_id": {"_error": "GPU is lost"}})
+    'GPU 1'
+    """
     bus_id = gpu.get("bus_id")
     return f"GPU {gpu['index']}" + (f" ({bus_id})" if isinstance(bus_id, str) else "")
 
 
 def title(gpu: Gpu) -> str:
-    """Name a GPU as `Device.title` does: its UUID, or its index where that can't be read."""
+    """A GPU's name as `Device.title` has it: its UUID, or its index where the UUID can't be read."""
     uuid = gpu.get("uuid")
     return uuid if isinstance(uuid, str) else f"GPU {gpu['index']}"
 
@@ -120,18 +126,18 @@ def nvml_gpus(facts: Facts) -> list[Gpu]:
     """The GPUs that NVML lists.
 
     Raises:
-        AssertionError: NVML does not work, lists none, or can't reach one.
+        AssertionError: NVML does not work, lists no GPU, or can't reach one.
     """
-    found = facts["nvml"]
-    error = found["error"]
-    if not found["available"]:
-        raise AssertionError(f"NVML does not work: {error[ERROR] if error else 'it was not asked'}")
-    if not found["gpus"]:
+    section = facts["nvml"]
+    error = section["error"]
+    if not section["available"]:
+        raise AssertionError(f"NVML does not work: {error[ERROR] if error else 'it was not called'}")
+    if not section["gpus"]:
         raise AssertionError("NVML lists no GPU")
-    gone = [f"{label(g)}: {g['error'][ERROR]}" for g in found["gpus"] if g["error"]]
+    gone = [f"{label(g)}: {g['error'][ERROR]}" for g in section["gpus"] if g["error"]]
     if gone:
         raise AssertionError(f"NVML can't reach {'; '.join(gone)}")
-    return list(found["gpus"])
+    return list(section["gpus"])
 
 
 def read(gpu: Gpu, path: str) -> Any:
@@ -145,7 +151,7 @@ def read(gpu: Gpu, path: str) -> Any:
         The value; None where the GPU doesn't have it.
 
     Raises:
-        AssertionError: NVML gave an error in its place.
+        AssertionError: NVML failed to read it.
     """
     value: Any = gpu
     for key in path.split("."):
@@ -155,14 +161,14 @@ def read(gpu: Gpu, path: str) -> Any:
 
 
 def check_readable(gpu: Gpu, value: Any, what: str) -> None:
-    """Fail where NVML gave an error in a value's place.
+    """Fail where NVML could not read a value.
 
     Args:
         value: What was gathered.
         what: What the value is, for the message.
 
     Raises:
-        AssertionError: It is an error.
+        AssertionError: The value is an error.
     """
     if isinstance(value, dict) and ERROR in value:
         raise AssertionError(f"{label(gpu)}: {what}: {value[ERROR]}")
@@ -172,120 +178,120 @@ def links(gpu: Gpu) -> list[dict[str, Any]]:
     """The NVLinks of a GPU; empty where it has none.
 
     Raises:
-        AssertionError: NVML could not read the state of one.
+        AssertionError: NVML could not read the state of a link.
     """
-    found: list[dict[str, Any]] = read(gpu, "nvlinks") or []
-    for link in found:
+    nvlinks: list[dict[str, Any]] = read(gpu, "nvlinks") or []
+    for link in nvlinks:
         check_readable(gpu, link["state"], f"NVLink {link['link']}")
-    return found
+    return nvlinks
 
 
 def value(gpu: Gpu, name: str) -> Any:
-    """A value of a GPU by the name of the `Device`'s field, as the conditions of faults read both.
-
-    Not through a `Device`, in which an error of NVML is a null: here it fails a check of the suite.
-    """
+    """A value of a GPU by the name of the `Device`'s field, as the conditions of faults read it."""
+    # Not through a `Device`, in which an error of NVML is null: here it must fail a check of the host suite.
     if name == "fabric_state":
         return fabric_state(gpu)
     path = FIELDS[name]
-    if path.startswith("more.") and "more" not in gpu:  # only a snapshot has what is shown
+    if path.startswith("more.") and "more" not in gpu:  # the host suite gathers no more than its rules read
         return None
-    found = read(gpu, path)
-    return clock_events(found) if name == "clock_events" else found
+    content = read(gpu, path)
+    return clock_events(content) if name == "clock_events" else content
 
 
 def clock_events(mask: int | None) -> tuple[str, ...] | None:
-    """Why clocks are lower than they could be, by NVML's mask."""
+    """The reasons in NVML's mask why clocks are lowered.
+
+    >>> clock_events(0x24)
+    ('software power cap', 'software thermal slowdown')
+    >>> clock_events(0)
+    ()
+    """
     return None if mask is None else tuple(name for bit, name in CLOCK_EVENTS.items() if mask & bit)
 
 
 def fabric_state(gpu: Gpu) -> str | None:
-    """How far a GPU has joined the NVLink fabric; None where it has none to join."""
+    """A GPU's state in the NVLink fabric; None where the machine has none."""
     state, status = read(gpu, "fabric.state"), read(gpu, "fabric.status")
-    if state == COMPLETED and status:
+    if state == FABRIC_COMPLETED and status:
         return f"completed with status {status}"
-    return None if state is None else FABRIC.get(state, f"state {state}")
+    return None if state is None else FABRIC_STATES.get(state, f"state {state}")
 
 
-def is_divided(gpu: Gpu) -> bool:
-    """Whether MIG is on.
-
-    Such a GPU reaches no other and is reached by none: on A100 its NVLinks are trained off, from H100 on they
-    stay active (Fabric Manager user guide, "Interoperability with MIG"), and P2P is there neither by NVLink
-    nor by PCIe (NVIDIA/nccl#1716).
-    """
+def has_mig(gpu: Gpu) -> bool:
+    """Whether MIG is on: such a GPU has no peers."""
+    # On A100 its NVLinks are trained off, from H100 on they stay active (Fabric Manager user guide,
+    # "Interoperability with MIG"); P2P works neither by NVLink nor by PCIe (NVIDIA/nccl#1716).
     return bool(read(gpu, "mig.current"))
 
 
-def linked(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
+def are_linked(first: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> bool:
     """Whether active NVLinks join two GPUs, as `nvlinks_between` counts them.
 
     Raises:
-        AssertionError: NVML gave an error in the place of what says it.
+        AssertionError: NVML failed to read a value that decides it.
     """
     everyone = list(gpus)
     for gpu in everyone:
         read(gpu, "bus_id")
-    for gpu in (one, other):
+    for gpu in (first, other):
         links(gpu)
         read(gpu, "fabric.state")  # its other values are of the same call
-    return nvlinks_between(one, other, everyone) > 0
+    return nvlinks_between(first, other, everyone) > 0
 
 
-def nvlinks_between(one: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
+def nvlinks_between(first: Gpu, other: Gpu, gpus: Iterable[Gpu]) -> int:
     """Active NVLinks from one GPU towards another: directly, to a switch that both reach, or into a fabric.
 
-    What is at a link's end is not told where NVSwitches are no PCI devices (HGX B200): there the GPUs of one
-    cluster and clique reach each other (nvml.h, nvmlGpuFabricInfo_t).
-
     Args:
-        gpus: All of the machine: one that two others are linked to passes nothing on (P3's mesh).
+        gpus: All of the machine.
     """
 
     def active(gpu: Gpu) -> list[dict[str, Any]]:
-        found = gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
-        return [link for link in found if link["state"] is True]
+        nvlinks = gpu["nvlinks"] if isinstance(gpu["nvlinks"], list) else []
+        return [link for link in nvlinks if link["state"] is True]
 
     def ends(gpu: Gpu) -> list[str]:
         far = [link["remote_bus_id"] for link in active(gpu)]
         return [end.lower() for end in far if isinstance(end, str)]
 
     def fabric(gpu: Gpu) -> tuple[Any, ...] | None:
-        joined = gpu["fabric"]["state"] == COMPLETED and active(gpu)
+        joined = gpu["fabric"]["state"] == FABRIC_COMPLETED and active(gpu)
         return (gpu["fabric"]["cluster"], gpu["fabric"]["clique"]) if joined else None
 
-    if direct := ends(one).count(str(other["bus_id"]).lower()):
+    if direct := ends(first).count(str(other["bus_id"]).lower()):
         return direct
+    # A GPU forwards nothing: two GPUs that are linked to the same third one are not linked (P3's mesh).
     own = {str(gpu["bus_id"]).lower() for gpu in gpus if not gpu["error"]}
     shared = set(ends(other)) - own
-    if through := sum(end in shared for end in ends(one)):
+    if through := sum(end in shared for end in ends(first)):
         return through
-    return len(active(one)) if fabric(one) is not None and fabric(one) == fabric(other) else 0
+    # NVML does not name a link's end where NVSwitches are no PCI devices (HGX B200): there the GPUs of one
+    # cluster and clique reach each other (nvml.h, nvmlGpuFabricInfo_t).
+    return len(active(first)) if fabric(first) is not None and fabric(first) == fabric(other) else 0
 
 
-def fabric_troubles(gpu: Gpu) -> list[str]:
-    """What the GPU's fabric itself calls unhealthy; empty where it says nothing.
-
-    Two bits each, 1 is yes and 2 no, and four for a wrong configuration, 0 unknown and 1 none (nvml.h,
-    NVML_GPU_FABRIC_HEALTH_MASK_*). Recoveries that go on are no trouble yet.
-    """
+def fabric_faults(gpu: Gpu) -> list[str]:
+    """What the GPU's fabric reports as unhealthy; empty for nothing."""
+    # Two bits each: 1 is yes, 2 is no. Four bits for a wrong configuration: 0 is unknown, 1 is none (nvml.h,
+    # NVML_GPU_FABRIC_HEALTH_MASK_*). The bits of recoveries that are under way are no fault.
     mask = read(gpu, "fabric.health") or 0
-    wrong = [name for shift, name in FABRIC_TROUBLES.items() if mask >> shift & 3 == 1]
+    wrong = [name for shift, name in FABRIC_FAULTS.items() if mask >> shift & 3 == 1]
     setup = mask >> 8 & 15
     return wrong + ([f"incorrect configuration {setup}"] if setup > 1 else [])
 
 
-def lanes_refuted(found: Mapping[str, Any], bus_id: str, width: int) -> str:
-    """That copies of a GPU were faster than so many lanes can be, for people; empty where they were not.
+def copies_exceed_lanes(measured: Mapping[str, Any], bus_id: str, width: int) -> str:
+    """A sentence where copies of a GPU were faster than a number of lanes allows; else empty.
 
     Args:
-        found: The section `cuda`; empty where nothing was copied.
+        measured: The section `cuda` of the facts; empty where nothing was copied.
+        width: Lanes that the PCIe link shows.
     """
-    for gpu in found.get("gpus") or []:
+    for gpu in measured.get("gpus") or []:
         link = gpu.get("link") or {}
         if gpu["bus_id"] != address(bus_id) or not link.get("max_gb_s") or gpu["d2h_gb_s"] is None:
             continue
         fastest = max(gpu["h2d_gb_s"], gpu["d2h_gb_s"])
         if fastest > link["max_gb_s"] / int(link["max_width"]) * width:
-            return f"{width} lanes are shown, and copies at {fastest} GB/s need more"
+            return f"{width} lanes are shown, but copies at {fastest} GB/s need more"
     return ""

@@ -1,6 +1,6 @@
-"""What a watch has to say: rules over samples, the last snapshot and the leases, each with its evidence.
+"""Rules over the samples of a watch, the last snapshot and the leases; each finding has its evidence.
 
-Every threshold is in the table RULES and nowhere else; nothing here asks a machine but `surroundings`.
+Every threshold is in the table RULES. Only `machine_context` reads the machine.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from typing import Any
 
 from gpukiln.findings import SEVERITIES, Finding, Severity
 from gpukiln.gpus.config import GRAPHICS
-from gpukiln.gpus.faults import FAULTS, HARDWARE, THERMAL, lanes_missing, thermal_margin
+from gpukiln.gpus.faults import FAULTS, HARDWARE_EVENTS, THERMAL_EVENTS, lanes_missing, thermal_margin
 from gpukiln.gpus.model import Device, Driver, Snapshot
-from gpukiln.gpus.nvlinks import Card, alike, wrong
-from gpukiln.gpus.sampling import Sample, Tick, lasted
+from gpukiln.gpus.nvlinks import GpuLinks, comparable_groups, link_mismatch
+from gpukiln.gpus.sampling import Sample, Tick, duration_of
 from gpukiln.probe.base import PCI, NotReachedError, read, run_unrecorded
 
-SAMPLED = tuple(one.name for one in dataclasses.fields(Sample))
-NVSWITCH = ("0x10de", "0x0680")  # vendor, and class of a PCI device: a bridge of another kind
-Number = float  # of evidence: int or float
+SAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Sample))
+NVSWITCH = ("0x10de", "0x0680")  # vendor, and PCI class "other bridge", as sysfs has them
+Number = float  # int or float (PEP 484, the numeric tower)
 
 
 @dataclass(frozen=True)
-class Around:
-    """What of a machine is not in a snapshot.
+class MachineContext:
+    """What the rules need to know of a machine that a snapshot does not have.
 
     Args:
         nvswitches: NVSwitches on its PCI bus.
-        programs: Names of what runs, as the kernel has them: 15 characters at most.
-        virtual: What virtualizes this machine, as systemd-detect-virt names it; none for nothing.
+        programs: Names of the running processes, cut to 15 characters by the kernel.
+        virtual: The hypervisor as systemd-detect-virt names it; none on bare metal.
     """
 
     nvswitches: int = 0
@@ -43,89 +43,93 @@ class Around:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What the rules examine.
+class WatchData:
+    """The input of the rules: the samples of a watch, and the snapshots around it.
 
     Args:
-        ticks: Of the watch.
-        interval_s: That a tick stands for.
-        first: The snapshot before it.
-        last: The snapshot after it.
+        ticks: The samples, in their order.
+        interval_s: The time that a tick stands for.
+        first: The snapshot before the watch.
+        last: The snapshot after the watch.
     """
 
     ticks: Sequence[Tick]
     interval_s: float
     first: Snapshot
     last: Snapshot
-    around: Around = field(default_factory=Around)
+    context: MachineContext = field(default_factory=MachineContext)
 
     @property
     def window_s(self) -> float:
-        """For how long it was watched."""
-        return lasted(self.ticks, self.interval_s)
+        """The length of the watch."""
+        return duration_of(self.ticks, self.interval_s)
 
     @property
     def gpus(self) -> list[Device]:
-        """The GPUs that were sampled and that the last snapshot could read."""
+        """The sampled GPUs that the last snapshot could read."""
         seen = {sample.uuid for tick in self.ticks for sample in tick.samples}
-        return [one for one in self.last.devices if one.kind == "gpu" and one.readable and one.uuid in seen]
+        return [
+            device
+            for device in self.last.devices
+            if device.kind == "gpu" and device.readable and device.uuid in seen
+        ]
 
     def samples(self, device: Device) -> list[Sample]:
-        """Those of a GPU that could be read."""
+        """The samples of a GPU without an error."""
         return [s for tick in self.ticks for s in tick.samples if s.uuid == device.uuid and not s.error]
 
     def values(self, device: Device, name: str) -> list[Any]:
-        """A field of its samples, without nulls."""
+        """The values of a field in a GPU's samples, without nulls."""
         return [value for s in self.samples(device) if (value := getattr(s, name)) is not None]
 
     def leases(self, device: Device, *, throughout: bool) -> set[str]:
-        """Ids of leases on a GPU or a part of it: of all the time, or of any.
+        """Ids of leases on a GPU or on one of its MIG devices.
 
         Args:
-            throughout: Whether only those that held before and after the watch.
+            throughout: Only leases that were active before and after the watch.
         """
         before, after = (
             {
                 mark.id
-                for one in found.devices
-                if one.uuid and device.uuid in (one.uuid, one.parent)
-                for mark in one.leases
+                for part in snapshot.devices
+                if part.uuid and device.uuid in (part.uuid, part.parent)
+                for mark in part.leases
             }
-            for found in (self.first, self.last)
+            for snapshot in (self.first, self.last)
         )
         return before & after if throughout else before | after
 
 
-Found = Iterator["tuple[Device | None, dict[str, Any]]"]  # what is evidence, and of which device
+Evidence = Iterator["tuple[Device | None, dict[str, Any]]"]  # the device, and the evidence of a finding
 
 
 @dataclass(frozen=True)
 class WatchRule:
-    """One thing that is looked for.
+    """A rule of `watch` and `insights`.
 
     Args:
-        threshold: The numbers that it holds evidence against, by name.
-        window_s: It says nothing of a shorter watch; 0: it goes by the last snapshot alone.
-        find: Given what was watched and the threshold.
+        threshold: The numbers with which evidence is compared, by name.
+        window_s: The shortest watch for this rule; 0 where the last snapshot is enough.
+        find: Yields the findings, given the data of the watch and the threshold.
     """
 
     id: str
     severity: Severity
     text: str
     remedy: str
-    find: Callable[[Watched, Mapping[str, Number]], Found]
+    find: Callable[[WatchData, Mapping[str, Number]], Evidence]
     threshold: Mapping[str, Number] = field(default_factory=dict)
     window_s: float = 0.0
     source: str = ""
 
 
-def examine(watched: Watched) -> tuple[Finding, ...]:
-    """What all rules find, the worst first.
+def examine(watched: WatchData) -> tuple[Finding, ...]:
+    """The findings of all rules, the most severe first.
 
-    Besides its numbers the evidence has the threshold that they were compared with, and window_s: for how
-    long it was watched; 0: it is so now.
+    The evidence of each has its numbers, the threshold with which they were compared, and window_s: the length
+    of the watch; 0 where the rule reads the last snapshot.
     """
-    found = [
+    findings = [
         Finding(
             id=rule.id,
             severity=rule.severity,
@@ -143,16 +147,21 @@ def examine(watched: Watched) -> tuple[Finding, ...]:
         if watched.window_s >= rule.window_s
         for device, evidence in rule.find(watched, rule.threshold)
     ]
-    return tuple(sorted(found, key=lambda one: SEVERITIES.index(one.severity)))
+    return tuple(sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity)))
 
 
-def not_run(watched: Watched) -> tuple[str, ...]:
-    """Ids of rules that want a longer watch."""
+def not_run(watched: WatchData) -> tuple[str, ...]:
+    """Ids of the rules that need a longer watch."""
     return tuple(rule.id for rule in RULES if watched.window_s < rule.window_s)
 
 
-def surroundings(proc: str = "/proc", pci: str = PCI) -> Around:
-    """What of this machine rules want to know beside its GPUs."""
+def machine_context(proc: str = "/proc", pci: str = PCI) -> MachineContext:
+    """The context of this machine.
+
+    Args:
+        proc: Where the kernel shows processes.
+        pci: Where it shows PCI devices.
+    """
     names = (read(path) for path in glob.glob(f"{proc}/[0-9]*/comm"))  # noqa: PTH207 - no need of a Path each
     kinds = (
         ((read(f"{path}/vendor") or "").strip(), (read(f"{path}/class") or "")[:6])
@@ -163,17 +172,17 @@ def surroundings(proc: str = "/proc", pci: str = PCI) -> Around:
         virtual = run_unrecorded("systemd-detect-virt", "--vm")["out"].strip() or "none"
     except NotReachedError:
         virtual = "none"
-    return Around(switches, frozenset(name.strip() for name in names if name), virtual)
+    return MachineContext(switches, frozenset(name.strip() for name in names if name), virtual)
 
 
-# ---- what the rules look for
+# ---- the functions of the rules
 
 
 def _mean(values: Sequence[float]) -> float:
     return round(sum(values) / len(values), 1)
 
 
-def _leased_idle(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _leased_idle(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "utilization_percent")
         leases = watched.leases(gpu, throughout=True)
@@ -181,20 +190,20 @@ def _leased_idle(watched: Watched, limit: Mapping[str, Number]) -> Found:
             yield gpu, {"utilization_max_percent": max(used), "leases": sorted(leases)}
 
 
-def _busy_unleased(watched: Watched, limit: Mapping[str, Number]) -> Found:
-    if watched.last.leases != "yes":  # nobody keeps leases here, or they can't be read
+def _busy_unleased(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
+    if watched.last.leases != "yes":  # this machine has no leases, or they can't be read
         return
     for gpu in watched.gpus:
         used = watched.values(gpu, "utilization_percent")
         if used and _mean(used) >= limit["utilization_percent"] and not watched.leases(gpu, throughout=False):
-            listed = [one for one in watched.last.processes or () if one.device == gpu.uuid]
-            if listed and all(one.kind == GRAPHICS for one in listed):  # a desktop that draws
+            listed = [process for process in watched.last.processes or () if process.device == gpu.uuid]
+            if listed and all(process.kind == GRAPHICS for process in listed):  # a desktop
                 continue
-            evidence = {"utilization_mean_percent": _mean(used), "pids": [one.pid for one in listed]}
+            evidence = {"utilization_mean_percent": _mean(used), "pids": [process.pid for process in listed]}
             yield gpu, evidence
 
 
-def _memory_full(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _memory_full(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "memory_used_mib")
         if used and gpu.memory_total_mib:
@@ -203,7 +212,7 @@ def _memory_full(watched: Watched, limit: Mapping[str, Number]) -> Found:
                 yield gpu, {"memory_max_percent": round(most, 1), "memory_max_mib": max(used)}
 
 
-def _memory_held(watched: Watched, limit: Mapping[str, Number]) -> Found:
+def _memory_held(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         used = watched.values(gpu, "memory_used_mib")
         busy = watched.values(gpu, "utilization_percent")
@@ -215,16 +224,18 @@ def _memory_held(watched: Watched, limit: Mapping[str, Number]) -> Found:
             yield gpu, {**evidence, "utilization_max_percent": max(busy)}
 
 
-def _slowed(*events: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
-    """GPUs that named one of these reasons in so many of their samples."""
+def _slowed(*events: str) -> Callable[[WatchData, Mapping[str, Number]], Evidence]:
+    """Finds GPUs that report one of these reasons in enough of their samples."""
 
-    def find(watched: Watched, limit: Mapping[str, Number]) -> Found:
+    def find(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
-            told = watched.values(gpu, "clock_events")
-            hit = [one for one in told if set(one) & set(events)]
-            if hit and 100 * len(hit) / len(told) >= limit["samples_percent"]:
-                evidence: dict[str, Any] = {"samples_percent": round(100 * len(hit) / len(told), 1)}
-                evidence["clock_events"] = [name for name in events if any(name in one for one in hit)]
+            samples = watched.values(gpu, "clock_events")
+            hit = [reasons for reasons in samples if set(reasons) & set(events)]
+            if hit and 100 * len(hit) / len(samples) >= limit["samples_percent"]:
+                evidence: dict[str, Any] = {"samples_percent": round(100 * len(hit) / len(samples), 1)}
+                evidence["clock_events"] = [
+                    name for name in events if any(name in reasons for reasons in hit)
+                ]
                 for name in ("temperature_c", "power_watts"):
                     if values := watched.values(gpu, name):
                         evidence[f"{name.rpartition('_')[0]}_max_{name.rpartition('_')[2]}"] = max(values)
@@ -233,14 +244,13 @@ def _slowed(*events: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
     return find
 
 
-def _pcie_narrow(watched: Watched, limit: Mapping[str, Number]) -> Found:
-    """Links rest in a lower generation: only samples under load say something.
-
-    A virtual machine's link is what its hypervisor shows: a T4 of EC2 has 8 of 16 lanes there.
-    """
-    if watched.around.virtual != "none":
+def _pcie_narrow(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
+    """Finds links with fewer lanes, or of a lower generation, than the GPU supports, under load."""
+    # A virtual machine sees the link that its hypervisor emulates: a T4 of EC2 shows 8 of 16 lanes.
+    if watched.context.virtual != "none":
         return
     for gpu in watched.gpus:
+        # An idle link drops to a lower generation to save power.
         loaded = [
             s for s in watched.samples(gpu) if (s.utilization_percent or 0) >= limit["utilization_percent"]
         ]
@@ -258,26 +268,26 @@ def _pcie_narrow(watched: Watched, limit: Mapping[str, Number]) -> Found:
             yield gpu, {**evidence, "samples": len(loaded)}
 
 
-def _behind(watched: Watched, limit: Mapping[str, Number]) -> Found:
-    """Of GPUs that work together, all loaded, one that does far less or runs far slower than the others."""
+def _behind_group(watched: WatchData, limit: Mapping[str, Number]) -> Evidence:
+    """Finds a GPU that is far less busy, or clocked far lower, than the others of its loaded group."""
     for group in _groups(watched):
         means = {g.index: _mean(watched.values(g, "utilization_percent") or [0]) for g in group}
         if len(group) < limit["gpus"] or min(means.values()) < limit["utilization_percent"]:
             continue
         for gpu in group:
-            others = [one for one in group if one is not gpu]
+            others = [other for other in group if other is not gpu]
             evidence: dict[str, Any] = {}
             for name in ("utilization_percent", "clock_sm_mhz"):
                 own = watched.values(gpu, name)
-                theirs = [_mean(values) for one in others if (values := watched.values(one, name))]
+                theirs = [_mean(values) for other in others if (values := watched.values(other, name))]
                 if own and theirs and _mean(own) < limit["share_percent"] / 100 * median(theirs):
                     evidence.update({name: _mean(own), f"group_{name}": round(median(theirs), 1)})
             if evidence:
-                yield gpu, {**evidence, "group": [one.uuid for one in group]}
+                yield gpu, {**evidence, "group": [member.uuid for member in group]}
 
 
-def _groups(watched: Watched) -> list[list[Device]]:
-    """GPUs of one lease; and those that have none, which may work together."""
+def _groups(watched: WatchData) -> list[list[Device]]:
+    """GPUs by lease; those without a lease are one group, for they may work together."""
     groups: dict[str, list[Device]] = {}
     for gpu in watched.gpus:
         for lease in sorted(watched.leases(gpu, throughout=True)) or [""]:
@@ -285,33 +295,33 @@ def _groups(watched: Watched) -> list[list[Device]]:
     return list(groups.values())
 
 
-def _has(id: str) -> Callable[[Watched, Mapping[str, Number]], Found]:
-    """GPUs that have a fault of the table by the last snapshot."""
+def _has_fault(id: str) -> Callable[[WatchData, Mapping[str, Number]], Evidence]:
+    """Finds GPUs with a fault of the table in the last snapshot."""
 
-    def find(watched: Watched, _: Mapping[str, Number]) -> Found:
+    def find(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
         for gpu in watched.gpus:
-            found = FAULTS[id].condition(partial(getattr, gpu))
-            if found is not None:
-                yield gpu, {"found": found}
+            text = FAULTS[id].condition(partial(getattr, gpu))
+            if text is not None:
+                yield gpu, {"found": text}
 
     return find
 
 
-def _ended(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _driver_ended(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     driver: Driver = watched.last.driver
     if driver.ended:
         yield None, {"driver": driver.version, "supported_until": driver.supported_until}
 
 
-def _nvlink_down(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _nvlink_down(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     whole = {gpu.uuid: gpu for gpu in watched.gpus if gpu.nvlinks_total and not gpu.mig_enabled}
     cards = []
     for gpu in whole.values():
         up, down = range(gpu.nvlinks_active or 0), range((gpu.nvlinks_total or 0) - (gpu.nvlinks_active or 0))
         joined = frozenset(peer.uuid for peer in gpu.peers if peer.nvlinks)
-        cards.append(Card(gpu.uuid, gpu.title, gpu.name or "", up, down, joined))
-    for group in alike(cards):
-        if wrong(group):
+        cards.append(GpuLinks(gpu.uuid, gpu.title, gpu.name or "", up, down, joined))
+    for group in comparable_groups(cards):
+        if link_mismatch(group):
             most = max(len(card.up) for card in group)
             for card in group:
                 if len(card.up) < most or not most:
@@ -319,25 +329,27 @@ def _nvlink_down(watched: Watched, _: Mapping[str, Number]) -> Found:
                     yield whole[str(card.key)], evidence
 
 
-def _no_fabric_manager(watched: Watched, _: Mapping[str, Number]) -> Found:
-    """Named nv-fabricmanager (NVIDIA, Fabric Manager user guide), of which the kernel keeps 15 characters."""
-    if watched.around.nvswitches and "nv-fabricmanager"[:15] not in watched.around.programs:
-        yield None, {"nvswitches": watched.around.nvswitches}
+def _no_fabric_manager(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
+    """Finds a machine with NVSwitches on which nv-fabricmanager does not run."""
+    # The kernel keeps 15 characters of a name (proc_pid_comm(5)); the name is from NVIDIA's Fabric Manager
+    # user guide.
+    if watched.context.nvswitches and "nv-fabricmanager"[:15] not in watched.context.programs:
+        yield None, {"nvswitches": watched.context.nvswitches}
 
 
-def _mps(watched: Watched, _: Mapping[str, Number]) -> Found:
-    """Its daemons are nvidia-cuda-mps-control and -server (NVIDIA, Multi-Process Service)."""
-    if "nvidia-cuda-mps"[:15] in watched.around.programs:
+def _mps_active(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
+    """Finds nvidia-cuda-mps-control or nvidia-cuda-mps-server (NVIDIA, Multi-Process Service)."""
+    if "nvidia-cuda-mps"[:15] in watched.context.programs:
         yield None, {"programs": ["nvidia-cuda-mps"]}
 
 
-def _too_hot(watched: Watched, _: Mapping[str, Number]) -> Found:
+def _too_hot(watched: WatchData, _: Mapping[str, Number]) -> Evidence:
     for gpu in watched.gpus:
         margins = []
         for sample in watched.samples(gpu):
 
             def value(name: str, sample: Sample = sample, gpu: Device = gpu) -> Any:
-                return getattr(sample if name in SAMPLED else gpu, name)
+                return getattr(sample if name in SAMPLE_FIELDS else gpu, name)
 
             if (margin := thermal_margin(value)) is not None:
                 margins.append(margin)
@@ -350,18 +362,18 @@ def _too_hot(watched: Watched, _: Mapping[str, Number]) -> Found:
 
 def _fault(
     id: str,
-    find: Callable[[Watched, Mapping[str, Number]], Found] | None = None,
+    find: Callable[[WatchData, Mapping[str, Number]], Evidence] | None = None,
     threshold: Mapping[str, Number] | None = None,
     window_s: float = 0.0,
 ) -> WatchRule:
-    """A rule about a fault of the table: by the last snapshot, or by samples.
+    """A rule for a fault of the table: by the last snapshot, or by samples.
 
     Args:
-        find: Looks for it in samples.
+        find: Finds it in samples; None for the condition of the fault, on the last snapshot.
     """
     fault = FAULTS[id]
     return WatchRule(
-        *(id, fault.severity, fault.text, fault.remedy, find or _has(id)),
+        *(id, fault.severity, fault.text, fault.remedy, find or _has_fault(id)),
         threshold or {},
         window_s,
         fault.source,
@@ -372,7 +384,7 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "leased-idle",
         "warning",
-        "it is leased, and does nothing",
+        "it is leased but idle",
         "release the lease, or find out what its job waits for (data, a lock, a crashed worker)",
         _leased_idle,
         {"utilization_percent": 5},
@@ -381,8 +393,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "busy-unleased",
         "warning",
-        "somebody uses it without a lease",
-        "start it with `gpukiln-gpu run`, or write a lease for it: `gpukiln-gpu leases --reconcile`",
+        "a process uses it without a lease",
+        "start the process with `gpukiln-gpu run`, or create a lease for it: `gpukiln-gpu leases --reconcile`",
         _busy_unleased,
         {"utilization_percent": 10},
         window_s=2,
@@ -390,8 +402,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "memory-full",
         "warning",
-        "hardly any of its memory is free",
-        "a larger batch will fail: make it smaller, or lease a GPU with more memory",
+        "almost all of its memory is in use",
+        "reduce the batch size, or lease a GPU with more memory: a larger batch will fail",
         _memory_full,
         {"memory_percent": 95},
         window_s=1,
@@ -399,8 +411,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "memory-held",
         "warning",
-        "its memory is held, and nothing works on it",
-        "`gpukiln-gpu processes` names who holds it; end what is forgotten",
+        "its memory is in use, but nothing computes on it",
+        "end the processes that are no longer needed: `gpukiln-gpu processes` lists them",
         _memory_held,
         {"memory_percent": 5},
         window_s=5,
@@ -408,8 +420,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "power-cap",
         "info",
-        "its power limit holds its clocks back",
-        "normal under full load; compare the limit with the board's own: `nvidia-smi -q -d POWER`",
+        "its power limit lowers its clocks",
+        "this is normal under full load; compare the limit with the board's default: `nvidia-smi -q -d POWER`",
         _slowed("software power cap"),
         {"samples_percent": 50},
         window_s=2,
@@ -417,8 +429,8 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "clocks-locked",
         "info",
-        "its clocks were set by hand",
-        "`nvidia-smi --reset-applications-clocks` and `--reset-gpu-clocks` give it back what it can do",
+        "an administrator has set its clocks",
+        "restore the defaults: `nvidia-smi --reset-applications-clocks` and `--reset-gpu-clocks`",
         _slowed("application clocks"),
         {"samples_percent": 50},
         window_s=1,
@@ -426,32 +438,32 @@ RULES: tuple[WatchRule, ...] = (
     WatchRule(
         "behind-its-group",
         "warning",
-        "it is far behind the GPUs that it works with",
-        "the job goes at its pace: look at its heat, power, PCIe link and the CPU that feeds it",
-        _behind,
+        "it is far slower than the other GPUs of its group",
+        "it slows down the whole job: check its temperature, power, PCIe link and the CPU that feeds it",
+        _behind_group,
         {"gpus": 2, "utilization_percent": 10, "share_percent": 70},
         window_s=5,
     ),
     WatchRule(
         "driver-ended",
         "warning",
-        "NVIDIA has ended the support of its driver's branch",
-        "move to a branch that is supported: the role nvidia_driver, or a newer image",
-        _ended,
+        "NVIDIA no longer supports its driver's branch",
+        "install a supported branch: the role nvidia_driver, or a newer image",
+        _driver_ended,
     ),
     WatchRule(
         "no-fabric-manager",
         "error",
-        "the machine has NVSwitches, and no fabric manager runs",
-        "`systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
+        "the machine has NVSwitches, but the fabric manager does not run",
+        "check `systemctl status nvidia-fabricmanager`: it must have the driver's exact version",
         _no_fabric_manager,
     ),
     WatchRule(
         "mps-active",
         "info",
         "processes share GPUs through MPS",
-        "one that fails may end all of them; `echo quit | nvidia-cuda-mps-control` ends it",
-        _mps,
+        "a process that fails may end all of them; `echo quit | nvidia-cuda-mps-control` stops MPS",
+        _mps_active,
     ),
     _fault("recovery-action"),
     _fault("remap-failed"),
@@ -463,8 +475,8 @@ RULES: tuple[WatchRule, ...] = (
     _fault("fabric-not-joined"),
     _fault("persistence-off"),
     _fault("nvlink-down", _nvlink_down),
-    _fault("thermal-slowdown", _slowed(*THERMAL), {"samples_percent": 1}, window_s=1),
-    _fault("hardware-slowdown", _slowed(*HARDWARE), {"samples_percent": 1}, window_s=1),
+    _fault("thermal-slowdown", _slowed(*THERMAL_EVENTS), {"samples_percent": 1}, window_s=1),
+    _fault("hardware-slowdown", _slowed(*HARDWARE_EVENTS), {"samples_percent": 1}, window_s=1),
     _fault("temperature-margin", _too_hot, window_s=1),
     _fault("pcie-narrow", _pcie_narrow, {"utilization_percent": 20}, window_s=1),
 )

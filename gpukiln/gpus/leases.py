@@ -19,10 +19,10 @@ from gpukiln.errors import BusyError, IncompatibleError, RefusedError, Unavailab
 from gpukiln.gpus.collect import collect, now
 from gpukiln.gpus.config import Config, machine_price
 from gpukiln.gpus.config import load as load_config
-from gpukiln.gpus.lease_overlay import covered, taken_by
+from gpukiln.gpus.lease_overlay import claims_by_device, with_leases
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.processes import start_ticks, user_name
-from gpukiln.gpus.selection import SHARED, Considered, DeviceRequest, Selection, Taken, select
+from gpukiln.gpus.selection import SHARED, DeviceCandidate, DeviceClaims, DeviceRequest, Selection, select
 from gpukiln.gpus.store import (
     Lease,
     LeasedDevice,
@@ -31,22 +31,24 @@ from gpukiln.gpus.store import (
     boot_id,
     folder,
     number_of,
-    read_alive,
     read_ledger,
+    read_lifelines,
     set_aside,
 )
 from gpukiln.units import Duration
 
 JOB, DETACHED, CONTAINER = "job", "detached", "container"
 POLL_S = (0.05, 0.5)  # between looks of who waits at the leases: at first, and at most
-LOOK_AGAIN_S = 5.0  # between looks of who waits at the GPUs, which costs far more
-PROBED_S = 2.0  # for which whoever looks at a lock (`Store.is_locked`) may be in the way of who takes it
-FRESH_S = 2.0  # age of a look at the GPUs by which something is granted
-Alive = Callable[[Lease], bool]  # whether the container of a lease runs
+SNAPSHOT_INTERVAL_S = 5.0  # between looks of who waits at the GPUs, which costs far more
+LOCK_PATIENCE_S = (
+    2.0  # for which whoever looks at a lock (`Store.is_locked`) may be in the way of who takes it
+)
+MAX_SNAPSHOT_AGE_S = 2.0  # age of a look at the GPUs by which something is granted
+ContainerCheck = Callable[[Lease], bool]  # whether the container of a lease runs
 
 
 @dataclass(frozen=True)
-class Who:
+class LeaseHolder:
     """Who leases.
 
     Args:
@@ -66,16 +68,16 @@ class Who:
         return os.getpid() if self.pid is None else self.pid
 
 
-def whoami(project: str = "") -> Who:
+def whoami(project: str = "") -> LeaseHolder:
     """Who runs this program."""
     uid = os.getuid()
     if uid == 0 and (before := os.environ.get("SUDO_UID", "")).isdecimal():
         uid = int(before)
-    return Who(user_name(uid), uid, project)
+    return LeaseHolder(user_name(uid), uid, project)
 
 
 @dataclass(frozen=True)
-class Granted:
+class LeaseGrant:
     """A lease that was granted, with the locks that keep it.
 
     Args:
@@ -86,7 +88,7 @@ class Granted:
 
     lease: Lease
     descriptors: tuple[int, ...]
-    considered: tuple[Considered, ...]
+    considered: tuple[DeviceCandidate, ...]
     why: str
     indices: Mapping[str, int] = field(default_factory=dict)
 
@@ -98,7 +100,7 @@ class Granted:
     @property
     def environment(self) -> dict[str, str]:
         """What makes a job see these devices alone."""
-        return visible(self.uuids)
+        return device_environment(self.uuids)
 
     @property
     def environment_by_index(self) -> dict[str, str]:
@@ -107,10 +109,10 @@ class Granted:
         Raises:
             UsageError: One is a MIG device.
         """
-        return visible(self.uuids, self.indices)
+        return device_environment(self.uuids, self.indices)
 
 
-def visible(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> dict[str, str]:
+def device_environment(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> dict[str, str]:
     """What makes programs see these devices alone.
 
     CUDA knows them by UUID (CUDA C++ Programming Guide, environment variables). So does ROCr, below HIP and
@@ -129,7 +131,7 @@ def visible(uuids: Sequence[str], indices: Mapping[str, int] | None = None) -> d
             raise UsageError(f"--ids index: {mig[0]} has no number of its own", hint="--ids uuid")
         return {
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-            **visible(amd),
+            **device_environment(amd),
             "CUDA_VISIBLE_DEVICES": ",".join(str(indices[uuid]) for uuid in nvidia),
         }
     both = (("CUDA_VISIBLE_DEVICES", nvidia), ("ROCR_VISIBLE_DEVICES", amd))
@@ -157,7 +159,7 @@ class Leases:
 
     Args:
         store: Where they are.
-        look: Takes a snapshot without leases.
+        take_snapshot: Takes a snapshot without leases.
         alive: Whether the container of a lease runs; None asks its engine.
     """
 
@@ -165,22 +167,22 @@ class Leases:
         self,
         store: LeaseStore | None = None,
         *,
-        look: Callable[[], Snapshot] = collect,
-        alive: Alive | None = None,
+        take_snapshot: Callable[[], Snapshot] = collect,
+        container_runs: ContainerCheck | None = None,
         config: Config | None = None,
     ) -> None:
         self.store = store or LeaseStore()
-        self.look = look
+        self.take_snapshot = take_snapshot
         self.config = config or load_config()
-        self._alive = alive
+        self._container_runs = container_runs
 
-    def alive(self, lease: Lease) -> bool:
+    def container_runs(self, lease: Lease) -> bool:
         """Whether the container of a lease runs; an engine that does not answer has it run."""
-        if self._alive is None:
-            from gpukiln.gpus.engines import runs  # noqa: PLC0415 - needs no engine as a rule
+        if self._container_runs is None:
+            from gpukiln.gpus.engines import is_container_running  # noqa: PLC0415 - needs no engine as a rule
 
-            self._alive = runs
-        return self._alive(lease)
+            self._container_runs = is_container_running
+        return self._container_runs(lease)
 
     def current(self) -> list[Lease]:
         """The leases that hold; those that ended are taken out first."""
@@ -190,23 +192,23 @@ class Leases:
 
     def _containers_gone(self) -> set[int]:
         """Leases whose container ended; asked for outside of a transaction, for engines are slow."""
-        found = set()
+        gone = set()
         for lease in self.store.leases():
             held = self.store.is_locked(self.store.lifeline(lease))
             if (
                 lease.kind == CONTAINER
-                and self.store.why_dead(lease) is None
+                and self.store.end_reason(lease) is None
                 and not held
-                and not self.alive(lease)
+                and not self.container_runs(lease)
             ):
-                found.add(lease.number)
-        return found
+                gone.add(lease.number)
+        return gone
 
     def _reap(self, containers_gone: set[int]) -> list[Lease]:
         """Take out what ended, in a transaction; returns what holds."""
         held = []
         for lease in self.store.leases():
-            why = self.store.why_dead(lease) or ("gone" if lease.number in containers_gone else None)
+            why = self.store.end_reason(lease) or ("gone" if lease.number in containers_gone else None)
             if why is None:
                 held.append(lease)
             else:
@@ -227,19 +229,19 @@ class Leases:
         seconds, ended_at = self._lasted(lease, why)
         price = machine_price(self.config)
         uses = []
-        for one in lease.devices:
+        for device in lease.devices:
             used = None
-            if one.energy_joules is not None and energy and one.device in energy:
-                used = round(max(energy[one.device] - one.energy_joules, 0.0), 1)
-            usd = price and round(price.usd_hour / lease.machine_gpus * one.share * seconds / 3600, 6)
+            if device.energy_joules is not None and energy and device.device in energy:
+                used = round(max(energy[device.device] - device.energy_joules, 0.0), 1)
+            usd = price and round(price.usd_hour / lease.machine_gpus * device.share * seconds / 3600, 6)
             uses.append(
                 (
                     lease.number,
                     lease.user,
                     lease.project,
-                    one.device,
-                    one.model,
-                    one.share,
+                    device.device,
+                    device.model,
+                    device.share,
                     lease.granted_at,
                     ended_at,
                     round(seconds, 3),
@@ -271,33 +273,37 @@ class Leases:
         stamp = datetime.datetime.fromtimestamp(ended, datetime.timezone.utc)
         return max(seconds, 0.0), stamp.isoformat(timespec="milliseconds")
 
-    def plan(self, request: DeviceRequest, found: Snapshot | None = None) -> Selection:
+    def plan(self, request: DeviceRequest, snapshot: Snapshot | None = None) -> Selection:
         """What a request would get now; nothing is changed."""
-        found = found or self.look()
+        snapshot = snapshot or self.take_snapshot()
         gone = self._containers_gone()
         with self.store.change():
-            return self._select(request, found, self._reap(gone), None)
+            return self._select(request, snapshot, self._reap(gone), None)
 
     def _select(
-        self, request: DeviceRequest, found: Snapshot, held: list[Lease], ticket: int | None
+        self, request: DeviceRequest, snapshot: Snapshot, held: list[Lease], ticket: int | None
     ) -> Selection:
         """What a request would get, in a transaction.
 
         Args:
             ticket: Its place in the queue, None for who has not waited yet.
         """
-        taken = taken_by(held)
-        for one in found.devices:
-            if one.uuid and one.uuid not in taken and self.store.is_locked(self.store.guard(one.uuid)):
-                taken[one.uuid] = Taken(exclusive=True, holders=("a job that no lease names",))
+        taken = claims_by_device(held)
+        for device in snapshot.devices:
+            if (
+                device.uuid
+                and device.uuid not in taken
+                and self.store.is_locked(self.store.guard(device.uuid))
+            ):
+                taken[device.uuid] = DeviceClaims(exclusive=True, holders=("a job that no lease names",))
         for row in self._before(ticket):
             for uuid in json.loads(row["devices"]):
-                has = taken.get(uuid, Taken())
+                has = taken.get(uuid, DeviceClaims())
                 if not has.exclusive:
                     since = row["at"][11:19]
                     mark = f"{row['user']} waits for {row['count']} since {since}"
                     taken[uuid] = dataclasses.replace(has, reserved=mark)
-        seen = covered(found, held, self.config.counts)
+        seen = with_leases(snapshot, held, self.config.counts)
         if request.counts is None:
             request = dataclasses.replace(request, counts=self.config.counts)
         return select(request, seen.devices, seen.processes or (), seen.driver, taken)
@@ -315,7 +321,7 @@ class Leases:
     def acquire(
         self,
         request: DeviceRequest,
-        who: Who,
+        who: LeaseHolder,
         *,
         kind: str = JOB,
         hours: float | None = None,
@@ -324,8 +330,8 @@ class Leases:
         command: str = "",
         engine: str | None = None,
         on_wait: Callable[[str], None] | None = None,
-        left: Callable[[], bool] = lambda: False,
-    ) -> Granted:
+        is_abandoned: Callable[[], bool] = lambda: False,
+    ) -> LeaseGrant:
         """Have devices, or wait for them.
 
         Args:
@@ -336,7 +342,7 @@ class Leases:
             command: What it is for, for people.
             engine: docker or podman, of a container.
             on_wait: Given why it waits, when it begins to.
-            left: Whether nobody waits for the answer any more.
+            is_abandoned: Whether nobody waits for the answer any more.
 
         Raises:
             IncompatibleError: This machine can never serve it.
@@ -346,29 +352,29 @@ class Leases:
         """
         until = time.monotonic() + wait_s
         ticket: int | None = None
-        pause, found, looked = POLL_S[0], None, 0.0
+        pause, snapshot, looked = POLL_S[0], None, 0.0
         try:
             while True:
-                if left():
+                if is_abandoned():
                     raise BusyError("who asked is gone")
-                if found is None or time.monotonic() - looked > LOOK_AGAIN_S:
-                    found, looked = self.look(), time.monotonic()
-                    check_usable(found)
+                if snapshot is None or time.monotonic() - looked > SNAPSHOT_INTERVAL_S:
+                    snapshot, looked = self.take_snapshot(), time.monotonic()
+                    check_usable(snapshot)
                 gone = self._containers_gone()
                 with self.store.change():
                     held = self._reap(gone)
-                    selection = self._select(request, found, held, ticket)
+                    selection = self._select(request, snapshot, held, ticket)
                     if request.count > len(selection.possible):
                         raise IncompatibleError(
                             f"this machine can't serve it: {selection.why}",
-                            details=explained(selection.considered),
+                            details=candidate_lines(selection.considered),
                             hint="`gpukiln-gpu list` shows what there is; ask for less",
                         )
                     self._check_limits(request, who, held, hours)
-                    fresh = time.monotonic() - looked < FRESH_S
+                    fresh = time.monotonic() - looked < MAX_SNAPSHOT_AGE_S
                     if selection.devices and fresh:
                         granted = self._grant(
-                            request, who, selection, found, kind, hours, heartbeat_s, command, engine
+                            request, who, selection, snapshot, kind, hours, heartbeat_s, command, engine
                         )
                         if ticket is not None:
                             self.store.db.execute("delete from tickets where id = ?", (ticket,))
@@ -376,7 +382,7 @@ class Leases:
                     if not selection.devices and time.monotonic() >= until:
                         raise BusyError(
                             f"not now: {selection.why}",
-                            details=explained(selection.considered),
+                            details=candidate_lines(selection.considered),
                             hint="--wait 10m waits for it; `gpukiln-gpu leases` says who has what",
                         )
                     if ticket is None and not selection.devices:
@@ -384,7 +390,7 @@ class Leases:
                         if on_wait:
                             on_wait(selection.why)
                 if selection.devices:
-                    found = None  # there is something to be had: look whether that is still so
+                    snapshot = None  # there is something to be had: look whether that is still so
                     continue
                 time.sleep(min(pause, max(until - time.monotonic(), 0.001)))
                 pause = min(pause * 1.5, POLL_S[1])
@@ -394,7 +400,7 @@ class Leases:
                     self.store.db.execute("delete from tickets where id = ?", (ticket,))
             raise
 
-    def _queue(self, request: DeviceRequest, who: Who, selection: Selection) -> int:
+    def _queue(self, request: DeviceRequest, who: LeaseHolder, selection: Selection) -> int:
         # In turn: the first of each holder, then the second of each; who comes later begins at the turn
         # that is served now.
         waiting = self.queue()
@@ -409,7 +415,7 @@ class Leases:
                 who.process,
                 start_ticks(who.process),
                 boot_id(),
-                json.dumps([one.uuid for one in selection.possible if one.uuid]),
+                json.dumps([device.uuid for device in selection.possible if device.uuid]),
                 request.count,
                 now(),
                 turn,
@@ -417,7 +423,9 @@ class Leases:
         )
         return int(done.lastrowid or 0)
 
-    def _check_limits(self, request: DeviceRequest, who: Who, held: list[Lease], hours: float | None) -> None:
+    def _check_limits(
+        self, request: DeviceRequest, who: LeaseHolder, held: list[Lease], hours: float | None
+    ) -> None:
         limit = self.config.limit(who.user, who.project)
         has = sum(len(lease.devices) for lease in held if lease.uid == who.uid)
         if request.repair:
@@ -438,20 +446,20 @@ class Leases:
     def _grant(
         self,
         request: DeviceRequest,
-        who: Who,
+        who: LeaseHolder,
         selection: Selection,
-        found: Snapshot,
+        snapshot: Snapshot,
         kind: str,
         hours: float | None,
         heartbeat_s: float | None,
         command: str,
         engine: str | None,
-    ) -> Granted:
+    ) -> LeaseGrant:
         """Write a lease down and take its locks, in a transaction."""
         clock = boot_clock()
         limit = self.config.limit(who.user, who.project)
         hours = limit.hours or None if hours is None else hours
-        whole = [one for one in found.devices if one.kind == "gpu"]
+        whole = [device for device in snapshot.devices if device.kind == "gpu"]
         lease = self.store.add(
             Lease(
                 number=0,
@@ -475,17 +483,17 @@ class Leases:
                 expires_boot=None if hours is None else clock + hours * 3600,
                 heartbeat_s=heartbeat_s,
                 beat_boot=clock if heartbeat_s is not None else None,
-                devices=tuple(_held(request, one, whole) for one in selection.devices),
+                devices=tuple(_leased_device(request, device, whole) for device in selection.devices),
             )
         )
         descriptors: list[int] = []
         try:
             if kind != DETACHED:
                 how = fcntl.LOCK_SH if request.mode == SHARED else fcntl.LOCK_EX
-                wanted = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
-                wanted += [(self.store.guard(uuid), how) for uuid in lease.uuids]
-                for path, way in wanted:
-                    number = self.store.open_locked(path, way, patience_s=PROBED_S)
+                locks = [(self.store.lifeline(lease), fcntl.LOCK_EX)]
+                locks += [(self.store.guard(uuid), how) for uuid in lease.uuids]
+                for path, way in locks:
+                    number = self.store.open_locked(path, way, patience_s=LOCK_PATIENCE_S)
                     if number is None:  # `_select` looked a moment ago: it was taken without a lease
                         raise BusyError(f"{path} was locked by somebody else meanwhile", hint="try again")
                     descriptors.append(number)
@@ -495,8 +503,10 @@ class Leases:
             with contextlib.suppress(OSError):
                 self.store.forget(self.store.lifeline(lease))
             raise
-        indices = {one.uuid: one.index for one in selection.devices if one.uuid and one.kind == "gpu"}
-        return Granted(lease, tuple(descriptors), selection.considered, selection.why, indices)
+        indices = {
+            device.uuid: device.index for device in selection.devices if device.uuid and device.kind == "gpu"
+        }
+        return LeaseGrant(lease, tuple(descriptors), selection.considered, selection.why, indices)
 
     def is_running(self, lease: Lease) -> bool:
         """Whether anything of a lease's job still has its GPUs."""
@@ -512,7 +522,7 @@ class Leases:
         for uuid in lease.uuids:
             # Shared: several commands may run under one lease, and who comes next still sees that they do.
             guard = self.store.guard(uuid)
-            number = self.store.open_locked(guard, fcntl.LOCK_SH, patience_s=PROBED_S)
+            number = self.store.open_locked(guard, fcntl.LOCK_SH, patience_s=LOCK_PATIENCE_S)
             if number is None:
                 _close(descriptors)
                 raise RefusedError(f"something that no lease names has {uuid}", hint="gpukiln-gpu processes")
@@ -530,32 +540,32 @@ class Leases:
     def find(self, name: str) -> Lease | None:
         """A lease that holds, by its id."""
         number = number_of(name)
-        return next((one for one in self.current() if one.number == number), None)
+        return next((lease for lease in self.current() if lease.number == number), None)
 
-    def is_ours(self, lease: Lease, who: Who) -> bool:
+    def is_owner(self, lease: Lease, who: LeaseHolder) -> bool:
         """Whether this user may end or renew a lease without force."""
         return lease.uid == who.uid
 
-    def counters(self, held: Sequence[Lease]) -> dict[str, float]:
+    def energy_counters(self, held: Sequence[Lease]) -> dict[str, float]:
         """What the energy counters of leased devices say, in joules; looks only where one was read before."""
-        if all(one.energy_joules is None for lease in held for one in lease.devices):
+        if all(device.energy_joules is None for lease in held for device in lease.devices):
             return {}
         known = {uuid for lease in held for uuid in lease.uuids}
         return {
-            one.uuid: one.energy_joules
-            for one in self.look().devices
-            if one.uuid in known and one.energy_joules is not None
+            device.uuid: device.energy_joules
+            for device in self.take_snapshot().devices
+            if device.uuid in known and device.energy_joules is not None
         }
 
     def release(
-        self, lease: Lease, who: Who, *, force: bool = False, energy: dict[str, float] | None = None
+        self, lease: Lease, who: LeaseHolder, *, force: bool = False, energy: dict[str, float] | None = None
     ) -> bool:
         """End a lease; False where it had ended already.
 
         Raises:
             RefusedError: It is somebody else's, and `force` is missing.
         """
-        if not self.is_ours(lease, who) and not force:
+        if not self.is_owner(lease, who) and not force:
             raise RefusedError(
                 f"{lease.id} is {lease.user}'s, since {lease.granted_at[:19]}",
                 hint=f"ask {lease.user}; --force takes it away, and is written down",
@@ -564,17 +574,17 @@ class Leases:
             row = self.store.db.execute("select 1 from leases where id = ?", (lease.number,)).fetchone()
             if row is None:
                 return False
-            why = "released" if self.is_ours(lease, who) else f"taken away by {who.user}"
+            why = "released" if self.is_owner(lease, who) else f"taken away by {who.user}"
             self._end(lease, why, energy)
         return True
 
-    def renew(self, lease: Lease, who: Who, hours: float | None = None) -> Lease:
+    def renew(self, lease: Lease, who: LeaseHolder, hours: float | None = None) -> Lease:
         """Let a detached lease go on: its heartbeat begins anew, and its deadline with `hours`.
 
         Raises:
             RefusedError: It is somebody else's, or longer than the limit.
         """
-        if not self.is_ours(lease, who):
+        if not self.is_owner(lease, who):
             raise RefusedError(f"{lease.id} is {lease.user}'s", hint=f"only {lease.user} renews it")
         limit = self.config.limit(lease.user, lease.project)
         if hours is not None and limit.hours and hours > limit.hours:
@@ -592,26 +602,26 @@ class Leases:
         self.store.write(changed)
         return changed
 
-    def began(self, lease: Lease, pid: int) -> None:
+    def set_job(self, lease: Lease, pid: int) -> None:
         """Write down the process that runs under a lease."""
         with self.store.change():
             self.store.update(lease.number, job_pid=pid, job_ticks=start_ticks(pid))
 
-    def reconcile(self, who: Who) -> list[str]:
+    def reconcile(self, who: LeaseHolder) -> list[str]:
         """Write leases for containers and processes that use GPUs and have none; returns their ids.
 
         Args:
             who: In whose name those of containers are written.
         """
-        from gpukiln.gpus.engines import containers  # noqa: PLC0415 - asks every engine
+        from gpukiln.gpus.engines import running_containers  # noqa: PLC0415 - asks every engine
 
-        found = self.look()
-        running = containers(found.devices)
-        whole = [one for one in found.devices if one.kind == "gpu"]
+        snapshot = self.take_snapshot()
+        running = running_containers(snapshot.devices)
+        whole = [device for device in snapshot.devices if device.kind == "gpu"]
         adopted = []
         with self.store.change():
             held = self._reap(set())
-            seen = covered(found, held)
+            seen = with_leases(snapshot, held)
             known = {uuid for lease in held for uuid in lease.uuids}
             for box in running:
                 uuids = [uuid for uuid in box.uuids if uuid not in known]
@@ -624,7 +634,7 @@ class Leases:
                 uses = process.kind in self.config.counts and process.state == "running"
                 if process.lease or not uses or process.device in known:
                     continue
-                owner = Who(process.user or "", process.uid or 0)
+                owner = LeaseHolder(process.user or "", process.uid or 0)
                 uuids = [process.device or ""]
                 command = process.command or f"pid {process.pid}"
                 adopted.append(self._adopt(seen, uuids, whole, owner, JOB, command, None, None, process.pid))
@@ -636,7 +646,7 @@ class Leases:
         seen: Snapshot,
         uuids: Sequence[str],
         whole: Sequence[Device],
-        who: Who,
+        who: LeaseHolder,
         kind: str,
         command: str,
         engine: str | None,
@@ -669,7 +679,9 @@ class Leases:
                 heartbeat_s=None,
                 beat_boot=None,
                 devices=tuple(
-                    _held(DeviceRequest(), one, whole) for one in seen.devices if one.uuid in uuids
+                    _leased_device(DeviceRequest(), device, whole)
+                    for device in seen.devices
+                    if device.uuid in uuids
                 ),
             )
         )
@@ -677,7 +689,7 @@ class Leases:
         return lease
 
 
-def rebuilt() -> tuple[Leases, list[str], list[str]]:
+def rebuild_leases() -> tuple[Leases, list[str], list[str]]:
     """Set a broken database aside and write the leases down again that their files name, with the ledger.
 
     Everything is read before anything is moved.
@@ -685,24 +697,24 @@ def rebuilt() -> tuple[Leases, list[str], list[str]]:
     Returns:
         The leases with the new database, where the old files are, and which leases were found.
     """
-    alive, uses = read_alive(folder()), read_ledger(folder())
+    alive, uses = read_lifelines(folder()), read_ledger(folder())
     moved = [str(path) for path in set_aside(folder())]
     store = LeaseStore()
-    found = []
+    ids = []
     with store.change():
         store.account(uses)
         for lease in alive:
-            if store.why_dead(lease) is None:
+            if store.end_reason(lease) is None:
                 store.add(lease)
-                found.append(lease.id)
-    return Leases(store), moved, found
+                ids.append(lease.id)
+    return Leases(store), moved, ids
 
 
-def _held(request: DeviceRequest, device: Device, whole: Sequence[Device]) -> LeasedDevice:
+def _leased_device(request: DeviceRequest, device: Device, whole: Sequence[Device]) -> LeasedDevice:
     """A device as a lease has it, and the part of a GPU that is accounted."""
     share = 1.0
     if device.kind == "mig":
-        parent = next((one for one in whole if one.uuid == device.parent), None)
+        parent = next((gpu for gpu in whole if gpu.uuid == device.parent), None)
         total = parent.memory_total_mib if parent else None
         share = round((device.memory_total_mib or 0) / total, 4) if total else 1.0
     elif request.mode == SHARED and device.memory_total_mib:
@@ -722,7 +734,7 @@ def _close(descriptors: Sequence[int]) -> None:
         os.close(number)
 
 
-def check_usable(found: Snapshot) -> None:
+def check_usable(snapshot: Snapshot) -> None:
     """Raise where there is nothing to lease.
 
     Raises:
@@ -730,25 +742,25 @@ def check_usable(found: Snapshot) -> None:
         BusyError: The driver still starts.
         UnavailableError: The driver does not answer.
     """
-    if found.state in ("no-device", "not-granted"):
-        raise IncompatibleError(found.message, hint=found.fix)
-    if found.state == "starting":
-        raise BusyError(found.message, hint=found.fix)
-    if found.state != "ok":
-        raise UnavailableError(found.message, hint=found.fix)
+    if snapshot.state in ("no-device", "not-granted"):
+        raise IncompatibleError(snapshot.message, hint=snapshot.fix)
+    if snapshot.state == "starting":
+        raise BusyError(snapshot.message, hint=snapshot.fix)
+    if snapshot.state != "ok":
+        raise UnavailableError(snapshot.message, hint=snapshot.fix)
 
 
-def explained(considered: Sequence[Considered]) -> tuple[str, ...]:
+def candidate_lines(considered: Sequence[DeviceCandidate]) -> tuple[str, ...]:
     """Why each device was or was not taken, a line each."""
     lines = []
-    rest = "not needed" if any(one.taken for one in considered) else "free"
-    for one in considered:
-        said = "taken" if one.taken else rest
-        if one.never or one.not_now:
-            said = "; ".join((*one.never, *one.not_now))
-        elif one.score:
-            said += f" ({one.score})"
-        lines.append(f"{one.index} {one.device or '-'} {one.name or ''}: {said}")
+    rest = "not needed" if any(candidate.taken for candidate in considered) else "free"
+    for candidate in considered:
+        text = "taken" if candidate.taken else rest
+        if candidate.never or candidate.not_now:
+            text = "; ".join((*candidate.never, *candidate.not_now))
+        elif candidate.score:
+            text += f" ({candidate.score})"
+        lines.append(f"{candidate.index} {candidate.device or '-'} {candidate.name or ''}: {text}")
     return tuple(lines)
 
 
@@ -760,8 +772,8 @@ def lease(
     shared: bool = False,
     wait_s: float = 0.0,
     project: str = "",
-    **wanted: Any,
-) -> Iterator[Granted]:
+    **fields: Any,
+) -> Iterator[LeaseGrant]:
     """Have GPUs for a block of code, and for the programs it starts with `pass_fds=gpus.descriptors`.
 
     Args:
@@ -778,11 +790,11 @@ def lease(
     Raises:
         IncompatibleError, BusyError, RefusedError, UnavailableError: As `Leases.acquire`.
     """
-    from gpukiln.gpus.client import leases_here  # noqa: PLC0415 - it knows this module
+    from gpukiln.gpus.client import open_leases  # noqa: PLC0415 - it knows this module
 
-    leases = leases_here()
+    leases = open_leases()
     mode: dict[str, Any] = {"mode": SHARED} if shared else {}
-    request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **wanted)
+    request = DeviceRequest(count=count, memory_mib=memory_mib, **mode, **fields)
     who = whoami(project)
     granted = leases.acquire(request, who, wait_s=wait_s, command=" ".join(sys.argv))
     try:

@@ -9,7 +9,7 @@ from gpukiln.gpus.verb import JSON, Verb
 from gpukiln.gpus.verbs import verbs
 from gpukiln.options import Option
 
-CODES = (
+EXIT_CODES = (
     ("0", "done; also where there is no GPU, with the reason"),
     ("1", "a check failed"),
     ("2", "usage"),
@@ -59,7 +59,7 @@ def _man() -> Iterator[str]:
             yield ".PP"
             yield f".RS\ngpukiln\\-gpu {_roff(verb.name)} {_roff(example)}\n.RE"
     yield ".SH EXIT STATUS"
-    for code, text in CODES:
+    for code, text in EXIT_CODES:
         yield f".TP\n.B {code}\n{_roff(text)}"
     yield ".SH FILES"
     for path, text in FILES:

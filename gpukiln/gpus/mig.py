@@ -27,12 +27,12 @@ from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.parsing import LimitError, parse_json, parse_yaml, read_text
 
 VERSION = "v1"
-LARGEST = 1 << 20  # bytes; the configurations of mig-parted for all GPUs have 20 KiB
+MAX_CONFIG_BYTES = 1 << 20  # bytes; the configurations of mig-parted for all GPUs have 20 KiB
 PROFILE = re.compile(r"(?:(?P<part>\d{1,3})c\.)?(?P<gpu>(?P<slices>\d{1,3})g\.\d{1,6}gb(?:[+-][a-z.,+-]+)?)")
 
 
 @dataclass(frozen=True)
-class Cut:
+class MigLayout:
     """How one GPU is cut.
 
     Args:
@@ -50,26 +50,26 @@ class Cut:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MigConfigEntry:
     """Some GPUs and how they are to be cut.
 
     Args:
         devices: Indices; None for all.
-        only: PCI ids as 0x20B010DE; empty for any.
+        pci_ids: PCI ids as 0x20B010DE; empty for any.
     """
 
     devices: tuple[int, ...] | None
-    only: tuple[str, ...]
-    cut: Cut
+    pci_ids: tuple[str, ...]
+    layout: MigLayout
 
-    def is_about(self, gpu: Device) -> bool:
+    def applies_to(self, gpu: Device) -> bool:
         """Whether it says something of a GPU."""
-        if self.only and (gpu.pci_id or "").lower() not in self.only:
+        if self.pci_ids and (gpu.pci_id or "").lower() not in self.pci_ids:
             return False
         return self.devices is None or gpu.index in self.devices
 
 
-def read_config(path: Path, name: str) -> tuple[Entry, ...]:
+def read_config(path: Path, name: str) -> tuple[MigConfigEntry, ...]:
     """One configuration of a file, in YAML or JSON.
 
     Args:
@@ -80,12 +80,12 @@ def read_config(path: Path, name: str) -> tuple[Entry, ...]:
         UnavailableError: It is YAML, and there is no PyYAML here.
     """
     try:
-        document = _parsed(read_text(path, largest=LARGEST), path)
+        document = _parse_text(read_text(path, largest=MAX_CONFIG_BYTES), path)
     except (OSError, UnicodeDecodeError, LimitError) as error:
         raise UsageError(f"--config {path}: {error}", hint="a file in mig-parted's format") from error
     if not isinstance(document, dict) or document.get("version") != VERSION:
         raise UsageError(f"{path} is not of version {VERSION}", hint="`version: v1`, then `mig-configs:`")
-    _keys(document, ("version", "mig-configs"), str(path))
+    _check_keys(document, ("version", "mig-configs"), str(path))
     configs = document.get("mig-configs")
     if not isinstance(configs, dict) or not configs:
         raise UsageError(f"{path} has no mig-configs", hint="at least one, by its name")
@@ -103,7 +103,7 @@ def read_config(path: Path, name: str) -> tuple[Entry, ...]:
     return tuple(_entry(row, f"{path}: {name}[{number}]") for number, row in enumerate(rows))
 
 
-def _parsed(text: str, path: Path) -> Any:
+def _parse_text(text: str, path: Path) -> Any:
     if text.lstrip().startswith("{"):
         try:
             return parse_json(text)
@@ -121,42 +121,48 @@ def _parsed(text: str, path: Path) -> Any:
         raise UsageError(f"{path} is not YAML: {error}", hint="a file in mig-parted's format") from error
 
 
-def _keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+def _check_keys(data: dict[str, Any], known: tuple[str, ...], where: str) -> None:
     if strange := [key for key in data if key not in known]:
         raise UsageError(f"{where} has {strange[0]!r}", hint=f"known are {', '.join(known)}")
 
 
-def _entry(row: Any, where: str) -> Entry:
+def _entry(row: Any, where: str) -> MigConfigEntry:
     if not isinstance(row, dict):
         raise UsageError(f"{where} is {row!r}", hint="devices, mig-enabled, mig-devices")
-    _keys(row, ("device-filter", "devices", "mig-enabled", "mig-devices"), where)
+    _check_keys(row, ("device-filter", "devices", "mig-enabled", "mig-devices"), where)
     for needed in ("devices", "mig-enabled"):
         if needed not in row:
             raise UsageError(f"{where} lacks {needed}", hint="devices and mig-enabled are always needed")
     devices, enabled, only = row["devices"], row["mig-enabled"], row.get("device-filter", [])
-    if devices != "all" and not (isinstance(devices, list) and all(type(one) is int for one in devices)):
+    if devices != "all" and not (
+        isinstance(devices, list) and all(type(device) is int for device in devices)
+    ):
         raise UsageError(f"{where}: devices is {devices!r}", hint="all, or a list of indices")
     if not isinstance(enabled, bool):
         raise UsageError(f"{where}: mig-enabled is {enabled!r}", hint="true or false")
     only = [only] if isinstance(only, (str, int)) else only
-    if not isinstance(only, list) or not all(isinstance(one, (str, int)) for one in only):
+    if not isinstance(only, list) or not all(isinstance(pci_id, (str, int)) for pci_id in only):
         raise UsageError(f"{where}: device-filter is {only!r}", hint="such as 0x20B010DE, or a list of such")
     # YAML reads 0x20B010DE as a number.
-    ids = tuple((f"0x{one:08x}" if isinstance(one, int) else one.lower()) for one in only if one != "")
+    ids = tuple(
+        (f"0x{pci_id:08x}" if isinstance(pci_id, int) else pci_id.lower()) for pci_id in only if pci_id != ""
+    )
     parts = row.get("mig-devices")
     if enabled and parts is None:
         raise UsageError(f"{where} lacks mig-devices", hint="{} for none, where mig-enabled is true")
     if not enabled and parts:
         raise UsageError(f"{where} has mig-devices, and mig-enabled is false", hint="one of the two is wrong")
-    return Entry(None if devices == "all" else tuple(devices), ids, Cut(enabled, _parts(parts or {}, where)))
+    return MigConfigEntry(
+        None if devices == "all" else tuple(devices), ids, MigLayout(enabled, _parts(parts or {}, where))
+    )
 
 
 def _parts(parts: Any, where: str) -> dict[str, int]:
     if not isinstance(parts, dict):
         raise UsageError(f"{where}: mig-devices is {parts!r}", hint='such as {"1g.5gb": 7}')
     for name, many in parts.items():
-        found = PROFILE.fullmatch(str(name))
-        if found is None or int(found["part"] or 1) > int(found["slices"]):
+        match = PROFILE.fullmatch(str(name))
+        if match is None or int(match["part"] or 1) > int(match["slices"]):
             raise UsageError(f"{where}: {name!r} is no profile", hint="such as 1g.5gb, 1g.5gb+me, 1c.3g.20gb")
         if type(many) is not int or many < 0:
             raise UsageError(f"{where}: {name} is {many!r}", hint="how many, 0 or more")
@@ -167,20 +173,22 @@ def _sorted(parts: Mapping[str, int]) -> dict[str, int]:
     return {name: parts[name] for name in sorted(parts)}
 
 
-def current(found: Snapshot, gpu: Device) -> Cut:
+def current_layout(snapshot: Snapshot, gpu: Device) -> MigLayout:
     """How a GPU is cut now."""
-    parts = Counter(one.profile or "-" for one in found.devices if one.parent and one.parent == gpu.uuid)
-    return Cut(bool(gpu.mig_enabled), _sorted(parts))
+    parts = Counter(
+        device.profile or "-" for device in snapshot.devices if device.parent and device.parent == gpu.uuid
+    )
+    return MigLayout(bool(gpu.mig_enabled), _sorted(parts))
 
 
-def wanted(entries: Sequence[Entry], gpu: Device) -> Cut | None:
+def desired_layout(entries: Sequence[MigConfigEntry], gpu: Device) -> MigLayout | None:
     """How a GPU is to be cut; None where nothing is said."""
-    return next((one.cut for one in reversed(entries) if one.is_about(gpu)), None)
+    return next((entry.layout for entry in reversed(entries) if entry.applies_to(gpu)), None)
 
 
-def difference(found: Snapshot, gpu: Device, cut: Cut) -> str:
+def layout_difference(snapshot: Snapshot, gpu: Device, cut: MigLayout) -> str:
     """What is not as it is to be; empty where all is."""
-    now = current(found, gpu)
+    now = current_layout(snapshot, gpu)
     if now != cut:
         return f"GPU {gpu.index} {gpu.title}: {now}; wanted {cut}"
     if gpu.mig_pending is not None and gpu.mig_pending != cut.enabled:
@@ -188,11 +196,11 @@ def difference(found: Snapshot, gpu: Device, cut: Cut) -> str:
     return ""
 
 
-def exported(found: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
+def export_config(snapshot: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, Any]:
     """What is there, as such a document."""
-    same: list[tuple[Cut, list[int]]] = []
+    same: list[tuple[MigLayout, list[int]]] = []
     for gpu in gpus:
-        cut = current(found, gpu)
+        cut = current_layout(snapshot, gpu)
         row = next((row for row in same if row[0] == cut), None)
         if row is None:
             same.append((cut, [gpu.index]))
@@ -209,7 +217,7 @@ def exported(found: Snapshot, gpus: Sequence[Device], name: str) -> dict[str, An
     return {"version": VERSION, "mig-configs": {name: rows}}
 
 
-def written(document: Mapping[str, Any]) -> str:
+def config_yaml(document: Mapping[str, Any]) -> str:
     """Such a document as YAML; it has no text that would need more than quotes."""
     lines = [f"version: {document['version']}", "mig-configs:"]
     for name, rows in document["mig-configs"].items():

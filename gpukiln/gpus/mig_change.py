@@ -10,12 +10,12 @@ from typing import Any
 from gpukiln.errors import BusyError, CheckFailedError, GpukilnError, IncompatibleError, PartialError
 from gpukiln.gpus import reset
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.mig import PROFILE, Cut, current, difference
+from gpukiln.gpus.mig import PROFILE, MigLayout, current_layout, layout_difference
 from gpukiln.probe.child import call
 
 LIMIT_S = 120.0  # for all instances of one GPU
 RESET_REQUIRED, IN_USE = 16, 19  # nvmlReturn_t
-NOT_THERE = (2, 3, 6)  # of a profile: no such number, not of this GPU, not with these others
+UNSUPPORTED_PROFILE = (2, 3, 6)  # of a profile: no such number, not of this GPU, not with these others
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class MigProfile:
     places: tuple[tuple[int, int], ...]
 
 
-def apply(cuts: Mapping[str, Cut], before: Mapping[str, Cut]) -> list[str]:
+def apply(cuts: Mapping[str, MigLayout], before: Mapping[str, MigLayout]) -> list[str]:
     """Cut GPUs; when a step fails, what was there before is put back.
 
     Args:
         cuts: By the GPU's UUID.
-        before: The same of all that may be touched; they are kept off (`reset.kept_off`).
+        before: The same of all that may be touched; they are kept off (`reset.exclusive_lease`).
 
     Returns:
         What was done.
@@ -54,10 +54,10 @@ def apply(cuts: Mapping[str, Cut], before: Mapping[str, Cut]) -> list[str]:
     """
     steps: list[str] = []
     try:
-        _to({**before, **cuts}, steps)
+        _apply_layouts({**before, **cuts}, steps)
     except (GpukilnError, RuntimeError) as error:
         try:
-            _to(before, [])
+            _apply_layouts(before, [])
         except (GpukilnError, RuntimeError) as worse:
             raise PartialError(
                 f"{_text(error)}; what was there before could not be put back: {_text(worse)}",
@@ -76,33 +76,33 @@ def _text(error: BaseException) -> str:
     return getattr(error, "message", "") or str(error)
 
 
-def _to(cuts: Mapping[str, Cut], steps: list[str]) -> None:
+def _apply_layouts(cuts: Mapping[str, MigLayout], steps: list[str]) -> None:
     """Make GPUs what they are to be, from whatever they are."""
-    found = collect()
+    snapshot = collect()
     waiting = []
-    for gpu in found.devices:
+    for gpu in snapshot.devices:
         cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
-        if cut is None or gpu.uuid is None or not difference(found, gpu, cut):
+        if cut is None or gpu.uuid is None or not layout_difference(snapshot, gpu, cut):
             continue
-        if gpu.mig_enabled and current(found, gpu).devices:
-            _in_child(clear, gpu.uuid)
+        if gpu.mig_enabled and current_layout(snapshot, gpu).devices:
+            _in_child(destroy_instances, gpu.uuid)
             steps.append(f"{gpu.uuid}: its MIG devices are gone")
         if (gpu.mig_enabled, gpu.mig_pending) != (cut.enabled, cut.enabled):
             if _in_child(set_mode, gpu.uuid, cut.enabled)["reset"]:
                 waiting.append(gpu)
             steps.append(f"{gpu.uuid}: MIG is {'on' if cut.enabled else 'off'}")
     if waiting:
-        gpus = (*waiting, *reset.together(found, waiting))
-        reset.do(gpus)
-        steps.append(f"reset: {', '.join(one.uuid or '' for one in gpus)}")
-    found = collect()
-    for gpu in found.devices:
+        gpus = (*waiting, *reset.reset_peers(snapshot, waiting))
+        reset.reset_gpus(gpus)
+        steps.append(f"reset: {', '.join(gpu.uuid or '' for gpu in gpus)}")
+    snapshot = collect()
+    for gpu in snapshot.devices:
         cut = cuts.get(gpu.uuid or "") if gpu.kind == "gpu" else None
         if (
             cut is not None
             and gpu.uuid is not None
             and cut.devices
-            and current(found, gpu).devices != cut.devices
+            and current_layout(snapshot, gpu).devices != cut.devices
         ):
             if not gpu.mig_enabled:
                 raise CheckFailedError(f"{gpu.uuid}: MIG is off still", hint="reboot the machine, then again")
@@ -130,14 +130,14 @@ def _in_child(work: Callable[..., dict[str, Any]], uuid: str, *args: Any) -> dic
             pynvml.nvmlShutdown()
 
     ask.__name__ = f"{work.__name__} {uuid}"
-    said = call(ask, LIMIT_S)
-    if text := said.get("error"):
-        if said.get("never"):
-            raise IncompatibleError(f"{uuid}: {text}", hint=said["hint"])
-        if said.get("busy"):
+    answer = call(ask, LIMIT_S)
+    if text := answer.get("error"):
+        if answer.get("never"):
+            raise IncompatibleError(f"{uuid}: {text}", hint=answer["hint"])
+        if answer.get("busy"):
             raise BusyError(f"{uuid}: {text}", hint="a client such as DCGM has it open: stop it, then again")
         raise CheckFailedError(f"{uuid}: {text}", hint="dmesg has what the driver says")
-    return said
+    return answer
 
 
 def set_mode(nvml: Any, gpu: Any, on: bool) -> dict[str, Any]:
@@ -150,14 +150,14 @@ def set_mode(nvml: Any, gpu: Any, on: bool) -> dict[str, Any]:
     return {"reset": False}
 
 
-def clear(nvml: Any, gpu: Any) -> dict[str, Any]:
+def destroy_instances(nvml: Any, gpu: Any) -> dict[str, Any]:
     """Destroy all instances."""
     for profile in profiles(nvml, gpu, with_places=False):
-        for instance in _listed(
+        for instance in _list_instances(
             nvml.c_nvmlGpuInstance_t, profile.most, nvml.nvmlDeviceGetGpuInstances, gpu, profile.id
         ):
-            for kind in _kinds(nvml, instance):
-                for part in _listed(
+            for kind in _compute_profiles(nvml, instance):
+                for part in _list_instances(
                     nvml.c_nvmlComputeInstance_t,
                     kind.instanceCount,
                     nvml.nvmlGpuInstanceGetComputeInstances,
@@ -169,7 +169,7 @@ def clear(nvml: Any, gpu: Any) -> dict[str, Any]:
     return {}
 
 
-def _listed(kind: Any, most: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def _list_instances(kind: Any, most: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     rows, count = (kind * max(most, 1))(), ctypes.c_uint(most)
     function(*args, rows, ctypes.byref(count))
     return [rows[n] for n in range(count.value)]
@@ -177,23 +177,23 @@ def _listed(kind: Any, most: int, function: Callable[..., Any], *args: Any) -> l
 
 def profiles(nvml: Any, gpu: Any, *, with_places: bool = True) -> list[MigProfile]:
     """What GPU instances this GPU can have."""
-    found: dict[int, MigProfile] = {}
+    profiles_by_id: dict[int, MigProfile] = {}
     for number in range(nvml.NVML_GPU_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlDeviceGetGpuInstanceProfileInfo(gpu, number)
         except nvml.NVMLError as error:
-            if error.value in NOT_THERE:
+            if error.value in UNSUPPORTED_PROFILE:
                 continue
             raise
-        places = _places(nvml, gpu, info.id) if with_places else ()
+        places = _placements(nvml, gpu, info.id) if with_places else ()
         name = info.name.decode() if isinstance(info.name, bytes) else info.name
-        found[info.id] = MigProfile(
+        profiles_by_id[info.id] = MigProfile(
             name.rpartition("MIG ")[2], info.id, info.sliceCount, info.instanceCount, places
         )
-    return list(found.values())
+    return list(profiles_by_id.values())
 
 
-def _places(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
+def _placements(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
     count = ctypes.c_uint(0)
     nvml.nvmlDeviceGetGpuInstancePossiblePlacements(gpu, profile, None, ctypes.byref(count))
     rows = (nvml.c_nvmlGpuInstancePlacement_t * max(count.value, 1))()
@@ -201,18 +201,18 @@ def _places(nvml: Any, gpu: Any, profile: int) -> tuple[tuple[int, int], ...]:
     return tuple((rows[n].start, rows[n].size) for n in range(count.value))
 
 
-def _kinds(nvml: Any, instance: Any) -> list[Any]:
+def _compute_profiles(nvml: Any, instance: Any) -> list[Any]:
     """What compute instances a GPU instance can have."""
-    found: dict[int, Any] = {}
+    by_id: dict[int, Any] = {}
     for number in range(nvml.NVML_COMPUTE_INSTANCE_PROFILE_COUNT):
         try:
             info = nvml.nvmlGpuInstanceGetComputeInstanceProfileInfo(instance, number, 0)
         except nvml.NVMLError as error:
-            if error.value in NOT_THERE:
+            if error.value in UNSUPPORTED_PROFILE:
                 continue
             raise
-        found.setdefault(info.id, info)
-    return list(found.values())
+        by_id.setdefault(info.id, info)
+    return list(by_id.values())
 
 
 def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
@@ -221,10 +221,10 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
     Raises:
         IncompatibleError: The GPU can't be cut so.
     """
-    for profile, start, size, parts in arranged(profiles(nvml, gpu), devices):
+    for profile, start, size, parts in arrange(profiles(nvml, gpu), devices):
         place = nvml.c_nvmlGpuInstancePlacement_t(start, size)
         instance = nvml.nvmlDeviceCreateGpuInstanceWithPlacement(gpu, profile.id, ctypes.byref(place))
-        kinds = {kind.sliceCount: kind.id for kind in reversed(_kinds(nvml, instance))}
+        kinds = {kind.sliceCount: kind.id for kind in reversed(_compute_profiles(nvml, instance))}
         for slices in parts:
             if slices not in kinds:
                 raise IncompatibleError(
@@ -234,7 +234,7 @@ def create(nvml: Any, gpu: Any, devices: Mapping[str, int]) -> dict[str, Any]:
     return {}
 
 
-def arranged(
+def arrange(
     offered: Sequence[MigProfile], devices: Mapping[str, int]
 ) -> list[tuple[MigProfile, int, int, tuple[int, ...]]]:
     """GPU instances with their places and their parts, for MIG devices by profile.
@@ -244,55 +244,57 @@ def arranged(
     Raises:
         IncompatibleError: There is no such profile, or no room.
     """
-    by_name = {one.name: one for one in offered}
-    wanted: list[tuple[MigProfile, tuple[int, ...]]] = []
+    by_name = {profile.name: profile for profile in offered}
+    instances: list[tuple[MigProfile, tuple[int, ...]]] = []
     shared: dict[str, list[int]] = {}
     for name, many in devices.items():
-        found = PROFILE.fullmatch(name)
-        profile = by_name.get(found["gpu"]) if found else None
-        if found is None or profile is None:
+        match = PROFILE.fullmatch(name)
+        profile = by_name.get(match["gpu"]) if match else None
+        if match is None or profile is None:
             raise IncompatibleError(
                 f"it has no profile {name}", hint=f"it has {', '.join(sorted(by_name)) or 'none'}"
             )
-        slices = int(found["part"] or profile.slices)
+        slices = int(match["part"] or profile.slices)
         if slices == profile.slices:
-            wanted += [(profile, (slices,))] * many
+            instances += [(profile, (slices,))] * many
         else:
             shared.setdefault(profile.name, []).extend([slices] * many)
     for name, sizes in shared.items():
         bins: list[list[int]] = []
         for size in sorted(sizes, reverse=True):
-            room = next((one for one in bins if sum(one) + size <= by_name[name].slices), None)
+            room = next((sizes_in for sizes_in in bins if sum(sizes_in) + size <= by_name[name].slices), None)
             if room is None:
                 bins.append([size])
             else:
                 room.append(size)
-        wanted += [(by_name[name], tuple(one)) for one in bins]
-    wanted.sort(
+        instances += [(by_name[name], tuple(sizes_in)) for sizes_in in bins]
+    instances.sort(
         key=lambda row: (-max((size for _, size in row[0].places), default=0), -row[0].slices, row[0].id)
     )
-    places = _placed([profile for profile, _ in wanted], max((one.slices for one in offered), default=0))
+    places = _find_placements(
+        [profile for profile, _ in instances], max((profile.slices for profile in offered), default=0)
+    )
     if places is None:
         text = ", ".join(f"{many} x {name}" for name, many in devices.items())
         raise IncompatibleError(f"it has no room for {text}", hint="nvidia-smi mig -lgipp lists the places")
-    return [(profile, *place, parts) for (profile, parts), place in zip(wanted, places)]
+    return [(profile, *place, parts) for (profile, parts), place in zip(instances, places)]
 
 
-def _placed(wanted: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
+def _find_placements(instances: Sequence[MigProfile], slices: int) -> list[tuple[int, int]] | None:
     """A place for each, None where there is no room for all; tries every way at last."""
-    if sum(one.slices for one in wanted) > slices:
+    if sum(profile.slices for profile in instances) > slices:
         return None
-    if any(sum(1 for other in wanted if other is one) > one.most for one in wanted):
+    if any(sum(1 for other in instances if other is profile) > profile.most for profile in instances):
         return None
     tried: set[tuple[int, int]] = set()
 
     def place(number: int, taken: int) -> list[tuple[int, int]] | None:
-        if number == len(wanted):
+        if number == len(instances):
             return []
         if (number, taken) in tried:
             return None
         tried.add((number, taken))
-        for start, size in wanted[number].places:
+        for start, size in instances[number].places:
             mask = ((1 << size) - 1) << start
             if not taken & mask:
                 rest = place(number + 1, taken | mask)

@@ -292,17 +292,19 @@ class Snapshot:
     def device(self, name: str) -> Device | None:
         """The device of a UUID, or the beginning of one that is only one's, an index or a bus id."""
         exact = [
-            one
-            for one in self.devices
-            if name in (one.uuid, one.bus_id) or (one.kind == "gpu" and name == str(one.index))
+            device
+            for device in self.devices
+            if name in (device.uuid, device.bus_id) or (device.kind == "gpu" and name == str(device.index))
         ]
         if exact:  # GPUs of two vendors may have one index
-            return exact[0] if len({one.vendor for one in exact}) == 1 else None
-        begun = [one for one in self.devices if one.uuid and one.uuid.lower().startswith(name.lower())]
+            return exact[0] if len({device.vendor for device in exact}) == 1 else None
+        begun = [
+            device for device in self.devices if device.uuid and device.uuid.lower().startswith(name.lower())
+        ]
         return begun[0] if len(begun) == 1 else None
 
 
-def unread(
+def unreadable_finding(
     name: str, message: str, object: str = "", *, code: int | None = None, severity: Severity = "error"
 ) -> Finding:
     """What could not be read.
@@ -320,7 +322,7 @@ def plain(value: Any) -> Any:
     if hasattr(value, "__dataclass_fields__"):
         return {name: plain(getattr(value, name)) for name in value.__dataclass_fields__}
     if isinstance(value, (tuple, list)):
-        return [plain(one) for one in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     return value

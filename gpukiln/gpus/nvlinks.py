@@ -14,7 +14,7 @@ _CARD = re.compile(r"(?i)\bPCIe?\b|\bNVL$|\bRTX\b")
 
 
 @dataclass(frozen=True)
-class Card:
+class GpuLinks:
     """The NVLinks of a GPU.
 
     Args:
@@ -23,7 +23,7 @@ class Card:
         name: Its model.
         up: Numbers of active links; or as many.
         down: Numbers of inactive ones; or as many.
-        linked: Keys of GPUs that active links join it to.
+        peers: Keys of GPUs that active links join it to.
     """
 
     key: Hashable
@@ -31,7 +31,7 @@ class Card:
     name: str
     up: Sequence[int]
     down: Sequence[int]
-    linked: frozenset[Hashable]
+    peers: frozenset[Hashable]
 
 
 def is_wired(name: str) -> bool:
@@ -44,16 +44,16 @@ def is_wired(name: str) -> bool:
     return _WIRED.search(name) is not None and _CARD.search(name) is None
 
 
-def alike(cards: Iterable[Card]) -> list[tuple[Card, ...]]:
+def comparable_groups(cards: Iterable[GpuLinks]) -> list[tuple[GpuLinks, ...]]:
     """The groups within which GPUs have equally many active links: wired ones of a model, linked cards.
 
     Cards are linked in pairs, and one without a bridge is a group of its own (three RTX A6000 with 4, 4 and 0
     active links are well).
     """
-    models: dict[str, list[Card]] = defaultdict(list)
+    models: dict[str, list[GpuLinks]] = defaultdict(list)
     for card in cards:
         models[card.name].append(card)
-    groups: list[tuple[Card, ...]] = []
+    groups: list[tuple[GpuLinks, ...]] = []
     for name, same in models.items():
         if is_wired(name):
             groups.append(tuple(same))
@@ -61,15 +61,15 @@ def alike(cards: Iterable[Card]) -> list[tuple[Card, ...]]:
         rest = list(same)
         while rest:
             group = [rest.pop(0)]
-            for one in group:  # which grows meanwhile
-                near = [other for other in rest if other.key in one.linked or one.key in other.linked]
+            for gpu in group:  # which grows meanwhile
+                near = [other for other in rest if other.key in gpu.peers or gpu.key in other.peers]
                 group += near
                 rest = [other for other in rest if other not in near]
             groups.append(tuple(sorted(group, key=same.index)))
     return groups
 
 
-def shown(group: Sequence[Card]) -> str:
+def links_text(group: Sequence[GpuLinks]) -> str:
     """Active links of each GPU, for people."""
     return "; ".join(
         f"{card.label} {len(card.up)} of {len(card.up) + len(card.down)}"
@@ -78,10 +78,10 @@ def shown(group: Sequence[Card]) -> str:
     )
 
 
-def wrong(group: Sequence[Card]) -> str | None:
+def link_mismatch(group: Sequence[GpuLinks]) -> str | None:
     """What is wrong with a group of `alike`; None where nothing is."""
     if len({len(card.up) for card in group}) != 1:
-        return f"active NVLinks of {group[0].name}: {shown(group)}; wanted as many on each of them"
+        return f"active NVLinks of {group[0].name}: {links_text(group)}; wanted as many on each of them"
     if is_wired(group[0].name) and group[0].down and not group[0].up:
         return f"all NVLinks of all {group[0].name} are inactive, wanted some active"
     return None

@@ -14,7 +14,7 @@ from gpukiln.probe.base import read
 from gpukiln.redact import redact
 
 PROC = "/proc"
-NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")  # what a process opens that uses a GPU
+DEVICE_NODES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/renderD")  # what a process opens that uses a GPU
 COMMAND_CHARS = 500
 # The last part of a control group's path that names a container, by who made it.
 CONTAINERS = (
@@ -32,7 +32,7 @@ CONTAINERS = (
 POD = re.compile(r"pod(?P<uid>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 
 
-def described(
+def describe(
     listed: list[tuple[str | None, dict[str, Any]]], *, simulated: bool = False
 ) -> tuple[GpuProcess, ...]:
     """The processes, each with what this system knows of it.
@@ -42,7 +42,7 @@ def described(
         simulated: Whether the GPUs are a double's, which names the processes of its own namespace alone.
     """
     first = _first_namespace()
-    return tuple(_described(device, row, _is_here(row, first, simulated)) for device, row in listed)
+    return tuple(_describe(device, row, _is_here(row, first, simulated)) for device, row in listed)
 
 
 def _is_here(row: dict[str, Any], first: bool, simulated: bool) -> bool:
@@ -60,10 +60,10 @@ def _holds_device(pid: int) -> bool:
         links = [os.readlink(link) for link in Path(PROC, str(pid), "fd").iterdir()]  # noqa: PTH115 - a text
     except OSError:  # it is gone, or somebody else's
         return False
-    return any(link.startswith(NODES) for link in links)
+    return any(link.startswith(DEVICE_NODES) for link in links)
 
 
-def _described(device: str | None, row: dict[str, Any], here: bool) -> GpuProcess:
+def _describe(device: str | None, row: dict[str, Any], here: bool) -> GpuProcess:
     pid, unavailable = int(row["pid"]), {}
     memory = row["memory"]
     if memory is None:
@@ -162,7 +162,7 @@ def container_of(cgroup: str) -> ProcessContainer | None:
         path = line.split(":", 2)[-1]
         pod = POD.search(path)
         for engine, pattern in CONTAINERS:
-            if found := pattern.search(path):
+            if match := pattern.search(path):
                 known = "containerd" if engine == "unknown" and pod else engine
-                return ProcessContainer(known, found["id"], pod["uid"].replace("_", "-") if pod else None)
+                return ProcessContainer(known, match["id"], pod["uid"].replace("_", "-") if pod else None)
     return None

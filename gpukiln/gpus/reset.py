@@ -15,7 +15,7 @@ from pathlib import Path
 from gpukiln.errors import UnavailableError
 from gpukiln.gpus.faults import ACTIONS
 from gpukiln.gpus.kernel_log import RESET_NOTE
-from gpukiln.gpus.leases import Granted, Leases, whoami
+from gpukiln.gpus.leases import LeaseGrant, Leases, whoami
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe.base import PCI, NotReachedError, read, run_unrecorded
@@ -24,14 +24,19 @@ LIMIT_S = 300.0
 KERNEL_LOG = "/dev/kmsg"
 # Before these a GPU goes together with whatever NVLink joins to it; Ampere's need the fabric manager where
 # there are NVSwitches; later ones go alone (nvidia-smi(1), --gpu-reset).
-TOGETHER = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")
+RESET_WITH_PEERS = ("Kepler", "Maxwell", "Pascal", "Volta", "Turing")
 WITH_FABRIC_MANAGER = ("Ampere",)
 # What the driver asks for that no reset of the GPU does.
-INSTEAD = {action: how for action, how in ACTIONS.items() if action not in ("gpu reset", "drain and reset")}
+OTHER_ACTIONS = {
+    action: how for action, how in ACTIONS.items() if action not in ("gpu reset", "drain and reset")
+}
 # How those end that hold device nodes on a machine that nobody works on, by the 15 characters of a name that
 # the kernel keeps. NVIDIA's own MIG manager stops these (NVIDIA/mig-parted, deployments/systemd/hooks.sh) and
 # leaves the persistence daemon and the fabric manager running.
-STOP = {"nv-hostengine": "systemctl stop nvidia-dcgm", "dcgm-exporter": "systemctl stop dcgm-exporter"}
+STOP_COMMANDS = {
+    "nv-hostengine": "systemctl stop nvidia-dcgm",
+    "dcgm-exporter": "systemctl stop dcgm-exporter",
+}
 PERSISTENCE, FABRIC_MANAGER = "nvidia-persiste", "nv-fabricmanage"
 
 
@@ -53,18 +58,18 @@ class Blocker:
     passes: bool = False
 
 
-def together(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> tuple[Device, ...]:
+def reset_peers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> tuple[Device, ...]:
     """The GPUs that must be reset beside those; NVLink's peers of what can't be reset alone."""
-    managed = _runs(FABRIC_MANAGER, proc)
+    managed = _is_running(FABRIC_MANAGER, proc)
     more: list[Device] = []
     todo = list(gpus)
     while todo:
-        one = todo.pop()
-        alone = one.architecture not in (*TOGETHER, *WITH_FABRIC_MANAGER, None)
-        if alone or (one.architecture in WITH_FABRIC_MANAGER and managed):
+        gpu = todo.pop()
+        alone = gpu.architecture not in (*RESET_WITH_PEERS, *WITH_FABRIC_MANAGER, None)
+        if alone or (gpu.architecture in WITH_FABRIC_MANAGER and managed):
             continue
-        near = {peer.uuid for peer in one.peers if peer.nvlinks}
-        for other in found.devices:
+        near = {peer.uuid for peer in gpu.peers if peer.nvlinks}
+        for other in snapshot.devices:
             if other.uuid in near and other not in gpus and other not in more:
                 more.append(other)
                 todo.append(other)
@@ -76,13 +81,13 @@ def is_root() -> bool:
     return os.geteuid() == 0
 
 
-def _runs(name: str, proc: str) -> bool:
+def _is_running(name: str, proc: str) -> bool:
     """Whether a process of that name runs; the kernel keeps 15 characters of it (proc_pid_comm(5))."""
     return any((read(str(path)) or "").strip() == name for path in Path(proc).glob("[0-9]*/comm"))
 
 
 def blockers(
-    found: Snapshot, gpus: Sequence[Device], *, own: str = "", held_open: bool = True, proc: str = "/proc"
+    snapshot: Snapshot, gpus: Sequence[Device], *, own: str = "", held_open: bool = True, proc: str = "/proc"
 ) -> tuple[list[Blocker], list[str]]:
     """Everything that is in the way of changing GPUs, and what could not be looked at.
 
@@ -96,24 +101,24 @@ def blockers(
     notes: list[str] = []
     if not is_root():
         rows.append(Blocker("not-root", None, "only root may: sudo gpukiln-gpu ..."))
-    if found.scope == "container":
+    if snapshot.scope == "container":
         rows.append(Blocker("container", None, "this is a container: its host has the GPUs"))
-    if found.leases not in ("yes", "none"):
-        rows.append(Blocker("leases", None, f"who leases what can't be read: {found.leases}"))
+    if snapshot.leases not in ("yes", "none"):
+        rows.append(Blocker("leases", None, f"who leases what can't be read: {snapshot.leases}"))
     for gpu in gpus:
-        parts = [one for one in found.devices if one.parent and one.parent == gpu.uuid]
-        for one in (gpu, *parts):
-            what = "" if one is gpu else f"{one.profile} "
-            for mark in one.leases:
+        parts = [device for device in snapshot.devices if device.parent and device.parent == gpu.uuid]
+        for device in (gpu, *parts):
+            what = "" if device is gpu else f"{device.profile} "
+            for mark in device.leases:
                 if mark.id != own:
                     text = f"{what}leased: {mark.id} of {mark.user}; gpukiln-gpu release {mark.id}"
-                    rows.append(Blocker("lease", one.uuid, text, passes=True))
-            for job in found.processes or ():
-                if job.device == one.uuid and job.state != "gone":
+                    rows.append(Blocker("lease", device.uuid, text, passes=True))
+            for job in snapshot.processes or ():
+                if job.device == device.uuid and job.state != "gone":
                     text = f"{what}in use: pid {job.pid} of {job.user or job.state}: {job.command or '-'}"
-                    rows.append(Blocker("process", one.uuid, text, passes=True))
+                    rows.append(Blocker("process", device.uuid, text, passes=True))
     if held_open:
-        listed = {job.pid for job in found.processes or () if job.state == "running"}
+        listed = {job.pid for job in snapshot.processes or () if job.state == "running"}
         rows += _holders(gpus, listed, notes, proc)
     return rows, notes
 
@@ -140,7 +145,7 @@ def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: s
         if int(folder.name) in listed or name in (PERSISTENCE, FABRIC_MANAGER):
             continue
         for node in held:
-            end = STOP.get(name) or f"end pid {folder.name}"
+            end = STOP_COMMANDS.get(name) or f"end pid {folder.name}"
             rows.append(
                 Blocker("holder", nodes[node].uuid, f"{name} (pid {folder.name}) has {node} open: {end}")
             )
@@ -149,36 +154,36 @@ def _holders(gpus: Sequence[Device], listed: set[int], notes: list[str], proc: s
     return rows
 
 
-def of_reset(found: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> list[Blocker]:
+def reset_blockers(snapshot: Snapshot, gpus: Sequence[Device], *, proc: str = "/proc") -> list[Blocker]:
     """What is in the way of a reset alone: what the driver wants instead, and GPUs that must go along."""
     rows = [
         Blocker(
             "recovery-action",
             gpu.uuid,
-            f"the driver asks for {gpu.recovery_action}: {INSTEAD[gpu.recovery_action]}",
+            f"the driver asks for {gpu.recovery_action}: {OTHER_ACTIONS[gpu.recovery_action]}",
         )
         for gpu in gpus
-        if gpu.recovery_action in INSTEAD
+        if gpu.recovery_action in OTHER_ACTIONS
     ]
     rows += [
         Blocker("unreadable", gpu.uuid, f"it can't be read ({gpu.error}): a reset does not reach it; reboot")
         for gpu in gpus
         if not gpu.readable
     ]
-    if more := together(found, gpus, proc=proc):
-        names = ", ".join(one.title for one in more)
+    if more := reset_peers(snapshot, gpus, proc=proc):
+        names = ", ".join(gpu.title for gpu in more)
         how = "gpukiln-gpu reset all" + (
-            "" if more[0].architecture in TOGETHER else ", or start nvidia-fabricmanager"
+            "" if more[0].architecture in RESET_WITH_PEERS else ", or start nvidia-fabricmanager"
         )
         rows.append(Blocker("peers", None, f"NVLink joins it to {names}, which go along: {how}"))
     return rows
 
 
 @contextlib.contextmanager
-def kept_off(gpus: Sequence[Device], why: str) -> Iterator[Granted]:
+def exclusive_lease(gpus: Sequence[Device], why: str) -> Iterator[LeaseGrant]:
     """Have GPUs leased by this program, whatever their health, while it changes them."""
     leases, who = Leases(), whoami()
-    uuids = tuple(one.uuid for one in gpus if one.uuid)
+    uuids = tuple(gpu.uuid for gpu in gpus if gpu.uuid)
     try:
         request = DeviceRequest(count=len(uuids), devices=uuids, repair=True)
         granted = leases.acquire(request, who, command=why)
@@ -194,30 +199,30 @@ def kept_off(gpus: Sequence[Device], why: str) -> Iterator[Granted]:
         leases.store.close()
 
 
-def do(gpus: Sequence[Device]) -> str:
+def reset_gpus(gpus: Sequence[Device]) -> str:
     """Reset GPUs together; what nvidia-smi said.
 
     Raises:
         UnavailableError: It could not.
     """
-    uuids = ",".join(one.uuid or "" for one in gpus)
+    uuids = ",".join(gpu.uuid or "" for gpu in gpus)
     try:
         done = run_unrecorded("nvidia-smi", "--gpu-reset", "-i", uuids, timeout=LIMIT_S)
     except NotReachedError as error:
         raise UnavailableError(
             f"nvidia-smi --gpu-reset: {error}", hint="dmesg; reboot the machine"
         ) from error
-    said = re.sub(r"\s*\n\s*", "; ", (done["out"] + done["err"]).strip())
+    output = re.sub(r"\s*\n\s*", "; ", (done["out"] + done["err"]).strip())
     if done["rc"] != 0:
         raise UnavailableError(
-            f"nvidia-smi --gpu-reset -i {uuids} ends with {done['rc']}: {said}",
+            f"nvidia-smi --gpu-reset -i {uuids} ends with {done['rc']}: {output}",
             hint="what it names is in the way; dmesg has what the driver says",
         )
-    _note(gpus)
-    return said
+    _log_reset(gpus)
+    return output
 
 
-def _note(gpus: Sequence[Device]) -> None:
+def _log_reset(gpus: Sequence[Device]) -> None:
     """Say in the kernel's log that GPUs were reset: what it says of them before has ended by that.
 
     Drivers from branch 570 on log it themselves (Xid 154). Each write is one record (Linux,

@@ -14,26 +14,26 @@ from typing import Any, Callable
 
 from gpukiln.findings import SEVERITIES, Finding
 from gpukiln.gpus import kernel_log
-from gpukiln.gpus.faults import FAULTS, found_on, lanes_missing, onoff, thermal_margin
+from gpukiln.gpus.faults import FAULTS, device_faults, lanes_missing, onoff, thermal_margin
 from gpukiln.gpus.gpu_facts import (
     Facts,
     Gpu,
-    fabric_troubles,
-    is_divided,
+    are_linked,
+    copies_exceed_lanes,
+    fabric_faults,
+    has_mig,
     label,
-    lanes_refuted,
-    linked,
     links,
     nvml_gpus,
     read,
     title,
     value,
 )
-from gpukiln.gpus.nvlinks import Card, alike, wrong
+from gpukiln.gpus.nvlinks import GpuLinks, comparable_groups, link_mismatch
 from gpukiln.probe.base import NotReachedError, NotReportedError, require_reached
 from gpukiln.probe.nvml import address
 
-MOST = 3  # findings that a failure names
+MAX_NAMED = 3  # findings that a failure names
 
 
 class FaultError(AssertionError):
@@ -57,23 +57,27 @@ class HealthRule:
         id: Of the check.
         title: What is true when it holds.
         fix: What to do when it does not.
-        judge: Given the facts, and what else it asks for. Raises `FaultError` with what it found; another
+        evaluate: Given the facts, and what else it asks for. Raises `FaultError` with what it found; another
             AssertionError says that NVML gave an error in a value's place.
     """
 
     id: str
     title: str
     fix: str
-    judge: Callable[..., str]
+    evaluate: Callable[..., str]
 
 
 def _require_none(facts: Facts, *ids: str) -> None:
     """Fail where a GPU has one of these faults."""
-    found = [(gpu, one) for gpu in nvml_gpus(facts) for one in found_on(partial(value, gpu), title(gpu), ids)]
-    if found:
-        text = "; ".join(f"{label(gpu)}: {one.message}" for gpu, one in found[:MOST])
-        more = f"; and {len(found) - MOST} more" if len(found) > MOST else ""
-        raise FaultError(*(one for _, one in found), message=f"{text}{more}; wanted none of it")
+    findings = [
+        (gpu, finding)
+        for gpu in nvml_gpus(facts)
+        for finding in device_faults(partial(value, gpu), title(gpu), ids)
+    ]
+    if findings:
+        text = "; ".join(f"{label(gpu)}: {finding.message}" for gpu, finding in findings[:MAX_NAMED])
+        more = f"; and {len(findings) - MAX_NAMED} more" if len(findings) > MAX_NAMED else ""
+        raise FaultError(*(finding for _, finding in findings), message=f"{text}{more}; wanted none of it")
 
 
 def _fix(*ids: str) -> str:
@@ -97,10 +101,10 @@ def _nvml(facts: Facts, simulated: bool) -> str:
 
 
 def _all_listed(facts: Facts, simulated: bool) -> str:
-    found, pci, smi = facts["nvml"], facts["gpus"]["pci"], require_reached(facts["gpus"].get("smi"))
-    if not found["available"] and found["error"]:
+    section, pci, smi = facts["nvml"], facts["gpus"]["pci"], require_reached(facts["gpus"].get("smi"))
+    if not section["available"] and section["error"]:
         exits = f"; nvidia-smi exits {smi['rc']}" if smi else ""
-        raise AssertionError(f"NVML does not work: {found['error']['_error']}{exits}; wanted NVML")
+        raise AssertionError(f"NVML does not work: {section['error']['_error']}{exits}; wanted NVML")
     gpus = nvml_gpus(facts)
     listed = {address(read(g, "bus_id")) for g in gpus}
     there = listed if simulated else {p["address"].lower() for p in pci}
@@ -121,8 +125,8 @@ def _persistence(facts: Facts) -> str:
     return ", ".join(f"{gpu}: not reported" for gpu in silent)
 
 
-def logged(
-    lines: Iterable[str], table: kernel_log.Table, *, live: bool
+def log_events(
+    lines: Iterable[str], table: kernel_log.XidTable, *, live: bool
 ) -> tuple[list[kernel_log.KernelEvent], list[kernel_log.KernelEvent]]:
     """What the kernel's log says: the events that count as a failure, the worst first, and the others.
 
@@ -135,26 +139,26 @@ def logged(
     serious: list[kernel_log.KernelEvent] = []
     others: list[kernel_log.KernelEvent] = []
     for event in kernel_log.events(lines, table):
-        counts = event.severity(table) != "info" and event.known(table)
-        unprovoked = not live and not event.switch
+        counts = event.severity(table) != "info" and event.is_known(table)
+        unprovoked = not live and not event.is_switch
         (serious if counts or unprovoked else others).append(event)
     serious.sort(key=lambda event: SEVERITIES.index(event.severity(table)))
-    return serious, sorted(others, key=lambda event: event.known(table))  # an unknown one comes first
+    return serious, sorted(others, key=lambda event: event.is_known(table))  # an unknown one comes first
 
 
-def _xid(facts: Facts, table: kernel_log.Table, live: bool) -> str:
-    serious, others = logged(require_reached(facts["gpus"]["xids"]), table, live=live)
+def _xid(facts: Facts, table: kernel_log.XidTable, live: bool) -> str:
+    serious, others = log_events(require_reached(facts["gpus"]["xids"]), table, live=live)
     if serious:
-        said = [event.explained(table) for event in serious]
-        text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(said[:5])}"
+        texts = [event.explain(table) for event in serious]
+        text = f"{len(serious)} kinds of faults in the kernel's log, wanted none: {' | '.join(texts[:5])}"
         raise FaultError(*(event.finding(table) for event in serious), message=text)
     gap = facts["gpus"].get("log_gap")
     if gap and facts["gpus"]["container"]:
         raise NotReportedError(f"a container, which does not have all of the kernel's log: {gap}")
     if gap:
         raise NotReachedError(f"found no serious Xid in what could be read of the kernel's log: {gap}")
-    said = [event.explained(table) for event in others]
-    notes = [f"{len(others)} that blame no hardware: {' | '.join(said[:3])}"] if others else []
+    texts = [event.explain(table) for event in others]
+    notes = [f"{len(others)} that blame no hardware: {' | '.join(texts[:3])}"] if others else []
     notes += [lost] if (lost := facts["gpus"].get("log_lost")) else []
     return "; ".join(notes)
 
@@ -207,7 +211,7 @@ def _clocks(facts: Facts) -> str:
     for gpu in nvml_gpus(facts):
         top, margin = value(gpu, "clock_sm_max_mhz"), thermal_margin(partial(value, gpu))
         reported = reported or top is not None or margin is not None
-        names = [name for name, one in (("clock", top), ("temperature", margin)) if one is None]
+        names = [name for name, reading in (("clock", top), ("temperature", margin)) if reading is None]
         silent += [f"{label(gpu)}: {' and '.join(names)} not reported"] if names else []
         now = value(gpu, "temperature_c")
         hottest += [now] if now is not None else []
@@ -235,7 +239,7 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
         width, widest = value(gpu, "pcie_width"), value(gpu, "pcie_width_max")
         narrow = lanes_missing(width, widest) is not None
         # A virtual machine's link is what its hypervisor shows, the same for every GPU of a model or not.
-        refuted = lanes_refuted(copied, str(read(gpu, "bus_id")), width) if narrow else ""
+        refuted = copies_exceed_lanes(copied, str(read(gpu, "bus_id")), width) if narrow else ""
         same = width == shown[str(value(gpu, "name"))]
         if narrow and not (virtual != "none" and (same or refuted)):
             text = f"{label(gpu)} has {lanes_missing(width, widest)}"
@@ -250,51 +254,53 @@ def _pcie_link(facts: Facts, copied: Mapping[str, Any]) -> str:
 
 def _mig(facts: Facts) -> str:
     """Where no role has said what is wanted, only the pending mode is examined."""
-    wanted = facts["expected"]["mig"]
-    if wanted not in (None, "any", "enabled", "disabled"):
+    expected = facts["expected"]["mig"]
+    if expected not in (None, "any", "enabled", "disabled"):
         raise AssertionError(
-            f"/etc/gpukiln/expected.json wants MIG {wanted!r}, wanted there: enabled, disabled or any"
+            f"/etc/gpukiln/expected.json wants MIG {expected!r}, wanted there: enabled, disabled or any"
         )
     _require_none(facts, "mig-pending")
     notes = []
     for gpu in nvml_gpus(facts):
         current = value(gpu, "mig_enabled")
-        if wanted not in (None, "any") and bool(current) != (wanted == "enabled"):
+        if expected not in (None, "any") and bool(current) != (expected == "enabled"):
             raise AssertionError(
-                f"{label(gpu)}: MIG is {onoff(current)}, wanted {wanted}, as /etc/gpukiln/expected.json says"
+                f"{label(gpu)}: MIG is {onoff(current)}, wanted {expected}, as /etc/gpukiln/expected.json says"
             )
         notes += [f"{label(gpu)}: MIG is on"] if current else []
     return "; ".join(notes)
 
 
-def listed(numbers: Iterable[Any]) -> str:
+def join_numbers(numbers: Iterable[Any]) -> str:
     """Numbers, for people."""
     return ", ".join(map(str, numbers))
 
 
 def _nvlink_states(facts: Facts) -> str:
-    return "; ".join(judge_states(nvml_gpus(facts)))
+    return "; ".join(check_link_states(nvml_gpus(facts)))
 
 
-def judge_states(gpus: Sequence[Gpu]) -> list[str]:
+def check_link_states(gpus: Sequence[Gpu]) -> list[str]:
     """Notes on how many NVLinks are active: as many on each GPU of a group (`gpukiln.gpus.nvlinks`)."""
-    whole = [gpu for gpu in gpus if not is_divided(gpu)]
+    whole = [gpu for gpu in gpus if not has_mig(gpu)]
     cards = []
     for gpu in whole:
-        found = links(gpu)
-        up, down = ([link["link"] for link in found if link["state"] is state] for state in (True, False))
-        joined = frozenset(other["index"] for other in whole if other is not gpu and linked(gpu, other, gpus))
-        cards.append(Card(gpu["index"], label(gpu), str(value(gpu, "name")), up, down, joined))
+        nvlinks = links(gpu)
+        up, down = ([link["link"] for link in nvlinks if link["state"] is state] for state in (True, False))
+        joined = frozenset(
+            other["index"] for other in whole if other is not gpu and are_linked(gpu, other, gpus)
+        )
+        cards.append(GpuLinks(gpu["index"], label(gpu), str(value(gpu, "name")), up, down, joined))
     notes = []
-    for group in alike(cards):
-        if text := wrong(group):
+    for group in comparable_groups(cards):
+        if text := link_mismatch(group):
             raise FaultError(FAULTS["nvlink-down"].finding("", text))
-        one = group[0]
-        of = f" of {len(one.up) + len(one.down)}" if one.down else ""
-        which = f"each {one.name}" if len(group) > 1 else one.label
-        notes.append(f"{len(one.up)}{of} links on {which}")
-    divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
-    return notes + ([f"MIG is on, links not judged: GPU {listed(divided)}"] if divided else [])
+        example = group[0]
+        of = f" of {len(example.up) + len(example.down)}" if example.down else ""
+        which = f"each {example.name}" if len(group) > 1 else example.label
+        notes.append(f"{len(example.up)}{of} links on {which}")
+    divided = [gpu["index"] for gpu in gpus if has_mig(gpu)]
+    return notes + ([f"MIG is on, links not judged: GPU {join_numbers(divided)}"] if divided else [])
 
 
 def _fabric(facts: Facts) -> str:
@@ -302,7 +308,7 @@ def _fabric(facts: Facts) -> str:
     joined = 0
     for gpu in nvml_gpus(facts):
         if read(gpu, "fabric.state"):  # null or 0: it has none
-            if troubles := fabric_troubles(gpu):
+            if troubles := fabric_faults(gpu):
                 text = f"{label(gpu)}: the fabric reports {', '.join(troubles)}, wanted neither"
                 raise FaultError(FAULTS["fabric-not-joined"].finding(title(gpu), text))
             joined += 1
@@ -378,5 +384,5 @@ FABRIC = HealthRule(
     _fix("fabric-not-joined"),
     _fabric,
 )
-OF_ONE = (NVML, XID, ECC, MEMORY_REPAIR, THROTTLE, CLOCKS, PCIE_LINK, MIG, PERSISTENCE)
-OF_SEVERAL = (NVLINK, FABRIC)  # where there is more than one GPU
+SINGLE_GPU_RULES = (NVML, XID, ECC, MEMORY_REPAIR, THROTTLE, CLOCKS, PCIE_LINK, MIG, PERSISTENCE)
+MULTI_GPU_RULES = (NVLINK, FABRIC)  # where there is more than one GPU

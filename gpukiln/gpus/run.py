@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 from gpukiln.errors import IncompatibleError, RefusedError, UnavailableError, UsageError
 from gpukiln.gpus.client import AnyLeases
-from gpukiln.gpus.leases import Granted, Who, mig_warning, visible
+from gpukiln.gpus.leases import LeaseGrant, LeaseHolder, device_environment, mig_warning
 from gpukiln.gpus.store import Lease, boot_clock
 
 INDEX = "index"
 NOT_FOUND, NOT_EXECUTABLE, TIMED_OUT = 127, 126, 124  # as env(1) and timeout(1) say it
 GRACE_S = 30.0  # between the signal that ends a job whose time is up and the one that it can't ignore
-PASSED_ON = (
+FORWARDED_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
     signal.SIGQUIT,
@@ -28,13 +28,13 @@ PASSED_ON = (
     signal.SIGWINCH,
     signal.SIGCONT,
 )
-FROM_KERNEL = 0x80  # si_code SI_KERNEL (sigaction(2)): a terminal sends it to the job as well
+SI_KERNEL = 0x80  # si_code SI_KERNEL (sigaction(2)): a terminal sends it to the job as well
 
 
-def under(
+def run_and_release(
     leases: AnyLeases,
-    granted: Granted,
-    who: Who,
+    granted: LeaseGrant,
+    who: LeaseHolder,
     command: Sequence[str],
     *,
     engine: str | None = None,
@@ -66,32 +66,37 @@ def under(
     finally:
         for number in granted.descriptors:
             os.close(number)
-        _released(leases, lease, who, contained=started and engine is not None)
+        _release(leases, lease, who, contained=started and engine is not None)
 
 
 def _end_container(lease: Lease) -> None:
     """Its first process ignores a SIGTERM that it does not handle, and outlives the engine's command."""
-    from gpukiln.gpus.engines import end  # noqa: PLC0415 - needs no engine as a rule
+    from gpukiln.gpus.engines import kill_container  # noqa: PLC0415 - needs no engine as a rule
 
     try:
-        end(lease)
+        kill_container(lease)
     except UnavailableError as error:
         print(f"error: its container may go on: {error.message}", file=sys.stderr)
 
 
-def _released(leases: AnyLeases, lease: Lease, who: Who, *, contained: bool) -> None:
-    if contained and leases.alive(lease):
+def _release(leases: AnyLeases, lease: Lease, who: LeaseHolder, *, contained: bool) -> None:
+    if contained and leases.container_runs(lease):
         print(f"{lease.id} goes on: its container still runs", file=sys.stderr)
         return
     if leases.is_running(lease):
         # What the command started outlives it, and has its GPUs.
         print(f"{lease.id} goes on: something that the command started still runs", file=sys.stderr)
         return
-    leases.release(lease, who, force=True, energy=leases.counters([lease]))
+    leases.release(lease, who, force=True, energy=leases.energy_counters([lease]))
 
 
-def within(
-    leases: AnyLeases, name: str, who: Who, command: Sequence[str], limit_s: float | None, ids: str = "uuid"
+def run_in_lease(
+    leases: AnyLeases,
+    name: str,
+    who: LeaseHolder,
+    command: Sequence[str],
+    limit_s: float | None,
+    ids: str = "uuid",
 ) -> int:
     """Run a command under a lease that there is already; it stays.
 
@@ -101,12 +106,16 @@ def within(
     lease = leases.find(name)
     if lease is None:
         raise UsageError(f"--lease {name}: there is no such lease", hint="`gpukiln-gpu leases` lists them")
-    if not leases.is_ours(lease, who):
+    if not leases.is_owner(lease, who):
         raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own: leave --lease out")
     indices = None
     if ids == INDEX:
-        indices = {one.uuid: one.index for one in leases.look().devices if one.uuid and one.kind == "gpu"}
-    names = visible(lease.uuids, indices)
+        indices = {
+            device.uuid: device.index
+            for device in leases.take_snapshot().devices
+            if device.uuid and device.kind == "gpu"
+        }
+    names = device_environment(lease.uuids, indices)
     descriptors = leases.share(lease)
     if warning := mig_warning(lease.uuids):
         print(warning, file=sys.stderr, flush=True)
@@ -133,7 +142,7 @@ def _run(
     descriptors: tuple[int, ...],
 ) -> int:
     """Run it, pass signals on, end it when its time is up; returns its exit code."""
-    watched = {*PASSED_ON, signal.SIGCHLD}
+    watched = {*FORWARDED_SIGNALS, signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         try:
@@ -147,7 +156,7 @@ def _run(
             print(f"error: {argv[0]}: {error.strerror}", file=sys.stderr)
             return NOT_FOUND if isinstance(error, FileNotFoundError) else NOT_EXECUTABLE
         if lease.kind != "detached":
-            leases.began(lease, job.pid)
+            leases.set_job(lease, job.pid)
         return _wait(job, lease.ends_boot, watched)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -168,10 +177,10 @@ def _wait(job: subprocess.Popen[bytes], ends_boot: float | None, watched: set[si
                 job.send_signal(signal.SIGKILL if late else signal.SIGTERM)
                 late, ends_boot = True, boot_clock() + GRACE_S
                 continue
-        said = signal.sigtimedwait(watched, min(left, 3600.0))
-        if said is None or said.si_signo == signal.SIGCHLD:
+        received = signal.sigtimedwait(watched, min(left, 3600.0))
+        if received is None or received.si_signo == signal.SIGCHLD:
             continue
-        terminal = said.si_code == FROM_KERNEL and said.si_signo != signal.SIGTERM
+        terminal = received.si_code == SI_KERNEL and received.si_signo != signal.SIGTERM
         if not terminal:
             with contextlib.suppress(ProcessLookupError):
-                job.send_signal(said.si_signo)
+                job.send_signal(received.si_signo)

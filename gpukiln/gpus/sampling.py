@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from gpukiln.gpus import gpu_facts
-from gpukiln.gpus.collect import LOST, lost, now, reason, values_of
+from gpukiln.gpus.collect import LOST_CODES, lost_reason, now, reason, values_of
 from gpukiln.probe.child import Hang, Send, SlowCall, in_child
 from gpukiln.probe.nvml import CRASHED, HUNG, SLOW, Nvml, current_values
 from gpukiln.probe.nvml_values import is_error, usage
@@ -118,10 +118,10 @@ class WatchRecord:
     @property
     def lasted_s(self) -> float:
         """For how long it was watched; a tick stands for the time until the next one."""
-        return lasted(self.ticks, self.interval_s)
+        return duration_of(self.ticks, self.interval_s)
 
 
-def lasted(ticks: Sequence[Tick], interval_s: float) -> float:
+def duration_of(ticks: Sequence[Tick], interval_s: float) -> float:
     """Seconds from the time of the first tick on, the last one's interval included."""
     return round((ticks[-1].number - ticks[0].number + 1) * interval_s, 3) if ticks else 0.0
 
@@ -154,15 +154,15 @@ def watch(
         if "tick" not in message:
             return
         number = message["tick"] + 1
-        found = {row["uuid"]: _sample(row, gpus[row["uuid"]]) for row in message["rows"]}
+        samples = {row["uuid"]: _sample(row, gpus[row["uuid"]]) for row in message["rows"]}
         for uuid, why in hung.items():
-            found[uuid] = Sample(uuid, gpus[uuid], error=why, unavailable=dict.fromkeys(FIELDS, why))
+            samples[uuid] = Sample(uuid, gpus[uuid], error=why, unavailable=dict.fromkeys(FIELDS, why))
         tick = Tick(
             number=message["tick"],
             at_s=round(message["began"] - record.began, 4),
             late_s=round(message["late"], 4),
             taken_at=message["taken_at"],
-            samples=tuple(found[uuid] for uuid in gpus if uuid in found),
+            samples=tuple(samples[uuid] for uuid in gpus if uuid in samples),
         )
         record.ticks.append(tick)
         record.planned = max(record.planned, number)
@@ -171,7 +171,7 @@ def watch(
             each(tick)
 
     def work(tell: Send) -> None:
-        asked = [one for one in gpus if one not in hung]
+        asked = [uuid for uuid in gpus if uuid not in hung]
         _sample_all(tell, asked, began, record.interval_s, number, count)
 
     try:
@@ -204,7 +204,7 @@ def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events
             continue
         before = gone.get(sample.uuid)
         if sample.error and sample.error != before:
-            name = "lost" if sample.error in LOST else "failed"
+            name = "lost" if sample.error in LOST_CODES else "failed"
             events.append(WatchEvent(tick.at_s, sample.uuid, name, f"NVML answers {sample.error}"))
             gone[sample.uuid] = sample.error
         elif before and not sample.error:
@@ -213,14 +213,14 @@ def _note_changes(tick: Tick, gone: dict[str, str], hung: dict[str, str], events
 
 
 # What is read of a GPU at each tick: the fields of a device that move.
-FIELDS = tuple(one.name for one in fields(Sample) if one.name in gpu_facts.FIELDS)
+FIELDS = tuple(field.name for field in fields(Sample) if field.name in gpu_facts.FIELDS)
 
 
 def _sample(row: dict[str, Any], index: int) -> Sample:
     """What the child said of a GPU, with a reason for each null."""
     gpu = row["gpu"]
     values, unavailable = ({}, {}) if row["error"] else values_of(gpu, FIELDS)
-    error = row["error"] or lost(unavailable)
+    error = row["error"] or lost_reason(unavailable)
     if error:
         values, unavailable = {}, dict.fromkeys(FIELDS, error)
     return Sample(row["uuid"], index, **values, error=error, unavailable=unavailable)

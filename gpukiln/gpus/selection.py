@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gpukiln.compatibility import version_key
 from gpukiln.errors import UsageError
-from gpukiln.gpus.config import COUNTS
+from gpukiln.gpus.config import BUSY_KINDS
 from gpukiln.gpus.model import Device, Driver, GpuProcess
 from gpukiln.gpus.topology import describe, linked_groups, rank
 
@@ -61,7 +61,7 @@ class DeviceRequest:
 
 
 @dataclass(frozen=True)
-class Taken:
+class DeviceClaims:
     """What others have of a device.
 
     Args:
@@ -78,7 +78,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Considered:
+class DeviceCandidate:
     """What became of one device.
 
     Args:
@@ -113,24 +113,24 @@ class Selection:
     possible: tuple[Device, ...]
     free: int
     why: str
-    considered: tuple[Considered, ...] = field(default=())
+    considered: tuple[DeviceCandidate, ...] = field(default=())
 
 
-def cuda_wanted(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def parse_cuda_requirement(text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Such as '>=12.1,<13'.
 
     Raises:
         UsageError: It is none.
     """
-    found = []
+    comparisons = []
     for part in text.replace(" ", "").split(","):
         match = re.fullmatch(r"(>=|<=|==|>|<)?(\d+(?:\.\d+)?)", part)
         if match is None:
             raise UsageError(
                 f"--cuda {text!r} is no comparison of versions", hint="such as '>=12.1' or '>=12.1,<13'"
             )
-        found.append((match[1] or ">=", version_key(match[2])))
-    return tuple(found)
+        comparisons.append((match[1] or ">=", version_key(match[2])))
+    return tuple(comparisons)
 
 
 def select(
@@ -138,26 +138,28 @@ def select(
     devices: Sequence[Device],
     processes: Sequence[GpuProcess],
     driver: Driver,
-    taken: Mapping[str, Taken],
+    taken: Mapping[str, DeviceClaims],
 ) -> Selection:
     """Choose devices; nothing is changed.
 
     Args:
         taken: By UUID, what others have.
     """
-    parents = {one.parent for one in devices if one.kind == "mig"}
+    parents = {device.parent for device in devices if device.kind == "mig"}
     pieces = {
-        one.uuid: taken[one.uuid] for one in devices if one.kind == "mig" and one.uuid and one.uuid in taken
+        device.uuid: taken[device.uuid]
+        for device in devices
+        if device.kind == "mig" and device.uuid and device.uuid in taken
     }
     rows: list[tuple[Device, list[str], list[str]]] = []
-    for one in devices:
-        never = _never(request, one, driver, parents)
-        not_now = [] if never else _not_now(request, one, processes, taken)
-        if one.kind == "gpu" and any(p.parent == one.uuid and p.uuid in pieces for p in devices):
+    for device in devices:
+        never = _permanent_obstacles(request, device, driver, parents)
+        not_now = [] if never else _current_obstacles(request, device, processes, taken)
+        if device.kind == "gpu" and any(p.parent == device.uuid and p.uuid in pieces for p in devices):
             never = never or ["its MIG devices are leased"]
-        rows.append((one, never, not_now))
-    possible = tuple(one for one, never, _ in rows if not never)
-    able = [one for one, never, not_now in rows if not never and not not_now]
+        rows.append((device, never, not_now))
+    possible = tuple(device for device, never, _ in rows if not never)
+    able = [device for device, never, not_now in rows if not never and not not_now]
     chosen: tuple[Device, ...] = ()
     why = ""
     if request.count > len(possible):
@@ -167,8 +169,8 @@ def select(
             f"{len(able)} of {len(possible)} devices that could serve it are free, {request.count} are wanted"
         )
     else:
-        groups = linked_groups(able, request.count) if request.count > 1 else ((one,) for one in able)
-        groups = (group for group in groups if len({one.vendor for one in group}) == 1)
+        groups = linked_groups(able, request.count) if request.count > 1 else ((device,) for device in able)
+        groups = (group for group in groups if len({device.vendor for device in group}) == 1)
         if request.linked and request.count > 1:
             groups = (group for group in groups if rank(group)[0][0] > 0)
         best = min(groups, key=lambda group: _group_score(request, group, taken), default=None)
@@ -178,155 +180,168 @@ def select(
         else:
             chosen, why = tuple(best), describe(best) if request.count > 1 else ""
     considered = tuple(
-        Considered(
-            one.uuid,
-            one.index,
-            one.name,
-            one in chosen,
+        DeviceCandidate(
+            device.uuid,
+            device.index,
+            device.name,
+            device in chosen,
             tuple(never),
             tuple(not_now),
-            "" if never or not_now else _score_words(request, one, taken),
+            "" if never or not_now else _score_words(request, device, taken),
         )
-        for one, never, not_now in rows
+        for device, never, not_now in rows
     )
     return Selection(chosen, possible, len(able), why, considered)
 
 
-def _never(request: DeviceRequest, one: Device, driver: Driver, parents: set[str | None]) -> list[str]:
+def _permanent_obstacles(
+    request: DeviceRequest, device: Device, driver: Driver, parents: set[str | None]
+) -> list[str]:
     """Why a device can't serve a request as long as it is what it is."""
-    found = []
+    reasons = []
     wants_mig = bool(request.mig)
-    if one.kind == "mig":
-        if request.mig not in ("any", one.profile) and one.uuid not in request.devices:
-            found.append(
-                f"it is a MIG device {one.profile}" + (f", wanted {request.mig}" if wants_mig else "")
+    if device.kind == "mig":
+        if request.mig not in ("any", device.profile) and device.uuid not in request.devices:
+            reasons.append(
+                f"it is a MIG device {device.profile}" + (f", wanted {request.mig}" if wants_mig else "")
             )
     elif wants_mig:
-        found.append("it is no MIG device")
-    elif (one.mig_enabled or one.uuid in parents) and not request.repair:
-        found.append("MIG is on: its MIG devices are leased (--mig)")
-    if request.devices and one.uuid not in request.devices:
-        found.append("another one was named")
-    name = (one.name or "").lower()
-    if request.models and one.readable and not any(_is_model(name, model) for model in request.models):
-        found.append(f"it is {one.name}, wanted {' or '.join(request.models)}")
-    total = one.memory_total_mib
+        reasons.append("it is no MIG device")
+    elif (device.mig_enabled or device.uuid in parents) and not request.repair:
+        reasons.append("MIG is on: its MIG devices are leased (--mig)")
+    if request.devices and device.uuid not in request.devices:
+        reasons.append("another one was named")
+    name = (device.name or "").lower()
+    if request.models and device.readable and not any(_is_model(name, model) for model in request.models):
+        reasons.append(f"it is {device.name}, wanted {' or '.join(request.models)}")
+    total = device.memory_total_mib
     reserve = RESERVE_MIB if request.mode == SHARED else 0
     if (
         request.memory_mib is not None
         and total is not None
-        and total - (one.memory_reserved_mib or 0) < request.memory_mib + reserve
+        and total - (device.memory_reserved_mib or 0) < request.memory_mib + reserve
     ):
-        found.append(
+        reasons.append(
             f"it has {total} MiB, wanted {request.memory_mib}"
             + (f" and {reserve} in reserve" if reserve else "")
         )
-    found += _cuda_never(request, one, driver)
-    if one.compute_mode == "prohibited":
-        found.append("its compute mode is prohibited")
-    return found
+    reasons += _cuda_obstacles(request, device, driver)
+    if device.compute_mode == "prohibited":
+        reasons.append("its compute mode is prohibited")
+    return reasons
 
 
-def _cuda_never(request: DeviceRequest, one: Device, driver: Driver) -> list[str]:
-    found = []
-    if one.vendor != "nvidia" and (request.capability or request.cuda):
+def _cuda_obstacles(request: DeviceRequest, device: Device, driver: Driver) -> list[str]:
+    reasons = []
+    if device.vendor != "nvidia" and (request.capability or request.cuda):
         return ["it is no NVIDIA GPU, and has no CUDA"]
     if (
         request.capability
-        and one.compute_capability
-        and version_key(one.compute_capability) < request.capability
+        and device.compute_capability
+        and version_key(device.compute_capability) < request.capability
     ):
-        found.append(
-            f"its compute capability is {one.compute_capability}, "
+        reasons.append(
+            f"its compute capability is {device.compute_capability}, "
             f"wanted {'.'.join(map(str, request.capability))}"
         )
     for sign, version in request.cuda:
         if driver.cuda is None:
-            found.append("the driver's CUDA version is not told")
+            reasons.append("the driver's CUDA version is not told")
         elif not COMPARISONS[sign](version_key(driver.cuda), version):
-            found.append(f"the driver brings CUDA {driver.cuda}, wanted {sign}{'.'.join(map(str, version))}")
-    return found
+            reasons.append(
+                f"the driver brings CUDA {driver.cuda}, wanted {sign}{'.'.join(map(str, version))}"
+            )
+    return reasons
 
 
-def _is_model(name: str, wanted: str) -> bool:
+def _is_model(name: str, model: str) -> bool:
     """Whether a name has all words of what was wanted: `a100`, `rtx pro 6000`, but l4 is not l40s."""
     words = re.findall(r"[a-z]+\d+[a-z]*|\w+", name)
-    return all(word in words for word in re.findall(r"\w+", wanted.lower()))
+    return all(word in words for word in re.findall(r"\w+", model.lower()))
 
 
-def _not_now(
-    request: DeviceRequest, one: Device, processes: Sequence[GpuProcess], taken: Mapping[str, Taken]
+def _current_obstacles(
+    request: DeviceRequest, device: Device, processes: Sequence[GpuProcess], taken: Mapping[str, DeviceClaims]
 ) -> list[str]:
     """Why a device can't serve a request at the moment."""
-    if not one.readable:
-        return [f"it can't be read: {one.error}"]
-    if one.uuid is None:
+    if not device.readable:
+        return [f"it can't be read: {device.error}"]
+    if device.uuid is None:
         return ["it has no UUID"]
-    found = [
-        finding.message for finding in one.findings if finding.severity == "error" and not request.repair
+    reasons = [
+        finding.message for finding in device.findings if finding.severity == "error" and not request.repair
     ]
-    has, whole = taken.get(one.uuid, Taken()), taken.get(one.parent or "", Taken())
+    has, whole = taken.get(device.uuid, DeviceClaims()), taken.get(device.parent or "", DeviceClaims())
     if whole.exclusive:
-        found.append(f"its GPU is leased: {', '.join(whole.holders)}")
+        reasons.append(f"its GPU is leased: {', '.join(whole.holders)}")
     if has.exclusive:
-        found.append(f"leased: {', '.join(has.holders)}")
+        reasons.append(f"leased: {', '.join(has.holders)}")
     elif has.holders and request.mode == EXCLUSIVE:
-        found.append(f"shared by {', '.join(has.holders)}")
+        reasons.append(f"shared by {', '.join(has.holders)}")
     if has.reserved and not request.repair:
-        found.append(has.reserved)
-    counts = COUNTS if request.counts is None else request.counts
+        reasons.append(has.reserved)
+    counts = BUSY_KINDS if request.counts is None else request.counts
     mine = [
         p
         for p in processes
-        if p.device == one.uuid and p.lease is None and p.state != "gone" and p.kind in counts
+        if p.device == device.uuid and p.lease is None and p.state != "gone" and p.kind in counts
     ]
     if mine and not request.ignore_unleased and not has.holders:
-        who = ", ".join(_who(process) for process in mine)
-        found.append(
+        who = ", ".join(_process_text(process) for process in mine)
+        reasons.append(
             f"busy without a lease: {who}; --ignore-unleased takes it, and [busy] counts in "
             "/etc/gpukiln/gpus.toml says which kinds count"
         )
     if request.memory_mib is not None:
         if request.mode == SHARED:
-            free = (one.memory_total_mib or 0) - (one.memory_reserved_mib or 0) - RESERVE_MIB - has.budget_mib
+            free = (
+                (device.memory_total_mib or 0)
+                - (device.memory_reserved_mib or 0)
+                - RESERVE_MIB
+                - has.budget_mib
+            )
             if request.memory_mib > free:
-                found.append(f"{free} MiB are not promised yet, wanted {request.memory_mib}")
-        elif not has.holders and one.memory_free_mib is not None and one.memory_free_mib < request.memory_mib:
-            found.append(f"{one.memory_free_mib} MiB are free, wanted {request.memory_mib}")
-    return found
+                reasons.append(f"{free} MiB are not promised yet, wanted {request.memory_mib}")
+        elif (
+            not has.holders
+            and device.memory_free_mib is not None
+            and device.memory_free_mib < request.memory_mib
+        ):
+            reasons.append(f"{device.memory_free_mib} MiB are free, wanted {request.memory_mib}")
+    return reasons
 
 
-def _who(process: GpuProcess) -> str:
+def _process_text(process: GpuProcess) -> str:
     """A process, its kind and whose it is, for a refusal."""
     program = (process.command or "").split(" ")[0].rpartition("/")[2]
     whose = f"of {process.user}" if process.user else process.state
     return " ".join(word for word in (f"pid {process.pid}", program, f"({process.kind})", whose) if word)
 
 
-def _score(request: DeviceRequest, one: Device, taken: Mapping[str, Taken]) -> tuple[float, ...]:
+def _score(request: DeviceRequest, device: Device, taken: Mapping[str, DeviceClaims]) -> tuple[float, ...]:
     """What one device is compared by; the less the better."""
-    name = (one.name or "").lower()
+    name = (device.name or "").lower()
     preferred = next(
         (n for n, model in enumerate(request.prefer) if _is_model(name, model)), len(request.prefer)
     )
-    has = taken.get(one.uuid or "", Taken())
+    has = taken.get(device.uuid or "", DeviceClaims())
     shared = float(has.budget_mib if not request.pack else -has.budget_mib)
     return (
         float(preferred),
-        float(one.health != "ok"),
+        float(device.health != "ok"),
         shared,
-        float(one.memory_used_mib or 0),
-        float(one.utilization_percent or 0),
-        float(one.temperature_c or 0),
-        (one.power_watts or 0.0) / (one.power_limit_watts or 1.0),
-        float(one.index),
+        float(device.memory_used_mib or 0),
+        float(device.utilization_percent or 0),
+        float(device.temperature_c or 0),
+        (device.power_watts or 0.0) / (device.power_limit_watts or 1.0),
+        float(device.index),
     )
 
 
 def _group_score(
-    request: DeviceRequest, group: Sequence[Device], taken: Mapping[str, Taken]
+    request: DeviceRequest, group: Sequence[Device], taken: Mapping[str, DeviceClaims]
 ) -> tuple[object, ...]:
-    scores = sorted(_score(request, one, taken) for one in group)
+    scores = sorted(_score(request, device, taken) for device in group)
     preferred = max(score[0] for score in scores)
     if len(group) == 1:
         return (preferred, (), tuple(scores))
@@ -334,13 +349,13 @@ def _group_score(
     return (preferred, (-links, -near, -p2p, not one_node), tuple(zip(*scores)))
 
 
-def _score_words(request: DeviceRequest, one: Device, taken: Mapping[str, Taken]) -> str:
-    has = taken.get(one.uuid or "", Taken())
-    words = [f"{one.memory_used_mib or 0} MiB used", f"{one.utilization_percent or 0}% busy"]
-    if one.temperature_c is not None:
-        words.append(f"{one.temperature_c} C")
+def _score_words(request: DeviceRequest, device: Device, taken: Mapping[str, DeviceClaims]) -> str:
+    has = taken.get(device.uuid or "", DeviceClaims())
+    words = [f"{device.memory_used_mib or 0} MiB used", f"{device.utilization_percent or 0}% busy"]
+    if device.temperature_c is not None:
+        words.append(f"{device.temperature_c} C")
     if request.mode == SHARED:
         words.insert(0, f"{has.budget_mib} MiB promised")
-    if one.health != "ok":
-        words.append(one.health)
+    if device.health != "ok":
+        words.append(device.health)
     return ", ".join(words)

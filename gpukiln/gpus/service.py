@@ -30,19 +30,19 @@ from typing import Any
 
 from gpukiln import parsing
 from gpukiln.errors import BusyError, GpukilnError, RefusedError, UnavailableError, UsageError
-from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, Granted, Leases, Who
+from gpukiln.gpus.leases import CONTAINER, DETACHED, JOB, LeaseGrant, LeaseHolder, Leases
 from gpukiln.gpus.model import plain
 from gpukiln.gpus.processes import user_name
 from gpukiln.gpus.selection import EXCLUSIVE, SHARED, DeviceRequest
-from gpukiln.gpus.store import Lease, LeaseStore, written
+from gpukiln.gpus.store import Lease, LeaseStore, lifeline_text
 
 FIRST_DESCRIPTOR = 3  # of those that systemd passes (sd_listen_fds(3))
-MOST_BYTES, MOST_TEXT, MOST_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
+MAX_BYTES, MAX_TEXT, MAX_ITEMS = 1 << 16, 500, 64  # of a call; of a text and of a list in it
 READ_S, IDLE_S = 10.0, 300.0  # for a call to arrive; without a call, until the service ends
-MOST_CALLS, MOST_CALLS_EACH = 256, 32  # at one time, of all users and of each
-SPARES = 2  # processes that are ready for a call
-GONE_S = 1.0  # between looks whether somebody still waits
-NOT_THEIRS = ("repair", "counts")  # of a request: root's alone, and the machine's
+MAX_CALLS, MAX_CALLS_PER_USER = 256, 32  # at one time, of all users and of each
+SPARE_PROCESSES = 2  # processes that are ready for a call
+DISCONNECT_CHECK_S = 1.0  # between looks whether somebody still waits
+ROOT_ONLY_FIELDS = ("repair", "counts")  # of a request: root's alone, and the machine's
 Answer = dict[str, Any]
 
 
@@ -53,23 +53,23 @@ class ServiceCall:
     Args:
         line: The connection.
         who: Who asks.
-        given: The arguments.
+        arguments: Of the call.
     """
 
     line: socket.socket
-    who: Who
-    given: dict[str, Any]
-    looked: float = 0.0
+    who: LeaseHolder
+    arguments: dict[str, Any]
+    checked_at: float = 0.0
 
     def waiting(self, why: str) -> None:
         """Say why there is no answer yet."""
         _send(self.line, {"waiting": why})
 
-    def gone(self) -> bool:
+    def is_abandoned(self) -> bool:
         """Whether nobody waits for the answer any more."""
-        if time.monotonic() - self.looked < GONE_S:
+        if time.monotonic() - self.checked_at < DISCONNECT_CHECK_S:
             return False
-        self.looked = time.monotonic()
+        self.checked_at = time.monotonic()
         try:
             readable = select.select([self.line], [], [], 0)[0]
             return bool(readable) and self.line.recv(1, socket.MSG_PEEK) == b""
@@ -82,25 +82,25 @@ class ServiceCall:
         Raises:
             UsageError: It is none, or longer than allowed.
         """
-        value = self.given.get(name, "")
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
-            raise _wrong(name, value, f"text of at most {MOST_TEXT} characters")
+        value = self.arguments.get(name, "")
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise _argument_error(name, value, f"text of at most {MAX_TEXT} characters")
         return value
 
     def number(self, name: str) -> float | None:
         """An argument that is a number of 0 or more, or None."""
-        value = self.given.get(name)
+        value = self.arguments.get(name)
         if value is None:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not _is_sane(value):
-            raise _wrong(name, value, "a number of 0 or more")
+            raise _argument_error(name, value, "a number of 0 or more")
         return float(value)
 
     def whole(self, name: str) -> int:
         """An argument that is a whole number of 0 or more."""
         value = self.number(name)
         if value is None or value != int(value):
-            raise _wrong(name, self.given.get(name), "a whole number")
+            raise _argument_error(name, self.arguments.get(name), "a whole number")
         return int(value)
 
     def lease(self, leases: Leases) -> Lease:
@@ -110,14 +110,14 @@ class ServiceCall:
             UsageError: It does not hold.
         """
         number = self.whole("lease")
-        found = leases.find(str(number))
-        if found is None:
+        held = leases.find(str(number))
+        if held is None:
             raise UsageError(f"there is no lease L-{number}", hint="`gpukiln-gpu leases` lists them")
-        return found
+        return held
 
 
-def _wrong(name: str, value: Any, wanted: str) -> UsageError:
-    return UsageError(f"{name} is {str(value)[:80]!r}", hint=f"wanted: {wanted}")
+def _argument_error(name: str, value: Any, expected: str) -> UsageError:
+    return UsageError(f"{name} is {str(value)[:80]!r}", hint=f"wanted: {expected}")
 
 
 def _is_sane(value: float) -> bool:
@@ -131,57 +131,57 @@ def request_of(data: Any) -> DeviceRequest:
         UsageError: A part is of another kind than it should be.
     """
     if not isinstance(data, dict):
-        raise _wrong("request", data, "an object")
-    known = {one.name: str(one.type) for one in dataclasses.fields(DeviceRequest)}
+        raise _argument_error("request", data, "an object")
+    known = {field.name: str(field.type) for field in dataclasses.fields(DeviceRequest)}
     values = {}
     for name, value in data.items():
         kind = known.get(name, "")
-        if name in NOT_THEIRS or not kind:
+        if name in ROOT_ONLY_FIELDS or not kind:
             if value not in (None, False):
-                raise _wrong(name, value, "nothing: it is not a member's to say")
+                raise _argument_error(name, value, "nothing: it is not a member's to say")
         elif value is not None or "None" not in kind:
-            values[name] = _typed(name, value, kind)
+            values[name] = _typed_value(name, value, kind)
     if values.get("mode", EXCLUSIVE) not in (EXCLUSIVE, SHARED) or values.get("count", 1) < 1:
-        raise _wrong("request", data, "a mode and a count")
+        raise _argument_error("request", data, "a mode and a count")
     return DeviceRequest(**values)
 
 
-def _typed(name: str, value: Any, kind: str) -> Any:
+def _typed_value(name: str, value: Any, kind: str) -> Any:
     """A part of a request, of the type of that field."""
     if kind.startswith("tuple[tuple"):
-        return tuple(_comparison(one) for one in _list(name, value))
+        return tuple(_comparison(item) for item in _list(name, value))
     if kind.startswith("tuple"):
         part = "str" if "str" in kind else "int"
-        return tuple(_typed(name, one, part) for one in _list(name, value))
+        return tuple(_typed_value(name, item, part) for item in _list(name, value))
     if kind == "bool":
         return value is True
     if kind == "str":
-        if not isinstance(value, str) or len(value) > MOST_TEXT:
-            raise _wrong(name, value, "text")
+        if not isinstance(value, str) or len(value) > MAX_TEXT:
+            raise _argument_error(name, value, "text")
         return value
     if isinstance(value, bool) or not isinstance(value, int) or not _is_sane(value):
-        raise _wrong(name, value, "a whole number")
+        raise _argument_error(name, value, "a whole number")
     return value
 
 
 def _list(name: str, value: Any) -> list[Any]:
-    if not isinstance(value, list) or len(value) > MOST_ITEMS:
-        raise _wrong(name, value, f"a list of at most {MOST_ITEMS}")
+    if not isinstance(value, list) or len(value) > MAX_ITEMS:
+        raise _argument_error(name, value, f"a list of at most {MAX_ITEMS}")
     return value
 
 
-def _comparison(one: Any) -> tuple[str, tuple[int, ...]]:
-    fits = isinstance(one, list) and len(one) == 2 and one[0] in (">=", "<=", "==", ">", "<")
-    if not fits or not all(isinstance(part, int) for part in _list("cuda", one[1])):
-        raise _wrong("cuda", one, "comparisons with versions")
-    return one[0], tuple(one[1])
+def _comparison(pair: Any) -> tuple[str, tuple[int, ...]]:
+    fits = isinstance(pair, list) and len(pair) == 2 and pair[0] in (">=", "<=", "==", ">", "<")
+    if not fits or not all(isinstance(part, int) for part in _list("cuda", pair[1])):
+        raise _argument_error("cuda", pair, "comparisons with versions")
+    return pair[0], tuple(pair[1])
 
 
 # ---- the calls
 
 
 def _current(leases: Leases, _: ServiceCall) -> Answer:
-    return {"leases": [written(one) for one in leases.current()]}
+    return {"leases": [lifeline_text(lease) for lease in leases.current()]}
 
 
 def _queue(leases: Leases, _: ServiceCall) -> Answer:
@@ -195,50 +195,50 @@ def _ledger(leases: Leases, _: ServiceCall) -> Answer:
 
 
 def _plan(leases: Leases, call: ServiceCall) -> Answer:
-    planned = leases.plan(request_of(call.given.get("request")))
+    planned = leases.plan(request_of(call.arguments.get("request")))
     return {
-        "devices": [one.uuid for one in planned.devices if one.uuid],
+        "devices": [device.uuid for device in planned.devices if device.uuid],
         "possible": len(planned.possible),
         "why": planned.why,
         "considered": plain(planned.considered),
     }
 
 
-def _acquire(leases: Leases, call: ServiceCall) -> Granted:
-    kind, engine = call.text("kind"), call.given.get("engine")
+def _acquire(leases: Leases, call: ServiceCall) -> LeaseGrant:
+    kind, engine = call.text("kind"), call.arguments.get("engine")
     if kind not in (JOB, DETACHED, CONTAINER):
-        raise _wrong("kind", kind, f"{JOB}, {DETACHED} or {CONTAINER}")
+        raise _argument_error("kind", kind, f"{JOB}, {DETACHED} or {CONTAINER}")
     if engine not in (None, "docker", "podman"):
-        raise _wrong("engine", engine, "docker or podman")
+        raise _argument_error("engine", engine, "docker or podman")
     return leases.acquire(
-        request_of(call.given.get("request")),
+        request_of(call.arguments.get("request")),
         dataclasses.replace(call.who, project=call.text("project")),
         kind=kind,
         hours=call.number("hours"),
         heartbeat_s=call.number("heartbeat_s"),
         wait_s=call.number("wait_s") or 0.0,
-        command=str(call.given.get("command", ""))[:MOST_TEXT],
+        command=str(call.arguments.get("command", ""))[:MAX_TEXT],
         engine=engine,
         on_wait=call.waiting,
-        left=call.gone,
+        is_abandoned=call.is_abandoned,
     )
 
 
 def _release(leases: Leases, call: ServiceCall) -> Answer:
     number = call.whole("lease")
-    lease = next((one for one in leases.current() if one.number == number), None)
+    lease = next((held for held in leases.current() if held.number == number), None)
     if lease is None:
         return {"released": False}
-    force = call.given.get("force") is True
-    done = leases.release(lease, call.who, force=force, energy=leases.counters([lease]))
-    if done and not leases.is_ours(lease, call.who):
+    force = call.arguments.get("force") is True
+    done = leases.release(lease, call.who, force=force, energy=leases.energy_counters([lease]))
+    if done and not leases.is_owner(lease, call.who):
         text = f"gpukiln-gpu: {call.who.user} took {lease.id} away from {lease.user}"
         syslog.syslog(syslog.LOG_NOTICE, text)
     return {"released": done}
 
 
 def _renew(leases: Leases, call: ServiceCall) -> Answer:
-    return {"lease": written(leases.renew(call.lease(leases), call.who, call.number("hours")))}
+    return {"lease": lifeline_text(leases.renew(call.lease(leases), call.who, call.number("hours")))}
 
 
 def _began(leases: Leases, call: ServiceCall) -> Answer:
@@ -247,10 +247,10 @@ def _began(leases: Leases, call: ServiceCall) -> Answer:
         owner = Path("/proc", str(pid)).stat().st_uid
     except OSError:
         owner = None  # it has ended already
-    if not leases.is_ours(lease, call.who) or owner not in (None, call.who.uid):
+    if not leases.is_owner(lease, call.who) or owner not in (None, call.who.uid):
         raise RefusedError(f"{lease.id} or process {pid} is somebody else's")
     if owner is not None:
-        leases.began(lease, pid)
+        leases.set_job(lease, pid)
     return {}
 
 
@@ -266,7 +266,7 @@ def _is_running(leases: Leases, call: ServiceCall) -> Answer:
 
 def _share(leases: Leases, call: ServiceCall) -> tuple[int, ...]:
     lease = call.lease(leases)
-    if not leases.is_ours(lease, call.who):
+    if not leases.is_owner(lease, call.who):
         raise RefusedError(f"{lease.id} is {lease.user}'s", hint="lease some of your own")
     return leases.share(lease)
 
@@ -295,29 +295,29 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
     descriptors: tuple[int, ...] = ()
     try:
         call = ServiceCall(line, peer(line), _read(line))
-        name = call.given.get("call")
+        name = call.arguments.get("call")
         if name not in CALLS:
-            raise _wrong("call", name, ", ".join(CALLS))
+            raise _argument_error("call", name, ", ".join(CALLS))
         leases = make()
-        found = CALLS[name](leases, call)
-        if isinstance(found, Granted):
-            descriptors = found.descriptors
+        result = CALLS[name](leases, call)
+        if isinstance(result, LeaseGrant):
+            descriptors = result.descriptors
             data = {
-                "lease": written(found.lease),
-                "considered": plain(found.considered),
-                "why": found.why,
-                "indices": dict(found.indices),
+                "lease": lifeline_text(result.lease),
+                "considered": plain(result.considered),
+                "why": result.why,
+                "indices": dict(result.indices),
             }
             try:
                 _send(line, {"answer": data}, descriptors)
             except OSError:  # who asked is gone: a job's locks go with these descriptors, another lease stays
                 with contextlib.suppress(GpukilnError):
-                    leases.release(found.lease, call.who, force=True)
-        elif isinstance(found, tuple):
-            descriptors = found
+                    leases.release(result.lease, call.who, force=True)
+        elif isinstance(result, tuple):
+            descriptors = result
             _send(line, {"answer": {}}, descriptors)
         else:
-            _send(line, {"answer": found})
+            _send(line, {"answer": result})
     except GpukilnError as error:
         _refuse(line, error)
     except (OSError, ValueError, RecursionError) as error:
@@ -327,7 +327,7 @@ def answer(line: socket.socket, make: Callable[[], Leases] = Leases) -> None:
             os.close(number)
 
 
-def peer(line: socket.socket) -> Who:
+def peer(line: socket.socket) -> LeaseHolder:
     """Who is at the other end, as the kernel says (unix(7), SO_PEERCRED).
 
     Raises:
@@ -337,7 +337,7 @@ def peer(line: socket.socket) -> Who:
     pid, uid, _gid = struct.unpack("3i", line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
     if pid <= 0:
         raise RefusedError("who asks is in another namespace of process ids", hint="lease on the host")
-    return Who(user_name(uid), uid, pid=pid)
+    return LeaseHolder(user_name(uid), uid, pid=pid)
 
 
 def _read(line: socket.socket) -> dict[str, Any]:
@@ -349,18 +349,18 @@ def _read(line: socket.socket) -> dict[str, Any]:
     until, data = time.monotonic() + READ_S, b""
     while b"\n" not in data:
         line.settimeout(max(until - time.monotonic(), 0.01))
-        more = line.recv(MOST_BYTES)
+        more = line.recv(MAX_BYTES)
         data += more
-        if not more or len(data) > MOST_BYTES:
-            raise UsageError("no call", hint=f"one line of JSON, {MOST_BYTES} bytes at most")
+        if not more or len(data) > MAX_BYTES:
+            raise UsageError("no call", hint=f"one line of JSON, {MAX_BYTES} bytes at most")
     line.settimeout(READ_S)
     try:
-        found = parsing.parse_json(data.partition(b"\n")[0])
+        call = parsing.parse_json(data.partition(b"\n")[0])
     except ValueError as error:
         raise UsageError(f"a call that is no JSON: {str(error)[:80]}") from None
-    if not isinstance(found, dict):
+    if not isinstance(call, dict):
         raise UsageError("a call that is no object")
-    return found
+    return call
 
 
 def _send(line: socket.socket, message: dict[str, Any], descriptors: tuple[int, ...] = ()) -> None:
@@ -373,21 +373,21 @@ def _send(line: socket.socket, message: dict[str, Any], descriptors: tuple[int, 
 
 
 def _refuse(line: socket.socket, error: GpukilnError) -> None:
-    said = {
+    data = {
         "kind": type(error).__name__,
         "message": error.message,
         "hint": error.hint,
         "details": list(error.details),
     }
     with contextlib.suppress(OSError):  # who asked is gone
-        _send(line, {"error": said})
+        _send(line, {"error": data})
 
 
 # ---- the service
 
 
 @dataclasses.dataclass(frozen=True)
-class Spare:
+class SpareProcess:
     """A process that is ready for a call, and ends where it gets none.
 
     Args:
@@ -414,26 +414,26 @@ def serve(
             opened then.
     """
     calls: dict[int, int] = {}  # process to user
-    spares: list[Spare] = []
+    spares: list[SpareProcess] = []
     last = time.monotonic()
     while calls or time.monotonic() - last < idle_s:
-        while len(spares) < SPARES:
-            spares.append(_spare([listener, *(one.line for one in spares)], store, make))
+        while len(spares) < SPARE_PROCESSES:
+            spares.append(_start_spare([listener, *(spare.line for spare in spares)], store, make))
         ready = select.select([listener], [], [], 1.0)[0]
-        for pid in [one for one in calls if os.waitpid(one, os.WNOHANG)[0]]:
+        for pid in [process for process in calls if os.waitpid(process, os.WNOHANG)[0]]:
             del calls[pid]
         if not ready:
             continue
         last = time.monotonic()
         with contextlib.suppress(OSError), listener.accept()[0] as line:  # who connected is gone
             uid = peer(line).uid if _has_peer(line) else -1
-            if len(calls) >= MOST_CALLS or list(calls.values()).count(uid) >= MOST_CALLS_EACH:
+            if len(calls) >= MAX_CALLS or list(calls.values()).count(uid) >= MAX_CALLS_PER_USER:
                 _refuse(line, BusyError("too many calls wait for GPUs", hint="end some that wait"))
                 continue
-            pid = _handed(line, spares)
+            pid = _hand_over(line, spares)
             if not pid:  # those that were ready were killed
-                spares.append(_spare([listener, line], store, make))
-                pid = _handed(line, spares)
+                spares.append(_start_spare([listener, line], store, make))
+                pid = _hand_over(line, spares)
             if pid:
                 calls[pid] = uid
             else:
@@ -449,7 +449,7 @@ def _has_peer(line: socket.socket) -> bool:
     return True
 
 
-def _handed(line: socket.socket, spares: list[Spare]) -> int:
+def _hand_over(line: socket.socket, spares: list[SpareProcess]) -> int:
     """Give a connection to a process that is ready: its id, or 0 where none of them lives."""
     while spares:
         spare = spares.pop(0)
@@ -463,11 +463,11 @@ def _handed(line: socket.socket, spares: list[Spare]) -> int:
     return 0
 
 
-def _spare(
+def _start_spare(
     inherited: Iterable[socket.socket],
     store: Callable[[], LeaseStore],
     make: Callable[[LeaseStore | None], Leases],
-) -> Spare:
+) -> SpareProcess:
     """Start a process for the next call.
 
     Args:
@@ -478,11 +478,11 @@ def _spare(
     pid = os.fork()
     if pid:
         theirs.close()
-        return Spare(pid, ours)
+        return SpareProcess(pid, ours)
     code = 1
     try:
-        for one in (*inherited, ours):
-            one.close()
+        for connection in (*inherited, ours):
+            connection.close()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         _await_call(theirs, store, make)

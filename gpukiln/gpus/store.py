@@ -38,15 +38,15 @@ from gpukiln.gpus.processes import start_ticks
 FOLDER = "/var/lib/gpukiln/gpus"
 ENVIRONMENT = "GPUKILN_GPUS_STATE"  # another folder, for tests and for who has no rights on this one
 GROUP = "gpu"
-LARGEST = 256 << 20  # of a database that is taken over; 64 MiB are a million rows of the ledger
+MAX_DATABASE_BYTES = 256 << 20  # of a database that is taken over; 64 MiB are a million rows of the ledger
 VERSION = 1
 LEDGER = (
     "lease, user, project, device, model, share, started_at, ended_at, seconds, energy_joules, usd, price, "
     "ended_by"
 )
-LOCKED_S = 20.0  # for which a writer waits for others
+LOCK_TIMEOUT_S = 20.0  # for which a writer waits for others
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-REBUILD = "`gpukiln-gpu leases --rebuild` sets it aside and makes it anew from what holds the locks"
+REBUILD_HINT = "`gpukiln-gpu leases --rebuild` sets it aside and makes it anew from what holds the locks"
 TABLES = """
 create table leases (
     id integer primary key autoincrement, user text not null, uid integer not null, project text not null,
@@ -148,7 +148,7 @@ class Lease:
     @property
     def uuids(self) -> tuple[str, ...]:
         """Its devices."""
-        return tuple(one.device for one in self.devices)
+        return tuple(device.device for device in self.devices)
 
     @property
     def ends_boot(self) -> float | None:
@@ -156,7 +156,7 @@ class Lease:
         beat = None
         if self.heartbeat_s is not None:
             beat = (self.beat_boot or self.granted_boot) + self.heartbeat_s
-        ends = [one for one in (self.expires_boot, beat) if one is not None]
+        ends = [end for end in (self.expires_boot, beat) if end is not None]
         return min(ends) if ends else None
 
 
@@ -204,10 +204,10 @@ class LeaseStore:
     def __init__(self, path: Path | None = None) -> None:
         self.path = path or folder()
         self.file = self.path / "leases.db"
-        with self._told():
-            self._folders = self._make()
+        with self._translate_errors():
+            self._folders = self._open_folders()
             before = _identity(self.file)
-            self.db = sqlite3.connect(self.file, timeout=LOCKED_S, isolation_level=None)
+            self.db = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None)
             self.db.row_factory = sqlite3.Row
             version = self.db.execute("pragma user_version").fetchone()[0]
             if version > VERSION:
@@ -231,28 +231,28 @@ class LeaseStore:
             )
         )
 
-    def _make(self) -> dict[str, int]:
+    def _open_folders(self) -> dict[str, int]:
         """Descriptors of the folder and of those below it, made where they are missing."""
         # connect() follows a link and makes a file: it gets neither to see.
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             self.path.mkdir(mode=0o700)
-        top = _opened_folder(self.path, None)
-        found = {"": top}
+        top = _open_folder(self.path, None)
+        folders = {"": top}
         try:
-            taken_over = _own(top, self.path)
+            taken_over = _restrict_to_owner(top, self.path)
             for name in ("alive", "devices"):
                 _make_folder(top, name)
-                found[name] = _opened_folder(Path(name), top)
-                taken_over |= _own(found[name], self.path / name)
+                folders[name] = _open_folder(Path(name), top)
+                taken_over |= _restrict_to_owner(folders[name], self.path / name)
             if taken_over:
-                _take_over(found)
+                _take_over(folders)
             for name in ("leases.db", "leases.db-wal", "leases.db-shm"):
                 _check_plain(top, name, self.path)
         except BaseException:
-            _close(found.values())
+            _close(folders.values())
             raise
-        return found
+        return folders
 
     def _make_tables(self) -> None:
         self.db.execute("pragma journal_mode = wal")
@@ -263,38 +263,38 @@ class LeaseStore:
                 self.db.execute(f"pragma user_version = {VERSION}")
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """What goes wrong below, in words."""
         try:
             yield
         except sqlite3.Error as error:
-            raise self._explained(error) from error
+            raise self._database_error(error) from error
         except PermissionError as error:
-            raise self._not_allowed() from error
+            raise self._permission_error() from error
         except OSError as error:
             if error.errno == errno.ENOSPC:
-                raise self._full() from error
+                raise self._disk_full_error() from error
             raise UnavailableError(f"{error.filename or self.path}: {error.strerror}") from error
 
-    def _explained(self, error: sqlite3.Error) -> GpukilnError:
+    def _database_error(self, error: sqlite3.Error) -> GpukilnError:
         text = str(error)
         if "locked" in text:
             return BusyError(
-                f"{self.file} was locked for {LOCKED_S:.0f} s by others",
+                f"{self.file} was locked for {LOCK_TIMEOUT_S:.0f} s by others",
                 hint="try again; `fuser` names who has it open",
             )
         if "full" in text or "disk I/O" in text:
-            return self._full()
+            return self._disk_full_error()
         if "readonly" in text or "unable to open" in text:
-            return self._not_allowed()
-        return UnavailableError(f"{self.file} can't be read: {text}", hint=REBUILD)
+            return self._permission_error()
+        return UnavailableError(f"{self.file} can't be read: {text}", hint=REBUILD_HINT)
 
-    def _full(self) -> UnavailableError:
+    def _disk_full_error(self) -> UnavailableError:
         return UnavailableError(
             f"{self.path} has no room left: nothing was changed", hint="make room there (df), then try again"
         )
 
-    def _not_allowed(self) -> RefusedError:
+    def _permission_error(self) -> RefusedError:
         try:
             group = grp.getgrgid(self.path.stat().st_gid).gr_name
             hint = f"become a member: `usermod -aG {group} USER` as root, then log in again"
@@ -308,7 +308,7 @@ class LeaseStore:
     @contextlib.contextmanager
     def change(self) -> Iterator[None]:
         """A transaction that nobody else changes anything in; it is whole or it is not."""
-        with self._told():
+        with self._translate_errors():
             self.db.execute("begin immediate")
             try:
                 yield
@@ -326,23 +326,23 @@ class LeaseStore:
 
     def leases(self) -> list[Lease]:
         """All that are written down, those too that have ended and that nobody has found yet."""
-        with self._told():
+        with self._translate_errors():
             rows = self.db.execute(
                 "select leases.*, held.*, leases.memory_mib as budget from leases "
                 "join held on held.lease = leases.id order by leases.id, held.rowid"
             ).fetchall()
-        found: dict[int, Lease] = {}
+        by_number: dict[int, Lease] = {}
         for row in rows:
-            held = LeasedDevice(**{name: row[name] for name in _HELD})
-            before = found.get(row["id"])
+            held = LeasedDevice(**{name: row[name] for name in _LEASED_DEVICE_FIELDS})
+            before = by_number.get(row["id"])
             if before is None:
-                values = {**{name: row[name] for name in _LEASE}, "memory_mib": row["budget"]}
+                values = {**{name: row[name] for name in _LEASE_FIELDS}, "memory_mib": row["budget"]}
                 before = Lease(number=row["id"], **values)
-            found[row["id"]] = dataclasses.replace(before, devices=(*before.devices, held))
-        for lease in found.values():
+            by_number[row["id"]] = dataclasses.replace(before, devices=(*before.devices, held))
+        for lease in by_number.values():
             if wrong := wrong_field(lease):
-                raise UnavailableError(f"{self.file}: {lease.id} has {wrong}", hint=REBUILD)
-        return list(found.values())
+                raise UnavailableError(f"{self.file}: {lease.id} has {wrong}", hint=REBUILD_HINT)
+        return list(by_number.values())
 
     def add(self, lease: Lease) -> Lease:
         """Write a lease down, in a transaction; returns it with its number, if it had none."""
@@ -356,12 +356,12 @@ class LeaseStore:
             f"insert into leases ({names}) values ({', '.join('?' * len(data))})",  # noqa: S608 - our own names
             tuple(data.values()),
         )
-        made = dataclasses.replace(lease, number=int(done.lastrowid or 0))
-        for one in lease.devices:
+        added = dataclasses.replace(lease, number=int(done.lastrowid or 0))
+        for device in lease.devices:
             self.db.execute(
-                "insert into held values (?, ?, ?, ?, ?, ?, ?)", (made.number, *dataclasses.astuple(one))
+                "insert into held values (?, ?, ?, ?, ?, ?, ?)", (added.number, *dataclasses.astuple(device))
             )
-        return made
+        return added
 
     def update(self, number: int, **values: Any) -> None:
         """Change fields of a lease, in a transaction."""
@@ -435,7 +435,7 @@ class LeaseStore:
         number = self._open(self.lifeline(lease), os.O_WRONLY | os.O_CREAT)
         with os.fdopen(number, "w", encoding="utf-8") as file:
             file.truncate()
-            file.write(written(lease))
+            file.write(lifeline_text(lease))
 
     def lifelines(self) -> list[Path]:
         """Every lifeline that there is, by its name."""
@@ -453,9 +453,9 @@ class LeaseStore:
 
     def _open(self, path: Path, flags: int) -> int:
         """A descriptor of a plain file of the state; waits for nothing, follows no link."""
-        return _opened(self._folders[path.parent.name], path.name, flags)
+        return _open_plain(self._folders[path.parent.name], path.name, flags)
 
-    def why_dead(self, lease: Lease, *, proc: str = "/proc") -> str | None:
+    def end_reason(self, lease: Lease, *, proc: str = "/proc") -> str | None:
         """Why a lease has ended: reboot, expired, gone; None where it holds.
 
         A container's is never gone by this: its engine is asked (`gpukiln.gpus.engines`).
@@ -474,11 +474,11 @@ class LeaseStore:
 
     def ledger(self) -> list[dict[str, Any]]:
         """Every use that has ended, the oldest first."""
-        with self._told():
+        with self._translate_errors():
             return [dict(row) for row in self.db.execute("select * from ledger order by id")]
 
 
-def _opened_folder(path: Path, above: int | None) -> int:
+def _open_folder(path: Path, above: int | None) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
 
 
@@ -492,7 +492,7 @@ def _make_folder(above: int, name: str) -> None:
             os.mkdir(name, 0o700, dir_fd=above)
 
 
-def _own(number: int, path: Path) -> bool:
+def _restrict_to_owner(number: int, path: Path) -> bool:
     """Have a folder for this user alone; whether others could change it before.
 
     Raises:
@@ -527,10 +527,10 @@ def _take_over(folders: dict[str, int]) -> None:
         os.unlink("leases.db-shm", dir_fd=top)  # sqlite makes it of the others
     for name in ("leases.db", "leases.db-wal"):
         with contextlib.suppress(FileNotFoundError):
-            with os.fdopen(_opened(top, name, os.O_RDONLY), "rb") as file:
-                content = file.read(LARGEST)
+            with os.fdopen(_open_plain(top, name, os.O_RDONLY), "rb") as file:
+                content = file.read(MAX_DATABASE_BYTES)
             fresh = f"{name}.new-{time.time_ns()}"
-            with os.fdopen(_opened(top, fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+            with os.fdopen(_open_plain(top, fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 file.write(content)
             os.rename(fresh, name, src_dir_fd=top, dst_dir_fd=top)
 
@@ -547,10 +547,10 @@ def _is_plain(folder: int, name: str) -> bool:
 def _check_plain(folder: int, name: str, path: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         if not _is_plain(folder, name):
-            raise UnavailableError(f"{path / name} is no plain file", hint=REBUILD)
+            raise UnavailableError(f"{path / name} is no plain file", hint=REBUILD_HINT)
 
 
-def _opened(folder: int, name: str, flags: int) -> int:
+def _open_plain(folder: int, name: str, flags: int) -> int:
     """A descriptor of a plain file in a folder.
 
     Raises:
@@ -589,34 +589,36 @@ def set_aside(path: Path) -> list[Path]:
     return moved
 
 
-_HELD = tuple(one.name for one in dataclasses.fields(LeasedDevice))
-_LEASE = tuple(one.name for one in dataclasses.fields(Lease) if one.name not in ("number", "devices"))
+_LEASED_DEVICE_FIELDS = tuple(field.name for field in dataclasses.fields(LeasedDevice))
+_LEASE_FIELDS = tuple(
+    field.name for field in dataclasses.fields(Lease) if field.name not in ("number", "devices")
+)
 
 
-def read_alive(path: Path) -> list[Lease]:
+def read_lifelines(path: Path) -> list[Lease]:
     """The leases that the lifelines of a state name; nothing is changed.
 
     Args:
         path: The folder of the state, whose database may be broken.
     """
-    found = []
+    leases = []
     folders: list[int] = []
     try:
-        folders.append(_opened_folder(path, None))
-        _own(folders[0], path)
-        folders.append(_opened_folder(Path("alive"), folders[0]))
+        folders.append(_open_folder(path, None))
+        _restrict_to_owner(folders[0], path)
+        folders.append(_open_folder(Path("alive"), folders[0]))
         for name in _names(folders[1]):
             with contextlib.suppress(ValueError, OSError):  # half written, by a grant that was killed
-                with os.fdopen(_opened(folders[1], name, os.O_RDONLY), encoding="utf-8") as file:
+                with os.fdopen(_open_plain(folders[1], name, os.O_RDONLY), encoding="utf-8") as file:
                     owner = os.fstat(file.fileno()).st_uid
                     lease = read_lifeline(file.read(1 << 20))
                 if lease.id == name and owner in (0, os.geteuid(), lease.uid):
-                    found.append(lease)
+                    leases.append(lease)
     except FileNotFoundError:
         pass  # nobody has leased anything yet
     finally:
         _close(folders)
-    return found
+    return leases
 
 
 def read_ledger(path: Path) -> list[tuple[Any, ...]]:
@@ -628,7 +630,7 @@ def read_ledger(path: Path) -> list[tuple[Any, ...]]:
     return []
 
 
-def written(lease: Lease) -> str:
+def lifeline_text(lease: Lease) -> str:
     """A lease as the text of its lifeline."""
     return json.dumps(dataclasses.asdict(lease)) + "\n"
 
@@ -641,21 +643,21 @@ def read_lifeline(text: str) -> Lease:
     """
     try:
         data = json.loads(text)
-        devices = tuple(LeasedDevice(**one) for one in data.pop("devices"))
-        found = Lease(**data, devices=devices)
+        devices = tuple(LeasedDevice(**device) for device in data.pop("devices"))
+        lease = Lease(**data, devices=devices)
     except (TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ValueError(str(error)) from error
-    if wrong := wrong_field(found):
+    if wrong := wrong_field(lease):
         raise ValueError(wrong)
-    return found
+    return lease
 
 
-def wrong_field(one: Lease | LeasedDevice) -> str:
+def wrong_field(record: Lease | LeasedDevice) -> str:
     """The first field of a lease that has a value of another type; empty where none has."""
-    for field in dataclasses.fields(one):
-        value, kind = getattr(one, field.name), str(field.type)
+    for field in dataclasses.fields(record):
+        value, kind = getattr(record, field.name), str(field.type)
         if field.name == "devices":
-            if wrong := next((said for part in value if (said := wrong_field(part))), ""):
+            if wrong := next((text for part in value if (text := wrong_field(part))), ""):
                 return wrong
             continue
         if value is None:

@@ -12,7 +12,7 @@ def gib(mib: Any) -> str:
     return "-" if mib is None else f"{mib / 1024:.1f}"
 
 
-def shown(value: Any, unit: str = "") -> str:
+def value_text(value: Any, unit: str = "") -> str:
     """A value with its unit; - for null."""
     if value is None:
         return "-"
@@ -58,6 +58,8 @@ def printable(text: str) -> str:
     A command line or a comment is whatever somebody typed, and may be shown to root. Lines and tabs stay.
     """
     return "".join(
-        one if one in "\n\t" or unicodedata.category(one)[0] != "C" else one.encode("unicode_escape").decode()
-        for one in text
+        character
+        if character in "\n\t" or unicodedata.category(character)[0] != "C"
+        else character.encode("unicode_escape").decode()
+        for character in text
     )

@@ -24,11 +24,11 @@ from gpukiln.probe.scripts import constants
 PROGRAM = "gpukiln-gpu"
 SHEBANG = b"#!/usr/bin/python3\n"
 MAIN = "import sys\n\nfrom gpukiln.gpus.cli import main\n\nsys.exit(main())\n"
-OURS = (
+PACKED_SOURCES = (
     *("__init__.py", "compatibility.py", "errors.py", "files.py", "findings.py", "options.py", "parsing.py"),
     *("redact.py", "units.py", "probe", "gpus"),
 )
-LEFT_OUT = (
+EXCLUDED = (
     "probe/contact",
     "probe/recording",
     "probe/packing",
@@ -48,10 +48,10 @@ def build(file: Path) -> None:
     Raises:
         UnavailableError: A library is not installed.
     """
-    write_atomic(file, packed(), mode=0o755)
+    write_atomic(file, pack(), mode=0o755)
 
 
-def packed() -> bytes:
+def pack() -> bytes:
     """The program.
 
     Raises:
@@ -77,26 +77,26 @@ def tree(folder: Path) -> Path:
     Returns:
         The folder that stands for the machine's root.
     """
-    made = folder / digest()[:16]
-    if made.is_dir():
-        return made
+    target = folder / digest()[:16]
+    if target.is_dir():
+        return target
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with atomic_path(made) as partial:
+        with atomic_path(target) as partial:
             for name, (content, mode) in files().items():
                 file = partial / name
                 file.parent.mkdir(parents=True)
                 write_atomic(file, content, mode=mode)
     except OSError:
-        if not made.is_dir():  # else another process made the same meanwhile: Ansible asks once a host
+        if not target.is_dir():  # else another process made the same meanwhile: Ansible asks once a host
             raise
-    return made
+    return target
 
 
 def files() -> dict[str, tuple[bytes, int]]:
     """What a machine gets: content and mode by path, without the first slash."""
     return {
-        f"usr/local/bin/{PROGRAM}": (packed(), 0o755),
+        f"usr/local/bin/{PROGRAM}": (pack(), 0o755),
         f"usr/local/share/man/man1/{PROGRAM}.1": (man_page().encode(), 0o644),
         f"usr/share/bash-completion/completions/{PROGRAM}": (completion().encode(), 0o644),
     }
@@ -104,32 +104,32 @@ def files() -> dict[str, tuple[bytes, int]]:
 
 def digest() -> str:
     """SHA-256 of all that a machine gets, in hexadecimal digits; the program alone has another."""
-    said = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for name, (content, _) in files().items():
-        said.update(f"{name} {len(content)}\n".encode() + content)
-    return said.hexdigest()
+        sha256.update(f"{name} {len(content)}\n".encode() + content)
+    return sha256.hexdigest()
 
 
 def contents() -> dict[str, bytes]:
     """Every file of the program by its name in it."""
     root = Path(__file__).resolve().parents[1]
-    found = {"__main__.py": MAIN.encode()}
-    for path in _ours(root):
-        found[f"gpukiln/{path.relative_to(root)}"] = path.read_bytes()
-    found["gpukiln/probe/scripts.py"] = constants().encode()
+    files_by_name = {"__main__.py": MAIN.encode()}
+    for path in _own_sources(root):
+        files_by_name[f"gpukiln/{path.relative_to(root)}"] = path.read_bytes()
+    files_by_name["gpukiln/probe/scripts.py"] = constants().encode()
     for name in LIBRARIES:
         for path, place in _library(name):
-            found[place] = path.read_bytes()
-    return found
+            files_by_name[place] = path.read_bytes()
+    return files_by_name
 
 
-def _ours(root: Path) -> Iterator[Path]:
-    for name in OURS:
+def _own_sources(root: Path) -> Iterator[Path]:
+    for name in PACKED_SOURCES:
         path = root / name
         files = [path] if path.is_file() else sorted((*path.rglob("*.py"), *path.rglob("*.json")))
-        for one in files:
-            if not str(one.relative_to(root)).startswith(LEFT_OUT):
-                yield one
+        for file in files:
+            if not str(file.relative_to(root)).startswith(EXCLUDED):
+                yield file
 
 
 def _library(name: str) -> Iterator[tuple[Path, str]]:

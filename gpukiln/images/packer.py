@@ -17,7 +17,7 @@ from gpukiln import programs
 from gpukiln.errors import CheckFailedError, GpukilnError, UnavailableError
 from gpukiln.files import name_full_disk_error, open_private
 from gpukiln.parsing import parse_json
-from gpukiln.redact import Lines
+from gpukiln.redact import LogRedactor
 
 PLUGINS_SINCE = (1, 7)  # the first Packer that takes builders from plugins
 INIT_RETRY_PAUSES_S = (5, 20)  # before `packer init` is repeated
@@ -171,7 +171,7 @@ class Packer:
             raise self._failure(code)
 
     def _reader(self, log: IO[str]) -> Callable[[str], None]:
-        redacted = Lines()
+        redacted = LogRedactor()
 
         def read(line: str) -> None:
             kind, text = _parse(line)

@@ -14,8 +14,8 @@ from gpukiln import programs
 from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UnavailableError
 from gpukiln.files import open_private
-from gpukiln.findings import Decided
-from gpukiln.redact import Lines
+from gpukiln.findings import FinalOutcome
+from gpukiln.redact import LogRedactor
 from gpukiln.typed import unknown
 
 FOLDER = ROOT / "molecule"
@@ -64,7 +64,7 @@ class ScenarioResult:
     """
 
     scenario: str
-    state: Decided = "failed"
+    state: FinalOutcome = "failed"
     seconds: float = 0.0
     steps: dict[str, float] = field(default_factory=dict)
     failure: str = ""
@@ -126,7 +126,7 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> S
     Raises:
         UnavailableError: Molecule is missing.
     """
-    outcome, started, redacted = ScenarioResult(scenario.name, log=str(log)), time.monotonic(), Lines()
+    outcome, started, redacted = ScenarioResult(scenario.name, log=str(log)), time.monotonic(), LogRedactor()
     try:
         with open_private(log, "w") as file:
             follow = _StepTimes(outcome, lambda line: file.write(redacted(line)), say)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpukiln.files import write_atomic
-from gpukiln.redact import HIDDEN, redact, redact_value
+from gpukiln.redact import REPLACEMENT, redact, redact_value
 
 _UUID = re.compile(r"\b(?:(GPU|MIG)-)?(?:GPU-)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
 # What nvidia-smi says of one board, chassis or process: a number or a name that another one doesn't have.
@@ -45,9 +45,9 @@ class Folder:
 
     def shown(self, text: str) -> str:
         """A text without secrets, and without what is one host's own."""
-        text = _PROCESS.sub(rf"\1={HIDDEN}", _OWN.sub(rf"\1{HIDDEN}", redact(text)))
-        text = _ROW.sub(rf"\g<1>0\g<2>{HIDDEN}\g<3>", text)
-        text = _HOME.sub(rf"\1{HIDDEN}", _UUID.sub(self._uuid, text))
+        text = _PROCESS.sub(rf"\1={REPLACEMENT}", _OWN.sub(rf"\1{REPLACEMENT}", redact(text)))
+        text = _ROW.sub(rf"\g<1>0\g<2>{REPLACEMENT}\g<3>", text)
+        text = _HOME.sub(rf"\1{REPLACEMENT}", _UUID.sub(self._uuid, text))
         return self.host.sub("host", text)
 
     def _uuid(self, match: re.Match[str]) -> str:

@@ -15,7 +15,7 @@ from gpukiln.catalog.bases import Base
 from gpukiln.catalog.components import AptRepository, Component, Components, RpmRepository
 from gpukiln.catalog.driver_bases import bases_with
 from gpukiln.errors import IncompatibleError, UnavailableError
-from gpukiln.parsing import LONGEST_NUMBER
+from gpukiln.parsing import MAX_NUMBER_CHARS
 from gpukiln.sources.apt import candidate_versions, strip_credentials, upstream_version
 from gpukiln.sources.rpm import RpmMetadata, read_metadata
 from gpukiln.sources.ubuntu import Index, driver_package, read_archive
@@ -326,7 +326,7 @@ def with_resolved_driver(components: Components, decisions: Iterable[Decision]) 
 
 
 def _numbers(version: str) -> list[int]:
-    return [int(number[-LONGEST_NUMBER:]) for number in re.findall(r"\d+", version)]
+    return [int(number[-MAX_NUMBER_CHARS:]) for number in re.findall(r"\d+", version)]
 
 
 def _from_mirror(

@@ -47,9 +47,9 @@ def log_report(facts: Facts) -> tuple[list[str], list[str]]:
         for event in kernel_log.events(lines, table):
             number = table.get(event.number) if event.kind == "Xid" else None
             caused = ours and number is not None and number["kind"] != "info"
-            alone = facts.profile not in LIVE and not event.switch
+            alone = facts.profile not in LIVE and not event.is_switch
             blamed = event.blames_hardware(table) or caused or alone
-            (serious if blamed else others).append(event.explained(table))
+            (serious if blamed else others).append(event.explain(table))
     return serious, others
 
 

@@ -78,7 +78,7 @@ def test_nvidia_smi(facts):
     fix=rules.NVML.fix,
 )
 def test_nvml(facts):
-    evaluate(facts, rules.NVML.judge, facts.has_simulated_gpus)
+    evaluate(facts, rules.NVML.evaluate, facts.has_simulated_gpus)
 
 
 @check(
@@ -95,7 +95,7 @@ def test_nvml(facts):
     fix=rules.PERSISTENCE.fix,
 )
 def test_persistence(facts):
-    evaluate(facts, rules.PERSISTENCE.judge)
+    evaluate(facts, rules.PERSISTENCE.evaluate)
 
 
 @check(
@@ -112,7 +112,7 @@ def test_persistence(facts):
     fix=rules.XID.fix,
 )
 def test_xid(facts):
-    evaluate(facts, rules.XID.judge, xid.xid_rules(), facts.profile in LIVE)
+    evaluate(facts, rules.XID.evaluate, xid.xid_rules(), facts.profile in LIVE)
 
 
 @check(
@@ -129,7 +129,7 @@ def test_xid(facts):
     fix=rules.ECC.fix,
 )
 def test_ecc(facts):
-    evaluate(facts, rules.ECC.judge)
+    evaluate(facts, rules.ECC.evaluate)
 
 
 @check(
@@ -143,7 +143,7 @@ def test_ecc(facts):
     fix=rules.MEMORY_REPAIR.fix,
 )
 def test_memory_repair(facts):
-    evaluate(facts, rules.MEMORY_REPAIR.judge)
+    evaluate(facts, rules.MEMORY_REPAIR.evaluate)
 
 
 @check(
@@ -160,7 +160,7 @@ def test_memory_repair(facts):
     fix=rules.THROTTLE.fix,
 )
 def test_throttle(facts):
-    evaluate(facts, rules.THROTTLE.judge)
+    evaluate(facts, rules.THROTTLE.evaluate)
 
 
 @check(
@@ -174,7 +174,7 @@ def test_throttle(facts):
     fix=rules.CLOCKS.fix,
 )
 def test_clocks(facts):
-    evaluate(facts, rules.CLOCKS.judge)
+    evaluate(facts, rules.CLOCKS.evaluate)
 
 
 @check(
@@ -188,7 +188,7 @@ def test_clocks(facts):
     fix=rules.PCIE_LINK.fix,
 )
 def test_pcie_link(facts):
-    evaluate(facts, rules.PCIE_LINK.judge, facts.to_dict().get("cuda") or {})
+    evaluate(facts, rules.PCIE_LINK.evaluate, facts.to_dict().get("cuda") or {})
 
 
 @check(
@@ -206,7 +206,7 @@ def test_pcie_link(facts):
     fix=rules.MIG.fix,
 )
 def test_mig(facts):
-    evaluate(facts, rules.MIG.judge)
+    evaluate(facts, rules.MIG.evaluate)
 
 
 @check(

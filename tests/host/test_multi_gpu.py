@@ -8,15 +8,15 @@ from gpukiln.gpus import rules
 from gpukiln.gpus.gpu_facts import (
     P2P_STATUS,
     TOPOLOGY,
+    are_linked,
     check_readable,
-    is_divided,
+    has_mig,
     label,
-    linked,
     links,
     nvml_gpus,
     read,
 )
-from gpukiln.gpus.rules import judge_states, listed
+from gpukiln.gpus.rules import check_link_states, join_numbers
 from gpukiln.probe.base import ERROR
 from gpukiln.verify.checks import check, evaluate
 
@@ -93,9 +93,9 @@ def test_topology(facts):
 )
 def test_p2p(facts):
     count, without, gpus = 0, set(), nvml_gpus(facts)
-    divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
+    divided = [gpu["index"] for gpu in gpus if has_mig(gpu)]
     if divided and len(gpus) - len(divided) < 2:
-        pytest.skip(f"MIG is on, and a divided GPU has no peers: GPU {listed(divided)}")
+        pytest.skip(f"MIG is on, and a divided GPU has no peers: GPU {join_numbers(divided)}")
     for gpu, other, said, way in pairs(gpus):
         if gpu["index"] in divided or other["index"] in divided:
             continue
@@ -106,14 +106,14 @@ def test_p2p(facts):
                 P2P_STATUS.get(status, f"status {status}") if status is not None else "not supported"
             )
             # Boards and chipsets without it are common where GPUs have only PCIe between them.
-            joined = linked(gpu, other, gpus)
+            joined = are_linked(gpu, other, gpus)
             must = joined or status in (DISABLED, UNKNOWN) or status not in (None, *P2P_STATUS)
             assert status == OK or not must, f"{way}: peer {kind} is {status_text}, wanted ok"
             count += status == OK
             without |= {status_text} if status != OK else set()
     notes = [f"{count // 2} ways ok"]
     notes += [f"others: {', '.join(sorted(without))}"] if without else []
-    notes += [f"MIG is on, no peers: GPU {listed(divided)}"] if divided else []
+    notes += [f"MIG is on, no peers: GPU {join_numbers(divided)}"] if divided else []
     facts.note("; ".join(notes))
 
 
@@ -168,11 +168,11 @@ def judge_growth(what, kind, more, seconds):
 def test_nvlink(facts):
     """What has MIG on is exempt. Counters are read twice, with CUDA's work between."""
     gpus = nvml_gpus(facts)
-    notes = judge_states(gpus)
+    notes = check_link_states(gpus)
     if any(link["state"] for gpu in gpus for link in links(gpu)):
         notes += judge_counters(facts, gpus)
-    elif all(is_divided(gpu) for gpu in gpus):
-        pytest.skip(f"MIG is on, and NVLinks are off then: GPU {listed(gpu['index'] for gpu in gpus)}")
+    elif all(has_mig(gpu) for gpu in gpus):
+        pytest.skip(f"MIG is on, and NVLinks are off then: GPU {join_numbers(gpu['index'] for gpu in gpus)}")
     facts.note("; ".join(notes))
 
 
@@ -190,4 +190,4 @@ def test_nvlink(facts):
     fix=rules.FABRIC.fix,
 )
 def test_fabric(facts):
-    evaluate(facts, rules.FABRIC.judge)
+    evaluate(facts, rules.FABRIC.evaluate)

@@ -39,7 +39,7 @@ def device(index: int = 0, **values: Any) -> Device:
         "peers": tuple(Peer(uuid(n), n, 12, "one NUMA node", "ok") for n in range(8) if n != index),
         **values,
     }
-    return health.examined(Device(**made))
+    return health.with_health(Device(**made))
 
 
 def snapshot(*devices: Device, processes: tuple[GpuProcess, ...] = (), **values: Any) -> Snapshot:

@@ -17,7 +17,7 @@ from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import BusyError, IncompatibleError
 from gpukiln.gpus import amd, collect
 from gpukiln.gpus.lease_overlay import snapshot
-from gpukiln.gpus.leases import Leases, visible, whoami
+from gpukiln.gpus.leases import Leases, device_environment, whoami
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe import base
 from tests.support import amd_smi, documents, gpus
@@ -32,7 +32,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Pa
     monkeypatch.setenv("GPUKILN_GPUS_CONFIG", str(tmp_path / "gpus.toml"))
     monkeypatch.setattr(base, "PCI", str(tmp_path / "pci"))
     monkeypatch.setattr(amd, "MODULE", str(tmp_path / "amdgpu"))
-    monkeypatch.setattr(amd, "ELSEWHERE", str(tmp_path / "nowhere"))
+    monkeypatch.setattr(amd, "ROCM_TOOL", str(tmp_path / "nowhere"))
     monkeypatch.setattr(collect, "in_container", lambda: False)
     monkeypatch.setattr(collect, "is_simulated", lambda: False)
     monkeypatch.setattr(base.watch, "hung", {})
@@ -212,11 +212,13 @@ def test_a_request_for_cuda_gets_none_of_them(machine: Callable[..., Path]) -> N
 
 def test_each_vendor_has_its_variable() -> None:
     nvidia = "GPU-8c1f0000-0000-0000-0000-000000000000"
-    assert visible((nvidia, amd_smi.uuid(0))) == {
+    assert device_environment((nvidia, amd_smi.uuid(0))) == {
         "CUDA_VISIBLE_DEVICES": nvidia,
         "ROCR_VISIBLE_DEVICES": amd_smi.uuid(0),
     }
-    assert visible(("MIG-8c1f0000-0000-0000-0000-000000000000",)).keys() == {"CUDA_VISIBLE_DEVICES"}
+    assert device_environment(("MIG-8c1f0000-0000-0000-0000-000000000000",)).keys() == {
+        "CUDA_VISIBLE_DEVICES"
+    }
 
 
 def test_a_command_sees_its_own_gpu(machine: Callable[..., Path]) -> None:

@@ -12,7 +12,7 @@ from gpukiln.catalog import drivers, shipped
 from gpukiln.catalog.gpus import gpus as gpus_of_catalogue
 from gpukiln.errors import UsageError
 from gpukiln.gpus import cuda
-from gpukiln.gpus.cuda import NATIVE, UNKNOWN, WORDS, verdict
+from gpukiln.gpus.cuda import ANSWERS, NATIVE, UNKNOWN, check_driver
 from gpukiln.gpus.facts import facts
 
 ROOT = Path(__file__).parents[2]
@@ -30,8 +30,8 @@ def test_the_rule_is_the_catalogues_for_every_toolkit_and_driver() -> None:
         for driver in sorted(versions):
             for others, gpus in (((), ()), (("Workstation",), ("rtx-pro-6000-workstation",))):
                 wanted = catalogue.support(full, driver, gpus)
-                found = verdict(full, driver, others)
-                assert found.word == WORDS[wanted.way], (full, driver, found, wanted)
+                found = check_driver(full, driver, others)
+                assert found.word == ANSWERS[wanted.way], (full, driver, found, wanted)
                 assert found.package == wanted.package, (full, driver)
                 compared += 1
     assert compared > 200
@@ -44,7 +44,7 @@ def test_a_release_newer_than_the_catalogue_counts_as_its_minor_version() -> Non
     """
     assert "12.1.9" not in catalogue.toolkits()
     assert catalogue.support("12.1.9", "535.309.01").way == "native"
-    assert verdict("12.1.9", "535.309.01").word == NATIVE
+    assert check_driver("12.1.9", "535.309.01").word == NATIVE
     with pytest.raises(UsageError, match=r"12\.99"):
         catalogue.support("12.99.1", "535.309.01")
 
@@ -78,7 +78,7 @@ def test_which_cuda_compiles_is_the_catalogues_answer(
     ],
 )
 def test_what_is_not_known_is_said(version: str | None, driver: str | None, told: str) -> None:
-    found = verdict(version, driver)
+    found = check_driver(version, driver)
     assert found.word == UNKNOWN
     assert told in found.why
 
@@ -155,7 +155,7 @@ def test_images_say_what_they_are_built_with(tmp_path: Path, monkeypatch: pytest
     docker.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert cuda.images("docker") == [("runner-gpu:1", "12.1.1"), ("old:1", "11.8")]
-    found, missing = cuda.search("535.309.01", image=["runner-gpu:1"])
+    found, missing = cuda.find_installations("535.309.01", image=["runner-gpu:1"])
     assert [(one.name, one.verdict.word) for one in found] == [
         ("runner-gpu:1", NATIVE),
         ("old:1", NATIVE),
@@ -163,6 +163,6 @@ def test_images_say_what_they_are_built_with(tmp_path: Path, monkeypatch: pytest
     ]
     del missing
     with pytest.raises(UsageError, match="--image nothing: no engine here has it") as error:
-        cuda.search("535.309.01", image=["nothing"])
+        cuda.find_installations("535.309.01", image=["nothing"])
     assert any("No such image" in line for line in error.value.details)
     assert os.environ["PATH"].startswith(str(tmp_path))

@@ -18,13 +18,13 @@ from gpukiln.gpus.engines import (
     ContainerEngine,
     arguments,
     cdi_devices,
+    device_nodes,
     device_request,
-    given_to,
-    nodes,
+    devices_of_container,
+    injection_method,
     read_engine,
-    way,
 )
-from gpukiln.gpus.leases import CONTAINER, Leases, Who
+from gpukiln.gpus.leases import CONTAINER, LeaseHolder, Leases
 from gpukiln.gpus.model import GpuProcess
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
@@ -78,7 +78,7 @@ def docker(**values: Any) -> ContainerEngine:
     ],
 )
 def test_an_engine_gives_gpus_by_what_it_has(engine: ContainerEngine, by: str) -> None:
-    assert way(engine, [ONE, TWO]) == by
+    assert injection_method(engine, [ONE, TWO]) == by
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_an_engine_gives_gpus_by_what_it_has(engine: ContainerEngine, by: str) -
 )
 def test_an_engine_that_can_not_says_what_mends_it(engine: ContainerEngine, told: str, hint: str) -> None:
     with pytest.raises(UnavailableError, match=told) as error:
-        way(engine, [ONE, TWO])
+        injection_method(engine, [ONE, TWO])
     assert hint in error.value.hint
 
 
@@ -204,7 +204,7 @@ def test_docker_is_asked_what_it_found(tool: Tool) -> None:
 def test_a_docker_that_does_not_answer_is_told(
     tool: Tool, monkeypatch: pytest.MonkeyPatch, script: str, told: str
 ) -> None:
-    monkeypatch.setattr(engines, "ASK_S", 0.5)
+    monkeypatch.setattr(engines, "QUERY_S", 0.5)
     tool("docker", script)
     with pytest.raises(UnavailableError, match=told):
         read_engine("docker")
@@ -212,7 +212,7 @@ def test_a_docker_that_does_not_answer_is_told(
 
 def test_a_memory_limit_is_refused_with_what_can_be_had() -> None:
     part = device(0, uuid="MIG-1", kind="mig", profile="2g.10gb", memory_total_mib=9856, parent=ONE)
-    error = engines.refuse_memory(8192, [device(1), part])
+    error = engines.memory_limit_error(8192, [device(1), part])
     assert isinstance(error, IncompatibleError)
     assert error.exit_code == 3
     assert error.details[0] == "a MIG device 2g.10gb of 9856 MiB: --mig 2g.10gb"
@@ -259,14 +259,14 @@ def asked(capability: str, **values: Any) -> dict[str, Any]:
     ],
 )
 def test_what_a_container_was_given_is_read(host: Any, config: Any, wanted: tuple[str, ...]) -> None:
-    assert given_to({"HostConfig": host, "Config": config}, MACHINE) == wanted
+    assert devices_of_container({"HostConfig": host, "Config": config}, MACHINE) == wanted
 
 
 def test_a_unit_may_open_the_nodes_of_its_own_devices_alone() -> None:
-    assert nodes([TWO], MACHINE) == ["/dev/nvidia1"]
-    assert nodes([PART], MACHINE) == ["/dev/nvidia7", "char-nvidia-caps"]
+    assert device_nodes([TWO], MACHINE) == ["/dev/nvidia1"]
+    assert device_nodes([PART], MACHINE) == ["/dev/nvidia7", "char-nvidia-caps"]
     with pytest.raises(UnavailableError, match=f"device node of {ONE} is not known"):
-        nodes([ONE], [device(0, uuid=ONE)])
+        device_nodes([ONE], [device(0, uuid=ONE)])
 
 
 # What `docker ps` and `docker inspect` say of one container that runs as long as a file is there.
@@ -296,9 +296,9 @@ def test_the_lease_of_a_container_ends_with_it_and_one_without_a_lease_gets_one(
     monkeypatch.setenv("GPUKILN_GPUS_STATE", str(tmp_path / "state"))
     job = GpuProcess(os.getpid(), TWO, "compute", "running", user="eve", uid=1003, command="python3 train.py")
     found = snapshot(device(1), device(2), processes=(job,))
-    leases = Leases(LeaseStore(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
-    assert leases.reconcile(Who("ann", 1001)) == ["L-1", "L-2"]
-    assert leases.reconcile(Who("ann", 1001)) == []
+    leases = Leases(LeaseStore(tmp_path / "state"), take_snapshot=lambda: found, config=Config(Path("none")))
+    assert leases.reconcile(LeaseHolder("ann", 1001)) == ["L-1", "L-2"]
+    assert leases.reconcile(LeaseHolder("ann", 1001)) == []
     box, process = leases.current()
     assert (box.kind, box.uuids, box.user, box.command) == (
         *(CONTAINER, (ONE,), "ann"),
@@ -308,7 +308,7 @@ def test_the_lease_of_a_container_ends_with_it_and_one_without_a_lease_gets_one(
     (tmp_path / "runs").unlink()
     assert [one.id for one in leases.current()] == ["L-2"]
     tool("docker", "exit 1")  # it does not answer: nothing is given away
-    granted = leases.acquire(DeviceRequest(), Who("ann", 1001), kind=CONTAINER, engine="docker")
+    granted = leases.acquire(DeviceRequest(), LeaseHolder("ann", 1001), kind=CONTAINER, engine="docker")
     for number in granted.descriptors:
         os.close(number)
     assert {one.id for one in leases.current()} == {"L-2", granted.lease.id}

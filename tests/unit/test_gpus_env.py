@@ -16,7 +16,7 @@ from gpukiln.catalog.components import load_environments
 from gpukiln.errors import CheckFailedError, IncompatibleError, UnavailableError, UsageError
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.environments import IMAGE, WHEELS, EnvironmentChoice, choose, start_container, start_wheels
-from gpukiln.gpus.leases import CONTAINER, DETACHED, Leases, Who
+from gpukiln.gpus.leases import CONTAINER, DETACHED, LeaseHolder, Leases
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support import nvml_double
@@ -154,7 +154,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
     (tmp_path / "bin").mkdir()
     info = {"DiscoveredDevices": [{"Source": "cdi", "ID": f"nvidia.com/gpu={uuid(0)}"}]}
     found = snapshot(device(0))
-    leases = Leases(LeaseStore(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
+    leases = Leases(LeaseStore(tmp_path / "state"), take_snapshot=lambda: found, config=Config(Path("none")))
 
     def run(hours: float | None = None, **behaviour: str) -> Any:
         document = {"schema": "gpu.compute/1", "nodes": [{"gpus": [GPU], "problems": []}], "failed": []}
@@ -172,7 +172,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
         engine.write_text(ENGINE.format(**values))
         engine.chmod(0o755)
         granted = leases.acquire(
-            DeviceRequest(), Who("ann", 1001), kind=CONTAINER, hours=hours, engine="docker"
+            DeviceRequest(), LeaseHolder("ann", 1001), kind=CONTAINER, hours=hours, engine="docker"
         )
         choice = choose("pytorch", IMAGE, "auto", OLD, AMPERE)
         try:
@@ -187,7 +187,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 def test_a_container_is_handed_over_when_it_is_proven(start: Start, tmp_path: Path) -> None:
     started = start(inspect="false")
-    assert started.proof == ("computes on A100", "pytorch 2.5.1 counts 1 of 1 GPUs")
+    assert started.evidence == ("computes on A100", "pytorch 2.5.1 counts 1 of 1 GPUs")
     assert started.enter == ("docker", "exec", "-it", "gpukiln-l-1", "bash")
     calls = (tmp_path / "calls").read_text()
     assert "pull --quiet pytorch/pytorch@sha256:831247" in calls
@@ -243,8 +243,8 @@ def test_wheels_that_do_not_compute_leave_no_folder(tmp_path: Path) -> None:
         )
         archive.writestr("thing-1.0.dist-info/RECORD", "")
     found = snapshot(device(0))
-    leases = Leases(LeaseStore(tmp_path / "state"), look=lambda: found, config=Config(Path("none")))
-    granted = leases.acquire(DeviceRequest(), Who("ann", 1001), kind=DETACHED)
+    leases = Leases(LeaseStore(tmp_path / "state"), take_snapshot=lambda: found, config=Config(Path("none")))
+    granted = leases.acquire(DeviceRequest(), LeaseHolder("ann", 1001), kind=DETACHED)
     verdict = choose("jax", WHEELS, "auto", NEW, AMPERE).verdict
     choice = EnvironmentChoice("jax", "1.0", WHEELS, "12.6", None, (str(wheel),), verdict)
     with pytest.raises(CheckFailedError) as error:

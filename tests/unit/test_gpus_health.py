@@ -18,7 +18,7 @@ from gpukiln.errors import RefusedError
 from gpukiln.findings import Finding
 from gpukiln.gpus import cli, faults, kernel_log, rules, zipapp
 from gpukiln.gpus.facts import facts
-from gpukiln.gpus.leases import DETACHED, Leases, Who
+from gpukiln.gpus.leases import DETACHED, LeaseHolder, Leases
 from gpukiln.gpus.model import Device, LeaseMark
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.verbs import health
@@ -30,7 +30,7 @@ from tests.support.host_gpu_faults import GPU_FAULTS, XID_79
 from tests.support.host_machine import machine as facts_of
 
 Machine = Callable[..., State]
-RULES = (*rules.OF_ONE, *rules.OF_SEVERAL)
+RULES = (*rules.SINGLE_GPU_RULES, *rules.MULTI_GPU_RULES)
 UUID = gpus.uuid(0)
 
 
@@ -73,7 +73,7 @@ def test_a_fault_fails_here_as_it_fails_the_suite_on_a_node(rule: rules.HealthRu
         inject(data)
         wanted, words = judge_as_suite(rule.id, copy.deepcopy(data), profile="node", expect_gpus=2)
         data.pop("cuda")  # nothing is copied here
-        found = next((one for one in health.examined(data, simulated=False) if one.id == rule.id), None)
+        found = next((one for one in health.run_rules(data, simulated=False) if one.id == rule.id), None)
         if wanted != "failed" or found is None or found.outcome == "not_reached":
             continue
         if rule is rules.NVLINK and found.outcome == "passed":
@@ -86,11 +86,11 @@ def test_a_fault_fails_here_as_it_fails_the_suite_on_a_node(rule: rules.HealthRu
 
 
 def test_what_the_suite_passes_is_well() -> None:
-    checks = health.examined(facts_of(gpus=2), simulated=False)
+    checks = health.run_rules(facts_of(gpus=2), simulated=False)
     assert [one.id for one in checks] == [rule.id for rule in RULES]
     assert {one.outcome for one in checks} == {"passed"}
-    assert [one.id for one in health.examined(facts_of(), simulated=False)] == [
-        one.id for one in rules.OF_ONE
+    assert [one.id for one in health.run_rules(facts_of(), simulated=False)] == [
+        one.id for one in rules.SINGLE_GPU_RULES
     ]
 
 
@@ -98,7 +98,7 @@ def test_without_nvml_the_others_are_not_reached_and_not_called_failed() -> None
     data = facts_of()
     data["nvml"].update(available=False, gpus=[], error={"_error": "Driver Not Loaded", "code": 9})
     data["gpus"].pop("smi")
-    checks = {one.id: one for one in health.examined(data, simulated=False)}
+    checks = {one.id: one for one in health.run_rules(data, simulated=False)}
     assert checks["gpu.nvml"].outcome == "failed"
     assert checks["gpu.ecc"].outcome == "not_reached"
     assert checks["gpu.xid"].outcome == "passed", "the kernel's log says so without NVML"
@@ -155,7 +155,7 @@ def test_what_waits_for_a_reset_keeps_nobody_from_work(
     assert check in said["message"]
     assert [one["severity"] for one in of(said, check)["findings"]] == ["warning"]
     assert (said["gpus"][3]["health"], said["gpus"][3]["allocatable"]) == ("warning", True)
-    assert Leases().acquire(DeviceRequest(count=8), Who("ann", 0), kind=DETACHED, hours=1.0).uuids
+    assert Leases().acquire(DeviceRequest(count=8), LeaseHolder("ann", 0), kind=DETACHED, hours=1.0).uuids
 
 
 def test_list_lease_and_health_agree_with_the_table(
@@ -222,7 +222,7 @@ def test_a_machine_without_gpus_has_nothing_to_be_sick_of(
 def test_a_log_that_can_t_be_read_leaves_it_unknown() -> None:
     data = facts_of()
     data["gpus"]["log_gap"] = "dmesg: read kernel buffer failed: Operation not permitted"
-    checks = health.examined(data, simulated=False)
+    checks = health.run_rules(data, simulated=False)
     state, why = health.state_of(gpus.snapshot(gpus.device()), checks)
     assert (state, why.partition(":")[0]) == ("unknown", "gpu.xid")
 
@@ -310,7 +310,7 @@ def test_metrics_of_a_machine_with_leases_are_written_whole_for_everybody(
     machine: Machine, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine("g5.12xlarge")
-    Leases().acquire(DeviceRequest(count=2), Who("ann", 0), kind=DETACHED, hours=1.0)
+    Leases().acquire(DeviceRequest(count=2), LeaseHolder("ann", 0), kind=DETACHED, hours=1.0)
     path = tmp_path / "gpukiln.prom"
     assert cli.main(["health", "--textfile", str(path)]) == 0
     said = read_metrics(path.read_text())
@@ -364,7 +364,7 @@ def hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def turn(hook: Path, *states: str) -> list[str]:
     """What the hook was told while the node was in these states."""
     for state in states:
-        health.hooked(made(state), str(hook))
+        health.run_hook_on_change(made(state), str(hook))
     told = hook.with_name("told")
     return told.read_text().splitlines() if told.exists() else []
 
@@ -384,15 +384,15 @@ def test_a_node_that_is_sick_at_first_has_turned(hook: Path) -> None:
 
 def test_a_hook_that_fails_is_told_and_run_again(hook: Path) -> None:
     hook.with_name("fail").touch()
-    said = health.hooked(made("sick", exit_code=1), str(hook))
+    said = health.run_hook_on_change(made("sick", exit_code=1), str(hook))
     assert said.hook is not None
     assert (said.hook.exit_code, said.hook.output, said.exit_code) == (7, "no cluster", 1)
     hook.with_name("fail").unlink()
     assert turn(hook, "sick") == ["bm-07 unknown sick"] * 2
     assert turn(hook, "sick") == ["bm-07 unknown sick"] * 2
     hook.with_name("fail").touch()
-    assert health.hooked(made("well"), str(hook)).exit_code == 5
-    missing = health.hooked(made("well"), "/no/such/program").hook
+    assert health.run_hook_on_change(made("well"), str(hook)).exit_code == 5
+    missing = health.run_hook_on_change(made("well"), "/no/such/program").hook
     assert missing is not None
     assert missing.exit_code == 127
 
@@ -400,13 +400,13 @@ def test_a_hook_that_fails_is_told_and_run_again(hook: Path) -> None:
 def test_a_hook_that_does_not_end_is_ended(hook: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "HOOK_S", 0.3)
     hook.write_text("#!/bin/sh\nsleep 60\n")
-    said = health.hooked(made("sick"), str(hook)).hook
+    said = health.run_hook_on_change(made("sick"), str(hook)).hook
     assert said is not None
     assert said.exit_code == 124
 
 
 def test_no_shell_reads_what_was_typed(hook: Path) -> None:
-    said = health.hooked(made("sick"), f"{hook}; touch {hook.with_name('typed')}").hook
+    said = health.run_hook_on_change(made("sick"), f"{hook}; touch {hook.with_name('typed')}").hook
     assert said is not None
     assert said.exit_code == 127
     assert not hook.with_name("typed").exists()
@@ -415,7 +415,7 @@ def test_no_shell_reads_what_was_typed(hook: Path) -> None:
 def test_a_state_that_is_broken_begins_anew(hook: Path, tmp_path: Path) -> None:
     for text in ("", "[]", '{"state": 7}'):
         (tmp_path / health.STATE_FILE).write_text(text)
-        assert health.remembered(tmp_path / health.STATE_FILE) == "unknown"
+        assert health.read_state(tmp_path / health.STATE_FILE) == "unknown"
     assert turn(hook, "sick") == ["bm-07 unknown sick"]
 
 

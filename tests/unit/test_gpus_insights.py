@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpukiln.gpus import health, insights
-from gpukiln.gpus.insights import Around, Watched
+from gpukiln.gpus.insights import MachineContext, WatchData
 from gpukiln.gpus.model import Device, Driver, GpuProcess, LeaseMark, Snapshot
 from gpukiln.gpus.sampling import Sample, Tick
 
@@ -17,7 +17,7 @@ BASE: dict[str, Any] = {"name": "H100", "memory_total_mib": 80000, "persistence"
 
 
 def gpu(number: int = 0, **more: Any) -> Device:
-    return health.examined(Device(f"GPU-{number}", "gpu", number, **{**BASE, **more}))
+    return health.with_health(Device(f"GPU-{number}", "gpu", number, **{**BASE, **more}))
 
 
 def snapshot(devices: Sequence[Device], **more: Any) -> Snapshot:
@@ -37,9 +37,9 @@ def watched(
     samples: Sequence[dict[str, Any]] = ({},),
     seconds: int = 60,
     first: Sequence[Device] | None = None,
-    around: Around | None = None,
+    context: MachineContext | None = None,
     **more: Any,
-) -> Watched:
+) -> WatchData:
     """A watch in which each GPU had the same values all the time; those of `samples`, in their order."""
     given = devices or (gpu(),)
     each = [
@@ -47,10 +47,12 @@ def watched(
         for one, said in zip(given, [*samples, *[{}] * len(given)], strict=False)
     ]
     ticks = [Tick(n, float(n), 0, "", tuple(each)) for n in range(seconds)]
-    return Watched(ticks, 1.0, snapshot(first or given, **more), snapshot(given, **more), around or Around())
+    return WatchData(
+        ticks, 1.0, snapshot(first or given, **more), snapshot(given, **more), context or MachineContext()
+    )
 
 
-def rules(found: Watched) -> list[str]:
+def rules(found: WatchData) -> list[str]:
     return [one.id for one in insights.examine(found)]
 
 
@@ -122,7 +124,9 @@ CASES = {
             watched(gpu(pcie_generation_max=5), samples=[{"pcie_generation": 1}]),  # it rests
             # a T4 of EC2 shows 8 of 16 lanes
             watched(
-                gpu(pcie_width_max=16), samples=[{**BUSY, "pcie_width": 8}], around=Around(virtual="amazon")
+                gpu(pcie_width_max=16),
+                samples=[{**BUSY, "pcie_width": 8}],
+                context=MachineContext(virtual="amazon"),
             ),
         ],
     ),
@@ -152,9 +156,9 @@ CASES = {
         ],
     ),
     "no-fabric-manager": (
-        [watched(around=Around(nvswitches=6))],
+        [watched(context=MachineContext(nvswitches=6))],
         [
-            watched(around=Around(6, frozenset({"nv-fabricmanage"}))),
+            watched(context=MachineContext(6, frozenset({"nv-fabricmanage"}))),
             watched(),
         ],
     ),
@@ -172,8 +176,8 @@ CASES = {
         [watched(gpu(mig_enabled=True, mig_pending=True))],
     ),
     "mps-active": (
-        [watched(around=Around(programs=frozenset({"nvidia-cuda-mps"})))],
-        [watched(around=Around(programs=frozenset({"nvidia-smi"})))],
+        [watched(context=MachineContext(programs=frozenset({"nvidia-cuda-mps"})))],
+        [watched(context=MachineContext(programs=frozenset({"nvidia-smi"})))],
     ),
     "temperature-margin": (
         [
@@ -216,7 +220,7 @@ def test_a_healthy_machine_has_nothing_to_hear_and_a_short_watch_says_what_it_le
     assert insights.examine(watched(*FOUR)) == ()
     assert insights.not_run(watched(*FOUR)) == ()
     assert "leased-idle" in insights.not_run(watched(LEASED, seconds=1))
-    assert insights.examine(Watched((), 1.0, snapshot([]), snapshot([]))) == ()
+    assert insights.examine(WatchData((), 1.0, snapshot([]), snapshot([]))) == ()
 
 
 def test_the_worst_stands_first() -> None:
@@ -230,7 +234,7 @@ def test_a_gpu_that_is_lost_at_last_is_not_judged() -> None:
     assert rules(watched(lost)) == []
 
 
-def test_what_is_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_context_of_a_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for pid, name in (("1", "systemd"), ("77", "nv-fabricmanage")):
         (tmp_path / "proc" / pid).mkdir(parents=True)
         (tmp_path / "proc" / pid / "comm").write_text(f"{name}\n")
@@ -239,5 +243,5 @@ def test_what_is_around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         (tmp_path / "pci" / address / "vendor").write_text("0x10de\n")
         (tmp_path / "pci" / address / "class").write_text(f"{kind}\n")
     monkeypatch.setattr(insights, "run_unrecorded", lambda *_: {"rc": 0, "out": "kvm\n"})
-    found = insights.surroundings(str(tmp_path / "proc"), str(tmp_path / "pci"))
-    assert found == Around(1, frozenset({"systemd", "nv-fabricmanage"}), "kvm")
+    found = insights.machine_context(str(tmp_path / "proc"), str(tmp_path / "pci"))
+    assert found == MachineContext(1, frozenset({"systemd", "nv-fabricmanage"}), "kvm")

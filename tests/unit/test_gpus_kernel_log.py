@@ -38,7 +38,7 @@ def test_machines_judge_by_the_catalogue() -> None:
 )
 def test_an_event_of_a_line(line: str, number: int, blames: bool) -> None:
     [event] = kernel_log.events([line], TABLE)
-    judged = (event.number, event.blames_hardware(TABLE), event.known(TABLE))
+    judged = (event.number, event.blames_hardware(TABLE), event.is_known(TABLE))
     assert judged == (number, blames, number != 4711)
 
 
@@ -109,7 +109,7 @@ def test_what_the_driver_logs_without_an_xid_is_an_event(
 ) -> None:
     [event] = kernel_log.events(lines, TABLE)
     assert (event.kind, event.device, event.severity(TABLE)) == (kind, device, severity)
-    assert event.explained(TABLE).startswith(event.line)
+    assert event.explain(TABLE).startswith(event.line)
     folded = xids.fold_faults(["something else", *lines, *lines])
     assert [(one.kind, one.count) for one in kernel_log.events(folded, TABLE)] == [(kind, 2)]
 
@@ -162,8 +162,8 @@ def test_after_the_reset_that_was_advised_the_node_is_well(done: str) -> None:
 def test_an_event_is_told_with_its_meaning() -> None:
     line = "NVRM: Xid (PCI:0000:3b:00): {}, x"
     [event] = kernel_log.events([line.format(62)], TABLE)
-    assert event.explained(TABLE) == f"{event.line} = {xid.explain(62)}"
-    assert "look it up" in kernel_log.events([line.format(4711)], TABLE)[0].explained(TABLE)
+    assert event.explain(TABLE) == f"{event.line} = {xid.explain(62)}"
+    assert "look it up" in kernel_log.events([line.format(4711)], TABLE)[0].explain(TABLE)
 
 
 def test_counts_are_of_all_lines_of_a_number() -> None:

@@ -22,13 +22,13 @@ from gpukiln.errors import BusyError, IncompatibleError, RefusedError, Unavailab
 from gpukiln.gpus import leases as module
 from gpukiln.gpus import store as store_module
 from gpukiln.gpus.config import Config, LeaseLimit, MachinePrice
-from gpukiln.gpus.leases import DETACHED, JOB, Granted, Leases, Who, rebuilt
+from gpukiln.gpus.leases import DETACHED, JOB, LeaseGrant, LeaseHolder, Leases, rebuild_leases
 from gpukiln.gpus.model import GpuProcess, Snapshot
 from gpukiln.gpus.selection import SHARED, DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import device, snapshot, uuid
 
-ANN, BOB = Who("ann", 1001), Who("bob", 1002)
+ANN, BOB = LeaseHolder("ann", 1001), LeaseHolder("bob", 1002)
 ROOT = Path(__file__).parents[2]
 
 
@@ -45,7 +45,12 @@ def make(folder: Path) -> Iterator[Callable[..., Leases]]:
     def leases(found: Snapshot | None = None, config: Config | None = None, **more: Any) -> Leases:
         seen = found or snapshot()
         made.append(
-            Leases(LeaseStore(folder), look=lambda: seen, config=config or Config(Path("gpus.toml")), **more)
+            Leases(
+                LeaseStore(folder),
+                take_snapshot=lambda: seen,
+                config=config or Config(Path("gpus.toml")),
+                **more,
+            )
         )
         return made[-1]
 
@@ -54,7 +59,7 @@ def make(folder: Path) -> Iterator[Callable[..., Leases]]:
         one.store.close()
 
 
-def let_go(granted: Granted) -> None:
+def let_go(granted: LeaseGrant) -> None:
     """What the kernel does when the last process of a job ends."""
     for number in granted.descriptors:
         os.close(number)
@@ -67,7 +72,7 @@ def dead_pid() -> int:
     return ended.pid
 
 
-def forget_process(leases: Leases, granted: Granted) -> None:
+def forget_process(leases: Leases, granted: LeaseGrant) -> None:
     """Have the lease belong to a process that ended, as if its wrapper had been killed."""
     with leases.store.change():
         leases.store.update(granted.lease.number, pid=dead_pid(), ticks=1)
@@ -139,7 +144,7 @@ def test_a_job_that_closes_what_it_inherited_keeps_its_gpu_as_long_as_it_lives(
     granted = leases.acquire(DeviceRequest(), ANN)
     job = subprocess.Popen(["sleep", "60"])  # without the locks
     try:
-        leases.began(granted.lease, job.pid)
+        leases.set_job(granted.lease, job.pid)
         let_go(granted)
         forget_process(leases, granted)
         with pytest.raises(BusyError):
@@ -264,7 +269,7 @@ def test_limits_are_of_the_user_else_of_the_project_else_of_everybody(make: Call
         leases.acquire(DeviceRequest(count=2), BOB)
     with pytest.raises(RefusedError, match="longer than the 1 hours of everybody"):
         leases.acquire(DeviceRequest(), BOB, kind=DETACHED, hours=2)
-    granted = leases.acquire(DeviceRequest(count=2), Who("bob", 1002, "big"), kind=DETACHED)
+    granted = leases.acquire(DeviceRequest(count=2), LeaseHolder("bob", 1002, "big"), kind=DETACHED)
     assert granted.lease.expires_boot == pytest.approx(granted.lease.granted_boot + 48 * 3600)
 
 
@@ -328,22 +333,22 @@ def test_who_looks_at_a_lock_for_a_moment_is_not_in_the_way_of_who_takes_it(
 WAITER = """
 import sys, time
 from pathlib import Path
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
 from tests.support.gpus import device, snapshot
 folder, user, uid, hold = sys.argv[1:]
 seen = snapshot(device())
-leases = Leases(LeaseStore(Path(folder)), look=lambda: seen, config=Config(Path("x")))
+leases = Leases(LeaseStore(Path(folder)), take_snapshot=lambda: seen, config=Config(Path("x")))
 print("ready", flush=True)
-granted = leases.acquire(DeviceRequest(), Who(user, int(uid)), wait_s=30)
+granted = leases.acquire(DeviceRequest(), LeaseHolder(user, int(uid)), wait_s=30)
 print("granted", time.monotonic(), flush=True)
 time.sleep(float(hold))
 """
 
 
-def waiter(folder: Path, user: Who, hold: float = 0.0) -> subprocess.Popen[str]:
+def waiter(folder: Path, user: LeaseHolder, hold: float = 0.0) -> subprocess.Popen[str]:
     command = [sys.executable, "-c", WAITER, str(folder), user.user, str(user.uid), str(hold)]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
@@ -369,7 +374,7 @@ def test_who_waits_is_served_in_turn_and_each_holder_once_before_another_twice(
         tickets(leases, len(started))
     assert [row["user"] for row in leases.queue()] == ["ann", "bob", "ann"]
     with pytest.raises(BusyError):  # who does not wait does not go before them
-        leases.acquire(DeviceRequest(), Who("eve", 1003))
+        leases.acquire(DeviceRequest(), LeaseHolder("eve", 1003))
     let_go(granted)
     leases.release(granted.lease, BOB)
     when = {}
@@ -407,7 +412,7 @@ RACER = """
 import fcntl, os, random, signal, sys, time
 from pathlib import Path
 from gpukiln.errors import BusyError
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
@@ -415,9 +420,10 @@ from tests.support.gpus import snapshot
 folder, number, requests, kill = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "kill"
 chance = random.Random(number)
 seen = snapshot()
-leases = Leases(LeaseStore(folder), look=lambda: seen, config=Config(Path("x")))
+leases = Leases(LeaseStore(folder), take_snapshot=lambda: seen, config=Config(Path("x")))
 for turn in range(requests):
-    granted = leases.acquire(DeviceRequest(count=chance.randint(1, 4)), Who(f"u{number}", number), wait_s=120)
+    who = LeaseHolder(f"u{number}", number)
+    granted = leases.acquire(DeviceRequest(count=chance.randint(1, 4)), who, wait_s=120)
     held = []
     for uuid in granted.uuids:  # whoever else has it holds this lock, which gpukiln knows nothing of
         file = os.open(folder.parent / uuid, os.O_RDWR | os.O_CREAT)
@@ -430,7 +436,7 @@ for turn in range(requests):
         os.close(file)
     for file in granted.descriptors:
         os.close(file)
-    leases.release(granted.lease, Who(f"u{number}", number))
+    leases.release(granted.lease, who)
 """
 
 
@@ -465,7 +471,7 @@ def test_a_process_that_is_killed_in_the_middle_of_a_grant_has_changed_nothing(
 import os, signal
 from pathlib import Path
 from gpukiln.gpus import leases as module
-from gpukiln.gpus.leases import Leases, Who
+from gpukiln.gpus.leases import LeaseHolder, Leases
 from gpukiln.gpus.config import Config
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore
@@ -480,8 +486,9 @@ elif {moment!r} == "lifeline":
     store.write = die
 else:
     real_guard = store.open_locked
-    module.Granted = die  # all is done but the end of the transaction
-Leases(store, look=snapshot, config=Config(Path("x"))).acquire(DeviceRequest(count=8), Who("ann", 1001))
+    module.LeaseGrant = die  # all is done but the end of the transaction
+leases = Leases(store, take_snapshot=snapshot, config=Config(Path("x")))
+leases.acquire(DeviceRequest(count=8), LeaseHolder("ann", 1001))
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, "-c", code], env=env, check=False, timeout=60)
@@ -515,7 +522,7 @@ def test_a_broken_database_is_made_anew_from_what_holds_the_locks(
     with pytest.raises(UnavailableError, match=r"leases.db can't be read") as error:
         make().current()
     assert "--rebuild" in error.value.hint
-    again, moved, found = rebuilt()
+    again, moved, found = rebuild_leases()
     assert all(Path(one).exists() for one in moved)
     assert str(file) + ".broken" in moved[0]
     assert found == [granted.lease.id, detached.lease.id]
@@ -619,7 +626,7 @@ def test_the_text_of_a_lifeline_is_the_lease(make: Callable[..., Leases], folder
 def test_random_requests_never_get_what_another_has(make: Callable[..., Leases]) -> None:
     chance = random.Random(7)  # noqa: S311 - the same each time
     leases = make()
-    held: list[Granted] = []
+    held: list[LeaseGrant] = []
     for _ in range(120):
         if held and chance.random() < 0.5:
             one = held.pop(chance.randrange(len(held)))

@@ -17,8 +17,8 @@ from gpukiln.errors import BusyError, CheckFailedError, IncompatibleError, Parti
 from gpukiln.gpus import kernel_log, mig, mig_change, reset
 from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import Leases, whoami
-from gpukiln.gpus.mig import Cut
-from gpukiln.gpus.mig_change import MigProfile, arranged
+from gpukiln.gpus.mig import MigLayout
+from gpukiln.gpus.mig_change import MigProfile, arrange
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.probe import base
 from tests.support import gpus
@@ -63,9 +63,9 @@ def on(devices: object, **profiles: int) -> dict[str, object]:
 OFF: dict[str, object] = {"devices": "all", "mig-enabled": False}
 
 
-def cuts() -> list[Cut]:
+def cuts() -> list[MigLayout]:
     found = snapshot()
-    return [mig.current(found, one) for one in found.devices if one.kind == "gpu"]
+    return [mig.current_layout(found, one) for one in found.devices if one.kind == "gpu"]
 
 
 # ---- reset
@@ -170,11 +170,11 @@ def test_gpus_that_nvlink_joins_go_together_where_the_driver_wants_it(
         (tmp_path / "proc/77").mkdir(parents=True)
         (tmp_path / "proc/77/comm").write_text("nv-fabricmanage\n")
     found = snapshot()
-    others = reset.together(found, found.devices[:1], proc=str(tmp_path / "proc"))
+    others = reset.reset_peers(found, found.devices[:1], proc=str(tmp_path / "proc"))
     assert len(others) == more
-    rows = reset.of_reset(found, found.devices[:1], proc=str(tmp_path / "proc"))
+    rows = reset.reset_blockers(found, found.devices[:1], proc=str(tmp_path / "proc"))
     assert [row.id for row in rows] == ["peers"] * bool(more)
-    assert reset.of_reset(found, found.devices, proc=str(tmp_path / "proc")) == []
+    assert reset.reset_blockers(found, found.devices, proc=str(tmp_path / "proc")) == []
 
 
 def test_who_has_device_nodes_open_is_named_with_how_it_ends(tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ def test_nobody_gets_a_gpu_while_it_is_reset(machine: Machine) -> None:
     machine("p4d.24xlarge", scenario="mig-mixed")
     found = snapshot()
     whole = [one for one in found.devices if one.kind == "gpu"]
-    with reset.kept_off(whole, "test"):
+    with reset.exclusive_lease(whole, "test"):
         for request in (DeviceRequest(), DeviceRequest(mig="any")):
             with pytest.raises((BusyError, IncompatibleError), match="0 of"):
                 Leases().acquire(request, whoami())
@@ -292,15 +292,20 @@ mig-configs:
     )
     entries = mig.read_config(file, "")
     pci_ids = ("0x20B010DE", "0x20B010DE", "0x20B210DE", "0x20B010DE")
-    said = [mig.wanted(entries, gpus.device(n, pci_id=id)) for n, id in enumerate(pci_ids)]
-    assert said == [Cut(False, {}), Cut(True, {}), Cut(True, {"1g.5gb": 7}), Cut(False, {})]
+    said = [mig.desired_layout(entries, gpus.device(n, pci_id=id)) for n, id in enumerate(pci_ids)]
+    assert said == [
+        MigLayout(False, {}),
+        MigLayout(True, {}),
+        MigLayout(True, {"1g.5gb": 7}),
+        MigLayout(False, {}),
+    ]
 
 
 def test_json_needs_no_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     file = tmp_path / "mig.json"
     file.write_text(json.dumps({"version": "v1", "mig-configs": {"a": [on([0], **{"1g.5gb": 1})]}}))
-    assert mig.read_config(file, "a")[0].cut == Cut(True, {"1g.5gb": 1})
+    assert mig.read_config(file, "a")[0].layout == MigLayout(True, {"1g.5gb": 1})
 
 
 # ---- mig: places
@@ -317,21 +322,21 @@ A100 = (
 
 
 def test_the_largest_is_placed_first_and_the_others_where_room_is() -> None:
-    placed = arranged(A100, {"1g.5gb": 1, "2g.10gb": 1, "4g.20gb": 1})
+    placed = arrange(A100, {"1g.5gb": 1, "2g.10gb": 1, "4g.20gb": 1})
     assert [(one.name, start, parts) for one, start, _, parts in placed] == [
         ("4g.20gb", 0, (4,)),
         ("2g.10gb", 4, (2,)),
         ("1g.5gb", 6, (1,)),
     ]
     # The half of three slices must leave the front to the one of four, which fits nowhere else.
-    assert [(one.name, start) for one, start, _, _ in arranged(A100, {"3g.20gb": 1, "4g.20gb": 1})] == [
+    assert [(one.name, start) for one, start, _, _ in arrange(A100, {"3g.20gb": 1, "4g.20gb": 1})] == [
         ("4g.20gb", 0),
         ("3g.20gb", 4),
     ]
 
 
 def test_parts_fill_as_few_instances_as_they_can() -> None:
-    placed = arranged(A100, {"1c.3g.20gb": 2, "2c.3g.20gb": 1})
+    placed = arrange(A100, {"1c.3g.20gb": 2, "2c.3g.20gb": 1})
     assert [(one.name, parts) for one, _, _, parts in placed] == [("3g.20gb", (2, 1)), ("3g.20gb", (1,))]
 
 
@@ -340,7 +345,7 @@ def test_parts_fill_as_few_instances_as_they_can() -> None:
 )
 def test_what_has_no_room_is_refused(devices: dict[str, int]) -> None:
     with pytest.raises(IncompatibleError):
-        arranged(A100, devices)
+        arrange(A100, devices)
 
 
 # ---- mig: assert, export, apply
@@ -380,7 +385,7 @@ def test_what_was_exported_makes_the_same_of_another_machine(
     assert cuts() == same
     code, said = typed("mig", "apply", *config(OFF), "--yes")
     assert code == 0, said
-    assert cuts() == [Cut(False, {})] * 8
+    assert cuts() == [MigLayout(False, {})] * 8
 
 
 def board(rows: Rows) -> list[MigProfile]:
@@ -404,7 +409,7 @@ def some(offered: list[MigProfile], chance: random.Random) -> dict[str, int]:
         name = one.name if part == one.slices else f"{part}c.{one.name}"
         more = {**made, name: made.get(name, 0) + 1}
         try:
-            arranged(offered, more)
+            arrange(offered, more)
         except IncompatibleError:
             continue
         made = more
@@ -423,7 +428,7 @@ def test_apply_waits_for_nobody_and_names_all_who_have_a_gpu(
     assert code == 75, said
     assert said.count("in the way: ") == 2
     assert "nothing was changed" in said
-    assert cuts() == [Cut(False, {})] * 8
+    assert cuts() == [MigLayout(False, {})] * 8
 
 
 def test_a_gpu_that_is_not_touched_may_be_in_use(
@@ -475,7 +480,7 @@ def test_what_the_board_can_not_be_is_refused_and_nothing_stays_changed(
     code, said = typed("mig", "apply", *config(on("all", **{"1g.10gb": 5})), "--yes")
     assert code == 3, said
     assert "no room for 5 x 1g.10gb" in said
-    assert cuts() == [Cut(False, {})] * 8
+    assert cuts() == [MigLayout(False, {})] * 8
     machine("g5.12xlarge")
     code, said = typed("mig", "apply", *config(on("all", **{"1g.10gb": 1})), "--yes")
     assert code == 3
@@ -487,7 +492,7 @@ def test_a_client_that_holds_the_driver_is_named_by_the_error(machine: Machine) 
     uuid = snapshot().devices[0].uuid or ""
     state.change(lambda rows: rows.update({"gpus.0.fail.nvmlDeviceSetMigMode": str(mig_change.IN_USE)}))
     with pytest.raises(BusyError, match="is put back"):
-        mig_change.apply({uuid: Cut(True, {})}, {uuid: Cut(False, {})})
+        mig_change.apply({uuid: MigLayout(True, {})}, {uuid: MigLayout(False, {})})
 
 
 def test_a_driver_that_ends_the_child_is_a_failed_step(
@@ -497,8 +502,8 @@ def test_a_driver_that_ends_the_child_is_a_failed_step(
     uuid = snapshot().devices[0].uuid or ""
     monkeypatch.setattr(mig_change, "create", lambda *_: os._exit(9))
     with pytest.raises(CheckFailedError, match="is put back"):
-        mig_change.apply({uuid: Cut(True, {"1g.10gb": 1})}, {uuid: Cut(False, {})})
-    assert cuts()[0] == Cut(False, {})
+        mig_change.apply({uuid: MigLayout(True, {"1g.10gb": 1})}, {uuid: MigLayout(False, {})})
+    assert cuts()[0] == MigLayout(False, {})
 
 
 @pytest.mark.parametrize(("rc", "code", "said"), [(0, 0, "is written anew"), (3, 1, "is not written")])

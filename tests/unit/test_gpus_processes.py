@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpukiln.gpus import processes
-from gpukiln.gpus.processes import described
+from gpukiln.gpus.processes import describe
 
 
 @pytest.fixture
@@ -38,9 +38,9 @@ def row(pid: int, **more: Any) -> tuple[str, dict[str, Any]]:
 
 def test_a_number_of_the_first_namespace_is_that_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_first_namespace", lambda: True)
-    [one] = described([row(os.getpid())])
+    [one] = describe([row(os.getpid())])
     assert (one.state, one.uid) == ("running", os.getuid())
-    [one] = described([row(4_000_000)])
+    [one] = describe([row(4_000_000)])
     assert one.state == "gone"
 
 
@@ -50,7 +50,7 @@ def test_elsewhere_a_number_that_exists_is_another_process(
     """The host's number 77, told inside a container, is not the container's own process 77."""
     (tmp_path / "data").touch()
     monkeypatch.setattr(processes, "_first_namespace", lambda: False)
-    [one] = described([row(sleeper(str(tmp_path / "data")))])
+    [one] = describe([row(sleeper(str(tmp_path / "data")))])
     assert (one.state, one.user, one.command) == ("foreign", None, None)
     assert one.unavailable["user"] == "it is of another namespace of process ids"
 
@@ -61,13 +61,13 @@ def test_elsewhere_one_that_has_the_device_open_is_the_process(
     node = tmp_path / "nvidia0"
     node.touch()
     monkeypatch.setattr(processes, "_first_namespace", lambda: False)
-    monkeypatch.setattr(processes, "NODES", (str(tmp_path / "nvidia"),))
-    [one] = described([row(sleeper(str(node)))])
+    monkeypatch.setattr(processes, "DEVICE_NODES", (str(tmp_path / "nvidia"),))
+    [one] = describe([row(sleeper(str(node)))])
     assert (one.state, one.uid) == ("running", os.getuid())
 
 
 def test_a_double_names_the_processes_of_its_own_namespace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_first_namespace", lambda: False)
-    [named] = described([row(os.getpid(), name="python3")], simulated=True)
-    [unnamed] = described([row(os.getpid())], simulated=True)
+    [named] = describe([row(os.getpid(), name="python3")], simulated=True)
+    [unnamed] = describe([row(os.getpid())], simulated=True)
     assert (named.state, unnamed.state) == ("running", "foreign")

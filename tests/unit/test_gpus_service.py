@@ -20,7 +20,7 @@ from gpukiln.errors import UnavailableError, UsageError
 from gpukiln.gpus import service, zipapp
 from gpukiln.gpus.client import MemberLeases
 from gpukiln.gpus.config import Config
-from gpukiln.gpus.leases import DETACHED, Leases, Who
+from gpukiln.gpus.leases import DETACHED, LeaseHolder, Leases
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore, read_lifeline
 from gpukiln.gpus.text import printable
@@ -240,15 +240,15 @@ def children(pid: int) -> list[int]:
 
 
 def test_a_call_is_answered_though_the_processes_that_were_ready_are_killed(served: Node) -> None:
-    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    assert soon(lambda: len(children(served.service)) == service.SPARE_PROCESSES)
     for pid in children(served.service):
         os.kill(pid, signal.SIGKILL)
     assert served.member(ANN, "lease").returncode == 0
-    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    assert soon(lambda: len(children(served.service)) == service.SPARE_PROCESSES)
 
 
 def test_what_was_ready_ends_with_the_service(served: Node) -> None:
-    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    assert soon(lambda: len(children(served.service)) == service.SPARE_PROCESSES)
     ready = children(served.service)
     os.kill(served.service, signal.SIGKILL)
     assert soon(lambda: not [pid for pid in ready if Path(f"/proc/{pid}/exe").exists()])
@@ -257,7 +257,7 @@ def test_what_was_ready_ends_with_the_service(served: Node) -> None:
 def test_a_database_that_root_made_anew_is_the_one_that_a_call_is_answered_from(served: Node) -> None:
     """The processes that are ready have the old one open."""
     assert served.member(ANN, "lease", "-n", "2").returncode == 0
-    assert soon(lambda: len(children(served.service)) == service.SPARES)
+    assert soon(lambda: len(children(served.service)) == service.SPARE_PROCESSES)
     assert served.root("leases", "--rebuild").returncode == 0
     assert served.member(BOB, "lease", "-n", "6").returncode == 0
     assert served.member(BOB, "lease").returncode == 75
@@ -293,8 +293,8 @@ def test_without_the_service_only_root_leases(node: Node) -> None:
 
 def shared_folder(node: Node) -> None:
     """The state as it was made before: members may change what is in it."""
-    leases = Leases(LeaseStore(node.state), look=snapshot, config=Config(Path("none")))
-    leases.acquire(DeviceRequest(count=1), Who("root", 0), kind=DETACHED)
+    leases = Leases(LeaseStore(node.state), take_snapshot=snapshot, config=Config(Path("none")))
+    leases.acquire(DeviceRequest(count=1), LeaseHolder("root", 0), kind=DETACHED)
     leases.close()
     for path in (node.state, node.state / "alive", node.state / "devices"):
         os.chown(path, 0, GROUP)
@@ -399,7 +399,7 @@ def test_a_rebuild_reads_everything_before_it_moves_anything(
     monkeypatch.setenv("GPUKILN_GPUS_STATE", str(node.state))
     monkeypatch.setattr(leases, "read_ledger", lambda _: (_ for _ in ()).throw(UnavailableError("no")))
     with pytest.raises(UnavailableError):
-        leases.rebuilt()
+        leases.rebuild_leases()
     assert (node.state / "leases.db").exists()
 
 
@@ -496,7 +496,7 @@ def test_what_is_printed_does_nothing_to_a_terminal(served: Node) -> None:
 
 
 def test_a_member_can_not_use_up_what_answers_the_others(served: Node) -> None:
-    assert service.MOST_CALLS_EACH * 3 < service.MOST_CALLS
+    assert service.MAX_CALLS_PER_USER * 3 < service.MAX_CALLS
     code = (
         "import socket, sys, time\n"
         "held = []\n"

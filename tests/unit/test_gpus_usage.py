@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpukiln.gpus import cli
-from gpukiln.gpus.leases import DETACHED, Leases, Who
+from gpukiln.gpus.leases import DETACHED, LeaseHolder, Leases
 from gpukiln.gpus.selection import DeviceRequest
 from gpukiln.gpus.store import LeaseStore, boot_clock
 from tests.support import gpus
@@ -107,9 +107,9 @@ def test_a_lease_that_holds_counts_until_now(
     (folder / "gpus.toml").write_text("[price]\nusd_hour = 16.0\n")
     seen = gpus.snapshot(*(gpus.device(n, energy_joules=1000.0) for n in range(8)))
     later = gpus.snapshot(*(gpus.device(n, energy_joules=8200.0) for n in range(8)))
-    monkeypatch.setattr(Leases, "counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices})
-    leases = Leases(LeaseStore(folder / "leases"), look=lambda: seen)
-    lease = leases.acquire(DeviceRequest(count=2), Who("ann", 0), kind=DETACHED, hours=9.0).lease
+    monkeypatch.setattr(Leases, "energy_counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices})
+    leases = Leases(LeaseStore(folder / "leases"), take_snapshot=lambda: seen)
+    lease = leases.acquire(DeviceRequest(count=2), LeaseHolder("ann", 0), kind=DETACHED, hours=9.0).lease
     with leases.store.change():
         leases.store.update(lease.number, granted_boot=boot_clock() - 7200)
     said = told()
@@ -143,8 +143,8 @@ def test_a_lease_that_is_released_by_hand_has_its_energy(
 
 def test_without_a_price_there_is_no_money_and_the_reason_says_how(folder: Path, told: Told) -> None:
     seen = gpus.snapshot()
-    leases = Leases(LeaseStore(folder / "leases"), look=lambda: seen)
-    leases.acquire(DeviceRequest(), Who("ann", 0), kind=DETACHED, hours=9.0)
+    leases = Leases(LeaseStore(folder / "leases"), take_snapshot=lambda: seen)
+    leases.acquire(DeviceRequest(), LeaseHolder("ann", 0), kind=DETACHED, hours=9.0)
     total = told()["total"]
     assert total["usd"] is None
     assert "usd_hour" in total["unavailable"]["usd"]

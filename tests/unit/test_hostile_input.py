@@ -35,7 +35,7 @@ from gpukiln.kubernetes.manifest import load
 from gpukiln.kubernetes.quantity import quantity
 from gpukiln.nodes.hosts import find_targets
 from gpukiln.offers.request import parse_request
-from gpukiln.parsing import DEEPEST, check_yaml, parse_json, parse_yaml, read_text, refuse_credentials
+from gpukiln.parsing import MAX_DEPTH, check_yaml, parse_json, parse_yaml, read_text, refuse_credentials
 from gpukiln.sources.rpm import _parse_streams
 from gpukiln.ssh import parse_ssh
 from gpukiln.units import Duration, Memory, whole
@@ -98,7 +98,7 @@ def test_the_check_names_the_line_of_what_is_too_deep(name: str) -> None:
     reading.text(deep, name)
     above = name in ("a.md", "a.sh")
     assert [(one.line, one.text) for one in reading.rejections] == [
-        (4 + above, f"it is nested deeper than {DEEPEST} levels")
+        (4 + above, f"it is nested deeper than {MAX_DEPTH} levels")
     ]
     assert len(reading.resources) == 1  # the document before it is read
 
@@ -328,14 +328,14 @@ def test_a_limit_is_a_number(tmp_path: Path, key: str, value: str) -> None:
     [math.nan, math.inf, 10**400, {"value": math.nan, "unit": "W"}, "9" * 400, "nan", "1e400", True],
 )
 def test_what_amd_smi_measures_is_a_finite_number(value: Any) -> None:
-    for read in (amd._whole, amd._real, amd._mib, amd._generation):
+    for read in (amd._integer, amd._float, amd._mib, amd._generation):
         assert read(value) is None
     assert amd._mib({"value": "9" * 300, "unit": "TB"}) is None
 
 
 def test_a_container_may_ask_for_any_number_of_gpus() -> None:
     asked = {"Driver": "nvidia", "Count": 10**12, "Capabilities": [["gpu"]]}
-    assert engines.given_to({"HostConfig": {"DeviceRequests": [asked]}}, []) == ()
+    assert engines.devices_of_container({"HostConfig": {"DeviceRequests": [asked]}}, []) == ()
 
 
 def test_a_partition_table_may_point_anywhere(tmp_path: Path) -> None:

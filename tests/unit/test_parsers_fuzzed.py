@@ -489,7 +489,7 @@ answers = st.dictionaries(st.sampled_from(SAID), values(st.sampled_from(SAID)), 
 def test_whatever_amd_smi_prints_makes_devices(rows: dict[int, dict[str, Any]]) -> None:
     look = amd.AmdAnswer(rows=rows)
     devices = amd._devices(look, [])
-    amd._jobs(look, devices)
+    amd._processes(look, devices)
     amd._driver(look)
     assert len(devices) == len(rows)
 
@@ -517,7 +517,7 @@ def test_whatever_amd_smi_prints_makes_devices(rows: dict[int, dict[str, Any]]) 
     )
 )
 def test_whatever_a_container_asks_for_is_read(container: dict[str, Any]) -> None:
-    engines.given_to(container, [])
+    engines.devices_of_container(container, [])
 
 
 @BOUNDED

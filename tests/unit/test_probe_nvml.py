@@ -401,7 +401,7 @@ def test_where_firmware_says_nothing_the_memory_s_affinity_does(
     bus(folder, {"0000:00:1e.0": ("0-3", -1)})
     (tmp_path / "online").write_text(f"{online}\n")
     monkeypatch.setattr(collect, "PCI", str(folder))
-    monkeypatch.setattr(collect, "NODES", str(tmp_path / "online"))
+    monkeypatch.setattr(collect, "NUMA_NODES", str(tmp_path / "online"))
 
     def affinity(*_: Any) -> Any:
         if words is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpukiln import redact as module
-from gpukiln.redact import HIDDEN, Lines, redact, redact_value
+from gpukiln.redact import REPLACEMENT, LogRedactor, redact, redact_value
 
 # Made up here, and put together: a scanner of this repository must not take them for real ones.
 AWS_ID = "AKIA" + "ABCDEFGHIJKLMNOP"
@@ -128,11 +128,11 @@ def test_what_is_no_secret_stays(said: str) -> None:
 
 
 def test_text_beside_a_secret_stays() -> None:
-    assert redact('{"password": "x", "host": "db"}') == f'{{"password": "{HIDDEN}", "host": "db"}}'
-    assert redact("https://u:p@example.com/a") == f"https://{HIDDEN}@example.com/a"
-    assert redact("password: |\n  x\nuser: bob") == f"password: {HIDDEN}\nuser: bob"
+    assert redact('{"password": "x", "host": "db"}') == f'{{"password": "{REPLACEMENT}", "host": "db"}}'
+    assert redact("https://u:p@example.com/a") == f"https://{REPLACEMENT}@example.com/a"
+    assert redact("password: |\n  x\nuser: bob") == f"password: {REPLACEMENT}\nuser: bob"
     document = json.loads(redact(json.dumps({"password": 'a"b', "n": 1, "t": ["--token", "x"]})))
-    assert document == {"password": HIDDEN, "n": 1, "t": ["--token", HIDDEN]}
+    assert document == {"password": REPLACEMENT, "n": 1, "t": ["--token", REPLACEMENT]}
 
 
 def test_names_in_data_tell_what_is_secret() -> None:
@@ -151,18 +151,18 @@ def test_names_in_data_tell_what_is_secret() -> None:
     }
     assert redact_value(data) == {
         **data,
-        "password": HIDDEN,
-        "token": [HIDDEN, HIDDEN],
-        "secret_key": HIDDEN,
-        "auth": HIDDEN,
-        "argv": ["login", "--password", HIDDEN, "--password-stdin", "y"],
+        "password": REPLACEMENT,
+        "token": [REPLACEMENT, REPLACEMENT],
+        "secret_key": REPLACEMENT,
+        "auth": REPLACEMENT,
+        "argv": ["login", "--password", REPLACEMENT, "--password-stdin", "y"],
     }
 
 
 def test_a_key_in_a_log_that_comes_line_by_line() -> None:
-    redacted = Lines()
+    redacted = LogRedactor()
     shown = "".join(redacted(line) for line in f"a\n{PEM}\nb\npassword=hunter2\n".splitlines(keepends=True))
-    assert shown == f"a\n(private key left out)\n\nb\npassword={HIDDEN}\n"
+    assert shown == f"a\n(private key left out)\n\nb\npassword={REPLACEMENT}\n"
 
 
 @pytest.mark.parametrize(

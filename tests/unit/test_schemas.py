@@ -12,7 +12,7 @@ from jsonschema import Draft202012Validator
 from gpukiln.commands import schemas
 from gpukiln.commands.forms import Form, Forms
 from gpukiln.commands.main import command, names
-from gpukiln.findings import Examined, Finding
+from gpukiln.findings import CheckedItem, Finding
 from gpukiln.kubernetes.check import registry
 from gpukiln.options import options_of
 from tests.support import documents
@@ -128,8 +128,8 @@ def test_two_types_of_one_name_have_two_definitions():
 
 def test_a_field_of_a_base_class_has_its_words():
     forms = Forms({})
-    forms.of(Examined)
-    fields = forms.defs["Examined"]["properties"]
+    forms.of(CheckedItem)
+    fields = forms.defs["CheckedItem"]["properties"]
     assert fields["message"]["description"] == "What was found, and what was wanted."
     assert "outcome" in fields
 

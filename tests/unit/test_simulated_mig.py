@@ -13,7 +13,7 @@ from gpukiln.clouds.embedded.gpus.profile import make_profile
 from gpukiln.clouds.embedded.gpus.start import initial_rows
 from gpukiln.clouds.embedded.gpus.state import State, append_region
 from gpukiln.errors import IncompatibleError
-from gpukiln.gpus.mig_change import arranged, profiles
+from gpukiln.gpus.mig_change import arrange, profiles
 
 Gpu = Callable[[str], Any]
 A100, A100_80GB, H100, H200 = "p4d.24xlarge", "p4de.24xlarge", "p5.48xlarge", "p5en.48xlarge"
@@ -261,7 +261,7 @@ def test_the_planner_places_what_each_board_can_have(gpu: Gpu, board: str) -> No
     offered = profiles(pynvml, gpu(board))
     for wanted in (BALANCED[board], *({name: most} for name, most in MOST.get(board, {}).items())):
         taken: set[int] = set()
-        for _, start, size, _ in arranged(offered, wanted):
+        for _, start, size, _ in arrange(offered, wanted):
             slots = set(range(start, start + size))
             assert not taken & slots, wanted
             taken |= slots
@@ -271,4 +271,4 @@ def test_the_planner_refuses_what_an_a100_has_no_memory_for(gpu: Gpu) -> None:
     offered = profiles(pynvml, gpu(A100))
     for wanted in ({THREE: 2, ONE: 1}, {FOUR: 1, THREE: 1, ONE: 1}, {"1g.10gb": 4, ONE: 1}):
         with pytest.raises(IncompatibleError, match="no room"):
-            arranged(offered, wanted)
+            arrange(offered, wanted)

@@ -23,8 +23,8 @@ MODULES = {
 def verbs(name: str = "") -> dict[str, Verb]:
     """The verbs of the module that has one, or all where none has it: the others need no reading then."""
     only = [module for module, names in MODULES.items() if name in names]
-    found: dict[str, Verb] = {}
+    by_name: dict[str, Verb] = {}
     for module in only or MODULES:
         for verb in importlib.import_module(f"gpukiln.gpus.verbs.{module}").VERBS:
-            found[verb.name] = verb
-    return found
+            by_name[verb.name] = verb
+    return by_name

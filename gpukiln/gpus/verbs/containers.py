@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.gpus.client import leases_here
+from gpukiln.gpus.client import open_leases
 from gpukiln.gpus.collect import collect
 from gpukiln.gpus.engines import (
     BY_CDI,
     CAPABILITIES,
     ENGINES,
     arguments,
+    device_nodes,
     device_request,
-    nodes,
-    quoted,
+    injection_method,
+    memory_limit_error,
     read_engine,
-    refuse_memory,
-    way,
+    shell_quoted,
 )
-from gpukiln.gpus.leases import visible
+from gpukiln.gpus.leases import device_environment
 from gpukiln.gpus.verb import Options, Verb
 from gpukiln.options import Option
 from gpukiln.units import Memory
@@ -53,27 +53,27 @@ def _args(options: Options) -> ContainerArguments:
     if options.engine not in ENGINES:
         raise UsageError(f"--engine {options.engine!r}", hint=f"there are {', '.join(ENGINES)}")
     if options.gpu_memory_limit:
-        raise refuse_memory(
+        raise memory_limit_error(
             Memory.parse(options.gpu_memory_limit, "--gpu-memory-limit").mib, collect().devices
         )
-    lease = leases_here().find(options.lease) if options.lease else None
+    lease = open_leases().find(options.lease) if options.lease else None
     if lease is None:
         raise UsageError(
             f"{options.lease or 'no lease'} is no lease that holds", hint="`gpukiln-gpu leases` lists them"
         )
-    if "ROCR_VISIBLE_DEVICES" in visible(lease.uuids):
+    if "ROCR_VISIBLE_DEVICES" in device_environment(lease.uuids):
         raise IncompatibleError("args is not for amd yet", hint="gpukiln-gpu run, without a container")
-    wanted = [one.strip() for one in options.capabilities.split(",") if one.strip()]
+    capabilities = [word.strip() for word in options.capabilities.split(",") if word.strip()]
     asked = options.engine in ("docker", "podman")
-    by = way(read_engine(options.engine), lease.uuids) if asked else None
-    allowed = nodes(lease.uuids, collect().devices) if options.engine == "systemd" else ()
+    by = injection_method(read_engine(options.engine), lease.uuids) if asked else None
+    allowed = device_nodes(lease.uuids, collect().devices) if options.engine == "systemd" else ()
     return ContainerArguments(
         socket.gethostname(),
         options.engine,
         by,
         lease.uuids,
-        tuple(arguments(lease.uuids, options.engine, wanted, by or BY_CDI, allowed)),
-        device_request(lease.uuids, wanted) if options.engine == "docker" else None,
+        tuple(arguments(lease.uuids, options.engine, capabilities, by or BY_CDI, allowed)),
+        device_request(lease.uuids, capabilities) if options.engine == "docker" else None,
         0,
     )
 
@@ -83,7 +83,7 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
         for line in node["lines"]:
             print(line)
     else:
-        print(quoted(node["lines"]))
+        print(shell_quoted(node["lines"]))
 
 
 VERBS = (

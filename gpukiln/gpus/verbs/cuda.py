@@ -8,11 +8,19 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.gpus.collect import collect
-from gpukiln.gpus.cuda import COMPAT, NO, CudaInstallation, compilers, not_data_center, not_looked_at, search
+from gpukiln.gpus.cuda import (
+    COMPAT,
+    NO,
+    CudaInstallation,
+    compilers,
+    find_installations,
+    not_data_center,
+    print_not_examined,
+)
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.text import table
 from gpukiln.gpus.verb import Options, Verb
-from gpukiln.gpus.verbs.devices import head
+from gpukiln.gpus.verbs.devices import print_head
 from gpukiln.options import Option
 
 
@@ -39,32 +47,38 @@ def _cuda(options: Options) -> CudaReport:
             "cuda is not for amd yet", hint="hipconfig and rocminfo say what of ROCm there is"
         )
     driver = seen.driver.version or seen.driver.module
-    gpus = tuple(one for one in seen.devices if one.kind == "gpu" and one.vendor == "nvidia")
-    others = not_data_center([one.name for one in gpus])
-    found, missing = search(driver, others, python=options.python, image=options.image)
-    not_looked_at(missing)
-    bad = any(one.verdict.word in (NO, COMPAT) for one in found) if options.image else False
+    gpus = tuple(device for device in seen.devices if device.kind == "gpu" and device.vendor == "nvidia")
+    others = not_data_center([gpu.name for gpu in gpus])
+    installations, missing = find_installations(driver, others, python=options.python, image=options.image)
+    print_not_examined(missing)
+    bad = (
+        any(installation.verdict.word in (NO, COMPAT) for installation in installations)
+        if options.image
+        else False
+    )
     return CudaReport(
         **{**vars(seen), "devices": gpus, "processes": None},
-        found=tuple(found),
-        not_compiled_for=tuple(_not_compiled(gpus, found)),
+        found=tuple(installations),
+        not_compiled_for=tuple(_not_compiled(gpus, installations)),
         not_looked_at=tuple(missing),
         exit_code=seen.code or int(bad),
     )
 
 
-def _not_compiled(gpus: tuple[Device, ...], found: list[CudaInstallation]) -> list[str]:
+def _not_compiled(gpus: tuple[Device, ...], installations: list[CudaInstallation]) -> list[str]:
     """Toolkits that can't compile for a GPU of this machine (the catalogue's architectures)."""
     return [
-        f"CUDA {one.cuda} ({one.where}) does not compile for {name}: {wanted} does"
-        for name in sorted({one.architecture for one in gpus if one.architecture})
-        for one in found
-        if one.kind == "toolkit" and one.cuda is not None and (wanted := compilers(one.cuda, name))
+        f"CUDA {installation.cuda} ({installation.where}) does not compile for {name}: {compiler} does"
+        for name in sorted({gpu.architecture for gpu in gpus if gpu.architecture})
+        for installation in installations
+        if installation.kind == "toolkit"
+        and installation.cuda is not None
+        and (compiler := compilers(installation.cuda, name))
     ]
 
 
 def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
-    head(node, print)
+    print_head(node, print)
     driver = node["driver"]
     if driver["module"] and driver["version"] and driver["module"] != driver["version"]:
         print(f"the loaded module is {driver['module']}, the library {driver['version']}: reboot")
@@ -72,15 +86,15 @@ def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> Non
         print(f"kernel module: {driver['flavour']}")
     rows = [
         (
-            one["kind"],
-            one["name"],
-            one["cuda"] or "-",
-            one["verdict"]["word"],
-            one["verdict"]["why"]
-            + (f"; {one['verdict']['package']} helps" if one["verdict"]["package"] else ""),
-            one["where"],
+            row["kind"],
+            row["name"],
+            row["cuda"] or "-",
+            row["verdict"]["word"],
+            row["verdict"]["why"]
+            + (f"; {row['verdict']['package']} helps" if row["verdict"]["package"] else ""),
+            row["where"],
         )
-        for one in node["found"]
+        for row in node["found"]
     ]
     for line in table(("KIND", "NAME", "CUDA", "HERE", "WHY", "WHERE"), rows) or [
         "nothing of CUDA was found"

@@ -9,14 +9,14 @@ from typing import Any
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.model import Device, Snapshot
-from gpukiln.gpus.text import gib, short_uuid, shown, table
+from gpukiln.gpus.text import gib, short_uuid, table, value_text
 from gpukiln.gpus.topology import GpuGroup, best_group
 from gpukiln.gpus.verb import Options, Verb
 from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
-GPU = Option(
+GPU_OPTION = Option(
     "gpu", "only this one: its UUID or the beginning of it, its index or its PCI address", first=True
 )
 
@@ -34,56 +34,56 @@ class DevicesReport(Snapshot):
     exit_code: int = 0
 
 
-def chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
+def select_devices(snap: Snapshot, name: str) -> tuple[Device, ...]:
     """The devices that a name means, a GPU with its MIG devices; all for no name.
 
     Raises:
         UsageError: It means none, or several.
     """
     if not name:
-        return found.devices
-    one = found.device(name)
-    if one is None:
-        there = [f"{device.index}: {device.title}" for device in found.devices if device.kind == "gpu"]
+        return snap.devices
+    named = snap.device(name)
+    if named is None:
+        there = [f"{device.index}: {device.title}" for device in snap.devices if device.kind == "gpu"]
         raise UsageError(
             f"--gpu {name!r} names none of this machine's {len(there)} GPUs, or several",
             details=tuple(there),
             hint="name it by its UUID or the beginning of it, its index or its PCI address",
         )
-    return (one, *(part for part in found.devices if part.parent and part.parent == one.uuid))
+    return (named, *(part for part in snap.devices if part.parent and part.parent == named.uuid))
 
 
-def _seen(
-    found: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: GpuGroup | None = None
+def _report(
+    snap: Snapshot, devices: tuple[Device, ...], *, processes: bool = False, best: GpuGroup | None = None
 ) -> DevicesReport:
-    uuids = {one.uuid for one in devices}
-    listed = tuple(p for p in found.processes or () if p.device in uuids) if processes else None
-    fields = {**vars(found), "devices": devices, "processes": listed}
-    return DevicesReport(**fields, best=best, exit_code=found.code)
+    uuids = {device.uuid for device in devices}
+    listed = tuple(p for p in snap.processes or () if p.device in uuids) if processes else None
+    fields = {**vars(snap), "devices": devices, "processes": listed}
+    return DevicesReport(**fields, best=best, exit_code=snap.code)
 
 
 def _list(options: Options) -> DevicesReport:
-    found = snapshot()
-    devices = chosen(found, options.gpu)
+    snap = snapshot()
+    devices = select_devices(snap, options.gpu)
     if options.free:
-        devices = tuple(one for one in devices if one.allocatable)
-    return _seen(found, devices)
+        devices = tuple(device for device in devices if device.allocatable)
+    return _report(snap, devices)
 
 
 def _show(options: Options) -> DevicesReport:
-    found = snapshot()
-    return _seen(found, chosen(found, options.gpu), processes=True)
+    snap = snapshot()
+    return _report(snap, select_devices(snap, options.gpu), processes=True)
 
 
 def _topology(options: Options) -> DevicesReport:
-    found = snapshot()
-    if found.source == "amd-smi":
+    snap = snapshot()
+    if snap.source == "amd-smi":
         raise IncompatibleError("topology is not for amd yet", hint="amd-smi topology")
-    best = best_group(found.devices, options.best, free=options.free) if options.best else None
-    return _seen(found, tuple(one for one in found.devices if one.kind == "gpu"), best=best)
+    best = best_group(snap.devices, options.best, free=options.free) if options.best else None
+    return _report(snap, tuple(device for device in snap.devices if device.kind == "gpu"), best=best)
 
 
-def head(node: dict[str, Any], print: Print) -> bool:
+def print_head(node: dict[str, Any], print: Print) -> bool:
     """Say which machine and driver; returns whether there are devices to show."""
     driver = node["driver"]
     parts = [f"node {node['node']}"]
@@ -95,8 +95,8 @@ def head(node: dict[str, Any], print: Print) -> bool:
         parts.append(f"driver {driver['version'] or driver['module']}" + (f" ({kind}{life})" if kind else ""))
     if driver["cuda"]:
         parts.append(f"CUDA {driver['cuda']}")
-    gpus = [one for one in node["devices"] if one["kind"] == "gpu"]
-    unreadable = sum(1 for one in gpus if one["error"])
+    gpus = [device for device in node["devices"] if device["kind"] == "gpu"]
+    unreadable = sum(1 for gpu in gpus if gpu["error"])
     counted = f"{len(gpus)} GPU{'s' * (len(gpus) != 1)}"
     if unreadable:
         counted += f", {unreadable} unreadable"
@@ -113,7 +113,7 @@ def head(node: dict[str, Any], print: Print) -> bool:
     return bool(node["devices"])
 
 
-def who(device: dict[str, Any]) -> str:
+def lease_holders(device: dict[str, Any]) -> str:
     """Who has a device, for a table."""
     return ", ".join(
         f"{mark['id']} {mark['user']}"
@@ -122,63 +122,63 @@ def who(device: dict[str, Any]) -> str:
     )
 
 
-def number(device: dict[str, Any]) -> str:
+def device_number(device: dict[str, Any]) -> str:
     """The index of a device, for a table; indented for a MIG device."""
     return str(device["index"]) if device["kind"] == "gpu" else f"  {device['index']}:{device['mig_index']}"
 
 
 def _show_list(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     rows = []
-    for one in node["devices"]:
-        model = one["name"] or "-"
-        if one["kind"] == "mig":
-            model = one["profile"] or model
-        elif one["compute_capability"]:
-            model += f" sm_{one['compute_capability'].replace('.', '')}"
+    for device in node["devices"]:
+        model = device["name"] or "-"
+        if device["kind"] == "mig":
+            model = device["profile"] or model
+        elif device["compute_capability"]:
+            model += f" sm_{device['compute_capability'].replace('.', '')}"
         memory = (
-            f"{gib(one['memory_used_mib'])}/{gib(one['memory_total_mib'])} GiB"
-            if one["memory_total_mib"] is not None
+            f"{gib(device['memory_used_mib'])}/{gib(device['memory_total_mib'])} GiB"
+            if device["memory_total_mib"] is not None
             else "-"
         )
         power = (
-            f"{shown(one['power_watts'])}/{shown(one['power_limit_watts'], 'W')}"
-            if one["power_watts"] is not None
+            f"{value_text(device['power_watts'])}/{value_text(device['power_limit_watts'], 'W')}"
+            if device["power_watts"] is not None
             else "-"
         )
-        mig = {None: "-", True: "on", False: "off"}[one["mig_enabled"]]
-        names = list(dict.fromkeys(found["id"] for found in one["findings"]))
-        word = ", ".join(name for name in names if name != one["health"])
-        if one["health"] not in ("ok", "warning"):
-            word = one["health"].upper() + (f" ({word})" if word else "")
+        mig = {None: "-", True: "on", False: "off"}[device["mig_enabled"]]
+        names = list(dict.fromkeys(finding["id"] for finding in device["findings"]))
+        word = ", ".join(name for name in names if name != device["health"])
+        if device["health"] not in ("ok", "warning"):
+            word = device["health"].upper() + (f" ({word})" if word else "")
         rows.append(
             (
-                number(one),
-                short_uuid(one["uuid"]),
+                device_number(device),
+                short_uuid(device["uuid"]),
                 model.replace("NVIDIA ", ""),
                 memory,
-                shown(one["utilization_percent"], "%"),
-                shown(one["temperature_c"], "C"),
+                value_text(device["utilization_percent"], "%"),
+                value_text(device["temperature_c"], "C"),
                 power,
                 mig,
-                word or one["health"],
-                who(one) or "-",
+                word or device["health"],
+                lease_holders(device) or "-",
             )
         )
     titles = ("#", "UUID", "MODEL", "MEM USED/TOTAL", "UTIL", "TEMP", "POWER", "MIG", "HEALTH", "LEASE")
     for line in table(titles, rows, "UTIL TEMP POWER"):
         print(line)
     remedies: dict[str, None] = {}
-    for one in node["devices"]:
-        for found in one["findings"]:
-            print(f"{one['uuid'] or 'GPU ' + str(one['index'])}: {found['message']}")
-            remedies[f"next, {found['id']}: {found['remedy']}"] = None
+    for device in node["devices"]:
+        for finding in device["findings"]:
+            print(f"{device['uuid'] or 'GPU ' + str(device['index'])}: {finding['message']}")
+            remedies[f"next, {finding['id']}: {finding['remedy']}"] = None
     for line in remedies:
         print(line)
 
 
-SHOWN = (
+SHOWN_FIELDS = (
     (
         "identity",
         ("uuid", "index", "bus_id", "minor", "parent", "profile", "architecture", "compute_capability"),
@@ -213,26 +213,30 @@ SHOWN = (
 
 
 def _show_devices(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
-    for one in node["devices"]:
+    for device in node["devices"]:
         print("")
-        print(f"{number(one).strip()}  {one['name'] or one['uuid'] or 'GPU'}   {one['health']}")
-        for title, names in SHOWN:
-            cells = [f"{_plain_name(name)} {_word(one[name])}" for name in names if one[name] is not None]
+        print(
+            f"{device_number(device).strip()}  {device['name'] or device['uuid'] or 'GPU'}   {device['health']}"
+        )
+        for title, names in SHOWN_FIELDS:
+            cells = [
+                f"{_plain_name(name)} {_word(device[name])}" for name in names if device[name] is not None
+            ]
             if cells:
                 print(f"  {title:17} {', '.join(cells)}")
-        for found in one["findings"]:
-            print(f"  {found['severity']:17} {found['id']}: {found['message']}")
-        print(f"  {'lease':17} {who(one) or 'none'}")
-        if one["not_allocatable_because"]:
-            print(f"  {'not to be had':17} {'; '.join(one['not_allocatable_because'])}")
-        mine = [p for p in node["processes"] or () if p["device"] == one["uuid"]]
+        for finding in device["findings"]:
+            print(f"  {finding['severity']:17} {finding['id']}: {finding['message']}")
+        print(f"  {'lease':17} {lease_holders(device) or 'none'}")
+        if device["not_allocatable_because"]:
+            print(f"  {'not to be had':17} {'; '.join(device['not_allocatable_because'])}")
+        mine = [p for p in node["processes"] or () if p["device"] == device["uuid"]]
         for process in mine:
             whose = process["user"] or process["state"]
             print(f"  {'process':17} {process['pid']} {whose} {process['command'] or ''}")
         missing: dict[str, list[str]] = {}
-        for name, why in one["unavailable"].items():
+        for name, why in device["unavailable"].items():
             if not why.startswith("it is "):
                 missing.setdefault(why, []).append(name)
         for why, fields in missing.items():
@@ -246,25 +250,25 @@ def _plain_name(name: str) -> str:
 
 
 def _word(value: Any) -> str:
-    return ", ".join(value) if isinstance(value, list) else shown(value)
+    return ", ".join(value) if isinstance(value, list) else value_text(value)
 
 
 def _show_memory(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     rows = []
-    for one in node["devices"]:
+    for device in node["devices"]:
         rows.append(
             (
-                number(one),
-                short_uuid(one["uuid"]),
-                *(gib(one[f"memory_{name}_mib"]) for name in ("total", "used", "reserved", "free")),
-                gib(one["bar1_used_mib"]),
-                who(one) or "-",
+                device_number(device),
+                short_uuid(device["uuid"]),
+                *(gib(device[f"memory_{name}_mib"]) for name in ("total", "used", "reserved", "free")),
+                gib(device["bar1_used_mib"]),
+                lease_holders(device) or "-",
             )
         )
         for process in node["processes"] or ():
-            if process["device"] == one["uuid"]:
+            if process["device"] == device["uuid"]:
                 name = f"pid {process['pid']} {process['user'] or process['state']}"
                 rows.append(
                     (
@@ -285,26 +289,26 @@ def _show_memory(node: dict[str, Any], _: Options, print: Print) -> None:
 
 
 def _show_processes(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
     if not node["processes"]:
         print("no process uses a GPU")
         return
     rows = []
-    for one in node["processes"]:
-        box = one["container"]
+    for process in node["processes"]:
+        box = process["container"]
         where = (
             f"{box['engine']} {box['id'][:12]}" + (f" pod {box['pod']}" if box["pod"] else "") if box else "-"
         )
         rows.append(
             (
-                str(one["pid"]),
-                one["user"] or "-",
-                short_uuid(one["device"]),
-                gib(one["memory_mib"]),
+                str(process["pid"]),
+                process["user"] or "-",
+                short_uuid(process["device"]),
+                gib(process["memory_mib"]),
                 where,
-                one["lease"] or "no lease",
-                one["command"] or f"({one['state']})",
+                process["lease"] or "no lease",
+                process["command"] or f"({process['state']})",
             )
         )
     titles = ("PID", "USER", "DEVICE", "GiB", "CONTAINER", "LEASE", "COMMAND")
@@ -313,14 +317,14 @@ def _show_processes(node: dict[str, Any], _: Options, print: Print) -> None:
 
 
 def _show_topology(node: dict[str, Any], _: Options, print: Print) -> None:
-    if not head(node, print):
+    if not print_head(node, print):
         return
-    indices = [one["index"] for one in node["devices"]]
+    indices = [gpu["index"] for gpu in node["devices"]]
     rows = []
-    for one in node["devices"]:
-        ways = {peer["index"]: peer for peer in one["peers"]}
-        cells = ["self" if n == one["index"] else _way(ways.get(n)) for n in indices]
-        rows.append((f"GPU {one['index']}", *cells, shown(one["numa_node"]), one["cpus"] or "-"))
+    for gpu in node["devices"]:
+        ways = {peer["index"]: peer for peer in gpu["peers"]}
+        cells = ["self" if n == gpu["index"] else _link_text(ways.get(n)) for n in indices]
+        rows.append((f"GPU {gpu['index']}", *cells, value_text(gpu["numa_node"]), gpu["cpus"] or "-"))
     titles = ("", *(f"GPU {n}" for n in indices), "NUMA", "CPUS")
     for line in table(titles, rows):
         print(line)
@@ -330,7 +334,7 @@ def _show_topology(node: dict[str, Any], _: Options, print: Print) -> None:
         print(f"  {node['best']['why']}")
 
 
-SHORT = {
+SHORT_ANCESTORS = {
     "one board": "board",
     "one switch": "switch",
     "several switches": "switches",
@@ -340,36 +344,40 @@ SHORT = {
 }
 
 
-def _way(peer: dict[str, Any] | None) -> str:
+def _link_text(peer: dict[str, Any] | None) -> str:
     if peer is None:
         return "-"
-    way = f"NV{peer['nvlinks']}" if peer["nvlinks"] else SHORT.get(peer["ancestor"], peer["ancestor"] or "?")
+    way = (
+        f"NV{peer['nvlinks']}"
+        if peer["nvlinks"]
+        else SHORT_ANCESTORS.get(peer["ancestor"], peer["ancestor"] or "?")
+    )
     return way + ("" if peer["p2p"] in ("ok", None) else "*")
 
 
-FREE = Option("free", "only what could be leased now", default=False)
+FREE_OPTION = Option("free", "only what could be leased now", default=False)
 VERBS = (
     Verb(
         "list",
         "One row a GPU, and one a MIG device: what it is, what it does, how it is, who has it.",
-        (GPU, FREE),
+        (GPU_OPTION, FREE_OPTION),
         _list,
         _show_list,
         examples=("--free", "--json"),
     ),
-    Verb("show", "Everything that is known of the GPUs.", (GPU,), _show, _show_devices),
-    Verb("memory", "Who has how much of each GPU's memory.", (GPU,), _show, _show_memory),
+    Verb("show", "Everything that is known of the GPUs.", (GPU_OPTION,), _show, _show_devices),
+    Verb("memory", "Who has how much of each GPU's memory.", (GPU_OPTION,), _show, _show_memory),
     Verb(
         "processes",
         "The processes on the GPUs: user, container, and the lease that covers each.",
-        (GPU,),
+        (GPU_OPTION,),
         _show,
         _show_processes,
     ),
     Verb(
         "topology",
         "How the GPUs reach each other; the best group of several.",
-        (Option("best", "also name the best linked group of so many", default=0, value="N"), FREE),
+        (Option("best", "also name the best linked group of so many", default=0, value="N"), FREE_OPTION),
         _topology,
         _show_topology,
     ),

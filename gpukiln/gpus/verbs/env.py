@@ -13,24 +13,35 @@ from typing import Any
 
 from gpukiln.errors import IncompatibleError, UsageError
 from gpukiln.gpus import leases as kept
-from gpukiln.gpus.client import leases_here
+from gpukiln.gpus.client import open_leases
 from gpukiln.gpus.environments import (
     IMAGE,
     WHEELS,
     EnvironmentChoice,
-    Started,
+    StartedEnvironment,
     choose,
     start_container,
     start_wheels,
 )
 from gpukiln.gpus.leases import whoami
 from gpukiln.gpus.verb import Options, Verb
-from gpukiln.gpus.verbs.lease import FOR, WANTED, LeaseReport, request_of, told
+from gpukiln.gpus.verbs.lease import DURATION_OPTION, REQUEST_OPTIONS, LeaseReport, lease_report, request_of
 from gpukiln.options import Option
 from gpukiln.probe.cuda import cuda
 from gpukiln.units import Duration
 
-WANTED_HERE = ("count", "memory", "model", "prefer", "capability", "gpu", "mig", "linked", "wait", "project")
+REQUEST_NAMES = (
+    "count",
+    "memory",
+    "model",
+    "prefer",
+    "capability",
+    "gpu",
+    "mig",
+    "linked",
+    "wait",
+    "project",
+)
 
 
 @dataclass(frozen=True)
@@ -45,7 +56,7 @@ class EnvironmentReport:
     node: str
     choice: EnvironmentChoice
     lease: LeaseReport | None
-    started: Started | None
+    started: StartedEnvironment | None
     exit_code: int
 
 
@@ -85,31 +96,31 @@ class ComputeReport:
 
 
 def _compute(_: Options) -> ComputeReport:
-    found = cuda(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
-    problems = [found["error"]] if found["error"] else []
-    for one in found["gpus"]:
-        if not one["ok"]:
-            problems.append(f"GPU {one['index']} {one['name'] or ''}: {one['error'] or 'computes wrong'}")
+    measured = cuda(os.environ.get("CUDA_VISIBLE_DEVICES", ""))
+    problems = [measured["error"]] if measured["error"] else []
+    for gpu in measured["gpus"]:
+        if not gpu["ok"]:
+            problems.append(f"GPU {gpu['index']} {gpu['name'] or ''}: {gpu['error'] or 'computes wrong'}")
     gpus = tuple(
         GpuComputation(
-            one["index"],
-            one["name"] or "",
-            bool(one["ok"]),
-            one["elements"],
-            one["kernel_ms"],
-            one["h2d_gb_s"],
-            one["d2h_gb_s"],
+            gpu["index"],
+            gpu["name"] or "",
+            bool(gpu["ok"]),
+            gpu["elements"],
+            gpu["kernel_ms"],
+            gpu["h2d_gb_s"],
+            gpu["d2h_gb_s"],
         )
-        for one in found["gpus"]
+        for gpu in measured["gpus"]
     )
     code = 0 if gpus and not problems else 1 if gpus else 4
-    return ComputeReport(socket.gethostname(), found["driver_version"], gpus, tuple(problems), code)
+    return ComputeReport(socket.gethostname(), measured["driver_version"], gpus, tuple(problems), code)
 
 
 def _show_compute(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
-    for one in node["gpus"]:
-        word = "computes" if one["ok"] else "does not compute"
-        print(f"GPU {one['index']} {one['name']}: {word}, {one['elements']} numbers compared")
+    for gpu in node["gpus"]:
+        word = "computes" if gpu["ok"] else "does not compute"
+        print(f"GPU {gpu['index']} {gpu['name']}: {word}, {gpu['elements']} numbers compared")
     for line in node["problems"]:
         print(line)
 
@@ -123,18 +134,18 @@ def _env(options: Options) -> EnvironmentReport:
             hint="one with --mig, or whole GPUs",
         )
     kind = WHEELS if options.wheels else IMAGE
-    leases, who = leases_here(), whoami(options.project)
-    found = leases.look()
-    kept.check_usable(found)
-    gpus = [one for one in found.devices if one.kind == "gpu" and one.readable]
-    choice = choose(options.framework, kind, options.cuda, found.driver.version, gpus)
+    leases, who = open_leases(), whoami(options.project)
+    snap = leases.take_snapshot()
+    kept.check_usable(snap)
+    gpus = [device for device in snap.devices if device.kind == "gpu" and device.readable]
+    choice = choose(options.framework, kind, options.cuda, snap.driver.version, gpus)
     if options.dry_run:
-        return EnvironmentReport(found.node, choice, None, None, 0)
+        return EnvironmentReport(snap.node, choice, None, None, 0)
     engine = None if kind == WHEELS else "podman" if options.podman else "docker"
-    wanted = Options(**{name: getattr(options, name) for name in WANTED_HERE})
-    wanted.cuda, wanted.shared, wanted.pack, wanted.ignore_unleased = "", False, False, False
+    request = Options(**{name: getattr(options, name) for name in REQUEST_NAMES})
+    request.cuda, request.shared, request.pack, request.ignore_unleased = "", False, False, False
     granted = leases.acquire(
-        request_of(wanted, leases),
+        request_of(request, leases),
         who,
         kind=kept.CONTAINER if engine else kept.DETACHED,
         hours=Duration.parse(options.for_, "--for") / 3600 if options.for_ else None,
@@ -153,7 +164,7 @@ def _env(options: Options) -> EnvironmentReport:
         leases.release(granted.lease, who, force=True)
         raise
     _close(granted.descriptors)  # the container keeps the lease from here on
-    return EnvironmentReport(found.node, choice, told(granted.lease), started, 0)
+    return EnvironmentReport(snap.node, choice, lease_report(granted.lease), started, 0)
 
 
 def _folder(choice: EnvironmentChoice) -> str:
@@ -177,7 +188,7 @@ def _show_env(node: dict[str, Any], _: Options, print: Callable[[str], None]) ->
     if started is None:
         print("a rehearsal: nothing was leased, nothing was started")
         return
-    for line in started["proof"]:
+    for line in started["evidence"]:
         print(f"proven: {line}")
     print(f"lease: {node['lease']['id']} on {', '.join(node['lease']['devices'])}")
     print(f"enter: {shlex.join(started['enter'])}")
@@ -195,8 +206,8 @@ VERBS = (
             Option("folder", "where the virtual environment is made", value="FOLDER"),
             Option("docker", "with Docker, as without a word", default=False),
             Option("podman", "with Podman", default=False),
-            *(one for one in WANTED if one.name in WANTED_HERE),
-            FOR,
+            *(option for option in REQUEST_OPTIONS if option.name in REQUEST_NAMES),
+            DURATION_OPTION,
             Option("dry_run", "lease and start nothing, say what would be", default=False),
         ),
         _env,

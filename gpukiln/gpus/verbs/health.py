@@ -13,7 +13,7 @@ from typing import Any, Callable
 
 from gpukiln.errors import RefusedError, UsageError
 from gpukiln.files import write_atomic
-from gpukiln.findings import OUTCOMES, Finding, Outcome, worst
+from gpukiln.findings import OUTCOMES, Finding, Outcome, worst_severity
 from gpukiln.gpus import kernel_log, rules
 from gpukiln.gpus.facts import facts
 from gpukiln.gpus.lease_overlay import snapshot
@@ -37,18 +37,20 @@ from gpukiln.probe.gpus import log_facts, pci_facts
 from gpukiln.probe.sections import gather as gather_sections
 
 Print = Callable[[str], None]
-SICK, WELL, UNKNOWN = "sick", "well", "unknown"
-WORDS: dict[str, str] = {one: one.replace("_", " ") for one in OUTCOMES}  # as the suite prints them
-BAD = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
-STATES = ("ok", "warning", *BAD, "unknown")
+SICK, HEALTHY, UNKNOWN = "sick", "well", "unknown"
+OUTCOME_WORDS: dict[str, str] = {
+    outcome: outcome.replace("_", " ") for outcome in OUTCOMES
+}  # as the suite prints them
+BAD_HEALTH = ("sick", "lost", "hung")  # health of a GPU that makes its node sick
+STATES = ("ok", "warning", *BAD_HEALTH, "unknown")
 # Without these nobody knows whether a node is well.
-DECIDE = tuple(rule.id for rule in (rules.NVML, rules.XID, rules.ECC, rules.MEMORY_REPAIR))
+DECISIVE_CHECKS = tuple(rule.id for rule in (rules.NVML, rules.XID, rules.ECC, rules.MEMORY_REPAIR))
 GATHER_S, HOOK_S = 240.0, 600.0
 STATE_FILE = "gpus-health.json"  # beside the folder of the leases, which the group may write
 OUTPUT_CHARS = 500  # of what a hook said, from its end
 # node-problem-detector: 0 no problem, 1 a problem, any other nothing is known; it cuts the message at
 # max_output_length, 80 unless it is told otherwise (its pkg/custompluginmonitor).
-NPD_CODES = {WELL: 0, SICK: 1, UNKNOWN: 2}
+NPD_CODES = {HEALTHY: 0, SICK: 1, UNKNOWN: 2}
 NPD_CHARS = 80
 
 
@@ -132,7 +134,7 @@ class GatheredFacts(Mapping[str, Any]):
         return len(self._data)
 
 
-def gathered() -> dict[str, Any]:
+def gather_facts() -> dict[str, Any]:
     """The facts that the rules want, by the suite's own functions, whatever hangs."""
     watch.start(GATHER_S)
     watch.hung.clear()  # what hung at an earlier look is asked again
@@ -141,7 +143,7 @@ def gathered() -> dict[str, Any]:
             {
                 "expected": gather.expected,
                 "boot": lambda: {"virtualization": run("systemd-detect-virt")["out"].strip()},
-                "gpus": lambda: {**(found := pci_facts()), **log_facts(found)},
+                "gpus": lambda: {**(on_bus := pci_facts()), **log_facts(on_bus)},
                 "nvml": gather.nvml,
             }
         )
@@ -149,7 +151,7 @@ def gathered() -> dict[str, Any]:
         watch.start(None)
 
 
-def examined(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResult, ...]:
+def run_rules(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResult, ...]:
     """What the rules say of the facts.
 
     Args:
@@ -162,21 +164,26 @@ def examined(data: Mapping[str, Any], *, simulated: bool) -> tuple[GpuCheckResul
         rules.PCIE_LINK.id: ({},),
     }
     gpus = data["nvml"].get("gpus") or []
-    found: list[GpuCheckResult] = []
-    for rule in (*rules.OF_ONE, *(rules.OF_SEVERAL if len(gpus) > 1 else ())):
-        one = _result(rule, read, more.get(rule.id, ()))
-        if one.outcome == "failed" and rule is not rules.XID and found and found[0].outcome != "passed":
-            why = f"{found[0].id} {WORDS[found[0].outcome]}"  # as the suite's `after`
-            one = replace(one, outcome="not_reached", reason=why, findings=())
-        found.append(one)
-    return tuple(found)
+    results: list[GpuCheckResult] = []
+    for rule in (*rules.SINGLE_GPU_RULES, *(rules.MULTI_GPU_RULES if len(gpus) > 1 else ())):
+        result = _result(rule, read, more.get(rule.id, ()))
+        if (
+            result.outcome == "failed"
+            and rule is not rules.XID
+            and results
+            and results[0].outcome != "passed"
+        ):
+            why = f"{results[0].id} {OUTCOME_WORDS[results[0].outcome]}"  # as the suite's `after`
+            result = replace(result, outcome="not_reached", reason=why, findings=())
+        results.append(result)
+    return tuple(results)
 
 
 def _result(rule: rules.HealthRule, read: GatheredFacts, more: tuple[Any, ...]) -> GpuCheckResult:
     outcome: Outcome
     findings: tuple[Finding, ...] = ()
     try:
-        outcome, reason = "passed", rule.judge(read, *more)
+        outcome, reason = "passed", rule.evaluate(read, *more)
     except rules.FaultError as error:
         outcome, reason, findings = "failed", str(error), error.findings
     except AssertionError as error:  # NVML gave an error in a value's place: no fault is established by that
@@ -193,72 +200,74 @@ def _table() -> dict[int, dict[str, Any]]:
     return {int(number): row for number, row in facts()["xids"].items()}
 
 
-def state_of(found: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str]:
+def state_of(snap: Snapshot, checks: Iterable[GpuCheckResult]) -> tuple[str, str]:
     """The node's state, and why."""
     checks = list(checks)
     devices = [
-        (one, f"{one.title} is {one.health}: {one.findings[0].message}")
-        for one in found.devices
-        if one.findings
+        (device, f"{device.title} is {device.health}: {device.findings[0].message}")
+        for device in snap.devices
+        if device.findings
     ]
-    sick = [f"{one.id}: {one.reason}" for one in checks if worst(one.findings) == "error"]
-    sick += [why for one, why in devices if one.health in BAD]
-    unknown = [why for one, why in devices if one.health == "unknown"]
-    if found.state == "starting":
-        unknown.append(found.message)
-    elif found.code == 4:
-        sick.append(found.message)
+    sick = [f"{check.id}: {check.reason}" for check in checks if worst_severity(check.findings) == "error"]
+    sick += [why for device, why in devices if device.health in BAD_HEALTH]
+    unknown = [why for device, why in devices if device.health == "unknown"]
+    if snap.state == "starting":
+        unknown.append(snap.message)
+    elif snap.code == 4:
+        sick.append(snap.message)
     unknown += [
-        f"{one.id}: {one.reason}" for one in checks if one.id in DECIDE and one.outcome == "not_reached"
+        f"{check.id}: {check.reason}"
+        for check in checks
+        if check.id in DECISIVE_CHECKS and check.outcome == "not_reached"
     ]
     for state, reasons in ((SICK, sick), (UNKNOWN, unknown)):
         if reasons:
             return state, reasons[0]
-    if not found.devices:
-        return WELL, found.message
-    warned = [one.id for one in checks if one.outcome == "failed"]
-    return WELL, f"well, but {', '.join(warned)}" if warned else f"{len(found.devices)} devices are well"
+    if not snap.devices:
+        return HEALTHY, snap.message
+    warned = [check.id for check in checks if check.outcome == "failed"]
+    return HEALTHY, f"well, but {', '.join(warned)}" if warned else f"{len(snap.devices)} devices are well"
 
 
 def _health(options: Options) -> GpuHealth:
     if options.npd and options.json:
         raise UsageError("--npd and --json", hint="one of them: node-problem-detector reads one line")
-    found = snapshot()
+    snap = snapshot()
     checks: tuple[GpuCheckResult, ...] = ()
-    said: tuple[Finding, ...] = ()
-    if found.state not in ("no-device", "not-granted") and found.source == "nvml":
-        data = gathered()
-        checks = examined(data, simulated=found.simulated)
+    faults: tuple[Finding, ...] = ()
+    if snap.state not in ("no-device", "not-granted") and snap.source == "nvml":
+        data = gather_facts()
+        checks = run_rules(data, simulated=snap.simulated)
         try:
             lines, table_of_xids = require_reached(GatheredFacts(data)["gpus"]["xids"]), _table()
-            said = tuple(one.finding(table_of_xids) for one in kernel_log.events(lines, table_of_xids))
+            faults = tuple(event.finding(table_of_xids) for event in kernel_log.events(lines, table_of_xids))
         except (AssertionError, NotReachedError):
-            said = ()  # gpu.xid says why
-    state, message = state_of(found, checks)
-    bad = state == SICK or any(one.outcome == "failed" for one in checks)
+            faults = ()  # gpu.xid says why
+    state, message = state_of(snap, checks)
+    bad = state == SICK or any(check.outcome == "failed" for check in checks)
     health = GpuHealth(
         node=socket.gethostname(),
-        taken_at=found.taken_at,
-        simulated=found.simulated,
+        taken_at=snap.taken_at,
+        simulated=snap.simulated,
         state=state,
         message=message,
         checks=checks,
-        gpus=found.devices,
-        faults=said,
+        gpus=snap.devices,
+        faults=faults,
         hook=None,
         exit_code=1 if bad else 5 if state == UNKNOWN else 0,
     )
     if options.textfile:
         write_atomic(Path(options.textfile), metrics(health), mode=0o644)
     if options.hook:
-        health = hooked(health, options.hook)
+        health = run_hook_on_change(health, options.hook)
     return replace(health, exit_code=NPD_CODES[state]) if options.npd else health
 
 
 # ---- the hook
 
 
-def hooked(health: GpuHealth, program: str) -> GpuHealth:
+def run_hook_on_change(health: GpuHealth, program: str) -> GpuHealth:
     """Run the hook where the node has turned sick or well, and remember its state.
 
     The first look at a node that is well is no turn. A hook that fails is run again at the next look: only
@@ -270,11 +279,11 @@ def hooked(health: GpuHealth, program: str) -> GpuHealth:
         raise RefusedError(
             f"{path} can't be written: the hook would be run again and again", hint="run it as root"
         )
-    old = remembered(path)
+    old = read_state(path)
     if health.state in (UNKNOWN, old):
         return health
     done = None
-    if not (old == UNKNOWN and health.state == WELL):
+    if not (old == UNKNOWN and health.state == HEALTHY):
         done = _run_hook(health, program, old)
     if done is None or done.exit_code == 0:
         state = {"state": health.state, "since": health.taken_at}
@@ -283,7 +292,7 @@ def hooked(health: GpuHealth, program: str) -> GpuHealth:
     return replace(health, hook=done, exit_code=health.exit_code or (5 if failed else 0))
 
 
-def remembered(path: Path) -> str:
+def read_state(path: Path) -> str:
     """The state that a hook was last told of; unknown where there is none."""
     try:
         state = parse_json(path.read_text(encoding="utf-8"))["state"]
@@ -291,16 +300,16 @@ def remembered(path: Path) -> str:
         return UNKNOWN
     except (ValueError, KeyError, TypeError):  # not ours: begin anew
         return UNKNOWN
-    return state if state in (SICK, WELL) else UNKNOWN
+    return state if state in (SICK, HEALTHY) else UNKNOWN
 
 
 def _run_hook(health: GpuHealth, program: str, old: str) -> HookRun:
     """Without a shell: the document on its standard input, both states in its environment."""
     words = (f"GPUKILN_NODE={health.node}", f"GPUKILN_OLD_STATE={old}", f"GPUKILN_NEW_STATE={health.state}")
     data = json.dumps(document(HEALTH, [plain(health)], [])).encode()
-    said = run_unrecorded("env", *words, program, timeout=HOOK_S, data=data, waits=True)
-    output = (said["out"] + said["err"]).strip()[-OUTPUT_CHARS:]
-    return HookRun(program, old, health.state, said["rc"], output)
+    done = run_unrecorded("env", *words, program, timeout=HOOK_S, data=data, waits=True)
+    output = (done["out"] + done["err"]).strip()[-OUTPUT_CHARS:]
+    return HookRun(program, old, health.state, done["rc"], output)
 
 
 # ---- for machines
@@ -317,23 +326,23 @@ def metrics(health: GpuHealth) -> str:
             number = int(value) if value == int(value) else value
             lines.append(f"{name}{{{inner}}} {number}" if inner else f"{name} {number}")
 
-    def named(one: Device) -> dict[str, Any]:
-        number = str(one.index) if one.mig_index is None else f"{one.index}:{one.mig_index}"
-        return {"gpu": number, "uuid": one.uuid or ""}
+    def named(gpu: Device) -> dict[str, Any]:
+        number = str(gpu.index) if gpu.mig_index is None else f"{gpu.index}:{gpu.mig_index}"
+        return {"gpu": number, "uuid": gpu.uuid or ""}
 
     add(
         "gpukiln_node_state",
         "gauge",
         "Whether the node is in this state: sick ones should get no work.",
-        ((health.state == word, {"state": word}) for word in (WELL, SICK, UNKNOWN)),
+        ((health.state == word, {"state": word}) for word in (HEALTHY, SICK, UNKNOWN)),
     )
     add(
         "gpukiln_check_outcome",
         "gauge",
         "Whether a check of the suite had this outcome.",
         (
-            (one.outcome == word, {"check": one.id, "outcome": word})
-            for one in health.checks
+            (check.outcome == word, {"check": check.id, "outcome": word})
+            for check in health.checks
             for word in OUTCOMES
         ),
     )
@@ -341,28 +350,28 @@ def metrics(health: GpuHealth) -> str:
         "gpukiln_gpu_health",
         "gauge",
         "Whether a GPU or MIG device is in this state.",
-        ((one.health == word, {**named(one), "health": word}) for one in health.gpus for word in STATES),
+        ((gpu.health == word, {**named(gpu), "health": word}) for gpu in health.gpus for word in STATES),
     )
     add(
         "gpukiln_gpu_allocatable",
         "gauge",
         "Whether a lease could have the device now.",
-        ((one.allocatable, named(one)) for one in health.gpus),
+        ((gpu.allocatable, named(gpu)) for gpu in health.gpus),
     )
     add(
         "gpukiln_gpu_leases",
         "gauge",
         "Leases of the device.",
-        ((len(one.leases), named(one)) for one in health.gpus),
+        ((len(gpu.leases), named(gpu)) for gpu in health.gpus),
     )
     add(
         "gpukiln_gpu_lease_info",
         "gauge",
         "Who has the device.",
         (
-            (1, {**named(one), "lease": mark.id, "user": mark.user, "mode": mark.mode})
-            for one in health.gpus
-            for mark in one.leases
+            (1, {**named(gpu), "lease": mark.id, "user": mark.user, "mode": mark.mode})
+            for gpu in health.gpus
+            for mark in gpu.leases
         ),
     )
     add(
@@ -371,16 +380,16 @@ def metrics(health: GpuHealth) -> str:
         "Xids, SXids and faults without a number (0) in the kernel's log of this boot.",
         (
             (
-                one.evidence["count"],
+                fault.evidence["count"],
                 {
-                    "device": one.object,
-                    "kind": one.evidence["kind"],
-                    "number": one.evidence["number"],
-                    "severity": one.severity,
-                    "blames": "machine" if one.evidence["blames_hardware"] else "work",
+                    "device": fault.object,
+                    "kind": fault.evidence["kind"],
+                    "number": fault.evidence["number"],
+                    "severity": fault.severity,
+                    "blames": "machine" if fault.evidence["blames_hardware"] else "work",
                 },
             )
-            for one in health.faults
+            for fault in health.faults
         ),
     )
     add(
@@ -399,7 +408,9 @@ def _escaped(value: Any) -> str:
 def npd_line(node: dict[str, Any]) -> str:
     """One line of ASCII, short enough that node-problem-detector does not cut it."""
     text = (
-        " ".join(f"{node['state']}: {node['message']}".split()) if node["state"] != WELL else node["message"]
+        " ".join(f"{node['state']}: {node['message']}".split())
+        if node["state"] != HEALTHY
+        else node["message"]
     )
     text = text.encode("ascii", "replace").decode()
     return text if len(text) <= NPD_CHARS else text[: NPD_CHARS - 3] + "..."
@@ -410,18 +421,23 @@ def _show(node: dict[str, Any], options: Options, print: Print) -> None:
         print(npd_line(node))
         return
     print(f"node {node['node']}   {node['state']}: {node['message']}{' (SIMULATED)' * node['simulated']}")
-    rows = [(WORDS[one["outcome"]], one["id"], one["reason"] or one["title"]) for one in node["checks"]]
+    rows = [
+        (OUTCOME_WORDS[check["outcome"]], check["id"], check["reason"] or check["title"])
+        for check in node["checks"]
+    ]
     for line in table(("OUTCOME", "CHECK", "REASON"), rows):
         print(line)
-    steps = [(one["id"], found["remedy"]) for one in node["checks"] for found in one["findings"]]
+    steps = [(check["id"], finding["remedy"]) for check in node["checks"] for finding in check["findings"]]
     for id, remedy in dict.fromkeys(steps):
         if remedy:
             print(f"next, {id}: {remedy}")
-    for one in node["gpus"]:
-        for found in one["findings"]:
-            print(f"{short_uuid(one['uuid'])}: {found['severity']}: {found['message']}")
-    for one in node["faults"]:
-        print(f"{one['evidence']['count']} x {one['message']}{'; ' * bool(one['remedy'])}{one['remedy']}")
+    for gpu in node["gpus"]:
+        for finding in gpu["findings"]:
+            print(f"{short_uuid(gpu['uuid'])}: {finding['severity']}: {finding['message']}")
+    for fault in node["faults"]:
+        print(
+            f"{fault['evidence']['count']} x {fault['message']}{'; ' * bool(fault['remedy'])}{fault['remedy']}"
+        )
     if node["hook"]:
         hook = node["hook"]
         turned = f"{hook['old']} to {hook['new']}"

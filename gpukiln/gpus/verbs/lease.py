@@ -12,9 +12,9 @@ from typing import Any
 from gpukiln.compatibility import version_key
 from gpukiln.errors import GpukilnError, PartialError, RefusedError, UsageError
 from gpukiln.gpus import leases as kept
-from gpukiln.gpus.client import AnyLeases, MemberLeases, leases_here
-from gpukiln.gpus.leases import Leases, explained, mig_warning, whoami
-from gpukiln.gpus.selection import EXCLUSIVE, SHARED, Considered, DeviceRequest, cuda_wanted
+from gpukiln.gpus.client import AnyLeases, MemberLeases, open_leases
+from gpukiln.gpus.leases import Leases, candidate_lines, mig_warning, whoami
+from gpukiln.gpus.selection import EXCLUSIVE, SHARED, DeviceCandidate, DeviceRequest, parse_cuda_requirement
 from gpukiln.gpus.store import Lease, boot_clock, number_of
 from gpukiln.gpus.text import printable, table
 from gpukiln.gpus.verb import Options, Verb
@@ -22,7 +22,7 @@ from gpukiln.options import Option
 from gpukiln.units import Duration, Memory
 
 Print = Callable[[str], None]
-WANTED = (
+REQUEST_OPTIONS = (
     Option("count", "how many GPUs", default=1, letter="n", value="N"),
     Option("memory", "what must be free on each, or what may be used of each with --shared", value="24GiB"),
     Option("shared", "leave the rest of each to others; needs --memory", default=False),
@@ -39,14 +39,14 @@ WANTED = (
     Option("project", "what it is for; limits and usage go by it"),
     Option("explain", "say of each GPU why it was taken or not", default=False),
 )
-IDS = Option(
+IDS_OPTION = Option(
     "ids",
     "how GPUs are named to CUDA: uuid, or index for programs that read CUDA_VISIBLE_DEVICES as numbers",
     default="uuid",
     value="uuid|index",
 )
-FOR = Option("for_", "how long at most", value="2h")
-LEASE = Option("lease", "its id, for example L-42", first=True)
+DURATION_OPTION = Option("for_", "how long at most", value="2h")
+LEASE_OPTION = Option("lease", "its id, for example L-42", first=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class LeaseReport:
 
 
 @dataclass(frozen=True)
-class Grant:
+class GrantReport:
     """What a request got.
 
     Args:
@@ -98,14 +98,14 @@ class Grant:
     lease: LeaseReport | None
     devices: tuple[str, ...]
     environment: dict[str, str]
-    considered: tuple[Considered, ...]
+    considered: tuple[DeviceCandidate, ...]
     why: str
     dry_run: bool
     exit_code: int
 
 
 @dataclass(frozen=True)
-class Ended:
+class ReleaseReport:
     """What was released.
 
     Args:
@@ -151,7 +151,7 @@ class LeasesReport:
     exit_code: int
 
 
-def told(lease: Lease) -> LeaseReport:
+def lease_report(lease: Lease) -> LeaseReport:
     """A lease in words."""
     clock, ends = boot_clock(), lease.ends_boot
     return LeaseReport(
@@ -171,7 +171,7 @@ def told(lease: Lease) -> LeaseReport:
     )
 
 
-def words(text: str) -> tuple[str, ...]:
+def split_commas(text: str) -> tuple[str, ...]:
     """What was typed with commas."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
@@ -189,19 +189,19 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
         raise UsageError(
             "--pack is about GPUs that are shared", hint="add --shared --memory 8GiB, or leave it out"
         )
-    count, devices = options.count, words(options.gpu)
+    count, devices = options.count, split_commas(options.gpu)
     if count < 1:
         raise UsageError(f"--count {count}: nothing is wanted", hint="1 or more")
     uuids: list[str] = []
     if devices:
-        found = leases.look()
-        kept.check_usable(found)
+        snap = leases.take_snapshot()
+        kept.check_usable(snap)
         for name in devices:
-            one = found.device(name)
-            if one is None or one.uuid is None:
-                there = ", ".join(f"{d.index}: {d.title}" for d in found.devices)
+            device = snap.device(name)
+            if device is None or device.uuid is None:
+                there = ", ".join(f"{d.index}: {d.title}" for d in snap.devices)
                 raise UsageError(f"--gpu {name!r} names no GPU, or several", hint=f"there are {there}")
-            uuids.append(one.uuid)
+            uuids.append(device.uuid)
         if options.count not in (1, len(uuids)):
             raise UsageError(f"--count {count} and {len(uuids)} GPUs are named", hint="leave --count out")
         count = len(uuids)
@@ -215,10 +215,10 @@ def request_of(options: Options, leases: AnyLeases) -> DeviceRequest:
         count=count,
         memory_mib=memory,
         mode=SHARED if options.shared else EXCLUSIVE,
-        models=words(options.model),
-        prefer=words(options.prefer),
+        models=split_commas(options.model),
+        prefer=split_commas(options.prefer),
         capability=capability,
-        cuda=cuda_wanted(options.cuda) if options.cuda else (),
+        cuda=parse_cuda_requirement(options.cuda) if options.cuda else (),
         devices=tuple(uuids),
         mig=mig,
         linked=options.linked,
@@ -232,7 +232,7 @@ def say(text: str) -> None:
     print(printable(text), file=sys.stderr, flush=True)
 
 
-def _waits(why: str) -> None:
+def _on_wait(why: str) -> None:
     say(f"waiting: {why}")
 
 
@@ -251,20 +251,20 @@ def _hours(text: str) -> float | None:
     return Duration.parse(text, "--for") / 3600 if text else None
 
 
-def _lease(options: Options) -> Grant:
-    leases, node, ids = leases_here(), socket.gethostname(), _ids(options)
+def _lease(options: Options) -> GrantReport:
+    leases, node, ids = open_leases(), socket.gethostname(), _ids(options)
     request, who = request_of(options, leases), whoami(options.project)
     if ids == "index" and request.mig:
         raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
     if options.dry_run:
-        found = leases.look()
-        kept.check_usable(found)
-        planned = leases.plan(request, found)
-        uuids = tuple(one.uuid for one in planned.devices if one.uuid)
+        snap = leases.take_snapshot()
+        kept.check_usable(snap)
+        planned = leases.plan(request, snap)
+        uuids = tuple(device.uuid for device in planned.devices if device.uuid)
         if options.json:
             _warn(uuids)
         code = 0 if uuids else 3 if request.count > len(planned.possible) else 75
-        return Grant(node, None, uuids, {}, planned.considered, planned.why, True, code)
+        return GrantReport(node, None, uuids, {}, planned.considered, planned.why, True, code)
     granted = leases.acquire(
         request,
         who,
@@ -273,13 +273,13 @@ def _lease(options: Options) -> Grant:
         heartbeat_s=Duration.parse(options.heartbeat, "--heartbeat") if options.heartbeat else None,
         wait_s=Duration.parse(options.wait, "--wait") if options.wait else 0.0,
         command=options.comment,
-        on_wait=_waits,
+        on_wait=_on_wait,
     )
     if options.json:  # else `_show_lease` does, which has another machine's answer too
         _warn(granted.uuids)
-    return Grant(
+    return GrantReport(
         node,
-        told(granted.lease),
+        lease_report(granted.lease),
         granted.uuids,
         granted.environment_by_index if ids == "index" else granted.environment,
         granted.considered,
@@ -292,7 +292,7 @@ def _lease(options: Options) -> Grant:
 def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
     lease = node["lease"]
     if getattr(options, "explain", False) or node["dry_run"]:  # renew has no such option
-        for line in explained([Considered(**one) for one in node["considered"]]):
+        for line in candidate_lines([DeviceCandidate(**data) for data in node["considered"]]):
             print(line)
     if node["dry_run"]:
         print(f"would lease: {', '.join(node['devices']) or 'nothing: ' + node['why']}")
@@ -312,7 +312,7 @@ def _show_lease(node: dict[str, Any], options: Options, print: Print) -> None:
         _warn(node["devices"])
 
 
-def _no_document(_: Options) -> Grant:
+def _no_document(_: Options) -> GrantReport:
     raise UsageError(
         "run prints what its command prints, and --json is given", hint="`lease --json`, or leave it out"
     )
@@ -335,10 +335,10 @@ def _run(options: Options) -> int:
         raise UsageError("--ids index is for commands", hint="in a container GPUs are numbered from 0")
     if ids == "index" and options.mig:
         raise UsageError("--ids index: MIG devices have no number of their own", hint="leave --ids out")
-    leases, who = leases_here(), whoami(options.project)
+    leases, who = open_leases(), whoami(options.project)
     limit_s = Duration.parse(options.for_, "--for") if options.for_ else None
     if options.lease:
-        return run.within(leases, options.lease, who, options.command, limit_s, ids)
+        return run.run_in_lease(leases, options.lease, who, options.command, limit_s, ids)
     request = request_of(options, leases)
     engine = "docker" if options.docker else "podman" if options.podman else None
     granted = leases.acquire(
@@ -349,13 +349,13 @@ def _run(options: Options) -> int:
         wait_s=Duration.parse(options.wait, "--wait") if options.wait else 0.0,
         command=" ".join(options.command) or options.docker or options.podman,
         engine=engine,
-        on_wait=_waits,
+        on_wait=_on_wait,
     )
     if options.explain:
-        for line in explained(granted.considered):
+        for line in candidate_lines(granted.considered):
             say(line)
     _warn(granted.uuids)
-    return run.under(
+    return run.run_and_release(
         leases,
         granted,
         who,
@@ -366,8 +366,8 @@ def _run(options: Options) -> int:
     )
 
 
-def _release(options: Options) -> Ended:
-    leases, who = leases_here(), whoami()
+def _release(options: Options) -> ReleaseReport:
+    leases, who = open_leases(), whoami()
     asked = [bool(options.lease), bool(options.holder), options.mine]
     if sum(asked) != 1:
         raise UsageError(
@@ -379,17 +379,17 @@ def _release(options: Options) -> Ended:
                 f"{options.lease!r} is no id of a lease",
                 hint="wanted: such as L-42; `gpukiln-gpu leases` lists them",
             )
-        found = [one for one in (leases.find(options.lease),) if one is not None]
+        held = [lease for lease in (leases.find(options.lease),) if lease is not None]
     else:
         user = who.user if options.mine else options.holder
-        found = [one for one in leases.current() if one.user == user]
+        held = [lease for lease in leases.current() if lease.user == user]
     released, running, refused = [], [], []
-    energy = leases.counters(found)
-    for lease in found:
+    energy = leases.energy_counters(held)
+    for lease in held:
         try:
             if leases.release(lease, who, force=options.force, energy=energy):
                 released.append(lease.id)
-                if isinstance(leases, Leases) and not leases.is_ours(
+                if isinstance(leases, Leases) and not leases.is_owner(
                     lease, who
                 ):  # the service says it itself
                     syslog.syslog(
@@ -407,17 +407,17 @@ def _release(options: Options) -> Ended:
         )
     if refused:
         raise refused[0]
-    return Ended(socket.gethostname(), tuple(released), tuple(running), 0)
+    return ReleaseReport(socket.gethostname(), tuple(released), tuple(running), 0)
 
 
-def _show_released(node: dict[str, Any], _: Options, print: Print) -> None:
+def _show_release(node: dict[str, Any], _: Options, print: Print) -> None:
     print(f"released: {', '.join(node['released']) or 'nothing, there is no such lease'}")
-    for one in node["still_running"]:
-        print(f"{one}: its job still runs, and keeps its GPUs until it ends")
+    for id in node["still_running"]:
+        print(f"{id}: its job still runs, and keeps its GPUs until it ends")
 
 
-def _renew(options: Options) -> Grant:
-    leases, who = leases_here(), whoami()
+def _renew(options: Options) -> GrantReport:
+    leases, who = open_leases(), whoami()
     lease = leases.find(options.lease) if options.lease else None
     if lease is None:
         raise UsageError(
@@ -425,7 +425,7 @@ def _renew(options: Options) -> Grant:
             hint="`gpukiln-gpu leases` lists them; lease anew",
         )
     changed = leases.renew(lease, who, _hours(options.for_))
-    return Grant(socket.gethostname(), told(changed), changed.uuids, {}, (), "", False, 0)
+    return GrantReport(socket.gethostname(), lease_report(changed), changed.uuids, {}, (), "", False, 0)
 
 
 def _leases(options: Options) -> LeasesReport:
@@ -433,17 +433,17 @@ def _leases(options: Options) -> LeasesReport:
     moved: list[str] = []
     adopted: list[str] = []
     if options.rebuild:
-        if isinstance(leases_here(), MemberLeases):
+        if isinstance(open_leases(), MemberLeases):
             raise RefusedError("--rebuild is root's", hint="sudo gpukiln-gpu leases --rebuild")
-        leases, moved, adopted = kept.rebuilt()
-    leases = leases or leases_here()
+        leases, moved, adopted = kept.rebuild_leases()
+    leases = leases or open_leases()
     if options.reconcile:
         adopted += leases.reconcile(whoami())
     held = leases.current()
     waiting = leases.queue()
     return LeasesReport(
         socket.gethostname(),
-        tuple(told(one) for one in held),
+        tuple(lease_report(lease) for lease in held),
         tuple(QueuedRequest(row["user"], row["pid"], row["count"], row["at"]) for row in waiting),
         tuple(adopted),
         tuple(moved),
@@ -458,23 +458,25 @@ def _show_leases(node: dict[str, Any], _: Options, print: Print) -> None:
         print(f"written for what ran without one: {', '.join(node['adopted'])}")
     rows = [
         (
-            one["id"],
-            one["user"],
-            one["project"] or "-",
-            one["mode"] if one["memory_mib"] is None else f"{one['mode']} {one['memory_mib']} MiB",
-            one["kind"],
-            Duration(one["held_s"]).shown,
-            "-" if one["ends_in_s"] is None else Duration(one["ends_in_s"]).shown,
-            " ".join(one["devices"]),
-            one["command"],
+            lease["id"],
+            lease["user"],
+            lease["project"] or "-",
+            lease["mode"] if lease["memory_mib"] is None else f"{lease['mode']} {lease['memory_mib']} MiB",
+            lease["kind"],
+            Duration(lease["held_s"]).shown,
+            "-" if lease["ends_in_s"] is None else Duration(lease["ends_in_s"]).shown,
+            " ".join(lease["devices"]),
+            lease["command"],
         )
-        for one in node["leases"]
+        for lease in node["leases"]
     ]
     titles = ("LEASE", "USER", "PROJECT", "MODE", "KIND", "HELD", "ENDS IN", "DEVICES", "COMMAND")
     for line in table(titles, rows) or ["no lease"]:
         print(line)
-    for one in node["waiting"]:
-        print(f"waits: {one['user']} (pid {one['pid']}) for {one['count']} since {one['since'][:19]}")
+    for request in node["waiting"]:
+        print(
+            f"waits: {request['user']} (pid {request['pid']}) for {request['count']} since {request['since'][:19]}"
+        )
 
 
 VERBS = (
@@ -482,9 +484,9 @@ VERBS = (
         "lease",
         "Have GPUs until a deadline, or until they are released; prints what CUDA has to be told.",
         (
-            *WANTED,
-            FOR,
-            IDS,
+            *REQUEST_OPTIONS,
+            DURATION_OPTION,
+            IDS_OPTION,
             Option("heartbeat", "let it end when it is not renewed within so long", value="10m"),
             Option("comment", "what it is for, for people"),
             Option("dry_run", "lease nothing, say what would be", default=False),
@@ -498,9 +500,9 @@ VERBS = (
         "run",
         "Run a command, or a container, on GPUs of its own; they are free again when it ends.",
         (
-            *WANTED,
-            FOR,
-            IDS,
+            *REQUEST_OPTIONS,
+            DURATION_OPTION,
+            IDS_OPTION,
             Option("lease", "run under a lease that there is already", value="L-42"),
             Option("docker", "run this image with Docker", value="IMAGE"),
             Option("podman", "run this image with Podman", value="IMAGE"),
@@ -516,19 +518,19 @@ VERBS = (
         "release",
         "End a lease.",
         (
-            LEASE,
+            LEASE_OPTION,
             Option("mine", "every one of yours", default=False),
             Option("holder", "every one of this user"),
             Option("force", "somebody else's too; it is written down", default=False),
         ),
         _release,
-        _show_released,
+        _show_release,
         changes=True,
     ),
     Verb(
         "renew",
         "Let a lease go on: its heartbeat begins anew, its deadline with --for.",
-        (LEASE, FOR),
+        (LEASE_OPTION, DURATION_OPTION),
         _renew,
         _show_lease,
         changes=True,

@@ -26,7 +26,7 @@ CDI_LIMIT_S = 120.0
 
 
 @dataclass(frozen=True)
-class Mig:
+class MigReport:
     """How GPUs are cut, and how they are to be.
 
     Args:
@@ -51,34 +51,34 @@ class Mig:
     exit_code: int
 
 
-def _mig(options: Options) -> Mig:
+def _mig(options: Options) -> MigReport:
     if options.action not in ACTIONS:
         raise UsageError(f"mig {options.action or 'what'}?", hint=f"mig {' | '.join(ACTIONS)}")
     if options.action != "export" and not options.config:
         raise UsageError(f"mig {options.action} lacks --config", hint="a file in mig-parted's format")
     entries = mig.read_config(Path(options.config), options.select) if options.action != "export" else ()
-    found = snapshot()
-    check_usable(found)
-    gpus = [one for one in found.devices if one.kind == "gpu" and one.vendor == "nvidia"]
+    snap = snapshot()
+    check_usable(snap)
+    gpus = [device for device in snap.devices if device.kind == "gpu" and device.vendor == "nvidia"]
     if not gpus:
         raise IncompatibleError("MIG is NVIDIA's: mig is not for amd yet", hint="amd-smi partition")
-    if lost := [one for one in gpus if not one.readable]:
+    if lost := [gpu for gpu in gpus if not gpu.readable]:
         raise PartialError(
             f"{len(lost)} of {len(gpus)} GPUs can't be read, so their cut is not known",
-            details=tuple(f"{one.title}: {one.error}" for one in lost),
+            details=tuple(f"{gpu.title}: {gpu.error}" for gpu in lost),
             hint="gpukiln-gpu reset says what to do with each",
         )
     if options.action == "export":
-        config = mig.exported(found, gpus, options.select or "current")
-        return _told(found, options, config=config)
+        config = mig.export_config(snap, gpus, options.select or "current")
+        return _report(snap, options, config=config)
     if options.action == "apply":
-        return _apply(found, gpus, entries, options)
-    differences = _differences(found, gpus, entries, every=True)
-    return _told(found, options, differences=differences, exit_code=CHECK_FAILED if differences else 0)
+        return _apply(snap, gpus, entries, options)
+    differences = _differences(snap, gpus, entries, every=True)
+    return _report(snap, options, differences=differences, exit_code=CHECK_FAILED if differences else 0)
 
 
 def _differences(
-    found: Snapshot, gpus: list[Device], entries: tuple[mig.Entry, ...], *, every: bool
+    snap: Snapshot, gpus: list[Device], entries: tuple[mig.MigConfigEntry, ...], *, every: bool
 ) -> list[str]:
     """A line for each GPU that is not as it is to be.
 
@@ -87,20 +87,22 @@ def _differences(
     """
     lines = []
     for gpu in gpus:
-        cut = mig.wanted(entries, gpu)
+        cut = mig.desired_layout(entries, gpu)
         if cut is not None:
-            lines.append(mig.difference(found, gpu, cut))
+            lines.append(mig.layout_difference(snap, gpu, cut))
         elif every:
             lines.append(f"GPU {gpu.index} {gpu.title}: no entry is about it")
     return [line for line in lines if line]
 
 
-def _apply(found: Snapshot, gpus: list[Device], entries: tuple[mig.Entry, ...], options: Options) -> Mig:
-    wanted = {gpu.uuid or "": mig.wanted(entries, gpu) for gpu in gpus}
+def _apply(
+    snap: Snapshot, gpus: list[Device], entries: tuple[mig.MigConfigEntry, ...], options: Options
+) -> MigReport:
+    layouts = {gpu.uuid or "": mig.desired_layout(entries, gpu) for gpu in gpus}
     cuts = {
         uuid: cut
         for gpu in gpus
-        if (uuid := gpu.uuid or "") and (cut := wanted[uuid]) and mig.difference(found, gpu, cut)
+        if (uuid := gpu.uuid or "") and (cut := layouts[uuid]) and mig.layout_difference(snap, gpu, cut)
     }
     if unable := [gpu for gpu in gpus if gpu.uuid in cuts and gpu.mig_enabled is None]:
         raise IncompatibleError(
@@ -109,34 +111,34 @@ def _apply(found: Snapshot, gpus: list[Device], entries: tuple[mig.Entry, ...], 
             hint="devices and device-filter leave them out",
         )
     if not cuts:
-        return _told(found, options, notes=["every GPU is as it is to be"])
-    touched, switches = _touched(found, gpus, cuts)
-    steps = _differences(found, gpus, entries, every=False)
+        return _report(snap, options, notes=["every GPU is as it is to be"])
+    touched, switches = _affected_gpus(snap, gpus, cuts)
+    steps = _differences(snap, gpus, entries, every=False)
     steps += [
         f"GPU {gpu.index} {gpu.title}: is reset with the others, then cut as it is"
         for gpu in touched
         if gpu.uuid not in cuts
     ]
-    rows, notes = reset.blockers(found, touched, held_open=switches)
+    rows, notes = reset.blockers(snap, touched, held_open=switches)
     if rows or not options.yes:
         code = 0 if not rows else NOT_NOW if all(row.passes for row in rows) else REFUSED
-        return _told(found, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
-    with reset.kept_off(touched, "gpukiln-gpu mig apply") as granted:
-        found = snapshot()  # somebody may have come between the look and the lease
-        touched = [one for one in found.devices if one.kind == "gpu" and one.uuid in granted.uuids]
-        rows, notes = reset.blockers(found, touched, own=granted.lease.id, held_open=switches)
+        return _report(snap, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
+    with reset.exclusive_lease(touched, "gpukiln-gpu mig apply") as granted:
+        snap = snapshot()  # somebody may have come between the look and the lease
+        touched = [device for device in snap.devices if device.kind == "gpu" and device.uuid in granted.uuids]
+        rows, notes = reset.blockers(snap, touched, own=granted.lease.id, held_open=switches)
         if rows:
             code = NOT_NOW if all(row.passes for row in rows) else REFUSED
-            return _told(found, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
-        before = {gpu.uuid or "": mig.current(found, gpu) for gpu in touched}
+            return _report(snap, options, steps=steps, blockers=rows, notes=notes, exit_code=code)
+        before = {gpu.uuid or "": mig.current_layout(snap, gpu) for gpu in touched}
         steps = mig_change.apply(cuts, before)
-        note, problem = _describe()
+        note, problem = _write_cdi()
         after = snapshot()
-    now = [one for one in after.devices if one.kind == "gpu" and one.vendor == "nvidia"]
+    now = [device for device in after.devices if device.kind == "gpu" and device.vendor == "nvidia"]
     differences = _differences(after, now, entries, every=False)
     if problem:
         differences.append(problem)
-    return _told(
+    return _report(
         after,
         options,
         steps=steps,
@@ -147,19 +149,21 @@ def _apply(found: Snapshot, gpus: list[Device], entries: tuple[mig.Entry, ...], 
     )
 
 
-def _touched(found: Snapshot, gpus: list[Device], cuts: dict[str, mig.Cut]) -> tuple[list[Device], bool]:
+def _affected_gpus(
+    snap: Snapshot, gpus: list[Device], cuts: dict[str, mig.MigLayout]
+) -> tuple[list[Device], bool]:
     """The GPUs that are changed, those too that must be reset with them; and whether one is reset."""
     switched = [
         gpu
         for gpu in gpus
         if gpu.uuid in cuts and (gpu.mig_enabled, gpu.mig_pending) != (cuts[gpu.uuid].enabled,) * 2
     ]
-    more = reset.together(found, switched)
-    needs = any(gpu.architecture in (*reset.TOGETHER, *reset.WITH_FABRIC_MANAGER) for gpu in switched)
+    more = reset.reset_peers(snap, switched)
+    needs = any(gpu.architecture in (*reset.RESET_WITH_PEERS, *reset.WITH_FABRIC_MANAGER) for gpu in switched)
     return [gpu for gpu in gpus if gpu.uuid in cuts or gpu in more], needs
 
 
-def _describe() -> tuple[str, str]:
+def _write_cdi() -> tuple[str, str]:
     """Have containers find what there is now: a note, and what went wrong."""
     try:
         done = run_unrecorded("nvidia-ctk", "cdi", "generate", f"--output={CDI}", timeout=CDI_LIMIT_S)
@@ -172,8 +176,8 @@ def _describe() -> tuple[str, str]:
     return f"{CDI} is written anew", ""
 
 
-def _told(
-    found: Snapshot,
+def _report(
+    snap: Snapshot,
     options: Options,
     *,
     differences: list[str] | None = None,
@@ -183,9 +187,9 @@ def _told(
     changed: bool = False,
     config: dict[str, Any] | None = None,
     exit_code: int = 0,
-) -> Mig:
-    return Mig(
-        node=found.node,
+) -> MigReport:
+    return MigReport(
+        node=snap.node,
         action=options.action,
         select=options.select,
         differences=tuple(differences or ()),
@@ -200,7 +204,7 @@ def _told(
 
 def _show(node: dict[str, Any], _: Options, print: Callable[[str], None]) -> None:
     if node["config"] is not None:
-        print(mig.written(node["config"]))
+        print(mig.config_yaml(node["config"]))
         return
     for step in node["steps"]:
         print(step)

@@ -13,7 +13,7 @@ from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot
 from gpukiln.gpus.reset import Blocker
 from gpukiln.gpus.verb import Options, Verb
-from gpukiln.gpus.verbs.devices import chosen
+from gpukiln.gpus.verbs.devices import select_devices
 from gpukiln.options import Option
 from gpukiln.probe.base import bus_gpus
 from gpukiln.probe.gpus import pci_state
@@ -22,7 +22,7 @@ CHECK_FAILED, REFUSED = 1, 6
 
 
 @dataclass(frozen=True)
-class Reset:
+class ResetReport:
     """A reset, or what it would be.
 
     Args:
@@ -46,82 +46,86 @@ class Reset:
     exit_code: int
 
 
-def _reset(options: Options) -> Reset:
+def _reset(options: Options) -> ResetReport:
     if not options.gpu:
         raise UsageError("which GPU is to be reset?", hint="its UUID or the beginning of it; or all")
-    found = snapshot()
-    gpus = _chosen(found, options.gpu)
-    rows, notes = _look(found, gpus)
+    snap = snapshot()
+    gpus = _select_gpus(snap, options.gpu)
+    rows, notes = _find_blockers(snap, gpus)
     if rows or not options.yes:
-        return _told(found, gpus, rows, notes)
-    with reset.kept_off(gpus, "gpukiln-gpu reset") as granted:
-        found = snapshot()  # somebody may have come between the look and the lease
-        gpus = tuple(one for one in found.devices if one.kind == "gpu" and one.uuid in granted.uuids)
-        rows, notes = _look(found, gpus, own=granted.lease.id)
+        return _report(snap, gpus, rows, notes)
+    with reset.exclusive_lease(gpus, "gpukiln-gpu reset") as granted:
+        snap = snapshot()  # somebody may have come between the look and the lease
+        gpus = tuple(
+            device for device in snap.devices if device.kind == "gpu" and device.uuid in granted.uuids
+        )
+        rows, notes = _find_blockers(snap, gpus, own=granted.lease.id)
         if rows:
-            return _told(found, gpus, rows, notes)
-        notes.append(reset.do(gpus))
+            return _report(snap, gpus, rows, notes)
+        notes.append(reset.reset_gpus(gpus))
         after = snapshot()
-    there = {one.uuid: one for one in after.devices}
-    problems = [text for gpu in gpus for text in _wrong(gpu, there.get(gpu.uuid))]
+    there = {device.uuid: device for device in after.devices}
+    problems = [text for gpu in gpus for text in _remaining_problems(gpu, there.get(gpu.uuid))]
     devices = tuple(there[gpu.uuid] for gpu in gpus if gpu.uuid in there)
-    return _told(found, gpus, [], notes, done=True, problems=problems, after=devices)
+    return _report(snap, gpus, [], notes, done=True, problems=problems, after=devices)
 
 
-def _chosen(found: Snapshot, name: str) -> tuple[Device, ...]:
+def _select_gpus(snap: Snapshot, name: str) -> tuple[Device, ...]:
     """The whole GPUs that were named, separated by commas, or `all`.
 
     Raises:
         IncompatibleError: What was named is no GPU that can be reset, or the machine has none.
         UsageError: It names nothing.
     """
-    check_usable(found)
+    check_usable(snap)
     if name == "all":
-        return tuple(one for one in found.devices if one.kind == "gpu" and one.vendor == "nvidia")
+        return tuple(device for device in snap.devices if device.kind == "gpu" and device.vendor == "nvidia")
     gpus: list[Device] = []
     for part in (part.strip() for part in name.split(",")):
         address = part.lower()
-        if any(gpu["address"] == address for gpu in bus_gpus()) and found.device(address) is None:
+        if any(gpu["address"] == address for gpu in bus_gpus()) and snap.device(address) is None:
             driver = pci_state(address)["driver"]
             raise IncompatibleError(
                 f"{address} is bound to {driver or 'no driver'}, wanted nvidia"
                 + (": a virtual machine has it, or may" if driver == "vfio-pci" else ""),
                 hint="who has it resets it; or give it back to the driver nvidia",
             )
-        one = chosen(found, part)[0]
-        if one.kind != "gpu":
+        named = select_devices(snap, part)[0]
+        if named.kind != "gpu":
             raise IncompatibleError(
-                f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {one.parent}: all of it is reset"
+                f"{part} is a MIG device, wanted a GPU", hint=f"its GPU is {named.parent}: all of it is reset"
             )
-        if one.vendor != "nvidia":
+        if named.vendor != "nvidia":
             raise IncompatibleError(f"GPU {part} is AMD's: reset is not for amd yet", hint="amd-smi reset")
-        gpus.append(one)
+        gpus.append(named)
     return tuple(gpus)
 
 
-def _look(found: Snapshot, gpus: tuple[Device, ...], own: str = "") -> tuple[list[Blocker], list[str]]:
-    rows, notes = reset.blockers(found, gpus, own=own)
+def _find_blockers(
+    snap: Snapshot, gpus: tuple[Device, ...], own: str = ""
+) -> tuple[list[Blocker], list[str]]:
+    rows, notes = reset.blockers(snap, gpus, own=own)
     for gpu in gpus:
-        if many := sum(1 for one in found.devices if one.parent and one.parent == gpu.uuid):
+        if many := sum(1 for device in snap.devices if device.parent and device.parent == gpu.uuid):
             notes.append(
                 f"{gpu.title}: its {many} MIG devices are gone after it; `mig apply` makes them again"
             )
-    return [*reset.of_reset(found, gpus), *rows], notes
+    return [*reset.reset_blockers(snap, gpus), *rows], notes
 
 
-def _wrong(before: Device, now: Device | None) -> list[str]:
+def _remaining_problems(before: Device, now: Device | None) -> list[str]:
     if now is None or not now.readable:
         return [f"{before.title} can't be read after it{f': {now.error}' if now else ''}: reboot the machine"]
-    found = []
+    problems = []
     if now.recovery_action not in (None, "none"):
-        found.append(f"{now.title}: the driver still asks for {now.recovery_action}")
+        problems.append(f"{now.title}: the driver still asks for {now.recovery_action}")
     if now.mig_pending != now.mig_enabled:
-        found.append(f"{now.title}: its MIG mode still waits for a reset")
-    return found
+        problems.append(f"{now.title}: its MIG mode still waits for a reset")
+    return problems
 
 
-def _told(
-    found: Snapshot,
+def _report(
+    snap: Snapshot,
     gpus: tuple[Device, ...],
     rows: list[Blocker],
     notes: list[str],
@@ -129,11 +133,11 @@ def _told(
     done: bool = False,
     problems: list[str] | None = None,
     after: tuple[Device, ...] = (),
-) -> Reset:
-    return Reset(
-        node=found.node,
-        devices=tuple(one.uuid for one in gpus if one.uuid),
-        recovery_actions={one.uuid: one.recovery_action for one in gpus if one.uuid},
+) -> ResetReport:
+    return ResetReport(
+        node=snap.node,
+        devices=tuple(gpu.uuid for gpu in gpus if gpu.uuid),
+        recovery_actions={gpu.uuid: gpu.recovery_action for gpu in gpus if gpu.uuid},
         blockers=tuple(rows),
         notes=tuple(notes),
         done=done,

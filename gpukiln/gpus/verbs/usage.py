@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from gpukiln.errors import UsageError
-from gpukiln.gpus.client import leases_kept
+from gpukiln.gpus.client import open_existing_leases
 from gpukiln.gpus.config import load, machine_price
 from gpukiln.gpus.store import Lease, boot_clock, folder
 from gpukiln.gpus.text import short_uuid, table
@@ -19,7 +19,7 @@ from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
-BY = ("user", "project", "device", "lease")
+GROUPINGS = ("user", "project", "device", "lease")
 NO_PRICE = "the machine's price is not known: [price] usd_hour in /etc/gpukiln/gpus.toml says it"
 NO_ENERGY = "no counter was read at both ends: the GPU has none, or its lease was not released but ended"
 
@@ -107,7 +107,7 @@ def _time(stamp: str) -> float:
     return datetime.datetime.fromisoformat(stamp).timestamp()
 
 
-def ended(row: dict[str, Any], since: float, until: float) -> LeaseUse | None:
+def use_of_row(row: dict[str, Any], since: float, until: float) -> LeaseUse | None:
     """A row of the ledger, cut to the window; None where it is outside.
 
     What a use took is spread evenly over its time; of a GPU's energy, which the ledger has whole, it took its
@@ -135,7 +135,7 @@ def ended(row: dict[str, Any], since: float, until: float) -> LeaseUse | None:
     )
 
 
-def holding(
+def uses_of_lease(
     lease: Lease, window_s: float, usd_hour: float | None, counters: dict[str, float]
 ) -> list[LeaseUse]:
     """What a lease that holds has used until now.
@@ -146,42 +146,42 @@ def holding(
     """
     lasted = boot_clock() - lease.granted_boot
     inside = min(lasted, window_s)
-    found = []
-    for one in lease.devices:
+    uses = []
+    for device in lease.devices:
         energy = None
-        if one.energy_joules is not None and one.device in counters and lasted > 0:
-            energy = max(counters[one.device] - one.energy_joules, 0.0) * one.share * inside / lasted
-        usd = None if usd_hour is None else usd_hour / lease.machine_gpus * one.share * inside / 3600
-        found.append(
+        if device.energy_joules is not None and device.device in counters and lasted > 0:
+            energy = max(counters[device.device] - device.energy_joules, 0.0) * device.share * inside / lasted
+        usd = None if usd_hour is None else usd_hour / lease.machine_gpus * device.share * inside / 3600
+        uses.append(
             LeaseUse(
                 user=lease.user,
                 project=lease.project,
-                device=one.device,
+                device=device.device,
                 lease=lease.id,
-                model=one.model,
-                share=one.share,
+                model=device.model,
+                share=device.share,
                 hours=inside / 3600,
                 energy_joules=energy,
                 usd=usd,
                 holds=True,
             )
         )
-    return found
+    return uses
 
 
-def summed(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
+def sum_uses(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
     """The sum of uses."""
-    energy = [one.energy_joules for one in uses if one.energy_joules is not None]
-    usd = [one.usd for one in uses if one.usd is not None]
+    energy = [use.energy_joules for use in uses if use.energy_joules is not None]
+    usd = [use.usd for use in uses if use.usd is not None]
     unavailable = {} if energy else {"energy_joules": NO_ENERGY if uses else "nothing was used"}
     if not usd:
         unavailable["usd"] = NO_PRICE if uses else "nothing was used"
     return UsageRow(
         key=key,
         uses=len(uses),
-        leases=len({one.lease for one in uses}),
-        holding=len({one.lease for one in uses if one.holds}),
-        gpu_hours=round(sum(one.share * one.hours for one in uses), 4),
+        leases=len({use.lease for use in uses}),
+        holding=len({use.lease for use in uses if use.holds}),
+        gpu_hours=round(sum(use.share * use.hours for use in uses), 4),
         energy_joules=round(sum(energy), 1) if energy else None,
         energy_uses=len(energy),
         usd=round(sum(usd), 4) if usd else None,
@@ -191,34 +191,36 @@ def summed(key: str, uses: Sequence[LeaseUse]) -> UsageRow:
 
 
 def _usage(options: Options) -> UsageReport:
-    if options.by not in BY:
-        raise UsageError(f"--by {options.by!r} is none of {', '.join(BY)}", hint="such as --by project")
+    if options.by not in GROUPINGS:
+        raise UsageError(
+            f"--by {options.by!r} is none of {', '.join(GROUPINGS)}", hint="such as --by project"
+        )
     window = Duration.parse(options.since, "--since")
     until = time.time()
     uses: list[LeaseUse] = []
     message = ""
-    leases = leases_kept()
+    leases = open_existing_leases()
     if leases is not None:
         held = leases.current()  # what ended unseen is in the ledger from here on
-        uses = [one for row in leases.ledger() if (one := ended(row, until - window, until))]
+        uses = [use for row in leases.ledger() if (use := use_of_row(row, until - window, until))]
         price = machine_price(load())
         usd_hour = price.usd_hour if price else None
-        counters = leases.counters(held)
+        counters = leases.energy_counters(held)
         for lease in held:
-            uses += holding(lease, window, usd_hour, counters)
+            uses += uses_of_lease(lease, window, usd_hour, counters)
         if not uses:
             message = f"nothing was leased since {_stamp(until - window)}"
     else:
         message = f"nobody has leased anything here yet: {folder()} has no leases"
-    keys = dict.fromkeys(getattr(one, options.by) for one in uses)
-    rows = [summed(key, [one for one in uses if getattr(one, options.by) == key]) for key in keys]
+    keys = dict.fromkeys(getattr(use, options.by) for use in uses)
+    rows = [sum_uses(key, [use for use in uses if getattr(use, options.by) == key]) for key in keys]
     return UsageReport(
         node=socket.gethostname(),
         since=_stamp(until - window),
         until=_stamp(until),
         by=options.by,
         rows=tuple(sorted(rows, key=lambda row: -row.gpu_hours)),
-        total=summed("", uses),
+        total=sum_uses("", uses),
         message=message,
         exit_code=0,
     )
@@ -230,16 +232,16 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
         print(node["message"])
         return
     rows = []
-    for one in (*node["rows"], {**node["total"], "key": "all"}):
-        name = one["key"] or "(none)"
-        kwh = None if one["energy_joules"] is None else one["energy_joules"] / 3.6e6
+    for row in (*node["rows"], {**node["total"], "key": "all"}):
+        name = row["key"] or "(none)"
+        kwh = None if row["energy_joules"] is None else row["energy_joules"] / 3.6e6
         rows.append(
             (
                 short_uuid(name) if node["by"] == "device" and name != "all" else name,
-                f"{one['gpu_hours']:.2f}",
-                f"{one['leases']}" + (f" ({one['holding']} hold)" if one["holding"] else ""),
-                _partly(kwh, ".3f", one["energy_uses"], one["uses"]),
-                _partly(one["usd"], ".2f", one["usd_uses"], one["uses"]),
+                f"{row['gpu_hours']:.2f}",
+                f"{row['leases']}" + (f" ({row['holding']} hold)" if row["holding"] else ""),
+                _partial_sum(kwh, ".3f", row["energy_uses"], row["uses"]),
+                _partial_sum(row["usd"], ".2f", row["usd_uses"], row["uses"]),
             )
         )
     for line in table((node["by"].upper(), "GPU-HOURS", "LEASES", "kWh", "USD"), rows, "GPU-HOURS"):
@@ -248,7 +250,7 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
         print(f"{field}: {why}")
 
 
-def _partly(value: float | None, form: str, known: int, uses: int) -> str:
+def _partial_sum(value: float | None, form: str, known: int, uses: int) -> str:
     """A sum, with how many of its uses it is of where it is not of all."""
     if value is None:
         return "-"

@@ -15,25 +15,25 @@ from pathlib import Path
 from typing import Any, Callable
 
 from gpukiln.errors import IncompatibleError, UsageError
-from gpukiln.findings import Finding, worst
+from gpukiln.findings import Finding, worst_severity
 from gpukiln.gpus import insights, sampling
-from gpukiln.gpus.insights import Watched
+from gpukiln.gpus.insights import WatchData
 from gpukiln.gpus.lease_overlay import snapshot
 from gpukiln.gpus.leases import check_usable
 from gpukiln.gpus.model import Device, Snapshot, plain
 from gpukiln.gpus.sampling import Sample, Tick, WatchEvent, WatchRecord
-from gpukiln.gpus.text import gib, short_uuid, shown, table
+from gpukiln.gpus.text import gib, short_uuid, table, value_text
 from gpukiln.gpus.verb import Options, Verb, document
-from gpukiln.gpus.verbs.devices import GPU, chosen, who
+from gpukiln.gpus.verbs.devices import GPU_OPTION, lease_holders, select_devices
 from gpukiln.options import Option
 from gpukiln.units import Duration
 
 Print = Callable[[str], None]
-TICK = "gpu.watch.tick/1"  # the schema of a line
-LEAST_S = 0.05  # between ticks
+TICK_SCHEMA = "gpu.watch.tick/1"  # the schema of a line
+MIN_INTERVAL_S = 0.05  # between ticks
 IDLE = "idle"  # a reason of low clocks that is none to be told
-UP, CLEAR = "\x1b[{}A\r", "\x1b[J"  # ECMA-48: CUU, ED
-INTERVAL = Option("interval", "between looks", default="1s", value="1s")
+CURSOR_UP, CLEAR_BELOW = "\x1b[{}A\r", "\x1b[J"  # ECMA-48: CUU, ED
+INTERVAL_OPTION = Option("interval", "between looks", default="1s", value="1s")
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Insights:
+class InsightsReport:
     """What the rules found in a watch.
 
     Args:
@@ -108,7 +108,7 @@ class Insights:
 
 
 @dataclass(frozen=True)
-class WatchReport(Insights):
+class WatchReport(InsightsReport):
     """What a watch has seen, and what the rules found in it.
 
     Args:
@@ -125,7 +125,7 @@ class WatchReport(Insights):
     devices: tuple[Summary, ...]
 
 
-def look(
+def run_watch(
     options: Options, begun: Callable[[Snapshot, Sequence[Device]], Callable[[Tick], None]]
 ) -> WatchReport:
     """Watch as it was typed.
@@ -140,31 +140,31 @@ def look(
     """
     interval = Duration.parse(options.interval, "--interval")
     lasts = Duration.parse(options.duration, "--duration")
-    if interval < LEAST_S:
-        raise UsageError(f"--interval {options.interval} is too short", hint=f"{LEAST_S} s or more")
+    if interval < MIN_INTERVAL_S:
+        raise UsageError(f"--interval {options.interval} is too short", hint=f"{MIN_INTERVAL_S} s or more")
     first = snapshot()
     check_usable(first)
-    gpus = [one for one in chosen(first, options.gpu) if one.kind == "gpu"]
+    gpus = [device for device in select_devices(first, options.gpu) if device.kind == "gpu"]
     if not gpus:
         raise UsageError(
             f"--gpu {options.gpu} is a part of a GPU, and parts have no sensors", hint="name its GPU"
         )
-    if any(one.vendor != "nvidia" for one in gpus):
+    if any(gpu.vendor != "nvidia" for gpu in gpus):
         raise IncompatibleError("watch is not for amd yet", hint="`gpukiln-gpu list` shows its GPUs now")
     each = begun(first, gpus)
     record, interrupted = WatchRecord(interval, time.monotonic()), False
     record.events.extend(
-        WatchEvent(0.0, one.uuid, one.health, f"GPU {one.index}: {one.error}") for one in gpus if one.error
+        WatchEvent(0.0, gpu.uuid, gpu.health, f"GPU {gpu.index}: {gpu.error}") for gpu in gpus if gpu.error
     )
-    wanted = {one.uuid: one.index for one in gpus if one.uuid and one.readable}
+    indices = {gpu.uuid: gpu.index for gpu in gpus if gpu.uuid and gpu.readable}
     try:
-        if wanted:
-            sampling.watch(wanted, record, lasts, each)
+        if indices:
+            sampling.watch(indices, record, lasts, each)
     except KeyboardInterrupt:
         interrupted = True
     last = snapshot()
-    watched = Watched(record.ticks, interval, first, last, insights.surroundings())
-    summaries = tuple(summary(one, watched.samples(one), record) for one in gpus)
+    watched = WatchData(record.ticks, interval, first, last, insights.machine_context())
+    summaries = tuple(summary(gpu, watched.samples(gpu), record) for gpu in gpus)
     return WatchReport(
         node=first.node,
         started_at=first.taken_at,
@@ -180,7 +180,7 @@ def look(
         insights=insights.examine(watched),
         not_run=insights.not_run(watched),
         leases=last.leases,
-        exit_code=5 if any(one.error for one in summaries) else 0,
+        exit_code=5 if any(summary.error for summary in summaries) else 0,
     )
 
 
@@ -193,7 +193,7 @@ def stats(values: Sequence[float]) -> Stats | None:
     return Stats(ranked[0], round(sum(ranked) / len(ranked), 2), p95, ranked[-1], len(ranked))
 
 
-STATS = (
+STATS_FIELDS = (
     "utilization_percent",
     "memory_used_mib",
     "temperature_c",
@@ -214,12 +214,14 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
     last = next((s for tick in reversed(record.ticks) for s in tick.samples if s.uuid == gpu.uuid), None)
     error = gpu.error or (last.error if last else "no tick was sampled")
     silent = error or "it was never told"
-    told = {name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS}
+    values = {
+        name: stats([v for s in samples if (v := getattr(s, name)) is not None]) for name in STATS_FIELDS
+    }
     energy, source, why = _energy(timed)
     slowed = _slowed(timed, record.interval_s)
     unavailable = {
         name: next((s.unavailable[name] for s in samples if name in s.unavailable), silent)
-        for name, value in told.items()
+        for name, value in values.items()
         if value is None
     }
     if energy is None:
@@ -231,7 +233,7 @@ def summary(gpu: Device, samples: Sequence[Sample], record: WatchRecord) -> Summ
         index=gpu.index,
         name=gpu.name,
         samples=len(samples),
-        **told,
+        **values,
         energy_joules=energy,
         energy_source=source,
         slowed_s=slowed,
@@ -254,31 +256,31 @@ def _energy(timed: Sequence[tuple[float, Sample]]) -> tuple[float | None, str | 
 
 def _slowed(timed: Sequence[tuple[float, Sample]], interval_s: float) -> dict[str, float] | None:
     """Seconds by reason; a sample stands for the time until the next one, and for two intervals at most."""
-    told = [(at, s.clock_events) for at, s in timed if s.clock_events is not None]
-    if not told:
+    samples = [(at, s.clock_events) for at, s in timed if s.clock_events is not None]
+    if not samples:
         return None
-    found: dict[str, float] = {}
-    ends = [at for at, _ in told[1:]] + [told[-1][0] + interval_s]
-    for (at, events), end in zip(told, ends):
+    seconds: dict[str, float] = {}
+    ends = [at for at, _ in samples[1:]] + [samples[-1][0] + interval_s]
+    for (at, events), end in zip(samples, ends):
         for name in events:
-            found[name] = found.get(name, 0.0) + min(end - at, 2 * interval_s)
-    return {name: round(value, 3) for name, value in found.items()}
+            seconds[name] = seconds.get(name, 0.0) + min(end - at, 2 * interval_s)
+    return {name: round(value, 3) for name, value in seconds.items()}
 
 
 # ---- watch
 
 
-def _silent(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
+def _ignore_ticks(_: Snapshot, __: Sequence[Device]) -> Callable[[Tick], None]:
     return lambda _: None
 
 
 def _watch(options: Options) -> WatchReport:
     """For `--json`: one document at the end, and no line before it."""
     with _file(options.out) as file:
-        said = look(options, _writer(file) if file else _silent)
+        report = run_watch(options, _writer(file) if file else _ignore_ticks)
         if file:
-            _write(file, document(WATCH, [plain(said)], []))
-    return said
+            _write(file, document(WATCH, [plain(report)], []))
+    return report
 
 
 @contextlib.contextmanager
@@ -299,12 +301,12 @@ def _writer(file: Any) -> Callable[[Snapshot, Sequence[Device]], Callable[[Tick]
     """Writes every tick as a line of JSON."""
 
     def begun(first: Snapshot, _: Sequence[Device]) -> Callable[[Tick], None]:
-        return lambda tick: _write(file, {"schema": TICK, "node": first.node, "tick": plain(tick)})
+        return lambda tick: _write(file, {"schema": TICK_SCHEMA, "node": first.node, "tick": plain(tick)})
 
     return begun
 
 
-def _here(options: Options) -> int:
+def _watch_live(options: Options) -> int:
     """A table on a terminal, which is drawn again with every tick; lines of JSON elsewhere."""
     terminal = sys.stdout.isatty() and os.environ.get("TERM") not in (None, "", "dumb")
     with _file(options.out) as file:
@@ -315,24 +317,24 @@ def _here(options: Options) -> int:
             todo += [Screen(first, gpus).draw] if terminal else []
 
             def each(tick: Tick) -> None:
-                for one in todo:
-                    one(tick)
+                for handle in todo:
+                    handle(tick)
 
             return each
 
-        said = look(options, begun)
+        report = run_watch(options, begun)
         if lines:
-            _write(lines, document(WATCH, [plain(said)], []))
+            _write(lines, document(WATCH, [plain(report)], []))
         if lines is not sys.stdout:
-            _show(plain(said), options, print)
-    return said.exit_code
+            _show(plain(report), options, print)
+    return report.exit_code
 
 
 class Screen:
     """The table of a terminal, drawn over the one before."""
 
     def __init__(self, first: Snapshot, gpus: Sequence[Device]) -> None:
-        self.node, self.gpus = first.node, {one.uuid: one for one in gpus}
+        self.node, self.gpus = first.node, {gpu.uuid: gpu for gpu in gpus}
         self.drawn = 0
 
     def draw(self, tick: Tick) -> None:
@@ -342,28 +344,28 @@ class Screen:
         if tick.late_s > sampling.LATE_S:
             lines[0] += f"   {tick.late_s:.1f} s late"
         lines = [line[: size.columns - 1] for line in lines[: size.lines - 1]]
-        before = UP.format(self.drawn) if self.drawn else ""
-        sys.stdout.write(before + CLEAR + "\n".join(lines) + "\n")
+        before = CURSOR_UP.format(self.drawn) if self.drawn else ""
+        sys.stdout.write(before + CLEAR_BELOW + "\n".join(lines) + "\n")
         sys.stdout.flush()
         self.drawn = len(lines)
 
     def rows(self, tick: Tick) -> list[str]:
         """The table."""
         rows = []
-        for one in tick.samples:
-            gpu = self.gpus[one.uuid]
-            slowed = ", ".join(name for name in one.clock_events or () if name != IDLE)
+        for sample in tick.samples:
+            gpu = self.gpus[sample.uuid]
+            slowed = ", ".join(name for name in sample.clock_events or () if name != IDLE)
             rows.append(
                 (
                     str(gpu.index),
                     short_uuid(gpu.uuid),
-                    shown(one.utilization_percent, "%"),
-                    f"{gib(one.memory_used_mib)}/{gib(gpu.memory_total_mib)} GiB",
-                    shown(one.temperature_c, "C"),
-                    f"{shown(one.power_watts)}/{shown(gpu.power_limit_watts, 'W')}",
-                    shown(one.clock_sm_mhz),
-                    one.error or slowed or "-",
-                    who(plain(gpu)) or "-",
+                    value_text(sample.utilization_percent, "%"),
+                    f"{gib(sample.memory_used_mib)}/{gib(gpu.memory_total_mib)} GiB",
+                    value_text(sample.temperature_c, "C"),
+                    f"{value_text(sample.power_watts)}/{value_text(gpu.power_limit_watts, 'W')}",
+                    value_text(sample.clock_sm_mhz),
+                    sample.error or slowed or "-",
+                    lease_holders(plain(gpu)) or "-",
                 )
             )
         titles = ("#", "UUID", "UTIL", "MEM USED/TOTAL", "TEMP", "POWER", "SM MHz", "SLOWED BY", "LEASE")
@@ -378,24 +380,26 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
         f"{node['ticks']} looks, {node['late']} late, {node['missed']} missed{ended}{simulated}"
     )
     rows = []
-    for one in node["devices"]:
+    for device in node["devices"]:
         energy = "-"
-        if one["energy_joules"] is not None:
-            energy = f"{one['energy_joules']:.0f} J" + ("" if one["energy_source"] == "counter" else "*")
+        if device["energy_joules"] is not None:
+            energy = f"{device['energy_joules']:.0f} J" + (
+                "" if device["energy_source"] == "counter" else "*"
+            )
         slowed = ", ".join(
-            f"{name} {value:.1f}s" for name, value in (one["slowed_s"] or {}).items() if name != IDLE
+            f"{name} {value:.1f}s" for name, value in (device["slowed_s"] or {}).items() if name != IDLE
         )
         rows.append(
             (
-                str(one["index"]),
-                short_uuid(one["uuid"]),
-                _cell(one["utilization_percent"], "mean", "p95", "max"),
-                _cell(one["memory_used_mib"], "mean", "max"),
-                _cell(one["temperature_c"], "mean", "max"),
-                _cell(one["power_watts"], "mean", "p95", "max"),
-                _cell(one["clock_sm_mhz"], "min", "mean", "max"),
+                str(device["index"]),
+                short_uuid(device["uuid"]),
+                _cell(device["utilization_percent"], "mean", "p95", "max"),
+                _cell(device["memory_used_mib"], "mean", "max"),
+                _cell(device["temperature_c"], "mean", "max"),
+                _cell(device["power_watts"], "mean", "p95", "max"),
+                _cell(device["clock_sm_mhz"], "min", "mean", "max"),
                 energy,
-                one["error"] or slowed or "-",
+                device["error"] or slowed or "-",
             )
         )
     titles = (
@@ -404,47 +408,51 @@ def _show(node: dict[str, Any], _: Options, print: Print) -> None:
     )
     for line in table(titles, rows):
         print(line)
-    if any(one["energy_source"] == "power" for one in node["devices"]):
+    if any(device["energy_source"] == "power" for device in node["devices"]):
         print("* summed up from the power at each look: the GPU has no counter of its energy")
-    _show_found(node, print)
+    _show_findings(node, print)
 
 
 def _cell(value: dict[str, Any] | None, *names: str) -> str:
     return "-" if value is None else "/".join(f"{value[name]:.0f}" for name in names)
 
 
-def _show_found(node: dict[str, Any], print: Print) -> None:
+def _show_findings(node: dict[str, Any], print: Print) -> None:
     """Events and insights."""
-    for one in node["events"]:
-        print(f"at {one['at_s']:.1f} s: {one['device'] or 'the watch'}: {one['name']}: {one['text']}")
-    for one in node["insights"]:
+    for event in node["events"]:
+        print(f"at {event['at_s']:.1f} s: {event['device'] or 'the watch'}: {event['name']}: {event['text']}")
+    for finding in node["insights"]:
         numbers = (
             f"{name} {_word(value)}"
-            for name, value in one["evidence"].items()
+            for name, value in finding["evidence"].items()
             if name not in ("threshold", "window_s")
         )
-        print(f"{one['severity']:8} {one['id']}: {one['object'] or 'this machine'}: {one['message']}")
+        print(
+            f"{finding['severity']:8} {finding['id']}: {finding['object'] or 'this machine'}: {finding['message']}"
+        )
         print(f"         {', '.join(numbers)}")
-        print(f"         next: {one['remedy']}")
+        print(f"         next: {finding['remedy']}")
 
 
 def _word(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else shown(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else value_text(value)
 
 
 # ---- insights
 
 
-def _insights(options: Options) -> Insights:
-    said = look(options, _silent)
-    found = {name: getattr(said, name) for name in Insights.__dataclass_fields__}
-    return Insights(**{**found, "exit_code": 1 if worst(said.insights) == "error" else said.exit_code})
+def _insights(options: Options) -> InsightsReport:
+    report = run_watch(options, _ignore_ticks)
+    fields = {name: getattr(report, name) for name in InsightsReport.__dataclass_fields__}
+    return InsightsReport(
+        **{**fields, "exit_code": 1 if worst_severity(report.insights) == "error" else report.exit_code}
+    )
 
 
 def _show_insights(node: dict[str, Any], _: Options, print: Print) -> None:
     simulated = ", SIMULATED" if node["simulated"] else ""
     print(f"node {node['node']}   looked for {node['lasted_s']:g} s{simulated}")
-    _show_found(node, print)
+    _show_findings(node, print)
     if not node["insights"]:
         print("nothing to say")
     if node["not_run"]:
@@ -455,14 +463,14 @@ WATCH = Verb(
     "watch",
     "Watch the GPUs for a while: a live table, or lines of JSON; then what they did, and what is odd.",
     (
-        GPU,
-        INTERVAL,
+        GPU_OPTION,
+        INTERVAL_OPTION,
         Option("duration", "for how long; 0: until Ctrl-C", default="60s", value="60s"),
         Option("out", "write the lines of JSON to this file", value="FILE"),
     ),
     _watch,
     _show,
-    takes_over=_here,
+    takes_over=_watch_live,
     examples=("--interval 1 --duration 60", "--gpu 0 --duration 0", "--out watch.jsonl"),
 )
 VERBS = (
@@ -470,7 +478,7 @@ VERBS = (
     Verb(
         "insights",
         "What is odd about the GPUs: rules over a look of some seconds. Exit 1 where one is an error.",
-        (GPU, INTERVAL, Option("duration", "for how long to look", default="10s", value="10s")),
+        (GPU_OPTION, INTERVAL_OPTION, Option("duration", "for how long to look", default="10s", value="10s")),
         _insights,
         _show_insights,
         examples=("--duration 30s",),

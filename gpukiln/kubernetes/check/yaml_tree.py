@@ -12,7 +12,7 @@ import yaml
 
 from gpukiln.kubernetes import scalars
 from gpukiln.kubernetes.check.workload import Path
-from gpukiln.parsing import DEEPEST, MOST_VALUES, LimitError, check_yaml
+from gpukiln.parsing import MAX_DEPTH, MAX_VALUES, LimitError, check_yaml
 
 _Place = tuple[yaml.Mark, yaml.Node]
 _SPLIT = re.compile(r"^---(?=\s|$)", re.MULTILINE)
@@ -164,7 +164,7 @@ class _NodeReader:
             return self._scalar(node, scalars.value), 1
         if (known := self._known.get(id(node))) is not None:
             return known
-        if id(node) in self._open or level > DEEPEST:  # aliases can nest deeper than the text
+        if id(node) in self._open or level > MAX_DEPTH:  # aliases can nest deeper than the text
             raise BrokenError("an alias that contains itself, or too many levels", self._line(node))
         self._open.add(id(node))
         data, size = (
@@ -185,8 +185,8 @@ class _NodeReader:
         for key_node, value_node in node.value:
             value, count = self.read(value_node, level + 1)
             size += count
-            if size > MOST_VALUES:
-                text = f"more than {MOST_VALUES:,} values after its aliases are expanded"
+            if size > MAX_VALUES:
+                text = f"more than {MAX_VALUES:,} values after its aliases are expanded"
                 raise BrokenError(text, self._line(key_node))
             if key_node.tag == scalars.MERGE:
                 # go.yaml.in/yaml/v2, decode.go: a merge overrides earlier keys, and the first mapping of a

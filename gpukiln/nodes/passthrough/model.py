@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError
-from gpukiln.findings import Examined
+from gpukiln.findings import CheckedItem
 
 LOOK, CREATE = "node.passthrough/1", "node.passthrough.create/1"
 UNDO, UNDONE = "node.passthrough.undo/1", "node.passthrough.undone/1"
 
 
 @dataclass(frozen=True)
-class PassthroughCheck(Examined):
+class PassthroughCheck(CheckedItem):
     """One thing that was examined, for example iommu.group.
 
     Args:

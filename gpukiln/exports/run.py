@@ -263,7 +263,9 @@ def _why_unverified(source: Source, build: Build | None) -> str:
     known = build.read().newest_verdicts if build else {}
     failed = [name for name, verdict in verdicts.items() if not verdict.passed]
     failed += [
-        name for name, verdict in known.items() if not verdict.passed_without_simulation and name not in failed
+        name
+        for name, verdict in known.items()
+        if not verdict.passed_without_simulation and name not in failed
     ]
     if failed:
         return f"it failed on {', '.join(failed)}"

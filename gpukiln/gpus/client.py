@@ -141,7 +141,9 @@ class MemberLeases:
             engine=engine,
         )
         considered = tuple(_candidate(data) for data in answer["considered"])
-        return LeaseGrant(read_lifeline(answer["lease"]), descriptors, considered, answer["why"], answer["indices"])
+        return LeaseGrant(
+            read_lifeline(answer["lease"]), descriptors, considered, answer["why"], answer["indices"]
+        )
 
     def release(
         self,

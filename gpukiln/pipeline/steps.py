@@ -144,7 +144,9 @@ def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None
         error.add_note(f"an AMI that no record knows may be left: {left.message}")
 
 
-def _remove_stages(saved: BakeResources, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
+def _remove_stages(
+    saved: BakeResources, build: Build, baked: Bake, progress: Progress, *, proven: bool
+) -> None:
     """Remove the stages that no build shall go on from; what can't be removed is told and fails no build."""
     if saved.stages is None:
         return

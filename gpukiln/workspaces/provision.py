@@ -570,7 +570,9 @@ def offer_tags(offer: Offer, zone: str) -> dict[str, str]:
     return {tags.PLAN_TAG: describe_offer(offer, zone), tags.PRICE_TAG: price}
 
 
-def _launch_candidates(cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]) -> list[LaunchCandidate]:
+def _launch_candidates(
+    cloud: Cloud, subnet_ids: Sequence[str], offers: Sequence[Offer]
+) -> list[LaunchCandidate]:
     """Each offer in each zone that has it and a subnet, by the names that the account has for zones."""
     ec2 = cloud.client("ec2")
     with explain_aws_errors("look for zones that have the machine"):

@@ -107,7 +107,9 @@ def report_folder(cloud: Cloud, name: str) -> Path:
     return state_home() / "workspaces" / "reports" / f"{cloud.name}-{cloud.region}-{name}"
 
 
-def check_health(cloud: Cloud, existing: ExistingWorkspace, *, live: LiveReport | None = None) -> HealthReport:
+def check_health(
+    cloud: Cloud, existing: ExistingWorkspace, *, live: LiveReport | None = None
+) -> HealthReport:
     """Verify the machine of a workspace, and tag it with the result.
 
     A machine that can't be reached is unhealthy.

@@ -107,7 +107,9 @@ def test_a_lease_that_holds_counts_until_now(
     (folder / "gpus.toml").write_text("[price]\nusd_hour = 16.0\n")
     seen = gpus.snapshot(*(gpus.device(n, energy_joules=1000.0) for n in range(8)))
     later = gpus.snapshot(*(gpus.device(n, energy_joules=8200.0) for n in range(8)))
-    monkeypatch.setattr(Leases, "energy_counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices})
+    monkeypatch.setattr(
+        Leases, "energy_counters", lambda *_: {one.uuid: one.energy_joules for one in later.devices}
+    )
     leases = Leases(LeaseStore(folder / "leases"), take_snapshot=lambda: seen)
     lease = leases.acquire(DeviceRequest(count=2), LeaseHolder("ann", 0), kind=DETACHED, hours=9.0).lease
     with leases.store.change():

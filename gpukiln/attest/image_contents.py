@@ -1,4 +1,4 @@
-"""What is on an image, as the image's own record says it (roles/image_record), and the purl of a package."""
+"""The packages of an image by its own record (roles/image_record), and package URLs (purl)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ NAMESPACES = {"amazon": "amzn"}  # purl-spec, types/rpm: the vendor as os-releas
 
 @strict
 class InstalledPackage:
-    """What is known of an installed package beside its version.
+    """Details of an installed package, in addition to its version.
 
     Args:
         architecture: As the package manager names it.
@@ -37,7 +37,7 @@ class ImageContents:
     """The image's own record, where a build folder has it.
 
     Args:
-        details: Per package what is known of it; empty for an image baked before this was recorded.
+        details: By package; empty for an image that was baked before these were recorded.
         built_at: ISO 8601, or an empty string.
         content: The file's bytes, which are those of /etc/gpukiln/image.json in the image; None: no file.
     """
@@ -51,7 +51,7 @@ class ImageContents:
 
         Args:
             package: Its name.
-            version: Its version, the answer's where nothing is known of it.
+            version: Its version, which is returned where the source is not known.
 
         Returns:
             Name and version of the source; the package's own where it is not known.
@@ -72,7 +72,7 @@ def read_image_contents(folder: Path) -> ImageContents:
         folder: The folder of the build.
 
     Returns:
-        What it says; nothing where there is no such file.
+        The record; an empty one where the file does not exist.
 
     Raises:
         UsageError: The file is damaged.
@@ -91,11 +91,11 @@ def read_image_contents(folder: Path) -> ImageContents:
 
 
 def package_url(base: ResolvedBase, name: str, version: str, installed: ImageContents) -> PackageURL:
-    """The purl of a package, with the qualifiers by which scanners find its advisories.
+    """The package URL (purl) of a package, with the qualifiers by which scanners find its advisories.
 
     Args:
         base: The image's base.
-        installed: What is known of it.
+        installed: The image's record.
 
     Returns:
         For example `pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12&upstream=glibc`; `upstream` is

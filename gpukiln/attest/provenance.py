@@ -1,7 +1,7 @@
-"""Where an image comes from, as an in-toto statement with the predicate SLSA provenance v1.
+"""The provenance of an image: an in-toto statement with the predicate SLSA provenance v1.
 
-The terms are those of https://slsa.dev/spec/v1.0/provenance; what this build type puts into them, and what
-its two kinds of immutable reference mean, is in docs/attestation.md.
+The terms are those of https://slsa.dev/spec/v1.0/provenance; docs/attestation.md has the values of
+this build type, and the meaning of its two kinds of immutable reference.
 """
 
 from datetime import UTC, datetime
@@ -34,14 +34,14 @@ def make_statement(
     subjects: list[Descriptor],
     byproducts: list[Descriptor],
 ) -> dict[str, Any]:
-    """Say what an image was built from, by what, and how.
+    """The statement on what an image was built from, by which builder, and how.
 
     Args:
         record: The build's record.
-        installed: What the image's own record says.
-        created_at: When the cloud made the AMI, ISO 8601.
-        subjects: What was built.
-        byproducts: What else the build wrote.
+        installed: The image's own record.
+        created_at: When the cloud created the AMI, ISO 8601.
+        subjects: The built artefacts.
+        byproducts: Other files of the build.
 
     Returns:
         An in-toto statement.
@@ -95,7 +95,7 @@ def image_subject(region: str, image_id: str) -> Descriptor:
     """An AMI as a subject or a dependency.
 
     Args:
-        image_id: Its id, which EC2 never gives to another image.
+        image_id: Its id, which EC2 never reuses.
     """
     uri = f"arn:{_partition(region)}:ec2:{region}::image/{image_id}"
     return {"name": image_id, "uri": uri, "digest": {AMI: image_id}}
@@ -132,7 +132,7 @@ def _dependencies(record: Record, baked: Bake, installed: ImageContents) -> list
 
 
 def _stage(region: str, use: StageUse | None) -> list[Descriptor]:
-    """The snapshot of an earlier bake that this one went on from; it was made from the same base."""
+    """The stage of an earlier bake from which this one continued; it was made from the same base."""
     if use is None:
         return []
     annotations = {"stage": use.stage, "build": use.build_id}

@@ -26,11 +26,11 @@ PRESENT = ("installed", "preinstalled")
 
 
 def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
-    """Write down what an image is made of: its system, its components and every package.
+    """The contents of an image: its system, its components and every package.
 
     Args:
         record: The build's record.
-        installed: What the image's own record says of its packages.
+        installed: The image's own record of its packages.
 
     Returns:
         CycloneDX 1.6 as JSON; the same arguments always give the same text.
@@ -78,13 +78,13 @@ def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
 
 
 def sbom_difference(sbom: bytes, baked: Bake) -> str:
-    """Compare an SBOM with what was recorded of an image.
+    """Compare an SBOM with the record of an image.
 
     Args:
         sbom: Its content.
 
     Returns:
-        What is wrong with it; empty when every package and component is there, in its version.
+        The differences; empty where every package and component is there in its version.
     """
     try:
         document = parse_json(sbom)
@@ -92,9 +92,9 @@ def sbom_difference(sbom: bytes, baked: Bake) -> str:
         there = {row["name"]: row["version"] for row in rows if "purl" in row}
         others = {row["bom-ref"]: row["version"] for row in rows if "purl" not in row}
     except (ValueError, KeyError, TypeError) as error:
-        return f"it is no CycloneDX document with components: {error!r}"
+        return f"the file is not a CycloneDX document with components: {error!r}"
     if of != baked.image_id:
-        return f"it is of {of} and not of {baked.image_id}"
+        return f"found the SBOM of {of}, wanted that of {baked.image_id}"
     if not baked.packages:
         return "the record lists no package, so there is nothing to compare with"
     present = {name: entry for name, entry in baked.components.items() if entry["status"] in PRESENT}
@@ -146,7 +146,7 @@ def _package(record: Record, name: str, version: str, installed: ImageContents) 
 
 
 def _license(text: str) -> DisjunctiveLicense:
-    # Debian's short names are SPDX's only in part: GPL-2+ stays the name that the file has
+    # Some of Debian's short names are SPDX ids, others are not, such as GPL-2+: those stay names
     declared = LicenseAcknowledgement.DECLARED
     if spdx := fixup_id(text):
         return DisjunctiveLicense(id=spdx, acknowledgement=declared)
@@ -167,7 +167,7 @@ def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
                     version=known.native_cuda,
                     bom_ref="component:cuda-driver-api",
                     supplier=OrganizationalEntity(name="NVIDIA"),
-                    description=f"the CUDA version that libcuda of driver branch {known.branch} brings",
+                    description=f"the CUDA version of libcuda in driver branch {known.branch}",
                 ),
                 entry.get("package", {}).get("name", ""),
             )

@@ -1,4 +1,4 @@
-"""plan -> bake -> verify, with a record of all of it, whatever happens."""
+"""The steps bake, verify and attest of a build, with a record of each, also where one fails."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def why_build(plan: ImagePlan, builds: Builds) -> list[str]:
-    """What changed since the last image that was proven.
+    """What changed since the last image that was verified.
 
     Returns:
-        A line that names the image, and one line a change; only one when there was none.
+        A line that names the image, and one line for each change; one line where there is no such image.
     """
     for build in builds.all():
         old = build.read()
@@ -52,9 +52,9 @@ def why_build(plan: ImagePlan, builds: Builds) -> list[str]:
             image = f"{old.bake.image_id if old.bake else 'the image'} of build {old.build_id}"
             changes = explain_change(old.plan.inputs, plan.inputs)
             if not changes:
-                return [f"{image} had this digest, and is not there any more"]
+                return [f"{image} had this digest, and does not exist any more"]
             return [f"since {image}, verified on {old.verdict.started_at[:10]}:", *changes]
-    return ["no image of it was proven on this machine yet"]
+    return ["no image of it was verified on this machine yet"]
 
 
 def build_image(
@@ -69,16 +69,16 @@ def build_image(
 
     Args:
         builds: Where the record goes.
-        saved: What it may take from earlier builds, and keeps for later ones.
+        saved: Files and stages of earlier builds that it may use, and keeps for later ones.
         signer: The key to sign provenance and verdict with, or None.
 
     Returns:
-        The build and its record; a failed check is in the verdict, not an exception.
+        The build and its record. A failed check is in the verdict and raises nothing.
 
     Raises:
-        GpukilnError: It could not be baked or verified.
+        GpukilnError: The image could not be baked or verified.
     """
-    progress.show(Text(access_line(cloud)))  # or it can't be said: nothing is started then
+    progress.show(Text(access_line(cloud)))  # first: where it can't be printed, no machine is started
     stage = saved.stages.newest() if saved.stages else None
     progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)
@@ -86,13 +86,13 @@ def build_image(
         record = Record(build.id, "running", plan)
         build.write(record)
 
-        def made(image: Bake) -> None:
+        def record_image(image: Bake) -> None:
             nonlocal record
             record = replace(record, state="baked", bake=image)
             build.write(record)
 
         try:
-            baked = bake(plan, cloud, build, progress, saved, stage, made=made)
+            baked = bake(plan, cloud, build, progress, saved, stage, made=record_image)
             finish(cloud, baked.image_id)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
@@ -102,7 +102,7 @@ def build_image(
                 record,
                 state="verified",
                 verdicts=(verdict,),
-                durations_s=dict(progress.durations),  # what comes after is not in the record
+                durations_s=dict(progress.durations),  # the steps after this one are not in the record
                 cost=spent(plan, progress.durations, machine),
             )
         except BaseException as error:
@@ -123,8 +123,8 @@ def build_image(
                 )
             )
             if record.bake and isinstance(error, UnavailableError):
-                # it may be for what the stages hold that the image does not boot or can't be reached
-                _remove_stages(saved, build, record.bake, progress, proven=False)
+                # the content of the stages may be why the image does not boot or can't be reached
+                _remove_stages(saved, build, record.bake, progress, verified=False)
             raise
         build.write(record)
         try:
@@ -132,39 +132,39 @@ def build_image(
             attest(build, record, cloud, progress, signer)
             sign_verdict(cloud, subject, verdict, build.report_folder(1), signer, build)
         finally:
-            _remove_stages(saved, build, baked, progress, proven=verdict.passed_without_simulation)
+            _remove_stages(saved, build, baked, progress, verified=verdict.passed_without_simulation)
     return build, record
 
 
 def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None:
-    """The bake may have ended while its AMI was made; what can't be removed is told beside the error."""
+    """Remove an AMI that EC2 made after the bake failed; a note of the error names what can't be removed."""
     try:
         remove_unrecorded(cloud, build.id)
-    except GpukilnError as left:
-        error.add_note(f"an AMI that no record knows may be left: {left.message}")
+    except GpukilnError as problem:
+        error.add_note(f"an AMI without a record may exist: {problem.message}")
 
 
-def _remove_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, proven: bool) -> None:
-    """Remove the stages that no build shall go on from; what can't be removed is told and fails no build."""
+def _remove_stages(saved: Saved, build: Build, baked: Bake, progress: Progress, *, verified: bool) -> None:
+    """Remove stages that no build may start from; a failure is printed and does not fail the build."""
     if saved.stages is None:
         return
     try:
-        if proven:
+        if verified:
             saved.stages.tidy()
         else:
             saved.stages.drop(build.id, baked.stage)
     except GpukilnError as error:
-        progress.show(Text(f"{error.message}; what is left of stages is not used with `--stages off`"))
+        progress.show(Text(f"{error.message}; with `--stages off` builds do not use the remaining stages"))
 
 
 def attest(
     build: Build, record: Record, cloud: Cloud, progress: Progress, signer: Signer | None = None
 ) -> None:
-    """Write SBOM and provenance of a judged image beside its record; what is there already stays.
+    """Write SBOM and provenance of a verified image next to its record, unless they exist.
 
     Args:
-        build: Its folder, locked.
-        record: Its record, written.
+        build: The build's folder, locked.
+        record: The build's record, written.
         cloud: Where the image is.
         signer: The key to sign the provenance with, or None.
 
@@ -180,7 +180,7 @@ def attest(
             write_attestation(build, record, cloud, signer)
     except GpukilnError as error:
         error.add_note(
-            f"the image is judged and recorded; `invoke ami.attest {build.id}` writes what is missing"
+            f"the image is verified and recorded; `invoke ami.attest {build.id}` writes the missing files"
         )
         raise
 
@@ -195,16 +195,17 @@ def verify_image(
     spot: bool = False,
     simulated: bool = False,
 ) -> tuple[Verdict, Launched]:
-    """Boot a new machine from an image and judge it; the verdict is the caller's to keep.
+    """Boot a new machine from an image and verify it; the caller keeps the verdict.
 
     Args:
         folder: For the report.
-        instance_types: The types to try, the best first; the first that it was built for when empty.
+        instance_types: The types to try, the best first; where empty, the first type that the image was built
+            for.
         spot: Whether the machine may be a spot instance.
-        simulated: Whether it gets simulated GPUs, which are judged as far as that makes sense.
+        simulated: Whether the machine gets simulated GPUs, which are verified as far as possible.
 
     Returns:
-        The verdict, and the machine that it is about.
+        The verdict and its machine.
 
     Raises:
         BusyError: There is no capacity for any of the types now.
@@ -249,7 +250,7 @@ def verify_image(
 
 
 def require_passed(verdict: Verdict, build: str) -> None:
-    """Turn failed checks into the command's failure.
+    """Fail the command where checks failed.
 
     Args:
         build: The build's name, for the hint.

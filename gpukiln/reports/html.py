@@ -1,7 +1,7 @@
 """HTML pages that load nothing: the template extends `frame.html.j2`, which has style, script and policy.
 
-The one script opens what a link leads to, and the policy allows that script, by its hash, and no other;
-without it every link still leads there. Autoescape escapes every value, and `sanitize` cleans it.
+The only script opens the target of a link, and the policy allows only that script, by its hash; without it
+links still work. Autoescape escapes every value, and `sanitize` redacts and cleans it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def environment(folder: Path) -> Environment:
     """Jinja's environment for pages that extend the frame.
 
     Args:
-        folder: Has their templates.
+        folder: The folder of their templates.
     """
     pages = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
@@ -58,12 +58,12 @@ def environment(folder: Path) -> Environment:
 
 
 def _finalize(value: Any) -> Any:
-    """Applied to every expression of the template; what a macro made has been through it already."""
+    """Applied to every expression of a template; the output of a macro has been through it before."""
     return sanitize(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _ticks(text: str) -> Markup:
-    """A text whose `commands` are set as such; it is escaped before it becomes Markup (S704)."""
+    """A text with its `commands` as <code>; it is escaped before it becomes Markup (S704)."""
     return Markup(re.sub(r"`([^`\n]+)`", r"<code>\1</code>", str(escape(sanitize(text)))))  # noqa: S704 - escaped
 
 

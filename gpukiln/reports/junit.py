@@ -1,8 +1,8 @@
-"""Writes JUnit XML as CI systems read it: the one writer.
+"""Writes JUnit XML for CI systems.
 
 junitparser 5.0 would need as much code around it (junitparser.py: TestCase, TestSuite.update_statistics): its
-test cases have no properties, it replaces a suite's time by the sum of its cases', which lacks the time that
-gathering took, and it leaves control characters in, which no XML parser accepts.
+test cases have no properties, it replaces a suite's time by the sum of its cases', without the time for
+gathering facts, and it writes control characters, which no XML parser accepts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Case:
     """A test case.
 
     Args:
-        group: What CI shows it under, JUnit's classname.
-        kind: Of a result that is not passed: a word that CI may group by.
-        message: Of such a result, in one line.
-        text: More about a failure; of a case that passed, its output.
+        group: JUnit's classname, by which CI groups cases.
+        kind: JUnit's type of a result that is not passed.
+        message: One line about such a result.
+        text: Details of a failure; the output of a passed case.
         seconds: None: not measured.
     """
 
@@ -46,7 +46,7 @@ class Suite:
     """The test cases of one machine or file.
 
     Args:
-        about: More attributes, for example timestamp and hostname.
+        about: Further attributes, for example timestamp and hostname.
         seconds: None: not measured.
     """
 
@@ -61,7 +61,7 @@ def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 
     """Write suites with their counts.
 
     Args:
-        path: The file; written whole or not at all.
+        path: The file; written completely or not at all.
         mode: Of the file.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Findings as code scanning reads them: SARIF 2.1.0 (docs.oasis-open.org/sarif/sarif/v2.1.0)."""
+"""Findings for code scanning: SARIF 2.1.0 (docs.oasis-open.org/sarif/sarif/v2.1.0)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "
 
 
 def write_sarif(path: Path, document: dict[str, Any]) -> None:
-    """Write what `sarif` gave.
+    """Write a document of `sarif`.
 
     Raises:
         OSError: It can't be written.
@@ -107,7 +107,7 @@ def _location(file: str, line: int, path: str = "") -> dict[str, Any]:
 
 
 def _fingerprint(finding: Finding) -> str:
-    """What stays the same where lines move."""
+    """A hash that stays the same when lines move, so that code scanning recognises the finding."""
     parts = (
         finding.id,
         finding.evidence["file"],

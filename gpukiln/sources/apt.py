@@ -1,6 +1,6 @@
-"""Debian packages as seen from this machine: where its mirror is, and which versions it has.
+"""The Debian mirror of this machine: its address, and the package versions that it has.
 
-Nothing of the machine's own apt state is read or changed, and root is not needed.
+The machine's own apt state is neither read nor changed, and root is not needed.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ COMPONENTS = "main contrib non-free non-free-firmware"
 MAX_AGE_S = 3600
 """How long fetched package lists count as fresh, in seconds."""
 LISTS_MIB = 150
-"""What the lists of Debian 12 with its security suite take, and apt's index of them: 123 MiB in 2026."""
+"""Disk space for the lists of Debian 12 with its security suite and apt's index: 123 MiB in 2026."""
 PACKAGES_MIB = 50
 
 
@@ -36,7 +36,7 @@ class _Entry:
 
 
 def strip_credentials(text: str) -> str:
-    """Remove user names and passwords from every address in a text that is going to be shown.
+    """Remove user names and passwords from every address in a text for messages.
 
     Returns:
         The text with `scheme://user:password@host` shortened to `scheme://host`.
@@ -45,9 +45,9 @@ def strip_credentials(text: str) -> str:
 
 
 def debian_sources(release: str = "bookworm", *, etc: Path = ETC) -> str:
-    """The Debian archive as this machine reaches it, for a private apt or a new root file system.
+    """The Debian archive through this machine's mirror, for a private apt or a new root file system.
 
-    The addresses and keys are those of the machine's own Debian entries, whatever its own release is.
+    Addresses and keys are those of the machine's own Debian entries, of whatever release.
 
     Args:
         release: The code name of the release that is wanted.
@@ -55,7 +55,7 @@ def debian_sources(release: str = "bookworm", *, etc: Path = ETC) -> str:
 
     Returns:
         A deb822 sources file for the release, its updates and its security suite, with every component.
-        It may hold credentials: write it only where nobody else reads, and never print it.
+        It may contain credentials: write it only where no other user can read it, and never print it.
 
     Raises:
         UnavailableError: The machine has no Debian entry.
@@ -132,7 +132,7 @@ def candidate_versions(
 ) -> dict[str, str]:
     """The version of each package that apt would install from this machine's Debian mirror.
 
-    Package lists are fetched into `cache` when the last ones are older than an hour.
+    Package lists in `cache` that are older than an hour are fetched again.
 
     Args:
         packages: Package names.
@@ -147,9 +147,7 @@ def candidate_versions(
         UnavailableError: There is no apt here, no Debian entry, or the mirror can't be reached.
     """
     if not shutil.which("apt-get"):
-        raise UnavailableError(
-            "apt-get is missing, so no Debian mirror can be asked", hint="run this on Debian"
-        )
+        raise UnavailableError("found no apt-get, which asks the Debian mirror", hint="run this on Debian")
     text = debian_sources() if sources is None else sources
     cache.mkdir(parents=True, exist_ok=True)
     with locked(cache / "lock"):
@@ -161,16 +159,16 @@ def candidate_versions(
 def download_packages(
     packages: Sequence[str], *, into: Path, status: Path, cache: Path, sources: str
 ) -> None:
-    """Fetch packages, and what they need that a root file system has not; apt checks their signatures.
+    """Fetch packages and their missing dependencies for a root file system; apt verifies their signatures.
 
     Args:
-        into: The folder that they are put into; made.
-        status: dpkg's list of what that root file system has.
+        into: The folder for the packages; created.
+        status: dpkg's status file of that root file system.
         cache: A folder for the private apt state, see `candidate_versions`.
         sources: A deb822 sources file.
 
     Raises:
-        UnavailableError: The mirror can't be reached, or has not all of them.
+        UnavailableError: The mirror can't be reached, or lacks a package.
     """
     (into / "partial").mkdir(parents=True)
     cache.mkdir(parents=True, exist_ok=True)
@@ -185,8 +183,8 @@ def download_packages(
             *("install", *packages),
             needs_mib=PACKAGES_MIB,
         )
-    for leftover in (into / "partial", into / "lock"):
-        remove(leftover)
+    for path in (into / "partial", into / "lock"):
+        remove(path)
 
 
 def _fetch_lists(cache: Path, config: Path, text: str, *, needs_mib: int, refresh: bool) -> None:
@@ -195,8 +193,8 @@ def _fetch_lists(cache: Path, config: Path, text: str, *, needs_mib: int, refres
     if not refresh and _is_fresh(stamp, digest):
         return
     stamp.unlink(missing_ok=True)
-    there = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
-    needs = max(1, needs_mib - there // MIB)
+    present = sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
+    needs = max(1, needs_mib - present // MIB)
     _run_apt(config, "apt-get", "-qq", "update", "--error-on=any", needs_mib=needs)
     stamp.write_text(digest, encoding="utf-8")
 
@@ -208,7 +206,7 @@ def _is_fresh(stamp: Path, digest: str) -> bool:
 
 
 def _write_config(cache: Path, sources: str) -> Path:
-    """Write a private apt configuration that keeps only the machine's way to the network."""
+    """Write a private apt configuration that takes over only proxies and timeouts from the machine's."""
     for folder in ("lists/partial", "archives/partial", "empty"):
         (cache / folder).mkdir(parents=True, exist_ok=True)
     _write_private(cache / "archive.sources", sources)
@@ -234,9 +232,9 @@ def _write_config(cache: Path, sources: str) -> Path:
     }
     dump = apt_settings()
     network = re.findall(r"^Acquire::(?:https?|ftp|tor).*$", dump, flags=re.MULTILINE | re.IGNORECASE)
-    ours = [f'{key} "{value}";' for key, value in settings.items()]
+    own = [f'{key} "{value}";' for key, value in settings.items()]
     path = cache / "apt.conf"
-    _write_private(path, "\n".join([*network, *ours, ""]))
+    _write_private(path, "\n".join([*network, *own, ""]))
     return path
 
 
@@ -247,15 +245,15 @@ def apt_settings() -> str:
         said = done.stderr.decode(errors="replace").strip().splitlines()
         raise UnavailableError(
             f"apt can't read its settings: {said[0] if said else f'exit {done.returncode}'}",
-            hint="mend /etc/apt/apt.conf and /etc/apt/apt.conf.d: `apt-config dump` shows what is wrong",
+            hint="fix /etc/apt/apt.conf and /etc/apt/apt.conf.d: `apt-config dump` shows the error",
         )
     return done.stdout.decode(errors="replace")
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read: addresses may hold credentials.
+    """Write a file that only its owner can read, because addresses may contain credentials.
 
-    One that is as it should be stays as it is: apt makes its cache anew when what it read has changed.
+    A file with the same text is left alone: apt rebuilds its cache when a file that it read is newer.
     """
     if path.is_file() and path.read_text(encoding="utf-8") == text:
         return
@@ -266,7 +264,7 @@ def _write_private(path: Path, text: str) -> None:
 
 
 def _run_apt(config: Path, *command: str, needs_mib: int = 0) -> str:
-    """Run apt; with `needs_mib` it writes beside its configuration, where it waits forever on a full disk."""
+    """Run apt. With `needs_mib` it writes next to its configuration; on a full disk it would wait forever."""
     done = programs.run(
         command,
         limit_s=programs.NETWORK_S if needs_mib else programs.QUICK_S,
@@ -280,7 +278,7 @@ def _run_apt(config: Path, *command: str, needs_mib: int = 0) -> str:
             raise programs.disk_full(config.parent, needs_mib)
         wrong = [line for line in lines if line.startswith("E:")] or lines or ["no message"]
         raise UnavailableError(
-            f"the Debian mirror can't be asked: {wrong[0]}",
+            f"the Debian mirror can't be used: {wrong[0]}",
             hint="check the network and /etc/apt, then try again",
             details=tuple(line for line in lines if line != wrong[0]),
         )

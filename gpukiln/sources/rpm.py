@@ -1,7 +1,7 @@
-"""What an rpm repository has, read from its metadata; neither dnf nor rpm is needed.
+"""The packages and modules of an rpm repository, read from its metadata without dnf and rpm.
 
-Checksums are checked and signatures are not: a plan says what a build would find there, and the build's dnf
-checks the signature of what it installs.
+Checksums are verified, signatures are not: a plan only reads versions, and the build's dnf verifies the
+signature of each package that it installs.
 """
 
 import gzip
@@ -30,7 +30,7 @@ OPENERS: Mapping[str, Callable[[bytes], bytes]] = {
     "gz": gzip.decompress,
     "xz": lzma.decompress,
 }
-"""How a file is unpacked, by the end of its name; Python 3.11 has no reader for zst."""
+"""The decompressor by file name extension; Python 3.11 has none for zst."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def read_metadata(url: str) -> RpmMetadata | None:
         url: The repository, an http, https or file address; below it is repodata/repomd.xml.
 
     Returns:
-        What it has; None where its lists are packed in a way that is not read here.
+        Its contents; None where its lists have a compression that is not supported here.
 
     Raises:
-        UnavailableError: It can't be read, or a file is not what repomd.xml says.
+        UnavailableError: It can't be read, or a file differs from its checksum in repomd.xml.
     """
     root = url.rstrip("/")
     files = {}
@@ -93,7 +93,7 @@ def _fetch_verified(root: str, href: str, kind: str, expected: str | None) -> by
     if digest != expected:
         raise UnavailableError(
             f"{strip_credentials(root)}/{href} has the {kind} {digest}, wanted {expected}",
-            hint="the repository is being changed, or its mirror is broken; try again later",
+            hint="the repository is being updated, or its mirror is damaged; try again later",
         )
     return OPENERS[href.rpartition(".")[2]](packed)
 
@@ -102,7 +102,7 @@ def _parse(text: bytes, root: str) -> ET.Element:
     try:
         return ET.fromstring(text)  # noqa: S314 - expat limits what entities may grow to
     except ET.ParseError as error:
-        raise UnavailableError(f"{strip_credentials(root)} has a broken repomd.xml: {error}") from error
+        raise UnavailableError(f"{strip_credentials(root)} has a damaged repomd.xml: {error}") from error
 
 
 def _parse_versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
@@ -115,7 +115,9 @@ def _parse_versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
                 by_package.setdefault(name, set()).add(f"{version.get('ver')}-{version.get('rel')}")
                 element.clear()
     except ET.ParseError as error:
-        raise UnavailableError(f"{strip_credentials(root)} has a broken list of packages: {error}") from error
+        raise UnavailableError(
+            f"{strip_credentials(root)} has a damaged list of packages: {error}"
+        ) from error
     return {name: frozenset(versions) for name, versions in by_package.items()}
 
 
@@ -128,5 +130,5 @@ def _parse_streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
                 data = document["data"]
                 by_module.setdefault(str(data["name"]), set()).add(str(data["stream"]))
     except (yaml.YAMLError, LookupError, TypeError, ValueError, AttributeError) as error:
-        raise UnavailableError(f"{strip_credentials(root)} has a broken list of modules: {error}") from error
+        raise UnavailableError(f"{strip_credentials(root)} has a damaged list of modules: {error}") from error
     return {name: frozenset(streams) for name, streams in by_module.items()}

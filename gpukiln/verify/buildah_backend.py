@@ -1,4 +1,4 @@
-"""Lets testinfra judge a working container of Buildah, `buildah://NAME`, which has no `exec`."""
+"""testinfra's backend for a working container of Buildah, `buildah://NAME`."""
 
 from typing import Any
 

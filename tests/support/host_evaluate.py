@@ -1,4 +1,4 @@
-"""Judges made-up facts by one check of tests/host."""
+"""Evaluates one check of tests/host on made-up facts."""
 
 import pytest
 
@@ -44,7 +44,7 @@ def evaluate_check(
 
 
 def remedy(check_id: str, data: Data, *, profile: str = "image") -> str:
-    """What the report of a check that fails says is to be done."""
+    """The fix in the report of a check that fails."""
     check, function = CHECKS[check_id]
     facts = Facts(data, profile)
     with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""A container without a fault, and the faults of the checks that judge one."""
+"""A container without a fault, and the faults that the checks of a container must find."""
 
 from collections.abc import Callable
 from typing import Any

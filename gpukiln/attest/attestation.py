@@ -31,6 +31,7 @@ from gpukiln.parsing import parse_json
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
+# EC2 keeps the tags of a signature that was removed; a value instead of a missing tag makes that visible.
 UNSIGNED = "none"  # the value of the signing key's tag
 SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
 IN_IMAGE = "/etc/gpukiln/image.json"
@@ -91,6 +92,7 @@ def write_attestation(
         UsageError: The build has no image.
         UnavailableError: The image is gone, or the cloud refused.
     """
+    # cryptography and securesystemslib are slow to import.
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
     baked = baked_image(record)
@@ -101,9 +103,12 @@ def write_attestation(
     envelope = build.folder / ENVELOPE
     if signer:
         write_whole(envelope, signing.sign(statement.encode(), signer))
+    # An envelope of an older statement would make verification fail, or vouch for text that was not signed.
     elif envelope.exists() and not _has_payload(envelope, statement):
         envelope.unlink()
     tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), SIGNING_KEY_TAG: _key_of(envelope)}
+    # The files are on this computer only. Their digests on the AMI show on another computer that they belong
+    # to it.
     with explain_aws_errors("write the digests of SBOM and provenance on the image"):
         cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
     return Attestation(
@@ -157,6 +162,7 @@ def verify_attestation(build: Build, record: Record, cloud: Cloud, key: Key | No
     try:
         document = parse_json(statement)
         steps += _compare_statement(document, build, baked, image, _sha256(sbom))
+    # The statement may come from anywhere: whatever its form is, the other steps are still reported.
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         steps.append(_step("provenance.form", "failed", f"the file is not SLSA provenance: {error!r}"))
     return [*steps, _signature(build, statement, key)]
@@ -197,6 +203,7 @@ def _compare_statement(
     kind = f"{document['_type']} {document['predicateType']}"
     yield _compare("provenance.form", "statement type", kind, f"{STATEMENT_TYPE} {PREDICATE_TYPE}")
     named = {subject["name"]: subject["digest"] for subject in document["subject"]}
+    # The image's own record is compared separately, because images of earlier versions have none.
     about = {name: digest for name, digest in named.items() if name != IN_IMAGE}
     real = {subject["name"]: subject["digest"] for subject in _identities(baked, image)}
     yield _compare("provenance.subject", "subject", _names(about), _names(real))
@@ -204,6 +211,7 @@ def _compare_statement(
     yield _compare("provenance.sbom", SBOM, sbom_digest, by_name[SBOM]["sha256"])
     content = read_image_contents(build.folder).content
     if content is not None or IN_IMAGE in named:
+        # An absent file and a missing subject are equal; only one of them without the other is an error.
         digest = _sha256(content) if content is not None else "absent"
         recorded = named.get(IN_IMAGE, {}).get("sha256", "absent")
         yield _compare("provenance.image-record", "image.json", digest, recorded)

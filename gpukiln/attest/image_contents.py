@@ -78,6 +78,7 @@ def read_image_contents(folder: Path) -> ImageContents:
         UsageError: The file is damaged.
     """
     path = folder / IMAGE_RECORD
+    # Build folders of images that were baked before the record was copied have no such file.
     if not path.exists():
         return ImageContents({})
     content = path.read_bytes()
@@ -102,12 +103,16 @@ def package_url(base: ResolvedBase, name: str, version: str, installed: ImageCon
         the qualifier of Syft and Grype for the source package.
     """
     known = installed.details.get(name)
+    # Grype and OSV look up advisories by distribution and release; without the qualifier they find none.
     qualifiers = {"distro": f"{base.distribution}-{base.release}"}
     if known:
         qualifiers["arch"] = known.architecture
         source, source_version = known.source, known.source_version
+        # Binary packages may have another version than their source, for example with +b1 of a Debian binNMU.
         if source_version != version:
             qualifiers["upstream"] = f"{source}@{source_version}"
+        # Advisories of Debian and Ubuntu name source packages, so that `upstream` is needed where the names
+        # differ.
         elif source != name:
             qualifiers["upstream"] = source
     kind = "deb" if base.os_family == "debian" else "rpm"

@@ -53,6 +53,8 @@ class IdentityKey(SigstoreKey):
             UnavailableError: The library is missing.
             UsageError: The file that names the instance can't be read.
         """
+        # securesystemslib keeps fields that it does not know; the bundle is one of them (see the docstring of
+        # the module).
         self.verify_digest(signature.unrecognized_fields.get(BUNDLE), hashlib.sha256(data).digest())
 
     def verify_digest(self, bundle: Any, sha256: bytes) -> None:
@@ -64,6 +66,7 @@ class IdentityKey(SigstoreKey):
         from sigstore.verify.policy import Identity  # noqa: PLC0415 - optional
         from sigstore_models.common.v1 import HashAlgorithm  # noqa: PLC0415 - optional
 
+        # Both are compared: an identity of another issuer may have the same name.
         policy = Identity(identity=self.keyval["identity"], issuer=self.keyval["issuer"])
         try:
             digest = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=sha256)
@@ -119,14 +122,18 @@ class KeylessSigner(Signer):
             config = ClientTrustConfig.from_json(text) if text else ClientTrustConfig.production()
             with SigningContext.from_trust_config(config).signer(token) as signer:
                 bundle = json.loads(signer.sign_artifact(payload).to_json())
+        # The build has been made by now; whatever Sigstore's clients raise must end in one error with a hint.
         except Exception as error:  # the errors of Fulcio, Rekor, TUF and HTTP have no common base class
             raise UnavailableError(
                 f"can't sign as {self._key}: {type(error).__name__}: {error}",
                 hint="check whether fulcio.sigstore.dev and rekor.sigstore.dev can be reached, and try again",
             ) from error
+        # DSSE envelopes of securesystemslib have hexadecimal signatures, Sigstore's bundles base64.
         signed = base64.b64decode(bundle["messageSignature"]["signature"]).hex()
         signature = Signature(self._key.keyid, signed, {BUNDLE: bundle})
         try:
+            # The certificate may be for another identity than the token promised, for example after a renamed
+            # workflow; no channel would trust it.
             self._key.verify_signature(signature, payload)
         except UnverifiedSignatureError as error:
             raise UnavailableError(f"Sigstore's answer is not a signature of {self._key}: {error}") from error
@@ -137,6 +144,7 @@ def signer_name(signature: Signature) -> str:
     """The signer's name for messages, not verified: of the bundle's certificate, else the key's id."""
     try:
         material = signature.unrecognized_fields[BUNDLE]["verificationMaterial"]
+        # Bundles before version 0.3 have a chain, later ones a single certificate (sigstore/protobuf-specs).
         rows = material.get("x509CertificateChain", {}).get("certificates") or [material["certificate"]]
         certificate = x509.load_der_x509_certificate(base64.b64decode(rows[0]["rawBytes"]))
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -219,6 +227,8 @@ def _identity(token: Any) -> str:
     if token.issuer != GITHUB:
         return str(token.identity)
     try:
+        # The claims are the second part of a JWT (RFC 7519); base64url leaves out the padding (RFC 7515,
+        # section 2).
         text = str(token).split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         return f"https://github.com/{claims['job_workflow_ref']}"

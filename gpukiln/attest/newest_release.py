@@ -57,6 +57,7 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
         UnavailableError: The cloud does not answer which account this is.
     """
     file, path = _file(cloud), pointer.path
+    # Read without the lock first: usually nothing has changed, and the folder may be read-only.
     if _is_newest(file, path, release, keys):
         return
     try:
@@ -68,6 +69,8 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
                     path: NewestRelease(release.claim.number, release.location.image_id, release.key),
                 }
                 write_whole(file, json.dumps({name: dump(seen) for name, seen in kept.items()}, indent=1))
+    # A computer whose home is read-only can still use releases; it only can't detect that a pointer is set
+    # back.
     except OSError as error:
         log.warning(
             "warning: %s can't be written (%s): this computer can't detect that %s is set back",
@@ -78,6 +81,8 @@ def require_newest(cloud: Cloud, pointer: Pointer, release: SignedRelease, keys:
 def _is_newest(file: Path, path: str, release: SignedRelease, keys: Collection[str]) -> bool:
     """Whether exactly this release is stored; False: none is, or an older one."""
     seen = _read(file).get(path)
+    # Numbers signed with a key that was replaced do not count, because whoever stole it could have signed any
+    # number.
     if seen is None or seen.key not in keys or seen.number < release.claim.number:
         return False
     location = release.location
@@ -116,8 +121,10 @@ def release_number(
     }
     seen = _read(_file(cloud)).get(pointer.path)
     if seen and seen.key in {key.keyid for key in keys}:
+        # The statement with the highest number may have been deleted in SSM; this computer still knows it.
         known.add((seen.image_id, seen.number))
     highest = max((number for _, number in known), default=0)
+    # Signing the same release again must not use a new number, so that a repeated command changes nothing.
     if own and {release for release in known if release[1] == highest} == {(image_id, own.claim.number)}:
         return highest
     return highest + 1

@@ -60,6 +60,8 @@ def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
     )
     packages = {name: _package(record, name, version, installed) for name, version in baked.packages.items()}
     bom = Bom(
+        # A random serial number would give another digest for the same image, and the tag on the AMI would
+        # not match.
         serial_number=uuid5(NAMESPACE_URL, f"urn:gpukiln:build:{record.build_id}"),
         metadata=BomMetaData(
             component=image,
@@ -69,6 +71,7 @@ def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
         ),
         components=[system, *packages.values()],
     )
+    # Without these edges tools such as Dependency-Track show the packages as unconnected.
     bom.register_dependency(image, [system, *packages.values()])
     for component, package in _components(baked):
         bom.components.add(component)
@@ -95,6 +98,7 @@ def sbom_difference(sbom: bytes, baked: Bake) -> str:
         return f"the file is not a CycloneDX document with components: {error!r}"
     if of != baked.image_id:
         return f"found the SBOM of {of}, wanted that of {baked.image_id}"
+    # An empty record and an emptied SBOM would be equal.
     if not baked.packages:
         return "the record lists no package, so there is nothing to compare with"
     present = {name: entry for name, entry in baked.components.items() if entry["status"] in PRESENT}
@@ -105,6 +109,7 @@ def sbom_difference(sbom: bytes, baked: Bake) -> str:
     ]
     if not wrong:
         return ""
+    # After an upgrade all packages may differ; three names are enough for a message.
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f"{len(there)} packages, the record has {len(baked.packages)}; wrong: {', '.join(wrong[:3])}{more}"
 
@@ -158,6 +163,8 @@ def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
         if entry["status"] not in PRESENT:
             continue
         yield _component(name, entry), entry.get("package", {}).get("name", "")
+        # libcuda has no package of its own on every distribution, but scanners ask for the CUDA version that
+        # the driver supports.
         known = drivers.branches().get(entry.get("branch") or 0)
         if name == DRIVER and known:
             yield (
@@ -174,6 +181,7 @@ def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
 
 
 def _component(name: str, entry: dict[str, Any]) -> Component:
+    # Only these components are from NVIDIA; Docker or nvtop have other suppliers.
     nvidia = name.startswith("nvidia_")
     return Component(
         type=ComponentType.DEVICE_DRIVER if name == DRIVER else ComponentType.APPLICATION,

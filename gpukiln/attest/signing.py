@@ -23,6 +23,7 @@ from gpukiln.errors import CheckFailedError, UsageError
 from gpukiln.images.keys import SIGSTORE, KmsKey, kms_key
 from gpukiln.parsing import parse_json
 
+# The type is signed too, so that a signature on another kind of document is not accepted here.
 PAYLOAD_TYPE = "application/vnd.in-toto+json"  # in-toto attestation spec, v1/envelope.md
 PASSWORD = "GPUKILN_SIGN_KEY_PASSWORD"  # noqa: S105 - the name of a variable
 KEYGEN_HINT = "`openssl genpkey -algorithm ed25519 -out sign.pem` makes one"
@@ -47,6 +48,8 @@ def load_signer(path: Path) -> CryptoSigner:
         return CryptoSigner(key)
     except OSError as error:
         raise UsageError(f"can't read the key {path}: {error.strerror}", hint=KEYGEN_HINT) from error
+    # cryptography raises TypeError for a missing or unneeded password, ValueError for everything else that is
+    # wrong in a PEM file.
     except (TypeError, ValueError, SecuresystemslibError) as error:
         raise UsageError(
             f"{path} is not a usable private key: {error}",
@@ -126,8 +129,10 @@ def _kms_client(key: KmsKey, cloud: Cloud) -> Any:
 def _public_key_of(key: KmsKey, cloud: Cloud) -> SSlibKey:
     with explain_aws_errors(f"get the public key of {key.name}"):
         answer = _kms_client(key, cloud).get_public_key(KeyId=key.name)
+    # Keys for encryption have no signing algorithms in the answer (GetPublicKey).
     algorithms = answer.get("SigningAlgorithms", [])
     try:
+        # KMS returns SubjectPublicKeyInfo as DER (GetPublicKey).
         public = SSlibKey.from_crypto(load_der_public_key(answer["PublicKey"]))
         scheme = public.scheme
     # an elliptic curve that the libraries do not support
@@ -197,13 +202,16 @@ def check_signature(envelope: str, key: Key) -> None:
         CheckFailedError: It is no envelope of an in-toto statement, or has no valid signature of that key.
     """
     read = _parse_envelope(envelope)
+    # Checked before the signature, for a message that names the cause.
     if read.payload_type != PAYLOAD_TYPE:
         raise CheckFailedError(f"found an envelope of {read.payload_type}, wanted {PAYLOAD_TYPE}")
+    # The key id is only a hint in DSSE; it chooses the signature, and verification below decides.
     if key.keyid not in read.signatures:
         raise CheckFailedError(f"signed by {_signers(read)}, wanted {key_name(key)}")
     try:
         key.verify_signature(read.signatures[key.keyid], read.pae())
     except UnverifiedSignatureError as error:
+        # The library's reason is useful for identities only; for keys it repeats the message.
         why = f": {error}" if isinstance(key, IdentityKey) else ""
         raise CheckFailedError(f"the signature of {key_name(key)} is wrong{why}") from error
     except SecuresystemslibError as error:

@@ -182,6 +182,7 @@ def sign_statement(location: AmiLocation, claim: VerdictClaim | ReleaseClaim, si
         "predicateType": kind,
         "predicate": dump(claim),
     }
+    # Without spaces: every character counts for the limit of a parameter.
     text = json.dumps(statement, separators=(",", ":"))
     return json.dumps(json.loads(signing.sign(text.encode(), signer)), separators=(",", ":"))
 
@@ -196,9 +197,11 @@ def store_statement(ssm: Any, image_id: str, kind: str, name: str, envelope: str
     """
     path = f"{ROOT}/{image_id}/{kind}/{name}"
     texts = [
+        # 8 characters are left for the number of parts in front of the first one.
         envelope[start : start + MAX_PARAMETER_CHARS - 8]
         for start in range(0, len(envelope), MAX_PARAMETER_CHARS - 8)
     ]
+    # A single envelope begins with `{`, so that a leading digit identifies one in parts.
     if len(texts) > 1:
         texts[0] = f"{len(texts)}:{texts[0]}"
     # The first part has the number of parts. It is written last, so that an interrupted call leaves no
@@ -208,7 +211,10 @@ def store_statement(ssm: Any, image_id: str, kind: str, name: str, envelope: str
             Name=path if number == 1 else f"{path}/{number}",
             Value=text,
             Type="String",
+            # SSM chooses the standard tier, which is free, unless the value needs the advanced one
+            # (PutParameter, Tier).
             Tier="Intelligent-Tiering",
+            # A newer verdict replaces the older one; SSM keeps the history of a parameter's values.
             Overwrite=True,
         )
 
@@ -229,6 +235,8 @@ def _statements_below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
     for name, text in values.items():
         match name.split("/"):
             case [image_id, kind, what]:
+                # A count of more than one digit would be no envelope of gpukiln, but a way to make it read
+                # many parameters.
                 count, _, first = text.partition(":")
                 numbers = range(2, int(count) + 1) if count.isdecimal() and len(count) == 1 else None
                 more = [values.get(f"{name}/{number}", "") for number in numbers or ()]
@@ -250,6 +258,7 @@ def trusted_statements(
     releases: dict[str, SignedRelease] = {}
     verdicts: dict[str, VerdictClaim] = {}
     refused: list[str] = []
+    # Releases first: they name the image of which this one is a copy, and verdicts on that one count too.
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == RELEASE):
         try:
             release = open_statement(ReleaseClaim, text, keys, [location])
@@ -289,6 +298,8 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
             continue
         try:
             release = open_statement(ReleaseClaim, text, keys)
+        # Statements of other keys are normal: each channel has its own, and everybody who may write
+        # parameters can add some.
         except CheckFailedError:
             continue
         image = release.claim.image
@@ -314,6 +325,7 @@ def open_statement(
 
     payload, key = signing.trusted_payload(text, keys)
     try:
+        # The payload was signed by a trusted key, so that the limits for foreign JSON are not needed.
         document = json.loads(payload)
         types = document["_type"], document["predicateType"]
         expected = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
@@ -338,6 +350,8 @@ def _location_in(document: Mapping[str, Any]) -> AmiLocation:
     image, *snapshots = document["subject"]
     names = tuple(snapshot["name"] for snapshot in snapshots)
     location = AmiLocation(image["name"], image["uri"].split(":")[3], names)
+    # Names are read from the document and rebuilt, so that additional subjects or digests can't be hidden in
+    # it.
     if document["subject"] != _subjects(location):
         raise ValueError(f"the subject is not an image with its snapshots: {document['subject']}")
     return location

@@ -52,6 +52,7 @@ def keys_of(trust: Iterable[str | Identity], cloud: Cloud, root: Path = ROOT) ->
         config = root / entry.trust_config if entry.trust_config else None
         return IdentityKey(entry.identity, entry.issuer, config)
 
+    # Channels may name the same key as a file and in KMS.
     by_id = {key.keyid: key for key in map(key_of, trust)}
     return tuple(by_id.values())
 
@@ -81,6 +82,7 @@ def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cl
         )
     from gpukiln.attest.signing import key_name  # noqa: PLC0415 - slow to import
 
+    # Checked before a machine is started: a build takes long, and its signature would be useless.
     keys = keys_of(channel.trust, cloud)
     if signer.public_key.keyid not in [key.keyid for key in keys]:
         raise RefusedError(
@@ -126,12 +128,16 @@ def require_released(
             or a record of this computer names another image of its build.
         UsageError: A key or a record can't be read.
     """
+    # Also where keys decide: a record of this computer that contradicts the tags shows a mistake or an
+    # attack.
     require_own_record(cloud, image)
     rules = load_channels().get(pointer.channel)
+    # Channels without keys rely on the account's tags; the caller prints that, so that it is no surprise.
     if rules is None or not rules.trust:
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
         signed, keys = channel_statements(cloud, image, rules.trust, ssm)
+    # All reasons are listed: usually a missing verdict causes several.
     if wrong := list(_missing_for_release(signed, pointer, rules)):
         raise RefusedError(
             f"{pointer.path} points at {signed.location}, and no trusted key signed that release: {wrong[0]}",
@@ -180,6 +186,7 @@ def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
 
 
 def _is_acceptable(claim: VerdictClaim) -> bool:
+    # A verdict with another profile than the image's, for example of a node, says nothing about the image.
     return claim.outcome == "passed" or claim.profile != claim.image.profile
 
 
@@ -214,6 +221,7 @@ def _missing_for_release(signed: TrustedStatements, pointer: Pointer, rules: Cha
 
 def _of_suite(verdict: VerdictClaim, release: ReleaseClaim) -> bool:
     """Whether a verdict is by the suite of the release, or newer than the release."""
+    # A nightly verification with a newer suite must not invalidate a released image.
     return verdict.suite == release.suite or verdict.verified_at > release.released_at
 
 
@@ -254,6 +262,7 @@ def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
     recorded_id = record.bake.image_id if record.bake else "no image"
     if (recorded_id, record.plan.cloud, record.plan.region) == (image_id, cloud.name, cloud.region):
         return
+    # Copies of the image in other regions have the same build id in their tags.
     if record.plan.cloud == cloud.name and record.bake:
         if is_copy(image, recorded_id, record.plan.region):
             return
@@ -282,6 +291,7 @@ def is_copy(image: Mapping[str, Any], source_id: str, source_region: str) -> boo
         image: As DescribeImages gives it.
     """
     source = image.get("SourceImageId"), image.get("SourceImageRegion")
+    # A captured machine is not the image: anything may have been changed on it.
     return source == (source_id, source_region) and not image.get("SourceInstanceId")
 
 
@@ -332,6 +342,7 @@ def require_copy(
 
 def _build(build_id: str) -> Build | None:
     """The build of this computer with an id. The id comes from a tag, so that it must not become a path."""
+    # Compared with existing folders, so that `../` in a tag reads no other path.
     return next((build for build in Builds(state_home()).folders() if build.id == build_id), None)
 
 
@@ -347,6 +358,7 @@ def _released_images(build_id: str, cloud: Cloud) -> set[str]:
             image_ids |= {
                 row["image_id"] for row in rows if row["region"] == cloud.region and row["published"]
             }
+        # A damaged file of one release must not block all others; ReleaseLog.regions reports it.
         except (OSError, ValueError, KeyError, TypeError):  # ReleaseLog.regions warns of it
             continue
     return image_ids - {""}

@@ -51,6 +51,7 @@ def why_build(plan: ImagePlan, builds: Builds) -> list[str]:
         if same and old.verdict and old.verdict.passed_without_simulation:
             image = f"{old.bake.image_id if old.bake else 'the image'} of build {old.build_id}"
             changes = explain_change(old.plan.inputs, plan.inputs)
+            # The digest is the same, so that find_verified would have found the image if it still existed.
             if not changes:
                 return [f"{image} had this digest, and does not exist any more"]
             return [f"since {image}, verified on {old.verdict.started_at[:10]}:", *changes]
@@ -79,20 +80,26 @@ def build_image(
         GpukilnError: The image could not be baked or verified.
     """
     progress.show(Text(access_line(cloud)))  # first: where it can't be printed, no machine is started
+    # Before the build's own folder exists, so that the durations are those of builds from the same stage.
     stage = saved.stages.newest() if saved.stages else None
     progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)
+    # The lock tells other commands that this build runs; scratch has the temporary files of Packer, Ansible
+    # and the suite, which a killed build would leave.
     with build.locked(), scratch(build):
+        # Written before any work, so that a killed build can be found and cleaned up by its record.
         record = Record(build.id, "running", plan)
         build.write(record)
 
         def record_image(image: Bake) -> None:
             nonlocal record
+            # As soon as the AMI exists: from now on its removal needs the record.
             record = replace(record, state="baked", bake=image)
             build.write(record)
 
         try:
             baked = bake(plan, cloud, build, progress, saved, stage, made=record_image)
+            # CreateImage has no argument for it: machines of the AMI accept IMDSv2 only.
             finish(cloud, baked.image_id)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
@@ -105,11 +112,13 @@ def build_image(
                 durations_s=dict(progress.durations),  # the steps after this one are not in the record
                 cost=spent(plan, progress.durations, machine),
             )
+        # KeyboardInterrupt included: Ctrl-C must leave a record with state and cost too.
         except BaseException as error:
             state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             message = error.message if isinstance(error, GpukilnError) else repr(error)
             if record.bake is None:
                 _remove_unrecorded(cloud, build, error)
+            # The price of a verification that failed is unknown; on-demand is the upper limit.
             on_demand = Launched("", plan.instance_types[0], "", spot=False)
             build.write(
                 replace(
@@ -122,12 +131,15 @@ def build_image(
                     ),
                 )
             )
+            # A failed check leaves stages alone; an image that does not boot does not.
             if record.bake and isinstance(error, UnavailableError):
                 # the content of the stages may be why the image does not boot or can't be reached
                 _remove_stages(saved, build, record.bake, progress, verified=False)
             raise
         build.write(record)
         try:
+            # Tags, attestation and signature come after the record: if one of them fails, `ami.verify` or
+            # `ami.attest` repeats it.
             write_verdict_tags(cloud, subject, verdict)
             attest(build, record, cloud, progress, signer)
             sign_verdict(cloud, subject, verdict, build.report_folder(1), signer, build)
@@ -140,6 +152,7 @@ def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None
     """Remove an AMI that EC2 made after the bake failed; a note of the error names what can't be removed."""
     try:
         remove_unrecorded(cloud, build.id)
+    # The first error is the one to report.
     except GpukilnError as problem:
         error.add_note(f"an AMI without a record may exist: {problem.message}")
 
@@ -171,6 +184,7 @@ def attest(
     Raises:
         GpukilnError: They could not be written; image, record and verdict stay as they are.
     """
+    # cyclonedx and securesystemslib are slow to import.
     from gpukiln.attest.attestation import STATEMENT, write_attestation  # noqa: PLC0415 - slow to import
 
     if (build.folder / STATEMENT).exists():
@@ -213,6 +227,7 @@ def verify_image(
         UnavailableError: No machine could be started, or it could not be reached.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # The machine is removed on every path, also where the suite raises.
     with ExitStack() as machine:
         with progress.step("boot from the image"):
             target, launched = machine.enter_context(
@@ -236,6 +251,7 @@ def verify_image(
                 out_dir=folder,
                 on_start=live.start,
                 on_check=live.check,
+                # The embedded cloud has no GPUs, unless simulated ones were asked for.
                 expect_gpus=instance_type(launched.instance_type).gpus
                 if cloud.has_gpus or simulated
                 else None,

@@ -45,6 +45,7 @@ def sign_verdict(
     Raises:
         UnavailableError: The image is gone, or the cloud refused.
     """
+    # Channels without keys accept the tags, so that signing is optional.
     if signer is None:
         return
     try:
@@ -52,12 +53,15 @@ def sign_verdict(
             images = calls.images(cloud.client("ec2"), {"image-id": [subject.image_id]})
             if not images:
                 raise UnavailableError(f"{cloud.region} no longer has the image {subject.image_id}")
+            # An image that another computer built has the version in its tags only.
             kubernetes = build.read().plan.kubernetes if build else tags_of(images[0]).get(KUBERNETES_TAG, "")
             claim = _claim(subject, verdict, kubernetes, build)
             envelope = statements.sign_statement(
                 statements.location_of(images[0], cloud.region), claim, signer
             )
+            # Before SSM: if that fails, the signed verdict is not lost.
             write_whole(report / ENVELOPE, envelope + "\n")
+            # A statement in SSM would count for a release.
             if not verdict.simulated:
                 ssm = cloud.client("ssm")
                 statements.store_statement(ssm, subject.image_id, VERDICT, verdict.instance_type, envelope)

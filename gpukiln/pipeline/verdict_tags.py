@@ -63,6 +63,7 @@ class VerdictSummary:
     @property
     def tag(self) -> tuple[str, str]:
         """Name and value of the tag, in characters that every AWS service allows."""
+        # Only letters, digits, spaces and + - = . _ : / @ are allowed in the tags of every AWS service.
         not_run = "/".join(f"{layer}:{count}" for layer, count in self.not_run.items()) or "none"
         words = {
             "profile": self.profile,
@@ -133,6 +134,14 @@ def summaries_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Ver
 
 
 def _parse(name: str, value: str) -> VerdictSummary:
+    """The summary in one tag.
+
+    >>> value = "passed profile=image at=2026-03-01 suite=ab digest=cd gpu=yes not_run=compute:2/gpu:1"
+    >>> _parse("gpukiln:verdict:g5.xlarge", value).not_run
+    {'compute': 2, 'gpu': 1}
+    >>> _parse("gpukiln:verdict:g5.xlarge", value.replace("compute:2/gpu:1", "none")).not_run
+    {}
+    """
     outcome, *rest = value.split()
     words = dict(word.split("=", 1) for word in rest)
     pairs = [] if words["not_run"] == "none" else [p.split(":") for p in words["not_run"].split("/")]
@@ -158,6 +167,7 @@ def verdict_tags(recipe: str, summaries: Iterable[VerdictSummary]) -> dict[str, 
     every = list(summaries)
     passed = all(summary.passed for summary in every)
     return {
+        # ISO 8601 in UTC sorts as text.
         VERIFIED_TAG: max(summary.at for summary in every),
         VERDICT_TAG: PASSED if passed else "failed",
         IMAGE_TAG: recipe if passed else NOT_PROVEN,
@@ -179,6 +189,8 @@ def write_verdict_tags(cloud: Cloud, subject: Subject, verdict: Verdict) -> None
         with explain_aws_errors("write the verdict on the image"):
             ec2 = cloud.client("ec2")
             images = calls.images(ec2, {"image-id": [subject.image_id]})
+            # The other types' tags are read again here, because another computer may have verified the image
+            # meanwhile.
             current = tags_of(images[0]) if images else {}
             summaries = summaries_from_tags(
                 subject.image_id, {**current, **dict([summarize_verdict(verdict).tag])}
@@ -241,6 +253,7 @@ def find_verified(plan: ImagePlan, cloud: Cloud, suite: str) -> VerifiedAmi | No
         record of its build contradicts does not count either. A warning names such an image.
     """
     with explain_aws_errors("look for an image with the plan's digest"):
+        # Only images whose verdicts all passed: PASSED is the summary of all types.
         filters = {
             f"tag:{DIGEST_TAG}": [plan.digest],
             f"tag:{VERDICT_TAG}": [PASSED],
@@ -248,9 +261,11 @@ def find_verified(plan: ImagePlan, cloud: Cloud, suite: str) -> VerifiedAmi | No
         }
         images = calls.images(cloud.client("ec2"), filters, Owners=["self"])
     verified = []
+    # Several computers may have built the same plan; the newest has the newest base packages.
     for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
         try:
             trust.require_verified(cloud, image)
+        # Without this a tag that anybody may write would keep the build from running.
         except RefusedError as error:
             log.warning("warning: %s is not used: %s", image["ImageId"], error.message)
             continue

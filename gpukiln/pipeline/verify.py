@@ -72,13 +72,16 @@ def verify_again(
     """
     with ExitStack() as held:
         if build:
+            # A second verification of the same build would overwrite the record's verdicts.
             held.enter_context(build.locked())
             held.enter_context(scratch(build))
             record, subject = build.read(), subject_of_build(build)
             finish(cloud, subject.image_id)  # the build may have ended before it did that
+            # The earlier durations are the estimate for this run.
             progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
         else:
             progress, folder = Progress(), _new_folder(home, subject)
+            # Commands that remove old report folders leave locked ones alone.
             held.enter_context(locked(folder / "lock"))
         verdict, machine = steps.verify_image(
             subject, cloud, folder, progress, instance_types=instance_types, spot=spot, simulated=simulated
@@ -103,6 +106,7 @@ def verify_again(
 def _new_folder(home: Path, subject: Subject) -> Path:
     reports = home / FOLDER / subject.image_id
     reports.mkdir(parents=True, exist_ok=True)
+    # Reports have names and addresses of machines.
     reports.parent.chmod(0o700)
     folder = reports / str(max((int(report.name) for report in reports.glob("[0-9]*")), default=0) + 1)
     folder.mkdir()

@@ -86,7 +86,13 @@ def read_section(data: Mapping[str, Any], name: str) -> Any:
 
 
 def tail(text: str, limit: int) -> str:
-    """The last characters of an output, where the reason of a failure is; `...` marks the cut."""
+    """The last characters of an output, where the reason of a failure is; `...` marks the cut.
+
+    >>> tail("a long output", 6)
+    '...output'
+    >>> tail("short", 6)
+    'short'
+    """
     return text if len(text) <= limit else f"...{text[-limit:]}"
 
 

@@ -118,7 +118,13 @@ def _containerd(archive: str, command: list[str]) -> dict[str, Any]:
 
 
 def runtimes_in(dump: dict[str, Any]) -> list[str]:
-    """The runtimes in the output of `containerd config dump`."""
+    """The runtimes in the output of `containerd config dump`.
+
+    >>> runtimes_in({"out": "[plugins.cri.containerd.runtimes.nvidia]"})
+    ['nvidia']
+    >>> runtimes_in({"out": ""})
+    []
+    """
     return sorted(set(re.findall(r"runtimes\.[\"']?([\w-]+)[\"']?\]", dump["out"])))
 
 

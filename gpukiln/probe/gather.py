@@ -182,7 +182,13 @@ def driver() -> dict[str, Any]:
 
 
 def driver_version(text: str) -> str | None:
-    """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`."""
+    """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`.
+
+    >>> driver_version("NVIDIA System Management Interface -- v535.309.01")
+    '535.309.01'
+    >>> driver_version("CUDA Version: 12.2") is None
+    True
+    """
     match = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
     return match.group(1) if match else None
 
@@ -309,7 +315,13 @@ def compilers() -> list[str]:
 
 
 def startup_s(text: str) -> float | None:
-    """Seconds in `systemd-analyze time`: the total, or the only part; None before the boot has ended."""
+    """Seconds in `systemd-analyze time`: the total, or the only part; None before the boot has ended.
+
+    >>> startup_s("Startup finished in 2.1s (kernel) + 1min 3.5s (userspace) = 1min 5.6s")
+    65.6
+    >>> startup_s("Bootup is not yet finished.") is None
+    True
+    """
     match = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
     if not match:
         return None

@@ -58,6 +58,11 @@ def diag_tests(document: Any) -> list[dict[str, str]]:
     """Every result in the output of `dcgmi diag -j`: [{name, status, warning}].
 
     The surrounding keys differ between DCGM 3 and 4, so that a test is any object with a name and results.
+
+    >>> diag_tests({"tests": [{"name": "Denylist", "results": [{"status": "Pass"}]}]})
+    [{'name': 'Denylist', 'status': 'Pass', 'warning': ''}]
+    >>> diag_tests({"error": "no GPU"})
+    []
     """
     if isinstance(document, list):
         return [row for inner in document for row in diag_tests(inner)]

@@ -68,6 +68,11 @@ def address(bus_id: str) -> str:
     """A bus id of NVML, 00000000:00:1E.0, as sysfs writes it: 0000:00:1e.0.
 
     Other texts are returned unchanged, for messages.
+
+    >>> address("00000000:00:1E.0")
+    '0000:00:1e.0'
+    >>> address("unknown")
+    'unknown'
     """
     domain, _colon, rest = bus_id.lower().partition(":")
     try:

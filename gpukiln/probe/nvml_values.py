@@ -49,6 +49,13 @@ def whole_number(returned: Any) -> int:
 
     Raises:
         TypeError: It has another type.
+
+    >>> whole_number(3)
+    3
+    >>> whole_number("3")
+    Traceback (most recent call last):
+        ...
+    TypeError: str '3', wanted a number
     """
     if isinstance(returned, bool) or not isinstance(returned, int):
         raise TypeError(f"{type(returned).__name__} {str(returned)[:80]!r}, wanted a number")
@@ -125,7 +132,13 @@ def display_facts(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def name_of_number(number: Any, names: dict[int, str]) -> Any:
-    """The name of NVML's number; `number N` where it has none."""
+    """The name of NVML's number; `number N` where it has none.
+
+    >>> name_of_number(9, ARCHITECTURES), name_of_number(99, ARCHITECTURES)
+    ('Hopper', 'number 99')
+    >>> name_of_number({"_error": "GPU is lost"}, ARCHITECTURES)
+    {'_error': 'GPU is lost'}
+    """
     return names.get(number, f"number {number}") if isinstance(number, int) else number
 
 

@@ -39,13 +39,20 @@ def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None
 
 
 def facts_in(output: str, mark: str) -> str:
-    """The facts in the output of the command; a login shell may print text before and after them.
+    r"""The facts in the output of the command; a login shell may print text before and after them.
 
     Args:
         mark: The mark of the command.
 
     Raises:
         ValueError: The output has no facts.
+
+    >>> facts_in("Welcome!\n-m-{}-m-", "-m-")
+    '{}'
+    >>> facts_in("Welcome!", "-m-")
+    Traceback (most recent call last):
+        ...
+    ValueError: the machine's output has no facts
     """
     parts = output.split(mark)  # no line ends here: Ansible strips the last one of an output
     if len(parts) != 3:

@@ -61,6 +61,11 @@ def _rate_of(speed: str, width: str) -> float | None:
 
     PCIe up to 5 GT/s sends 10 bits for 8, from 8 GT/s on 130 for 128, and from 64 GT/s on no overhead
     (Linux, drivers/pci/pci.h, PCIE_SPEED2MBS_ENC).
+
+    >>> _rate_of("8.0 GT/s PCIe", "16")
+    15.75
+    >>> _rate_of("Unknown", "0") is None
+    True
     """
     rate = _transfers(speed)
     if not rate or not width.isdigit() or int(width) not in LANES:

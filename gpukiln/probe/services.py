@@ -107,7 +107,13 @@ def ollama(port: int, model: str) -> dict[str, Any]:
 
 
 def problem_of(answer: dict[str, Any]) -> str:
-    """The problem of an answer; empty where it is good."""
+    """The problem of an answer; empty where it is good.
+
+    >>> problem_of({"error": "no answer in 10 s"})
+    'no answer in 10 s'
+    >>> problem_of({"status": 200, "json": {}, "text": "{}"})
+    ''
+    """
     if "error" in answer:
         return str(answer["error"])
     said = answer.get("json")

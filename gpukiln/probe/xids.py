@@ -64,7 +64,13 @@ def xids() -> dict[str, Any]:
 
 
 def join_messages(lines: Iterable[str]) -> list[str]:
-    """Lines of the kernel's log, with each message about a GPU that the driver can't start on one line."""
+    """Lines of the kernel's log, with each message about a GPU that the driver can't start on one line.
+
+    >>> join_messages(["NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:20b0)", "NVRM: fallen off the bus"])
+    ['NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:20b0) fallen off the bus']
+    >>> join_messages(["NVRM: loading", "usb 1-1: new device"])
+    ['NVRM: loading', 'usb 1-1: new device']
+    """
     messages: list[str] = []
     more = 0
     for line in lines:
@@ -165,7 +171,13 @@ def faults_since(before: tuple[list[str], str | None]) -> dict[str, Any]:
 
 
 def new_lines(before: list[str], after: list[str]) -> list[str]:
-    """The new lines of a buffer that drops its oldest lines."""
+    """The new lines of a buffer that drops its oldest lines.
+
+    >>> new_lines(["a", "b"], ["b", "c"])
+    ['c']
+    >>> new_lines([], ["a"])
+    ['a']
+    """
     for start, line in enumerate(before):
         kept = len(before) - start
         if after[:1] == [line] and before[start:] == after[:kept]:

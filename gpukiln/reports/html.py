@@ -42,13 +42,17 @@ def environment(folder: Path) -> Environment:
     pages = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
+        # A misspelt name is an error, not an empty text in a report.
         undefined=StrictUndefined,
         finalize=_finalize,
+        # Otherwise each line with a tag would leave an empty line in the page.
         trim_blocks=True,
         lstrip_blocks=True,
     )
     pages.globals.update(
         script=Markup(SCRIPT),  # noqa: S704 - the constant above
+        # The only script that the frame's Content-Security-Policy lets run; texts of machines can't run as
+        # one.
         script_hash=base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode(),
     )
     pages.filters.update(
@@ -68,8 +72,23 @@ def _ticks(text: str) -> Markup:
 
 
 def _duration_text(seconds: float) -> str:
+    """A duration for readers.
+
+    >>> _duration_text(0.0)
+    '< 0.1s'
+    >>> _duration_text(90)
+    '1m30s'
+    """
+    # Most checks are functions of the facts and take microseconds; 0.0s would look like a missing value.
     return Duration(seconds).shown if seconds >= 0.1 else "< 0.1s"
 
 
 def _time_text(time: str) -> str:
+    """A time for readers.
+
+    >>> _time_text("2026-03-01T10:00:00+00:00")
+    '2026-03-01 10:00:00 UTC'
+    >>> _time_text("2026-03-01T10:00:00+02:00")
+    '2026-03-01T10:00:00+02:00'
+    """
     return re.sub(r"T(\d\d:\d\d:\d\d)(\+00:00|Z)$", r" \1 UTC", time)

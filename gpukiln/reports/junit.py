@@ -75,10 +75,12 @@ def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 
         _properties(suite, item.properties)
         for case in item.cases:
             _case(suite, case)
+    # Some readers of JUnit XML take the totals from the root element.
     for count in ("tests", "failures", "errors", "skipped"):
         root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
     if measured := [item.seconds for item in suites if item.seconds is not None]:
         root.set("time", f"{sum(measured):.3f}")
+    # One element on a line, so that the file can be read and compared.
     ET.indent(root)
     text = ET.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
     write_whole(path, text, mode=mode)
@@ -104,6 +106,7 @@ def _case(suite: ET.Element, data: Case) -> None:
         said = ET.SubElement(
             case, data.result, _plain(**{key: value for key, value in about.items() if value})
         )
+        # None keeps the element empty instead of writing a start and an end tag.
         said.text = sanitize(data.text) or None
     elif data.text:
         ET.SubElement(case, "system-out").text = sanitize(data.text)

@@ -17,13 +17,18 @@ _PICTURES = {
 
 
 def sanitize(text: str) -> str:
-    """Clean a text for a report.
+    r"""Clean a text for a report.
 
     Args:
         text: Output of a machine, or content of a file.
 
     Returns:
         The text without secrets (`gpukiln.redact`), and without characters that XML does not allow.
+
+    >>> sanitize("first\x00 line")
+    'first␀ line'
+    >>> sanitize("as it is")
+    'as it is'
     """
     return redact(_printable(text))
 
@@ -48,6 +53,7 @@ def _printable(text: str) -> str:
 def _printable_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _printable_values(inner) for key, inner in value.items()}
+    # Keys are names of gpukiln's own fields and need no cleaning.
     if isinstance(value, list):
         return [_printable_values(inner) for inner in value]
     return _printable(value) if isinstance(value, str) else value

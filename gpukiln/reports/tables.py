@@ -29,14 +29,17 @@ class Rows:
 
     def add(self, *cells: str | Text, style: str = "") -> None:
         """Add a row; text is printed without markup."""
+        # Rich would read [brackets] in a plain text as markup.
         self._rows.append(([Text(cell) if isinstance(cell, str) else cell for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """See Rich, Console Protocol."""
+        # cell_len counts columns of the terminal: CJK characters and emoji take two.
         *widths, last = [
             max([cell_len(title), *(cell.cell_len for cell in cells)])
             for title, *cells in zip(self._titles, *(cells for cells, _ in self._rows), strict=True)
         ]
+        # Two blanks between columns.
         remaining = options.max_width - sum(widths) - 2 * len(widths)
         if remaining >= last or (self._folds and remaining >= NARROW):
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")

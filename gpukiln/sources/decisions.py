@@ -21,6 +21,7 @@ from gpukiln.sources.rpm import RpmMetadata, read_metadata
 from gpukiln.sources.ubuntu import Index, driver_package, read_archive
 from gpukiln.typed import unknown
 
+# A plan asks several sources, and a user waits for it.
 PROBE_TIMEOUT_S = 5.0
 ESSENTIAL = "nvidia_driver"
 """The component without which no GPU image is built."""
@@ -94,10 +95,12 @@ def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | N
         return f"{strip_credentials(url)} is not an http, https or file address"
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - schemes checked above
+            # Headers alone do not show that the content arrives.
             answer.read(1)
     except urllib.error.HTTPError as error:
         return f"{strip_credentials(url)} answered {error.code} {error.reason}"
     except (OSError, ValueError, HTTPException) as error:
+        # str() of a URLError has <urlopen error ...> around the reason.
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         return f"{strip_credentials(url)} can't be reached: {strip_credentials(str(why))}"
     return None
@@ -252,7 +255,10 @@ def _from_repository(
     strict: bool,
     probes: Probes,
 ) -> Decision:
+    # A repository that does not answer now would fail the build after minutes.
     if why := probes.unreachable(repository.probe(architecture)):
+        # On AWS a missing source is a fault of the network; the embedded cloud may run on a laptop without
+        # one.
         if strict or name == ESSENTIAL:
             kind = "apt" if isinstance(repository, AptRepository) else "rpm"
             raise UnavailableError(
@@ -289,6 +295,7 @@ def _from_rpm(
     if repository is None or package is None:
         return decision
     name = decision.name
+    # NVIDIA's repositories have one module stream for each branch, with open or proprietary modules (dkms).
     streams = repository.streams.get(DRIVER_MODULE, ()) if name == ESSENTIAL else ()
     stream = f"{component.branch}-{'open' if component.modules == 'open' else 'dkms'}"
     if streams and stream not in streams:
@@ -297,6 +304,7 @@ def _from_rpm(
             f"wanted: {stream}",
             hint=f"--set {name}.branch=... to one of these, or another base",
         )
+    # Compared by numbers: as text 9 would be newer than 10.
     versions = sorted(repository.versions.get(package, ()), key=_numbers)
     fitting = [version for version in versions if _version_matches(component, version.rpartition("-")[0])]
     if not fitting:
@@ -329,6 +337,14 @@ def with_resolved_driver(components: Components, decisions: Iterable[Decision]) 
 
 
 def _numbers(version: str) -> list[int]:
+    """The numbers of a version, to compare two.
+
+    >>> _numbers("570.9.1-1") < _numbers("570.10.1-1")
+    True
+    >>> _numbers("none")
+    []
+    """
+    # int() refuses more than 4,300 digits with ValueError, and the metadata is foreign.
     return [int(number[-LONGEST_NUMBER:]) for number in re.findall(r"\d+", version)]
 
 
@@ -348,6 +364,7 @@ def _from_mirror(
         version = "" if component.newest else f" {component.version}"
         hint = f"--set {name}.version={has}, or another base"
         if component.branch and has.partition(".")[0] != str(component.branch):
+            # Debian has one branch for each release, so that only another base helps.
             others = " or ".join(bases_with(component, component.branch))
             hint = (
                 f"{base.title} has no other; --cloud aws has bases with {component.branch}: --base {others}"

@@ -15,6 +15,8 @@ NAMESPACES = (
     "--mount-proc",
 )
 """Namespaces for a program: all its processes end with it, and nothing stays mounted."""
+# Snapshots of an archive have expired Release files, and need Check-Valid-Until; a machine may reach the
+# network through a proxy only.
 CARRIED_OPTIONS = re.compile(r"Acquire::(Check-Valid-Until|Check-Date|https?::Proxy)\b")
 
 
@@ -45,6 +47,7 @@ def mirror_options() -> list[str]:
         return []
     lines = apt_settings().splitlines()
     kept = [line.rstrip(";") for line in lines if CARRIED_OPTIONS.match(line) and not line.endswith('"";')]
+    # A proxy on this computer's loopback does not exist on a machine.
     return [line for line in kept if not re.search(r"@|//(localhost|127\.)", line)]
 
 
@@ -85,19 +88,25 @@ def install_debian(
         raise UnavailableError("mmdebstrap is not installed", hint="apt-get install mmdebstrap")
     sources.write_text(mirror_sources(release))
     command = [
+        # If gpukiln is killed, mmdebstrap would go on and keep mounts in the target.
         *("setpriv", "--pdeathsig", "KILL", *NAMESPACES),
         *(
             "mmdebstrap",
+            # mmdebstrap's other modes need user namespaces or fakeroot; gpukiln runs as root here anyway.
             "--mode=root",
             f"--format={form}",
             f"--variant={variant}",
             f"--include={','.join(packages)}",
         ),
+        # force-unsafe-io saves dpkg's fsync for each file; a root file system that is not complete is thrown
+        # away.
         *("--aptopt=APT::Install-Recommends false", "--dpkgopt=force-unsafe-io"),
         *(f"--aptopt={option}" for option in mirror_options()),
+        # Nobody reads manuals and translations on a machine, and they take space in every image.
         *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
         *(release, str(target), str(sources)),
     ]
+    # It also removes the fsync calls of maintainer scripts, where it is installed.
     if shutil.which("eatmydata"):
         command.insert(0, "eatmydata")
     with log.open("wb") as output, tempfile.TemporaryDirectory(dir=target.parent) as folder:
@@ -106,6 +115,8 @@ def install_debian(
         for name, text in (files or {}).items():
             write_file(Path(folder), name, text)
         if files:
+            # The essential hook runs before the other packages are installed (mmdebstrap(1)), whose scripts
+            # read these files.
             command[-3:-3] = [f"--essential-hook=sync-in {folder} /"]
         # the disk or image that is made of the target is in the same folder and needs space too
         done = programs.run(command, limit_s=programs.LONG_S, folder=target.parent, output=output)

@@ -21,6 +21,7 @@ from gpukiln.errors import UnavailableError
 from gpukiln.parsing import check_yaml
 from gpukiln.sources.apt import strip_credentials
 
+# The list of packages of a large repository is tens of megabytes.
 TIMEOUT_S = 60.0
 REPOMD = "{http://linux.duke.edu/metadata/repo}"
 PRIMARY = "{http://linux.duke.edu/metadata/common}"
@@ -46,6 +47,7 @@ class RpmMetadata:
     streams: Mapping[str, frozenset[str]]
 
 
+# A plan asks the same repository for several components.
 @lru_cache(maxsize=8)
 def read_metadata(url: str) -> RpmMetadata | None:
     """Read a repository's lists of packages and modules.
@@ -66,6 +68,7 @@ def read_metadata(url: str) -> RpmMetadata | None:
         if location is not None and checksum is not None:
             files[data.get("type")] = (location.get("href", ""), checksum.get("type", ""), checksum.text)
     listed = {name: files[name] for name in ("primary", "modules") if name in files}
+    # For example zst, which Python 3.11 can't read: dnf finds the version at build time then.
     if any(href.rpartition(".")[2] not in OPENERS for href, _, _ in listed.values()):
         return None
     texts = {name: _fetch_verified(root, *of) for name, of in listed.items()}
@@ -89,6 +92,7 @@ def _fetch(url: str) -> bytes:
 
 def _fetch_verified(root: str, href: str, kind: str, expected: str | None) -> bytes:
     packed = _fetch(f"{root}/{href}")
+    # createrepo wrote `sha` for SHA-1.
     digest = hashlib.new("sha1" if kind == "sha" else kind, packed).hexdigest()
     if digest != expected:
         raise UnavailableError(
@@ -113,6 +117,7 @@ def _parse_versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
             if version is not None:
                 name = element.findtext(f"{PRIMARY}name", "")
                 by_package.setdefault(name, set()).add(f"{version.get('ver')}-{version.get('rel')}")
+                # Without it the tree of all packages would stay in memory.
                 element.clear()
     except ET.ParseError as error:
         raise UnavailableError(
@@ -124,7 +129,10 @@ def _parse_versions(text: bytes, root: str) -> dict[str, frozenset[str]]:
 def _parse_streams(text: bytes, root: str) -> dict[str, frozenset[str]]:
     by_module: dict[str, set[str]] = {}
     try:
+        # libyaml's composer recurses and ends the process with a segmentation fault at some ten thousand
+        # levels.
         check_yaml(text)
+        # The C loader is much faster, and some builds of PyYAML lack it.
         for document in yaml.load_all(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
             if isinstance(document, dict) and document.get("document") == "modulemd":
                 data = document["data"]

@@ -19,6 +19,8 @@ from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.sources.apt import strip_credentials, upstream_version
 
 CODE_NAMES = {"22.04": "jammy", "24.04": "noble"}
+# Ubuntu has arm64 on ports only. HTTP, because the result is a hint for a plan and apt verifies signatures at
+# build time.
 ARCHIVES = {"x86_64": "http://archive.ubuntu.com/ubuntu", "arm64": "http://ports.ubuntu.com/ubuntu-ports"}
 COMPANIONS = (
     *("nvidia-headless", "nvidia-kernel-common", "nvidia-utils", "nvidia-compute-utils"),
@@ -28,6 +30,8 @@ COMPANIONS = (
 POCKETS = ("", "-security", "-updates")  # in this order, a later pocket has newer versions
 COMPONENT = "restricted"  # the archive component of the driver
 TIMEOUT_S = 30.0
+# Matches nvidia-driver-570-server, libnvidia-compute-570 and nvidia-headless-570-open; the branch is three
+# digits.
 BRANCH = re.compile(r"\b(?:lib)?nvidia-[a-z0-9-]*?-?(\d{3})(?=-server|-open|\b)")
 
 
@@ -54,12 +58,19 @@ class DebPackage:
 
         Returns:
             Text for messages; empty where it is the driver of that branch.
+
+        >>> DebPackage("nvidia-driver-570", "570.211.01-0ubuntu1", "nvidia-driver-580").leads_to(570)
+        'branch 580, by its dependencies'
+        >>> DebPackage("nvidia-driver-570", "570.211.01-0ubuntu1").leads_to(570)
+        ''
         """
         others = {other for other in BRANCH.findall(self.depends) if other != str(branch)}
         if others:
             return f"branch {', '.join(sorted(others))}, by its dependencies"
         if (head := upstream_version(self.version).partition(".")[0]) != str(branch):
             return f"branch {head}, by its version"
+        # A transitional package of the same branch depends on the renamed package, which the role does not
+        # know.
         is_empty = "transitional" in self.summary.lower()
         return "another package: its description says transitional" if is_empty else ""
 
@@ -101,7 +112,14 @@ def read_archive(release: str, architecture: str) -> Index | None:
 
 
 def parse_index(text: str) -> list[DebPackage]:
-    """Read a Packages file."""
+    r"""Read a Packages file.
+
+    >>> [package] = parse_index("Package: nvidia-driver-570-server\nVersion: 570.211.01-0ubuntu1\n")
+    >>> package.name, package.version
+    ('nvidia-driver-570-server', '570.211.01-0ubuntu1')
+    >>> parse_index("")
+    []
+    """
     packages = []
     for stanza in text.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Depends|Description): (.*)$", stanza, re.MULTILINE))
@@ -123,7 +141,9 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
     Raises:
         IncompatibleError: The archive has no such package or version, or it installs another branch.
     """
+    # The companions too: Ubuntu may make only some packages of a branch transitional.
     for name in (package, *(f"{name}-{branch}-server" for name in COMPANIONS)):
+        # The last pocket is the newest, see POCKETS.
         newest = _versions_of(index, name, version)[-1:]
         if branch and newest and (other := newest[0].leads_to(branch)):
             raise IncompatibleError(

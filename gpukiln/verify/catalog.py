@@ -27,6 +27,7 @@ def load_checks(folder: Path = SUITE) -> dict[str, tuple[Check, Callable[..., An
     """
     checks: dict[str, tuple[Check, Callable[..., Any]]] = {}
     for path in sorted(folder.glob("test_*.py")):
+        # Loaded by path, because tests/host is no package of an installed gpukiln.
         spec = importlib.util.spec_from_file_location(f"gpukiln_host_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise ValueError(f"{path} can't be loaded as Python")
@@ -81,6 +82,7 @@ def markdown() -> str:
         for check in checks:
             if check.layer == layer:
                 needs = ", ".join(f"`{n}`" for n in check.needs) or "-"
+                # A vertical bar would end the cell of a Markdown table.
                 fix = check.fix.replace("|", "\\|").replace("\n", " ")
                 row = (f"`{check.id}`", check.title, ", ".join(check.profiles), needs, fix)
                 lines.append(f"| {' | '.join(row)} |")

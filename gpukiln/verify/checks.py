@@ -18,8 +18,10 @@ from gpukiln.verify.needs import NEEDS, is_need
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# An attribute, so that the decorated test stays a plain function that pytest collects.
 ATTRIBUTE = "__gpukiln_check__"
 
+# From the hardware up, so that the first failure in a report explains those after it.
 # Order in which layers run.
 LAYERS: dict[str, str] = {
     "hardware": "the machine has the GPUs that it should have",
@@ -182,6 +184,7 @@ def evaluate(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
         rule: Takes the facts and further arguments; returns what it measured.
         more: The further arguments.
     """
+    # `python -m gpukiln.verify.catalog` lists the checks where pytest is not installed.
     import pytest  # noqa: PLC0415 - the catalogue of checks needs none
 
     try:

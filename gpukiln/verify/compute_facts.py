@@ -55,6 +55,7 @@ def link_text(gpu: Gpu) -> str:
     shown = f"{link['speed'] or 'speed?'} x{link['width'] or '?'}"
     if link["gb_s"] is None:
         return f"link {shown}"
+    # No copy is faster than the link: the hypervisor's emulated link is wrong then.
     refuted = min(gpu["h2d_gb_s"], gpu["d2h_gb_s"]) > link["gb_s"]
     return f"link {link['gb_s']} ({shown}{', but copies are faster' if refuted else ''})"
 
@@ -68,10 +69,13 @@ def slow_copy_reason(facts: Facts, gpu: Gpu) -> str:
     """
     if confidential_computing(facts)["on"]:
         return "confidential computing is on, and copies pass through a bounce buffer"
+    # Pageable memory is first copied into a pinned buffer of the driver.
     if gpu.get("pinned") is False:
         return "CUDA allocated no pinned memory, and pageable memory is copied slower"
     if _SLICE.search(str(gpu["name"])):
         return "a MIG device has only a part of its GPU's copy engines"
+    # NVML asks the driver, sysfs shows what a hypervisor emulates. Where they differ the link's rate is
+    # unknown.
     for nvml_gpu in facts["nvml"]["gpus"]:
         width = nvml_gpu.get("pcie", {}).get("width")
         same = isinstance(nvml_gpu.get("bus_id"), str) and address(nvml_gpu["bus_id"]) == gpu["bus_id"]

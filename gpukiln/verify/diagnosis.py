@@ -8,7 +8,9 @@ from typing import Any
 
 from gpukiln.probe.base import NOT_REACHED
 
+# Xid 79 is 'GPU has fallen off the bus' (NVIDIA, XID Errors).
 FALLEN = re.compile(r"fallen off the bus|Xid[^:]*: 79\b|Xid \(.*?\): 79\b")
+# nvidia-smi(1), RETURN VALUE.
 GPU_IS_LOST = 15  # nvidia-smi's exit code
 MISMATCH = 18  # "NVML library version mismatch"
 
@@ -21,8 +23,14 @@ def diagnosis(facts: Mapping[str, Any]) -> str:
 
     Returns:
         A sentence; where there are several problems, about the one to fix first.
+
+    >>> diagnosis({"gpus": {"pci": []}})
+    'No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed: this is not a GPU machine (yet).'
+    >>> diagnosis({"gpus": {"pci": [{"address": "0000:01:00.0"}]}, "driver": {}})
+    '1 NVIDIA GPU on the PCI bus, and no NVIDIA driver is installed.'
     """
     look = _GpuFacts(facts)
+    # In the order in which problems have to be fixed: each makes the later ones meaningless.
     for describe in (
         _hangs,
         _simulated,
@@ -61,6 +69,7 @@ class _GpuFacts:
         self.modules = {
             kernel: (by_name or {}).get("nvidia") for kernel, by_name in (self.get("modules") or {}).items()
         }
+        # nvidia-smi first: it is the user space that a user sees.
         versions = [
             self.smi_version,
             *self.libraries,
@@ -73,6 +82,7 @@ class _GpuFacts:
         value: Any = self.facts
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
+        # A section that could not be gathered must not be read as `no GPU`.
         unknown = isinstance(value, Mapping) and (NOT_REACHED in value or "_error" in value)
         return None if unknown else value
 

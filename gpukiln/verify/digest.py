@@ -29,6 +29,7 @@ def suite_digest(root: Path | None = None) -> str:
     digest = hashlib.sha256()
     for name, path in suite_files(root).items():
         digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
+    # Other bindings may read other values from NVML.
     bindings = importlib.util.find_spec("pynvml")  # packing.py sends these bindings to the machine too
     if bindings and bindings.origin:
         digest.update(hashlib.sha256(Path(bindings.origin).read_bytes()).digest())
@@ -43,6 +44,7 @@ def suite_files(root: Path | None) -> dict[str, Path]:
     """
     folder = root or recipes.root()
     files: dict[str, Path] = {}
+    # A worklist instead of recursion, because modules import each other.
     todo = [*FILES.values()]  # packing.py sends these files too
     todo += [f"tests/host/{path.name}" for path in folder.glob("tests/host/*.py")]
     todo += ["gpukiln/probe/gather.py", "gpukiln/verify/plugin.py"]
@@ -66,6 +68,7 @@ def _imported_files(code: ast.Module) -> Iterator[str]:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
+        # gpukiln.catalog.load.data(NAME) reads catalog/data/NAME.yaml.
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "data":
             texts = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
             yield from (f"gpukiln/catalog/data/{name}.yaml" for name in texts)

@@ -41,9 +41,11 @@ class Facts(Mapping[str, Any]):
         self.profile, self.allow_simulated = profile, allow_simulated
         self._data = data
         self._note = self._remedy = ""
+        # A dict keeps the order in which sections were read, for the report.
         self._read: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
+        # Evidence of a check is what it has really read.
         self._read[name] = None
         return read_section(self._data, name)
 
@@ -86,6 +88,7 @@ class Facts(Mapping[str, Any]):
 
         False where that is unknown: `hygiene.simulated` reports it then.
         """
+        # Not by self[...]: the need of every GPU check asks this, and it is no evidence of the check.
         return bool(self._data.get("simulated", {}).get("machine"))
 
     @property
@@ -112,6 +115,7 @@ class Facts(Mapping[str, Any]):
 
     def expects(self, name: str) -> bool:
         """Whether a component should be on this machine: by the record, or without one by its packages."""
+        # With a record, a package that was added later is not expected.
         if self.record:
             return self.component(name).get("status") in ("installed", "install", "preinstalled")
         return self.has_package(*COMPONENT_PACKAGES.get(name, (name,)))

@@ -13,9 +13,16 @@ from gpukiln.verify.facts_backend import FactsBackend
 
 
 def _unreachable(text: str) -> str:
-    """Ansible's reason in testinfra's copy of its output, which escapes line ends and quotes."""
+    r"""Ansible's reason in testinfra's copy of its output, which escapes line ends and quotes.
+
+    >>> _unreachable("UNREACHABLE! => {msg: 'no route\\n to host' unreachable: true}")
+    'no route to host'
+    >>> _unreachable("another error")
+    'another error'
+    """
     match = re.search(r"UNREACHABLE!.*?msg: (.*?)unreachable:", text, re.DOTALL)
     if match is None:
+        # The end of the output has Ansible's error, its beginning warnings.
         return text[-1000:]
     return " ".join(match[1].replace("\\n", " ").replace("\\", "").split()).strip("' ")
 
@@ -33,8 +40,10 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
     """
     if isinstance(host.backend, FactsBackend):
         return Facts(host.backend.facts())
+    # A login shell may print anything, also something that looks like facts; nobody can guess the mark.
     mark = secrets.token_hex(16)
     code, stdout, stderr = run_command(host, gather_command(profile, mark, max_seconds))
+    # Over Ansible the shell module itself needs Python, so that the command never runs.
     if code == NO_PYTHON or "The module interpreter" in stderr:
         said = " ".join(stderr.split())[-300:]
         raise RuntimeError(f"found no python3 ({said}), wanted Python 3.9 or newer: install it")
@@ -49,6 +58,7 @@ def gather(host: Any, profile: str = "", max_seconds: float | None = None) -> Fa
 def run_command(host: Any, command: str) -> tuple[int, str, str]:
     """Exit status, output and errors of a command; where ssh itself exits with 255, an exception."""
     backend = host.backend
+    # run_ansible gives Ansible's own reason where the host is not reached, which host.run() does not.
     if getattr(backend, "force_ansible", False):
         try:
             said = backend.run_ansible("shell", module_args=command, check=False)

@@ -106,6 +106,7 @@ def _count_text(number: int) -> str:
 def sentence(verdict: Verdict) -> str:
     """The verdict as a sentence, with the number of checks that were not run."""
     counts = verdict.counts
+    # Failures first; checks that were not run never make a verdict better.
     if counts["failed"]:
         said = f"{counts['failed']} of {_count_text(len(verdict.checks))} failed."
     elif not counts["passed"]:
@@ -123,6 +124,7 @@ def _failures_by_check(machines: Sequence[Verification]) -> list[tuple[CheckResu
     for place, machine in enumerate(machines, 1):
         for check in machine.verdict.failures if machine.verdict else ():
             failures.setdefault(check.id, (check, []))[1].append(place)
+    # A check that fails everywhere has one cause, in the image or in the suite.
     return sorted(failures.values(), key=lambda row: -len(row[1]))
 
 
@@ -136,6 +138,7 @@ def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]
 
 
 def _section(facts: Mapping[str, Any], name: str) -> FactsSection:
+    # Facts of earlier versions have no evidence: the section itself is shown then.
     asked = _dig(facts, "evidence", name)
     rows = [_query_row(row) for row in asked if isinstance(row, dict)] if isinstance(asked, list) else []
     value = facts[name]

@@ -33,6 +33,7 @@ def write_junit(machines: Sequence[Verification], path: Path) -> None:
 
 def _unreachable(machine: Verification) -> Suite:
     group = f"gpukiln.{machine.target}"
+    # CI treats an error as a problem of the run; a failure would look like a fault of the machine.
     return Suite(machine.target, [Case(group, "reach", "error", "unreachable", machine.reason, seconds=0)])
 
 
@@ -60,6 +61,7 @@ def _case(check: CheckResult, prefix: str) -> Case:
     text = check.reason
     if check.outcome == "failed":
         result, kind, message, text = "failure", "check", check.reason, _failure(check)
+    # JUnit has no `not run`: `skipped` is the only other result, and the message keeps the difference.
     elif check.outcome != "passed":
         result, kind, text = "skipped", check.outcome, ""
         message = f"{check.outcome.replace('_', ' ')}: {check.reason}"

@@ -68,6 +68,8 @@ def _record(machine: ExpectedMachine) -> Applicability:
 
 def _gpu(machine: ExpectedMachine) -> Applicability:
     facts, expected = machine.facts, machine.expected_gpus
+    # Simulated GPUs are never verified by accident: without the option they count as missing, without a
+    # failure.
     if facts.has_simulated_gpus and not facts.allow_simulated:
         return _not_run(SIMULATED)
     if facts.allow_simulated and not facts.has_simulated_gpus:
@@ -77,6 +79,7 @@ def _gpu(machine: ExpectedMachine) -> Applicability:
             "Omit `--simulated`, or give the machine simulated GPUs (docs/simulated-gpus.md).",
         )
     count, where = facts.gpu_count, "simulated" if facts.has_simulated_gpus else "on the PCI bus"
+    # A missing GPU fails even where others work, because the checks would silently verify fewer.
     if count < expected:
         return Applicability(
             "fail", f"{count} GPUs {where}, at least {expected} expected on this machine", FEWER_GPUS
@@ -125,6 +128,7 @@ def _entrypoint(machine: ExpectedMachine) -> Applicability:
 
 def _gpu_tools(machine: ExpectedMachine) -> Applicability:
     facts = machine.facts
+    # The record decides: gpukiln-gpu that a user copied there is not the image's.
     if facts.record:
         return RUN if "gpu_tools" in facts.record else _not_run("gpukiln-gpu is not in the image's record")
     installed = facts["gpu_tools"]["sha256"] is not None
@@ -157,6 +161,7 @@ def _component(machine: ExpectedMachine, name: str) -> Applicability:
     said = facts.component(name)
     if facts.record and not said:
         return _not_run(f"{name} is not in the image's record")
+    # A component that the plan left out is no fault of the image; its reason is in the record.
     if said.get("status") == "left_out":
         return _not_run(f"{name} left out: {said.get('reason') or 'no reason recorded'}")
     if not facts.record and not facts.expects(name):
@@ -191,6 +196,13 @@ NEEDS: dict[str, Need] = {
 
 
 def is_need(name: str) -> bool:
+    """Whether a need exists, of the table or of a component.
+
+    >>> is_need("gpu"), is_need("component:docker")
+    (True, True)
+    >>> is_need("docker")
+    False
+    """
     return name in NEEDS or COMPONENT.fullmatch(name) is not None
 
 

@@ -56,8 +56,10 @@ def most_urgent_first(checks: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
         checks: All results, in the order of the layers, which results of equal weight keep.
     """
     results = tuple(checks)
+    # With the driver loaded, a missing module of another kernel blocks nothing now.
     not_loaded = any(check.id == "gpu.driver-loaded" and check.outcome == "failed" for check in results)
     weight = _weight(not_loaded=not_loaded)
+    # sorted() is stable: equal weights keep the order of the layers.
     return tuple(sorted((check for check in results if check.outcome == "failed"), key=weight))
 
 

@@ -80,6 +80,7 @@ class SuiteSession:
                 file.write(line + "\n")
 
 
+# testinfra has no interface for further backends; its table is by URL scheme.
 BACKENDS.setdefault("buildah", "gpukiln.verify.buildah_backend.BuildahBackend")
 BACKENDS.setdefault("facts", "gpukiln.verify.facts_backend.FactsBackend")
 RUN_KEY = pytest.StashKey[SuiteSession]()
@@ -130,6 +131,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if run.report_dir is not None:
         run.report_dir.mkdir(parents=True, exist_ok=True)
         (run.report_dir / "checks.jsonl").write_text("", encoding="utf-8")
+        # An old report next to new results would be read as theirs.
         for stale in ("report.html", "junit.xml"):
             (run.report_dir / stale).unlink(missing_ok=True)
 
@@ -142,6 +144,7 @@ def pytest_collection(session: pytest.Session) -> None:
         why = "no host of the inventory matches" if "://" in spec else "it has no scheme"
         try:
             given = {name: getattr(options, name) for name in TESTINFRA_OPTIONS}
+            # Without a scheme testinfra needs --connection to know how to reach the host.
             if (options.connection or "://" in spec) and get_backends([spec], **given):
                 continue
         except Exception as error:  # each backend of testinfra raises its own exceptions
@@ -178,7 +181,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         applies = check is not None and profile in check.profiles and (not layers or check.layer in layers)
         (selected if applies else dropped).append(item)
     order = list(LAYERS)
+    # By host first: the facts of each host are gathered once, when its first check runs.
     selected.sort(key=lambda i: (host_of(i), order.index(c.layer) if (c := check_of(i)) else 0))
+    # Other tests of the same pytest run are left alone.
     others = [i for i in items if i not in suite_items]
     items[:] = others + selected
     if dropped:
@@ -198,6 +203,7 @@ def _refuse_undeclared(items: list[pytest.Item]) -> None:
         raise pytest.UsageError("\n".join(sorted(set(problems))))
 
 
+# testinfra's `host` has this scope, and a fixture can't have a wider one than those that it uses.
 @pytest.fixture(scope="module")
 def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
     """The facts of the host; gathered once a session for each host, and written to the report folder."""
@@ -218,9 +224,11 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             message = sanitize(text[-1000:])
             run.unreachable[name] = message
             run.emit("unreachable", host=name, message=message)
+            # No check of this machine can run without facts, and the run gives no verdict.
             pytest.exit(f"{name} can't be verified: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
         run.facts[name].allow_simulated = request.config.getoption("--simulated")
+        # facts.json is an artifact of CI jobs: no secret may be in it.
         shown = sanitize_values(run.facts[name].to_dict())
         _write(run, "facts", name, shown, several=_several(request.session))
     return run.facts[name]
@@ -290,6 +298,7 @@ def pytest_runtest_makereport(
     if check is None:
         return report
     not_reached = report.skipped and _reason(call).startswith(NOT_REACHED)
+    # `--require` is for pipelines in which a skipped layer means a broken machine.
     if report.skipped and not not_reached and check.layer in item.config.getoption("--require"):
         report.outcome = "failed"
         report.longrepr = f"{_reason(call)}, and layer {check.layer} is required"
@@ -316,6 +325,7 @@ def pytest_runtest_makereport(
             evidence=host_facts.take_read() if host_facts is not None else (),
             duration_s=round(call.duration, 3),
         )
+        # pytest's traceback shows code of the suite; users need the reason and the fix.
         if report.failed and isinstance(
             call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
         ):
@@ -329,6 +339,7 @@ def _reason(call: pytest.CallInfo[None]) -> str:
     """The message of an assertion or a skip, without pytest's explanation of the expression."""
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, AssertionError | pytest.fail.Exception | pytest.skip.Exception):
+        # pytest appends its explanation of the expression to the assertion's message.
         text = str(error).split("\nassert ", 1)[0].strip()
     else:
         text = f"{type(error).__name__}: {error}"
@@ -342,6 +353,7 @@ def _several(session: pytest.Session) -> bool:
 def _write(run: SuiteSession, kind: str, host: str, data: Any, *, several: bool) -> None:
     if run.report_dir is None:
         return
+    # Host names of testinfra contain URLs.
     suffix = "-" + re.sub(r"[^\w.]+", "_", host) if several else ""
     write_whole(run.report_dir / f"{kind}{suffix}.json", json.dumps(data, indent=2) + "\n")
 
@@ -357,6 +369,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     machines = []
     for host, ids in expected_ids.items():
         results = run.results.get(host, [])
+        # A verdict must not lack checks: a run that was interrupted gives none.
         if missing := len(ids - {result.id for result in results}):
             ended = run.unreachable.get(host, f"the run ended with {missing} of {len(ids)} checks missing")
             machines.append(Verification(name or host, reason=ended))

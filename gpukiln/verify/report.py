@@ -92,6 +92,7 @@ class LiveReport:
         Args:
             what: As `run_suite` gives it to `on_start`.
         """
+        # Gathering takes most of the time, so that it gets a line of its own.
         if what == GATHERING:
             self.progress.say(what)
         else:
@@ -109,6 +110,7 @@ class LiveReport:
             self.progress.show(Text.assemble("  ", (result.layer, "bold"), ("  " + title, "dim")))
         word, style = MARKS[result.outcome]
         says = _result_text(result)
+        # A longer line would wrap and hide the table.
         if len(says) > LIVE_CHARS:
             says = says[: LIVE_CHARS - 3] + "..."
         self.progress.show(

@@ -27,6 +27,7 @@ from gpukiln.verify.verdict import CheckResult, Verdict
 ROOT = recipes.root()
 SUITE = ROOT / "tests" / "host"
 COMPLETED = (0, 1)  # pytest: all passed, some failed
+# Short enough for results to appear at once, long enough to need no processor.
 POLL_S = 0.1
 MAX_SECONDS = 1800.0
 # Parts of max_seconds: for checks and reports after the facts; for stopping all processes.
@@ -76,11 +77,13 @@ def run_suite(
     _require_known("layer", [*layers, *require], list(LAYERS))
     if not SUITE.is_dir():
         raise UnavailableError(f"the host suite is missing: {SUITE}", hint="install gpukiln again")
+    # With a very small limit the facts still get half of it.
     reserve_s = min(REPORT_S, max_seconds / 2)
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
     out_dir.chmod(0o700)  # evidence may have names and addresses of the machine: only for this user
     log, events = out_dir / "verify.log", out_dir / "checks.jsonl"
+    # An interrupted run must not show the results of the last one.
     for stale in (events, *(out_dir / name for name in ("results.json", "report.html", "junit.xml"))):
         stale.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpukiln-verify-") as scratch:
@@ -94,11 +97,14 @@ def run_suite(
             "-q",
             "--tb=short",
             "-p",
+            # The suite may lie in an installed wheel, where pytest can't write its cache.
             "no:cacheprovider",
             "-o",
+            # The addopts of this project's pyproject.toml are for its own tests.
             "addopts=",
             "--rootdir",
             str(ROOT),
+            # pytest's default folder is shared by all runs of a user, and its oldest entries are removed.
             f"--basetemp={scratch}/pytest",
             f"--hosts={target.hostspec}",
             f"--ssh-config={config}",
@@ -164,6 +170,7 @@ class _EventReader:
                 data = file.read()
         except FileNotFoundError:
             return
+        # The last line may be written only in part.
         whole = data.rfind(b"\n") + 1
         self.offset += whole
         for line in data[:whole].splitlines():
@@ -190,8 +197,10 @@ def _run(
     Returns:
         The exit status, None after a timeout; and the last event.
     """
+    # PYTEST_ADDOPTS and PYTEST_PLUGINS of an outer pytest would change this one.
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    # The suite may belong to root, and a checkout stays clean.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])  # ansible
     deadline = time.monotonic() + timeout_s
@@ -203,6 +212,7 @@ def _run(
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
+            # Ctrl-C then reaches only gpukiln, which ends the group in order.
             start_new_session=True,
             umask=0o077,
         )
@@ -220,6 +230,7 @@ def _run(
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
     """End the process group: pytest and its ssh."""
+    # SIGTERM first, so that pytest and ssh can end in order; SIGKILL for what ignores it.
     for sign, patience_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)

@@ -77,5 +77,6 @@ class InventoryTarget(Target):
 
 def inventory_target(name: str, inventory: Path) -> InventoryTarget:
     """A host of an inventory."""
+    # force_ansible makes testinfra use Ansible's own connection, with its become and jump hosts.
     hostspec = f"ansible://{name}?ansible_inventory={quote(str(inventory))}&force_ansible=true"
     return InventoryTarget(name, hostspec, inventory)

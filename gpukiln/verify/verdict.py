@@ -74,6 +74,12 @@ def counts_text(checks: Iterable[CheckResult]) -> str:
 
     Returns:
         For example `34 passed, 0 failed, 9 not run`; not reached is left out where there is none.
+
+    >>> passed = CheckResult("gpu.nvml", "NVML lists every GPU", "gpu", "passed")
+    >>> counts_text([passed])
+    '1 passed, 0 failed, 0 not run'
+    >>> counts_text([])
+    '0 passed, 0 failed, 0 not run'
     """
     counts = count(checks)
     text = f"{counts['passed']} passed, {counts['failed']} failed, {counts['not_run']} not run"
@@ -130,6 +136,7 @@ class Verdict:
         Checks that were not run do not count. Without a failure checks are not reached when the time was up.
         """
         counts = self.counts
+        # Without a passed check nothing was verified, for example where every check was left out.
         return counts["failed"] == counts["not_reached"] == 0 and counts["passed"] > 0
 
     @property
@@ -167,6 +174,7 @@ class Verdict:
     @property
     def digest(self) -> str:
         """SHA-256 of the document, hexadecimal: tags and records name a verdict by it."""
+        # Sorted, so that the order of fields does not change the digest.
         return hashlib.sha256(json.dumps(dump(self), sort_keys=True).encode()).hexdigest()
 
     @model_serializer(mode="wrap")

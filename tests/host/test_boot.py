@@ -16,6 +16,7 @@ FEW_SHARE, FEW = 0.02, 10_000  # inodes
 # ext4's own tables and journal take a part of the partition (mke2fs.conf(5): inode_size over inode_ratio is
 # 1.6 %). A larger gap between file system and partition means that the file system was not grown.
 GROWN_SHARE, GROWN = 0.1, GIB
+# `enabled-runtime` is a link in /run, `alias` another name of an enabled unit (systemctl(1), is-enabled).
 ENABLED = ("enabled", "enabled-runtime", "alias")
 # Units of EKS's Amazon Linux that fail where there is no cluster to join.
 OF_A_CLUSTER = {"nodeadm-config.service", "nodeadm-run.service", "kubelet.service"}
@@ -26,6 +27,7 @@ def cluster_only_failures(facts: Facts) -> str:
     failed, node = facts["boot"]["failed"], facts["nodeadm"]
     if not failed or not set(failed) <= OF_A_CLUSTER:
         return ""
+    # On a node of a cluster, and with a NodeConfig of its user, these units must work.
     if facts.profile == "eks-node" or not node["installed"] or node["config"] == "given":
         return ""
     what = {"none": "has no NodeConfig", "rehearsed": "has a rehearsed NodeConfig"}[node["config"]]
@@ -35,6 +37,7 @@ def cluster_only_failures(facts: Facts) -> str:
 def expected_units(facts: Facts) -> list[str]:
     """Units that must start at boot on this machine."""
     units = ["nvidia-persistenced.service"]
+    # Only engines that the record or the packages name: an image may have one of them.
     units += [f"{name}.service" for name in ("docker", "containerd") if facts.expects(name)]
     if facts.record:
         units.append("gpukiln-bootstrap.service")
@@ -56,6 +59,7 @@ def expected_units(facts: Facts) -> list[str]:
 )
 def test_state(facts):
     state = facts["boot"]["state"]
+    # A single failed unit makes systemd degraded: both checks skip for the same reason.
     if state == "degraded" and (reason := cluster_only_failures(facts)):
         pytest.skip(reason)
     assert state == "running", f"`systemctl is-system-running` says {state!r}, wanted 'running'"
@@ -93,6 +97,7 @@ def test_failed_units(facts):
     fix="`systemctl enable UNIT` in the role's install tasks: enable at build, start at boot.",
 )
 def test_units_enabled(facts):
+    # systemctl prints an empty UnitFileState for a unit that does not exist.
     states = {unit: facts["boot"]["units"][unit]["UnitFileState"] for unit in expected_units(facts)}
     wrong = [f"{unit} is {state or 'missing'}" for unit, state in states.items() if state not in ENABLED]
     assert not wrong, f"{', '.join(wrong)}; wanted enabled"
@@ -113,6 +118,7 @@ def test_units_enabled(facts):
 def test_bootstrap(facts):
     unit = facts["boot"]["units"]["gpukiln-bootstrap.service"]
     assert unit["LoadState"] == "loaded", f"gpukiln-bootstrap.service is {unit['LoadState']}, wanted loaded"
+    # A unit whose condition failed ends with the result `success`, so that the condition is checked first.
     assert unit["ConditionResult"] == "yes", "gpukiln-bootstrap.service was not started in this boot"
     assert unit["Result"] == "success", (
         f"gpukiln-bootstrap.service ended with {unit['Result']!r}, wanted success"
@@ -135,6 +141,8 @@ def test_bootstrap(facts):
 def test_persistenced(facts):
     unit = facts["boot"]["units"]["nvidia-persistenced.service"]
     state = f"{unit['ActiveState']}/{unit['SubState']}, condition {unit['ConditionResult']}"
+    # Images are built for machines with and without GPUs; without one the daemon would fail and make the boot
+    # degraded.
     if facts["gpus"]["pci"]:
         assert unit["ActiveState"] == "active", f"found {state}, wanted active: there is a GPU"
         return
@@ -153,6 +161,7 @@ def test_persistenced(facts):
     fix="Run `journalctl -b -p err` on the machine: it shows the messages with their context.",
 )
 def test_journal(facts):
+    # The journal of large machines may take too long to read; then the check is not reached.
     errors = [f"{e['unit']}: {e['message']}" for e in require_reached(facts["boot"]["journal"])]
     assert not errors, f"{len(errors)} errors: {'; '.join(errors[:5])}"
 
@@ -169,6 +178,7 @@ def test_journal(facts):
 )
 def test_time(facts):
     boot = facts["boot"]
+    # systemd-analyze has no time until the last job of the boot has ended.
     assert boot["startup_s"] is not None, f"systemd-analyze says: {boot['startup']}"
     facts.note(f"booted in {boot['startup_s']:.1f} s")
 
@@ -181,6 +191,7 @@ def missing_space(row: dict[str, Any]) -> list[str]:
         missing.append(
             f"{row['free'] // MIB} of {row['size'] // MIB} MiB free, wanted {max(least // MIB, 1)} or more"
         )
+    # btrfs and FAT have no fixed number of inodes and report 0, which passes.
     least = min(FEW, int(row["inodes"] * FEW_SHARE))
     if row["inodes_free"] < least:
         missing.append(f"{row['inodes_free']} of {row['inodes']} inodes free, wanted {least} or more")
@@ -208,6 +219,7 @@ def test_disk_space(facts):
     for row in rows:
         holds = f" (with {', '.join(row['holds'])})" if row["holds"] else ""
         full += [f"{row['path']}{holds} has {lack}" for lack in missing_space(row)]
+    # Without this the check would pass where nothing was gathered.
     assert rows, "no file system was looked at, wanted at least that of /"
     assert not full, "; ".join(full)
     facts.note(", ".join(f"{row['path']} {row['free'] // MIB} MiB free" for row in rows))
@@ -232,6 +244,7 @@ def test_root_grown(facts):
     root = facts["storage"]["root"]
     if root is None:
         pytest.skip("the root file system is on no partition of a disk")
+    # growpart grows the partition, resizefs the file system: either step may have failed.
     lost = root["partition"] - root["size"]
     assert lost < max(GROWN, root["partition"] * GROWN_SHARE), (
         f"the root file system has {root['size'] / GIB:.1f} GiB of its partition's "

@@ -16,6 +16,7 @@ PLUGIN = "`kubectl -n kube-system logs -l app.kubernetes.io/name=nvidia-device-p
 def ran(facts: Facts, name: str) -> dict:
     """A pod that ran; one that did not start is the finding of cluster.pod-starts alone."""
     pod = facts["cluster"]["pods"][name]
+    # Not reached instead of failed: one cause must not make every check of the layer fail.
     if pod is None or not pod["ran"]:
         raise NotReachedError(pod["why"] if pod else "no pod was started")
     return pod
@@ -40,6 +41,7 @@ def test_allocatable(facts):
     assert cluster["nodes"], f"no node has {cluster['selector']}"
     wrong = []
     for node in cluster["nodes"]:
+        # The plugin's capacity shrinks when it marks a GPU unhealthy; the label still counts it.
         has = max(node["capacity"], node["labelled"] or 0)
         if node["problems"]:
             wrong.append(f"{node['name']}: {'; '.join(node['problems'])}")
@@ -107,10 +109,12 @@ def test_view_is_grant(facts):
         if facts["cluster"]["pods"][name] is None:
             continue
         pod = ran(facts, name)
+        # Compared by UUID: an index is counted anew in each container.
         asked, seen = pod["asked"], pod["gpus"]
         assert len(seen) == asked, (
             f"a pod with {asked} GPUs in its limits sees {len(seen)}: {', '.join(seen)}"
         )
+        # `void` and `all` are no names of GPUs.
         named = [uuid for uuid in pod["named"] if uuid.startswith(("GPU-", "MIG-"))]
         assert not named or sorted(named) == sorted(seen), (
             f"granted {', '.join(named)}, seen {', '.join(seen)}"
@@ -129,6 +133,7 @@ def test_view_is_grant(facts):
 )
 def test_two_pods(facts):
     cluster = facts["cluster"]
+    # With time slicing or MPS several pods get the same GPU on purpose.
     if cluster["sharing"]:
         pytest.skip(f"GPUs are shared on purpose: {cluster['sharing']}")
     if cluster["pods"]["other"] is None:
@@ -155,6 +160,7 @@ def test_isolated(facts):
     pod = ran(facts, "without")
     seen = ", ".join(pod["gpus"])
     assert not pod["gpus"], f"with NVIDIA_VISIBLE_DEVICES=all and no GPU in its limits it sees {seen}"
+    # A control: without it the check would pass on a cluster where no pod sees a GPU.
     with_gpu = ran(facts, "granted")
     if not with_gpu["gpus"]:  # that nvidia-smi lists none here then says nothing
         exits = with_gpu["smi_exit"]

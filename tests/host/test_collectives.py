@@ -22,6 +22,7 @@ from gpukiln.verify.checks import check
 )
 def test_all_reduce(facts):
     result = facts["cuda"]["all_reduce"]
+    # Another process with exclusive access is no fault of the machine.
     busy = [g for g in facts["cuda"]["gpus"] if g["busy"]]
     if busy and not result["tried"]:
         pytest.skip(f"a GPU is in use: {result['reason']}")
@@ -30,6 +31,7 @@ def test_all_reduce(facts):
     assert result["tried"], f"the all-reduce was not run: {result['reason']}"
     assert not result["error"], f"the all-reduce ended early: {result['error']}"
     assert result["ok"], f"{len(result['wrong'])} GPUs have a wrong sum: {'; '.join(result['wrong'])}"
+    # Copies through the host are slower but correct; boards without peer access are common.
     staged = [" to ".join(pair) for pair in result["through_host"]]
     way = f"{result['direct']} of {result['direct'] + len(staged)} copies directly from GPU to GPU"
     more = f", through the host {', '.join(staged[:4])}{', ...' if len(staged) > 4 else ''}" if staged else ""

@@ -48,8 +48,10 @@ def log_report(facts: Facts) -> tuple[list[str], list[str]]:
             line for line in require_reached(section["xids"]) if is_own_process(line, section["pids"]) is own
         ]
         for event in kernel_log.events(lines, table):
+            # An Xid whose kind is `info` in the catalogue is never a fault.
             number = table.get(event.number) if event.kind == "Xid" else None
             caused = own and number is not None and number["kind"] != "info"
+            # On a machine that was booted for the verification no other process can have caused it.
             alone = facts.profile not in LIVE and not event.switch
             blamed = event.blames_hardware(table) or caused or alone
             (serious if blamed else others).append(event.explained(table))
@@ -89,12 +91,16 @@ def test_kernel(facts):
     serious, others = log_report(facts)
     assert not serious, f"while the GPUs computed, the kernel logged {'; '.join(serious[:3])}"
     seen = {g["bus_id"] for g in section["gpus"]}
+    # CUDA numbers only GPUs that work; the bus has all.
     lost = [p["address"] for p in pci if p["address"] not in seen and len(section["gpus"]) < len(pci)]
+    # CUDA shows a process one MIG instance and no other GPU (MIG User Guide, CUDA Device Enumeration).
     if lost and section["mig"] and section["gpus"]:
         pytest.skip(f"MIG is on: CUDA shows a process one instance, and not {', '.join(lost)}")
     assert not lost, f"CUDA does not see {', '.join(lost)}; wanted {len(pci)} GPUs"
+    # A copy next to a running job is slower.
     leave_out_busy(facts)
     compared = [g["elements"] for g in section["gpus"]]
+    # A kernel that was never launched would leave the memory as it was.
     assert all(compared), f"compared {compared} elements, wanted some of every GPU"
     facts.note(
         f"{min(compared)} elements compared; "
@@ -125,18 +131,23 @@ def test_bandwidth(facts):
     """The wanted share is `MIN_SHARE`, or that of the node's expectations."""
     gpus, share = facts["cuda"]["gpus"], facts["expected"]["bandwidth_share"]
     share = MIN_SHARE if share is None else share
+    # The file is written by a role, but may be edited.
     sound = isinstance(share, int | float) and 0 < share <= 1
     assert sound, f"/etc/gpukiln/expected.json has bandwidth_share {share!r}, wanted above 0 and at most 1"
     assert gpus, "no GPU was measured"
     leave_out_busy(facts)
     slow, excused, shown = [], [], []
     for gpu in gpus:
+        # Both directions: a damaged lane may slow down only one.
         lowest, rate = min(gpu["h2d_gb_s"], gpu["d2h_gb_s"]), gpu["link"]["gb_s"]
+        # Where the kernel reports no current rate, the maximum can still show that the copies are fast
+        # enough.
         most = gpu["link"].get("max_gb_s")
         link = compute_facts.link_text(gpu)
         said = f"{title(gpu)} {gpu['h2d_gb_s']} GB/s to the GPU, {gpu['d2h_gb_s']} from it, {link}"
         if lowest >= share * (rate or most or float("inf")):
             shown.append(said)
+        # Slow copies on an unknown link are no evidence: hypervisors often emulate the link.
         elif rate is None:
             excused.append(f"{said}: the kernel does not report the link's rate")
         elif excuse := compute_facts.slow_copy_reason(facts, gpu):

@@ -20,6 +20,7 @@ def check_listed_gpus(facts, engine):
     assert answer["rc"] == 0, (
         f"nvidia-smi in the container exits {answer['rc']}: {answer['out'].strip()[:300]}"
     )
+    # MIG instances are listed as MIG-...: only whole GPUs are counted.
     listed, expected = answer["out"].count("UUID: GPU-"), len(facts["gpus"]["pci"])
     assert listed == expected, f"the container sees {listed} GPUs, the machine has {expected}"
 
@@ -66,6 +67,7 @@ def test_containerd_gpu(facts):
     fix="`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`, then `nvidia-ctk cdi list`.",
 )
 def test_podman_cdi(facts):
+    # Podman is no component of an image; users may install it.
     if "podman" not in facts["container"]:
         pytest.skip("Podman is not installed")
     check_listed_gpus(facts, "podman")

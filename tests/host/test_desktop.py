@@ -27,6 +27,7 @@ def test_kasmvnc(facts):
     installed = facts["packages"]["installed"].get("kasmvncserver")
     recorded = facts.component("kasmvnc").get("version")
     assert installed, "kasmvncserver is not installed"
+    # Debian's revision is not part of KasmVNC's version.
     has = installed.partition("-")[0]
     assert not recorded or has == recorded, f"found KasmVNC {has}, wanted {recorded}"
     desktop = require_reached(facts["desktop"])
@@ -35,6 +36,7 @@ def test_kasmvnc(facts):
         pytest.skip("this machine has no user whose desktop could be started")
     log = f": {desktop['log']}" if desktop["log"] else ""
     assert desktop["listens"], f"{desktop['unit_of']} does not listen on port {desktop['port']}{log}"
+    # Users reach the desktop through an SSH tunnel, so that no other machine needs the port.
     open_to = [listener for listener in desktop["listens"] if not _loopback(listener)]
     assert not open_to, f"port {desktop['port']} is open on {', '.join(open_to)}, wanted loopback only"
     http = desktop["http"]
@@ -45,4 +47,5 @@ def test_kasmvnc(facts):
 
 
 def _loopback(address: str) -> bool:
+    # ss prints `*` for a socket that listens on all addresses, and %interface after a link-local one.
     return address != "*" and ipaddress.ip_address(address.partition("%")[0]).is_loopback

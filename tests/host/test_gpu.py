@@ -53,11 +53,13 @@ def test_driver_loaded(facts):
 def test_nvidia_smi(facts):
     smi, rows = require_reached(facts["gpus"]["smi"]), require_reached(facts["gpus"]["rows"])
     assert smi["rc"] == 0, f"nvidia-smi exits {smi['rc']}: {smi['out'].strip()[:300]}"
+    # Simulated GPUs are on no bus.
     where = "NVML" if facts.has_simulated_gpus else "the PCI bus"
     assert len(rows) == facts.gpu_count, f"nvidia-smi lists {len(rows)} GPUs, {where} has {facts.gpu_count}"
     lost = [
         r["bus_id"]
         for r in rows
+        # nvidia-smi prints `[GPU is lost]` in the fields of such a GPU.
         if "lost" in " ".join(r.values()).lower() or not r["uuid"].startswith("GPU-")
     ]
     assert not lost, f"nvidia-smi can't read {', '.join(lost)}"
@@ -223,6 +225,7 @@ def test_mig(facts):
 )
 def test_idle(facts):
     by_gpu = {label(gpu): read(gpu, "processes") for gpu in nvml_gpus(facts)}
+    # Virtual GPUs do not list the processes of their virtual machine.
     if all(processes is None for processes in by_gpu.values()):
         pytest.skip("no GPU reports which processes use it")
     busy = [

@@ -15,6 +15,8 @@ FIRST_BOOT_S = 300  # cloud-init sees a new instance at most this long after its
 def first_boot(facts: Facts) -> tuple[float, str]:
     """Earliest moment at which this machine's first boot can have begun, and what that is based on."""
     boot, born = facts["boot"]["boot_time"], facts["identity"]["born"]
+    # On the first boot of an instance cloud-init's marks are newer than the kernel's start; on later boots
+    # older.
     if born is None or born >= boot - CLOCK_SLACK_S:
         return boot - CLOCK_SLACK_S, "this boot"
     return born - FIRST_BOOT_S, "this instance's first boot"
@@ -40,6 +42,7 @@ def test_host_keys(facts):
     keys = facts["identity"]["host_keys"]
     earliest, what = first_boot(facts)
     old = [f"{path} of {when(mtime)}" for path, mtime in keys.items() if mtime < earliest]
+    # Without keys sshd does not start, and the image can't be reached.
     assert keys, "found no /etc/ssh/ssh_host_*_key, wanted keys generated at the first boot"
     assert not old, f"found {', '.join(old)}, wanted none older than {what} ({when(earliest)})"
 
@@ -78,11 +81,14 @@ def test_identities(facts):
 def test_machine_id(facts):
     machine_id = facts["identity"]["machine_id"]
     earliest, what = first_boot(facts)
+    # machine-id(5): 32 hexadecimal characters; `uninitialized` or an empty file means that the first boot is
+    # not over.
     assert machine_id["length"] == 32, f"/etc/machine-id has {machine_id['length']} characters, wanted 32"
     assert machine_id["mtime"] >= earliest, (
         f"/etc/machine-id was written {when(machine_id['mtime'])}, "
         f"before {what} ({when(earliest)}): it was baked in"
     )
+    # D-Bus programs would identify all machines of the image as one.
     assert machine_id["dbus_agrees"], (
         "/var/lib/dbus/machine-id differs from /etc/machine-id, wanted a link to it"
     )
@@ -141,6 +147,7 @@ def test_authorized_keys(facts):
     strange = [
         f"{k['fingerprint']} ({k['comment'] or 'no comment'}) in {k['path']}"
         for k in keys["authorized"]
+        # By fingerprint: comment and options of a key may differ.
         if k["fingerprint"] not in keys["injected"]
     ]
     assert not strange, (
@@ -178,6 +185,7 @@ def test_credentials(facts):
     scan = facts["secrets"]
     hits = [f"{h['kind']} in {h['path']}:{h['line']}" for h in scan["found"]]
     assert not hits, f"found {', '.join(hits)}, wanted none"
+    # A scan that stopped early has not shown that there is no secret.
     assert scan["complete"], (
         f"the scan stopped at its limit after {scan['files']} files, wanted every file in /root, /home, "
         "/etc/gpukiln and /var/log, and every file of settings, read"
@@ -233,6 +241,7 @@ def test_simulated(facts):
     simulated library itself is mounted, so that on the disk it is always a fault.
     """
     simulated = facts["simulated"]
+    # The note and the unit belong to the embedded cloud's instance, not to its image.
     expected = simulated["machine"] and (facts.allow_simulated or facts.profile == "node")
     left = [
         path for path in simulated["disk"] if not (expected and (path == NOTE or path.endswith(f"/{UNIT}")))

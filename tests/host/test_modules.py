@@ -43,6 +43,7 @@ def test_running_kernel(facts):
 )
 def test_installed_kernels(facts):
     installed, recorded = facts["kernel"]["installed"], sorted(facts.record.get("kernels", []))
+    # A remedy must never remove the kernel that is running.
     if facts["kernel"]["running"] in set(installed) - set(recorded):
         facts.remedy(
             f"{facts['kernel']['running']} was added after the build and is running: do not remove it. Boot "
@@ -64,7 +65,8 @@ def test_installed_kernels(facts):
         "a new kernel was installed without its precompiled modules",
     ),
     after=("versions.driver-installed",),
-    fix="Install the kernel's headers and run `dkms autoinstall -k KERNEL`. Do not reboot into a kernel without "
+    fix="Install the kernel's headers and run `dkms autoinstall -k KERNEL`. Do not reboot into a kernel "
+    "without "
     "the modules, and do not remove the running kernel.",
 )
 def test_present(facts):
@@ -79,6 +81,7 @@ def test_present(facts):
         for kernel, modules in missing.items()
     ]
     if missing:
+        # The fix depends on the kernel: running, bootable, or a tree that nothing boots.
         facts.remedy(_with_modules(missing, facts["kernel"]["running"], images))
     assert facts["modules"], "found no kernel in /lib/modules, wanted the running one: is this a container?"
     assert not said, f"missing: {'; '.join(said)}; wanted three modules for every installed kernel"
@@ -127,8 +130,10 @@ def test_version(facts):
         for module, info in modules.items()
         if info
     }
+    # A module may have no version field (modinfo -F version).
     known = {what: version for what, version in versions.items() if version}
     recorded = facts.component("nvidia_driver").get("version")
+    # The record has the package's version with epoch and revision: 1:535.309.01-0+deb12u1.
     expected = recorded.split("-")[0].rpartition(":")[2] if recorded else next(iter(known.values()), None)
     wrong = [f"{what} {version}" for what, version in known.items() if version != expected]
     assert versions, "found no module of the driver"
@@ -159,6 +164,7 @@ def test_loads(facts):
         f"{name} for {kernel}: {why}"
         for kernel, asked in modules.items()
         for name, info in asked.items()
+        # A module that is missing is the finding of modules.present.
         if info and (why := _not_loaded(loading["kernels"][kernel][name], info["file"]))
     ]
     for source, options in loading["boot_options"].items():
@@ -194,11 +200,16 @@ def test_loads(facts):
     )
 
 
+# Commands that succeed without loading anything, as `install nvidia /bin/false` or `... /bin/true`.
 NOTHING = re.compile(r"^(\S*/)?(true|false|:|exit|echo|logger)\b")
 
 
 def _is_driver(name: str) -> bool:
-    """Whether a name is of NVIDIA's modules; nvidiafb is the kernel's own."""
+    """Whether a name is of NVIDIA's modules; nvidiafb is the kernel's own.
+
+    >>> _is_driver("nvidia_uvm"), _is_driver("nvidiafb")
+    (True, False)
+    """
     return re.fullmatch(r"nvidia([-_].*)?", name) is not None
 
 
@@ -210,6 +221,7 @@ def _not_loaded(answer: Mapping[str, Any], file: str) -> str:
         return ""
     if idle := [command for command in answer["commands"] if NOTHING.match(command)]:
         return f"`{idle[0]}` is run instead of loading it"
+    # What another command does is unknown; a note shows it.
     if answer["commands"]:
         return ""
     if not answer["files"]:
@@ -236,11 +248,13 @@ def test_firmware(facts):
     """NVIDIA's driver README, "GSP Firmware". Without it GPUs with a GSP do not start (Turing and later)."""
     wrong, named = [], 0
     for kernel, modules in facts["modules"].items():
+        # Only this module loads GSP firmware.
         module = modules["nvidia"]
         for file in module["firmware"] if module else ():
             named += 1
             if why := _not_usable(file, module["version"]):
                 wrong.append(f"{file['name']}, which the module of {kernel} needs, {why}")
+    # Without GSP the driver does not read the files.
     if wrong and facts["loading"]["gsp_off"]:
         facts.note(f"GSP is off (NVreg_EnableGpuFirmware=0): {'; '.join(wrong)}")
         return
@@ -255,6 +269,7 @@ def _not_usable(file: Mapping[str, Any], version: str | None) -> str:
         return f"is missing{others}"
     if not file["size"]:
         return f"is empty: {file['path']}"
+    # Compressed firmware files do not show their version.
     if file["version"] and version and file["version"] != version:
         return f"is of version {file['version']}, wanted {version}: {file['path']}"
     return ""
@@ -279,6 +294,7 @@ def test_rivals(facts):
     wrong = [
         f"{kernel} would load {name} for a GPU"
         for kernel, asked in loading["kernels"].items()
+        # modprobe is asked with the GPU's modalias, as udev asks it.
         for name in map(_module_of, asked["gpu"]["files"])
         if name in RIVALS
     ]
@@ -290,6 +306,7 @@ def test_rivals(facts):
     }
     ids["modprobe's configuration"] = loading["vfio_ids"]
     for gpu in facts["gpus"]["pci"]:
+        # vfio-pci takes every device of that vendor and device id.
         mine = f"10de:{gpu['device'].lower().removeprefix('0x')}"
         wrong += [
             f"{source} gives {mine}, {gpu['address']}, to vfio-pci"
@@ -297,6 +314,7 @@ def test_rivals(facts):
             if any(_same_device(pair, mine) for pair in pairs)
         ]
     for softdep in loading["softdeps"]:
+        # modprobe.d(5), softdep: modules after `pre:` are loaded before nvidia.
         before = softdep.partition(" pre:")[2].partition(" post:")[0].split()
         wrong += [
             f"`softdep {softdep}` loads {name} first"
@@ -315,7 +333,13 @@ def _module_of(path: str) -> str:
 
 
 def _same_device(pair: str, mine: str) -> bool:
-    """Whether an entry of vfio-pci's ids, `vendor:device[:...]` in hexadecimal, is of that device."""
+    """Whether an entry of vfio-pci's ids, `vendor:device[:...]` in hexadecimal, is of that device.
+
+    >>> _same_device("10de:20b0", "10de:20b0")
+    True
+    >>> _same_device("10de:20b5:10de:134f", "10de:20b0")
+    False
+    """
     parts = pair.lower().split(":")
     return len(parts) > 1 and [part.zfill(4) for part in parts[:2]] == mine.split(":")
 
@@ -341,6 +365,7 @@ def test_copies(facts):
         + " and ".join(f"{copy['file']} {copy['version'] or 'unknown'}" for copy in copies)
         for kernel, by_module in facts["loading"]["copies"].items()
         for module, copies in by_module.items()
+        # Two copies of one version, for example of DKMS and a kernel package, do no harm.
         if len({copy["version"] for copy in copies if copy["version"]}) > 1
     ]
     assert not wrong, f"{'; '.join(wrong)}; wanted one version of each"
@@ -383,6 +408,7 @@ def test_vermagic(facts):
         f"{info['file']} was built for {info['vermagic'] or 'an unknown kernel'}, wanted {kernel}"
         for kernel, modules in facts["modules"].items()
         for info in modules.values()
+        # The kernel refuses a module with another vermagic (modprobe: Exec format error).
         if info and info["vermagic"] != kernel
     ]
     assert any(info for by_module in facts["modules"].values() for info in by_module.values()), (
@@ -406,6 +432,7 @@ def test_vermagic(facts):
 )
 def test_signature(facts):
     signatures = facts["signatures"]
+    # Kernels without the module are in neither list; modules.present names them.
     missing = [kernel for kernel in facts["kernel"]["installed"] if kernel not in signatures]
     assert signatures, (
         f"found no module whose signature could be checked, on {', '.join(missing) or 'any kernel'}"
@@ -432,6 +459,7 @@ def test_signature(facts):
 def test_dkms(facts):
     dkms = facts["dkms"]
     assert dkms["rc"] == 0, f"`dkms status` exits {dkms['rc']}: {dkms['error']}"
+    # Debian registers the driver as nvidia-current, NVIDIA as nvidia or nvidia-open.
     rows = [r for r in dkms["rows"] if r["module"].startswith("nvidia")]
     assert rows, "`dkms status` lists no nvidia module, wanted the driver"
     for kernel in facts["kernel"]["installed"]:
@@ -503,6 +531,8 @@ def test_nouveau_initramfs(facts):
     assert nouveau["initramfs"], "found no kernel in /lib/modules, wanted one whose initramfs can be read"
     for kernel, image in nouveau["initramfs"].items():
         assert image["rc"] == 0, f"the initramfs of {kernel} can't be listed: {image['error']}"
+        # The initramfs is used before the root file system is mounted, so that its own copy of the blacklist
+        # counts.
         carried = image["files"]
         driver = ", and it carries nouveau.ko" if image["module"] else ""
         assert carried, f"{image['path']} has no modprobe.d file with `blacklist nouveau`{driver}"

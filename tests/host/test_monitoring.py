@@ -52,10 +52,12 @@ def test_dcgm(facts):
         if t["status"].lower() not in FINE
     ]
     assert not bad, f"`dcgmi diag -r 1` exits {diagnostic['rc']}, found {'; '.join(bad)}; wanted pass"
+    # After the tests: their messages say more than the exit status.
     assert diagnostic["rc"] == 0, (
         f"`dcgmi diag -r 1` exits {diagnostic['rc']}: {diagnostic['out'].strip()[:300]}"
     )
     assert not diagnostic["problem"], f"`dcgmi diag -r 1 -j`: {diagnostic['problem']}"
+    # All tests may have been skipped, for example without the right to run them.
     passed = sum(t["status"].lower() == "pass" for t in diagnostic["tests"])
     assert passed, "`dcgmi diag -r 1` ran no test, wanted at least one passed"
     facts.note(f"{passed} tests passed")

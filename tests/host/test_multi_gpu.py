@@ -38,6 +38,7 @@ def pairs(gpus):
     for gpu in gpus:
         said = {p["index"]: p for p in read(gpu, "peers")}
         for other in gpus:
+            # Both directions: a path may differ, or only one may fail.
             if other is not gpu:
                 way = f"{label(gpu)} to {label(other)}"
                 assert other["index"] in said, f"{way}: NVML was not asked, wanted a path"
@@ -94,6 +95,7 @@ def test_topology(facts):
 )
 def test_p2p(facts):
     count, without, gpus = 0, set(), nvml_gpus(facts)
+    # A GPU with MIG enabled has no peer access (MIG User Guide, Application Considerations).
     divided = [gpu["index"] for gpu in gpus if is_divided(gpu)]
     if divided and len(gpus) - len(divided) < 2:
         pytest.skip(f"MIG is on, and a divided GPU has no peers: GPU {listed(divided)}")
@@ -122,6 +124,7 @@ def check_counters(facts, gpus):
     """Fail where error counters of active NVLinks grew between two reads; return notes about their totals."""
     later = facts["nvlinks"]
     assert not later["error"], f"NVML answered, and later failed: {later['error'][ERROR]}"
+    # The growth per second needs a time above 0, also for a probe that was very fast.
     seconds = max(later["at"] - facts["nvml"]["at"], 1.0)
     then, counted = {gpu["index"]: gpu for gpu in later["gpus"]}, {}
     for gpu in gpus:
@@ -129,6 +132,7 @@ def check_counters(facts, gpus):
         after = {link["link"]: link for link in links(then[gpu["index"]])}
         for link in (link for link in links(gpu) if link["state"]):
             where = f"{label(gpu)}: NVLink {link['link']}"
+            # A link that has gone is as bad as one that went down.
             now = after.get(link["link"], {"state": None})
             assert now["state"], f"{where} is inactive {seconds:.0f} s after it was active, wanted active"
             for kind, before in link["errors"].items():
@@ -145,6 +149,7 @@ def check_counters(facts, gpus):
 
 
 def check_growth(what, kind, more, seconds):
+    # Healthy links have single CRC errors, which are corrected, but no replays or recoveries.
     if kind in ("replay", "recovery"):
         assert more < 1, f"{what} grew by {more} in {seconds:.0f} s, wanted no growth"
     assert more < CRC_A_SECOND * seconds, (

@@ -11,7 +11,15 @@ PRESENT = ("gcc", "g++", "python3", "tini")
 
 
 def release(version: str) -> str:
-    """CUDA's release as text, of the number that its runtime reports: 12010 is 12.1."""
+    """CUDA's release as text, of the number that its runtime reports: 12010 is 12.1.
+
+    >>> release("12010")
+    '12.1'
+    >>> release("12.8")
+    Traceback (most recent call last):
+        ...
+    ValueError: invalid literal for int() with base 10: '12.8'
+    """
     return f"{int(version) // 1000}.{int(version) % 1000 // 10}"
 
 
@@ -26,6 +34,7 @@ def release(version: str) -> str:
 )
 def test_user(facts):
     user, recorded = facts["runner"]["user"], facts.record["user"]
+    # A container may run with --user and another id than the image's.
     identity = (user["uid"] != 0, user["name"])
     assert identity == (True, recorded), (
         f"processes run as {user['name']} (uid {user['uid']}), wanted {recorded}"
@@ -84,6 +93,7 @@ def test_writable(facts):
 )
 def test_size(facts):
     gib, budget = facts["runner"]["size"]["bytes"] / GIB, facts.record["size_budget_gib"]
+    # A failed walk through the file system would pass as an empty image.
     assert gib > 0, "no file was counted"
     assert gib <= budget, f"its files have {gib:.2f} GiB, wanted at most {budget}"
     facts.note(f"{gib:.2f} GiB of {budget}")
@@ -105,6 +115,7 @@ def test_tools(facts):
             wrong.append(f"{tool} --version exits {tools[tool]['rc']}: {tools[tool]['out']}")
     for tool, component in PINNED.items():
         recorded = facts.component(component).get("version")
+        # 12.1 must not match 12.10, nor 2.1 match 12.1.
         if recorded and not re.search(rf"(?<![\d.]){re.escape(recorded)}(?![\d])", tools[tool]["out"]):
             wrong.append(f"{tool} says {tools[tool]['out']!r}, wanted {recorded}")
     assert not wrong, "; ".join(wrong)
@@ -141,6 +152,7 @@ def test_cuda(facts):
     libraries, recorded = facts["runner"]["libraries"], facts.component("cuda")["version"]
     broken = [f"{n}: {libraries[n]['error']}" for n in ("cudart", "cublas") if libraries[n]["error"]]
     nvrtc = facts["runner"]["nvrtc"]
+    # cuBLAS and cudart are loaded with the program, NVRTC compiles: each fails for its own reason.
     broken += [f"nvrtc: {nvrtc['error']}"] * bool(nvrtc["error"])
     assert not broken, "; ".join(broken)
     versions = {"cudart": release(libraries["cudart"]["version"]), "nvrtc": nvrtc["version"]}
@@ -229,6 +241,7 @@ def test_init(facts):
 )
 def test_ccache(facts):
     ccache = facts["runner"]["ccache"]
+    # --zero-stats, then two builds of the same file: the second must be a hit.
     assert not any(ccache["rc"]), f"ccache and the compiler exit {ccache['rc']}, wanted 0"
     assert (ccache["misses"], ccache["hits"]) == (1, 1), (
         f"two builds of one file gave {ccache['misses']} misses and {ccache['hits']} hits, wanted 1 and 1"
@@ -249,6 +262,7 @@ def test_hooks(facts):
     for name, hook in facts["runner"]["hooks"].items():
         assert hook["path"], f"{name} is not set, wanted a script"
         assert hook["rc"] == 0, f"{hook['path']} exits {hook['rc']}: {hook['out'].strip()}"
+        # A hook that is an empty file succeeds too.
         assert "gpukiln:" in hook["out"], f"{hook['path']} prints nothing, wanted its result"
 
 
@@ -280,6 +294,7 @@ def test_nvrtc(facts):
 def test_nvcc(facts):
     nvcc, tool = facts["runner"]["nvcc"], facts["runner"]["tools"]["nvcc"]
     recorded = facts.component("cuda_nvcc")["version"]
+    # nvcc of another CUDA may come first on PATH.
     assert f"release {recorded}" in tool["out"], f"nvcc says {tool['out']!r}, wanted release {recorded}"
     assert nvcc["rc"] == 0, f"nvcc exits {nvcc['rc']}: {nvcc['out']}"
     assert nvcc["program"], "nvcc wrote no program"

@@ -61,9 +61,12 @@ def test_daemon_json(facts):
     )
     state = facts["boot"]["units"]["docker.service"]["ActiveState"]
     assert state == "active", f"docker.service is {state}: it does not run with its daemon.json"
+    # None where this Docker is too old for --validate.
     check = facts["docker"]["validate"]
     assert check is None or check["rc"] == 0, f"`dockerd --validate` says: {check['error']}"
+    # Docker reads daemon.json only when it starts or gets SIGHUP.
     entered = facts["boot"]["units"]["docker.service"]["ActiveEnterTimestampMonotonic"]
+    # The timestamp is in microseconds since boot (systemd's monotonic clock).
     running_s = facts["boot"]["uptime_s"] - int(entered or 0) / 1e6
     assert daemon_json["age_s"] >= running_s - 5, (
         f"daemon.json was written {daemon_json['age_s']:.0f} s ago, Docker started {running_s:.0f} s ago: it "
@@ -106,6 +109,7 @@ def test_docker_nvidia(facts):
     )
     listed = ", ".join(info["runtimes"]) or "none"
     assert "nvidia" in info["runtimes"], f"Docker's runtimes are {listed}; wanted nvidia among them"
+    # Containers that do not choose a runtime get the GPUs only with the default runtime.
     assert info["default_runtime"] == "nvidia", (
         f"the default runtime is {info['default_runtime']}, wanted nvidia"
     )
@@ -167,6 +171,7 @@ def test_cdi(facts):
     specs, loaded = facts["gpus"]["cdi"], facts["gpus"]["module"]
     assert specs, "found no specification of nvidia.com/gpu in /etc/cdi or /var/run/cdi"
     drivers = {path: spec["drivers"] for path, spec in specs.items()}
+    # A specification of another driver version names library files that do not exist any more.
     stale = [f"{path} names driver {', '.join(v) or 'none'}" for path, v in drivers.items() if v != [loaded]]
     assert not stale, f"{'; '.join(stale)}; wanted {loaded}"
     for path, spec in specs.items():

@@ -15,6 +15,7 @@ def services_with(facts, engine) -> Iterator[tuple[str, dict]]:
     """The services with that engine (`ollama` or `vllm`), by name."""
     for name, service in facts["services"].items():
         if service["wanted"]["computes"] == engine:
+            # services.answers has the reason why it does not answer.
             if engine not in service:
                 pytest.skip(f"{name} does not answer")
             yield name, service
@@ -96,6 +97,7 @@ def test_ollama(facts):
         assert loaded, f"{name} has just used {asked['model']}, but /api/ps does not list it"
         size, on_gpu = loaded[0]["size"], loaded[0]["size_vram"]
         assert size > 0, f"{name} reports no size of {asked['model']}"
+        # Ollama splits a model between GPU and processor without an error, and is then many times slower.
         assert on_gpu >= size, (
             f"{name} computes {'partly' if on_gpu else 'wholly'} on the processor: {on_gpu // MIB} of "
             f"{size // MIB} MiB of {asked['model']} are in GPU memory; because: "
@@ -109,6 +111,7 @@ def cpu_reason(facts, service, size):
     if not service["container"]["gpus"]:
         return "its container was given no GPU"
     memory = [(gpu["memory"]["total"], gpu["memory"]["used"]) for gpu in facts["nvml"]["gpus"]]
+    # A virtual GPU may not report its memory.
     free = [total - used for total, used in memory if isinstance(total, int) and isinstance(used, int)]
     if free and max(free) < size // MIB:
         return f"{max(free)} MiB of a GPU's memory were free"
@@ -134,6 +137,7 @@ def test_vllm(facts):
         processes = [gpu["processes"] for gpu in facts["nvml"]["gpus"] if isinstance(gpu["processes"], list)]
         if not processes:
             pytest.skip("NVML does not report here which processes use the GPU")
+        # vLLM's memory belongs to a worker process, not to the HTTP server.
         rows = [row for rows in processes for row in rows if row["pid"] in service["vllm"]["pids"]]
         assert rows, f"none of {name}'s processes is on a GPU, wanted one that uses its memory"
         facts.note(f"{', '.join(models)}: {sum(row['memory'] or 0 for row in rows)} MiB of GPU memory")

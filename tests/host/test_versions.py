@@ -31,7 +31,13 @@ RECORD_KEYS = ("schema", "image", "digest", "built_at", "base", "components", "k
 
 
 def upstream(version: str) -> str:
-    """Version without Debian's epoch and revision: 535.309.01 of 535.309.01-0+deb12u1."""
+    """Version without Debian's epoch and revision: 535.309.01 of 535.309.01-0+deb12u1.
+
+    >>> upstream("535.309.01-0+deb12u1")
+    '535.309.01'
+    >>> upstream("1:1.2-3")
+    '1.2'
+    """
     return re.sub(r"^\d+:", "", version).split("-")[0]
 
 
@@ -47,6 +53,7 @@ def driver_packages(facts: Facts, version: str) -> list[str]:
         if re.match(
             r"(lib)?(nvidia|cuda|nv)|xserver-xorg-video-nvidia|linux-modules-nvidia|kmod-nvidia", name
         )
+        # CUDA's toolkit has packages with the same prefixes and other versions.
         and upstream(installed) == version
     )
 
@@ -67,6 +74,7 @@ def driver_version(facts: Facts) -> str | None:
 
 
 def smi_version(facts: Facts) -> str | None:
+    # A driver whose tools hang is not reached; one without nvidia-smi has no version.
     version: str | None = require_reached(facts["driver"]["nvidia_smi"])["version"]
     return version
 
@@ -88,6 +96,7 @@ def smi_version(facts: Facts) -> str | None:
 def test_answers(facts):
     """Checks that need the answer of a tool that hangs are not reached; this check reports the hang."""
     hung = facts["hung"]
+    # The tool is named with the command that hung, so that it can be tried by hand.
     said = [f"{tool['tool']} hangs: `{tool['command']}`: {tool['reason']}" for tool in hung["tools"]]
     kernel = f"; the last kernel messages: {' | '.join(hung['kernel'])}" if hung["kernel"] else ""
     assert not said, f"{'; '.join(said)}{kernel}"
@@ -129,6 +138,7 @@ def test_record(facts):
     missing = [k for k in RECORD_KEYS if k not in record]
     assert record.get("schema") == 1, f"the record has schema {record.get('schema')!r}, wanted 1"
     assert not missing, f"the record lacks {', '.join(missing)}"
+    # `install` is the plan's status; the role changes it to `installed` when it is done.
     undecided = [n for n, c in record["components"].items() if c.get("status") == "install"]
     assert not undecided, f"the record says {', '.join(undecided)} should be installed, wanted installed"
 
@@ -150,6 +160,7 @@ def test_record(facts):
 def test_packages(facts):
     installed = facts["packages"]["installed"]
     recorded = facts.record.get("packages", {})
+    # Packages that were added are no fault: users install what they need.
     missing = sorted(set(recorded) - set(installed))
     other = [
         f"{name} {installed[name]}, wanted {version}"
@@ -181,6 +192,7 @@ def test_packages(facts):
 )
 def test_driver_branch(facts):
     branch = facts.component("nvidia_driver").get("branch")
+    # Either may be missing on its own, which other checks report.
     versions = (module_versions(facts) | {smi_version(facts)}) - {None}
     assert branch, "the record names no driver branch"
     other = sorted(v for v in versions if v.split(".")[0] != str(branch))
@@ -201,6 +213,7 @@ def test_driver_branch(facts):
 )
 def test_library_path(facts):
     """CUDA Compatibility guide: compat libraries are for one application, on a driver that they support."""
+    # ld.so takes the first match of its path, so that a stub in front hides the driver's library.
     copies = [copy for files in facts["driver"]["library_files"].values() for copy in files]
     wrong = [copy for copy in copies if copy["stands_in"]]
     if wrong:
@@ -281,6 +294,7 @@ def test_driver_agrees(facts):
     disk["nvidia-smi"] = smi_version(facts)
     for name, copies in facts["driver"]["library_files"].items():
         disk |= {f"{name} ({copy['path']})": copy["version"] for copy in copies if not copy["stands_in"]}
+    # Files without a version in their name can't be compared.
     disk = {what: version for what, version in disk.items() if version}
     loaded = facts["gpus"]["module"]
     recorded = facts.component("nvidia_driver").get("version")
@@ -288,6 +302,7 @@ def test_driver_agrees(facts):
     expected = upstream(recorded) if recorded else disk.get("nvidia-smi") or loaded
     versions = {**disk, **({"loaded module": loaded} if loaded else {})}
     wrong = [f"{what}: {version}" for what, version in versions.items() if version != expected]
+    # Only the loaded module differs: then reinstalling packages would help nothing.
     if set(disk.values()) == {expected} and wrong:
         facts.remedy(_load_what_is_installed(facts, expected))
     assert not wrong, f"found {', '.join(wrong)}; wanted {expected or 'one version'} everywhere"
@@ -352,10 +367,12 @@ def test_companions(facts):
         if IN_STEP.fullmatch(name) and upstreams(has) != {version}
     ]
     firmware = {name: has for name, has in installed.items() if FIRMWARE.fullmatch(name)}
+    # Ubuntu keeps the firmware of several driver versions installed.
     if firmware and not any(version in upstreams(has) for has in firmware.values()):
         listed = ", ".join(f"{name} {has}" for name, has in sorted(firmware.items()))
         wrong.append(f"{listed}, wanted the firmware of {version}")
     for name in sorted(installed):
+        # Their version is the kernel's, so that only the branch can be compared.
         built = PRECOMPILED.fullmatch(name)
         if built and built.group(2) != branch:
             wrong.append(f"{name}, wanted branch {branch}")
@@ -382,6 +399,7 @@ def test_toolkit(facts):
     assert len(set(versions.values())) == 1, f"found {versions}, wanted one version"
     recorded = facts.component("nvidia_container_toolkit").get("version")
     version = str(versions[TOOLKIT[0]])
+    # The toolkit is compatible with older configuration, and security updates raise its version.
     assert not recorded or numbers(version) >= numbers(recorded), (
         f"found {version}, wanted {recorded} or newer"
     )
@@ -406,6 +424,7 @@ def test_holds(facts):
     version = driver_version(facts)
     assert version, "no part of the driver has a version by which its packages are known"
     driver = driver_packages(facts, version)
+    # A new kernel has no modules of the driver until DKMS or a package builds them.
     kernels = [f"linux-image-{k}" for k in facts["kernel"]["installed"]]
     companions = [
         name

@@ -25,6 +25,7 @@ PCI = "/sys/bus/pci/devices"
 DRIVER_GPUS = "/proc/driver/nvidia/gpus"
 DEVICES = "/dev"
 MOUNTS = "/proc/self/mounts"
+# sudo and ssh may give a PATH without the sbin folders, where modprobe and ldconfig are.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NOT_REACHED = "_not_reached"  # the key in place of a value that is unknown: a tool hangs, or the time was up
 ERROR = "_error"  # the key in place of a value that could not be gathered
@@ -129,8 +130,10 @@ def run_unrecorded(
         HungError: The tool gave no answer.
         NotReachedError: The time for gathering facts was up.
     """
+    # Messages are parsed and shown, and must not depend on the machine's language.
     env = dict(os.environ, LC_ALL="C", PATH=PATH)
     tool = _tool(argv)
+    # By its real path: modprobe and lsmod are one program, and hang together.
     if tool in watch.hung:
         said = watch.hung[tool]
         raise HungError(f"{said['tool']} hangs ({said['command']}), and was not run again")
@@ -142,20 +145,24 @@ def run_unrecorded(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=env,
+            # A process group of its own, so that all its processes can be killed at once.
             start_new_session=True,
         )
     except FileNotFoundError:
         return {"rc": 127, "out": "", "err": f"{argv[0]}: not found"}
+    # The parent waits longer than this process does for its command, and kills the group itself otherwise.
     watch.alive(limit + 2 * END_S + 1, group=process.pid)
     try:
         out, said_err = process.communicate(data, timeout=limit)
     except subprocess.TimeoutExpired:
+        # Before the kill: afterwards the state does not show what it waited for.
         state = process_state(process.pid)
         out, ended = _kill_group(process)
         how = "and was killed" if ended else "and can't be killed"
         problem = f"no answer in {limit:.0f} s; {state}, {how}"
         if waits:
             return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {problem}"}
+        # The deadline cut the time short: that is no hang.
         if limit < min(timeout, HUNG_S):
             raise NotReachedError(watch.time_up()) from None
         name = os.path.basename(tool or argv[0])
@@ -229,6 +236,7 @@ def _kill_group(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
     try:
         return process.communicate(timeout=END_S)[0], True
     except subprocess.TimeoutExpired as late:
+        # Otherwise a process that can't be killed would keep the file descriptors of this one open.
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -240,6 +248,7 @@ def process_state(group: int) -> str:
     processes = []
     for path in glob.glob("/proc/[0-9]*/stat"):
         text = read(path)  # None where the process ended meanwhile
+        # The name is in brackets and may itself contain blanks and brackets (proc_pid_stat(5)).
         name, _, rest = (text or "").partition("(")[2].rpartition(")")
         fields = rest.split()
         if len(fields) > 3 and group in (int(fields[2]), int(path.split("/")[2])):
@@ -248,6 +257,7 @@ def process_state(group: int) -> str:
         return "the process has ended, but another process keeps its output open"
     _deep, pid, name, state = max(processes)
     try:
+        # The function of the kernel in which it waits; needs root (proc_pid_wchan(5)).
         where = (read(f"/proc/{pid}/wchan") or "").strip("0\n ")
     except OSError:
         where = ""
@@ -325,6 +335,7 @@ def mtime(path: str) -> float:
 def init_started() -> float:
     """When this system's init started; in a container the kernel's boot time would be the host's."""
     btime = re.search(r"(?m)^btime (\d+)$", read("/proc/stat") or "")
+    # Field 22 is the start time in clock ticks after boot (proc_pid_stat(5)).
     fields = (read("/proc/1/stat") or "").rpartition(")")[2].split()
     if not btime or len(fields) < 20:
         raise RuntimeError("/proc/stat and /proc/1/stat do not have the start time of init")

@@ -67,6 +67,8 @@ def in_child(
     """
     watch.limit(0)
     reader, writer = os.pipe()
+    # fork instead of subprocess: the code exists only in memory on the machine, and results come back through
+    # the pipe.
     pid = os.fork()
     if pid == 0:
         _run_child(work, writer)
@@ -76,6 +78,7 @@ def in_child(
     deadline = time.monotonic() + limit
     observed = stuck_s is not None or silent is not None
     received, stuck = time.monotonic(), _StuckTimer(pid)
+    # This process itself is watched by its own parent, and must not seem silent while it waits.
     watch.alive(limit + 2 * END_S + 1)
     try:
         while True:
@@ -100,6 +103,7 @@ def in_child(
             data = os.read(reader, 1 << 16)
             if not data:
                 break
+            # A read may end in the middle of a message.
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 message = json.loads(line)
@@ -174,8 +178,10 @@ def _run_child(work: Callable[[Send], None], writer: int) -> None:
     """Run the child process, detached from the parent's output, so that no reader of it has to wait."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
+        # Libraries print to stdout; the parent's output is JSON.
         for number in (0, 1, 2):
             os.dup2(null, number)
+        # If the parent is killed, a child that hangs would stay on the machine.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
         def send(**message: Any) -> None:
@@ -186,6 +192,7 @@ def _run_child(work: Callable[[Send], None], writer: int) -> None:
         except Exception as error:
             send(broken=str(error) or type(error).__name__)
     finally:
+        # Without the parent's exit handlers and buffers, which fork has copied.
         os._exit(0)
 
 
@@ -204,5 +211,6 @@ def _reap(pid: int, patience_s: float = 0.0) -> int | None:
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.01)
+        # Only after the patience: a child that ends by itself has closed NVML.
         os.kill(pid, signal.SIGKILL)
     return None

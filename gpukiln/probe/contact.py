@@ -75,6 +75,7 @@ class Contact:
         began = time.monotonic()
         row = {"step": name, "ended": "no", "why": "", "seconds": 0.0}
         self.state["steps"].append(row)
+        # Before and after each step, so that a killed run shows where it was.
         self.save("no")
         try:
             watch.limit(0)
@@ -101,6 +102,7 @@ class Contact:
         for name, argv in COMMANDS.items():
             self.step(name, functools.partial(self.save_output, name, argv))
         self.step("nvml", self.ask_nvml)
+        # The link's speed and the clocks matter while the GPU works; an idle GPU lowers both.
         with sampling(str(self.folder.path / "samples.csv"), TOTAL_S):
             self.step("compute", lambda: self.compute("first"))
         self.step("wrong expectation", self.expect_wrong)
@@ -149,6 +151,7 @@ class Contact:
         def work() -> dict[str, Any]:
             def wrong(tiles: int) -> bytes:
                 expected = bytearray(expected_result(tiles))
+                # One bit, as a damaged memory cell would have it.
                 expected[4 * WRONG_ELEMENT] ^= 1
                 return bytes(expected)
 
@@ -174,6 +177,7 @@ class Contact:
 
         def work(send: Send) -> None:
             send(limit=2 * COMPUTE_S, at="two at once")
+            # Processes, not threads: two jobs on a machine are two processes, each with its own context.
             second = os.fork()
             if second == 0:
                 with contextlib.suppress(BaseException):
@@ -304,6 +308,7 @@ def contact(path: Path, root: Path) -> int:
         nonlocal group
         group = message.get("group", group)
 
+    # The process group of the current command, for Ctrl-C below.
     watch.send = alive
     signal.signal(signal.SIGTERM, _stop)
     folder = Folder(path, os.uname().nodename)

@@ -104,6 +104,7 @@ def _call_if_possible(pynvml: Any, name: str, *arguments: Any) -> Any:
 
 def record_nvml_calls(pynvml: Any, send: Send) -> None:
     """Report every call of the library with its code, and the kinds of its output arguments."""
+    # Every function of the bindings gets the C function from here, so that one replacement sees all calls.
     pointer = pynvml._nvmlGetFunctionPointer
     gpus: dict[Any, int] = {}
 
@@ -129,6 +130,7 @@ def record_nvml_calls(pynvml: Any, send: Send) -> None:
                 elif isinstance(getattr(argument, "value", argument), int):
                     given.append(getattr(argument, "value", argument))
                 if isinstance(written, ctypes.Array) and hasattr(written[0], "fieldId"):
+                    # Field ids say more than their number.
                     given = [field.fieldId for field in written]  # in place of their number
             if name == "nvmlSystemGetProcessName":
                 given = []  # a process id and name of a user
@@ -169,6 +171,7 @@ def record_cuda_calls(path: str) -> None:
                 raise
             finally:
                 row = [name, code, round((time.monotonic() - began) * 1e3, 3)]
+                # O_APPEND: several processes write single lines without a lock (write(2)).
                 number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 os.write(number, json.dumps(row).encode() + b"\n")
                 os.close(number)

@@ -139,6 +139,7 @@ def sampling(path: str, limit_s: float) -> Iterator[None]:
 
 def _sample(path: str, until: float) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Ctrl-C reaches the whole process group; the parent ends this process itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     began, addresses, ask_nvml = time.monotonic(), [gpu["address"] for gpu in pci_gpus()], _nvml_reader()
     with open(path, "w", encoding="utf-8") as file:

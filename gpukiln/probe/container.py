@@ -52,6 +52,7 @@ def container() -> dict[str, Any]:
     require_driver_answers()
     if not pci_gpus() or run("sh", "-c", "command -v nvidia-ctk")["rc"] != 0:
         return {}
+    # Debian's /usr/bin/nvidia-smi is a link of update-alternatives; ldd needs the program.
     program = os.path.realpath("/usr/bin/nvidia-smi")
     return probe(libraries_of(program), ["nvidia-smi", "-L"])
 
@@ -87,6 +88,7 @@ def _docker(archive: str, command: list[str]) -> dict[str, Any]:
     if loaded["rc"] != 0:
         return loaded
     try:
+        # Without network: the test must not depend on CNI or on an address range.
         options = ("--rm", "--network", "none", "--gpus", "all")
         return run("docker", "run", *options, NAME, *command, timeout=TIMEOUT_S)
     finally:
@@ -98,6 +100,7 @@ def _podman(archive: str, command: list[str]) -> dict[str, Any]:
     if loaded["rc"] != 0:
         return loaded
     try:
+        # Podman would else ask a registry for the name.
         options = ("--rm", "--network", "none", "--device", "nvidia.com/gpu=all", "--pull", "never")
         return run("podman", "run", *options, FULL_NAME, *command, timeout=TIMEOUT_S)
     finally:
@@ -114,6 +117,7 @@ def _containerd(archive: str, command: list[str]) -> dict[str, Any]:
         return run(*ctr, "run", *options, FULL_NAME, "gpukiln-probe", *command, timeout=TIMEOUT_S)
     finally:
         run(*ctr, "images", "remove", "--sync", FULL_NAME)
+        # An empty namespace would stay as a trace of the verification.
         run("ctr", "namespaces", "remove", NAMESPACE)
 
 
@@ -160,6 +164,7 @@ def _archive(paths: list[str]) -> bytes:
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for path in paths:
+            # The loader's path in the program is a link on merged-/usr systems; the image has no links.
             tar.add(os.path.realpath(path), arcname=path.lstrip("/"))
     config = {
         # the catalogue with the names of architectures is not sent to machines

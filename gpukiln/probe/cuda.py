@@ -35,6 +35,7 @@ from gpukiln.probe.xids import faults_since, kernel_buffer
 
 ELEMENTS = 1 << 24  # of 32 bits each: 64 MiB
 REDUCE_ELEMENTS = 1 << 20  # 32-bit elements of each GPU in the all-reduce
+# A multiple of the warp size, and allowed on every GPU.
 BLOCK = 256  # threads
 # Least number and duration of the copies in one direction: an idle link needs time to speed up.
 REPEATS, COPYING_S = 2, 0.4
@@ -86,10 +87,12 @@ class CudaLibrary:
     visible = ""  # GPUs by UUID; empty: all, whatever the environment says
 
     def __init__(self, send: Send) -> None:
+        # A service manager or login may have set it, and hide GPUs.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if self.visible:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
         # Without this the driver would leave compiled kernels in root's home (~/.nv/ComputeCache).
+        # By default CUDA numbers GPUs from the fastest on; NVML and the bus by address.
         os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
         self.send = send
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -131,6 +134,7 @@ class CudaLibrary:
         """Compile the kernels for the GPU of the current context."""
         log = ctypes.create_string_buffer(2048)
         options = (ctypes.c_int * 2)(LOG, LOG_BYTES)
+        # cuda.h passes option values as pointers, also the size of the buffer.
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), ctypes.sizeof(log))
         try:
             return self.handle("cuModuleLoadDataEx", PTX.encode(), 2, options, values)
@@ -242,12 +246,14 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
     major, minor = (cuda.number("cuDeviceGetAttribute", a, device) for a in (MAJOR, MINOR))
     report["compute_capability"] = f"{major}.{minor}"
     cuda.send(gpu=report)
+    # Before memory is allocated: it then lies on the GPU's NUMA node, and copies do not cross sockets.
     pin_to_local_cpus(report["bus_id"])
     cuda("cuCtxSetCurrent", cuda.handle("cuDevicePrimaryCtxRetain", device))
     module, size = cuda.module(), ctypes.c_size_t(4 * ELEMENTS)
     kernel = cuda.handle("cuModuleGetFunction", module, b"gpukiln_hash")
     memory = cuda.handle("cuMemAlloc_v2", size)
     host, report["pinned"] = _host_memory(cuda, size)
+    # Otherwise the correct result of an earlier run could still be in memory.
     cuda("cuMemsetD32_v2", memory, 0, ctypes.c_size_t(ELEMENTS))
     begin, end = cuda.handle("cuEventCreate", 0), cuda.handle("cuEventCreate", 0)
     cuda("cuEventRecord", begin, None)
@@ -259,6 +265,7 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
         ctypes.c_uint32(ROUNDS),
     )
     cuda("cuEventRecord", end, None)
+    # Kernels run asynchronously; their errors are reported here.
     cuda("cuCtxSynchronize")
     took = ctypes.c_float()
     cuda("cuEventElapsedTime", ctypes.byref(took), begin, end)
@@ -270,6 +277,7 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
         return
     cuda("cuMemsetD32_v2", memory, 0, ctypes.c_size_t(ELEMENTS))
     report["h2d_gb_s"] = _rate(lambda: cuda("cuMemcpyHtoD_v2", memory, host, size))
+    # So that the copy back is really compared, and not what was there before.
     ctypes.memset(host, 0, 4 * ELEMENTS)
     report["d2h_gb_s"] = _rate(lambda: cuda("cuMemcpyDtoH_v2", host, memory, size))
     report["link"] = link(report["bus_id"])  # immediately: an idle GPU lowers its link's speed
@@ -318,6 +326,7 @@ def _rate(copy: Callable[[], None]) -> float:
     while len(took) < REPEATS or sum(took) < COPYING_S:
         start = time.perf_counter()
         copy()
+        # The fastest copy: others may have waited for a job or for the link to speed up.
         took.append(time.perf_counter() - start)
     return round(4 * ELEMENTS / min(took) / 1e9, 2)
 
@@ -375,6 +384,7 @@ def _all_reduce(send: Send) -> None:
         data = number.to_bytes(4 * REDUCE_ELEMENTS, "little")
         cuda("cuMemcpyHtoD_v2", own[-1], data, size)
         cuda("cuMemcpyHtoD_v2", sums[-1], data, size)
+    # Every ordered pair of GPUs, each one's neighbour first.
     pairs = [((i + step) % len(devices), i) for step in range(1, len(devices)) for i in range(len(devices))]
     direct = {pair for pair in pairs if _enable_peer_access(cuda, contexts, devices, *pair)}
     staged = ctypes.create_string_buffer(4 * REDUCE_ELEMENTS)

@@ -47,8 +47,10 @@ def desktop() -> dict[str, Any]:
         return _query_desktop(unit, int(port[1]))
     finally:
         run("systemctl", "stop", unit)
+        # A failed unit would make systemd degraded, and the check boot.state fail.
         run("systemctl", "reset-failed", unit)
         for path in created:
+            # Only files that did not exist before: the user's own settings stay.
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -31,6 +31,7 @@ def firmware(release: str, names: list[str]) -> list[dict[str, Any]]:
     path and size are null where there is none; version is that in the file, null where it is
     compressed or has none. others: the driver versions for which a file of that name exists.
     """
+    # The parameter firmware_class.path has precedence over all other folders (fw_search_path.rst).
     custom = (read(CUSTOM) or "").strip()
     folders = [custom] if custom else []
     folders += [folder.format(release) for folder in FOLDERS]
@@ -70,6 +71,7 @@ def _read_version_section(file: BinaryIO) -> str | None:
     file.seek(start)
     table = file.read(size * count)
     sections = [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
+    # A damaged file: struct would read behind the table.
     if names_at >= count:
         return None
     file.seek(sections[names_at][4])

@@ -151,6 +151,7 @@ def packages() -> dict[str, Any]:
     for row in check_output("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n").splitlines():
         name, version = row.split("\t")
         versions.setdefault(name, set()).add(version)
+    # The plugin may be missing; then there are no holds.
     locks = run("dnf", "versionlock", "list")
     names = [re.sub(r"-[^-]*-[^-]*$", "", line.strip()) for line in locks["out"].splitlines()]
     installed = {name: ", ".join(sorted(several)) for name, several in versions.items()}
@@ -164,6 +165,7 @@ def driver() -> dict[str, Any]:
     `libraries.libraries`. `nvidia-smi -h` works with neither module nor GPU; its first line ends in the
     version. The value of a tool that hangs is {_not_reached: why}.
     """
+    # -h does not open the driver, so that it works without a GPU and without the module.
     smi = run_unless_hung("nvidia-smi", "-h", timeout=20)
     if NOT_REACHED not in smi:
         first = smi["out"].splitlines()[0] if smi["out"].strip() else ""
@@ -257,6 +259,7 @@ def nouveau() -> dict[str, Any]:
         if not path:
             images[release] = {"path": None, "rc": 1, "error": "no initramfs in /boot"}
             continue
+        # Debian and Ubuntu have initramfs-tools, RHEL and Amazon Linux dracut.
         tool = "lsinitramfs" if "initrd.img" in path else "lsinitrd"
         listing = run(tool, path, timeout=240)
         names = [os.path.basename(line.split(" ")[-1]) for line in listing["out"].splitlines()]
@@ -340,6 +343,7 @@ def boot() -> dict[str, Any]:
     units = {}
     for unit in UNITS:
         keys = "LoadState,UnitFileState,ActiveState,SubState,Result,ConditionResult"
+        # Compared with the age of daemon.json: did Docker start before or after it was written?
         keys += ",ActiveEnterTimestampMonotonic"
         shown = dict(
             r.partition("=")[::2] for r in check_output("systemctl", "show", "-p", keys, unit).splitlines()
@@ -350,6 +354,7 @@ def boot() -> dict[str, Any]:
         "systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full"
     ).splitlines()
     selected = [a for u in UNITS for a in ("-u", u)]
+    # Only units of a GPU node: other services log errors in normal operation.
     journal = errors_of(selected)
     with open("/proc/uptime") as file:
         uptime = float(file.read().split()[0])
@@ -548,6 +553,7 @@ def main() -> None:
     every = {"os" if function is os_release else function.__name__: function for function in SECTIONS}
     facts = gather(PROFILE_SECTIONS.get(profile, every), boot=profile not in PROFILE_SECTIONS)
     if "nvml" in facts:
+        # The bus has device ids only; reports show names.
         name_gpus(facts)
     sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")
 

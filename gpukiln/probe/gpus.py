@@ -47,6 +47,7 @@ def gpus() -> dict[str, Any]:
     smi = run_unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
     rows: Any = smi
     if NOT_REACHED not in smi:
+        # noheader and csv: nvidia-smi separates fields by a comma and a blank.
         cells = [[c.strip() for c in line.split(",")] for line in smi["out"].splitlines()]
         names = ("bus_id", "name", "uuid", "driver", "persistence")
         rows = [dict(zip(names, row)) for row in cells if len(row) == len(names) and smi["rc"] == 0]
@@ -87,6 +88,8 @@ def pci_state(address: str) -> dict[str, Any]:
     folder = os.path.join(PCI, address)
     try:
         with open(os.path.join(folder, "config"), "rb") as file:
+            # Vendor and device id; 0xffff is no vendor (PCI Local Bus Specification: a read without a target
+            # returns ones).
             lost = file.read(4) == b"\xff" * 4
     except OSError:
         lost = False

@@ -29,6 +29,7 @@ SECRET_PATTERNS = {
     "AWS secret access key": rb"(?i)aws_secret_access_key\s*[=:]\s*[\"']?[A-Za-z0-9/+]{40}\b",
     "token": FORMS.pattern.encode(),
 }
+# The search must end in seconds on a machine with large logs; `complete` says where it did not.
 SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 
 
@@ -94,6 +95,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _fingerprint(blob: str) -> str:
+    # The form of ssh-keygen -l: padding is left out there.
     digest = hashlib.sha256(base64.b64decode(blob + "=" * (-len(blob) % 4))).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
@@ -157,6 +159,7 @@ def secrets() -> dict[str, Any]:
     total = 0
     complete = True
     for path, kind in _candidates():
+        # A link may lead out of the searched folders, or to a device.
         if path in seen or not os.path.isfile(path) or os.path.islink(path):
             continue
         if len(seen) >= SCAN_FILES or total >= SCAN_BYTES:

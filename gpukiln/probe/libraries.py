@@ -46,6 +46,7 @@ def libraries() -> dict[str, list[dict[str, Any]]]:
     copies: dict[str, list[dict[str, Any]]] = {}
     for name in NAMES:
         paths = [f"{folder}/{name}.1" for folder in by_variable if os.path.exists(f"{folder}/{name}.1")]
+        # `ldconfig -p` lists the cache in the order in which ld.so uses it.
         paths += re.findall(rf"^\s*{re.escape(name)}\.1 .*=> (\S+)$", cache, re.M)
         copies[name] = [_copy(name, path, by_linker, by_variable) for path in dict.fromkeys(paths)]
     return copies

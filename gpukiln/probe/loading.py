@@ -150,6 +150,7 @@ def boot_options() -> dict[str, dict[str, list[str]]]:
     for source in sources:
         for option, values in BOOT_OPTION.findall(read(source) or ""):
             known = by_file.setdefault(source, {}).setdefault(option, [])
+            # grub.cfg has an entry for each kernel, most with the same options.
             known += [value for value in values.split(",") if value not in known]
     return by_file
 
@@ -179,12 +180,14 @@ def modules_in(image: str) -> dict[str, str | None]:
             assert process.stdout is not None  # noqa: S101 - it was asked for
             while _read_archive(process.stdout, modules):
                 pass
+            # The rest of the archive is not needed.
             process.kill()
     return modules
 
 
 def _read_archive(stream: Any, modules: dict[str, str | None]) -> bool:
     """Add the driver's modules of the archive at this position; False where there is no archive."""
+    # Archives are padded with zero bytes.
     while stream.peek(1)[:1] == b"\0":
         stream.read(1)
     if stream.peek(6)[:6] not in (b"070701", b"070702"):
@@ -195,6 +198,7 @@ def _read_archive(stream: Any, modules: dict[str, str | None]) -> bool:
             return False
         size, length = int(header[54:62], 16), int(header[94:102], 16)
         name = stream.read(length).rstrip(b"\0").decode("utf-8", "replace")
+        # Header and name, and then the data, are padded to four bytes (cpio, newc).
         stream.read(-(110 + length) % 4)
         if name == "TRAILER!!!":
             return True

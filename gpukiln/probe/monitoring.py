@@ -37,6 +37,7 @@ def _dcgm() -> dict[str, Any]:
     require_driver_answers()
     if run("dcgmi", "--version")["rc"] == 127:
         return {"ran": False}
+    # Level 1 takes seconds and loads no GPU; level 2 and more would run tests on GPUs in use.
     done = run("dcgmi", "diag", "-r", "1", "-j", timeout=DIAG_TIMEOUT_S)
     problem = None
     tests: list[dict[str, str]] = []

@@ -434,6 +434,7 @@ def _start(nvml: Nvml) -> dict[str, Any] | None:
     if not is_error(error):
         return None
     error["_error"] = error["_error"].replace("nvmlInit: ", "")
+    # The loader's own message names the missing file.
     if error["code"] == LIBRARY_NOT_FOUND:  # the bindings hide why the library can't be loaded
         try:
             ctypes.CDLL(LIBRARY)
@@ -536,6 +537,7 @@ def current_values(nvml: Nvml, handle: Any) -> dict[str, Any]:
     distance to the limit, negative above it.
     """
     get = partial(nvml.get, handle)
+    # NVML renamed throttle reasons to event reasons; older libraries have only the older name.
     mask = nvml.either(
         ("nvmlDeviceGetCurrentClocksEventReasons", handle),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
@@ -620,6 +622,7 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
 
     def ask(name: str, layout: str) -> Any:
         nonlocal info
+        # The versioned structure has the health mask; the older one is for older drivers.
         make = getattr(nvml.pynvml, layout, None)  # older bindings do not have it
         if make is None:
             return None
@@ -650,6 +653,7 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
         return {whole_number(row.pid): _used_mib(row.usedGpuMemory) for row in rows}
 
     listed: dict[int, dict[str, Any]] = {}
+    # NVML lists a process that does both in both lists.
     for kind in ("compute", "graphics"):
         name = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses"
         by_pid = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)

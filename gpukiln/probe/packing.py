@@ -31,6 +31,7 @@ def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None
         max_seconds: After which it ends, whatever hangs; None for no limit.
     """
     limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
+    # -n: sudo must fail instead of asking for a password that nobody types.
     become = "" if profile in UNPRIVILEGED else "[ $(id -u) = 0 ] || s='sudo -n'; "
     return (
         f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; "
@@ -129,6 +130,7 @@ def without_comments(source: str) -> str:
     "a = 1\nb = '# text'\n"
     """
     lines = source.splitlines()
+    # By tokens: a # may be part of a text.
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
@@ -141,6 +143,7 @@ def _program(sources: dict[str, str]) -> str:
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
     code = {name: without_comments(text) for name, text in sources.items()}
     packed = lzma.compress(json.dumps(code).encode(), filters=filters)
+    # Base 85 needs 6 % less space than base 64, and one argument of a program has at most 128 KiB.
     text = base64.b85encode(packed).decode().translate(str.maketrans(BASE85_UNSAFE, BASE85_SAFE))
     unsafe = ",".join(str(ord(c)) for c in BASE85_UNSAFE)
     return "\n".join(

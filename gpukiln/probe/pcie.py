@@ -70,5 +70,6 @@ def _rate_of(speed: str, width: str) -> float | None:
     rate = _transfers(speed)
     if not rate or not width.isdigit() or int(width) not in LANES:
         return None
+    # Encoding 8b/10b, 128b/130b, and FLIT mode.
     payload = 0.8 if rate <= 5 else 128 / 130 if rate < 64 else 1.0
     return round(rate * payload * int(width) / 8, 2)

@@ -47,6 +47,7 @@ def redact(nvml: dict[str, Any]) -> dict[str, Any]:
             if isinstance(gpu.get(key), str):
                 gpu[key] = form.format(gpu["index"])
         cluster = gpu.get("fabric", {}).get("cluster")
+        # GPUs without a fabric have only zeros, which identify nothing.
         if isinstance(cluster, str) and cluster.strip("0"):
             gpu["fabric"]["cluster"] = clusters.setdefault(cluster, f"{len(clusters) + 1:032x}")
         processes = gpu.get("processes")

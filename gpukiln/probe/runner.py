@@ -140,6 +140,7 @@ print(json.dumps(found))
 def run_in_image(*argv: str, timeout: float = 120, **variables: str) -> dict[str, Any]:
     """Run a command as a job of the image does, with the image's own PATH."""
     extra = [f"{name}={value}" for name, value in variables.items()]
+    # `run` sets the probe's own PATH; a job has the image's.
     return run("env", f"PATH={os.environ.get('PATH', '')}", *extra, *argv, timeout=timeout)
 
 
@@ -222,6 +223,7 @@ def disk_use() -> dict[str, int]:
     seen: set[int] = set()
     root = os.stat("/").st_dev
     for directory, folders, names in os.walk("/", onerror=unseen.append):
+        # Only the image's file system: mounted volumes and /proc are not part of it.
         folders[:] = [f for f in folders if os.lstat(os.path.join(directory, f)).st_dev == root]
         for name in names:
             status = os.lstat(os.path.join(directory, name))
@@ -249,6 +251,7 @@ def ccache() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "a.c")
         with open(source, "w") as file:
+            # A new source for each run: the cache must miss the first time.
             file.write(f"/* {os.getpid()} */\n{PROGRAM}")
         zero = run_in_image("ccache", "--zero-stats")
         codes = [run_in_image("ccache", "gcc", "-c", source, "-o", f"{folder}/{n}.o")["rc"] for n in (1, 2)]

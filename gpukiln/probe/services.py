@@ -98,6 +98,7 @@ def ollama(port: int, model: str) -> dict[str, Any]:
         pulled = http_request(port, "/api/pull", {"model": model, "stream": False}, PULL_S)
         if problem := problem_of(pulled):
             return {"not_run": f"it has no model, and {model} can't be fetched: {problem}"}
+    # The smallest model that is there: it is loaded fastest.
     elif model not in sizes:
         model = min(sizes, key=lambda name: sizes[name])
     options = {"num_predict": 4}
@@ -133,6 +134,7 @@ def http_request(port: int, path: str, body: Any = None, seconds: float = 0.0) -
     evidence.append(row)
     limit = watch.limit(seconds or ANSWER_S)
     watch.alive(limit + ANSWER_S)
+    # The timeout of http.client is for each read: a server that sends byte by byte would never reach it.
     until = time.monotonic() + limit
     connection = http.client.HTTPConnection(HOST, port, timeout=limit)
     try:

@@ -64,6 +64,7 @@ def is_double(path: str) -> bool:
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
+            # A real NVML library is smaller or has other bytes there.
             if size < STATE_BYTES:
                 return False
             file.seek(size - STATE_BYTES)

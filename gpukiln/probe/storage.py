@@ -36,6 +36,7 @@ def storage() -> dict[str, Any]:
         if not os.path.isdir(real):
             continue
         size = os.statvfs(real)
+        # f_blocks is 0 for file systems without storage, such as cgroup2.
         if size.f_flag & os.ST_RDONLY or not size.f_blocks:
             continue
         path = mount_point(real)

@@ -105,6 +105,7 @@ def fold_faults(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
         own: Process ids of the probe, whose faults are listed separately.
     """
     had = {gpu["address"] for gpu in pci_gpus()}
+    # A container sees the host's log, also of GPUs that belong to others.
     hidden = [gpu["address"].rpartition(".")[0] for gpu in bus_gpus() if gpu["address"] not in had]
     counts: dict[Any, tuple[int, str]] = {}
     for line in join_messages(lines):
@@ -139,6 +140,7 @@ def kernel_log() -> tuple[str, str | None, str | None]:
             why.append(f"{command[0]} has nothing of this boot")
         else:
             why.append(f"{command[0]} has lost this boot's beginning")
+            # Both sources may be incomplete: the longer one has more of the boot.
             most = max(most, said["out"], key=len)
     reason = "; ".join(why)
     return (most, reason, None) if late or not most else (most, None, reason)

@@ -11,6 +11,7 @@ from tests.support.host_machine import Data
 from tests.support.host_pod_faults import POD_FAULTS
 from tests.support.host_runner_faults import RUNNER_FAULTS
 
+# Loaded once: each module of the suite is executed.
 CHECKS = load_checks()
 
 
@@ -32,6 +33,7 @@ def evaluate_check(
     try:
         answer = applicability(check.needs, facts, PROFILES[profile], expect_gpus=expect_gpus)
         if answer.answer != "run":
+            # As pytest reports it: a missing need that the profile expects is a failure.
             return {"fail": "failed"}.get(answer.answer, answer.answer), answer.reason
         function(facts)
     except AssertionError as error:

@@ -1,4 +1,4 @@
-"""Writes SBOM and provenance beside a build's record, ties them to the AMI by its tags, and verifies them."""
+"""Writes SBOM and provenance next to a build's record, with digests in the AMI's tags, and verifies them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from gpukiln.parsing import parse_json
 if TYPE_CHECKING:
     from securesystemslib.signer import Key, Signer
 
+# EC2 keeps the tags of a signature that was removed; a value instead of a missing tag makes that visible.
 UNSIGNED = "none"  # the value of the signing key's tag
 SBOM, STATEMENT, ENVELOPE = "sbom.cdx.json", "provenance.intoto.json", "provenance.dsse.json"
 IN_IMAGE = "/etc/gpukiln/image.json"
@@ -38,14 +39,14 @@ IN_IMAGE = "/etc/gpukiln/image.json"
 
 @dataclass(frozen=True)
 class Attestation:
-    """What was written.
+    """The files of an attestation, and the AMI's tags.
 
     Args:
         image_id: The AMI.
         sbom: The SBOM's file.
         provenance: The statement's file.
         envelope: The signed envelope's file, or None.
-        tags: The tags that the AMI got.
+        tags: The tags of the AMI.
     """
 
     image_id: str
@@ -62,7 +63,7 @@ def baked_image(record: Record) -> Bake:
         record: The build's record.
 
     Raises:
-        UsageError: The build has none.
+        UsageError: The build has no image.
     """
     if record.bake is None:
         raise UsageError(
@@ -75,9 +76,9 @@ def baked_image(record: Record) -> Bake:
 def write_attestation(
     build: Build, record: Record, cloud: Cloud, signer: Signer | None = None
 ) -> Attestation:
-    """Write SBOM and provenance of an image beside its record, and their digests on the AMI.
+    """Write SBOM and provenance of an image next to its record, and their digests into the AMI's tags.
 
-    A second call writes the same again. An earlier signature stays as long as it is of the same statement.
+    A second call writes the same files. An earlier signature is kept while it is of the same statement.
 
     Args:
         build: The build's folder.
@@ -85,12 +86,13 @@ def write_attestation(
         signer: The key to sign the provenance with, or None.
 
     Returns:
-        What was written.
+        The files and tags.
 
     Raises:
         UsageError: The build has no image.
         UnavailableError: The image is gone, or the cloud refused.
     """
+    # cryptography and securesystemslib are slow to import.
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
     baked = baked_image(record)
@@ -101,9 +103,12 @@ def write_attestation(
     envelope = build.folder / ENVELOPE
     if signer:
         write_atomic(envelope, signing.sign(statement.encode(), signer))
+    # An envelope of an older statement would make verification fail, or vouch for text that was not signed.
     elif envelope.exists() and not _has_payload(envelope, statement):
         envelope.unlink()
     tags = {SBOM_TAG: _sha256(sbom), STATEMENT_TAG: _sha256(statement), SIGNING_KEY_TAG: _key_of(envelope)}
+    # The files are on this computer only. Their digests on the AMI show on another computer that they belong
+    # to it.
     with explain_aws_errors("write the digests of SBOM and provenance on the image"):
         cloud.client("ec2").create_tags(Resources=[baked.image_id], Tags=tag_list(tags))
     return Attestation(
@@ -131,10 +136,10 @@ def verify_attestation(
         key: The public key that must have signed the provenance; None: the signature is not checked.
 
     Returns:
-        One a step; one that failed is an error.
+        The result of each step; a failed one is an error.
 
     Raises:
-        UsageError: There is no image, or nothing was written for it.
+        UsageError: There is no image, or it has no SBOM or provenance.
         UnavailableError: The image is gone, or the cloud can't be asked.
     """
     baked = baked_image(record)
@@ -154,13 +159,14 @@ def verify_attestation(
         ),
     ]
     differs = sbom_difference(sbom, baked)
-    of_packages = f"every one of the record's {len(baked.packages)} packages, and its components"
+    of_packages = f"all {len(baked.packages)} packages of the record, and its components"
     steps.append(_step("sbom.content", "failed" if differs else "passed", differs or of_packages))
     try:
         document = parse_json(statement)
         steps += _compare_statement(document, build, baked, image, _sha256(sbom))
+    # The statement may come from anywhere: whatever its form is, the other steps are still reported.
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        steps.append(_step("provenance.form", "failed", f"it is no SLSA provenance: {error!r}"))
+        steps.append(_step("provenance.form", "failed", f"the file is not SLSA provenance: {error!r}"))
     return [*steps, _signature(build, statement, key)]
 
 
@@ -197,15 +203,17 @@ def _compare_statement(
     document: dict[str, Any], build: Build, baked: Bake, image: dict[str, Any], sbom_digest: str
 ) -> Iterator[CheckedItem]:
     kind = f"{document['_type']} {document['predicateType']}"
-    yield _compare("provenance.form", "its kind", kind, f"{STATEMENT_TYPE} {PREDICATE_TYPE}")
+    yield _compare("provenance.form", "statement type", kind, f"{STATEMENT_TYPE} {PREDICATE_TYPE}")
     named = {subject["name"]: subject["digest"] for subject in document["subject"]}
+    # The image's own record is compared separately, because images of earlier versions have none.
     about = {name: digest for name, digest in named.items() if name != IN_IMAGE}
     real = {subject["name"]: subject["digest"] for subject in _identities(baked, image)}
-    yield _compare("provenance.subject", "what it is about", _names(about), _names(real))
+    yield _compare("provenance.subject", "subject", _names(about), _names(real))
     by_name = {row["name"]: row["digest"] for row in document["predicate"]["runDetails"]["byproducts"]}
     yield _compare("provenance.sbom", SBOM, sbom_digest, by_name[SBOM]["sha256"])
     content = read_image_contents(build.folder).content
     if content is not None or IN_IMAGE in named:
+        # An absent file and a missing subject are equal; only one of them without the other is an error.
         digest = _sha256(content) if content is not None else "absent"
         recorded = named.get(IN_IMAGE, {}).get("sha256", "absent")
         yield _compare("provenance.image-record", "image.json", digest, recorded)
@@ -214,16 +222,18 @@ def _compare_statement(
 def _signature(build: Build, statement: bytes, key: Key | None) -> CheckedItem:
     step, path = "provenance.signature", build.folder / ENVELOPE
     if key is None:
-        return _step(step, "not_run", f"no key was given; it is {'' if path.exists() else 'not '}signed")
+        return _step(
+            step, "not_run", f"no --key was given; the provenance is {'' if path.exists() else 'not '}signed"
+        )
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
     if not path.exists():
-        return _step(step, "failed", f"there is no {ENVELOPE}: nobody signed it")
+        return _step(step, "failed", f"found no {ENVELOPE}: the provenance is not signed")
     try:
         envelope = path.read_text()
         signing.check_signature(envelope, key)
         if signing.payload_of(envelope) != statement:
-            return _step(step, "failed", f"what was signed is not {STATEMENT}")
+            return _step(step, "failed", f"the signed statement is not {STATEMENT}")
     except (CheckFailedError, UnicodeDecodeError) as error:
         return _step(step, "failed", str(error))
     return _step(step, "passed", f"signed by {signing.key_name(key)}")
@@ -237,7 +247,7 @@ def _compare(step: str, what: str, actual: str, expected: str | None) -> Checked
     if actual == expected:
         return _step(step, "passed", f"{what}: {actual}")
     return _step(
-        step, "failed", f"{what}: found {actual}, wanted {expected or 'a digest, and there is none'}"
+        step, "failed", f"{what}: found {actual}, wanted {expected or 'a digest, and the AMI has none'}"
     )
 
 
@@ -247,7 +257,7 @@ def _names(identities: dict[str, Any]) -> str:
 
 def _describe(cloud: Cloud, image_id: str) -> dict[str, Any]:
     if (image := calls.image(cloud, image_id)) is None:
-        raise UnavailableError(f"{cloud.region} has no image {image_id} any more")
+        raise UnavailableError(f"{cloud.region} no longer has the image {image_id}")
     return image
 
 

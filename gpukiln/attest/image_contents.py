@@ -1,4 +1,4 @@
-"""What is on an image, as the image's own record says it (roles/image_record), and the purl of a package."""
+"""The packages of an image by its own record (roles/image_record), and package URLs (purl)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ NAMESPACES = {"amazon": "amzn"}  # purl-spec, types/rpm: the vendor as os-releas
 
 @strict
 class InstalledPackage:
-    """What is known of an installed package beside its version.
+    """Details of an installed package, in addition to its version.
 
     Args:
         architecture: As the package manager names it.
@@ -37,7 +37,7 @@ class ImageContents:
     """The image's own record, where a build folder has it.
 
     Args:
-        details: Per package what is known of it; empty for an image baked before this was recorded.
+        details: By package; empty for an image that was baked before these were recorded.
         built_at: ISO 8601, or an empty string.
         content: The file's bytes, which are those of /etc/gpukiln/image.json in the image; None: no file.
     """
@@ -51,7 +51,7 @@ class ImageContents:
 
         Args:
             package: Its name.
-            version: Its version, the answer's where nothing is known of it.
+            version: Its version, which is returned where the source is not known.
 
         Returns:
             Name and version of the source; the package's own where it is not known.
@@ -72,12 +72,13 @@ def read_image_contents(folder: Path) -> ImageContents:
         folder: The folder of the build.
 
     Returns:
-        What it says; nothing where there is no such file.
+        The record; an empty one where the file does not exist.
 
     Raises:
         UsageError: The file is damaged.
     """
     path = folder / IMAGE_RECORD
+    # Build folders of images that were baked before the record was copied have no such file.
     if not path.exists():
         return ImageContents({})
     content = path.read_bytes()
@@ -91,23 +92,27 @@ def read_image_contents(folder: Path) -> ImageContents:
 
 
 def package_url(base: ResolvedBase, name: str, version: str, installed: ImageContents) -> PackageURL:
-    """The purl of a package, with the qualifiers by which scanners find its advisories.
+    """The package URL (purl) of a package, with the qualifiers by which scanners find its advisories.
 
     Args:
         base: The image's base.
-        installed: What is known of it.
+        installed: The image's record.
 
     Returns:
         For example `pkg:deb/debian/libc6@2.36-9?arch=amd64&distro=debian-12&upstream=glibc`; `upstream` is
         the qualifier of Syft and Grype for the source package.
     """
     known = installed.details.get(name)
+    # Grype and OSV look up advisories by distribution and release; without the qualifier they find none.
     qualifiers = {"distro": f"{base.distribution}-{base.release}"}
     if known:
         qualifiers["arch"] = known.architecture
         source, source_version = known.source, known.source_version
+        # Binary packages may have another version than their source, for example with +b1 of a Debian binNMU.
         if source_version != version:
             qualifiers["upstream"] = f"{source}@{source_version}"
+        # Advisories of Debian and Ubuntu name source packages, so that `upstream` is needed where the names
+        # differ.
         elif source != name:
             qualifiers["upstream"] = source
     kind = "deb" if base.os_family == "debian" else "rpm"

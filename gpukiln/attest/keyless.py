@@ -1,8 +1,8 @@
-"""Signatures without a private key: Sigstore certifies an identity of OIDC for minutes, and logs signatures.
+"""Signatures without a private key: Sigstore certifies an OIDC identity for minutes, and logs the signature.
 
-A signature in an envelope then holds Sigstore's bundle: the certificate, the entry of the log and its proof.
-The bundle is over the bytes that DSSE signs, and is no envelope of its own: for those the library takes
-subjects with SHA-2 or SHA-3 digests alone, which an AMI does not have.
+A signature in an envelope then has Sigstore's bundle: the certificate, and the log entry with its inclusion
+data. The bundle signs the bytes that DSSE signs and is not an envelope itself: for envelopes the library
+accepts only subjects with SHA-2 or SHA-3 digests, which an AMI does not have.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _ISSUER_OID = "1.3.6.1.4.1.57264.1.1"  # Fulcio, docs/oid-info.md
 
 
 class IdentityKey(SigstoreKey):
-    """Whom an issuer of OIDC vouches for; it stands where a public key does.
+    """An identity that an OIDC issuer certifies, used like a public key.
 
     Args:
-        identity: What the certificate names, exactly.
-        issuer: Exactly, too.
+        identity: The certificate's subject alternative name, compared exactly.
+        issuer: The issuer's address, compared exactly.
         trust_config: A file that names an instance of Sigstore (ClientTrustConfig); None: the public one.
     """
 
@@ -45,13 +45,16 @@ class IdentityKey(SigstoreKey):
         return f"{self.keyval['identity']} of {self.keyval['issuer']}"
 
     def verify_signature(self, signature: Signature, data: bytes) -> None:
-        """Verify a signature, and ask nobody.
+        """Verify a signature offline.
 
         Raises:
-            UnverifiedSignatureError: It is not of this identity, or not on this data; the message says why.
+            UnverifiedSignatureError: It is not by this identity, or not on this data; the message has the
+                reason.
             UnavailableError: The library is missing.
             UsageError: The file that names the instance can't be read.
         """
+        # securesystemslib keeps fields that it does not know; the bundle is one of them (see the docstring of
+        # the module).
         self.verify_digest(signature.unrecognized_fields.get(BUNDLE), hashlib.sha256(data).digest())
 
     def verify_digest(self, bundle: Any, sha256: bytes) -> None:
@@ -63,6 +66,7 @@ class IdentityKey(SigstoreKey):
         from sigstore.verify.policy import Identity  # noqa: PLC0415 - optional
         from sigstore_models.common.v1 import HashAlgorithm  # noqa: PLC0415 - optional
 
+        # Both are compared: an identity of another issuer may have the same name.
         policy = Identity(identity=self.keyval["identity"], issuer=self.keyval["issuer"])
         try:
             digest = Hashed(algorithm=HashAlgorithm.SHA2_256, digest=sha256)
@@ -74,13 +78,13 @@ class IdentityKey(SigstoreKey):
 
 
 class KeylessSigner(Signer):
-    """Signs as the identity that CI gives to the job that runs this.
+    """Signs as the OIDC identity of the CI job that runs this.
 
     Args:
         trust_config: A file that names another instance of Sigstore; None: the public one.
 
     Raises:
-        UnavailableError: The library is missing, or there is no such identity here.
+        UnavailableError: The library is missing, or this is no CI job with an identity.
     """
 
     def __init__(self, trust_config: Path | None = None) -> None:
@@ -100,11 +104,11 @@ class KeylessSigner(Signer):
         public_key: Key,  # noqa: ARG003 - as in the library
         secrets_handler: Any = None,  # noqa: ARG003 - as in the library
     ) -> KeylessSigner:
-        """As the library has it: the scheme says all, the job says which identity it is."""
+        """The library's interface: the URI has no more parts, and the job determines the identity."""
         return cls()
 
     def sign(self, payload: bytes) -> Signature:
-        """Sign with a certificate of this moment, and have it logged for everybody to see.
+        """Sign with a new certificate; Sigstore's public log gets an entry.
 
         Raises:
             UnavailableError: Sigstore can't be reached or refused, or certified another identity.
@@ -112,32 +116,35 @@ class KeylessSigner(Signer):
         from sigstore.models import ClientTrustConfig  # noqa: PLC0415 - optional, and slow to import
         from sigstore.sign import SigningContext  # noqa: PLC0415 - optional
 
-        token = _token()  # a new one: it is good for minutes, and a build takes longer
+        token = _token()  # a new one: a token is valid for minutes, and a build takes longer
         try:
             text = _config(self._trust_config)
             config = ClientTrustConfig.from_json(text) if text else ClientTrustConfig.production()
             with SigningContext.from_trust_config(config).signer(token) as signer:
                 bundle = json.loads(signer.sign_artifact(payload).to_json())
-        except Exception as error:  # of Fulcio, Rekor, TUF and HTTP, without a base in common
+        # The build has been made by now; whatever Sigstore's clients raise must end in one error with a hint.
+        except Exception as error:  # the errors of Fulcio, Rekor, TUF and HTTP have no common base class
             raise UnavailableError(
                 f"can't sign as {self._key}: {type(error).__name__}: {error}",
-                hint="look whether fulcio.sigstore.dev and rekor.sigstore.dev can be reached, and try again",
+                hint="check whether fulcio.sigstore.dev and rekor.sigstore.dev can be reached, and try again",
             ) from error
+        # DSSE envelopes of securesystemslib have hexadecimal signatures, Sigstore's bundles base64.
         signed = base64.b64decode(bundle["messageSignature"]["signature"]).hex()
         signature = Signature(self._key.keyid, signed, {BUNDLE: bundle})
         try:
+            # The certificate may be for another identity than the token promised, for example after a renamed
+            # workflow; no channel would trust it.
             self._key.verify_signature(signature, payload)
         except UnverifiedSignatureError as error:
-            raise UnavailableError(
-                f"what Sigstore answered is no signature of {self._key}: {error}"
-            ) from error
+            raise UnavailableError(f"Sigstore's answer is not a signature of {self._key}: {error}") from error
         return signature
 
 
 def signer_name(signature: Signature) -> str:
-    """Who signed, for a message, not verified: what a bundle's certificate names, else the key's id."""
+    """The signer's name for messages, not verified: of the bundle's certificate, else the key's id."""
     try:
         material = signature.unrecognized_fields[BUNDLE]["verificationMaterial"]
+        # Bundles before version 0.3 have a chain, later ones a single certificate (sigstore/protobuf-specs).
         rows = material.get("x509CertificateChain", {}).get("certificates") or [material["certificate"]]
         certificate = x509.load_der_x509_certificate(base64.b64decode(rows[0]["rawBytes"]))
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
@@ -156,10 +163,11 @@ def _require_library() -> None:
         import sigstore  # noqa: F401, PLC0415 - optional
     except ImportError as error:
         raise UnavailableError(
-            "identities of OIDC are verified by the Python package sigstore, which is missing",
+            "found no Python package sigstore, which verifies OIDC identities",
             hint="pip install 'gpukiln[sigstore]'",
         ) from error
-    logging.getLogger("sigstore").setLevel(logging.ERROR)  # that it asks nobody is wanted, and no warning
+    # offline verification is wanted here; the library warns of it
+    logging.getLogger("sigstore").setLevel(logging.ERROR)
 
 
 def _config(file: Path | None) -> str:
@@ -190,10 +198,10 @@ def _verifier(config: str) -> Any:
 
 
 def _token() -> Any:
-    """The identity of the job that runs this.
+    """The identity token of the CI job that runs this.
 
     Raises:
-        UnavailableError: There is none, or CI gives none.
+        UnavailableError: This is no CI job, or CI gives it no token.
     """
     _require_library()
     from sigstore.oidc import IdentityError, IdentityToken, detect_credential  # noqa: PLC0415 - optional
@@ -204,21 +212,23 @@ def _token() -> Any:
     try:
         credential = detect_credential()
         if credential is None:
-            raise UnavailableError("there is no identity of a CI job here to sign as", hint=hint)
+            raise UnavailableError("found no identity of a CI job to sign as", hint=hint)
         return IdentityToken(credential)
     except IdentityError as error:
         raise UnavailableError(f"CI gives this job no identity: {error}", hint=hint) from error
 
 
 def _identity(token: Any) -> str:
-    """What the certificate will name: GitHub's workflow (Fulcio, docs/oidc.md), else as the library has it.
+    """The name in the certificate: GitHub's workflow (Fulcio, docs/oidc.md), else the library's identity.
 
     Raises:
-        UnavailableError: The token does not say it.
+        UnavailableError: The token has no workflow.
     """
     if token.issuer != GITHUB:
         return str(token.identity)
     try:
+        # The claims are the second part of a JWT (RFC 7519); base64url leaves out the padding (RFC 7515,
+        # section 2).
         text = str(token).split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
         return f"https://github.com/{claims['job_workflow_ref']}"

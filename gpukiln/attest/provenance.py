@@ -1,7 +1,7 @@
-"""Where an image comes from, as an in-toto statement with the predicate SLSA provenance v1.
+"""The provenance of an image: an in-toto statement with the predicate SLSA provenance v1.
 
-The terms are those of https://slsa.dev/spec/v1.0/provenance; what this build type puts into them, and what
-its two kinds of immutable reference mean, is in docs/attestation.md.
+The terms are those of https://slsa.dev/spec/v1.0/provenance; docs/attestation.md has the values of
+this build type, and the meaning of its two kinds of immutable reference.
 """
 
 from datetime import UTC, datetime
@@ -18,8 +18,11 @@ from gpukiln.parsing import parse_json
 
 STATEMENT_TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE_TYPE = "https://slsa.dev/provenance/v1"
+# SLSA wants a URI that identifies how parameters are interpreted; docs/attestation.md describes this one.
 BUILD_TYPE = "urn:gpukiln:build-type:ami:v1"
+# in-toto allows any digest algorithm name; an AMI has no hash, but EC2 never reuses its id.
 AMI, SNAPSHOT = "amiId", "ebsSnapshotId"
+# The suffix of `git describe --dirty`.
 DIRTY = "-dirty"
 
 Descriptor = dict[str, Any]
@@ -34,14 +37,14 @@ def make_statement(
     subjects: list[Descriptor],
     byproducts: list[Descriptor],
 ) -> dict[str, Any]:
-    """Say what an image was built from, by what, and how.
+    """The statement on what an image was built from, by which builder, and how.
 
     Args:
         record: The build's record.
-        installed: What the image's own record says.
-        created_at: When the cloud made the AMI, ISO 8601.
-        subjects: What was built.
-        byproducts: What else the build wrote.
+        installed: The image's own record.
+        created_at: When the cloud created the AMI, ISO 8601.
+        subjects: The built artefacts.
+        byproducts: Other files of the build.
 
     Returns:
         An in-toto statement.
@@ -95,7 +98,12 @@ def image_subject(region: str, image_id: str) -> Descriptor:
     """An AMI as a subject or a dependency.
 
     Args:
-        image_id: Its id, which EC2 never gives to another image.
+        image_id: Its id, which EC2 never reuses.
+
+    >>> image_subject("us-west-2", "ami-1")["uri"]
+    'arn:aws:ec2:us-west-2::image/ami-1'
+    >>> image_subject("cn-north-1", "ami-1")["uri"]
+    'arn:aws-cn:ec2:cn-north-1::image/ami-1'
     """
     uri = f"arn:{_partition(region)}:ec2:{region}::image/{image_id}"
     return {"name": image_id, "uri": uri, "digest": {AMI: image_id}}
@@ -110,6 +118,7 @@ def snapshot_subject(region: str, snapshot_id: str) -> Descriptor:
     }
 
 
+# Loading botocore's endpoints takes noticeable time, and a statement has many subjects.
 @cache
 def _partition(region: str) -> str:
     return str(Session().get_partition_for_region(region))
@@ -132,7 +141,7 @@ def _dependencies(record: Record, baked: Bake, installed: ImageContents) -> list
 
 
 def _stage(region: str, use: StageUse | None) -> list[Descriptor]:
-    """The snapshot of an earlier bake that this one went on from; it was made from the same base."""
+    """The stage of an earlier bake from which this one continued; it was made from the same base."""
     if use is None:
         return []
     annotations = {"stage": use.stage, "build": use.build_id}
@@ -161,6 +170,7 @@ def _sources(record: Record, baked: Bake, installed: ImageContents) -> list[Desc
         annotations = {"source": component["source"], "version": component["version"]}
         if component["source"].startswith("http"):
             kind = "apt" if record.plan.base.os_family == "debian" else "rpm"
+            # Inputs are texts, so that their digest is simple; a component's recipe is JSON in such a text.
             recipe = parse_json(record.plan.inputs.get(f"recipe {name}", "{}"))
             if used := (recipe.get("repository") or {}).get(kind):
                 annotations["keyFingerprint"] = used["key_fingerprint"]
@@ -170,5 +180,13 @@ def _sources(record: Record, baked: Bake, installed: ImageContents) -> list[Desc
 
 
 def _timestamp(text: str) -> str:
+    """A time of EC2 or a plan in the form of SLSA.
+
+    >>> _timestamp("2026-03-01T10:00:00.000Z")
+    '2026-03-01T10:00:00Z'
+    >>> _timestamp("2026-03-01T10:00:00+02:00")
+    '2026-03-01T08:00:00Z'
+    """
+    # SLSA wants RFC 3339 with Z; EC2's CreationDate has milliseconds, the plan an offset.
     moment = datetime.fromisoformat(text).astimezone(UTC)
     return moment.isoformat(timespec="seconds").replace("+00:00", "Z")

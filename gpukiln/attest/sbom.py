@@ -26,11 +26,11 @@ PRESENT = ("installed", "preinstalled")
 
 
 def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
-    """Write down what an image is made of: its system, its components and every package.
+    """The contents of an image: its system, its components and every package.
 
     Args:
         record: The build's record.
-        installed: What the image's own record says of its packages.
+        installed: The image's own record of its packages.
 
     Returns:
         CycloneDX 1.6 as JSON; the same arguments always give the same text.
@@ -60,6 +60,8 @@ def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
     )
     packages = {name: _package(record, name, version, installed) for name, version in baked.packages.items()}
     bom = Bom(
+        # A random serial number would give another digest for the same image, and the tag on the AMI would
+        # not match.
         serial_number=uuid5(NAMESPACE_URL, f"urn:gpukiln:build:{record.build_id}"),
         metadata=BomMetaData(
             component=image,
@@ -69,6 +71,7 @@ def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
         ),
         components=[system, *packages.values()],
     )
+    # Without these edges tools such as Dependency-Track show the packages as unconnected.
     bom.register_dependency(image, [system, *packages.values()])
     for component, package in _components(baked):
         bom.components.add(component)
@@ -78,13 +81,13 @@ def make_sbom(record: Record, baked: Bake, installed: ImageContents) -> str:
 
 
 def sbom_difference(sbom: bytes, baked: Bake) -> str:
-    """Compare an SBOM with what was recorded of an image.
+    """Compare an SBOM with the record of an image.
 
     Args:
         sbom: Its content.
 
     Returns:
-        What is wrong with it; empty when every package and component is there, in its version.
+        The differences; empty where every package and component is there in its version.
     """
     try:
         document = parse_json(sbom)
@@ -92,9 +95,10 @@ def sbom_difference(sbom: bytes, baked: Bake) -> str:
         there = {row["name"]: row["version"] for row in rows if "purl" in row}
         others = {row["bom-ref"]: row["version"] for row in rows if "purl" not in row}
     except (ValueError, KeyError, TypeError) as error:
-        return f"it is no CycloneDX document with components: {error!r}"
+        return f"the file is not a CycloneDX document with components: {error!r}"
     if of != baked.image_id:
-        return f"it is of {of} and not of {baked.image_id}"
+        return f"found the SBOM of {of}, wanted that of {baked.image_id}"
+    # An empty record and an emptied SBOM would be equal.
     if not baked.packages:
         return "the record lists no package, so there is nothing to compare with"
     present = {name: entry for name, entry in baked.components.items() if entry["status"] in PRESENT}
@@ -105,6 +109,7 @@ def sbom_difference(sbom: bytes, baked: Bake) -> str:
     ]
     if not wrong:
         return ""
+    # After an upgrade all packages may differ; three names are enough for a message.
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
     return f"{len(there)} packages, the record has {len(baked.packages)}; wrong: {', '.join(wrong[:3])}{more}"
 
@@ -146,7 +151,7 @@ def _package(record: Record, name: str, version: str, installed: ImageContents) 
 
 
 def _license(text: str) -> DisjunctiveLicense:
-    # Debian's short names are SPDX's only in part: GPL-2+ stays the name that the file has
+    # Some of Debian's short names are SPDX ids, others are not, such as GPL-2+: those stay names
     declared = LicenseAcknowledgement.DECLARED
     if spdx := fixup_id(text):
         return DisjunctiveLicense(id=spdx, acknowledgement=declared)
@@ -158,6 +163,8 @@ def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
         if entry["status"] not in PRESENT:
             continue
         yield _component(name, entry), entry.get("package", {}).get("name", "")
+        # libcuda has no package of its own on every distribution, but scanners ask for the CUDA version that
+        # the driver supports.
         known = drivers.branches().get(entry.get("branch") or 0)
         if name == DRIVER and known:
             yield (
@@ -167,13 +174,14 @@ def _components(baked: Bake) -> Iterator[tuple[Component, str]]:
                     version=known.native_cuda,
                     bom_ref="component:cuda-driver-api",
                     supplier=OrganizationalEntity(name="NVIDIA"),
-                    description=f"the CUDA version that libcuda of driver branch {known.branch} brings",
+                    description=f"the CUDA version of libcuda in driver branch {known.branch}",
                 ),
                 entry.get("package", {}).get("name", ""),
             )
 
 
 def _component(name: str, entry: dict[str, Any]) -> Component:
+    # Only these components are from NVIDIA; Docker or nvtop have other suppliers.
     nvidia = name.startswith("nvidia_")
     return Component(
         type=ComponentType.DEVICE_DRIVER if name == DRIVER else ComponentType.APPLICATION,

@@ -23,6 +23,7 @@ from gpukiln.errors import CheckFailedError, UsageError
 from gpukiln.images.keys import SIGSTORE, KmsKey, kms_key
 from gpukiln.parsing import parse_json
 
+# The type is signed too, so that a signature on another kind of document is not accepted here.
 PAYLOAD_TYPE = "application/vnd.in-toto+json"  # in-toto attestation spec, v1/envelope.md
 PASSWORD = "GPUKILN_SIGN_KEY_PASSWORD"  # noqa: S105 - the name of a variable
 KEYGEN_HINT = "`openssl genpkey -algorithm ed25519 -out sign.pem` makes one"
@@ -36,10 +37,10 @@ def load_signer(path: Path) -> CryptoSigner:
             environment variable GPUKILN_SIGN_KEY_PASSWORD.
 
     Returns:
-        What signs with it.
+        The signer.
 
     Raises:
-        UsageError: The file can't be read, is no such key, or the password is wrong.
+        UsageError: The file can't be read, has no such key, or the password is wrong.
     """
     password = os.environ.get(PASSWORD)
     try:
@@ -47,23 +48,25 @@ def load_signer(path: Path) -> CryptoSigner:
         return CryptoSigner(key)
     except OSError as error:
         raise UsageError(f"can't read the key {path}: {error.strerror}", hint=KEYGEN_HINT) from error
+    # cryptography raises TypeError for a missing or unneeded password, ValueError for everything else that is
+    # wrong in a PEM file.
     except (TypeError, ValueError, SecuresystemslibError) as error:
         raise UsageError(
-            f"{path} is no private key that can be used: {error}",
+            f"{path} is not a usable private key: {error}",
             hint=f"wanted: Ed25519, ECDSA or RSA as PEM ({KEYGEN_HINT}); ${PASSWORD} is for an encrypted one",
         ) from error
 
 
 class KmsSigner(AWSSigner):
-    """Signs with a key of AWS KMS, whose private half never leaves it.
+    """Signs with a key of AWS KMS; the private key never leaves KMS.
 
     Args:
-        client: Of the key's region.
+        client: A KMS client of the key's region.
     """
 
     def __init__(self, key_id: str, public_key: SSlibKey, client: Any) -> None:
-        # not the constructor of AWSSigner: its client is of boto3's default session, which knows neither
-        # --profile nor --cloud
+        # The constructor of AWSSigner creates a client of boto3's default session, which has neither
+        # --profile nor --cloud.
         self.aws_key_id, self._public_key, self.client = key_id, public_key, client
         self.aws_algo = self.aws_algos[public_key.scheme]
 
@@ -78,19 +81,19 @@ class KmsSigner(AWSSigner):
 
 
 def signer_of(reference: str, cloud: Cloud) -> Signer | None:
-    """What `--sign-key` names.
+    """The signer that `--sign-key` names.
 
     Args:
-        reference: A file, a key of KMS, `sigstore:` for the identity of a CI job, which a file of another
-            instance of Sigstore may follow, or an empty string.
-        cloud: Where KMS is asked.
+        reference: A file; a key of KMS; `sigstore:` for the identity of a CI job, optionally followed by the
+            file of another Sigstore instance; or an empty string.
+        cloud: Whose KMS has the key.
 
     Returns:
-        What signs with it, or None.
+        The signer; None for an empty reference.
 
     Raises:
-        UsageError: It is no key that can sign, see `load_signer`.
-        UnavailableError: KMS refused, or can't be reached; or this is no job with an identity.
+        UsageError: The key can't sign, see `load_signer`.
+        UnavailableError: KMS refused or can't be reached, or this is no CI job with an identity.
     """
     if not reference:
         return None
@@ -107,7 +110,7 @@ def public_key_of(reference: str, cloud: Cloud, folder: Path = Path()) -> SSlibK
 
     Args:
         reference: A file, or a key of KMS, whose public key KMS gives.
-        cloud: Where KMS is asked.
+        cloud: Whose KMS has the key.
         folder: What a file's path is relative to.
 
     Raises:
@@ -126,15 +129,19 @@ def _kms_client(key: KmsKey, cloud: Cloud) -> Any:
 def _public_key_of(key: KmsKey, cloud: Cloud) -> SSlibKey:
     with explain_aws_errors(f"get the public key of {key.name}"):
         answer = _kms_client(key, cloud).get_public_key(KeyId=key.name)
+    # Keys for encryption have no signing algorithms in the answer (GetPublicKey).
     algorithms = answer.get("SigningAlgorithms", [])
     try:
+        # KMS returns SubjectPublicKeyInfo as DER (GetPublicKey).
         public = SSlibKey.from_crypto(load_der_public_key(answer["PublicKey"]))
         scheme = public.scheme
-    except (ValueError, UnsupportedAlgorithm, SecuresystemslibError):  # of a curve that nobody here knows
+    # an elliptic curve that the libraries do not support
+    except (ValueError, UnsupportedAlgorithm, SecuresystemslibError):
         public, scheme = None, ""
     if public is None or AWSSigner.aws_algos.get(scheme) not in algorithms:
         raise UsageError(
-            f"{key.name} can't sign statements: KMS signs with {', '.join(algorithms) or 'nothing'} there",
+            f"{key.name} can't sign statements: found the signing algorithms "
+            f"{', '.join(algorithms) or 'none'} of KMS",
             hint="wanted: a key for SIGN_VERIFY of ECC_NIST_P256, ECC_NIST_P384 or RSA_2048 to RSA_4096",
         )
     return public
@@ -155,7 +162,7 @@ def load_public_key(path: Path) -> SSlibKey:
     except OSError as error:
         raise UsageError(f"can't read the key {path}: {error.strerror}", hint=hint) from error
     except (ValueError, SecuresystemslibError) as error:
-        raise UsageError(f"{path} is no public key that can be used: {error}", hint=hint) from error
+        raise UsageError(f"{path} is not a usable public key: {error}", hint=hint) from error
 
 
 def sign(payload: bytes, signer: Signer) -> str:
@@ -173,13 +180,13 @@ def sign(payload: bytes, signer: Signer) -> str:
 
 
 def payload_of(envelope: str) -> bytes:
-    """What an envelope holds; says nothing about its signature.
+    """The payload of an envelope; its signature is not checked.
 
     Args:
         envelope: A DSSE envelope as JSON.
 
     Raises:
-        CheckFailedError: It is no envelope.
+        CheckFailedError: The text is no envelope.
     """
     return _parse_envelope(envelope).payload
 
@@ -192,16 +199,19 @@ def check_signature(envelope: str, key: Key) -> None:
         key: The key that must have signed it.
 
     Raises:
-        CheckFailedError: It is no envelope of an in-toto statement, or that key did not sign what it holds.
+        CheckFailedError: It is no envelope of an in-toto statement, or has no valid signature of that key.
     """
     read = _parse_envelope(envelope)
+    # Checked before the signature, for a message that names the cause.
     if read.payload_type != PAYLOAD_TYPE:
-        raise CheckFailedError(f"the envelope holds {read.payload_type}, wanted {PAYLOAD_TYPE}")
+        raise CheckFailedError(f"found an envelope of {read.payload_type}, wanted {PAYLOAD_TYPE}")
+    # The key id is only a hint in DSSE; it chooses the signature, and verification below decides.
     if key.keyid not in read.signatures:
         raise CheckFailedError(f"signed by {_signers(read)}, wanted {key_name(key)}")
     try:
         key.verify_signature(read.signatures[key.keyid], read.pae())
     except UnverifiedSignatureError as error:
+        # The library's reason is useful for identities only; for keys it repeats the message.
         why = f": {error}" if isinstance(key, IdentityKey) else ""
         raise CheckFailedError(f"the signature of {key_name(key)} is wrong{why}") from error
     except SecuresystemslibError as error:
@@ -218,14 +228,15 @@ def _signers(envelope: Envelope) -> str:
 
 
 def trusted_payload(envelope: str, keys: Sequence[Key]) -> tuple[bytes, Key]:
-    """What an envelope holds, where one of these keys signed it, and that key.
+    """The payload of an envelope that one of these keys signed, and that key.
 
     Args:
         envelope: A DSSE envelope as JSON.
-        keys: Those that are trusted.
+        keys: The trusted keys.
 
     Raises:
-        CheckFailedError: It is no envelope of an in-toto statement, or none of the keys signed what it holds.
+        CheckFailedError: It is no envelope of an in-toto statement, or has no valid signature of a trusted
+            key.
     """
     read = _parse_envelope(envelope)
     signers = [key for key in keys if key.keyid in read.signatures]
@@ -239,4 +250,4 @@ def _parse_envelope(envelope: str) -> Envelope:
     try:
         return Envelope.from_dict(parse_json(envelope))
     except (ValueError, KeyError, TypeError, SecuresystemslibError) as error:
-        raise CheckFailedError(f"it is no DSSE envelope: {error}") from error
+        raise CheckFailedError(f"the text is not a DSSE envelope: {error}") from error

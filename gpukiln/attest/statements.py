@@ -1,8 +1,8 @@
 """Signed statements on an AMI: the verdict on a machine booted from it, and its release to a channel.
 
 Both are in-toto statements in DSSE envelopes. Their subject is the AMI in its region with its snapshots, so
-that one can't be used for another image. They are kept as SSM parameters of that region, whose names contain
-the AMI's id; who may write parameters there can remove a statement, and can't make one.
+that a statement is not valid for another image. SSM parameters of that region hold them, with the AMI's id in
+their names. Whoever may write these parameters can remove a statement, but can't create one.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 VERDICT_TYPE, RELEASE_TYPE = "urn:gpukiln:verdict:v1", "urn:gpukiln:release:v1"
 ROOT = "/gpukiln-attestations"
-"""Outside of /gpukiln, which is listed whole to find the channels."""
+"""Not below /gpukiln, all of whose parameters are listed to find the channels."""
 VERDICT, RELEASE = "verdict", "release"
 MAX_PARAMETER_CHARS = 8192
 """Characters of a parameter of the advanced tier (Systems Manager, PutParameter, Tier). An envelope with the
-certificate and the proof of an identity is longer, and kept in parts."""
+certificate and log entry of an identity is longer, and is stored in parts."""
 
 
 @strict
@@ -48,11 +48,11 @@ class AmiLocation:
 
 @strict
 class ImagePurpose:
-    """What an image is for: what a channel's rules are applied to.
+    """What an image was built for; a channel's rules are applied to it.
 
     Args:
         name: Its folder of ami/.
-        profile: The profile that it has to be verified by.
+        profile: The profile by which it must be verified.
         instance_types: The machines that it was built for.
     """
 
@@ -65,10 +65,10 @@ class ImagePurpose:
 
 @strict
 class VerdictClaim:
-    """What came of a machine that was booted from an image.
+    """The verdict on a machine that was booted from an image, for signing.
 
     Args:
-        profile: The one that the machine was verified by.
+        profile: The profile by which the machine was verified.
         counts: How many checks passed, failed, were not run and were not reached.
         not_run: By layer, how many checks were not run.
         saw_gpu: Whether a check of a GPU passed.
@@ -96,14 +96,13 @@ class VerdictClaim:
 
 @strict
 class ReleaseClaim:
-    """That an image met a channel's rules, and which image it is a copy of.
+    """A release: the image met a channel's rules, and is a copy of the source.
 
     Args:
-        number: Higher by one than that of the release or rollback before it, in the same region, beginning
-            at 1.
-        source: The image that was verified; the subject itself where that is no copy.
-        suite: SHA-256 of the suite that verdicts had to be of, or empty where the channel takes any.
-        instance_types: Those whose verdicts counted.
+        number: One more than that of the previous release or rollback in the region, from 1 on.
+        source: The verified image; where the subject is no copy, the subject.
+        suite: SHA-256 of the suite that the channel requires, or empty where it accepts any.
+        instance_types: The types whose verdicts counted.
         released_at: ISO 8601 in UTC; a rollback keeps it.
         gpukiln: The version that released.
     """
@@ -140,15 +139,15 @@ SignedRelease = SignedStatement[ReleaseClaim]
 
 @dataclass(frozen=True)
 class TrustedStatements:
-    """What trusted keys signed of an AMI.
+    """The statements on an AMI that trusted keys signed.
 
     Args:
         location: The AMI as EC2 shows it now.
-        verdicts: By instance type; of the AMI, or of the one that a release statement says it is a copy of.
+        verdicts: By instance type; on the AMI, or on the source that a release statement names.
         releases: By channel.
         envelopes: The envelopes of the verdicts, by instance type.
-        verified: The image that was booted, by instance type: the AMI, or the one that it is a copy of.
-        refused: A line for each statement that does not count, with what is wrong with it.
+        verified: The image that was booted, by instance type: the AMI or its source.
+        refused: A line for each statement that is not valid, with the reason.
     """
 
     location: AmiLocation
@@ -160,7 +159,7 @@ class TrustedStatements:
 
 
 def location_of(image: Mapping[str, Any], region: str) -> AmiLocation:
-    """Where an image is, and what it is made of.
+    """An image's id, region and snapshots.
 
     Args:
         image: As DescribeImages gives it.
@@ -169,7 +168,7 @@ def location_of(image: Mapping[str, Any], region: str) -> AmiLocation:
 
 
 def sign_statement(location: AmiLocation, claim: VerdictClaim | ReleaseClaim, signer: Signer) -> str:
-    """A statement in its envelope, on one line: SSM takes 4096 characters without charge.
+    """A signed statement in its envelope, on one line: SSM stores 4096 characters free of charge.
 
     Args:
         location: The AMI that it is about.
@@ -183,45 +182,52 @@ def sign_statement(location: AmiLocation, claim: VerdictClaim | ReleaseClaim, si
         "predicateType": kind,
         "predicate": dump(claim),
     }
+    # Without spaces: every character counts for the limit of a parameter.
     text = json.dumps(statement, separators=(",", ":"))
     return json.dumps(json.loads(signing.sign(text.encode(), signer)), separators=(",", ":"))
 
 
 def store_statement(ssm: Any, image_id: str, kind: str, name: str, envelope: str) -> None:
-    """Keep a statement where the image is.
+    """Store a statement in the image's region.
 
     Args:
         ssm: A client of the image's region.
         kind: VERDICT or RELEASE.
-        name: The instance type, or the channel: a newer one takes the place of the one before.
+        name: The instance type, or the channel; a newer statement replaces an older one.
     """
     path = f"{ROOT}/{image_id}/{kind}/{name}"
     texts = [
+        # 8 characters are left for the number of parts in front of the first one.
         envelope[start : start + MAX_PARAMETER_CHARS - 8]
         for start in range(0, len(envelope), MAX_PARAMETER_CHARS - 8)
     ]
+    # A single envelope begins with `{`, so that a leading digit identifies one in parts.
     if len(texts) > 1:
         texts[0] = f"{len(texts)}:{texts[0]}"
-    # the first one last: until it is there, it belongs to no whole envelope
+    # The first part has the number of parts. It is written last, so that an interrupted call leaves no
+    # envelope that looks complete.
     for number, text in reversed(list(enumerate(texts, 1))):
         ssm.put_parameter(
             Name=path if number == 1 else f"{path}/{number}",
             Value=text,
             Type="String",
+            # SSM chooses the standard tier, which is free, unless the value needs the advanced one
+            # (PutParameter, Tier).
             Tier="Intelligent-Tiering",
+            # A newer verdict replaces the older one; SSM keeps the history of a parameter's values.
             Overwrite=True,
         )
 
 
 def stored_statements(ssm: Any, image_id: str) -> dict[tuple[str, str], str]:
-    """Every statement on an AMI, by kind and name; nothing of them is checked."""
+    """Every stored statement on an AMI by kind and name, not verified."""
     return {
         (kind, name): text for (_, kind, name), text in _statements_below(ssm, f"{ROOT}/{image_id}").items()
     }
 
 
 def _statements_below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
-    """The statements below a path, by AMI, kind and name, put together of their parts."""
+    """The statements below a path, by AMI, kind and name, joined from their parts."""
     values: dict[str, str] = {}
     for parameter in calls.pages(ssm, "get_parameters_by_path", "Parameters", Path=path, Recursive=True):
         values[parameter["Name"].removeprefix(f"{ROOT}/")] = str(parameter["Value"])
@@ -229,6 +235,8 @@ def _statements_below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
     for name, text in values.items():
         match name.split("/"):
             case [image_id, kind, what]:
+                # A count of more than one digit would be no envelope of gpukiln, but a way to make it read
+                # many parameters.
                 count, _, first = text.partition(":")
                 numbers = range(2, int(count) + 1) if count.isdecimal() and len(count) == 1 else None
                 more = [values.get(f"{name}/{number}", "") for number in numbers or ()]
@@ -239,7 +247,7 @@ def _statements_below(ssm: Any, path: str) -> dict[tuple[str, str, str], str]:
 def trusted_statements(
     ssm: Any, image: Mapping[str, Any], region: str, keys: Sequence[Key]
 ) -> TrustedStatements:
-    """What trusted keys signed of an AMI; statements of others, and on other images, don't count.
+    """The statements on an AMI that trusted keys signed, without those of other keys or on other images.
 
     Args:
         ssm: A client of the image's region.
@@ -250,6 +258,7 @@ def trusted_statements(
     releases: dict[str, SignedRelease] = {}
     verdicts: dict[str, VerdictClaim] = {}
     refused: list[str] = []
+    # Releases first: they name the image of which this one is a copy, and verdicts on that one count too.
     for (_, name), text in ((key, text) for key, text in texts.items() if key[0] == RELEASE):
         try:
             release = open_statement(ReleaseClaim, text, keys, [location])
@@ -268,7 +277,7 @@ def trusted_statements(
             statement = open_statement(VerdictClaim, text, keys, places)
             verdict = statement.claim
             if verdict.simulated:
-                raise CheckFailedError("verified on simulated GPUs, which proves nothing")
+                raise CheckFailedError("verified on simulated GPUs, wanted real ones")
             verdicts[verdict.instance_type], verified[verdict.instance_type] = verdict, statement.location
         except CheckFailedError as error:
             refused.append(f"{VERDICT} {name}: {error.message}")
@@ -289,6 +298,8 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
             continue
         try:
             release = open_statement(ReleaseClaim, text, keys)
+        # Statements of other keys are normal: each channel has its own, and everybody who may write
+        # parameters can add some.
         except CheckFailedError:
             continue
         image = release.claim.image
@@ -300,32 +311,33 @@ def releases_of(ssm: Any, pointer: Pointer, keys: Sequence[Key]) -> list[SignedR
 def open_statement(
     kind: type[Claim], text: str, keys: Sequence[Key], places: Sequence[AmiLocation] | None = None
 ) -> SignedStatement[Claim]:
-    """What a statement says, where a trusted key signed it.
+    """The claim of a statement, where a trusted key signed it.
 
     Args:
-        kind: The claim that it must hold.
+        kind: The kind of claim that it must have.
         text: The envelope.
-        places: It must be about one of these images; None: about any.
+        places: The images that it may be about; None: any.
 
     Raises:
-        CheckFailedError: It does not count; the message says why.
+        CheckFailedError: The statement is not valid; the message has the reason.
     """
     from gpukiln.attest import signing  # noqa: PLC0415 - slow to import
 
     payload, key = signing.trusted_payload(text, keys)
     try:
+        # The payload was signed by a trusted key, so that the limits for foreign JSON are not needed.
         document = json.loads(payload)
         types = document["_type"], document["predicateType"]
         expected = STATEMENT_TYPE, VERDICT_TYPE if kind is VerdictClaim else RELEASE_TYPE
         if types != expected:
-            raise CheckFailedError(f"it is a {' '.join(map(str, types))}, wanted {' '.join(expected)}")
+            raise CheckFailedError(f"found a {' '.join(map(str, types))}, wanted {' '.join(expected)}")
         about = _location_in(document)
         if places is not None and about not in places:
             names = ", ".join(str(subject["uri"]) for subject in document["subject"])
-            raise CheckFailedError(f"it is about {names}, wanted {' or '.join(map(str, places))}")
+            raise CheckFailedError(f"found a statement on {names}, wanted {' or '.join(map(str, places))}")
         claim: Claim = load(kind, document["predicate"], where="the statement")
     except (ValueError, LookupError, TypeError, AttributeError, UsageError) as error:
-        raise CheckFailedError(f"it is no such statement: {error}") from error
+        raise CheckFailedError(f"the statement can't be read: {error}") from error
     return SignedStatement(claim, about, key.keyid)
 
 
@@ -333,13 +345,15 @@ def _location_in(document: Mapping[str, Any]) -> AmiLocation:
     """The image that a statement is about.
 
     Raises:
-        ValueError: Its subject has another form than that of ours.
+        ValueError: Its subject has another form than gpukiln's.
     """
     image, *snapshots = document["subject"]
     names = tuple(snapshot["name"] for snapshot in snapshots)
     location = AmiLocation(image["name"], image["uri"].split(":")[3], names)
+    # Names are read from the document and rebuilt, so that additional subjects or digests can't be hidden in
+    # it.
     if document["subject"] != _subjects(location):
-        raise ValueError(f"its subject is no image with its snapshots: {document['subject']}")
+        raise ValueError(f"the subject is not an image with its snapshots: {document['subject']}")
     return location
 
 

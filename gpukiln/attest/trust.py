@@ -1,8 +1,8 @@
-"""Whether an AMI may be used as one of ours: by statements of trusted keys, else by this computer's records.
+"""Decides whether an AMI may be used: by statements of trusted keys, else by this computer's records.
 
-Tags can be written by whoever may tag images, and prove nothing. Where ami/channels.yaml names keys, a signed
-statement decides. Where it names none, the records of this computer's builds and releases are compared with
-the tags, and every command says that it trusts the rest.
+Everybody who may tag images can write tags, so that tags are no evidence. Where ami/channels.yaml names keys,
+a signed statement decides. Where it names none, the tags are compared with the records of this computer's
+builds and releases, and every command prints that it trusts the tags otherwise.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ def keys_of(trust: Iterable[str | OidcIdentity], cloud: Cloud, root: Path = ROOT
 
     Args:
         trust: As ami/channels.yaml names them.
-        cloud: Where KMS is asked for the public keys that it has.
+        cloud: Whose KMS has public keys.
 
     Raises:
-        UsageError: One is no public key.
+        UsageError: An entry is no public key.
         UnavailableError: KMS refused, or can't be reached.
     """
     from gpukiln.attest.keyless import IdentityKey  # noqa: PLC0415 - slow to import
@@ -52,48 +52,50 @@ def keys_of(trust: Iterable[str | OidcIdentity], cloud: Cloud, root: Path = ROOT
         config = root / entry.trust_config if entry.trust_config else None
         return IdentityKey(entry.identity, entry.issuer, config)
 
+    # Channels may name the same key as a file and in KMS.
     by_id = {key.keyid: key for key in map(key_of, trust)}
     return tuple(by_id.values())
 
 
 def all_trusted() -> tuple[str | OidcIdentity, ...]:
-    """The keys of all channels: those that count for an image that no channel points at."""
+    """The keys of all channels, which are trusted for an image that no channel points at."""
     return tuple(dict.fromkeys(entry for channel in load_channels().values() for entry in channel.trust))
 
 
 def require_signer(name: str, channel: Channel, signer: Signer | None, cloud: Cloud) -> None:
-    """Refuse what a channel would not take afterwards, before anything is done.
+    """Refuse a signer that the channel does not trust, before the work begins.
 
     Args:
         name: The channel's name.
         signer: The key that would sign.
-        cloud: Where KMS is asked.
+        cloud: Whose KMS has keys.
 
     Raises:
-        RefusedError: The channel trusts keys, and this is none of them.
+        RefusedError: The channel trusts keys, and the signer's is none of them.
     """
     if not channel.trust:
         return
-    where = f"channel {name} trusts {describe_trust(channel.trust)} alone"
+    where = f"channel {name} trusts only {describe_trust(channel.trust)}"
     if signer is None:
         raise RefusedError(
-            f"{where}, and nobody signs", hint="--sign-key KEY, the private key of one of them"
+            f"{where}, and --sign-key is missing", hint="give --sign-key KEY, the private key of one of them"
         )
     from gpukiln.attest.signing import key_name  # noqa: PLC0415 - slow to import
 
+    # Checked before a machine is started: a build takes long, and its signature would be useless.
     keys = keys_of(channel.trust, cloud)
     if signer.public_key.keyid not in [key.keyid for key in keys]:
         raise RefusedError(
-            f"{where}, and --sign-key is another one",
+            f"{where}, and --sign-key is another key",
             details=(f"found: {key_name(signer.public_key)}", f"wanted: {' or '.join(map(key_name, keys))}"),
-            hint="the private key of one of them; or add its public key to trust in ami/channels.yaml",
+            hint="give the private key of one of them, or add the public key to trust in ami/channels.yaml",
         )
 
 
 def channel_statements(
     cloud: Cloud, image: Mapping[str, Any], trust: Iterable[str | OidcIdentity], ssm: Any = None
 ) -> tuple[TrustedStatements, Sequence[Key]]:
-    """What a channel's keys signed of an AMI, and the keys.
+    """The statements on an AMI that a channel's keys signed, and the keys.
 
     Args:
         cloud: The cloud, in the image's region.
@@ -108,35 +110,40 @@ def channel_statements(
 def require_released(
     cloud: Cloud, image: Mapping[str, Any], pointer: Pointer, ssm: Any = None, *, pointed: bool = True
 ) -> str:
-    """Refuse an AMI that a channel points at, where nothing shows that it was released there last.
+    """Refuse an AMI that a channel points at, unless a signed statement says that it was released there last.
 
     Args:
         cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
         pointer: The channel.
         ssm: A client of that region, where there is one already.
-        pointed: Whether the pointer shows it; False: it is going to, and may be an earlier release.
+        pointed: Whether the pointer names it; False: it will, and may be an earlier release.
 
     Returns:
-        By what it is trusted, in words.
+        Why it is trusted, as text.
 
     Raises:
-        RefusedError: No trusted key signed its release and its verdicts; this computer has verified a newer
-            release; or a record of this computer says that its build made another image.
+        RefusedError: No trusted key signed its release and verdicts; this computer has verified a newer
+            release;
+            or a record of this computer names another image of its build.
         UsageError: A key or a record can't be read.
     """
+    # Also where keys decide: a record of this computer that contradicts the tags shows a mistake or an
+    # attack.
     require_own_record(cloud, image)
     rules = load_channels().get(pointer.channel)
+    # Channels without keys rely on the account's tags; the caller prints that, so that it is no surprise.
     if rules is None or not rules.trust:
         return UNSIGNED
     with explain_aws_errors("read the signed statements"):
         signed, keys = channel_statements(cloud, image, rules.trust, ssm)
+    # All reasons are listed: usually a missing verdict causes several.
     if wrong := list(_missing_for_release(signed, pointer, rules)):
         raise RefusedError(
-            f"{pointer.path} points at {signed.location}, and no trusted key vouches for that: {wrong[0]}",
+            f"{pointer.path} points at {signed.location}, and no trusted key signed that release: {wrong[0]}",
             details=(*wrong[1:], *signed.refused, *_channel_signers(rules)),
             hint=f"`invoke ami.release BUILD --channel {pointer.channel} --sign-key KEY` points it at "
-            f"a proven image, `invoke ami.rollback --channel {pointer.channel} --to BUILD --sign-key KEY` "
+            f"a verified image, `invoke ami.rollback --channel {pointer.channel} --to BUILD --sign-key KEY` "
             "at an earlier one",
         )
     if pointed:
@@ -146,18 +153,19 @@ def require_released(
 
 
 def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
-    """Refuse an AMI that says it is ours, where nothing shows that a machine verified it.
+    """Refuse an AMI with gpukiln's tags, unless a signed verdict says that it passed.
 
     Args:
         cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
 
     Returns:
-        By what it is trusted, in words.
+        Why it is trusted, as text.
 
     Raises:
-        RefusedError: No key that any channel trusts signed a verdict, or one that failed; or a record of this
-            computer says that its build made another image.
+        RefusedError: No key that a channel trusts signed a verdict, or a signed one failed; or a record of
+            this
+            computer names another image of its build.
         UsageError: A key or a record can't be read.
     """
     require_own_record(cloud, image)
@@ -169,7 +177,7 @@ def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
     if failed or not signed.verdicts:
         why = f"it failed on {', '.join(failed)}" if failed else "there is no signed verdict on it"
         raise RefusedError(
-            f"no trusted key vouches for {signed.location}: {why}",
+            f"no trusted key signed a passed verdict on {signed.location}: {why}",
             details=(*signed.refused, *_expected_signers(trust)),
             hint=f"`invoke ami.verify {signed.location.image_id} --region {cloud.region} "
             f"--cloud {cloud.name} --sign-key KEY` boots it, verifies it and signs the verdict",
@@ -178,11 +186,12 @@ def require_verified(cloud: Cloud, image: Mapping[str, Any]) -> str:
 
 
 def _is_acceptable(claim: VerdictClaim) -> bool:
+    # A verdict with another profile than the image's, for example of a node, says nothing about the image.
     return claim.outcome == "passed" or claim.profile != claim.image.profile
 
 
 def _missing_for_release(signed: TrustedStatements, pointer: Pointer, rules: Channel) -> Iterator[str]:
-    """What is lacking of a release to a channel, a line each."""
+    """What is missing for a valid release to a channel, one line each."""
     release = signed.releases.get(pointer.channel)
     if release is None:
         yield f"there is no signed release of it to {pointer.channel}"
@@ -211,7 +220,8 @@ def _missing_for_release(signed: TrustedStatements, pointer: Pointer, rules: Cha
 
 
 def _of_suite(verdict: VerdictClaim, release: ReleaseClaim) -> bool:
-    """By the suite of the release, or by whichever there was later."""
+    """Whether a verdict is by the suite of the release, or newer than the release."""
+    # A nightly verification with a newer suite must not invalidate a released image.
     return verdict.suite == release.suite or verdict.verified_at > release.released_at
 
 
@@ -231,16 +241,16 @@ def _trust_text(keys: Sequence[Key]) -> str:
 
 
 def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
-    """Refuse an AMI whose tags name a build of this computer that made another image.
+    """Refuse an AMI whose tags name a build of this computer that created another image.
 
-    A build that another computer has says nothing here.
+    Builds of other computers can't be compared.
 
     Args:
         cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
 
     Raises:
-        RefusedError: The record names another AMI, and this is no copy of that one.
+        RefusedError: The record names another AMI, and this one is no copy of it.
         UsageError: The record is damaged.
     """
     tags, image_id = tags_of(image), str(image["ImageId"])
@@ -252,6 +262,7 @@ def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
     recorded_id = record.bake.image_id if record.bake else "no image"
     if (recorded_id, record.plan.cloud, record.plan.region) == (image_id, cloud.name, cloud.region):
         return
+    # Copies of the image in other regions have the same build id in their tags.
     if record.plan.cloud == cloud.name and record.bake:
         if is_copy(image, recorded_id, record.plan.region):
             return
@@ -265,20 +276,22 @@ def require_own_record(cloud: Cloud, image: Mapping[str, Any]) -> None:
             f"wanted: the image of that build, or a copy of it that EC2 or a release of this computer names; "
             f"the record is {build.record_file}",
         ),
-        hint=f"find out who created it, and remove it; the verified image is {recorded_id}: `invoke ami.show "
+        hint=f"find out who created the AMI, and remove it; the verified image is {recorded_id}: `invoke "
+        "ami.show "
         f"{build.id}`",
     )
 
 
 def is_copy(image: Mapping[str, Any], source_id: str, source_region: str) -> bool:
-    """Whether EC2 itself says that an AMI is a copy of another: nobody can write that, unlike a tag.
+    """Whether EC2 itself reports that an AMI is a copy of another; unlike a tag no user can write that.
 
-    CreateImage names a source, too: the image of the machine that was captured, and SourceInstanceId with it.
+    CreateImage sets a source too, the image of the captured machine, but together with SourceInstanceId.
 
     Args:
         image: As DescribeImages gives it.
     """
     source = image.get("SourceImageId"), image.get("SourceImageRegion")
+    # A captured machine is not the image: anything may have been changed on it.
     return source == (source_id, source_region) and not image.get("SourceInstanceId")
 
 
@@ -295,18 +308,18 @@ def require_copy(
     signed: TrustedStatements | None,
     verified: Iterable[statements.AmiLocation] = (),
 ) -> None:
-    """Refuse an image that only its tags say is a copy.
+    """Refuse an image of which only the tags say that it is a copy.
 
     Args:
         cloud: The cloud, in the image's region.
         image: As DescribeImages gives it.
         source: What it must be a copy of.
         build: The build that is released.
-        signed: What trusted keys signed of it; None: the channel trusts no key.
-        verified: What was booted, where the source is a copy itself.
+        signed: The statements on it that trusted keys signed; None: the channel trusts no key.
+        verified: The images that were booted, where the source itself is a copy.
 
     Raises:
-        RefusedError: Neither EC2 nor an earlier release says so.
+        RefusedError: Neither EC2 nor an earlier release names the source.
     """
     if is_copy(image, source.image_id, source.region):
         return
@@ -316,24 +329,25 @@ def require_copy(
     if signed is None and image_id in _released_images(build, cloud):
         return
     raise RefusedError(
-        f"{image_id} in {cloud.region} is a copy of {source.image_id} by its tag {SOURCE_TAG} alone",
+        f"{image_id} in {cloud.region} is a copy of {source.image_id} only by its tag {SOURCE_TAG}",
         details=(
             f"found: {statements.location_of(image, cloud.region)}, source by EC2: {_ec2_source(image)}",
             f"wanted: {source.image_id} {source.region}, or a release that names it",
             *(signed.refused if signed else ()),
         ),
-        hint=f"look who made it, and deregister it or remove its tag {SOURCE_TAG}: then the same command "
-        "makes a copy",
+        hint=f"find out who created it, and deregister it or remove its tag {SOURCE_TAG}: then the same "
+        "command makes a copy",
     )
 
 
 def _build(build_id: str) -> Build | None:
-    """The build of this computer with an id; the id is somebody's text, and no path."""
+    """The build of this computer with an id. The id comes from a tag, so that it must not become a path."""
+    # Compared with existing folders, so that `../` in a tag reads no other path.
     return next((build for build in Builds(state_home()).folders() if build.id == build_id), None)
 
 
 def _released_images(build_id: str, cloud: Cloud) -> set[str]:
-    """The AMIs of a region that releases of this computer pointed a channel at, for a build."""
+    """The AMIs of a build that releases of this computer published in a region."""
     image_ids: set[str] = set()
     for file in (state_home() / "releases").glob("*.json"):
         try:
@@ -344,6 +358,7 @@ def _released_images(build_id: str, cloud: Cloud) -> set[str]:
             image_ids |= {
                 row["image_id"] for row in rows if row["region"] == cloud.region and row["published"]
             }
+        # A damaged file of one release must not block all others; ReleaseLog.regions reports it.
         except (OSError, ValueError, KeyError, TypeError):  # ReleaseLog.regions warns of it
             continue
     return image_ids - {""}

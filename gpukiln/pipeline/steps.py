@@ -1,4 +1,4 @@
-"""plan -> bake -> verify, with a record of all of it, whatever happens."""
+"""The steps bake, verify and attest of a build, with a record of each, also where one fails."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 def why_build(plan: ImagePlan, builds: Builds) -> list[str]:
-    """What changed since the last image that was proven.
+    """What changed since the last image that was verified.
 
     Returns:
-        A line that names the image, and one line a change; only one when there was none.
+        A line that names the image, and one line for each change; one line where there is no such image.
     """
     for build in builds.all():
         old = build.read()
@@ -51,10 +51,11 @@ def why_build(plan: ImagePlan, builds: Builds) -> list[str]:
         if same and old.verdict and old.verdict.passed_without_simulation:
             image = f"{old.bake.image_id if old.bake else 'the image'} of build {old.build_id}"
             changes = explain_change(old.plan.inputs, plan.inputs)
+            # The digest is the same, so that find_verified would have found the image if it still existed.
             if not changes:
-                return [f"{image} had this digest, and is not there any more"]
+                return [f"{image} had this digest, and does not exist any more"]
             return [f"since {image}, verified on {old.verdict.started_at[:10]}:", *changes]
-    return ["no image of it was proven on this machine yet"]
+    return ["no image of it was verified on this machine yet"]
 
 
 def build_image(
@@ -69,30 +70,36 @@ def build_image(
 
     Args:
         builds: Where the record goes.
-        saved: What it may take from earlier builds, and keeps for later ones.
+        saved: Files and stages of earlier builds that it may use, and keeps for later ones.
         signer: The key to sign provenance and verdict with, or None.
 
     Returns:
-        The build and its record; a failed check is in the verdict, not an exception.
+        The build and its record. A failed check is in the verdict and raises nothing.
 
     Raises:
-        GpukilnError: It could not be baked or verified.
+        GpukilnError: The image could not be baked or verified.
     """
-    progress.show(Text(access_line(cloud)))  # or it can't be said: nothing is started then
+    progress.show(Text(access_line(cloud)))  # first: where it can't be printed, no machine is started
+    # Before the build's own folder exists, so that the durations are those of builds from the same stage.
     stage = saved.stages.newest() if saved.stages else None
     progress = Progress(builds.last_durations(plan, stage), console=progress.console)
     build = builds.create(plan.image)
+    # The lock tells other commands that this build runs; scratch has the temporary files of Packer, Ansible
+    # and the suite, which a killed build would leave.
     with build.locked(), scratch_folder(build):
+        # Written before any work, so that a killed build can be found and cleaned up by its record.
         record = Record(build.id, "running", plan)
         build.write(record)
 
-        def made(image: Bake) -> None:
+        def record_image(image: Bake) -> None:
             nonlocal record
+            # As soon as the AMI exists: from now on its removal needs the record.
             record = replace(record, state="baked", bake=image)
             build.write(record)
 
         try:
-            baked = bake(plan, cloud, build, progress, saved, stage, on_image=made)
+            baked = bake(plan, cloud, build, progress, saved, stage, on_image=record_image)
+            # CreateImage has no argument for it: machines of the AMI accept IMDSv2 only.
             finish(cloud, baked.image_id)
             record = replace(record, durations_s=dict(progress.durations))
             build.write(record)
@@ -102,14 +109,16 @@ def build_image(
                 record,
                 state="verified",
                 verdicts=(verdict,),
-                durations_s=dict(progress.durations),  # what comes after is not in the record
+                durations_s=dict(progress.durations),  # the steps after this one are not in the record
                 cost=measured_cost(plan, progress.durations, machine),
             )
+        # KeyboardInterrupt included: Ctrl-C must leave a record with state and cost too.
         except BaseException as error:
             state = "aborted" if isinstance(error, KeyboardInterrupt) else "failed"
             message = error.message if isinstance(error, GpukilnError) else repr(error)
             if record.bake is None:
                 _remove_unrecorded(cloud, build, error)
+            # The price of a verification that failed is unknown; on-demand is the upper limit.
             on_demand = LaunchedMachine("", plan.instance_types[0], "", spot=False)
             build.write(
                 replace(
@@ -122,57 +131,62 @@ def build_image(
                     ),
                 )
             )
+            # A failed check leaves stages alone; an image that does not boot does not.
             if record.bake and isinstance(error, UnavailableError):
-                # it may be for what the stages hold that the image does not boot or can't be reached
-                _remove_stages(saved, build, record.bake, progress, proven=False)
+                # the content of the stages may be why the image does not boot or can't be reached
+                _remove_stages(saved, build, record.bake, progress, verified=False)
             raise
         build.write(record)
         try:
+            # Tags, attestation and signature come after the record: if one of them fails, `ami.verify` or
+            # `ami.attest` repeats it.
             write_verdict_tags(cloud, subject, verdict)
             attest(build, record, cloud, progress, signer)
             sign_verdict(cloud, subject, verdict, build.report_folder(1), signer, build)
         finally:
-            _remove_stages(saved, build, baked, progress, proven=verdict.passed_without_simulation)
+            _remove_stages(saved, build, baked, progress, verified=verdict.passed_without_simulation)
     return build, record
 
 
 def _remove_unrecorded(cloud: Cloud, build: Build, error: BaseException) -> None:
-    """The bake may have ended while its AMI was made; what can't be removed is told beside the error."""
+    """Remove an AMI that EC2 made after the bake failed; a note of the error names what can't be removed."""
     try:
         remove_unrecorded(cloud, build.id)
-    except GpukilnError as left:
-        error.add_note(f"an AMI that no record knows may be left: {left.message}")
+    # The first error is the one to report.
+    except GpukilnError as problem:
+        error.add_note(f"an AMI without a record may exist: {problem.message}")
 
 
 def _remove_stages(
-    saved: BakeResources, build: Build, baked: Bake, progress: Progress, *, proven: bool
+    saved: BakeResources, build: Build, baked: Bake, progress: Progress, *, verified: bool
 ) -> None:
-    """Remove the stages that no build shall go on from; what can't be removed is told and fails no build."""
+    """Remove stages that no build may start from; a failure is printed and does not fail the build."""
     if saved.stages is None:
         return
     try:
-        if proven:
+        if verified:
             saved.stages.tidy()
         else:
             saved.stages.drop(build.id, baked.stage)
     except GpukilnError as error:
-        progress.show(Text(f"{error.message}; what is left of stages is not used with `--stages off`"))
+        progress.show(Text(f"{error.message}; with `--stages off` builds do not use the remaining stages"))
 
 
 def attest(
     build: Build, record: Record, cloud: Cloud, progress: Progress, signer: Signer | None = None
 ) -> None:
-    """Write SBOM and provenance of a judged image beside its record; what is there already stays.
+    """Write SBOM and provenance of a verified image next to its record, unless they exist.
 
     Args:
-        build: Its folder, locked.
-        record: Its record, written.
+        build: The build's folder, locked.
+        record: The build's record, written.
         cloud: Where the image is.
         signer: The key to sign the provenance with, or None.
 
     Raises:
         GpukilnError: They could not be written; image, record and verdict stay as they are.
     """
+    # cyclonedx and securesystemslib are slow to import.
     from gpukiln.attest.attestation import STATEMENT, write_attestation  # noqa: PLC0415 - slow to import
 
     if (build.folder / STATEMENT).exists():
@@ -182,7 +196,7 @@ def attest(
             write_attestation(build, record, cloud, signer)
     except GpukilnError as error:
         error.add_note(
-            f"the image is judged and recorded; `invoke ami.attest {build.id}` writes what is missing"
+            f"the image is verified and recorded; `invoke ami.attest {build.id}` writes the missing files"
         )
         raise
 
@@ -197,16 +211,17 @@ def verify_image(
     spot: bool = False,
     simulated: bool = False,
 ) -> tuple[Verdict, LaunchedMachine]:
-    """Boot a new machine from an image and judge it; the verdict is the caller's to keep.
+    """Boot a new machine from an image and verify it; the caller keeps the verdict.
 
     Args:
         folder: For the report.
-        instance_types: The types to try, the best first; the first that it was built for when empty.
+        instance_types: The types to try, the best first; where empty, the first type that the image was built
+            for.
         spot: Whether the machine may be a spot instance.
-        simulated: Whether it gets simulated GPUs, which are judged as far as that makes sense.
+        simulated: Whether the machine gets simulated GPUs, which are verified as far as possible.
 
     Returns:
-        The verdict, and the machine that it is about.
+        The verdict and its machine.
 
     Raises:
         BusyError: There is no capacity for any of the types now.
@@ -214,6 +229,7 @@ def verify_image(
         UnavailableError: No machine could be started, or it could not be reached.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # The machine is removed on every path, also where the suite raises.
     with ExitStack() as machine:
         with progress.step("boot from the image"):
             target, launched = machine.enter_context(
@@ -237,6 +253,7 @@ def verify_image(
                 out_dir=folder,
                 on_start=live.start,
                 on_check=live.check,
+                # The embedded cloud has no GPUs, unless simulated ones were asked for.
                 expect_gpus=instance_type(launched.instance_type).gpus
                 if cloud.has_gpus or simulated
                 else None,
@@ -251,7 +268,7 @@ def verify_image(
 
 
 def require_passed(verdict: Verdict, build: str) -> None:
-    """Turn failed checks into the command's failure.
+    """Fail the command where checks failed.
 
     Args:
         build: The build's name, for the hint.

@@ -1,4 +1,4 @@
-"""A verdict as a signed statement: made where the image was booted and verified, kept where the image is."""
+"""Signs a verdict and stores the statement in the image's region."""
 
 from __future__ import annotations
 
@@ -34,30 +34,34 @@ def sign_verdict(
     signer: Signer | None,
     build: Build | None = None,
 ) -> None:
-    """Sign a verdict on an image; one on simulated GPUs is kept in its report alone.
+    """Sign a verdict on an image. A verdict on simulated GPUs is kept only in its report.
 
     Args:
         cloud: Where the image is.
-        report: The folder of the verdict's report, which gets the envelope, too.
-        signer: The key; None: nobody signs.
-        build: Its build, where this computer has it.
+        report: The folder of the verdict's report, which gets a copy of the envelope.
+        signer: The key; None: the verdict is not signed.
+        build: The image's build, where this computer has it.
 
     Raises:
         UnavailableError: The image is gone, or the cloud refused.
     """
+    # Channels without keys accept the tags, so that signing is optional.
     if signer is None:
         return
     try:
-        with explain_aws_errors("keep the signed verdict"):
+        with explain_aws_errors("store the signed verdict"):
             images = calls.images(cloud.client("ec2"), {"image-id": [subject.image_id]})
             if not images:
-                raise UnavailableError(f"{cloud.region} has no image {subject.image_id} any more")
+                raise UnavailableError(f"{cloud.region} no longer has the image {subject.image_id}")
+            # An image that another computer built has the version in its tags only.
             kubernetes = build.read().plan.kubernetes if build else tags_of(images[0]).get(KUBERNETES_TAG, "")
             claim = _claim(subject, verdict, kubernetes, build)
             envelope = statements.sign_statement(
                 statements.location_of(images[0], cloud.region), claim, signer
             )
+            # Before SSM: if that fails, the signed verdict is not lost.
             write_atomic(report / ENVELOPE, envelope + "\n")
+            # A statement in SSM would count for a release.
             if not verdict.simulated:
                 ssm = cloud.client("ssm")
                 statements.store_statement(ssm, subject.image_id, VERDICT, verdict.instance_type, envelope)

@@ -1,8 +1,8 @@
-"""What an image says of how it was judged: one tag for each instance type that did.
+"""The tags of an AMI that hold its verdicts: one for each instance type on which it was verified.
 
-The newest verdict of a type stands in `gpukiln:verdict:<type>`, and `gpukiln:verdict` sums them up. Only an
-image of which all of them passed carries its name in `gpukiln:image`, by which nodes may select it: no stage
-does, nor an image that nobody judged yet, nor one that failed.
+`gpukiln:verdict:<type>` has the newest verdict of a type, `gpukiln:verdict` the summary of all.
+`gpukiln:image` has the image's name only where all verdicts passed, so that nodes which select an AMI by it
+never get a stage, an image that is not verified yet, or one that failed.
 """
 
 import logging
@@ -32,9 +32,7 @@ from gpukiln.verify.checks import LAYERS
 from gpukiln.verify.verdict import CheckResult, Verdict
 
 log = logging.getLogger(__name__)
-DIGEST_CHARS = (
-    16  # hexadecimal digits of a digest in a tag: EC2 takes 256 characters a value, and layers need them
-)
+DIGEST_CHARS = 16  # of a digest in a tag: EC2 allows 256 characters for a value
 
 
 @dataclass(frozen=True)
@@ -43,13 +41,13 @@ class VerdictSummary:
 
     Args:
         instance_type: The type of the machine that was started for it.
-        passed: Whether something passed and nothing failed, on a machine whose GPUs are not simulated.
-        at: When, ISO 8601 in UTC.
+        passed: Whether checks passed and none failed, on a machine whose GPUs are not simulated.
+        at: The time of verification, ISO 8601 in UTC.
         suite: The first digits of the suite's digest.
         digest: The first digits of the verdict's.
         saw_gpu: Whether a check of a GPU passed.
         not_run: Per layer the number of checks that were not run.
-        checks: Those checks with their reasons; None: only their numbers are known.
+        checks: The checks that were not run, with reasons; None: only their numbers are known.
     """
 
     instance_type: str
@@ -64,7 +62,8 @@ class VerdictSummary:
 
     @property
     def tag(self) -> tuple[str, str]:
-        """Name and value of its tag, of characters that every AWS service takes in one."""
+        """Name and value of the tag, in characters that every AWS service allows."""
+        # Only letters, digits, spaces and + - = . _ : / @ are allowed in the tags of every AWS service.
         not_run = "/".join(f"{layer}:{count}" for layer, count in self.not_run.items()) or "none"
         words = {
             "profile": self.profile,
@@ -80,7 +79,7 @@ class VerdictSummary:
 
 
 def summarize_verdict(verdict: Verdict) -> VerdictSummary:
-    """A verdict in short."""
+    """The summary of a verdict."""
     counts = Counter(check.layer for check in verdict.not_run)
     return VerdictSummary(
         instance_type=verdict.instance_type,
@@ -96,7 +95,7 @@ def summarize_verdict(verdict: Verdict) -> VerdictSummary:
 
 
 def summarize_claim(claim: VerdictClaim) -> VerdictSummary:
-    """A signed verdict in short; it has no reasons of checks that were not run."""
+    """The summary of a signed verdict, which has no reasons of checks that were not run."""
     return VerdictSummary(
         instance_type=claim.instance_type,
         passed=claim.outcome == "passed",
@@ -110,13 +109,13 @@ def summarize_claim(claim: VerdictClaim) -> VerdictSummary:
 
 
 def summaries_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, VerdictSummary]:
-    """Who judged an image, by its tags.
+    """The verdicts in an image's tags.
 
     Args:
-        image_id: The AMI.
+        image_id: The AMI, for messages.
 
     Returns:
-        By instance type.
+        Summaries by instance type.
 
     Raises:
         UsageError: A tag has another form.
@@ -129,12 +128,20 @@ def summaries_from_tags(image_id: str, tags: Mapping[str, str]) -> dict[str, Ver
             except (ValueError, KeyError) as error:
                 raise UsageError(
                     f"the tag {name} of {image_id} can't be read: {error!r}",
-                    hint="remove the tag, and judge the image there again: `invoke ami.verify`",
+                    hint="remove the tag, and verify the image on that type again: `invoke ami.verify`",
                 ) from error
     return summaries
 
 
 def _parse(name: str, value: str) -> VerdictSummary:
+    """The summary in one tag.
+
+    >>> value = "passed profile=image at=2026-03-01 suite=ab digest=cd gpu=yes not_run=compute:2/gpu:1"
+    >>> _parse("gpukiln:verdict:g5.xlarge", value).not_run
+    {'compute': 2, 'gpu': 1}
+    >>> _parse("gpukiln:verdict:g5.xlarge", value.replace("compute:2/gpu:1", "none")).not_run
+    {}
+    """
     outcome, *rest = value.split()
     words = dict(word.split("=", 1) for word in rest)
     pairs = [] if words["not_run"] == "none" else [p.split(":") for p in words["not_run"].split("/")]
@@ -151,7 +158,7 @@ def _parse(name: str, value: str) -> VerdictSummary:
 
 
 def verdict_tags(recipe: str, summaries: Iterable[VerdictSummary]) -> dict[str, str]:
-    """All tags by which an image says how it was judged; what is in it is in `bake.image_tags`.
+    """All tags about an image's verdicts; `bake.image_tags` has those about its content.
 
     Args:
         recipe: Its folder of ami/.
@@ -160,6 +167,7 @@ def verdict_tags(recipe: str, summaries: Iterable[VerdictSummary]) -> dict[str, 
     every = list(summaries)
     passed = all(summary.passed for summary in every)
     return {
+        # ISO 8601 in UTC sorts as text.
         VERIFIED_TAG: max(summary.at for summary in every),
         VERDICT_TAG: PASSED if passed else "failed",
         IMAGE_TAG: recipe if passed else NOT_VERIFIED,
@@ -168,9 +176,9 @@ def verdict_tags(recipe: str, summaries: Iterable[VerdictSummary]) -> dict[str, 
 
 
 def write_verdict_tags(cloud: Cloud, subject: Subject, verdict: Verdict) -> None:
-    """Write a verdict on an image, beside those of other types that it has.
+    """Add a verdict to an image's tags; those of other types stay.
 
-    One on simulated GPUs proves nothing, and leaves the tags as they are.
+    A verdict on simulated GPUs changes no tag.
 
     Raises:
         UnavailableError: The cloud refused.
@@ -181,23 +189,25 @@ def write_verdict_tags(cloud: Cloud, subject: Subject, verdict: Verdict) -> None
         with explain_aws_errors("write the verdict on the image"):
             ec2 = cloud.client("ec2")
             images = calls.images(ec2, {"image-id": [subject.image_id]})
-            there = tags_of(images[0]) if images else {}
+            # The other types' tags are read again here, because another computer may have verified the image
+            # meanwhile.
+            current = tags_of(images[0]) if images else {}
             summaries = summaries_from_tags(
-                subject.image_id, {**there, **dict([summarize_verdict(verdict).tag])}
+                subject.image_id, {**current, **dict([summarize_verdict(verdict).tag])}
             )
             ec2.create_tags(
                 Resources=[subject.image_id], Tags=tag_list(verdict_tags(subject.recipe, summaries.values()))
             )
     except UnavailableError as error:
         error.add_note(
-            f"`invoke ami.verify {subject.build_id}` judges the image again and writes the verdict"
+            f"`invoke ami.verify {subject.build_id}` verifies the image again and writes the verdict"
         )
         raise
 
 
 @dataclass(frozen=True)
 class VerifiedAmi:
-    """An image that has a plan's digest and passed.
+    """An image with a plan's digest whose verdicts all passed.
 
     Args:
         image: As DescribeImages gives it.
@@ -219,11 +229,11 @@ class VerifiedAmi:
 
     @property
     def verified_at(self) -> str:
-        """When it was judged last, ISO 8601 in UTC; empty when its tags do not say it."""
+        """The time of its last verification, ISO 8601 in UTC; empty where no tag has it."""
         return tags_of(self.image).get(VERIFIED_TAG, "")
 
     def passed_suite(self, suite: str) -> bool:
-        """Whether a machine judged it by a suite.
+        """Whether a machine was verified with a suite.
 
         Args:
             suite: The suite's digest.
@@ -232,17 +242,18 @@ class VerifiedAmi:
 
 
 def find_verified(plan: ImagePlan, cloud: Cloud, suite: str) -> VerifiedAmi | None:
-    """An image of this very plan that passed already: by this suite, or else by another one.
+    """A verified image with this plan's digest: by this suite, else by another one.
 
     Args:
         cloud: Where to look.
         suite: The digest of the suite.
 
     Returns:
-        The newest, or None. One that only its tags vouch for does not count where keys are trusted, nor does
-        one that the record of its build contradicts; a warning names it.
+        The newest, or None. Where a channel trusts keys, an image needs a signed verdict; an image that the
+        record of its build contradicts does not count either. A warning names such an image.
     """
     with explain_aws_errors("look for an image with the plan's digest"):
+        # Only images whose verdicts all passed: PASSED is the summary of all types.
         filters = {
             f"tag:{DIGEST_TAG}": [plan.digest],
             f"tag:{VERDICT_TAG}": [PASSED],
@@ -250,11 +261,13 @@ def find_verified(plan: ImagePlan, cloud: Cloud, suite: str) -> VerifiedAmi | No
         }
         images = calls.images(cloud.client("ec2"), filters, Owners=["self"])
     verified = []
+    # Several computers may have built the same plan; the newest has the newest base packages.
     for image in sorted(images, key=lambda image: str(image["CreationDate"]), reverse=True):
         try:
             trust.require_verified(cloud, image)
+        # Without this a tag that anybody may write would keep the build from running.
         except RefusedError as error:
-            log.warning("warning: %s does not count as built: %s", image["ImageId"], error.message)
+            log.warning("warning: %s is not used: %s", image["ImageId"], error.message)
             continue
         summaries = summaries_from_tags(image["ImageId"], tags_of(image)).values()
         verified.append(VerifiedAmi(image, frozenset(summary.suite for summary in summaries)))

@@ -1,4 +1,4 @@
-"""Verify an image that was built before: by its build on this computer, or by what its tags alone say."""
+"""Verifies an image that exists already, with its build on this computer or by its tags only."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def subject_of_build(build: Build) -> Subject:
     """The image of a build.
 
     Raises:
-        UsageError: It has none.
+        UsageError: The build has no image.
     """
     record = build.read()
     if record.bake is None:
@@ -54,31 +54,34 @@ def verify_again(
     simulated: bool = False,
     signer: Signer | None = None,
 ) -> tuple[Verdict, LaunchedMachine, Path]:
-    """Verify an image on the first of these instance types that can be had, and tag it with the verdict.
+    """Verify an image on the first of these instance types with capacity, and tag it with the verdict.
 
     Args:
-        build: Its build, whose record gets the verdict; None: only its tags and the report have it.
+        build: Its build, whose record gets the verdict; None: only tags and report have the verdict.
         home: The state folder.
         instance_types: The types to try, the best first; the first that it was built for when empty.
         spot: Whether the machine may be a spot instance.
-        simulated: Whether it gets simulated GPUs: a rehearsal, of which the image's tags say nothing.
-        signer: The key to sign the verdict with; None: nobody signs.
+        simulated: Whether the machine gets simulated GPUs: a rehearsal that changes no tag of the image.
+        signer: The key to sign the verdict with; None: it is not signed.
 
     Returns:
         The verdict, its machine, and the folder of its report.
 
     Raises:
-        GpukilnError: It could not be verified.
+        GpukilnError: The image could not be verified.
     """
     with ExitStack() as held:
         if build:
+            # A second verification of the same build would overwrite the record's verdicts.
             held.enter_context(build.locked())
             held.enter_context(scratch_folder(build))
             record, subject = build.read(), subject_of_build(build)
-            finish(cloud, subject.image_id)  # its build may have ended before
+            finish(cloud, subject.image_id)  # the build may have ended before it did that
+            # The earlier durations are the estimate for this run.
             progress, folder = Progress(record.durations_s), build.report_folder(len(record.verdicts) + 1)
         else:
             progress, folder = Progress(), _new_folder(home, subject)
+            # Commands that remove old report folders leave locked ones alone.
             held.enter_context(locked(folder / "lock"))
         verdict, machine = steps.verify_image(
             subject, cloud, folder, progress, instance_types=instance_types, spot=spot, simulated=simulated
@@ -94,7 +97,7 @@ def verify_again(
             )
             build.write(record)
         write_verdict_tags(cloud, subject, verdict)
-        if build and not verdict.simulated:  # nothing was proven
+        if build and not verdict.simulated:  # SBOM and provenance are for images that real machines verified
             steps.attest(build, record, cloud, progress, signer)
         sign_verdict(cloud, subject, verdict, folder, signer, build)
     return verdict, machine, folder
@@ -103,6 +106,7 @@ def verify_again(
 def _new_folder(home: Path, subject: Subject) -> Path:
     reports = home / FOLDER / subject.image_id
     reports.mkdir(parents=True, exist_ok=True)
+    # Reports have names and addresses of machines.
     reports.parent.chmod(0o700)
     folder = reports / str(max((int(report.name) for report in reports.glob("[0-9]*")), default=0) + 1)
     folder.mkdir()
@@ -110,5 +114,5 @@ def _new_folder(home: Path, subject: Subject) -> Path:
 
 
 def report_folders(home: Path) -> list[Path]:
-    """Where the reports on images of other machines are."""
+    """Folders of the reports on images that other computers built."""
     return [folder for folder in (home / FOLDER).glob("ami-*/*") if folder.is_dir()]

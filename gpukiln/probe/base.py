@@ -1,6 +1,6 @@
-"""Asks one thing of this machine, and does not wait for what gives no answer.
+"""Runs commands and reads files of this machine, and does not wait for a command that gives no answer.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH116, PTH119, PTH123, PTH207
@@ -25,13 +25,14 @@ PCI = "/sys/bus/pci/devices"
 DRIVER_GPUS = "/proc/driver/nvidia/gpus"
 DEVICES = "/dev"
 MOUNTS = "/proc/self/mounts"
+# sudo and ssh may give a PATH without the sbin folders, where modprobe and ldconfig are.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-NOT_REACHED = "_not_reached"  # what stands in a value's place where nothing is known of it
-ERROR = "_error"  # the same where it could not be had
+NOT_REACHED = "_not_reached"  # the key in place of a value that is unknown: a tool hangs, or the time was up
+ERROR = "_error"  # the key in place of a value that could not be gathered
 TIMED_OUT = 124  # as timeout(1)
-HUNG_S = 10  # with less time than this, and less than a tool may take, silence says nothing of it
-SECTION_S = 120  # for which a section may be silent beside its commands
-END_S = 2.0  # for a killed process to go
+HUNG_S = 10  # with less time than this, no answer does not mean that the tool hangs
+SECTION_S = 120  # how long a section may be silent outside of its commands
+END_S = 2.0  # for a killed process to end
 STATES = {
     "D": "waits in the kernel",
     "S": "sleeps",
@@ -43,14 +44,14 @@ KERNEL_PROBLEM = re.compile(
     r"NVRM|Xid|nvidia-nvswitch|blocked for more than|nouveau .*(?:fail|error|timeout)"
 )
 EVIDENCE_CHARS = 4000  # of each output, from its beginning
-REDACT_CHARS = 30000  # of which secrets are looked for: none is cut in two before it is recognised
+REDACT_CHARS = 30000  # text is redacted up to here and then cut: half of a secret would not be recognised
 
 
-evidence: list[dict[str, Any]] = []  # what was asked since a section began
+evidence: list[dict[str, Any]] = []  # commands and files since the section began
 
 
 class NotReachedError(RuntimeError):
-    """Nothing is known of what was to be found out, good or bad: a tool hangs, or the time was up."""
+    """The value is unknown: a tool hangs, or the time was up."""
 
 
 class HungError(NotReachedError):
@@ -58,14 +59,14 @@ class HungError(NotReachedError):
 
 
 class NotReportedError(RuntimeError):
-    """No GPU reports what is to be examined: it has none of it, or it is a virtual one."""
+    """No GPU reports the value: the GPUs do not have it, or are virtual."""
 
 
 def require_reached(value: Any) -> Any:
     """A value of the facts.
 
     Raises:
-        NotReachedError: Nothing is known of it: the tool that tells it hangs, or the time was up.
+        NotReachedError: It is unknown: its tool hangs, or the time was up.
     """
     if isinstance(value, dict) and NOT_REACHED in value:
         raise NotReachedError(value[NOT_REACHED])
@@ -76,7 +77,7 @@ def read_section(data: Mapping[str, Any], name: str) -> Any:
     """A section of the facts.
 
     Raises:
-        NotReachedError: Nothing is known of it.
+        NotReachedError: It is unknown.
         AssertionError: It could not be gathered.
     """
     value = require_reached(data[name])
@@ -86,7 +87,13 @@ def read_section(data: Mapping[str, Any], name: str) -> Any:
 
 
 def tail(text: str, limit: int) -> str:
-    """The last characters of what a command or service said, where its reason stands; `...` marks the cut."""
+    """The last characters of an output, where the reason of a failure is; `...` marks the cut.
+
+    >>> tail("a long output", 6)
+    '...output'
+    >>> tail("short", 6)
+    'short'
+    """
     return text if len(text) <= limit else f"...{text[-limit:]}"
 
 
@@ -98,7 +105,7 @@ def _shorten(text: str) -> str:
 
 
 def run(*argv: str, timeout: float = 60, data: bytes | None = None, waits: bool = False) -> dict[str, Any]:
-    """Run a command and keep what it said as evidence; see `ask`."""
+    """Run a command and keep its output as evidence; see `run_unrecorded`."""
     row: dict[str, Any] = {"command": " ".join(argv), "rc": TIMED_OUT, "out": "", "err": ""}
     evidence.append(row)
     try:
@@ -115,19 +122,21 @@ def run_unrecorded(
 ) -> dict[str, Any]:
     """Run a command; rc 127 when it is missing.
 
-    One that gives no answer within `timeout` seconds is ended with all that it started, and its tool is not
-    asked again: every further question would cost as long. With `waits` it is a command that waits for
-    something: rc 124 when that did not come in time.
+    A command without an answer within `timeout` seconds is killed with all its processes, and its tool is not
+    run again: every further run would take as long. With `waits` the command itself waits for an event: rc
+    124 where that did not come in time.
 
     Raises:
         HungError: The tool gave no answer.
-        NotReachedError: The time for all of this was up.
+        NotReachedError: The time for gathering facts was up.
     """
+    # Messages are parsed and shown, and must not depend on the machine's language.
     env = dict(os.environ, LC_ALL="C", PATH=PATH)
     tool = _tool(argv)
+    # By its real path: modprobe and lsmod are one program, and hang together.
     if tool in watch.hung:
         said = watch.hung[tool]
-        raise HungError(f"{said['tool']} hangs ({said['command']}), and was not asked again")
+        raise HungError(f"{said['tool']} hangs ({said['command']}), and was not run again")
     limit = watch.limit(timeout)
     try:
         process = subprocess.Popen(
@@ -136,20 +145,24 @@ def run_unrecorded(
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=env,
+            # A process group of its own, so that all its processes can be killed at once.
             start_new_session=True,
         )
     except FileNotFoundError:
         return {"rc": 127, "out": "", "err": f"{argv[0]}: not found"}
+    # The parent waits longer than this process does for its command, and kills the group itself otherwise.
     watch.alive(limit + 2 * END_S + 1, group=process.pid)
     try:
         out, said_err = process.communicate(data, timeout=limit)
     except subprocess.TimeoutExpired:
+        # Before the kill: afterwards the state does not show what it waited for.
         state = process_state(process.pid)
         out, ended = _kill_group(process)
         how = "and was killed" if ended else "and can't be killed"
         problem = f"no answer in {limit:.0f} s; {state}, {how}"
         if waits:
             return {"rc": TIMED_OUT, "out": _text(out), "err": f"{argv[0]}: {problem}"}
+        # The deadline cut the time short: that is no hang.
         if limit < min(timeout, HUNG_S):
             raise NotReachedError(watch.time_up()) from None
         name = os.path.basename(tool or argv[0])
@@ -162,7 +175,7 @@ def run_unrecorded(
 
 
 def run_unless_hung(*argv: str, timeout: float = 60) -> dict[str, Any]:
-    """As `run`; `{"_not_reached": why}` where the tool gives no answer."""
+    """As `run`; `{"_not_reached": why}` where the tool hangs."""
     try:
         return run(*argv, timeout=timeout)
     except NotReachedError as error:
@@ -170,36 +183,36 @@ def run_unless_hung(*argv: str, timeout: float = 60) -> dict[str, Any]:
 
 
 class Watch:
-    """Which tools hang, and until when everything has to be done."""
+    """The tools that hang, and the deadline for gathering all facts."""
 
     def __init__(self) -> None:
         self.hung: dict[str, dict[str, str]] = {}  # by a tool's real path
         self.seconds = 0.0
         self.until: float | None = None  # on the monotonic clock
-        self.send: Callable[..., None] | None = None  # the process that watches this one
+        self.send: Callable[..., None] | None = None  # sends to the parent process, which watches this one
 
     def start(self, seconds: float | None) -> None:
-        """Have everything end after some seconds; None for no limit."""
+        """Set the deadline, in seconds from now; None for none."""
         self.seconds = seconds or 0.0
         self.until = None if seconds is None else time.monotonic() + seconds
 
     def left(self) -> float:
-        """Seconds that are left."""
+        """Seconds until the deadline."""
         return float("inf") if self.until is None else self.until - time.monotonic()
 
     def limit(self, seconds: float) -> float:
-        """So many seconds, or what is left of the time; NotReachedError where nothing is."""
+        """These seconds, or those until the deadline; NotReachedError after the deadline."""
         left = self.left()
         if left <= 0:
             raise NotReachedError(self.time_up())
         return min(seconds, left)
 
     def time_up(self) -> str:
-        """Why nothing more is looked at."""
+        """The reason after the deadline."""
         return f"the {self.seconds:.0f} s that gathering facts may take were up"
 
     def alive(self, limit: float, **more: Any) -> None:
-        """Say that this process goes on, and is silent for `limit` seconds at most."""
+        """Report that this process works, and will be silent for at most `limit` seconds."""
         if self.send is not None:
             self.send(limit=limit, **more)
 
@@ -214,15 +227,16 @@ def _tool(argv: Sequence[str]) -> str:
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
-    """Kill a command with all that it started: what it said, and whether it is gone.
+    """Kill a command with all its processes: its output, and whether it ended.
 
-    What waits in the kernel can't be killed: it is left to itself.
+    A process in uninterruptible sleep can't be killed: it is abandoned.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
         return process.communicate(timeout=END_S)[0], True
     except subprocess.TimeoutExpired as late:
+        # Otherwise a process that can't be killed would keep the file descriptors of this one open.
         for pipe in (process.stdout, process.stderr):
             if pipe is not None:
                 pipe.close()
@@ -230,18 +244,20 @@ def _kill_group(process: subprocess.Popen[bytes]) -> tuple[bytes, bool]:
 
 
 def process_state(group: int) -> str:
-    """What a process group does now, for people: the one of its processes that waits deepest."""
+    """The state of a process group for messages: of a process in uninterruptible sleep, if there is one."""
     processes = []
     for path in glob.glob("/proc/[0-9]*/stat"):
-        text = read(path)  # None where it ended meanwhile
+        text = read(path)  # None where the process ended meanwhile
+        # The name is in brackets and may itself contain blanks and brackets (proc_pid_stat(5)).
         name, _, rest = (text or "").partition("(")[2].rpartition(")")
         fields = rest.split()
         if len(fields) > 3 and group in (int(fields[2]), int(path.split("/")[2])):
             processes.append((fields[0] == "D", int(path.split("/")[2]), name, fields[0]))
     if not processes:
-        return "its process is gone, and its output is held open by another one"
+        return "the process has ended, but another process keeps its output open"
     _deep, pid, name, state = max(processes)
     try:
+        # The function of the kernel in which it waits; needs root (proc_pid_wchan(5)).
         where = (read(f"/proc/{pid}/wchan") or "").strip("0\n ")
     except OSError:
         where = ""
@@ -252,16 +268,16 @@ def process_state(group: int) -> str:
 
 
 def require_driver_answers() -> None:
-    """Raise where the driver hangs: what goes through it would hang too."""
+    """Raise HungError where the driver hangs: further calls of the driver would hang too."""
     for tool in watch.hung.values():
         if tool["tool"] in ("nvidia-smi", "NVML"):
-            raise HungError(f"{tool['tool']} hangs, and so would this: it was not tried")
+            raise HungError(f"{tool['tool']} hangs, so that this was not tried")
 
 
 def kernel_errors() -> list[str]:
-    """The last lines of the kernel log about the driver or a task that hangs; empty where it can't be read.
+    """The last lines of the kernel log about the driver or a hung task; empty where it can't be read.
 
-    Read without journalctl, which may be what hangs; each read of /dev/kmsg is one record
+    Read without journalctl, which may hang itself; each read of /dev/kmsg is one record
     (Linux, Documentation/ABI/testing/dev-kmsg).
     """
     lines = []
@@ -273,10 +289,10 @@ def kernel_errors() -> list[str]:
         while True:
             try:
                 record = os.read(device, 8192)
-            except BrokenPipeError:  # overwritten while we read: the next one follows
+            except BrokenPipeError:  # the record was overwritten before it was read: go on with the next
                 continue
             lines.append(_text(record).partition(";")[2].splitlines()[0])
-    except (OSError, IndexError):  # BlockingIOError: no more
+    except (OSError, IndexError):  # BlockingIOError: no more records
         pass
     finally:
         os.close(device)
@@ -284,7 +300,7 @@ def kernel_errors() -> list[str]:
 
 
 def check_output(*argv: str, timeout: float = 60) -> str:
-    """Output of a command that must succeed."""
+    """The output of a command; RuntimeError where it fails."""
     done = run(*argv, timeout=timeout)
     if done["rc"] != 0:
         raise RuntimeError(f"{' '.join(argv)}: exit {done['rc']}: {tail(done['err'] or done['out'], 500)}")
@@ -303,7 +319,7 @@ def read_evidence(path: str) -> str | None:
 
 
 def read(path: str) -> str | None:
-    """Text of a file, or None where it is missing, or of a process that has ended meanwhile."""
+    """Text of a file, or None where it is missing; also a file in /proc of a process that has ended."""
     try:
         with open(path, "rb") as file:
             return _text(file.read())
@@ -317,11 +333,12 @@ def mtime(path: str) -> float:
 
 
 def init_started() -> float:
-    """When this system's init started: the kernel's boot time would be the host's in a container."""
+    """When this system's init started; in a container the kernel's boot time would be the host's."""
     btime = re.search(r"(?m)^btime (\d+)$", read("/proc/stat") or "")
+    # Field 22 is the start time in clock ticks after boot (proc_pid_stat(5)).
     fields = (read("/proc/1/stat") or "").rpartition(")")[2].split()
     if not btime or len(fields) < 20:
-        raise RuntimeError("/proc/stat and /proc/1/stat do not tell when init started")
+        raise RuntimeError("/proc/stat and /proc/1/stat do not have the start time of init")
     return int(btime.group(1)) + int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
@@ -349,22 +366,22 @@ def _pci_devices(vendor: str, *classes: str) -> list[dict[str, str]]:
 
 
 def in_container() -> bool:
-    """Whether this system's device nodes were given to it, and are not all that the kernel has.
+    """Whether this system has only some of the kernel's device nodes.
 
-    On a host /dev is the kernel's own devtmpfs, which systemd asks for (its README, "REQUIREMENTS"); what
-    starts containers mounts a tmpfs there. A container that was given the host's /dev has all of it.
+    On a host /dev is the kernel's devtmpfs, which systemd requires (its README, "REQUIREMENTS"); container
+    runtimes mount a tmpfs there. A container with the host's /dev counts as a host.
     """
     mounts = [line.split() for line in (read(MOUNTS) or "").splitlines()]
     return [fields[2] for fields in mounts if fields[1] == DEVICES][-1:] != ["devtmpfs"]
 
 
 def accessible_gpus() -> list[dict[str, str]]:
-    """The GPUs of the PCI bus whose device node this system was given; see `bus_gpus`.
+    """The GPUs of the PCI bus whose device node this system can open; see `bus_gpus`.
 
     The bus shows a container every GPU of the host, and so does the driver below /proc, which CDI does not
     mask (NVIDIA/nvidia-container-toolkit, issue 1203). `Device Minor` N there is /dev/nvidiaN
-    (NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-procfs.c). access(2) asks the cgroup's rules for
-    devices too (Linux, fs/namei.c, inode_permission), and opens nothing: no GPU wakes.
+    (NVIDIA/open-gpu-kernel-modules: kernel-open/nvidia/nv-procfs.c). access(2) also checks the cgroup's
+    device rules (Linux, fs/namei.c, inode_permission), and opens nothing, so that no GPU wakes up.
     """
     gpus = []
     for gpu in bus_gpus():
@@ -376,5 +393,5 @@ def accessible_gpus() -> list[dict[str, str]]:
 
 
 def pci_gpus() -> list[dict[str, str]]:
-    """The GPUs that this system has: all of the PCI bus, in a container those that it was given."""
+    """The GPUs that this system has: all of the PCI bus, in a container those that it can open."""
     return accessible_gpus() if in_container() else bus_gpus()

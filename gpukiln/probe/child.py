@@ -1,7 +1,7 @@
-"""Runs what may never return in a child process. Runs on the judged machine, see gpukiln/probe/gather.py.
+"""Runs a function that may never return in a child process, by the rules of `gpukiln.probe.gather`.
 
-A call into a broken driver can't be interrupted, and a process that waits in the kernel not even be killed:
-the child says what it does through a pipe, and is left to itself at last.
+A call into a broken driver can't be interrupted, and a process in uninterruptible sleep can't be killed. The
+child reports its calls through a pipe, and is abandoned where it can't be killed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 
 from gpukiln.probe.base import HungError, NotReachedError, process_state, read, watch
 
-START_S = 10.0  # until the child says how long it may take
-END_S = 2.0  # for a child to go once it is done, or killed
+START_S = 10.0  # until the child's first message, which has its limit
+END_S = 2.0  # for a child to end after its work, or after SIGKILL
 LOOK_S = 1.0  # between looks at a child that is silent
 PR_SET_PDEATHSIG = 1  # prctl(2)
 pids: list[int] = []  # of every child that was started
@@ -27,13 +27,13 @@ Send = Callable[..., None]
 
 
 class Hang(str):
-    """Why a child process was given up: it did not end within its limit."""
+    """The reason why a child process was given up: it did not end within its limit."""
 
     __slots__ = ()
 
 
 class SlowCall(Hang):
-    """As `Hang`, of a process that was still at work: nothing says that it would never have ended."""
+    """A `Hang` of a process that was still working: it might have ended later."""
 
     __slots__ = ()
 
@@ -46,26 +46,29 @@ def in_child(
     stuck_s: float | None = None,
     silent: Callable[[float, str, str], None] | None = None,
 ) -> str:
-    """Run something in a child process, and wait no longer than it said it may take.
+    """Run a function in a child process, and wait no longer than the limit that the child reports.
 
     Args:
         work: What to run. Its argument is a function that sends keyword arguments to `receive`. `limit`: how
             many seconds the child may take from now on; `at`: the call that it is about to make.
         receive: Called with each message.
-        grace_s: For how long it may go on when the time of `watch` is up.
-        stuck_s: Ends a child before its limit that has been in state D for so many seconds, and used no
-            processor meanwhile. A limit that is reached without that is a `Slow`.
-        silent: Called once in `LOOK_S` while the child is silent, with the seconds that it has been, what
-            it is calling, and its state.
+        grace_s: For how long it may continue after the deadline of `watch`.
+        stuck_s: End the child before its limit after so many seconds in state D without using a processor. A
+            limit that is reached otherwise is a `SlowCall`.
+        silent: Called every `LOOK_S` while the child is silent, with the seconds of silence, its current
+            call,
+            and its state.
 
     Returns:
-        How it ended, for people; empty where it ended well; a `Hang` where it did not end.
+        How it ended, for messages; empty after success; a `Hang` where it did not end.
 
     Raises:
         NotReachedError: The time was up.
     """
     watch.limit(0)
     reader, writer = os.pipe()
+    # fork instead of subprocess: the code exists only in memory on the machine, and results come back through
+    # the pipe.
     pid = os.fork()
     if pid == 0:
         _run_child(work, writer)
@@ -75,6 +78,7 @@ def in_child(
     deadline = time.monotonic() + limit
     observed = stuck_s is not None or silent is not None
     received, stuck = time.monotonic(), _StuckTimer(pid)
+    # This process itself is watched by its own parent, and must not seem silent while it waits.
     watch.alive(limit + 2 * END_S + 1)
     try:
         while True:
@@ -99,6 +103,7 @@ def in_child(
             data = os.read(reader, 1 << 16)
             if not data:
                 break
+            # A read may end in the middle of a message.
             *lines, rest = (rest + data).split(b"\n")
             for line in lines:
                 message = json.loads(line)
@@ -115,9 +120,9 @@ def in_child(
 
 
 class _StuckTimer:
-    """For how long a process has been in state D, and used no processor meanwhile.
+    """Measures how long a process has been in state D without using a processor.
 
-    State D alone says little: a driver that starts sleeps in it too, from one step of its work to the next.
+    State D alone is no hang: a starting driver sleeps in it too, between the steps of its work.
     """
 
     def __init__(self, pid: int) -> None:
@@ -126,15 +131,15 @@ class _StuckTimer:
         self._work: tuple[int, int] | None = None
 
     def seconds(self) -> float:
-        """For how long, as far as it was looked at."""
-        state, work = self._look()
+        """The seconds between the first and the last observation."""
+        state, work = self._state_and_work()
         if state != "D" or work != self._work:
             self._work = work
             self._since = time.monotonic() if state == "D" else None
         return 0.0 if self._since is None else time.monotonic() - self._since
 
-    def _look(self) -> tuple[str, tuple[int, int]]:
-        """State, and clock ticks and context switches by now (proc_pid_stat(5), proc_pid_status(5))."""
+    def _state_and_work(self) -> tuple[str, tuple[int, int]]:
+        """State, and clock ticks and context switches so far (proc_pid_stat(5), proc_pid_status(5))."""
         fields = (read(f"/proc/{self._pid}/stat") or "").rpartition(")")[2].split()
         switches = re.findall(
             r"(?m)^\w*voluntary_ctxt_switches:\s*(\d+)", read(f"/proc/{self._pid}/status") or ""
@@ -148,7 +153,7 @@ def call(function: Callable[[], dict[str, Any]], limit_s: float) -> dict[str, An
     """Call a function in a child process.
 
     Args:
-        function: What to call; what it returns is passed on as JSON.
+        function: What to call; its result is passed on as JSON.
         limit_s: Seconds that it may take.
 
     Raises:
@@ -170,11 +175,13 @@ def call(function: Callable[[], dict[str, Any]], limit_s: float) -> dict[str, An
 
 
 def _run_child(work: Callable[[Send], None], writer: int) -> None:
-    """Be the child process: it keeps nobody waiting who reads the parent's output."""
+    """Run the child process, detached from the parent's output, so that no reader of it has to wait."""
     try:
         null = os.open(os.devnull, os.O_RDWR)
+        # Libraries print to stdout; the parent's output is JSON.
         for number in (0, 1, 2):
             os.dup2(null, number)
+        # If the parent is killed, a child that hangs would stay on the machine.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
         def send(**message: Any) -> None:
@@ -185,14 +192,15 @@ def _run_child(work: Callable[[Send], None], writer: int) -> None:
         except Exception as error:
             send(broken=str(error) or type(error).__name__)
     finally:
+        # Without the parent's exit handlers and buffers, which fork has copied.
         os._exit(0)
 
 
 def _reap(pid: int, patience_s: float = 0.0) -> int | None:
-    """Wait for a child, then kill it; one that the kernel doesn't let go is left to itself.
+    """Wait for a child, then kill it; one that can't be killed is abandoned.
 
     Returns:
-        Its status, negative for a signal; None where it is still there.
+        Its status, negative for a signal; None where it still exists.
     """
     for patience in (patience_s, END_S):
         deadline = time.monotonic() + patience
@@ -203,5 +211,6 @@ def _reap(pid: int, patience_s: float = 0.0) -> int | None:
             if time.monotonic() >= deadline:
                 break
             time.sleep(0.01)
+        # Only after the patience: a child that ends by itself has closed NVML.
         os.kill(pid, signal.SIGKILL)
     return None

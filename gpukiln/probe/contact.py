@@ -1,11 +1,11 @@
-"""First contact with a GPU machine: all that the suite would meet there, noted in one folder.
+"""First contact with a GPU machine: records everything that the suite would read there in one folder.
 
     scripts/first-contact FOLDER                       on the machine, in a checkout
     scripts/run scripts/first-contact --pack FILE      makes one file of it; there: python3 FILE FOLDER
 
-It reads, and computes as the suite's compute layer does; it changes no setting, needs no root (which sees
-more of the kernel's log), and ends within three minutes whatever hangs. Runs with Python 3.9 or newer, the
-standard library and pynvml, which a packed file has in it.
+It reads, and computes like the suite's compute layer. It changes no setting, runs without root (with root it
+reads more of the kernel's log), and ends within three minutes whatever hangs. Runs with Python 3.9 or newer,
+the standard library and pynvml, which a packed file contains.
 """
 
 from __future__ import annotations
@@ -42,23 +42,24 @@ from gpukiln.probe.ptx import expected_result
 from gpukiln.probe.sections import gather_section
 from gpukiln.probe.simulated import is_simulated
 
-TOTAL_S = 165.0  # of the three minutes: what hangs has to be ended too
+TOTAL_S = 165.0  # of the three minutes; the rest is for killing what hangs
 COMMAND_S, NVML_S, COMPUTE_S, PACKED_S = 15.0, 60.0, 60.0, 60.0
 DONE, FAILED, USAGE, NO_GPU, IN_PART, INTERRUPTED = 0, 1, 2, 4, 5, 130
 SCHEMA = 1
-NOT_FOUND = 127  # of a command that is not there
-CALLS, SECOND = "cuda.part", "second.part"  # while it runs
-PACKED_DATA = "gpukiln.probe.contact_given"  # in a packed file: what a checkout and its environment have
-MARK = "5f1d-facts-of-a-first-contact"  # stands around the facts that the packed command prints
-WRONG_ELEMENT = 12345  # the element of which a wrong value is expected
+NOT_FOUND = 127  # the shell's exit status for a missing command
+CALLS, SECOND = "cuda.part", "second.part"  # files that exist while it runs
+# a module of a packed file: the command and the doubles' answers, which a checkout has as files
+PACKED_DATA = "gpukiln.probe.contact_given"
+MARK = "5f1d-facts-of-a-first-contact"  # around the facts in the output of the packed command
+WRONG_ELEMENT = 12345  # the element for which `expect_wrong` expects a wrong value
 
 
 class Contact:
-    """The steps, each of which notes what it found and how it ended.
+    """The steps; each writes its results, and how it ended.
 
     Args:
-        command: The command that verify sends; empty where it can't be made here.
-        doubles: What the doubles answer.
+        command: The command that verify sends; empty where it can't be packed here.
+        doubles: The doubles' answers.
     """
 
     def __init__(self, folder: Folder, command: str, doubles: Any) -> None:
@@ -67,13 +68,14 @@ class Contact:
         self.nvml: Any = None
         self.calls: list[dict[str, Any]] = []
         self.runs: list[dict[str, Any]] = []
-        self.odd: list[str] = []  # what should not be, beside what the doubles never answer
+        self.problems: list[str] = []  # wrong results; differences from the doubles are added at the end
 
     def step(self, name: str, work: Callable[[], Any]) -> None:
-        """Do one step, and say in state.json how it ended."""
+        """Run a step, and record in state.json how it ended."""
         began = time.monotonic()
         row = {"step": name, "ended": "no", "why": "", "seconds": 0.0}
         self.state["steps"].append(row)
+        # Before and after each step, so that a killed run shows where it was.
         self.save("no")
         try:
             watch.limit(0)
@@ -95,11 +97,12 @@ class Contact:
         self.folder.data("state.json", self.state)
 
     def all(self) -> None:
-        """Every step, the most telling ones first."""
+        """Run every step, the most important first."""
         self.step("here", lambda: self.folder.data("here.json", describe_machine()))
         for name, argv in COMMANDS.items():
-            self.step(name, functools.partial(self.said, name, argv))
+            self.step(name, functools.partial(self.save_output, name, argv))
         self.step("nvml", self.ask_nvml)
+        # The link's speed and the clocks matter while the GPU works; an idle GPU lowers both.
         with sampling(str(self.folder.path / "samples.csv"), TOTAL_S):
             self.step("compute", lambda: self.compute("first"))
         self.step("wrong expectation", self.expect_wrong)
@@ -109,16 +112,18 @@ class Contact:
         self.step("two at once", self.two_at_once)
         self.step("contradictions", self.compare)
 
-    def said(self, name: str, argv: Sequence[str]) -> str:
-        """What a command says, and its status: it differs where a GPU doesn't have what is asked for."""
+    def save_output(self, name: str, argv: Sequence[str]) -> str:
+        """Save a command's output and status, which differs where a GPU lacks the feature."""
         done = run_unrecorded(*argv, timeout=COMMAND_S)
         self.folder.text(f"{name}.txt", f"{done['out']}\n# exit {done['rc']}\n# {done['err']}\n")
         return str(done["err"]) if done["rc"] == NOT_FOUND else ""
 
     def ask_nvml(self) -> str:
-        """All that read_nvml answers, and each call of NVML with its code."""
+        """Save the result of read_nvml, and each call of NVML with its code."""
         if importlib.util.find_spec("pynvml") is None:
-            return "no pynvml here: make a packed file where scripts/run works (--pack FILE), and run that"
+            return (
+                "found no pynvml: make a packed file where scripts/run works (--pack FILE), and run that file"
+            )
         watch.limit(0)
 
         def receive(message: dict[str, Any]) -> None:
@@ -134,18 +139,19 @@ class Contact:
         return ended
 
     def compute(self, name: str) -> str:
-        """The compute section, as the suite gathers it, and how long it took."""
+        """Save the compute section, as the suite gathers it, and its duration."""
         result = _cuda()
         self.runs.append({"run": name, **result})
         self.folder.data("compute.json", self.runs)
         return _problem(result["found"])
 
     def expect_wrong(self) -> str:
-        """With one wrong element expected every GPU must be reported; whether it is."""
+        """Expect one wrong element; every GPU must then be reported as wrong."""
 
         def work() -> dict[str, Any]:
             def wrong(tiles: int) -> bytes:
                 expected = bytearray(expected_result(tiles))
+                # One bit, as a damaged memory cell would have it.
                 expected[4 * WRONG_ELEMENT] ^= 1
                 return bytes(expected)
 
@@ -157,18 +163,21 @@ class Contact:
         self.folder.data("compute-wrong.json", row)
         missed = [str(gpu["bus_id"]) for gpu in row["found"].get("gpus", []) if gpu["ok"]]
         if missed:
-            self.odd.append(f"cuda: a wrong element was expected and not reported: {', '.join(missed)}")
-            return self.odd[-1]
+            self.problems.append(
+                f"cuda: a wrong element was expected, but not reported by {', '.join(missed)}"
+            )
+            return self.problems[-1]
         errors = [str(gpu["error"]) for gpu in row["found"].get("gpus", []) if not gpu["busy"]]
         right = errors and all(f"first in element {WRONG_ELEMENT}:" in error for error in errors)
-        return "" if right else f"something else is wrong: {_problem(row['found'])}"
+        return "" if right else f"found another problem: {_problem(row['found'])}"
 
     def two_at_once(self) -> str:
-        """Two compute sections beside each other; what they make of it."""
+        """Run two compute sections at the same time, and save both."""
         path = self.folder.path / SECOND
 
         def work(send: Send) -> None:
             send(limit=2 * COMPUTE_S, at="two at once")
+            # Processes, not threads: two jobs on a machine are two processes, each with its own context.
             second = os.fork()
             if second == 0:
                 with contextlib.suppress(BaseException):
@@ -189,9 +198,12 @@ class Contact:
         return ended or "; ".join(filter(None, (_problem(result["found"]) for result in results)))
 
     def packed(self) -> str:
-        """The command that verify sends, with the sections that only read and need no root."""
+        """Run the command that verify sends, with the sections that only read and need no root."""
         if not self.command:
-            return "it can't be made without pynvml: make a packed file (--pack FILE), and run that"
+            return (
+                "the command can't be packed without pynvml: make a packed file (--pack FILE), and run "
+                "that file"
+            )
         began = time.monotonic()
         done = run_unrecorded("sh", "-c", self.command, timeout=PACKED_S + 5)
         row: dict[str, Any] = {
@@ -210,25 +222,25 @@ class Contact:
         return "" if done["rc"] == 0 else f"exit {done['rc']}: {done['err'][-200:]}"
 
     def compare(self) -> str:
-        """What the doubles never answer."""
+        """Compare with the doubles: save the answers that they never give."""
         summed = self.sum_up()
         runs = [row["found"] for row in self.runs]
         seen = answers(self.nvml, self.calls, runs, summed)
         self.folder.data("answers.json", seen)
-        lines = self.odd + (contradictions(seen, self.doubles) if self.doubles else [])
+        lines = self.problems + (contradictions(seen, self.doubles) if self.doubles else [])
         self.folder.text("contradictions.txt", "".join(f"{line}\n" for line in lines))
         sys.stdout.write(self.folder.shown("".join(f"{line}\n" for line in lines)))
-        return "" if self.doubles else "tests/doubles/answers.json is not here"
+        return "" if self.doubles else "found no tests/doubles/answers.json"
 
     def sum_up(self) -> list[dict[str, Any]]:
-        """The calls of CUDA until now."""
+        """Save the calls of CUDA so far."""
         summed = contact_calls.summarize_cuda_calls(str(self.folder.path / CALLS))
         self.folder.data("cuda-calls.json", summed)
         return summed
 
     def code(self) -> int:
-        """The exit code of what was done."""
-        if self.odd:
+        """The exit code."""
+        if self.problems:
             return FAILED
         return DONE if all(row["ended"] == "done" for row in self.state["steps"]) else IN_PART
 
@@ -253,7 +265,7 @@ def _problem(section: Any) -> str:
 
 
 def packed_data(root: Path) -> tuple[str, Any]:
-    """The command that verify sends, and what the doubles answer; each empty where it is not here."""
+    """The command that verify sends, and the doubles' answers; each empty where it is not available."""
     if importlib.util.find_spec(PACKED_DATA):
         module = importlib.import_module(PACKED_DATA)
         return str(module.COMMAND), module.ANSWERS
@@ -269,7 +281,7 @@ def _stop(_number: int, _frame: Any) -> None:
 
 
 def contact(path: Path, root: Path) -> int:
-    """Look at this machine.
+    """Examine this machine.
 
     Args:
         path: The folder; it does not exist, or is empty.
@@ -280,14 +292,14 @@ def contact(path: Path, root: Path) -> int:
     """
     if is_simulated():
         sys.stderr.write(
-            "the GPUs of this machine are simulated, wanted real ones; run it on a machine with a GPU\n"
+            "the GPUs of this machine are simulated, wanted real ones; run this on a machine with a GPU\n"
         )
         return NO_GPU
     if not pci_gpus():
-        sys.stderr.write("found no NVIDIA GPU on the PCI bus, wanted one; run it on a machine with a GPU\n")
+        sys.stderr.write("found no NVIDIA GPU on the PCI bus, wanted one; run this on a machine with a GPU\n")
         return NO_GPU
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        sys.stderr.write(f"{path} is there already, wanted a new folder; name another one, or move it away\n")
+        sys.stderr.write(f"{path} exists already, wanted a new folder; name another one, or move it\n")
         return USAGE
     watch.start(TOTAL_S)
     group = 0
@@ -296,6 +308,7 @@ def contact(path: Path, root: Path) -> int:
         nonlocal group
         group = message.get("group", group)
 
+    # The process group of the current command, for Ctrl-C below.
     watch.send = alive
     signal.signal(signal.SIGTERM, _stop)
     folder = Folder(path, os.uname().nodename)
@@ -311,7 +324,7 @@ def contact(path: Path, root: Path) -> int:
         if group:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, signal.SIGKILL)
-        sys.stderr.write(f"interrupted; what was found until then is in {path}\n")
+        sys.stderr.write(f"interrupted; the results so far are in {path}\n")
         return INTERRUPTED
     steps.save("yes")
     sys.stderr.write(f"wrote {path}\n")
@@ -325,17 +338,19 @@ def main(arguments: Sequence[str] | None = None, root: Path = Path()) -> int:
         arguments: Of the command line; the process's own when None.
 
     Returns:
-        The exit code: 0 all was done, 1 a wrong result was not noticed, 2 usage, 4 no GPU, 5 done in part,
+        The exit code: 0 all was done, 1 a wrong result was not detected, 2 usage, 4 no GPU, 5 done in part,
         130 interrupted.
     """
     parser = argparse.ArgumentParser(prog="first-contact", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", nargs="?", type=Path, help="a new folder for what is found (first-contact)")
-    parser.add_argument("--pack", type=Path, metavar="FILE", help="write all of this as one file, and end")
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="a new folder for the results (default: first-contact)"
+    )
+    parser.add_argument("--pack", type=Path, metavar="FILE", help="write this program as one file, and exit")
     options = parser.parse_args(arguments)
     if not options.pack:
         return contact(options.folder or default_folder(), root)
     if importlib.util.find_spec("pynvml") is None:
-        sys.stderr.write("no pynvml here, which goes into the file; run this with scripts/run\n")
+        sys.stderr.write("found no pynvml, which the file must contain; run this with scripts/run\n")
         return NO_GPU
     command, doubles = packed_data(root)
     data = f"COMMAND = {command!r}\nANSWERS = {doubles!r}\n"

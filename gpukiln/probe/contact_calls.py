@@ -1,6 +1,6 @@
-"""Asks NVML and CUDA as the suite does, and notes what each single call answered.
+"""Calls NVML and CUDA as the suite does, and records the answer of each call.
 
-Runs on the machine that is looked at, with Python 3.9 or newer. Every call only reads.
+Runs on the machine that is examined, with Python 3.9 or newer. Every call only reads.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from gpukiln.probe import cuda
 from gpukiln.probe.child import Send, in_child
 from gpukiln.probe.nvml import TLIMIT, read_nvml
 
-CALL_S = 40.0  # for one call: a GPU whose firmware hangs costs tens of seconds
-LINKS = 36  # more than NVML knows: what is said of one that is not there
-# What is asked of every GPU beside what the suite asks: calls and their further arguments.
+CALL_S = 40.0  # for one call: with hung firmware a call takes tens of seconds
+LINKS = 36  # more than NVML has, to record the answer for a link that does not exist
+# Calls for every GPU in addition to the suite's, with their arguments after the handle.
 GPU_CALLS: tuple[tuple[str, tuple[tuple[Any, ...], ...]], ...] = (
     ("TemperatureThreshold", tuple((kind,) for kind in range(8))),
     ("FieldValues", tuple(([field],) for field in TLIMIT.values())),
@@ -57,14 +57,14 @@ SYSTEM_CALLS = ("ConfComputeState", "ConfComputeGpusReadyState", "ConfComputeCap
 
 
 def ask_nvml(receive: Callable[[dict[str, Any]], None]) -> str:
-    """Ask NVML what the suite asks, then more, in a child process.
+    """Make the suite's calls of NVML, then further ones, in a child process.
 
     Args:
         receive: Given {nvml: the section of the facts} once, and {call: {call, suite: whether the suite
-            asks it too, gpu, args, code, out}} of each.
+            makes it too, gpu, args, code, out}} of each.
 
     Returns:
-        How it ended, for people; empty where it ended well.
+        How it ended, for messages; empty after success.
     """
     return str(in_child(_ask_nvml, receive))
 
@@ -95,15 +95,16 @@ def _mark_suite(message: dict[str, Any], asks: bool) -> dict[str, Any]:
 
 
 def _call_if_possible(pynvml: Any, name: str, *arguments: Any) -> Any:
-    """Call a function whose answer is noted whatever it is; None where it fails."""
+    """Call a function, whose answer is recorded in any case; None where it fails."""
     try:
         return getattr(pynvml, name)(*arguments)
-    except (pynvml.NVMLError, AttributeError):  # the latter: bindings that don't know it
+    except (pynvml.NVMLError, AttributeError):  # AttributeError: the bindings do not have it
         return None
 
 
 def record_nvml_calls(pynvml: Any, send: Send) -> None:
-    """Have every call of the library told with its own code, and what it wrote."""
+    """Report every call of the library with its code, and the kinds of its output arguments."""
+    # Every function of the bindings gets the C function from here, so that one replacement sees all calls.
     pointer = pynvml._nvmlGetFunctionPointer
     gpus: dict[Any, int] = {}
 
@@ -129,9 +130,10 @@ def record_nvml_calls(pynvml: Any, send: Send) -> None:
                 elif isinstance(getattr(argument, "value", argument), int):
                     given.append(getattr(argument, "value", argument))
                 if isinstance(written, ctypes.Array) and hasattr(written[0], "fieldId"):
+                    # Field ids say more than their number.
                     given = [field.fieldId for field in written]  # in place of their number
             if name == "nvmlSystemGetProcessName":
-                given = []  # it is somebody's process
+                given = []  # a process id and name of a user
             send(call={"call": name, "gpu": gpu, "args": given, "code": code, "out": out})
             return code
 
@@ -141,7 +143,7 @@ def record_nvml_calls(pynvml: Any, send: Send) -> None:
 
 
 def _output_kind(value: Any) -> Any:
-    """What a call wrote: a number, or of what kind it is. Texts are names and numbers of somebody's GPU."""
+    """An output argument: a number, or its kind. Texts are names and serial numbers of a user's GPU."""
     if isinstance(value, ctypes.Array):
         if value._type_ is ctypes.c_char:
             return "text" if value.value else "empty text"
@@ -157,7 +159,7 @@ def _output_kind(value: Any) -> Any:
 
 
 def record_cuda_calls(path: str) -> None:
-    """Have this process and its children append every call of CUDA to a file: [name, code, ms] a line."""
+    """Append every call of CUDA by this process and its children to a file, as [name, code, ms] on a line."""
 
     class Noted(cuda.CudaLibrary):
         def __call__(self, name: str, *args: Any) -> None:
@@ -169,6 +171,7 @@ def record_cuda_calls(path: str) -> None:
                 raise
             finally:
                 row = [name, code, round((time.monotonic() - began) * 1e3, 3)]
+                # O_APPEND: several processes write single lines without a lock (write(2)).
                 number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
                 os.write(number, json.dumps(row).encode() + b"\n")
                 os.close(number)

@@ -1,7 +1,7 @@
-"""What a real GPU answers and the doubles of NVML and CUDA never do.
+"""Finds answers of a real GPU that the doubles of NVML and CUDA never give.
 
-`answers` makes of what was found a document of kinds; that of the doubles is tests/doubles/answers.json.
-Runs on the machine that is looked at, with Python 3.9 or newer.
+`answers` reduces results to their kinds; tests/doubles/answers.json has those of the doubles.
+Runs on the machine that is examined, with Python 3.9 or newer.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from typing import Any
 
 Answers = dict[str, dict[str, list[str]]]
-# Calls whose arguments are left out: machines differ in how many GPUs, links and processes they have.
+# Calls whose arguments are left out, because machines differ in the number of GPUs, links and processes.
 VARIABLE_CALLS = ("NvLink", "HandleByIndex", "Processes")
 MISSING = "13"  # NVML_ERROR_FUNCTION_NOT_FOUND
 
 
 def answers(nvml: Any, calls: list[dict[str, Any]], runs: list[Any], cuda: list[dict[str, Any]]) -> Answers:
-    """Of what kind everything was: {part: {what: [kind]}}.
+    """The kinds of all answers: {part: {what: [kind]}}.
 
-    The parts are nvml and beyond (calls with their codes: what the suite asks, and what else was asked), cuda
+    The parts are nvml and beyond (calls with their codes: the suite's, and further ones), cuda
     (calls with their codes), and facts (paths with the types of what stands there).
 
     Args:
         nvml: The section of the facts, or None.
-        calls: Of NVML, as `contact_calls.ask_nvml` tells them.
+        calls: Of NVML, as `contact_calls.ask_nvml` reports them.
         runs: Sections `cuda` of the facts.
         cuda: Calls, as `contact_calls.sum_up_cuda` makes them.
     """
@@ -71,7 +71,7 @@ def _kinds(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 
 def merge(*several: Answers) -> Answers:
-    """All kinds of several."""
+    """The kinds of several documents together."""
     merged: Answers = {}
     for document in several:
         for part, rows in document.items():
@@ -82,7 +82,7 @@ def merge(*several: Answers) -> Answers:
 
 
 def contradictions(seen: Answers, doubles: Answers) -> list[str]:
-    """What is in the one and not in the other, for people.
+    """The answers of this machine that the doubles never give, as lines for messages.
 
     Args:
         seen: On this machine.
@@ -95,7 +95,7 @@ def contradictions(seen: Answers, doubles: Answers) -> list[str]:
             there = known.get(name) or known.get(f"{whole}()") or []
             new = [kind for kind in kinds if kind not in there]
             if there in ([], [MISSING]) and new:
-                lines.append(f"{part}: {name}: here {', '.join(new)}; the double does not have it")
+                lines.append(f"{part}: {name}: here {', '.join(new)}; the double does not have this call")
             elif new:
                 lines.append(f"{part}: {name}: here {', '.join(new)}; the double {', '.join(there)}")
     return lines

@@ -1,6 +1,6 @@
-"""The folder that a first contact leaves: what it holds names no host, no user and no GPU of one's own.
+"""Writes the folder of a first contact, without names of hosts and users and without ids of GPUs.
 
-Runs on the machine that is looked at, with Python 3.9 or newer.
+Runs on the machine that is examined, with Python 3.9 or newer.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpukiln.files import write_atomic
 from gpukiln.redact import REPLACEMENT, redact, redact_value
 
 _UUID = re.compile(r"\b(?:(GPU|MIG)-)?(?:GPU-)?([0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})\b")
-# What nvidia-smi says of one board, chassis or process: a number or a name that another one doesn't have.
+# Lines of nvidia-smi that identify a board, chassis or process: serial numbers, ids and names.
 _OWN = re.compile(
     r"(?im)^([ \t]*(?:[\w ]*serial[\w ]*|GPU PDI|[\w ]*GUID|Host ID|Process ID|Process Name|Name)[ \t]*:"
     r"[ \t]*)(?!N/A\b|Requested functionality)(\S[^\n]*)$"
@@ -29,10 +29,10 @@ _HOME = re.compile(r"(/home/|/Users/)(?!\(left out\))[^/\s\"':]+")
 
 
 class Folder:
-    """Writes files, each whole or not at all.
+    """Writes files, each completely or not at all.
 
     Args:
-        path: The folder; made here.
+        path: The folder; created here.
         host: The machine's own name.
     """
 
@@ -44,7 +44,7 @@ class Folder:
         path.mkdir(parents=True, exist_ok=True)
 
     def shown(self, text: str) -> str:
-        """A text without secrets, and without what is one host's own."""
+        """A text without secrets, and without names and ids of this host."""
         text = _PROCESS.sub(rf"\1={REPLACEMENT}", _OWN.sub(rf"\1{REPLACEMENT}", redact(text)))
         text = _ROW.sub(rf"\g<1>0\g<2>{REPLACEMENT}\g<3>", text)
         text = _HOME.sub(rf"\1{REPLACEMENT}", _UUID.sub(self._uuid, text))
@@ -52,7 +52,7 @@ class Folder:
 
     def _uuid(self, match: re.Match[str]) -> str:
         kind, number = match.groups()
-        if not number.startswith("00000000-0000-0000-0000-"):  # a recording has other ones already
+        if not number.startswith("00000000-0000-0000-0000-"):  # a recording has replaced ids already
             number = self.uuids.setdefault(number.lower(), f"00000000-0000-0000-0000-{len(self.uuids):012d}")
         return f"{kind}-{number}" if kind else number
 
@@ -73,5 +73,5 @@ class Folder:
 
 
 def default_folder() -> Path:
-    """Where the folder is made when nobody says it."""
+    """The folder where none is given."""
     return Path(os.getcwd()) / "first-contact"  # noqa: PTH109 - as the shell shows it

@@ -1,6 +1,6 @@
-"""What a machine is, what its tools say, and its links and clocks while something computes.
+"""Describes a machine, and samples links and clocks of its GPUs during a computation.
 
-Runs on the machine that is looked at, with Python 3.9 or newer.
+Runs on the machine that is examined, with Python 3.9 or newer.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
@@ -68,7 +68,7 @@ NODES = (
 
 
 def describe_machine() -> dict[str, Any]:
-    """Who runs this, on what machine, and what of NVIDIA is on it."""
+    """The user, the machine, and NVIDIA's hardware and files on it."""
     facts: dict[str, Any] = {
         "root": os.geteuid() == 0,
         "python": platform.python_version(),
@@ -108,7 +108,7 @@ def _text(path: str) -> str:
 
 
 def _pci_path(bus_id: str) -> list[dict[str, str]]:
-    """The device and every bridge above it, as the kernel tells them."""
+    """The device and every bridge above it, by sysfs."""
     rows = []
     folder = os.path.realpath(os.path.join(PCI, bus_id))
     while re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", os.path.basename(folder)):
@@ -120,7 +120,7 @@ def _pci_path(bus_id: str) -> list[dict[str, str]]:
 
 @contextlib.contextmanager
 def sampling(path: str, limit_s: float) -> Iterator[None]:
-    """Meanwhile another process writes links and clocks of every GPU to a CSV file, ten times a second."""
+    """Have another process write links and clocks of every GPU to a CSV file ten times a second meanwhile."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -131,7 +131,7 @@ def sampling(path: str, limit_s: float) -> Iterator[None]:
         yield
     finally:
         os.kill(pid, signal.SIGKILL)
-        for _ in range(20):  # one that waits in the kernel is left to itself
+        for _ in range(20):  # one in uninterruptible sleep can't be killed, and is abandoned
             if os.waitpid(pid, os.WNOHANG)[0]:
                 break
             time.sleep(0.05)
@@ -139,6 +139,7 @@ def sampling(path: str, limit_s: float) -> Iterator[None]:
 
 def _sample(path: str, until: float) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    # Ctrl-C reaches the whole process group; the parent ends this process itself.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     began, addresses, ask_nvml = time.monotonic(), [gpu["address"] for gpu in pci_gpus()], _nvml_reader()
     with open(path, "w", encoding="utf-8") as file:
@@ -154,9 +155,9 @@ def _sample(path: str, until: float) -> None:
 
 
 def _nvml_reader() -> Any:
-    """A function that returns a GPU's clocks as NVML has them, dashes where it can't.
+    """A function that returns a GPU's clocks in NVML's units; dashes where NVML does not work.
 
-    Not by the collector (`gpukiln.probe.nvml`), which the first run on a real GPU checks: its own units stay.
+    Independent of the collector (`gpukiln.probe.nvml`), which the first run on a real GPU is to check.
     """
     try:
         import pynvml  # noqa: PLC0415 - only where there is a GPU

@@ -1,7 +1,7 @@
-"""Starts a container that must see the GPUs, by every engine of this machine. Runs on the judged machine.
+"""Runs nvidia-smi in a container of every engine. Runs on the machine that is verified.
 
-The container's image is made here of this machine's C library alone: no registry is needed, and the tool and
-the driver's libraries must come from the container toolkit. What is made is removed again.
+The container's image is built from this machine's C library only: no registry is needed, and nvidia-smi and
+the driver's libraries must come from the container toolkit. Image and container are removed afterwards.
 """
 
 # See gpukiln/probe/gather.py.
@@ -33,11 +33,11 @@ from gpukiln.probe.base import (
 )
 
 NAME = "gpukiln-verify:probe"
-# containerd and podman give short names a registry's; this one is never asked.
+# containerd and podman expand short names with a registry's name; that registry is never contacted.
 FULL_NAME = f"docker.io/library/{NAME}"
-NAMESPACE = "gpukiln-verify"  # of containerd: nobody else's images are touched
+NAMESPACE = "gpukiln-verify"  # of containerd, so that images of others are not touched
 TIMEOUT_S = 180
-# Ubuntu's EKS images: what joins them to a cluster, and what it puts in the place of containerd's file.
+# Ubuntu's EKS images: the script that joins a cluster, and the files with which it replaces containerd's.
 JOIN_SCRIPT = "/etc/eks/bootstrap.sh"
 JOIN_TEMPLATES = "/usr/local/share/eks/*config*.toml"
 CONTAINERD_DROP_IN = "/etc/systemd/system/containerd.service.d/gpukiln.conf"
@@ -47,11 +47,12 @@ LIBRARIES = r"(/\S*(?:ld-linux|libc\.|libm\.|libdl\.|librt\.|libpthread\.)\S*)"
 def container() -> dict[str, Any]:
     """{engine: {rc, out}} of nvidia-smi -L in a container of docker, containerd and podman.
 
-    Empty without a GPU or the container toolkit; an engine that is not installed is not in it.
+    Empty without a GPU or the container toolkit; engines that are not installed are left out.
     """
     require_driver_answers()
     if not pci_gpus() or run("sh", "-c", "command -v nvidia-ctk")["rc"] != 0:
         return {}
+    # Debian's /usr/bin/nvidia-smi is a link of update-alternatives; ldd needs the program.
     program = os.path.realpath("/usr/bin/nvidia-smi")
     return probe(libraries_of(program), ["nvidia-smi", "-L"])
 
@@ -62,7 +63,7 @@ def libraries_of(program: str) -> list[str]:
 
 
 def probe(paths: list[str], command: list[str]) -> dict[str, Any]:
-    """Run a command in a container of each engine that is here: {engine: {rc, out}}.
+    """Run a command in a container of each installed engine: {engine: {rc, out}}.
 
     paths are the files of the container's image.
     """
@@ -87,6 +88,7 @@ def _docker(archive: str, command: list[str]) -> dict[str, Any]:
     if loaded["rc"] != 0:
         return loaded
     try:
+        # Without network: the test must not depend on CNI or on an address range.
         options = ("--rm", "--network", "none", "--gpus", "all")
         return run("docker", "run", *options, NAME, *command, timeout=TIMEOUT_S)
     finally:
@@ -98,6 +100,7 @@ def _podman(archive: str, command: list[str]) -> dict[str, Any]:
     if loaded["rc"] != 0:
         return loaded
     try:
+        # Podman would else ask a registry for the name.
         options = ("--rm", "--network", "none", "--device", "nvidia.com/gpu=all", "--pull", "never")
         return run("podman", "run", *options, FULL_NAME, *command, timeout=TIMEOUT_S)
     finally:
@@ -114,19 +117,27 @@ def _containerd(archive: str, command: list[str]) -> dict[str, Any]:
         return run(*ctr, "run", *options, FULL_NAME, "gpukiln-probe", *command, timeout=TIMEOUT_S)
     finally:
         run(*ctr, "images", "remove", "--sync", FULL_NAME)
+        # An empty namespace would stay as a trace of the verification.
         run("ctr", "namespaces", "remove", NAMESPACE)
 
 
 def runtimes_in(dump: dict[str, Any]) -> list[str]:
-    """Names of runtimes in what `containerd config dump` said."""
+    """The runtimes in the output of `containerd config dump`.
+
+    >>> runtimes_in({"out": "[plugins.cri.containerd.runtimes.nvidia]"})
+    ['nvidia']
+    >>> runtimes_in({"out": ""})
+    []
+    """
     return sorted(set(re.findall(r"runtimes\.[\"']?([\w-]+)[\"']?\]", dump["out"])))
 
 
 def runtimes_after_join() -> dict[str, dict[str, Any]]:
     """{template: {rc, error, runtimes}}: containerd after an Ubuntu EKS image has joined a cluster.
 
-    /etc/eks/bootstrap.sh puts one of these in the place of containerd's configuration and starts it anew.
-    Here a copy goes through what systemd runs before containerd; the machine's own file stays as it is.
+    /etc/eks/bootstrap.sh replaces containerd's configuration with one of these and restarts it. Here
+    a copy goes through the commands that systemd runs before containerd; the machine's own file is not
+    changed.
     """
     if not os.path.exists(JOIN_SCRIPT):
         return {}
@@ -153,9 +164,10 @@ def _archive(paths: list[str]) -> bytes:
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         for path in paths:
+            # The loader's path in the program is a link on merged-/usr systems; the image has no links.
             tar.add(os.path.realpath(path), arcname=path.lstrip("/"))
     config = {
-        # the catalogue's names of architectures are not sent to machines
+        # the catalogue with the names of architectures is not sent to machines
         "architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(os.uname().machine, os.uname().machine),
         "os": "linux",
         "config": {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]},

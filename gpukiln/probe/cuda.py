@@ -1,12 +1,13 @@
-"""Has every GPU of this machine compute, and several add up each other's numbers, through the CUDA driver.
+"""Computes on every GPU of this machine, and runs an all-reduce on several, through the CUDA driver API.
 
-Needs the driver's libcuda.so.1 alone, no CUDA toolkit. Runs on the judged machine, see
+Needs only the driver's libcuda.so.1, no CUDA toolkit. Runs on the machine that is verified, see
 gpukiln/probe/gather.py. It takes memory while it runs (64 MiB of each GPU and of the host, and what a CUDA
-context takes), resets nothing and changes no setting; the driver may load nvidia-uvm, as for every program.
+context takes), resets nothing and changes no setting; the driver may load nvidia-uvm, as for every CUDA
+program.
 
 All calls are made in child processes: this one never loads the library, and never hangs with it.
 
-`pytest tests/host --hosts=local:// --layer gpu --layer compute` on a GPU host judges what is found here.
+`pytest tests/host --hosts=local:// --layer gpu --layer compute` on a GPU host verifies these results.
 
 Names and numbers are those of cuda.h of CUDA 12.1; NAME_v2 is what its macros make of NAME.
 """
@@ -33,9 +34,10 @@ from gpukiln.probe.ptx import PTX, ROUNDS, TILE, expected_result
 from gpukiln.probe.xids import faults_since, kernel_buffer
 
 ELEMENTS = 1 << 24  # of 32 bits each: 64 MiB
-REDUCE_ELEMENTS = 1 << 20  # elements of 32 bits that each GPU brings to the all-reduce
+REDUCE_ELEMENTS = 1 << 20  # 32-bit elements of each GPU in the all-reduce
+# A multiple of the warp size, and allowed on every GPU.
 BLOCK = 256  # threads
-# Copies in one direction go on at least so often and so long: a link that slept needs time to speed up.
+# Least number and duration of the copies in one direction: an idle link needs time to speed up.
 REPEATS, COPYING_S = 2, 0.4
 # Seconds after which a child counts as hung. Without persistence mode cuInit wakes every GPU, one by one.
 # A step of the all-reduce is one context, one mapping of a peer or one copy: a context takes more than a
@@ -76,19 +78,21 @@ class CudaLibrary:
     """The driver's library; an instance is called with a function's name and its arguments.
 
     Args:
-        send: Told the name of each function before it is called.
+        send: Called with the name of each function before that is called.
 
     Raises:
         OSError: There is no libcuda.so.1.
     """
 
-    visible = ""  # GPUs by UUID; empty: every one, whatever the environment says
+    visible = ""  # GPUs by UUID; empty: all, whatever the environment says
 
     def __init__(self, send: Send) -> None:
+        # A service manager or login may have set it, and hide GPUs.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         if self.visible:
             os.environ["CUDA_VISIBLE_DEVICES"] = self.visible
-        # No compiled kernel is left in root's home.
+        # Without this the driver would leave compiled kernels in root's home (~/.nv/ComputeCache).
+        # By default CUDA numbers GPUs from the fastest on; NVML and the bus by address.
         os.environ.update(CUDA_DEVICE_ORDER="PCI_BUS_ID", CUDA_CACHE_DISABLE="1")
         self.send = send
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -127,9 +131,10 @@ class CudaLibrary:
         return answer.value.decode("utf-8", "replace")
 
     def module(self) -> ctypes.c_void_p:
-        """Have the driver compile the kernels for the current context's GPU."""
+        """Compile the kernels for the GPU of the current context."""
         log = ctypes.create_string_buffer(2048)
         options = (ctypes.c_int * 2)(LOG, LOG_BYTES)
+        # cuda.h passes option values as pointers, also the size of the buffer.
         values = (ctypes.c_void_p * 2)(ctypes.addressof(log), ctypes.sizeof(log))
         try:
             return self.handle("cuModuleLoadDataEx", PTX.encode(), 2, options, values)
@@ -146,17 +151,17 @@ class CudaLibrary:
 
 
 def cuda(visible: str = "") -> dict[str, Any]:
-    """What every GPU computes: {error, driver_version, count, gpus, all_reduce, xids}.
+    """The results of every GPU: {error, driver_version, count, gpus, all_reduce, xids}.
 
     visible: only these, by UUID with commas.
 
-    error: why no GPU could be asked, or null. gpus: [{index, bus_id, name, compute_capability, ok, busy,
-    error, elements: how many, all compared, kernel_ms, h2d_gb_s, d2h_gb_s, link, pinned}]; busy: its memory
-    is taken or another process has it to itself, which is no fault; pinned: the host's memory that was
-    copied, other memory is copied slower. all_reduce: {tried, reason, ok, error, elements, ms, direct: how
-    many copies, through_host: pairs of GPUs that need it, wrong: [what]}.
-    xids, log_gap, pids: see `gather_xids.meanwhile`. mig: whether a GPU is divided; then CUDA shows a process
-    one instance and no other GPU (MIG User Guide, "CUDA Device Enumeration").
+    error: why no GPU could be tested, or null. gpus: [{index, bus_id, name, compute_capability, ok, busy,
+    error, elements: how many, all compared, kernel_ms, h2d_gb_s, d2h_gb_s, link, pinned}]; busy: its
+    memory is in use or another process has it exclusively, which is no fault; pinned: whether the host's
+    memory was pinned, pageable memory is copied slower. all_reduce: {tried, reason, ok, error, elements, ms,
+    direct: how many copies, through_host: pairs of GPUs that need it, wrong: [what]}. xids, log_gap, pids:
+    see `xids.faults_since`. mig: whether a GPU is divided; then CUDA shows a process one instance and no
+    other GPU (MIG User Guide, "CUDA Device Enumeration").
     """
     result: dict[str, Any] = {
         "error": None,
@@ -183,7 +188,8 @@ def cuda(visible: str = "") -> dict[str, Any]:
             gpus[message["gpu"]["index"]] = message["gpu"]
         result.update({k: message[k] for k in ("count", "driver_version") if k in message})
 
-    # What a fault leaves behind in a process may break the next GPU's test: that one begins in a new one.
+    # A CUDA error can leave the whole process unusable (sticky errors), so that the next GPU is tested in a
+    # new process.
     while True:
         tested = len(gpus)
         ended = in_child(functools.partial(_test_gpus, expected, tested), receive)
@@ -220,15 +226,16 @@ def _test_gpus(expected: bytes, first: int, send: Send) -> None:
 
 
 def _is_busy(cuda: CudaLibrary, index: int, error: CudaError) -> bool:
-    """Whether another process is why a call failed, and not a fault."""
+    """Whether a call failed because another process uses the GPU, and not because of a fault."""
     with contextlib.suppress(CudaError):
         if error.code == UNAVAILABLE:
             return cuda.number("cuDeviceGetAttribute", COMPUTE_MODE, index) == EXCLUSIVE
         if error.code == OUT_OF_MEMORY and error.call != "cuMemAllocHost_v2":
             free, total = ctypes.c_size_t(), ctypes.c_size_t()
             cuda("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
-            return free.value < 16 * ELEMENTS  # with four times as much free, it is no lack of memory
-    # Without a context there is no telling how much is free: a context itself takes hundreds of MiB.
+            # with four times as much free memory, the GPU is not out of memory
+            return free.value < 16 * ELEMENTS
+    # Without a context the free memory is unknown: the context itself takes hundreds of MiB.
     return error.code == OUT_OF_MEMORY and error.call == "cuDevicePrimaryCtxRetain"
 
 
@@ -239,12 +246,14 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
     major, minor = (cuda.number("cuDeviceGetAttribute", a, device) for a in (MAJOR, MINOR))
     report["compute_capability"] = f"{major}.{minor}"
     cuda.send(gpu=report)
+    # Before memory is allocated: it then lies on the GPU's NUMA node, and copies do not cross sockets.
     pin_to_local_cpus(report["bus_id"])
     cuda("cuCtxSetCurrent", cuda.handle("cuDevicePrimaryCtxRetain", device))
     module, size = cuda.module(), ctypes.c_size_t(4 * ELEMENTS)
     kernel = cuda.handle("cuModuleGetFunction", module, b"gpukiln_hash")
     memory = cuda.handle("cuMemAlloc_v2", size)
     host, report["pinned"] = _host_memory(cuda, size)
+    # Otherwise the correct result of an earlier run could still be in memory.
     cuda("cuMemsetD32_v2", memory, 0, ctypes.c_size_t(ELEMENTS))
     begin, end = cuda.handle("cuEventCreate", 0), cuda.handle("cuEventCreate", 0)
     cuda("cuEventRecord", begin, None)
@@ -256,6 +265,7 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
         ctypes.c_uint32(ROUNDS),
     )
     cuda("cuEventRecord", end, None)
+    # Kernels run asynchronously; their errors are reported here.
     cuda("cuCtxSynchronize")
     took = ctypes.c_float()
     cuda("cuEventElapsedTime", ctypes.byref(took), begin, end)
@@ -267,9 +277,10 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
         return
     cuda("cuMemsetD32_v2", memory, 0, ctypes.c_size_t(ELEMENTS))
     report["h2d_gb_s"] = _rate(lambda: cuda("cuMemcpyHtoD_v2", memory, host, size))
+    # So that the copy back is really compared, and not what was there before.
     ctypes.memset(host, 0, 4 * ELEMENTS)
     report["d2h_gb_s"] = _rate(lambda: cuda("cuMemcpyDtoH_v2", host, memory, size))
-    report["link"] = link(report["bus_id"])  # at once: an idle GPU slows its link down
+    report["link"] = link(report["bus_id"])  # immediately: an idle GPU lowers its link's speed
     report["error"] = _difference(ctypes.string_at(host, 4 * ELEMENTS), expected, "a copy there and back")
     cuda("cuEventDestroy_v2", begin)
     cuda("cuEventDestroy_v2", end)
@@ -284,7 +295,7 @@ def _test_gpu(cuda: CudaLibrary, report: dict[str, Any], expected: bytes) -> Non
 def _host_memory(cuda: CudaLibrary, size: ctypes.c_size_t) -> tuple[Any, bool]:
     """Memory to copy to and from, and whether it is pinned.
 
-    With confidential computing there may be none that is (NVIDIA Confidential Computing, release notes of
+    With confidential computing there may be no pinned memory (NVIDIA Confidential Computing, release notes of
     R550 TRD1, "Limitations").
     """
     try:
@@ -296,7 +307,7 @@ def _host_memory(cuda: CudaLibrary, size: ctypes.c_size_t) -> tuple[Any, bool]:
 
 
 def _difference(actual: bytes, expected: bytes, what: str) -> str | None:
-    """Where two arrays of 32-bit elements differ, for people; None where they don't."""
+    """Where two arrays of 32-bit elements differ, for messages; None where they are equal."""
     if actual == expected:
         return None
     size = 4 * TILE
@@ -315,6 +326,7 @@ def _rate(copy: Callable[[], None]) -> float:
     while len(took) < REPEATS or sum(took) < COPYING_S:
         start = time.perf_counter()
         copy()
+        # The fastest copy: others may have waited for a job or for the link to speed up.
         took.append(time.perf_counter() - start)
     return round(4 * ELEMENTS / min(took) / 1e9, 2)
 
@@ -343,12 +355,12 @@ def _run_all_reduce(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def _all_reduce(send: Send) -> None:
-    """Every GPU takes the numbers of every other one and adds them to its own; all must have the sum."""
+    """Every GPU adds the numbers of every other GPU to its own; all must have the same sum."""
     send(limit=INIT_S)
     cuda, size = CudaLibrary(send), ctypes.c_size_t(4 * REDUCE_ELEMENTS)
     cuda("cuInit", 0)
     devices = [cuda.number("cuDeviceGet", i) for i in range(cuda.number("cuDeviceGetCount"))]
-    send(limit=STEP_S * len(devices))  # for this process to make their numbers
+    send(limit=STEP_S * len(devices))  # for this process to generate their numbers
     # No secrets (S311): every run has the same numbers.
     # 26 bits: 64 GPUs' numbers add up without a carry into the next element.
     bits = int.from_bytes(b"\xff\xff\xff\3" * REDUCE_ELEMENTS, "little")
@@ -372,6 +384,7 @@ def _all_reduce(send: Send) -> None:
         data = number.to_bytes(4 * REDUCE_ELEMENTS, "little")
         cuda("cuMemcpyHtoD_v2", own[-1], data, size)
         cuda("cuMemcpyHtoD_v2", sums[-1], data, size)
+    # Every ordered pair of GPUs, each one's neighbour first.
     pairs = [((i + step) % len(devices), i) for step in range(1, len(devices)) for i in range(len(devices))]
     direct = {pair for pair in pairs if _enable_peer_access(cuda, contexts, devices, *pair)}
     staged = ctypes.create_string_buffer(4 * REDUCE_ELEMENTS)
@@ -419,7 +432,7 @@ def _all_reduce(send: Send) -> None:
 def _enable_peer_access(
     cuda: CudaLibrary, contexts: list[ctypes.c_void_p], devices: list[int], source: int, target: int
 ) -> bool:
-    """Let one GPU read another one's memory; whether it can."""
+    """Enable one GPU to read another one's memory; whether that is possible."""
     cuda.send(limit=STEP_S)
     if not cuda.number("cuDeviceCanAccessPeer", devices[target], devices[source]):
         return False

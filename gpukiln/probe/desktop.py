@@ -1,7 +1,7 @@
-"""Asks the desktop for the browser whether it starts, and who can reach it.
+"""Gathers whether the browser desktop starts, and on which addresses it listens.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules. One that runs is only
-looked at; else the first person's is started, and ended again with what it left.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`. A running
+desktop is only read; else that of the first user is started, then stopped, and its files are removed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gpukiln.probe.services import http_request
 UNIT = "kasmvnc@{}.service"
 PORT = re.compile(r"-websocketPort (\d+)")
 START_S = 30.0
-PERSON = 1000  # the first user id of a person (Debian Policy 9.2.2)
+FIRST_USER = 1000  # the first uid of a human user (Debian Policy 9.2.2)
 FILES = (".kasmpasswd", ".vnc", ".Xauthority")
 
 
 def desktop() -> dict[str, Any]:
     """{unit, port, unit_of, listens, http, log}; the last four only where there is a unit.
 
-    unit_of is whose desktop was asked; listens the addresses that the port is open on.
+    unit_of is the unit that was queried; listens the addresses of the open port.
     """
     said = run("systemctl", "cat", UNIT.format(""))
     port = PORT.search(said["out"])
@@ -37,7 +37,7 @@ def desktop() -> dict[str, Any]:
     ]
     if running.split():
         return _query_desktop(running.split()[0], int(port[1]))
-    user = next((row for row in pwd.getpwall() if row.pw_uid == PERSON), None)
+    user = next((row for row in pwd.getpwall() if row.pw_uid == FIRST_USER), None)
     if user is None:
         return {"unit": True, "unit_of": None}
     created = [path for name in FILES if not (path := Path(user.pw_dir, name)).exists()]
@@ -47,8 +47,10 @@ def desktop() -> dict[str, Any]:
         return _query_desktop(unit, int(port[1]))
     finally:
         run("systemctl", "stop", unit)
+        # A failed unit would make systemd degraded, and the check boot.state fail.
         run("systemctl", "reset-failed", unit)
         for path in created:
+            # Only files that did not exist before: the user's own settings stay.
             if path.is_dir():
                 shutil.rmtree(path)
             else:

@@ -1,6 +1,6 @@
-"""Finds the firmware that a kernel module asks for, as the kernel would.
+"""Finds the firmware files of a kernel module, in the order in which the kernel searches.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH119, PTH120, PTH123, PTH202, PTH207
@@ -28,9 +28,10 @@ MAX_VERSION, MAX_NAMES = 64, 4096  # characters of a version, and of the names o
 def firmware(release: str, names: list[str]) -> list[dict[str, Any]]:
     """[{name, path, size, version, others}]: the file that a kernel would load for each name.
 
-    path and size are null where there is none; version is what the file itself says, null where it is
-    compressed or says nothing. others: the versions of the driver for which a file of that name is there.
+    path and size are null where there is none; version is that in the file, null where it is
+    compressed or has none. others: the driver versions for which a file of that name exists.
     """
+    # The parameter firmware_class.path has precedence over all other folders (fw_search_path.rst).
     custom = (read(CUSTOM) or "").strip()
     folders = [custom] if custom else []
     folders += [folder.format(release) for folder in FOLDERS]
@@ -39,14 +40,14 @@ def firmware(release: str, names: list[str]) -> list[dict[str, Any]]:
         paths = (f"{folder}/{name}{suffix}" for suffix in SUFFIXES for folder in folders)
         path = next(filter(os.path.isfile, paths), None)
         base = os.path.basename(name)
-        beside = [other for folder in folders for other in glob.glob(f"{folder}/nvidia/[0-9]*/{base}*")]
+        copies = [other for folder in folders for other in glob.glob(f"{folder}/nvidia/[0-9]*/{base}*")]
         files.append(
             {
                 "name": name,
                 "path": path,
                 "size": os.path.getsize(path) if path else None,
                 "version": version_in(path) if path else None,
-                "others": sorted({os.path.basename(os.path.dirname(other)) for other in beside}),
+                "others": sorted({os.path.basename(os.path.dirname(other)) for other in copies}),
             }
         )
     return files
@@ -70,6 +71,7 @@ def _read_version_section(file: BinaryIO) -> str | None:
     file.seek(start)
     table = file.read(size * count)
     sections = [struct.unpack_from("<IIQQQQ", table, size * number) for number in range(count)]
+    # A damaged file: struct would read behind the table.
     if names_at >= count:
         return None
     file.seek(sections[names_at][4])

@@ -1,15 +1,15 @@
-"""Gathers the facts of this machine and prints them as JSON. Runs on the judged machine, as root.
+"""Gathers the facts of this machine and prints them as JSON. Runs on the machine that is verified, as root.
 
-It is sent to the machine as text, with the gather_*.py beside it, and run by its python3 (3.9 or newer), so
-it imports the standard library only and nothing else of this package. It changes nothing, but for a container
-image of its own that it removes, and a model for a service that has none (services.py).
-Every section is a function below that returns a JSON value; what it raises becomes `{"_error": text}`, and
-`{"_not_reached": text}` where a tool hangs or the time was up: nothing is known then, good or bad.
-No secret is ever printed: keys as fingerprints, findings as path and line number.
+The rules for all modules of this package that run there: they are sent as text (packing.py) and run by the
+machine's python3 (3.9 or newer), so that they import only the standard library and each other. They change
+nothing, except for a container image that is removed again, and a model for a service that has none
+(services.py). Every section is a function that returns a JSON value. Its exception becomes `{"_error":
+text}`, or `{"_not_reached": text}` where a tool hangs or the time was up: the value is unknown then. No
+secret is ever printed: keys are fingerprints, findings are paths and line numbers.
 """
 
 # ruff: noqa: PTH110, PTH116, PTH119, PTH120, PTH123, PTH207
-# os.path and glob are lighter than pathlib on an emulated machine; temporary folders are only looked at.
+# os.path and glob are faster than pathlib on an emulated machine; temporary folders are only read.
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ UNITS = (
 SYSTEMD = "/run/systemd/system"
 GPU_TOOL, GPU_STATE = "/usr/local/bin/gpukiln-gpu", "/var/lib/gpukiln/gpus"
 GPU_SOCKET = "/run/gpukiln/gpus.sock"
-FOLDERS = ("/usr/local/bin", "/usr/bin")  # where compilers are looked for
+FOLDERS = ("/usr/local/bin", "/usr/bin")  # of compilers
 
 
 def record() -> dict[str, Any]:
@@ -86,7 +86,7 @@ def record() -> dict[str, Any]:
 
 
 def expected() -> dict[str, Any]:
-    """What the node's GPUs should be: {mig: enabled, disabled or any, bandwidth_share}; null: nobody said it.
+    """The expected state of the node's GPUs: {mig: enabled, disabled or any, bandwidth_share}; null: not set.
 
     The role gpu_bootstrap writes it.
     """
@@ -113,7 +113,7 @@ def os_release() -> dict[str, Any]:
 def kernel() -> dict[str, Any]:
     """{running, installed: kernels that have a module tree of their own, images: {kernel: its file or null}}.
 
-    What headers and DKMS leave in /lib/modules is no tree of its own.
+    A folder of /lib/modules that has only headers or files of DKMS does not count.
     """
     installed = sorted(os.path.basename(os.path.dirname(p)) for p in glob.glob("/lib/modules/*/kernel"))
     return {
@@ -124,7 +124,7 @@ def kernel() -> dict[str, Any]:
 
 
 def kernel_image(release: str) -> str | None:
-    """The file that a boot loader starts; None where none is in the usual places.
+    """The kernel file that a boot loader starts; None where none is in the usual places.
 
     Debian, Ubuntu and RHEL have it in /boot, RHEL in the tree too, kernel-install(8) below the machine's id.
     """
@@ -146,11 +146,12 @@ def packages() -> dict[str, Any]:
             "installed": {n: v for s, n, v in cells if s == "installed"},
             "holds": sorted(h.partition(":")[0] for h in holds),
         }
-    # Several versions of a kernel are installed at once, and keys count as packages too.
+    # rpm lists several versions of a kernel package, and signing keys as packages (gpg-pubkey).
     versions: dict[str, set[str]] = {}
     for row in check_output("rpm", "-qa", "--qf", "%{NAME}\t%{VERSION}-%{RELEASE}\n").splitlines():
         name, version = row.split("\t")
         versions.setdefault(name, set()).add(version)
+    # The plugin may be missing; then there are no holds.
     locks = run("dnf", "versionlock", "list")
     names = [re.sub(r"-[^-]*-[^-]*$", "", line.strip()) for line in locks["out"].splitlines()]
     installed = {name: ", ".join(sorted(several)) for name, several in versions.items()}
@@ -162,8 +163,9 @@ def driver() -> dict[str, Any]:
 
     libraries: {name: [version]} of the driver's own; library_files: every copy that the linker finds, see
     `libraries.libraries`. `nvidia-smi -h` works with neither module nor GPU; its first line ends in the
-    version. What a tool that hangs would have told is {_not_reached: why}.
+    version. The value of a tool that hangs is {_not_reached: why}.
     """
+    # -h does not open the driver, so that it works without a GPU and without the module.
     smi = run_unless_hung("nvidia-smi", "-h", timeout=20)
     if NOT_REACHED not in smi:
         first = smi["out"].splitlines()[0] if smi["out"].strip() else ""
@@ -182,7 +184,13 @@ def driver() -> dict[str, Any]:
 
 
 def driver_version(text: str) -> str | None:
-    """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`."""
+    """The driver version in a text such as `NVIDIA System Management Interface -- v535.309.01`.
+
+    >>> driver_version("NVIDIA System Management Interface -- v535.309.01")
+    '535.309.01'
+    >>> driver_version("CUDA Version: 12.2") is None
+    True
+    """
     match = re.search(r"(?<![\d.])(\d{3}\.\d+(?:\.\d+)?)(?![\d.])", text)
     return match.group(1) if match else None
 
@@ -191,7 +199,7 @@ def modules() -> dict[str, Any]:
     """{kernel: {nvidia, nvidia_uvm, nvidia_modeset: {file, version, vermagic, firmware} or null}}.
 
     version is null where the module names none. firmware: the files that the module names, see
-    `firmware.firmware`. Debian names the modules nvidia-current*, everybody else nvidia*.
+    `firmware.firmware`. Debian names the modules nvidia-current*, other distributions nvidia*.
     """
     by_kernel: dict[str, Any] = {}
     for release in kernel()["installed"]:
@@ -219,7 +227,7 @@ def _modinfo(release: str, name: str) -> dict[str, Any] | None:
 
 
 def signatures() -> dict[str, Any]:
-    """{kernel: {rc, out}}: whether it would load the driver's module, by scripts/bootstrap.
+    """{kernel: {rc, out}}: whether the kernel would load the driver's module, by scripts/bootstrap.
 
     Only kernels that have the module; Debian names it nvidia-current.
     """
@@ -251,6 +259,7 @@ def nouveau() -> dict[str, Any]:
         if not path:
             images[release] = {"path": None, "rc": 1, "error": "no initramfs in /boot"}
             continue
+        # Debian and Ubuntu have initramfs-tools, RHEL and Amazon Linux dracut.
         tool = "lsinitramfs" if "initrd.img" in path else "lsinitrd"
         listing = run(tool, path, timeout=240)
         names = [os.path.basename(line.split(" ")[-1]) for line in listing["out"].splitlines()]
@@ -280,9 +289,9 @@ def _driver_in(image: str) -> dict[str, str | None]:
 
 
 def dkms() -> dict[str, Any]:
-    """{installed, rows: [{module, version, kernel, state}], trees: [build directories left over], tools}.
+    """{installed, rows: [{module, version, kernel, state}], trees: [remaining build directories], tools}.
 
-    tools is what builds modules: {compilers: paths, make: its path or None}.
+    tools are those that build modules: {compilers: paths, make: its path or None}.
     """
     status = run("dkms", "status")
     rows = []
@@ -309,7 +318,13 @@ def compilers() -> list[str]:
 
 
 def startup_s(text: str) -> float | None:
-    """Seconds that `systemd-analyze time` names: the total, or the only part; None before the boot's end."""
+    """Seconds in `systemd-analyze time`: the total, or the only part; None before the boot has ended.
+
+    >>> startup_s("Startup finished in 2.1s (kernel) + 1min 3.5s (userspace) = 1min 5.6s")
+    65.6
+    >>> startup_s("Bootup is not yet finished.") is None
+    True
+    """
     match = re.search(r"(?m)^Startup finished in (?:.*= )?((?:\d+min )?(?:[\d.]+s|\d+ms))", text)
     if not match:
         return None
@@ -320,7 +335,7 @@ def startup_s(text: str) -> float | None:
 def boot() -> dict[str, Any]:
     """How the boot went: {booted, boot_time, state, failed, units, startup_s, journal}.
 
-    booted: whether systemd runs (sd_booted(3)); in a container without it there is nothing else to say.
+    booted: whether systemd runs (sd_booted(3)); in a container without systemd there are no other facts.
     """
     virtualization = run("systemd-detect-virt")["out"].strip()
     if not os.path.exists(SYSTEMD):
@@ -328,6 +343,7 @@ def boot() -> dict[str, Any]:
     units = {}
     for unit in UNITS:
         keys = "LoadState,UnitFileState,ActiveState,SubState,Result,ConditionResult"
+        # Compared with the age of daemon.json: did Docker start before or after it was written?
         keys += ",ActiveEnterTimestampMonotonic"
         shown = dict(
             r.partition("=")[::2] for r in check_output("systemctl", "show", "-p", keys, unit).splitlines()
@@ -338,6 +354,7 @@ def boot() -> dict[str, Any]:
         "systemctl", "list-units", "--failed", "--plain", "--no-legend", "--full"
     ).splitlines()
     selected = [a for u in UNITS for a in ("-u", u)]
+    # Only units of a GPU node: other services log errors in normal operation.
     journal = errors_of(selected)
     with open("/proc/uptime") as file:
         uptime = float(file.read().split()[0])
@@ -356,7 +373,7 @@ def boot() -> dict[str, Any]:
 
 
 def errors_of(selected: list[str]) -> Any:
-    """[{unit, message}]: what the journal has of this boot; a large one may take too long."""
+    """[{unit, message}]: errors in the journal of this boot; a large journal may take too long."""
     asked = ("journalctl", "-b", "-p", "err", "-o", "json", "--no-pager", "-n", "200", *selected)
     said = run(*asked, timeout=JOURNAL_S, waits=True)
     if said["rc"] == TIMED_OUT:
@@ -374,7 +391,7 @@ def errors_of(selected: list[str]) -> Any:
 
 
 def gpu_tools() -> dict[str, Any]:
-    """{sha256 of gpukiln-gpu, rc and out of asking its version, state and socket: {user, group, mode}}.
+    """{sha256 of gpukiln-gpu, rc and out of its --version, state and socket: {user, group, mode}}.
 
     sha256, state (the folder of the leases) and socket (where members of the group lease) are null where they
     are missing.
@@ -392,7 +409,7 @@ def gpu_tools() -> dict[str, Any]:
 
 
 def _ownership(path: str) -> dict[str, str] | None:
-    """Whose a file is and what they may; None where it is missing."""
+    """A file's user, group and mode; None where it is missing."""
     if not os.path.exists(path):
         return None
     status = os.stat(path)
@@ -402,7 +419,7 @@ def _ownership(path: str) -> dict[str, str] | None:
 
 
 def docker() -> dict[str, Any]:
-    """{installed, info, daemon_json, validate}: what the daemon says, and its configuration file."""
+    """{installed, info, daemon_json, validate}: the daemon's answer, and its configuration file."""
     if run("dockerd", "--version")["rc"] == 127:
         return {"installed": False}
     info = run("docker", "info", "--format", "{{json .}}", timeout=120)
@@ -454,14 +471,14 @@ def containerd() -> dict[str, Any]:
 
 
 def nvml() -> dict[str, Any]:
-    """What NVML says of the GPUs, and when, in seconds; see gather_nvml.py."""
+    """NVML's facts of the GPUs, and the time of the query, in seconds; see nvml.py."""
     return _query_nvml(nvml_facts)
 
 
 def nvlinks() -> dict[str, Any]:
-    """What it says of their NVLinks after they have computed, and when.
+    """NVML's facts of the NVLinks after the computation, and the time of the query.
 
-    How far counters grew says more than what they have come to.
+    A check compares the growth of counters, because totals since the driver's load are no sign of a fault.
     """
     return _query_nvml(nvlink_facts)
 
@@ -507,7 +524,7 @@ SECTIONS = (
     storage,
     boot,
 )
-# Of a container: nothing booted there, and the host has the log and the driver.
+# Of a container, which did not boot: log and driver are the host's.
 RUNNER_SECTIONS = {
     "record": record,
     "expected": expected,
@@ -518,9 +535,9 @@ RUNNER_SECTIONS = {
     "nvml": nvml,
     "cuda": cuda,
 }
-# Of a pod, whichever image it has.
+# Of a pod, with any image.
 POD_SECTIONS = {name: section for name, section in RUNNER_SECTIONS.items() if name != "runner"}
-# What only reads, and needs no root; for scripts/first-contact.
+# Sections that only read and need no root, for scripts/first-contact.
 CONTACT_SECTIONS = {"simulated": simulated, "gpus": gpus, "nvml": nvml, "cuda": cuda}
 PROFILE_SECTIONS = {"runner": RUNNER_SECTIONS, "pod": POD_SECTIONS, "contact": CONTACT_SECTIONS}
 
@@ -528,14 +545,15 @@ PROFILE_SECTIONS = {"runner": RUNNER_SECTIONS, "pod": POD_SECTIONS, "contact": C
 def main() -> None:
     """Wait for the boot to end, gather every section and print the facts.
 
-    Arguments: the profile, or `-`; a mark that nobody can guess, on a line of its own before the facts and
-    on one after them: what the login shell prints is not ours; and the seconds that it may take, or `-`.
+    Arguments: the profile, or `-`; a random mark, printed on a line before and a line after the facts, to
+        separate them from output of the login shell; and the seconds that gathering may take, or `-`.
     """
     profile, mark, seconds = sys.argv[1:]
     watch.start(None if seconds == "-" else float(seconds))
     every = {"os" if function is os_release else function.__name__: function for function in SECTIONS}
     facts = gather(PROFILE_SECTIONS.get(profile, every), boot=profile not in PROFILE_SECTIONS)
     if "nvml" in facts:
+        # The bus has device ids only; reports show names.
         name_gpus(facts)
     sys.stdout.write(f"\n{mark}\n{json.dumps(facts)}\n{mark}\n")
 

@@ -1,6 +1,6 @@
-"""Gathers what the bus, the kernel and nvidia-smi say of the GPUs.
+"""Gathers what the PCI bus, the kernel and nvidia-smi report about the GPUs.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH119, PTH123, PTH207
@@ -26,7 +26,7 @@ from gpukiln.probe.base import (
 from gpukiln.probe.simulated import is_simulated
 from gpukiln.probe.xids import xids
 
-# The kernel knows nothing of a simulated GPU.
+# The kernel does not know simulated GPUs.
 NO_LOG: dict[str, Any] = {"xids": [], "log_gap": None, "log_lost": None}
 CDI_GPUS = re.compile(r"(?m)^kind: *[\"']?nvidia\.com/gpu\b")
 
@@ -35,9 +35,9 @@ def gpus() -> dict[str, Any]:
     """{pci: [{address, device, driver, lost}], container, module: loaded version, nouveau: whether it is
     loaded, smi: {rc, out}, rows, xids, log_gap, log_lost, cdi: {path: {drivers: versions, nodes: paths}}}.
 
-    driver is the kernel driver that has the GPU; lost: the GPU does not answer on the bus any more.
-    xids, log_gap, log_lost: see `gather_xids.xids`. Output and status of nvidia-smi are kept together: it
-    prints its errors on stdout. A check judges nvidia-smi by its rows.
+    driver is the kernel driver of the GPU; lost: the GPU no longer answers on the bus.
+    xids, log_gap, log_lost: see `xids.xids`. Output and status of nvidia-smi are kept together: it
+    prints its errors on stdout. The checks use its rows.
     """  # noqa: D205
     result = pci_facts()
     double = not result["pci"] and is_simulated()
@@ -47,6 +47,7 @@ def gpus() -> dict[str, Any]:
     smi = run_unless_hung("nvidia-smi", query, "--format=csv,noheader", timeout=120)
     rows: Any = smi
     if NOT_REACHED not in smi:
+        # noheader and csv: nvidia-smi separates fields by a comma and a blank.
         cells = [[c.strip() for c in line.split(",")] for line in smi["out"].splitlines()]
         names = ("bus_id", "name", "uuid", "driver", "persistence")
         rows = [dict(zip(names, row)) for row in cells if len(row) == len(names) and smi["rc"] == 0]
@@ -64,7 +65,7 @@ def gpus() -> dict[str, Any]:
 
 
 def pci_facts() -> dict[str, Any]:
-    """Of `gpus` what the bus and the kernel say: {pci, container, module, nouveau}."""
+    """The part of `gpus` from the bus and the kernel: {pci, container, module, nouveau}."""
     loaded = read("/sys/module/nvidia/version")
     return {
         "pci": [{**gpu, **pci_state(gpu["address"])} for gpu in pci_gpus()],
@@ -75,7 +76,7 @@ def pci_facts() -> dict[str, Any]:
 
 
 def log_facts(bus: dict[str, Any]) -> dict[str, Any]:
-    """Of `gpus` what the kernel's log says of what `bus` found: {xids, log_gap, log_lost}."""
+    """The part of `gpus` from the kernel's log, for GPUs of `pci_facts`: {xids, log_gap, log_lost}."""
     try:
         return xids() if bus["pci"] else dict(NO_LOG)
     except NotReachedError as error:
@@ -83,10 +84,12 @@ def log_facts(bus: dict[str, Any]) -> dict[str, Any]:
 
 
 def pci_state(address: str) -> dict[str, Any]:
-    """{driver, lost} of a PCI device; one that is gone reads as ones everywhere, its folder stays."""
+    """{driver, lost} of a PCI device; one that fell off the bus reads as ones everywhere."""
     folder = os.path.join(PCI, address)
     try:
         with open(os.path.join(folder, "config"), "rb") as file:
+            # Vendor and device id; 0xffff is no vendor (PCI Local Bus Specification: a read without a target
+            # returns ones).
             lost = file.read(4) == b"\xff" * 4
     except OSError:
         lost = False

@@ -1,6 +1,6 @@
-"""Gathers what a build can leave behind in an image, and what must be a machine's own.
+"""Gathers files that a build can leave in an image, and identities that a machine must generate itself.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH112, PTH113, PTH114, PTH118, PTH123, PTH202, PTH207, S108
@@ -29,14 +29,15 @@ SECRET_PATTERNS = {
     "AWS secret access key": rb"(?i)aws_secret_access_key\s*[=:]\s*[\"']?[A-Za-z0-9/+]{40}\b",
     "token": FORMS.pattern.encode(),
 }
+# The search must end in seconds on a machine with large logs; `complete` says where it did not.
 SCAN_FILES, SCAN_BYTES, SCAN_FILE_BYTES = 3000, 64 << 20, 4 << 20
 
 
 def identity() -> dict[str, Any]:
-    """What must be this machine's own: {host_keys: {path: mtime}, owned, machine_id, born, cloud_init}.
+    """This machine's own identities: {host_keys: {path: mtime}, owned, machine_id, born, cloud_init}.
 
-    owned: as host_keys, of the files that `IDENTITIES` lists. born is when cloud-init first saw this
-    instance, the oldest of its once-per-instance marks.
+    owned: as host_keys, of the files that `IDENTITIES` lists. born is when cloud-init first ran on this
+    instance, by the oldest of its once-per-instance marks.
     """
     marks = [mtime(p) for p in glob.glob("/var/lib/cloud/instance/sem/*")]
     status = run("cloud-init", "status", "--format", "json")
@@ -65,7 +66,7 @@ def identity() -> dict[str, Any]:
 
 
 def _identity_files() -> list[str]:
-    """Files of `IDENTITIES` that are there, but for an iSCSI name that is still to be made."""
+    """Existing files of `IDENTITIES`, without an iSCSI name that will be generated at the next start."""
     paths = (path for pattern in IDENTITIES for path in glob.glob(pattern))
     return sorted(p for p in paths if not re.search(r"(?m)^GenerateName=yes", _head(p)))
 
@@ -94,6 +95,7 @@ def _strings(value: Any) -> list[str]:
 
 
 def _fingerprint(blob: str) -> str:
+    # The form of ssh-keygen -l: padding is left out there.
     digest = hashlib.sha256(base64.b64decode(blob + "=" * (-len(blob) % 4))).digest()
     return "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
 
@@ -103,7 +105,7 @@ def keys() -> dict[str, Any]:
     injected: set[str] = set()
     for path in ("/run/cloud-init/instance-data-sensitive.json", "/run/cloud-init/instance-data.json"):
         known = json.loads(read(path) or "{}")
-        # not `merged_cfg`: a key that was baked into /etc/cloud is no key of this machine's launch
+        # without `merged_cfg`: it has keys that were baked into /etc/cloud, which this launch did not inject
         for text in _strings([known.get(name) for name in ("ds", "v1", "userdata")]):
             injected.update(_fingerprint(blob) for blob, _comment in _KEY.findall(text))
     authorized = []
@@ -124,9 +126,9 @@ def keys() -> dict[str, Any]:
 
 
 def build_files() -> dict[str, list[str]]:
-    """Paths that a build leaves behind: {package_cache, history, build_tools}.
+    """Paths of files of the build: {package_cache, history, build_tools}.
 
-    Temporary files are the build's when they are older than this boot: Ansible may be what asks now.
+    Temporary files count only where they are older than this boot: the current ones may be Ansible's own.
     """
     homes = sorted(set(_homes().values()))
     history = [
@@ -146,10 +148,10 @@ def build_files() -> dict[str, list[str]]:
 
 
 def secrets() -> dict[str, Any]:
-    """{found: [{path, line, kind}], files: read, complete: false when a limit ended the search}.
+    """{found: [{path, line, kind}], files: read, complete: false where a limit ended the search}.
 
-    No text of a file is in it. Files of `CREDENTIALS` are found by their names, unless they are empty; in
-    files of `SETTINGS` each line is read; in `SECRET_DIRS` whatever has a secret's form.
+    It has no text of a file. Files of `CREDENTIALS` are found by name, unless they are empty; in files of
+    `SETTINGS` each line is examined; in `SECRET_DIRS` every text with the form of a secret.
     """
     compiled = {kind: re.compile(pattern) for kind, pattern in SECRET_PATTERNS.items()}
     matches: list[dict[str, Any]] = []
@@ -157,6 +159,7 @@ def secrets() -> dict[str, Any]:
     total = 0
     complete = True
     for path, kind in _candidates():
+        # A link may lead out of the searched folders, or to a device.
         if path in seen or not os.path.isfile(path) or os.path.islink(path):
             continue
         if len(seen) >= SCAN_FILES or total >= SCAN_BYTES:
@@ -164,7 +167,7 @@ def secrets() -> dict[str, Any]:
         try:
             with open(path, "rb") as file:
                 data = file.read(SCAN_FILE_BYTES)
-        except FileNotFoundError:  # a log that was rotated away meanwhile
+        except FileNotFoundError:  # a log that was rotated meanwhile
             continue
         seen.add(path)
         total += len(data)
@@ -172,7 +175,7 @@ def secrets() -> dict[str, Any]:
         if kind == "credentials":
             matches += [{"path": path, "line": 1, "kind": "file of credentials"}] if data.strip() else []
             continue
-        hits: dict[int, str] = {}  # by line, each once
+        hits: dict[int, str] = {}  # by line, one for each
         for name, pattern in compiled.items():
             hit = pattern.search(data)
             if hit:
@@ -187,7 +190,7 @@ def secrets() -> dict[str, Any]:
 
 
 def _candidates() -> Iterator[tuple[str, str]]:
-    """Paths to look at, with the kind: credentials, settings, or any. A path may come several times."""
+    """Paths to read, with the kind: credentials, settings, or any. A path may occur several times."""
     homes = sorted(set(_homes().values()))
     for kind, patterns in (("credentials", CREDENTIALS), ("settings", SETTINGS)):
         for pattern in patterns:
@@ -199,7 +202,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 
 def _files_in(path: str) -> Iterator[str]:
-    """A file itself, and all files below a folder; without the journal, which is no text."""
+    """A file itself, and all files below a folder; without the journal, which is binary."""
     if not os.path.isdir(path):
         yield path
     for directory, folders, names in os.walk(path):

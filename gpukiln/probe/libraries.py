@@ -1,6 +1,6 @@
-"""Finds every copy of the driver's libraries that a program would load, and what leads to it.
+"""Finds every copy of the driver's libraries that a program could load, and the files that name its folder.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH110, PTH113, PTH119, PTH120, PTH207
@@ -17,7 +17,7 @@ from gpukiln.probe.base import check_output, read
 
 NAMES = ("libnvidia-ml.so", "libcuda.so")
 LINKER_FILES = ("/etc/ld.so.conf", "/etc/ld.so.conf.d/*.conf")
-# Who sets a variable for every login (pam_env(8), sh(1)) or every service (systemd-system.conf(5)).
+# Files that set a variable for every login (pam_env(8), sh(1)) or every service (systemd-system.conf(5)).
 ENVIRONMENT_FILES = (
     "/etc/environment",
     "/etc/profile",
@@ -28,23 +28,25 @@ ENVIRONMENT_FILES = (
     "/etc/systemd/system.conf",
     "/etc/systemd/system.conf.d/*.conf",
 )
-# CUDA's toolkit and its package cuda-compat have libraries under the driver's names: stubs to link against,
+# CUDA's toolkit and its package cuda-compat have libraries with the driver's names: stubs for linking,
 # which fail at run time, and those of the CUDA Compatibility guide, "Forward Compatibility".
 STANDS_IN = re.compile(r"/(stubs|compat)(/|$)")
 
 
 def libraries() -> dict[str, list[dict[str, Any]]]:
-    """{name: [{path, file, version, stands_in, named_in}]}: each copy that the linker finds, in its order.
+    """{name: [{path, file, version, stands_in, named_in}]}: each copy, in the linker's order.
 
-    path is what the linker opens and file what that leads to. version is null where the file's name has none.
-    stands_in: `stub`, `compat` or null. named_in: the files of the system that have the linker look in its
-    folder; empty for a default folder.
+    path is the file that the linker opens, file the target of its links. version is null where the file's
+    name has none.
+    stands_in: `stub`, `compat` or null. named_in: the configuration files that
+    name its folder; empty for a default folder.
     """
     cache = check_output("ldconfig", "-p")
     by_linker, by_variable = _linker_folders(), _variable_folders()
     copies: dict[str, list[dict[str, Any]]] = {}
     for name in NAMES:
         paths = [f"{folder}/{name}.1" for folder in by_variable if os.path.exists(f"{folder}/{name}.1")]
+        # `ldconfig -p` lists the cache in the order in which ld.so uses it.
         paths += re.findall(rf"^\s*{re.escape(name)}\.1 .*=> (\S+)$", cache, re.M)
         copies[name] = [_copy(name, path, by_linker, by_variable) for path in dict.fromkeys(paths)]
     return copies

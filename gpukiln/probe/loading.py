@@ -1,6 +1,6 @@
-"""Finds out which module modprobe would load for a GPU on each installed kernel, and what decides that.
+"""Finds the module that modprobe would load for a GPU on each kernel, and the settings that decide it.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH110, PTH118, PTH119, PTH120, PTH123, PTH207
@@ -20,9 +20,9 @@ from gpukiln.probe.base import PATH, PCI, bus_gpus, check_output, in_container, 
 
 TREES = "/lib/modules"
 MODULE_NAMES = {"nvidia": "nvidia", "nvidia_uvm": "nvidia-uvm", "nvidia_modeset": "nvidia-modeset"}
-# A Tesla T4, where no GPU is on the bus: NVIDIA's module takes every 3D controller of NVIDIA.
+# Where no GPU is on the bus, that of a Tesla T4: NVIDIA's module matches every 3D controller of NVIDIA.
 MODALIAS = "pci:v000010DEd00001EB8sv000010DEsd000012A2bc03sc02i00"
-MAX_DEPTH = 4  # install commands that lead to the next one
+MAX_DEPTH = 4  # of `install` commands that call modprobe, which may run the next one
 BOOT_FILES = (
     "/boot/grub/grub.cfg",
     "/boot/grub2/grub.cfg",
@@ -34,7 +34,8 @@ BOOT_FILES = (
 BOOT_OPTION = re.compile(r"(?:^|[\s\"'=])(module_blacklist|modprobe\.blacklist|vfio[-_]pci\.ids)=([^\s\"']+)")
 DRIVER_MODULE = re.compile(r"nvidia([-_][\w-]*)?\.ko(\.(xz|zst|gz))?")
 VERSION = re.compile(rb"(?<![a-z])version=([\d.]+)\0")
-# How the kernel knows a compressed initramfs: lib/decompress.c of the kernel, and lz4's frame format.
+# Magic numbers by which the kernel recognises a compressed initramfs: lib/decompress.c of the kernel, and
+# lz4's frame format.
 COMPRESSED = (
     (b"\x1f\x8b", "gzip"),
     (b"\xfd7zXZ", "xz"),
@@ -51,11 +52,11 @@ def loading() -> dict[str, Any]:
     """{modalias, kernels, copies, blacklist, softdeps, vfio_ids, boot_options, gsp_off, nova}.
 
     - kernels: {kernel: {nvidia, nvidia_uvm, nvidia_modeset, gpu: {files, commands, error}}}: what modprobe
-      would load for each name and, as udev asks it, for the GPU with that modalias; commands are those of
-      modprobe.d(5), `install`, that lead to no module.
+      would load for each name and, as udev asks it, for the GPU with that modalias; commands are
+      `install` commands of modprobe.d(5) that load no module.
     - copies: {kernel: {module: [{file, version}]}} where a tree has several of a name.
-    - blacklist, softdeps, vfio_ids: of modprobe's configuration, which has the running kernel's command line
-      in it.
+    - blacklist, softdeps, vfio_ids: of modprobe's configuration, which includes the running kernel's command
+      line.
     - boot_options: {file: {option: [value]}} of the running kernel and of those that the boot loader starts.
     - gsp_off: whether an option of the module keeps it from using GSP firmware.
     - nova: whether the kernel's nova_core is loaded.
@@ -94,8 +95,8 @@ def _modalias() -> str:
 def would_load(release: str, name: str, *options: str, depth: int = 0) -> dict[str, Any]:
     """{files, commands, error}: what modprobe would load on a kernel; see `loading`.
 
-    An `install` command is run instead of the module, and most run modprobe again: Debian's leads from nvidia
-    to nvidia-current. `alias NAME off` makes modprobe load nothing, and call that success.
+    modprobe runs an `install` command instead of loading the module, and most of them run modprobe again:
+    Debian's turns nvidia into nvidia-current. With `alias NAME off` modprobe loads nothing and succeeds.
     """
     said = run("modprobe", "-S", release, "--show-depends", *options, name)
     if said["rc"] != 0:
@@ -122,7 +123,7 @@ def would_load(release: str, name: str, *options: str, depth: int = 0) -> dict[s
 def copies(release: str) -> dict[str, list[dict[str, Any]]]:
     """{module: [{file, version}]} of the driver's modules that a kernel's tree has more than once.
 
-    depmod takes one of them, by depmod.d(5): `updates` before all others, unless a file there says otherwise.
+    depmod uses one of them, by depmod.d(5): that in `updates`, unless a file there has another order.
     """
     files: dict[str, dict[str, str]] = {}
     for folder, _, names in os.walk(f"{TREES}/{release}"):
@@ -142,13 +143,14 @@ def _version(path: str) -> str | None:
 
 
 def boot_options() -> dict[str, dict[str, list[str]]]:
-    """{file: {option: [value]}}: options of kernels that keep modules from loading, or give GPUs away."""
-    sources = [] if in_container() else ["/proc/cmdline"]  # a container has its host's
+    """{file: {option: [value]}}: kernel options that block modules or give GPUs to vfio-pci."""
+    sources = [] if in_container() else ["/proc/cmdline"]  # in a container it is the host's
     sources += [path for pattern in BOOT_FILES for path in sorted(glob.glob(pattern))]
     by_file: dict[str, dict[str, list[str]]] = {}
     for source in sources:
         for option, values in BOOT_OPTION.findall(read(source) or ""):
             known = by_file.setdefault(source, {}).setdefault(option, [])
+            # grub.cfg has an entry for each kernel, most with the same options.
             known += [value for value in values.split(",") if value not in known]
     return by_file
 
@@ -156,8 +158,8 @@ def boot_options() -> dict[str, dict[str, list[str]]]:
 def modules_in(image: str) -> dict[str, str | None]:
     """{file: version}: the driver's modules that an initramfs carries; null where the version can't be read.
 
-    The format is in buffer-format.rst of the kernel's documentation: archives of cpio one after the other, of
-    which the last may be compressed.
+    The format is in buffer-format.rst of the kernel's documentation: several cpio archives in
+    sequence, of which the last may be compressed.
     """
     modules: dict[str, str | None] = {}
     with open(image, "rb") as file:
@@ -178,22 +180,25 @@ def modules_in(image: str) -> dict[str, str | None]:
             assert process.stdout is not None  # noqa: S101 - it was asked for
             while _read_archive(process.stdout, modules):
                 pass
+            # The rest of the archive is not needed.
             process.kill()
     return modules
 
 
 def _read_archive(stream: Any, modules: dict[str, str | None]) -> bool:
-    """Add the driver's modules of the archive that begins here; False where none does."""
+    """Add the driver's modules of the archive at this position; False where there is no archive."""
+    # Archives are padded with zero bytes.
     while stream.peek(1)[:1] == b"\0":
         stream.read(1)
     if stream.peek(6)[:6] not in (b"070701", b"070702"):
         return False
     while True:
         header = stream.read(110)
-        if len(header) < 110:  # cut off
+        if len(header) < 110:  # truncated
             return False
         size, length = int(header[54:62], 16), int(header[94:102], 16)
         name = stream.read(length).rstrip(b"\0").decode("utf-8", "replace")
+        # Header and name, and then the data, are padded to four bytes (cpio, newc).
         stream.read(-(110 + length) % 4)
         if name == "TRAILER!!!":
             return True
@@ -214,7 +219,7 @@ def _skip(stream: BinaryIO, size: int) -> None:
 
 
 def _version_of(module: bytes, packed: str | None) -> str | None:
-    """The version that a module names in its section .modinfo, where every text ends in a zero byte."""
+    """The version in a module's section .modinfo, where every text ends with a zero byte."""
     try:
         if packed == "zst":
             done = subprocess.run(

@@ -1,6 +1,6 @@
-"""Gathers whether the tools work that watch the GPUs.
+"""Gathers whether the monitoring tools of the GPUs work.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from gpukiln.probe.base import (
     run_unless_hung,
 )
 
-DIAG_TIMEOUT_S = 240  # of level 1, seconds on a healthy machine
+DIAG_TIMEOUT_S = 240  # of level 1, which takes seconds on a healthy machine
 
 
 def monitoring() -> dict[str, Any]:
-    """{nvtop: {rc, out}, dcgm: {ran, rc, out, problem, tests}}; DCGM is asked only where there is a GPU."""
+    """{nvtop: {rc, out}, dcgm: {ran, rc, out, problem, tests}}; DCGM runs only where there is a GPU."""
     nvtop = run_unless_hung("nvtop", "--version", timeout=20)
     if NOT_REACHED not in nvtop:
         nvtop = {"rc": nvtop["rc"], "out": (nvtop["out"] + nvtop["err"]).strip()[:300]}
@@ -37,11 +37,12 @@ def _dcgm() -> dict[str, Any]:
     require_driver_answers()
     if run("dcgmi", "--version")["rc"] == 127:
         return {"ran": False}
+    # Level 1 takes seconds and loads no GPU; level 2 and more would run tests on GPUs in use.
     done = run("dcgmi", "diag", "-r", "1", "-j", timeout=DIAG_TIMEOUT_S)
     problem = None
     tests: list[dict[str, str]] = []
     try:
-        # Words may come before the document, for example about another version of the host engine.
+        # dcgmi may print messages before the document, for example about another version of the host engine.
         tests = diag_tests(json.loads(done["out"][max(done["out"].find("{"), 0) :]))
     except ValueError as error:
         problem = f"its output is no JSON: {error}"
@@ -55,9 +56,14 @@ def _dcgm() -> dict[str, Any]:
 
 
 def diag_tests(document: Any) -> list[dict[str, str]]:
-    """Every result in what `dcgmi diag -j` prints: [{name, status, warning}].
+    """Every result in the output of `dcgmi diag -j`: [{name, status, warning}].
 
-    The keys around them changed between DCGM 3 and 4: a test is what has a name and results.
+    The surrounding keys differ between DCGM 3 and 4, so that a test is any object with a name and results.
+
+    >>> diag_tests({"tests": [{"name": "Denylist", "results": [{"status": "Pass"}]}]})
+    [{'name': 'Denylist', 'status': 'Pass', 'warning': ''}]
+    >>> diag_tests({"error": "no GPU"})
+    []
     """
     if isinstance(document, list):
         return [row for inner in document for row in diag_tests(inner)]

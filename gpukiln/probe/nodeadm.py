@@ -1,7 +1,7 @@
-"""What makes a node of a machine of EKS's Amazon Linux. Sent to the judged machine with gather.py.
+"""Gathers the state of nodeadm, which joins a machine of EKS's Amazon Linux to a cluster.
 
-Its units, and what they say without a NodeConfig: awslabs/amazon-eks-ami, templates/al2023/runtime/rootfs and
-nodeadm/internal/configprovider/mime.go.
+Its units, and their messages without a NodeConfig: awslabs/amazon-eks-ami, templates/al2023/runtime/rootfs
+and nodeadm/internal/configprovider/mime.go.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from typing import Any
 
 from gpukiln.probe.base import check_output, read, run, tail
 
-UNIT = "nodeadm-config.service"  # it writes containerd's configuration, and starts nothing
+UNIT = "nodeadm-config.service"  # it writes containerd's configuration and starts no unit
 
 
 def nodeadm() -> dict[str, Any]:
-    """What makes a node of a machine of EKS's Amazon Linux: {installed, config, configured, error}.
+    """The state of nodeadm: {installed, config, configured, error}.
 
-    config: `none`, `given`, or `rehearsed`: gpukiln's own, of a cluster that there is not. configured:
-    whether nodeadm took it in this boot. error: its last word where it did not.
+    config: `none`, `given`, or `rehearsed`: gpukiln's own, for a cluster that does not exist. configured:
+    whether nodeadm accepted it in this boot. error: its last message where it did not.
     """
     if not Path("/usr/bin/nodeadm").exists():
         return {"installed": False}

@@ -1,12 +1,12 @@
-"""Gathers what NVML says of the machine's GPUs.
+"""Gathers NVML's values of the machine's GPUs.
 
-Runs on the machine beside `gpukiln.probe.gather`, and obeys the same rules. It loads NVIDIA's own bindings
-(pynvml of nvidia-ml-py), which are sent along and imported only where there is a GPU.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`. It loads NVIDIA's own bindings
+(pynvml of nvidia-ml-py), which are sent with it and imported only where there is a GPU.
 
 A value that a GPU or its driver doesn't have is null. Whatever else goes wrong with a call (NVML's error, an
-exception of the bindings, a result of another type, a call that does not return) stands in the place of that
-call's value as `{"_error": text, "code": NVML's number or null, "name": why}`, and costs nothing else: a
-check that reads it fails. `name` is left out for NVML's own errors.
+exception of the bindings, a result of another type, a call that does not return) is in the place of
+that call's value as `{"_error": text, "code": NVML's number or null, "name": why}`, and affects no other
+value: only a check that reads it fails. `name` is left out for NVML's own errors.
 """
 
 # See gpukiln/probe/gather.py.
@@ -35,13 +35,13 @@ from gpukiln.probe.nvml_values import (
 )
 
 TIMEOUT_S = 180.0  # of `nvlink_facts`, for all GPUs
-# Without persistence mode every first handle initialises its GPU: more than 25 s for eight A100
-# (Azure/AgentBaker#2829), and each step waits for whoever else initialises one.
+# Without persistence mode the first handle of each GPU initialises it: more than 25 s for eight A100
+# (Azure/AgentBaker#2829), and each step waits for other processes that initialise GPUs.
 START_S = 120.0  # for NVML to start, while it makes progress
 GPU_S = 60.0  # for one GPU, likewise
 STUCK_S = 30.0  # in state D without progress: firmware that does not answer, a lost device
-SLOW_S = 5.0  # of silence, from which on people receive what is waited for
-HUNG_CALLS = 2  # of one GPU, from which on it is not asked again
+SLOW_S = 5.0  # of silence, after which a message says what is waited for
+HUNG_CALLS = 2  # of one GPU, after which it is not asked again
 HUNG, SLOW, CRASHED, UNEXPECTED = "HUNG", "SLOW", "FAILED", "UNEXPECTED"
 LIBRARY, LIBRARY_NOT_FOUND = "libnvidia-ml.so.1", 12
 NOT_SUPPORTED, FUNCTION_NOT_FOUND, INVALID_ARGUMENT, VERSION_MISMATCH, NOT_FOUND = 3, 13, 2, 25, 6
@@ -67,7 +67,12 @@ Read = Callable[[Any], Any]
 def address(bus_id: str) -> str:
     """A bus id of NVML, 00000000:00:1E.0, as sysfs writes it: 0000:00:1e.0.
 
-    What is no bus id stays as it is, for messages.
+    Other texts are returned unchanged, for messages.
+
+    >>> address("00000000:00:1E.0")
+    '0000:00:1e.0'
+    >>> address("unknown")
+    'unknown'
     """
     domain, _colon, rest = bus_id.lower().partition(":")
     try:
@@ -77,7 +82,7 @@ def address(bus_id: str) -> str:
 
 
 def name_gpus(facts: dict[str, Any]) -> None:
-    """Give the GPUs of the PCI bus (`gpus.pci`) the names by which NVML knows them."""
+    """Give the GPUs of the PCI bus (`gpus.pci`) NVML's names."""
     known = {}
     for gpu in facts.get("nvml", {}).get("gpus", []):
         if isinstance(gpu.get("bus_id"), str) and isinstance(gpu.get("name"), str):
@@ -87,18 +92,18 @@ def name_gpus(facts: dict[str, Any]) -> None:
             gpu["name"] = known[gpu["address"]]
 
 
-def nvml_facts(there: bool) -> dict[str, Any]:
-    """What NVML says: {available, error, driver, nvml, cuda_driver, confidential, gpus}.
+def nvml_facts(has_gpus: bool) -> dict[str, Any]:
+    """NVML's facts: {available, error, driver, nvml, cuda_driver, confidential, gpus}.
 
     Args:
-        there: Whether there are GPUs to ask about; where there is none nothing is loaded.
+        has_gpus: Whether there are GPUs; without one nothing is loaded.
 
     Raises:
         HungError: NVML does not start, or a GPU gives no answer.
-        NotReachedError: It has not started yet.
-        RuntimeError: The process that asked ended.
+        NotReachedError: NVML has not started yet.
+        RuntimeError: The process that asked NVML ended.
     """
-    if not there:
+    if not has_gpus:
         return dict(NOTHING)
     answer = ask_nvml(shown=False)
     if answer.why:
@@ -110,17 +115,17 @@ def nvml_facts(there: bool) -> dict[str, Any]:
     return {**answer.head, "gpus": answer.gpus}
 
 
-def nvlink_facts(there: bool) -> dict[str, Any]:
-    """The NVLinks once more, to be compared with what `nvml_facts` found: {error, gpus: [{index, nvlinks}]}.
+def nvlink_facts(has_gpus: bool) -> dict[str, Any]:
+    """The NVLinks again, for comparison with those of `nvml_facts`: {error, gpus: [{index, nvlinks}]}.
 
     Args:
-        there: As of `nvml_facts`.
+        has_gpus: As of `nvml_facts`.
     """
-    return call(read_nvlinks, TIMEOUT_S) if there else {"error": None, "gpus": []}
+    return call(read_nvlinks, TIMEOUT_S) if has_gpus else {"error": None, "gpus": []}
 
 
 class CurrentCall:
-    """Which call a child process is making: memory that both share, for a call may never return."""
+    """The current call of a child process, in memory that the parent shares: a call may never return."""
 
     SIZE = 512
 
@@ -128,25 +133,25 @@ class CurrentCall:
         self._memory = mmap.mmap(-1, self.SIZE)
 
     def set(self, call: str) -> None:
-        """Note a call that is about to be made."""
+        """Store the call that is about to be made."""
         data = call.encode()[: self.SIZE - 2] + b"\0"
         self._memory[: len(data)] = data
 
     def clear(self) -> None:
-        """Note that no call is made."""
+        """Store that no call is being made."""
         self._memory[0] = 0
 
     def get(self) -> str:
-        """The call that was noted last."""
+        """The stored call."""
         return bytes(self._memory[:]).partition(b"\0")[0].decode("utf-8", "replace")
 
 
 class Nvml:
-    """Asks pynvml, and turns whatever goes wrong into values.
+    """Calls pynvml, and returns errors as values.
 
     Args:
-        calling: Where each call is noted while it is made.
-        skip: Calls that are not made, as `calling` has them, with the name of what went wrong before.
+        calling: Stores each call while it is made.
+        skip: Calls that are left out, in the form of `calling`, with the name of their earlier error.
     """
 
     NOT_FOUND, VERSION_MISMATCH = NOT_FOUND, VERSION_MISMATCH
@@ -155,16 +160,18 @@ class Nvml:
         import pynvml  # noqa: PLC0415 - only where there is a GPU
 
         self.pynvml = pynvml
-        self.index: int | None = None  # the GPU that is asked
-        self.brief = False  # leave out what only the suite judges: counters of links, other kinds of P2P
+        self.index: int | None = None  # the GPU of the current call
+        # leave out values that only the suite reads: counters of links, other kinds of P2P
+        self.brief = False
         self._calling, self._skip = calling, skip or {}
 
     def ask(self, name: str, *args: Any, read: Read | None = None) -> Any:
         """Call a function of pynvml by its name.
 
         Args:
-            read: Makes the value of what the function returned; raises TypeError, or whatever it likes, where
-                that is nothing of the kind. Without it only bytes become text.
+            read: Converts the returned value; raises TypeError or another exception where that has another
+                type.
+                Without it only bytes become text.
         """
         if self._calling is not None:
             more = [arg for arg in args[1:] if isinstance(arg, (int, list))] if len(args) > 1 else ""
@@ -174,7 +181,7 @@ class Nvml:
             self._calling.set(key)
         try:
             function = getattr(self.pynvml, name, None)
-            if function is None:  # bindings that are older than the function
+            if function is None:  # the bindings are older than the function
                 return None
             returned = function(*args)
             return (read or _decoded)(returned)
@@ -182,7 +189,7 @@ class Nvml:
             if _code(error) in (NOT_SUPPORTED, FUNCTION_NOT_FOUND):
                 return None
             return {"_error": f"{name}: {error}", "code": _code(error)}
-        except Exception as error:  # a call costs its own value, whatever it raises or returns
+        except Exception as error:  # an exception or a wrong type affects only the value of this call
             why = f"{name}: {type(error).__name__}: {error}"
             return {"_error": why[:300], "code": None, "name": UNEXPECTED}
         finally:
@@ -194,15 +201,15 @@ class Nvml:
         return self.ask(f"nvmlDeviceGet{name}", handle, *args, read=read)
 
     def either(self, newer: tuple[Any, ...], older: tuple[Any, ...], read: Read | None = None) -> Any:
-        """As `ask`; the older function where the newer one is not there."""
+        """As `ask`; the older function where the newer one does not exist."""
         value = self.ask(*newer, read=read)
         return self.ask(*older, read=read) if value is None else value
 
     def field(self, handle: Any, number: int, kind: str, scope: int = 0) -> Any:
-        """A field of a GPU, read as `kind` of NVML's union of values; null where this driver has no such."""
+        """A field of a GPU, read as `kind` of NVML's union of values; null where the driver lacks it."""
 
         def read(values: Any) -> Any:
-            status = whole_number(values[0].nvmlReturn)  # what is in the union means nothing unless it is 0
+            status = whole_number(values[0].nvmlReturn)  # the union has a value only where this is 0
             if status in (NOT_SUPPORTED, INVALID_ARGUMENT):
                 return None
             if status:
@@ -246,7 +253,7 @@ def _decoded(returned: Any) -> Any:
 
 
 def _several_values(nvml: Nvml, handle: Any, function: str, **reads: Read) -> dict[str, Any]:
-    """A result of several values, each under its name; null or the error for each where there is none."""
+    """A result of several values, each under its name; null or the error for each where the call failed."""
 
     def each(returned: Any) -> dict[str, Any]:
         if len(returned) < len(reads):
@@ -258,12 +265,12 @@ def _several_values(nvml: Nvml, handle: Any, function: str, **reads: Read) -> di
 
 @dataclass
 class NvmlAnswer:
-    """What NVML said.
+    """The answer of NVML.
 
     Args:
-        head: All that `read_nvml` returns but the GPUs; empty where nothing was said.
-        gpus: Each GPU, and each error in a GPU's place.
-        why: Why nothing more is known; a `Hang` where NVML gave no answer. Empty as a rule.
+        head: The result of `read_nvml` without the GPUs; empty without an answer.
+        gpus: Each GPU, or the error in its place.
+        why: Why the rest is unknown; a `Hang` where NVML gave no answer; usually empty.
     """
 
     head: dict[str, Any] = field(default_factory=dict)
@@ -274,15 +281,15 @@ class NvmlAnswer:
 def ask_nvml(
     *, shown: bool, silent: Callable[[float, str, str], None] | None = None, ask: Any = None
 ) -> NvmlAnswer:
-    """Ask NVML in a child process, GPU by GPU and call by call, for any call may never return.
+    """Ask NVML in a child process, GPU by GPU and call by call, because any call may never return.
 
-    A call that does not return costs its own value: the GPU is asked again without it. One with several
-    such calls is given up.
+    After a call that does not return the GPU is asked again without it, so that only its value is missing. A
+    GPU with several such calls is given up.
 
     Args:
-        shown: Whether each GPU has what is shown beside what is judged, as `more`.
+        shown: Whether each GPU gets the values for display too, as `more`.
         silent: Called while NVML is silent, as that of `in_child`.
-        ask: What runs in the child in place of `read_gpus`.
+        ask: Runs in the child instead of `read_gpus`.
     """
     answer = NvmlAnswer()
     done: dict[int, dict[str, Any]] = {}
@@ -305,7 +312,8 @@ def ask_nvml(
     while True:
         at = None
         calling.clear()
-        stuck_s = STUCK_S / 3 if waited else STUCK_S  # who holds the driver's lock had its time
+        # another process that holds the driver's lock had enough time in the first round
+        stuck_s = STUCK_S / 3 if waited else STUCK_S
         ended = in_child(work, receive, stuck_s=stuck_s, silent=silent)
         waited = waited or isinstance(ended, Hang)
         call_made = calling.get()
@@ -322,26 +330,26 @@ def ask_nvml(
         if at is None or at in done:
             answer.why = ended
             break
-        # This one gives no answer at all, or kills who asks it: the others are asked again without it.
+        # This GPU gives no answer, or ends the process that asks it: the others are asked again without it.
         done[at] = {"index": at, "error": {"_error": str(ended), "code": None, "name": name}}
     answer.gpus = [done[index] for index in sorted(done)]
     return answer
 
 
 def _is_vital(call: str) -> bool:
-    """Whether nothing is known of a GPU, or of all, without what a call returns."""
+    """Whether a call is needed for all other values of a GPU, or of all GPUs."""
     return call.split()[1] in ("nvmlInit", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex")
 
 
 def read_gpus(
     send: Send, skip: Collection[int], calling: CurrentCall, calls: Mapping[str, str], shown: bool
 ) -> None:
-    """Ask NVML for everything that is judged and shown; runs in the child process of `ask_nvml`.
+    """Ask NVML for the values of the checks and for display; runs in the child process of `ask_nvml`.
 
     Args:
-        send: Given `head`, all that `read_nvml` returns but the GPUs, and each `gpu` with its `index`.
+        send: Called with `head`, the result of `read_nvml` without the GPUs, and each `gpu` with its `index`.
         skip: Indices of GPUs that are not asked.
-        calling: Where each call is noted while it is made.
+        calling: Stores each call while it is made.
         calls: Calls that are not made.
         shown: As of `ask_nvml`.
     """
@@ -368,7 +376,7 @@ def read_gpus(
 
 
 def read_nvml() -> dict[str, Any]:
-    """Ask NVML for everything that is judged, in this process; for what is what see `gpu_facts`."""
+    """Ask NVML for the values that the checks read, in this process; `gpu_facts` explains them."""
     head: dict[str, Any] = {}
     gpus: dict[int, dict[str, Any]] = {}
     _read(Nvml(), head.update, gpus.__setitem__, gpu_facts)
@@ -386,9 +394,9 @@ def _read(
     """Ask for all GPUs.
 
     Args:
-        general: Given what is not about one GPU.
-        add: Given each GPU.
-        ask_gpu: Asks for one.
+        general: Called with the values that are not about one GPU.
+        add: Called with each GPU.
+        ask_gpu: Returns the values of one GPU.
     """
     head = {**NOTHING}
     del head["gpus"]
@@ -421,12 +429,13 @@ def _read(
 
 
 def _start(nvml: Nvml) -> dict[str, Any] | None:
-    """Start NVML; why it does not start."""
+    """Start NVML; returns the error where it does not start."""
     error = nvml.ask("nvmlInit")
     if not is_error(error):
         return None
     error["_error"] = error["_error"].replace("nvmlInit: ", "")
-    if error["code"] == LIBRARY_NOT_FOUND:  # of whatever reason; the bindings keep it to themselves
+    # The loader's own message names the missing file.
+    if error["code"] == LIBRARY_NOT_FOUND:  # the bindings hide why the library can't be loaded
         try:
             ctypes.CDLL(LIBRARY)
         except OSError as why:
@@ -439,7 +448,7 @@ def _cuda_version(returned: Any) -> str:
 
 
 def read_nvlinks() -> dict[str, Any]:
-    """Ask NVML for the NVLinks alone; each GPU's are an error where it can't be asked."""
+    """Ask NVML for the NVLinks alone; an error for each GPU that can't be asked."""
     nvml = Nvml()
     if error := _start(nvml):
         return {"error": error, "gpus": []}
@@ -454,9 +463,9 @@ def read_nvlinks() -> dict[str, Any]:
 
 
 def _confidential(nvml: Nvml) -> dict[str, Any]:
-    """{on: whether the GPUs do confidential computing, ready: whether they accept work then}.
+    """{on: whether confidential computing is on, ready: whether the GPUs accept work then}.
 
-    Until somebody has set the ready state, CUDA answers 802 there (NVIDIA/nvtrust#87; `nvidia-smi
+    Until the ready state is set, CUDA answers 802 (NVIDIA/nvtrust#87; `nvidia-smi
     conf-compute -srs 1`).
     """
     return {
@@ -466,7 +475,7 @@ def _confidential(nvml: Nvml) -> dict[str, Any]:
 
 
 def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
-    """One GPU: its values of the moment as `current_values` reads them, and those that last."""
+    """One GPU: the changing values, as `current_values` reads them, and the constant ones."""
     get = partial(nvml.get, handle)
     now = current_values(nvml, handle)
     return {
@@ -500,8 +509,8 @@ def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
             "max_mem": get("MaxClockInfo", 2),
         },
         "throttle": now["throttle"],
-        # On Ada and later T.Limit, margins at which something is done, supersedes the threshold: that one is
-        # 0 or not there (nvml.h).
+        # On Ada and later T.Limit, the margin at which the GPU acts, supersedes the threshold, which is 0 or
+        # missing there (nvml.h).
         "temperature": {
             **now["temperature"],
             "slowdown": get("TemperatureThreshold", 1) or None,
@@ -522,12 +531,13 @@ def gpu_facts(nvml: Nvml, index: int, handle: Any) -> dict[str, Any]:
 
 
 def current_values(nvml: Nvml, handle: Any) -> dict[str, Any]:
-    """What changes from moment to moment, of which a watch reads nothing else.
+    """The values that change all the time; `watch` reads only these.
 
-    Clocks in MHz, memory in MiB (`memory`), power in W, temperature in degrees Celsius; margin: how far it is
-    to the limit, negative above it.
+    Clocks in MHz, memory in MiB (`memory`), power in W, temperature in degrees Celsius; margin: the
+    distance to the limit, negative above it.
     """
     get = partial(nvml.get, handle)
+    # NVML renamed throttle reasons to event reasons; older libraries have only the older name.
     mask = nvml.either(
         ("nvmlDeviceGetCurrentClocksEventReasons", handle),
         ("nvmlDeviceGetCurrentClocksThrottleReasons", handle),
@@ -553,14 +563,15 @@ def current_values(nvml: Nvml, handle: Any) -> dict[str, Any]:
 def _links(nvml: Nvml, handle: Any) -> Any:
     """[{link, state, version, remote_bus_id, errors}], null where the GPU has no NVLink.
 
-    errors count since the driver was loaded, or the GPU was reset.
+    errors are counted since the driver was loaded or the GPU was reset.
     """
     links = []
     listed = nvml.field(handle, LINK_COUNT, "uiVal")
     most = nvml.pynvml.NVML_NVLINK_MAX_LINKS
     for link in range(min(listed, most) if isinstance(listed, int) else most):
         state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link, read=flag)
-        # Not every driver has the field of their number; links that are not there are no valid argument.
+        # Some drivers do not have the field with the number of links. The index of a missing link is an
+        # invalid argument.
         if state is None or (is_error(state) and state["code"] == INVALID_ARGUMENT):
             continue
         row: dict[str, Any] = {
@@ -588,13 +599,13 @@ def _links(nvml: Nvml, handle: Any) -> Any:
 
 
 def _remote(pci: Any) -> str | None:
-    """What is at a link's other end; all ones where that is no PCI device (GB200's switches)."""
+    """The device at a link's other end; None for all ones, which is no PCI device (GB200's switches)."""
     bus_id = text(pci.busId)
     return None if not bus_id or bus_id.upper().startswith("FFFFFFFF:FF") else bus_id
 
 
 def _recoveries(nvml: Nvml, handle: Any, link: int, counted: Any) -> Any:
-    """How often a link recovered: by its counter or, of NVLink 5, by a field; the other one may be 0."""
+    """How often a link recovered: by its counter or, on NVLink 5, by a field; the other value may be 0."""
     listed = nvml.field(handle, RECOVERIES, "ullVal", link)
     if counted is None or (isinstance(counted, int) and isinstance(listed, int) and listed > counted):
         return listed
@@ -604,14 +615,15 @@ def _recoveries(nvml: Nvml, handle: Any, link: int, counted: Any) -> Any:
 def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
     """{state, status, cluster, clique, health}.
 
-    state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome; GPUs that
-    have cluster and clique in common reach each other; health: NVML's mask, null where it says nothing.
+    state: 0 none, 1 not started, 2 in progress, 3 completed; status: NVML's number of its outcome; GPUs
+    with the same cluster and clique reach each other; health: NVML's mask, null where it has none.
     """
     info: Any = None
 
     def ask(name: str, layout: str) -> Any:
         nonlocal info
-        make = getattr(nvml.pynvml, layout, None)  # older bindings lack it
+        # The versioned structure has the health mask; the older one is for older drivers.
+        make = getattr(nvml.pynvml, layout, None)  # older bindings do not have it
         if make is None:
             return None
         info = make()
@@ -632,7 +644,7 @@ def _fabric(nvml: Nvml, handle: Any) -> dict[str, Any]:
 
 
 def _processes(nvml: Nvml, handle: Any) -> Any:
-    """[{pid, name, kind, memory}] in MiB, null where the GPU does not tell.
+    """[{pid, name, kind, memory}] in MiB, null where the GPU does not report them.
 
     kind: compute, graphics, or compute+graphics for a process that NVML lists as both (C+G of nvidia-smi).
     """
@@ -641,6 +653,7 @@ def _processes(nvml: Nvml, handle: Any) -> Any:
         return {whole_number(row.pid): _used_mib(row.usedGpuMemory) for row in rows}
 
     listed: dict[int, dict[str, Any]] = {}
+    # NVML lists a process that does both in both lists.
     for kind in ("compute", "graphics"):
         name = f"nvmlDeviceGet{kind.capitalize()}RunningProcesses"
         by_pid = nvml.either((f"{name}_v3", handle), (f"{name}_v2", handle), read=read)
@@ -662,7 +675,7 @@ def _used_mib(memory: Any) -> int | None:
 
 
 def _peer(nvml: Nvml, index: int, handle: Any, other: Any) -> dict[str, Any]:
-    """How another GPU is reached, in NVML's numbers: {index, ancestor, p2p: {read, write, nvlink, ...}}."""
+    """The path to another GPU, in NVML's numbers: {index, ancestor, p2p: {read, write, nvlink, ...}}."""
     kinds = {"read": P2P["read"]} if nvml.brief else P2P
     return {
         "index": index,

@@ -1,6 +1,6 @@
-"""Gathers what NVML says of one GPU beyond what the suite judges: what people look at and choose by.
+"""Converts NVML's values, and gathers those of one GPU that only `gpukiln-gpu` shows.
 
-Runs on the machine beside `gpukiln.probe.nvml`, which asks it, and obeys the same rules.
+Used by `gpukiln.probe.nvml`, by the same rules.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ RECOVERY_ACTIONS = {
     6: "bus reset",
     7: "system reboot",
 }
-COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}  # nvmlComputeMode_t; 1 is gone
-MAX_COUNT = 1024  # of GPUs, or of MIG devices of one
+# nvmlComputeMode_t; 1 is no longer used
+COMPUTE_MODES = {0: "default", 2: "prohibited", 3: "exclusive-process"}
+MAX_COUNT = 1024  # of GPUs, or of MIG devices of a GPU; a larger number is an error of NVML
 # Words of 64 NUMA nodes, and NVML_AFFINITY_SCOPE_NODE.
 NODE_WORDS, NODE_SCOPE = 4, 0
 # nvmlDeviceArchitecture_t
@@ -39,7 +40,7 @@ ARCHITECTURES = {
 
 
 def is_error(value: Any) -> bool:
-    """Whether an error stands in a value's place."""
+    """Whether a value is an error."""
     return isinstance(value, dict) and "_error" in value
 
 
@@ -47,7 +48,14 @@ def whole_number(returned: Any) -> int:
     """A whole number that NVML returned.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It has another type.
+
+    >>> whole_number(3)
+    3
+    >>> whole_number("3")
+    Traceback (most recent call last):
+        ...
+    TypeError: str '3', wanted a number
     """
     if isinstance(returned, bool) or not isinstance(returned, int):
         raise TypeError(f"{type(returned).__name__} {str(returned)[:80]!r}, wanted a number")
@@ -55,10 +63,10 @@ def whole_number(returned: Any) -> int:
 
 
 def count(returned: Any) -> int:
-    """How many there are of something on one machine; a number that no machine has is none.
+    """A number of devices of one machine.
 
     Raises:
-        TypeError: It is none.
+        TypeError: It is no number, or one that no machine has.
     """
     if not 0 <= whole_number(returned) <= MAX_COUNT:
         raise TypeError(f"{returned}, wanted a number up to {MAX_COUNT}")
@@ -66,7 +74,7 @@ def count(returned: Any) -> int:
 
 
 def thousandth(returned: Any) -> float:
-    """A number of thousandths, as NVML has power in mW and energy in mJ."""
+    """A value in W or J, of NVML's mW or mJ."""
     return round(whole_number(returned) / 1000, 3)
 
 
@@ -76,10 +84,10 @@ def flag(returned: Any) -> bool:
 
 
 def text(returned: Any) -> str:
-    """Text that NVML returned; the bindings return bytes of nvmlDeviceGetGspFirmwareVersion.
+    """Text that NVML returned; for nvmlDeviceGetGspFirmwareVersion the bindings return bytes.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: It is neither text nor bytes.
     """
     if isinstance(returned, bytes):
         returned = returned.partition(b"\0")[0].decode("utf-8", "replace")
@@ -89,14 +97,14 @@ def text(returned: Any) -> str:
 
 
 def display_facts(nvml: Any, handle: Any) -> dict[str, Any]:
-    """What is shown of one GPU: memory in MiB, utilization and energy as of `usage`.
+    """The values of one GPU for display: memory in MiB, utilization and energy as of `usage`.
 
     Args:
-        nvml: What asks, see `gpukiln.probe.nvml`.
+        nvml: An `Nvml` of `gpukiln.probe.nvml`.
         handle: NVML's, of a GPU.
     """
 
-    def sampled(returned: Any) -> int:  # a utilization, and the microseconds that it was sampled for
+    def sampled(returned: Any) -> int:  # a tuple of the utilization and the sampling period in microseconds
         return whole_number(returned[0])
 
     get, now = partial(nvml.get, handle), usage(nvml, handle)
@@ -124,17 +132,23 @@ def display_facts(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def name_of_number(number: Any, names: dict[int, str]) -> Any:
-    """A number of NVML by its name; one that has none as it is."""
+    """The name of NVML's number; `number N` where it has none.
+
+    >>> name_of_number(9, ARCHITECTURES), name_of_number(99, ARCHITECTURES)
+    ('Hopper', 'number 99')
+    >>> name_of_number({"_error": "GPU is lost"}, ARCHITECTURES)
+    {'_error': 'GPU is lost'}
+    """
     return names.get(number, f"number {number}") if isinstance(number, int) else number
 
 
 def spread_values(returned: Any, *names: str) -> dict[str, Any]:
-    """Values of one call by name; null or the error for each where there is none."""
+    """Values of one call by name; null or the error for each where the call failed."""
     return dict.fromkeys(names, returned) if returned is None or is_error(returned) else dict(returned)
 
 
 def usage(nvml: Any, handle: Any) -> dict[str, Any]:
-    """{utilization: {gpu, memory} in percent, energy: in J since the driver's load}, which move too."""
+    """{utilization: {gpu, memory} in percent, energy: in J since the driver was loaded}."""
 
     def rates(returned: Any) -> dict[str, int]:
         return {"gpu": whole_number(returned.gpu), "memory": whole_number(returned.memory)}
@@ -147,7 +161,7 @@ def usage(nvml: Any, handle: Any) -> dict[str, Any]:
 
 
 def _nodes(words: Any) -> list[int]:
-    """NUMA nodes of a set of 64 bits a word."""
+    """The NUMA nodes of a bit set, 64 bits in each word."""
     return [
         64 * at + bit for at, word in enumerate(words) for bit in range(64) if whole_number(word) >> bit & 1
     ]
@@ -163,14 +177,14 @@ def capability(nvml: Any, handle: Any) -> Any:
 
 
 def memory(nvml: Any, handle: Any) -> dict[str, Any]:
-    """{total, used, reserved, free} in MiB; reserved is the driver's own share and no part of used.
+    """{total, used, reserved, free} in MiB; reserved is the driver's own memory and not part of used.
 
-    A driver before branch 510 does not tell them apart: reserved is null there, and part of used.
+    Before driver branch 510 reserved is null, and its memory is part of used.
     """
 
     def read(returned: Any) -> dict[str, Any]:
         names = ("total", "used", "free")
-        reserved = getattr(returned, "reserved", None)  # the older layout has none
+        reserved = getattr(returned, "reserved", None)  # the older layout does not have it
         sizes = {name: whole_number(getattr(returned, name)) >> 20 for name in names}
         return {**sizes, "reserved": None if reserved is None else whole_number(reserved) >> 20}
 

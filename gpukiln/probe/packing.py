@@ -1,4 +1,4 @@
-"""Packs what gathers a machine's facts into one command, so that they come in one round trip."""
+"""Packs the modules that gather a machine's facts into one command, so that one round trip is enough."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from pathlib import Path
 from gpukiln.probe import scripts
 
 NO_PYTHON = 127
-STANDALONE = ("gather", "passthrough")  # a program's main module, and one that is sent alone
+STANDALONE = ("gather", "passthrough")  # the main module, and a module that is sent alone
 UNPRIVILEGED = ("runner", "pod", "contact")  # profiles
-# Of the characters of base 85 those that Ansible takes for a template, and a shell for a variable.
+# Characters of base 85 that Ansible would read as a template and a shell as a variable, and replacements.
 BASE85_UNSAFE, BASE85_SAFE = "{%#$`!", ",.:/[]"
 
 
 def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None = None) -> str:
-    """Shell command that prints a machine's facts; takes root through sudo where it is not root already.
+    """Shell command that prints a machine's facts; becomes root through sudo unless it is root.
 
-    A container, of the profiles runner and pod, is judged as its own user sees it, without root.
+    Containers, with the profiles runner and pod, are verified as their own user, without root.
 
     Args:
-        profile: Key of `gpukiln.verify.checks.PROFILES`; `contact` for what scripts/first-contact looks at.
-        mark: Stands on a line of its own before the facts and after them; see `facts_in`.
-        max_seconds: Within which it ends, whatever hangs; None for no limit.
+        profile: Key of `gpukiln.verify.checks.PROFILES`; `contact` for scripts/first-contact.
+        mark: Printed on a line before and a line after the facts; see `facts_in`.
+        max_seconds: After which it ends, whatever hangs; None for no limit.
     """
     limit = "-" if max_seconds is None else f"{max_seconds:.0f}"
+    # -n: sudo must fail instead of asking for a password that nobody types.
     become = "" if profile in UNPRIVILEGED else "[ $(id -u) = 0 ] || s='sudo -n'; "
     return (
         f"if ! command -v python3 >/dev/null; then echo python3: not found >&2; exit {NO_PYTHON}; fi; "
@@ -39,29 +40,36 @@ def gather_command(profile: str = "", mark: str = "-", max_seconds: float | None
 
 
 def facts_in(output: str, mark: str) -> str:
-    """The facts in what the command printed: a login shell may print something before it and after it.
+    r"""The facts in the output of the command; a login shell may print text before and after them.
 
     Args:
-        mark: The one that the command was given.
+        mark: The mark of the command.
 
     Raises:
-        ValueError: They are not in it.
+        ValueError: The output has no facts.
+
+    >>> facts_in("Welcome!\n-m-{}-m-", "-m-")
+    '{}'
+    >>> facts_in("Welcome!", "-m-")
+    Traceback (most recent call last):
+        ...
+    ValueError: the machine's output has no facts
     """
-    parts = output.split(mark)  # Ansible takes the line end off an output
+    parts = output.split(mark)  # no line ends here: Ansible strips the last one of an output
     if len(parts) != 3:
-        raise ValueError("no facts are in what the machine printed")
+        raise ValueError("the machine's output has no facts")
     return parts[1]
 
 
 def contact_program(more: dict[str, str]) -> str:
-    """A program of one file that does what scripts/first-contact does, where there is no checkout.
+    """scripts/first-contact as a program of one file, for machines without a checkout.
 
     Args:
         more: Further modules, by name.
     """
-    ours = ("__init__", "errors", "files")
+    files = ("__init__", "errors", "files")
     modules = {
-        **{f"gpukiln.{name}".removesuffix(".__init__"): _text(f"{name}.py") for name in ours},
+        **{f"gpukiln.{name}".removesuffix(".__init__"): _text(f"{name}.py") for name in files},
         **module_sources(),
         **{
             f"gpukiln.probe.{name}": _text(f"probe/{name}.py")
@@ -79,7 +87,7 @@ def _code() -> str:
     """The program that gathers the facts.
 
     Linux takes at most 128 KiB for one argument of a program, and all of this is one: the sources, with
-    NVIDIA's bindings of NVML, are packed, and imported from there only when they are needed.
+    NVIDIA's bindings of NVML, are compressed, and imported from there when they are needed.
     """
     return _program({"gpukiln": "", **module_sources(), "__main__": _text("probe/gather.py")})
 
@@ -88,7 +96,7 @@ def module_sources() -> dict[str, str]:
     """The text of each module that gathers the facts, and of what they import, by its name."""
     bindings = importlib.util.find_spec("pynvml")
     if bindings is None or bindings.origin is None:
-        raise RuntimeError("nvidia-ml-py is not installed beside gpukiln, wanted its module pynvml")
+        raise RuntimeError("found no module pynvml, wanted nvidia-ml-py installed with gpukiln")
     modules = (name for name in _probe_modules() if not _is_contact_only(name) and name not in STANDALONE)
     return {
         "gpukiln.probe": "",
@@ -109,7 +117,7 @@ def _is_contact_only(name: str) -> bool:
 
 
 def _text(name: str) -> str:
-    """A file of the package; asked for late, for what was sent has no file."""
+    """The text of a file of the package, read late because a packed module has no file."""
     return (Path(__file__).parents[1] / name).read_text(encoding="utf-8")
 
 
@@ -122,6 +130,7 @@ def without_comments(source: str) -> str:
     "a = 1\nb = '# text'\n"
     """
     lines = source.splitlines()
+    # By tokens: a # may be part of a text.
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
@@ -130,10 +139,11 @@ def without_comments(source: str) -> str:
 
 
 def _program(sources: dict[str, str]) -> str:
-    # A small dictionary: the machine has to find the memory for it.
+    # A small dictionary, because the machine needs that much memory to decompress.
     filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 20}]
     code = {name: without_comments(text) for name, text in sources.items()}
     packed = lzma.compress(json.dumps(code).encode(), filters=filters)
+    # Base 85 needs 6 % less space than base 64, and one argument of a program has at most 128 KiB.
     text = base64.b85encode(packed).decode().translate(str.maketrans(BASE85_UNSAFE, BASE85_SAFE))
     unsafe = ",".join(str(ord(c)) for c in BASE85_UNSAFE)
     return "\n".join(

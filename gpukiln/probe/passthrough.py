@@ -1,6 +1,6 @@
-"""What a hypervisor's kernel says of its PCI devices: drivers, IOMMU groups, who uses an NVIDIA GPU.
+"""Reads a hypervisor's PCI devices from sysfs and procfs: drivers, IOMMU groups, users of NVIDIA GPUs.
 
-It is sent to the host as it is (`python3 - /`), so it imports nothing of ours.
+It is sent to the host as one file (`python3 - /`), so that it imports nothing of gpukiln.
 """
 
 # ruff: noqa: PTH110, PTH115, PTH118, PTH119, PTH120, PTH123, PTH207
@@ -24,7 +24,7 @@ def read_host(root: str = "/") -> dict[str, Any]:
     Returns:
         {host, kernel, cmdline, groups: how many IOMMU groups there are, devices: {ADDRESS: {vendor, device,
         class, driver, group, boot_vga, bridge}}, gpus: {GPU-UUID: ADDRESS} of the loaded NVIDIA driver,
-        users: {ADDRESS: ["PID NAME"]} of the processes that have such a GPU open; root alone sees all}.
+        users: {ADDRESS: ["PID NAME"]} of the processes that have such a GPU open; only root sees all}.
     """
     gpus, minors = _nvidia(root)
     return {
@@ -57,7 +57,8 @@ def _device(path: str) -> dict[str, Any]:
         "driver": _link(path, "driver"),
         "group": int(group) if group else None,
         "boot_vga": _read(path, "boot_vga") == "1",
-        # bridges and root ports have one: PVE::SysFSTools::pci_dev_group_bind_to_vfio knows them by it
+        # Bridges and root ports have this folder; PVE::SysFSTools::pci_dev_group_bind_to_vfio recognises them
+        # by it.
         "bridge": os.path.exists(os.path.join(path, "pci_bus")),
     }
 
@@ -85,12 +86,12 @@ def _nvidia(root: str) -> tuple[dict[str, str], dict[str, str]]:
 def _users(root: str, minors: dict[str, str]) -> dict[str, list[str]]:
     users: dict[str, list[str]] = {}
     for path in glob.glob(os.path.join(root, "proc/[0-9]*/fd/*")) if minors else ():
-        with contextlib.suppress(OSError):  # it ended, or is somebody else's
+        with contextlib.suppress(OSError):  # the process ended, or belongs to another user
             address = minors.get(os.readlink(path))
             process = os.path.dirname(os.path.dirname(path))
-            who = f"{os.path.basename(process)} {_read(process, 'comm')}"
-            if address and who not in users.setdefault(address, []):
-                users[address].append(who)
+            process_name = f"{os.path.basename(process)} {_read(process, 'comm')}"
+            if address and process_name not in users.setdefault(address, []):
+                users[address].append(process_name)
     return users
 
 

@@ -1,15 +1,15 @@
-"""The two kernels that every GPU is made to run, as PTX text, and what the first one must compute.
+"""The two kernels that every GPU runs, as PTX text, and the expected result of the first one.
 
-PTX is compiled by the driver itself (libnvidia-ptxjitcompiler), so no CUDA toolkit is needed. ISA 7.0 and
+The driver itself compiles PTX (libnvidia-ptxjitcompiler), so that no CUDA toolkit is needed. ISA 7.0 and
 target sm_50 are read by every driver branch from 450 on and run on every GPU from Maxwell on (PTX ISA,
-"Release Notes"). Runs on the judged machine, see gpukiln/probe/gather.py.
+"Release Notes"). Runs on the machine that is verified, see gpukiln/probe/gather.py.
 """
 
 from __future__ import annotations
 
 import struct
 
-TILE = 1024  # the hash starts from the element's index modulo this, so that a host can compute them all
+TILE = 1024  # the hash starts from the element's index modulo this, so that the host can compute all of them
 ROUNDS = 256
 _WORD = 0xFFFFFFFF
 
@@ -110,7 +110,7 @@ def hash_word(start: int, rounds: int = ROUNDS) -> int:
 
     Args:
         start: Index of the element modulo `TILE`.
-        rounds: How often.
+        rounds: The number of rounds.
 
     Returns:
         32 bits.
@@ -126,7 +126,7 @@ def hash_word(start: int, rounds: int = ROUNDS) -> int:
 
 
 def expected_result(tiles: int, rounds: int = ROUNDS) -> bytes:
-    """What gpukiln_hash must leave in memory, every element of it; takes about 0.3 s for any number.
+    """The complete result of gpukiln_hash; takes about 0.3 s for any number of tiles.
 
     Args:
         tiles: How many times `TILE` elements of 32 bits.

@@ -1,10 +1,10 @@
-"""Records what NVML says of this host's GPUs, for replaying it where there is none.
+"""Records NVML's values of this host's GPUs, to replay them on a machine without a GPU.
 
     scripts/run python -m gpukiln.probe.recording recording.json
 
 Only reads, as root or not, and ends within three minutes. UUIDs, serial numbers and clusters are replaced by
-numbers in the order of the GPUs, processes lose their names: nothing in the recording tells one host from
-another of its kind. `invoke cloud.gpus MACHINE --recording recording.json` replays the part `nvml`.
+numbers in the order of the GPUs, processes lose their names: a recording does not identify its
+host. `invoke cloud.gpus MACHINE --recording recording.json` replays the part `nvml`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ SCHEMA = 1
 
 
 def redact(nvml: dict[str, Any]) -> dict[str, Any]:
-    """What NVML said, without what is one host's own.
+    """NVML's facts without ids and names of the host.
 
     Args:
-        nvml: The section `nvml` of the facts; it is left as it is.
+        nvml: The section `nvml` of the facts; it is not changed.
 
     Returns:
-        A copy with other UUIDs, serial numbers and clusters, the same each time, and nameless processes.
+        A copy with other UUIDs, serial numbers and clusters, the same each time, and processes without names.
     """
     shown = copy.deepcopy(nvml)
     pids: dict[int, int] = {}
@@ -47,6 +47,7 @@ def redact(nvml: dict[str, Any]) -> dict[str, Any]:
             if isinstance(gpu.get(key), str):
                 gpu[key] = form.format(gpu["index"])
         cluster = gpu.get("fabric", {}).get("cluster")
+        # GPUs without a fabric have only zeros, which identify nothing.
         if isinstance(cluster, str) and cluster.strip("0"):
             gpu["fabric"]["cluster"] = clusters.setdefault(cluster, f"{len(clusters) + 1:032x}")
         processes = gpu.get("processes")
@@ -66,11 +67,12 @@ def make_recording(pci: list[dict[str, str]]) -> dict[str, Any]:
         {schema, gpukiln, pci, nvml}.
 
     Raises:
-        UnavailableError: There is no GPU or a simulated one, no bindings are there, or NVML gave no answer.
+        UnavailableError: There is no GPU or a simulated one, the bindings are missing, or NVML gave no
+            answer.
     """
     if is_simulated():
         raise UnavailableError(
-            "the GPUs of this machine are simulated, wanted real ones: a recording of a double says nothing",
+            "the GPUs of this machine are simulated, wanted real ones",
             hint="run it on a host with a GPU",
         )
     if not pci:
@@ -78,7 +80,7 @@ def make_recording(pci: list[dict[str, str]]) -> dict[str, Any]:
     if importlib.util.find_spec("pynvml") is None:
         raise UnavailableError(
             f"{sys.executable} has no NVML bindings (nvidia-ml-py)",
-            hint="run it with scripts/run, which brings them",
+            hint="run it with scripts/run, which installs them",
         )
     try:
         nvml = call(read_nvml, TIMEOUT_S)
@@ -94,10 +96,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Of the command line; the process's own when None.
 
     Returns:
-        The exit code; 4 where no recording can be made, and then no file is written.
+        The exit code; 4 where no recording can be made; no file is written then.
     """
     parser = argparse.ArgumentParser(
-        prog="gpukiln.probe.recording", description="Records what NVML says of this host's GPUs."
+        prog="gpukiln.probe.recording", description="Records NVML's values of this host's GPUs."
     )
     parser.add_argument("file", nargs="?", type=Path, help="where to write it; left out: standard output")
     file = parser.parse_args(arguments).file

@@ -1,7 +1,7 @@
-"""Gathers what a container for GPU jobs has. Runs inside it as its own user, see gpukiln/probe/gather.py.
+"""Gathers the facts of a container for GPU jobs. Runs inside it as its own user, see gpukiln/probe/gather.py.
 
-Nothing here needs a GPU. What it compiles goes into a temporary folder and into the compiler cache of the
-container, which is thrown away.
+No section here needs a GPU. Compiled files go into a temporary folder and into the compiler cache of the
+container, which is deleted afterwards.
 """
 
 # ruff: noqa: PTH110, PTH112, PTH113, PTH114, PTH116, PTH118, PTH120, PTH123, PTH207, S108
@@ -34,7 +34,7 @@ TOOLS = {
     "ptxas": ("ptxas", "--version"),
     "nvcc": ("nvcc", "--version"),
 }
-# Files by which somebody's account or registration would go with the image.
+# Files with credentials of an account or a registration, which everybody with the image could use.
 CREDENTIAL_FILES = (
     ".netrc",
     ".git-credentials",
@@ -76,11 +76,11 @@ IMPORTS = (
     "pybind11",
 )
 SECRET_NAME = re.compile(r"(?i)token|secret|passw|api_?key|credential")
-SCAN_BYTES = 1 << 20  # of each file; a key stands at its beginning
+SCAN_BYTES = 1 << 20  # of each file; a key is at its beginning
 PROGRAM = "int main(void) { return 0; }\n"
 KERNEL = 'extern "C" __global__ void gpukiln(float *x) { x[threadIdx.x] *= 2.0f; }\n'
 ARCHITECTURE = "70"  # Volta: the oldest that CUDA 12 and the newest runtimes both know
-# Asks the libraries themselves, and has NVRTC compile; in a process of its own, which may crash.
+# Asks the libraries for their versions, and compiles with NVRTC. In a separate process, because it may crash.
 LIBRARIES = r"""
 import ctypes, json, sys
 found = {}
@@ -140,11 +140,12 @@ print(json.dumps(found))
 def run_in_image(*argv: str, timeout: float = 120, **variables: str) -> dict[str, Any]:
     """Run a command as a job of the image does, with the image's own PATH."""
     extra = [f"{name}={value}" for name, value in variables.items()]
+    # `run` sets the probe's own PATH; a job has the image's.
     return run("env", f"PATH={os.environ.get('PATH', '')}", *extra, *argv, timeout=timeout)
 
 
 def runner() -> dict[str, Any]:
-    """What the container is: see the functions below, one a key."""
+    """The facts of the container; each key has a function below."""
     home = pwd.getpwuid(os.getuid()).pw_dir
     return {
         "user": {
@@ -154,7 +155,7 @@ def runner() -> dict[str, Any]:
             "root_without_password": run_in_image("sudo", "-n", "true")["rc"] == 0,
         },
         "process_1": (read("/proc/1/cmdline") or "").replace("\0", " ").strip(),
-        # before anything is compiled
+        # before the first compilation, which fills caches
         "build_files": sorted(p for pattern in CACHES for p in glob.glob(pattern.format(home=home))),
         "credentials": credentials(home),
         "writable": writable_paths(),
@@ -169,13 +170,13 @@ def runner() -> dict[str, Any]:
 
 
 def visible_gpus() -> dict[str, Any]:
-    """{pci: the GPUs that this container was given, container, module: loaded version}."""
+    """{pci: the GPUs that this container can open, container, module: loaded version}."""
     loaded = read("/sys/module/nvidia/version")
     return {"pci": accessible_gpus(), "container": True, "module": loaded.strip() if loaded else None}
 
 
 def first_line(argv: tuple[str, ...]) -> dict[str, Any]:
-    """{rc, out}: what a tool says of its version; nvcc and ptxas say it in their last line but one."""
+    """{rc, out}: a tool's version line; nvcc and ptxas have it in their last line but one."""
     done = run_in_image(*argv)
     lines = [line for line in (done["out"] or done["err"]).splitlines() if line.strip()]
     release = [line for line in lines if "release" in line]
@@ -183,7 +184,7 @@ def first_line(argv: tuple[str, ...]) -> dict[str, Any]:
 
 
 def credentials(home: str) -> list[str]:
-    """What would go with the image though it is somebody's: paths, and names of variables."""
+    """Credentials in the image: paths, and names of variables."""
     secrets = [path for name in CREDENTIAL_FILES for path in glob.glob(f"{home}/{name}")]
     secrets += glob.glob("/etc/apt/auth.conf") + glob.glob("/etc/apt/auth.conf.d/*")
     secrets += [f"${name}" for name, value in os.environ.items() if SECRET_NAME.search(name) and value]
@@ -192,7 +193,7 @@ def credentials(home: str) -> list[str]:
             secrets.append(path)
     patterns = [re.compile(pattern) for pattern in SECRET_PATTERNS.values()]
     for directory, folders, names in os.walk(home):
-        # the runner's own programs and Node.js, whose tests hold keys of nobody
+        # the runner's own programs and Node.js, whose test data has keys
         folders[:] = [f for f in folders if f not in ("externals", "bin", "node_modules")]
         for name in names:
             path = os.path.join(directory, name)
@@ -204,7 +205,7 @@ def credentials(home: str) -> list[str]:
 
 
 def writable_paths() -> list[str]:
-    """Files and folders that a job must not be able to change, and can: hooks, programs, the record."""
+    """Files and folders that a job can change but should not: hooks, programs, the record."""
     watched = ["/etc/gpukiln", "/opt/gpukiln", "/usr/local/bin", "/usr/local/cuda/"]
     watched += [os.path.dirname(os.environ.get(name, "")) for name in HOOKS]
     paths = [path for path in {*filter(None, watched)} if os.path.exists(path) and os.access(path, os.W_OK)]
@@ -216,12 +217,13 @@ def writable_paths() -> list[str]:
 
 
 def disk_use() -> dict[str, int]:
-    """{bytes} of all files of the container, {unseen}: folders that its user may not read."""
+    """{bytes} of all files of the container, {unseen}: folders that its user can't read."""
     total = 0
     unseen: list[OSError] = []
     seen: set[int] = set()
     root = os.stat("/").st_dev
     for directory, folders, names in os.walk("/", onerror=unseen.append):
+        # Only the image's file system: mounted volumes and /proc are not part of it.
         folders[:] = [f for f in folders if os.lstat(os.path.join(directory, f)).st_dev == root]
         for name in names:
             status = os.lstat(os.path.join(directory, name))
@@ -232,7 +234,7 @@ def disk_use() -> dict[str, int]:
 
 
 def python_packages() -> dict[str, Any]:
-    """{check: what pip finds wrong, installed: {name: version}, imports: {module: error or null}}."""
+    """{check: pip's report, installed: {name: version}, imports: {module: error or null}}."""
     done = run_in_image("python3", "-m", "pip", "--disable-pip-version-check", "check")
     tried = run_in_image("python3", "-c", IMPORTING, *IMPORTS)
     listed = run_in_image("python3", "-m", "pip", "--disable-pip-version-check", "list", "--format=json")
@@ -249,6 +251,7 @@ def ccache() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         source = os.path.join(folder, "a.c")
         with open(source, "w") as file:
+            # A new source for each run: the cache must miss the first time.
             file.write(f"/* {os.getpid()} */\n{PROGRAM}")
         zero = run_in_image("ccache", "--zero-stats")
         codes = [run_in_image("ccache", "gcc", "-c", source, "-o", f"{folder}/{n}.o")["rc"] for n in (1, 2)]
@@ -281,7 +284,7 @@ def actions_runner(home: str) -> dict[str, Any]:
 
 
 def cuda_libraries() -> dict[str, Any]:
-    """What CUDA's libraries say of themselves, and what its compilers make.
+    """The versions of CUDA's libraries, and the results of its compilers.
 
     {libraries: {name: {version, error}}, nvrtc: the same, ptxas: {rc, out, cubin}, nvcc: {rc, out, program}}.
     """

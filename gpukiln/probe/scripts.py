@@ -1,4 +1,4 @@
-"""Files of this repository that a judged machine runs or reads; `gpukiln.probe.packing` sends their text."""
+"""Files of this repository that a verified machine runs or reads; `gpukiln.probe.packing` sends them."""
 
 from gpukiln import recipes
 
@@ -8,7 +8,7 @@ FILES = {
     "CREDENTIALS": "roles/image_hygiene/files/credential-files.txt",
     "SETTINGS": "roles/image_hygiene/files/settings-files.txt",
 }
-"""By the constant that holds the text."""
+"""Path by the constant that has the text."""
 
 
 def _text(constant: str) -> str:
@@ -22,13 +22,13 @@ def _patterns(constant: str) -> tuple[str, ...]:
 
 SIGNATURE = _text("SIGNATURE")
 IDENTITIES = _patterns("IDENTITIES")
-"""Shell patterns of what each machine has to make for itself; the role image_hygiene removes the same."""
+"""Shell patterns of files that each machine must generate itself; the role image_hygiene removes the same."""
 CREDENTIALS = _patterns("CREDENTIALS")
-"""Shell patterns of files of credentials, of which ~ is each user's home; the role removes the same."""
+"""Shell patterns of files with credentials, where ~ is each user's home; the role removes the same."""
 SETTINGS = _patterns("SETTINGS")
-"""Shell patterns of files in which no line may hold a credential."""
+"""Shell patterns of files in which no line may have a credential."""
 
 
 def constants() -> str:
-    """A module with the constants alone, for a machine that has no files of this repository."""
+    """A module with only the constants, for a machine without the files of this repository."""
     return "".join(f"{name} = {globals()[name]!r}\n" for name in FILES)

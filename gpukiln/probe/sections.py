@@ -1,6 +1,6 @@
-"""Gathers section after section, within its time whatever hangs.
+"""Gathers one section after the other, within the time limit whatever hangs.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # See gpukiln/probe/gather.py.
@@ -26,14 +26,14 @@ from gpukiln.probe.base import (
 from gpukiln.probe.child import Hang, Send, in_child
 
 WAIT_S = 300  # how long the boot and cloud-init may still take
-GRACE_S = 3  # for a section to say that the time is up
+GRACE_S = 3  # for a section to report that the time is up
 
 
 def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dict[str, Any]:
-    """The facts, within the time of `watch` whatever hangs.
+    """Gather the facts within the time of `watch`, whatever hangs.
 
-    A child process gathers them, one section after the other. Where it waits in the kernel itself, which
-    nothing ends, the section that it was in is given up and another child goes on with the next one.
+    A child process gathers one section after the other. Where it is in uninterruptible sleep, which no signal
+    ends, its section is given up, and another child continues with the next one.
 
     Args:
         sections: Name to function.
@@ -86,7 +86,7 @@ def gather(sections: dict[str, Callable[[], Any]], *, boot: bool = False) -> dic
 
 
 def gather_section(name: str, section: Callable[[], Any]) -> dict[str, Any]:
-    """What a section found, how long it took and what it asked."""
+    """A section's value, duration and evidence."""
     started = time.monotonic()
     evidence.clear()
     try:
@@ -101,7 +101,7 @@ def gather_section(name: str, section: Callable[[], Any]) -> dict[str, Any]:
 
 
 def wait_for_boot() -> None:
-    """Give the boot and cloud-init the time that they need, and at most a third of what there is."""
+    """Wait for the boot and cloud-init, for at most a third of the time."""
     wait = min(WAIT_S, watch.left() / 3)
     with contextlib.suppress(NotReachedError):
         run("systemctl", "is-system-running", "--wait", timeout=wait, waits=True)

@@ -1,8 +1,8 @@
-"""Asks the services of a workspace whether they run, answer, and compute on the GPU.
+"""Gathers whether the services of a workspace run, answer, and compute on the GPU.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules, but for a model: where
-Ollama has none, the one of its definition is fetched, for without one nothing shows where it computes.
-Which services there should be is the first line of their Compose file (gpukiln/workspaces/services.py).
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`, with one exception: where Ollama
+has no model, that of its definition is fetched, because without one it is unknown where Ollama computes.
+The first line of the Compose file names the services (gpukiln/workspaces/services.py).
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from gpukiln.probe.base import REDACT_CHARS, check_output, evidence, read, run, 
 from gpukiln.redact import redact
 
 COMPOSE = "/etc/gpukiln/compose.yaml"
-PROJECT = "gpukiln"  # of Compose, by which their containers are found
+PROJECT = "gpukiln"  # Compose's project, by which the containers are found
 HOST = "127.0.0.1"
-ANSWER_S, PULL_S, GENERATE_S = 10.0, 300.0, 180.0  # a model of some GB is read from the disk first
+# generating first reads a model of several GB from the disk
+ANSWER_S, PULL_S, GENERATE_S = 10.0, 300.0, 180.0
 PIECE = 1 << 16
-MAX_ANSWER_BYTES = 4 << 20  # bytes of an answer
-# What Ollama's log says of GPUs (ollama/ollama, discover/ and llm/).
+MAX_ANSWER_BYTES = 4 << 20  # of an HTTP answer; a larger one is an error
+# Lines about GPUs in Ollama's log (ollama/ollama, discover/ and llm/).
 ABOUT_GPUS = re.compile(r"(?i)no compatible gpus|inference compute|cuda|vram|offload|driver|nvml")
 
 
 def services() -> dict[str, Any]:
-    """{name: {wanted, container, http, and by what it computes: ollama or vllm}}; empty: there are none.
+    """{name: {wanted, container, http, and ollama or vllm, by its engine}}; empty: there are none.
 
-    wanted is what the Compose file tells of it; container and http are what is found, see below.
+    wanted is its entry in the Compose file; for container and http see the functions below.
     """
     said = re.match(r"x-gpukiln: (\{.*\})\n", read(COMPOSE) or "")
     if not said:
         return {}
     rows: dict[str, Any] = {}
-    boxes = containers()
+    by_service = containers()
     for name, declared in json.loads(said[1]).items():
-        box = boxes.get(name)
+        box = by_service.get(name)
         row = rows[name] = {"wanted": declared, "container": box}
         row["http"] = http_request(declared["port"], declared["answers"])
         if box and row["http"].get("status") == 200:
@@ -53,7 +54,7 @@ def services() -> dict[str, Any]:
 
 
 def containers() -> dict[str, Any]:
-    """{service: {id, state, exit_code, error, health, gpus}} of ours; gpus: whether it was given any."""
+    """{service: {id, state, exit_code, error, health, gpus}} of the project; gpus: whether it has any."""
     label = f"label=com.docker.compose.project={PROJECT}"
     ids = check_output("docker", "ps", "--all", "--quiet", "--no-trunc", "--filter", label).split()
     rows = json.loads(check_output("docker", "inspect", *ids)) if ids else []
@@ -72,33 +73,34 @@ def containers() -> dict[str, Any]:
 
 
 def pids_of(container: str) -> list[int]:
-    """Numbers of a container's processes, as the host counts them."""
+    """A container's process ids on the host."""
     return [
         int(word) for word in check_output("docker", "top", container, "-eo", "pid").split() if word.isdigit()
     ]
 
 
 def log_of(container: str) -> list[str]:
-    """The last lines of a container's log that are about GPUs."""
+    """The last lines about GPUs in a container's log."""
     said = run("docker", "logs", "--tail", "400", container)
     lines = [line for line in (said["out"] + said["err"]).splitlines() if ABOUT_GPUS.search(line)]
     return [tail(redact(line), 300) for line in lines[-3:]]
 
 
 def ollama(port: int, model: str) -> dict[str, Any]:
-    """{model, generate, ps}, or {not_run: why}: a few words generated, and then where the model lies.
+    """{model, generate, ps}, or {not_run: why}: generates a few words, then reads where the model is.
 
     `size_vram` of /api/ps is the part of `size` that is in GPU memory (ollama/ollama, docs/api.md, List
     Running Models; `ollama ps` shows 100% GPU where they are equal).
     """
     tags = http_request(port, "/api/tags")
-    there = {str(row["name"]): int(row["size"]) for row in (tags.get("json") or {}).get("models") or ()}
-    if not there:
+    sizes = {str(row["name"]): int(row["size"]) for row in (tags.get("json") or {}).get("models") or ()}
+    if not sizes:
         pulled = http_request(port, "/api/pull", {"model": model, "stream": False}, PULL_S)
         if problem := problem_of(pulled):
             return {"not_run": f"it has no model, and {model} can't be fetched: {problem}"}
-    elif model not in there:
-        model = min(there, key=lambda name: there[name])
+    # The smallest model that is there: it is loaded fastest.
+    elif model not in sizes:
+        model = min(sizes, key=lambda name: sizes[name])
     options = {"num_predict": 4}
     asked = {"model": model, "prompt": "1 + 1 =", "stream": False, "options": options}
     generate = http_request(port, "/api/generate", asked, GENERATE_S)
@@ -106,7 +108,13 @@ def ollama(port: int, model: str) -> dict[str, Any]:
 
 
 def problem_of(answer: dict[str, Any]) -> str:
-    """Why an answer is none; empty where it is one."""
+    """The problem of an answer; empty where it is good.
+
+    >>> problem_of({"error": "no answer in 10 s"})
+    'no answer in 10 s'
+    >>> problem_of({"status": 200, "json": {}, "text": "{}"})
+    ''
+    """
     if "error" in answer:
         return str(answer["error"])
     said = answer.get("json")
@@ -117,7 +125,7 @@ def problem_of(answer: dict[str, Any]) -> str:
 
 
 def http_request(port: int, path: str, body: Any = None, seconds: float = 0.0) -> dict[str, Any]:
-    """{status, json or null, text}, or {error: why}; within the seconds, however slowly it speaks.
+    """{status, json or null, text}, or {error: why}; within the seconds, however slowly the answer arrives.
 
     seconds: 0 for ANSWER_S.
     """
@@ -126,6 +134,7 @@ def http_request(port: int, path: str, body: Any = None, seconds: float = 0.0) -
     evidence.append(row)
     limit = watch.limit(seconds or ANSWER_S)
     watch.alive(limit + ANSWER_S)
+    # The timeout of http.client is for each read: a server that sends byte by byte would never reach it.
     until = time.monotonic() + limit
     connection = http.client.HTTPConnection(HOST, port, timeout=limit)
     try:

@@ -1,9 +1,9 @@
-"""Gathers whether the GPUs of this machine are simulated, and what of that is on its disk.
+"""Gathers whether the GPUs of this machine are simulated, and files of the simulation on its disk.
 
-The embedded cloud gives an instance such GPUs: a double of NVML stands where the driver has its library, and
-a stand-in where nvidia-smi is, both mounted over the image's own files. A machine booted from an image that
-was baked there must not carry them. Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the
-same rules.
+The embedded cloud gives an instance such GPUs: a simulated NVML library and a
+simulated nvidia-smi, both mounted over the image's own files. A machine booted from an image that
+was baked there must not carry them. Runs on the machine that is verified, by the rules of
+`gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH112, PTH113, PTH118, PTH123, PTH207
@@ -26,7 +26,7 @@ UNITS = f"/etc/systemd/system/{UNIT}"
 WANTS_LINKS = f"/etc/systemd/system/*.wants/{UNIT}"
 MOUNTINFO = "/proc/self/mountinfo"
 LIBRARY, NVIDIA_SMI = "libnvidia-ml.so", "nvidia-smi"
-# The state at the end of the double's file begins with this, so far before the file's end.
+# The state at the end of the simulated library begins with this header, at this distance from the file's end.
 HEADER, STATE_BYTES = b"gpukiln simulated GPUs 1".ljust(32, b"\0"), 4096 + 2 * 524288
 SMI_MARK, SMI_BYTES = b"gpukiln simulated nvidia-smi", 16 << 20
 LIBRARIES = (
@@ -45,25 +45,26 @@ PROGRAMS = (
 
 
 def simulated() -> dict[str, Any]:
-    """{machine: whether its GPUs are simulated, disk: paths of what that left on the disk}."""
+    """{machine: whether its GPUs are simulated, disk: paths of the simulation on the disk}."""
     return {"machine": is_simulated(), "disk": sorted(_disk_paths())}
 
 
 def is_simulated() -> bool:
-    """Whether what programs take for this machine's GPUs is a double."""
+    """Whether the NVML library of this machine is the simulated one."""
     return os.path.isdir(FOLDER) or any(is_double(path) for path in _library_paths())
 
 
 def gpus_to_ask() -> bool:
-    """Whether there are GPUs that NVML and nvidia-smi can be asked about; simulated ones are on no bus."""
+    """Whether NVML and nvidia-smi have GPUs; simulated ones are on no bus."""
     return bool(pci_gpus()) or is_simulated()
 
 
 def is_double(path: str) -> bool:
-    """Whether a file is the double of NVML, by its header."""
+    """Whether a file is the simulated NVML library, by its header."""
     try:
         with open(path, "rb") as file:
             size = file.seek(0, os.SEEK_END)
+            # A real NVML library is smaller or has other bytes there.
             if size < STATE_BYTES:
                 return False
             file.seek(size - STATE_BYTES)
@@ -73,7 +74,7 @@ def is_double(path: str) -> bool:
 
 
 def _is_stand_in(path: str) -> bool:
-    """Whether a file is the stand-in of nvidia-smi."""
+    """Whether a file is the simulated nvidia-smi."""
     if not os.path.isfile(path):
         return False
     with open(path, "rb") as file:
@@ -81,20 +82,20 @@ def _is_stand_in(path: str) -> bool:
 
 
 def _cached_libraries() -> list[str]:
-    """The paths of the library that the loader's cache names."""
+    """The paths of the library in the dynamic linker's cache."""
     said = run("ldconfig", "-p")["out"]
     return re.findall(rf"(?m)^\s*{re.escape(LIBRARY)}\S* .*=> (\S+)$", said)
 
 
 def _library_paths() -> Iterator[str]:
-    """Where a program finds the library."""
+    """The paths where programs find the library."""
     for folder in filter(None, os.environ.get("LD_LIBRARY_PATH", "").split(":")):
         yield os.path.join(folder, f"{LIBRARY}.1")
     yield from _cached_libraries()
 
 
 def _disk_paths() -> set[str]:
-    """What the double left on the disk; what is mounted over a file is not, the file below it is."""
+    """Files of the simulation on the disk; not a file that is mounted over another one."""
     mounted = _mount_points()
 
     def real(paths: Iterable[str]) -> set[str]:
@@ -110,7 +111,7 @@ def _disk_paths() -> set[str]:
 
 
 def _in_memory(path: str) -> bool:
-    """Whether a link led to where the embedded cloud puts what it mounts."""
+    """Whether a link leads into the folder from which the embedded cloud mounts."""
     return path.startswith(f"{os.path.realpath(FOLDER)}/")
 
 

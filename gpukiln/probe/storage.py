@@ -1,6 +1,6 @@
-"""Gathers how full the file systems of a GPU node are, and whether the root file system has grown.
+"""Gathers the free space of a GPU node's file systems, and whether the root file system was grown.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH110, PTH112, PTH120, PTH207, S108
@@ -18,17 +18,17 @@ from gpukiln.probe.base import read
 
 SYS_BLOCK = "/sys/dev/block"
 MOUNTINFO = "/proc/self/mountinfo"
-SECTOR = 512  # of sysfs, whatever the disk's own is (Linux, include/linux/blk_types.h)
-# What is written to while a node works, is updated or boots.
+SECTOR = 512  # the unit of sysfs, whatever the disk's sector size is (Linux, include/linux/blk_types.h)
+# Folders to which a node writes while it works, boots or is updated.
 FOLDERS = ("/", "/boot", "/boot/efi", "/etc", "/run", "/tmp", "/var", "/var/log", "/var/tmp")
 
 
 def storage() -> dict[str, Any]:
     """{file_systems: [{path, holds, size, free, inodes, inodes_free}], root}; sizes in bytes.
 
-    path is where it is mounted; holds: the folders of `folders()` that lie on it, beside path itself. free is
-    what is left to all users (f_bavail). inodes is 0 where a file system has no fixed number of them (btrfs,
-    FAT). Read-only ones are left out: they are always full. For root see `root_file_system`.
+    path is the mount point; holds: the other folders of `folders()` on it. free is the space for unprivileged
+    users (f_bavail). inodes is 0 where a file system has no fixed number of them (btrfs,
+    FAT). Read-only ones are left out, because they are always full. For root see `root_file_system`.
     """
     rows: dict[str, dict[str, Any]] = {}
     for folder in folders():
@@ -36,6 +36,7 @@ def storage() -> dict[str, Any]:
         if not os.path.isdir(real):
             continue
         size = os.statvfs(real)
+        # f_blocks is 0 for file systems without storage, such as cgroup2.
         if size.f_flag & os.ST_RDONLY or not size.f_blocks:
             continue
         path = mount_point(real)
@@ -56,10 +57,10 @@ def storage() -> dict[str, Any]:
 
 
 def folders() -> list[str]:
-    """What must not be full, with the data folders of Docker and containerd as they are configured."""
+    """Folders with enough free space, with the configured data folders of Docker and containerd."""
     try:
         docker = json.loads(read("/etc/docker/daemon.json") or "{}").get("data-root")
-    except (ValueError, AttributeError):  # runtime.daemon-json says so
+    except (ValueError, AttributeError):  # the check runtime.daemon-json reports it
         docker = None
     containerd = re.search(r"(?m)^root *= *[\"']([^\"']+)", read("/etc/containerd/config.toml") or "")
     data = (docker or "/var/lib/docker", containerd[1] if containerd else "/var/lib/containerd")
@@ -76,8 +77,8 @@ def mount_point(path: str) -> str:
 def root_file_system() -> dict[str, Any] | None:
     """{size, partition, after}: bytes of the file system, of its partition, and unused ones that follow it.
 
-    None where it lies on no partition of a disk (a container, LVM, a RAID, an image in memory). after is 0
-    where another partition follows: nothing can grow then.
+    None where it is on no partition of a disk (a container, LVM, a RAID, an image in memory). after is 0
+    where another partition follows, so that it can't grow.
     """
     rows = [line.split() for line in (read(MOUNTINFO) or "").splitlines()]
     device = [fields[2] for fields in rows if fields[4] == "/"][-1:]

@@ -1,6 +1,6 @@
-"""Gathers what the kernel's log says of faults of GPUs and NVSwitches.
+"""Gathers messages about faults of GPUs and NVSwitches from the kernel's log.
 
-Runs on the judged machine beside `gpukiln.probe.gather`, and obeys the same rules.
+Runs on the machine that is verified, by the rules of `gpukiln.probe.gather`.
 """
 
 # ruff: noqa: PTH116
@@ -29,7 +29,7 @@ XID = re.compile(
     r"(?:NVRM: Xid|nvidia-nvswitch\d*: (?P<switch>SXid)) \((?:PCI:)?(?P<device>[0-9A-Fa-f:.]+)\): "
     r"(?P<number>\d+)(?P<text>.*)"
 )
-# And some have no number. What a line begins with names its device, where it does.
+# Faults without a number; the beginning of the line names the device, where there is one.
 DEVICE = r"(?P<device>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}(?:\.[0-9A-Fa-f])?)"
 OFF_THE_BUS = re.compile(rf"NVRM: (?:The NVIDIA )?GPU (?:at )?(?:PCI:)?{DEVICE}.*fallen off the bus")
 UNSUPPORTED = re.compile(
@@ -39,20 +39,20 @@ INIT_FAILED = re.compile(rf"NVRM: (?:GPU {DEVICE}: )?RmInitAdapter failed!")
 RESET_REQUIRED = re.compile(r"NVRM: .*\[NV_ERR_RESET_REQUIRED\]")
 HEARTBEAT = re.compile(r"NVRM: .*GSP RM heartbeat timed out")
 LOGGED = (OFF_THE_BUS, UNSUPPORTED, INIT_FAILED, RESET_REQUIRED, HEARTBEAT)
-# The driver's message about a GPU that it can't start has several lines, and the GPU's address in the first.
+# The driver's message about a GPU that it can't start has several lines; only the first has the address.
 MESSAGE_START = re.compile(rf"NVRM: The NVIDIA GPU {DEVICE}")
 CONTINUATION = re.compile(r"^(?:\[[^\]]*\])?\s*NVRM: (?P<text>.*)$")
 MAX_LINES = 8
-RESET_NOTE = "gpukiln: GPU "  # what `gpukiln-gpu reset` writes there
-# What tells two lines of one number apart: whether it was fatal, and what more is said of an SXid.
+RESET_NOTE = "gpukiln: GPU "  # `gpukiln-gpu reset` writes it to the log
+# Lines of one number differ in whether the fault was fatal, and in the kind of an SXid's line.
 KIND = re.compile(r"(?i)\b(?:non-?)?fatal\b|, *(?:severity|data)\b")
 # `pid=1234, name=python3`, or `pid='<unknown>'` (NVIDIA, "XID Errors"; seen with number and quotes too).
 OWNER = re.compile(r"\bpid='?(\d+)")
 JOURNAL = ("journalctl", "-k", "-b", "-o", "cat", "--no-pager")
 JOURNAL_S = 60.0
-# With the first a boot's log begins (Linux, init/main.c), with the second the driver, and no fault before it.
+# The first message of a boot (Linux, init/main.c), and of the driver, before which there is no fault.
 BOOT_STARTS = ("Linux version ", "NVRM: loading ")
-NO_ENTRIES = "-- No entries --"  # as journalctl says it
+NO_ENTRIES = "-- No entries --"  # journalctl's output without entries
 LINE_CHARS = 300
 INITIAL_PIDS = 0xEFFFFFFC  # inode of the first namespace (Linux, include/linux/proc_ns.h, PROC_PID_INIT_INO)
 
@@ -64,7 +64,13 @@ def xids() -> dict[str, Any]:
 
 
 def join_messages(lines: Iterable[str]) -> list[str]:
-    """Lines of the kernel's log, with each message about a GPU that the driver can't start on one line."""
+    """Lines of the kernel's log, with each message about a GPU that the driver can't start on one line.
+
+    >>> join_messages(["NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:20b0)", "NVRM: fallen off the bus"])
+    ['NVRM: The NVIDIA GPU 0000:01:00.0 (PCI ID: 10de:20b0) fallen off the bus']
+    >>> join_messages(["NVRM: loading", "usb 1-1: new device"])
+    ['NVRM: loading', 'usb 1-1: new device']
+    """
     messages: list[str] = []
     more = 0
     for line in lines:
@@ -80,7 +86,7 @@ def join_messages(lines: Iterable[str]) -> list[str]:
 
 
 def _kind(line: str) -> tuple[str, str] | None:
-    """What tells a fault's lines from those of other faults: what and where; None for no fault."""
+    """The kind and device of a fault; None for a line about no fault."""
     if match := XID.search(line):
         start = match[0][: match.start("text") - match.start()]
         said = KIND.search(line, match.start("text"))
@@ -92,13 +98,14 @@ def _kind(line: str) -> tuple[str, str] | None:
 
 
 def fold_faults(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
-    """Of each device and fault the last line, with its count: none hides behind others, however many.
+    """The last line for each device and fault, with its count, so that many lines of one hide no other.
 
     Args:
         lines: Of the kernel's log, in their order.
-        own: Process ids whose faults are told apart from those of others.
+        own: Process ids of the probe, whose faults are listed separately.
     """
     had = {gpu["address"] for gpu in pci_gpus()}
+    # A container sees the host's log, also of GPUs that belong to others.
     hidden = [gpu["address"].rpartition(".")[0] for gpu in bus_gpus() if gpu["address"] not in had]
     counts: dict[Any, tuple[int, str]] = {}
     for line in join_messages(lines):
@@ -112,10 +119,11 @@ def fold_faults(lines: Iterable[str], own: Collection[int] = ()) -> list[str]:
 
 
 def kernel_log() -> tuple[str, str | None, str | None]:
-    """What the kernel has logged in this boot; why it could not be read; why its beginning is gone.
+    """The kernel's log of this boot; why it could not be read; why its beginning is missing.
 
-    The journal has all of it, if not for ever. Where there is none, or it gives none in time, the kernel's
-    own buffer is asked, which is overwritten from its beginning on. Where all was read, both are null.
+    The journal has all of it until it is rotated. Without a journal, or one that answers in time, the
+    kernel's own ring buffer is read, whose oldest lines are overwritten. Where all was read, both reasons are
+    null.
     """
     most, late, why = "", False, []
     for command in (JOURNAL, ("dmesg",)):
@@ -132,13 +140,14 @@ def kernel_log() -> tuple[str, str | None, str | None]:
             why.append(f"{command[0]} has nothing of this boot")
         else:
             why.append(f"{command[0]} has lost this boot's beginning")
+            # Both sources may be incomplete: the longer one has more of the boot.
             most = max(most, said["out"], key=len)
     reason = "; ".join(why)
     return (most, reason, None) if late or not most else (most, None, reason)
 
 
 def kernel_buffer() -> tuple[list[str], str | None]:
-    """The lines that the kernel's own buffer has now, and why they can't be read; null where they can."""
+    """The current lines of the kernel's ring buffer, and why they can't be read, or null."""
     try:
         said = run_unrecorded("dmesg", timeout=JOURNAL_S, waits=True)
     except NotReachedError as error:
@@ -147,11 +156,12 @@ def kernel_buffer() -> tuple[list[str], str | None]:
 
 
 def faults_since(before: tuple[list[str], str | None]) -> dict[str, Any]:
-    """What came since `kernel_buffer` was read: {xids, log_gap, pids}.
+    """The faults since `kernel_buffer` was read: {xids, log_gap, pids}.
 
     Returns:
-        pids are those of our children, as the kernel's log has them: those of the first namespace
-        (NVIDIA/open-gpu-kernel-modules: os_get_current_process is current->tgid). Elsewhere there are none.
+        pids are those of the probe's children in the first namespace, as the kernel's log has them
+        (NVIDIA/open-gpu-kernel-modules: os_get_current_process is current->tgid). In another namespace they
+        are unknown, and the list is empty.
     """
     lines, gap = kernel_buffer()
     own = pids if os.stat("/proc/self/ns/pid").st_ino == INITIAL_PIDS else []
@@ -163,7 +173,13 @@ def faults_since(before: tuple[list[str], str | None]) -> dict[str, Any]:
 
 
 def new_lines(before: list[str], after: list[str]) -> list[str]:
-    """The lines that a buffer has got, which drops its oldest ones."""
+    """The new lines of a buffer that drops its oldest lines.
+
+    >>> new_lines(["a", "b"], ["b", "c"])
+    ['c']
+    >>> new_lines([], ["a"])
+    ['a']
+    """
     for start, line in enumerate(before):
         kept = len(before) - start
         if after[:1] == [line] and before[start:] == after[:kept]:

@@ -1,8 +1,8 @@
-"""Writes JUnit XML as CI systems read it: the one writer.
+"""Writes JUnit XML for CI systems.
 
 junitparser 5.0 would need as much code around it (junitparser.py: TestCase, TestSuite.update_statistics): its
-test cases have no properties, it replaces a suite's time by the sum of its cases', which lacks the time that
-gathering took, and it leaves control characters in, which no XML parser accepts.
+test cases have no properties, it replaces a suite's time by the sum of its cases', without the time for
+gathering facts, and it writes control characters, which no XML parser accepts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class Case:
     """A test case.
 
     Args:
-        group: What CI shows it under, JUnit's classname.
-        kind: Of a result that is not passed: a word that CI may group by.
-        message: Of such a result, in one line.
-        text: More about a failure; of a case that passed, its output.
+        group: JUnit's classname, by which CI groups cases.
+        kind: JUnit's type of a result that is not passed.
+        message: One line about such a result.
+        text: Details of a failure; the output of a passed case.
         seconds: None: not measured.
     """
 
@@ -46,7 +46,7 @@ class Suite:
     """The test cases of one machine or file.
 
     Args:
-        about: More attributes, for example timestamp and hostname.
+        about: Further attributes, for example timestamp and hostname.
         seconds: None: not measured.
     """
 
@@ -61,7 +61,7 @@ def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 
     """Write suites with their counts.
 
     Args:
-        path: The file; written whole or not at all.
+        path: The file; written completely or not at all.
         mode: Of the file.
 
     Raises:
@@ -75,10 +75,12 @@ def write_suites(name: str, suites: Sequence[Suite], path: Path, *, mode: int = 
         _properties(suite, item.properties)
         for case in item.cases:
             _case(suite, case)
+    # Some readers of JUnit XML take the totals from the root element.
     for count in ("tests", "failures", "errors", "skipped"):
         root.set(count, str(sum(int(suite.get(count, "0")) for suite in root)))
     if measured := [item.seconds for item in suites if item.seconds is not None]:
         root.set("time", f"{sum(measured):.3f}")
+    # One element on a line, so that the file can be read and compared.
     ET.indent(root)
     text = ET.tostring(root, encoding="utf-8", xml_declaration=True).decode() + "\n"
     write_atomic(path, text, mode=mode)
@@ -104,6 +106,7 @@ def _case(suite: ET.Element, data: Case) -> None:
         said = ET.SubElement(
             case, data.result, _plain(**{key: value for key, value in about.items() if value})
         )
+        # None keeps the element empty instead of writing a start and an end tag.
         said.text = sanitize(data.text) or None
     elif data.text:
         ET.SubElement(case, "system-out").text = sanitize(data.text)

@@ -1,4 +1,4 @@
-"""Findings as code scanning reads them: SARIF 2.1.0 (docs.oasis-open.org/sarif/sarif/v2.1.0)."""
+"""Findings for code scanning: SARIF 2.1.0 (docs.oasis-open.org/sarif/sarif/v2.1.0)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LEVELS: dict[Severity, str] = {"error": "error", "warning": "warning", "info": "
 
 
 def write_sarif(path: Path, document: dict[str, Any]) -> None:
-    """Write what `sarif` gave.
+    """Write a document of `sarif`.
 
     Raises:
         OSError: It can't be written.
@@ -40,6 +40,7 @@ def sarif(
         findings: Their evidence has file, line, path and reason.
         not_checked: File, line and reason.
     """
+    # SARIF has one level and description for each rule, so that the first finding of a rule gives both.
     first = {finding.id: finding for finding in reversed(findings)}
     used = [rule for rule in rules if rule in first]
     run = {
@@ -60,9 +61,11 @@ def sarif(
                 ],
             }
         },
+        # Lines and columns of Python texts are in code points.
         "columnKind": "unicodeCodePoints",
         "invocations": [
             {
+                # The run itself succeeded; files that could not be checked are notifications.
                 "executionSuccessful": True,
                 "toolExecutionNotifications": [
                     {
@@ -97,6 +100,7 @@ def _message(finding: Finding) -> str:
 
 
 def _location(file: str, line: int, path: str = "") -> dict[str, Any]:
+    # An artifact location must be a URI; a file that is read from standard input has none.
     uri = quote("stdin" if file == "-" else Path(file).as_posix())
     place: dict[str, Any] = {
         "physicalLocation": {"artifactLocation": {"uri": uri}, "region": {"startLine": line}}
@@ -107,7 +111,7 @@ def _location(file: str, line: int, path: str = "") -> dict[str, Any]:
 
 
 def _fingerprint(finding: Finding) -> str:
-    """What stays the same where lines move."""
+    """A hash that stays the same when lines move, so that code scanning recognises the finding."""
     parts = (
         finding.id,
         finding.evidence["file"],

@@ -1,4 +1,4 @@
-"""Tables for a terminal, and for a pipe, where each row is a line."""
+"""Tables for a terminal, and for a pipe, where each row is one line."""
 
 from collections.abc import Collection
 
@@ -8,18 +8,18 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-NARROW = 30  # columns: a text that would have fewer goes on in lines of its own
+NARROW = 30  # columns; a last column with less space is printed on further lines
 
 
 class Rows:
-    """A table that is never cut: one line a row where that fits, else a few.
+    """A table that is never truncated: one line for each row where it fits, else several.
 
-    Rich leaves out whole columns of what does not wrap, and an id that is wrapped can't be copied.
+    Rich drops whole columns that do not wrap, and a wrapped id can't be copied.
 
     Args:
         titles: Of the columns; the last may be empty.
-        first: Columns that stand in the first line of a row that has several.
-        folds: Whether the last column is text that may go on in further lines.
+        first: Columns on the first line of a row with several lines.
+        folds: Whether the last column is text that may continue on further lines.
         right: Titles of the columns with numbers.
     """
 
@@ -28,19 +28,22 @@ class Rows:
         self._rows: list[tuple[list[Text], str]] = []
 
     def add(self, *cells: str | Text, style: str = "") -> None:
-        """Add a row; a text is shown as it is."""
+        """Add a row; text is printed without markup."""
+        # Rich would read [brackets] in a plain text as markup.
         self._rows.append(([Text(cell) if isinstance(cell, str) else cell for cell in cells], style))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """See Rich, Console Protocol."""
+        # cell_len counts columns of the terminal: CJK characters and emoji take two.
         *widths, last = [
             max([cell_len(title), *(cell.cell_len for cell in cells)])
             for title, *cells in zip(self._titles, *(cells for cells, _ in self._rows), strict=True)
         ]
-        beside = options.max_width - sum(widths) - 2 * len(widths)
-        if beside >= last or (self._folds and beside >= NARROW):
+        # Two blanks between columns.
+        remaining = options.max_width - sum(widths) - 2 * len(widths)
+        if remaining >= last or (self._folds and remaining >= NARROW):
             table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-            for title, width in zip(self._titles, (*widths, min(last, beside)), strict=True):
+            for title, width in zip(self._titles, (*widths, min(last, remaining)), strict=True):
                 justify: JustifyMethod = "right" if title in self._right else "left"
                 table.add_column(Text(title), justify=justify, width=width, overflow="fold")
             for cells, style in self._rows:

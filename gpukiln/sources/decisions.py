@@ -1,4 +1,4 @@
-"""Decides, before anything runs, where each component comes from and whether it can be had."""
+"""Decides, before a build starts, where each component comes from and whether it is available."""
 
 import re
 import urllib.error
@@ -21,24 +21,25 @@ from gpukiln.sources.rpm import RpmMetadata, read_metadata
 from gpukiln.sources.ubuntu import Index, driver_package, read_archive
 from gpukiln.typed import unknown
 
+# A plan asks several sources, and a user waits for it.
 PROBE_TIMEOUT_S = 5.0
 ESSENTIAL = "nvidia_driver"
-"""The component that a GPU image is never built without."""
+"""The component without which no GPU image is built."""
 DRIVER_MODULE = "nvidia-driver"
-"""What NVIDIA's rpm repositories call the module whose streams are the driver's branches."""
+"""The module of NVIDIA's rpm repositories whose streams are the driver's branches."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to a component in one build.
+    """Whether a build installs a component, from where, and why.
 
     Args:
         name: The component.
         status: install, left_out, or preinstalled in the base.
-        version: The version wanted; None: whatever the source has.
-        package_version: The package's full version, or None when it is known only at build time.
+        version: The wanted version; None: the version that the source has.
+        package_version: The package's full version, or None where it is only known at build time.
         branch: The branch of the driver.
-        source: Where it comes from, in words.
+        source: The source, as text.
         reason: Why this version, or why it is left out.
     """
 
@@ -53,13 +54,14 @@ class Decision:
 
 @dataclass(frozen=True)
 class Probes:
-    """The questions to the network, so that a test can answer them.
+    """The functions that ask the network; tests replace them.
 
     Args:
-        unreachable: Takes an address; returns None when it answers, else why not.
+        unreachable: Takes an address; returns None where it answers, else the reason.
         candidates: Takes package names; returns the versions in this machine's Debian mirror.
-        rpm: Takes an rpm repository's address; returns what it has, None where that can't be read.
-        ubuntu: Takes a release and an architecture; returns what Ubuntu's archive has, None: not known.
+        rpm: Takes an rpm repository's address; returns its contents, None where they can't be read.
+        ubuntu: Takes a release and an architecture; returns the contents of Ubuntu's archive, None where they
+            are unknown.
     """
 
     unreachable: Callable[[str], str | None]
@@ -69,7 +71,7 @@ class Probes:
 
     @classmethod
     def real(cls, cache: Path, *, refresh: bool = False) -> "Probes":
-        """Ask the network.
+        """The functions that ask the real network.
 
         Args:
             cache: A folder for the private apt state.
@@ -80,23 +82,25 @@ class Probes:
 
 
 def http_unreachable(url: str, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Try to read an address.
+    """Check whether an address can be read.
 
     Args:
         url: An http, https or file address.
         timeout_s: How long to wait, in seconds.
 
     Returns:
-        None when it could be read, else why not, without credentials.
+        None where it can be read, else the reason, without credentials.
     """
     if not url.startswith(("http://", "https://", "file://")):
-        return f"{strip_credentials(url)} is no http, https or file address"
+        return f"{strip_credentials(url)} is not an http, https or file address"
     try:
         with urllib.request.urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - schemes checked above
+            # Headers alone do not show that the content arrives.
             answer.read(1)
     except urllib.error.HTTPError as error:
         return f"{strip_credentials(url)} answered {error.code} {error.reason}"
     except (OSError, ValueError, HTTPException) as error:
+        # str() of a URLError has <urlopen error ...> around the reason.
         why = error.reason if isinstance(error, urllib.error.URLError) else error
         return f"{strip_credentials(url)} can't be reached: {strip_credentials(str(why))}"
     return None
@@ -111,22 +115,22 @@ def decide_sources(
     strict: bool,
     probes: Probes,
 ) -> tuple[Decision, ...]:
-    """Decide about every component of an image.
+    """Decide the source of every component of an image.
 
     Args:
         names: The components of the image.
-        components: What components.yaml and the overrides say.
+        components: Those of components.yaml with the overrides.
         base: The base that the image is built on.
         architecture: x86_64 or arm64.
         strict: Whether a source that can't be reached is an error (see `Cloud.strict_sources`).
-        probes: How the network is asked.
+        probes: The functions that ask the network.
 
     Returns:
-        One decision a component, in the order of `names`.
+        One decision for each component, in the order of `names`.
 
     Raises:
         UsageError: A name is no component.
-        UnavailableError: A source can't be reached, and it must be.
+        UnavailableError: A required source can't be reached.
         IncompatibleError: The archive has another version than the one wanted.
     """
     chosen = {}
@@ -135,7 +139,8 @@ def decide_sources(
             raise unknown("component", name, components)
         chosen[name] = components[name]
     driver_branch = components[ESSENTIAL].branch if ESSENTIAL in components else None
-    # Machines of a strict cloud have an archive of their own; the others share the mirror of this machine.
+    # Machines of a strict cloud (AWS) use their own archive; those of the embedded cloud use this machine's
+    # mirror.
     look_up = not strict and base.distribution == "debian"
     packages = {
         name: package
@@ -157,12 +162,12 @@ def decide_sources(
                 package = _package(name, component, base, driver_branch)
                 decision = _from_rpm(decision, component, package, probes.rpm(repository.root(architecture)))
         elif name not in packages:
-            why = f"no package of it is known for {base.title}"
+            why = f"components.yaml has no package of it for {base.title}"
             decision = _decision(name, component, "left_out", reason=why)
         elif look_up:
             decision = _from_mirror(name, component, base, packages[name], versions.get(packages[name]))
         else:
-            where = f"{component.source}: {packages[name]}, its version resolved at build time"
+            where = f"{component.source}: {packages[name]}, its version is resolved at build time"
             decision = _decision(name, component, "install", source=where)
             on_ubuntu = name == ESSENTIAL and base.distribution == "ubuntu"
             if on_ubuntu and (index := probes.ubuntu(base.release, architecture)):
@@ -250,7 +255,10 @@ def _from_repository(
     strict: bool,
     probes: Probes,
 ) -> Decision:
+    # A repository that does not answer now would fail the build after minutes.
     if why := probes.unreachable(repository.probe(architecture)):
+        # On AWS a missing source is a fault of the network; the embedded cloud may run on a laptop without
+        # one.
         if strict or name == ESSENTIAL:
             kind = "apt" if isinstance(repository, AptRepository) else "rpm"
             raise UnavailableError(
@@ -264,17 +272,18 @@ def _from_repository(
 def _from_download(
     name: str, component: Component, base: Base, architecture: str, strict: bool, probes: Probes
 ) -> Decision:
-    """A file that its vendor publishes; its checksum is the role's to compare."""
+    """The decision on a file that the vendor publishes; the role verifies its checksum."""
     file = (component.downloads or {}).get(base.system)
     if file is None or architecture not in file.sha256:
-        why = f"no file of it with a known checksum for {base.title} on {architecture}"
+        why = f"components.yaml has no file with a checksum for {base.title} on {architecture}"
         return _decision(name, component, "left_out", reason=why)
     url = file.address(component.version or "", architecture)
     if (problem := probes.unreachable(url)) is None:
         return _decision(name, component, "install", source=strip_credentials(url))
     if strict:
         raise UnavailableError(
-            f"the source of {name} can't be used: {problem}", hint="check the network, or build without it"
+            f"the source of {name} can't be used: {problem}",
+            hint="check the network, or build without this component",
         )
     return _decision(name, component, "left_out", reason=problem)
 
@@ -282,10 +291,11 @@ def _from_download(
 def _from_rpm(
     decision: Decision, component: Component, package: str | None, repository: RpmMetadata | None
 ) -> Decision:
-    """Look for the package in the repository that the decision names."""
+    """The decision with the version that the repository has."""
     if repository is None or package is None:
         return decision
     name = decision.name
+    # NVIDIA's repositories have one module stream for each branch, with open or proprietary modules (dkms).
     streams = repository.streams.get(DRIVER_MODULE, ()) if name == ESSENTIAL else ()
     stream = f"{component.branch}-{'open' if component.modules == 'open' else 'dkms'}"
     if streams and stream not in streams:
@@ -294,6 +304,7 @@ def _from_rpm(
             f"wanted: {stream}",
             hint=f"--set {name}.branch=... to one of these, or another base",
         )
+    # Compared by numbers: as text 9 would be newer than 10.
     versions = sorted(repository.versions.get(package, ()), key=_numbers)
     fitting = [version for version in versions if _version_matches(component, version.rpartition("-")[0])]
     if not fitting:
@@ -302,7 +313,7 @@ def _from_rpm(
             f"of branch {component.branch}" if component.newest else component.version or "in any version"
         )
         raise IncompatibleError(
-            f"{name} {wanted_text} is wanted and {decision.source} {has}",
+            f"{decision.source} {has}, wanted {name} {wanted_text}",
             hint=f"--set {name}.version=..., or another base",
         )
     if component.version is None:
@@ -311,14 +322,14 @@ def _from_rpm(
 
 
 def _version_matches(component: Component, version: str) -> bool:
-    """Whether a source's version is one that is wanted."""
+    """Whether a source's version is the wanted one."""
     if component.newest:
         return version.partition(".")[0] == str(component.branch)
     return component.version in (None, version)
 
 
 def with_resolved_driver(components: Components, decisions: Iterable[Decision]) -> dict[str, Component]:
-    """The components with the driver's version that was found, where any of its branch was wanted."""
+    """The components with the driver's exact version, where only its branch was given."""
     version = {decision.name: decision.version for decision in decisions}.get(ESSENTIAL)
     if not version:
         return dict(components)
@@ -326,6 +337,14 @@ def with_resolved_driver(components: Components, decisions: Iterable[Decision]) 
 
 
 def _numbers(version: str) -> list[int]:
+    """The numbers of a version, to compare two.
+
+    >>> _numbers("570.9.1-1") < _numbers("570.10.1-1")
+    True
+    >>> _numbers("none")
+    []
+    """
+    # int() refuses more than 4,300 digits with ValueError, and the metadata is foreign.
     return [int(number[-MAX_NUMBER_CHARS:]) for number in re.findall(r"\d+", version)]
 
 
@@ -335,7 +354,9 @@ def _from_mirror(
     if has_version is None:
         why = f"this machine's Debian mirror has no package {package}"
         if name == ESSENTIAL:
-            raise UnavailableError(why, hint="the driver is in non-free; does the mirror carry it?")
+            raise UnavailableError(
+                why, hint="check whether the mirror has non-free, the archive area of the driver"
+            )
         return _decision(name, component, "left_out", reason=why)
     has = upstream_version(has_version)
     if not _version_matches(component, has):
@@ -343,12 +364,13 @@ def _from_mirror(
         version = "" if component.newest else f" {component.version}"
         hint = f"--set {name}.version={has}, or another base"
         if component.branch and has.partition(".")[0] != str(component.branch):
+            # Debian has one branch for each release, so that only another base helps.
             others = " or ".join(bases_with(component, component.branch))
             hint = (
                 f"{base.title} has no other; --cloud aws has bases with {component.branch}: --base {others}"
             )
         raise IncompatibleError(
-            f"{branch}{name}{version} is wanted and this machine's Debian mirror has {package} {has_version}",
+            f"this machine's Debian mirror has {package} {has_version}, wanted {branch}{name}{version}",
             hint=hint,
         )
     if component.newest:

@@ -1,4 +1,4 @@
-"""Makes a Debian root file system from this machine's own mirror, without its credentials."""
+"""Creates a Debian root file system from this machine's mirror, without the mirror's credentials."""
 
 import re
 import shutil
@@ -14,18 +14,20 @@ NAMESPACES = (
     *("unshare", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL"),
     "--mount-proc",
 )
-"""What a program runs under, so that all that it started ends with it and nothing stays mounted."""
+"""Namespaces for a program: all its processes end with it, and nothing stays mounted."""
+# Snapshots of an archive have expired Release files, and need Check-Valid-Until; a machine may reach the
+# network through a proxy only.
 CARRIED_OPTIONS = re.compile(r"Acquire::(Check-Valid-Until|Check-Date|https?::Proxy)\b")
 
 
 def mirror_sources(release: str) -> str:
-    """The mirror as Debian's own images would name it: main only.
+    """The mirror with the component main only, as in Debian's own images.
 
     Args:
         release: The code name.
 
     Returns:
-        A deb822 sources file that holds no secret.
+        A deb822 sources file without credentials.
 
     Raises:
         UnavailableError: The machine has no Debian entry, or one with credentials.
@@ -33,23 +35,24 @@ def mirror_sources(release: str) -> str:
     text = debian_sources(release)
     if "@" in re.sub(r"^Signed-By:.*$", "", text, flags=re.MULTILINE):
         raise UnavailableError(
-            "this machine's apt sources hold a user name or password, which must not get into an image",
-            hint="move them to /etc/apt/auth.conf.d and use a mirror or proxy that machines reach without",
+            "this machine's apt sources have a user name or password, which must not get into an image",
+            hint="move them to /etc/apt/auth.conf.d, and use a mirror or proxy that needs none",
         )
     return re.sub(r"^Components: .*$", "Components: main", text, flags=re.MULTILINE)
 
 
 def mirror_options() -> list[str]:
-    """This machine's apt settings without which its mirror can't be used; no credentials, no local proxy."""
+    """This machine's apt settings that its mirror needs, without credentials and local proxies."""
     if not shutil.which("apt-config"):
         return []
     lines = apt_settings().splitlines()
     kept = [line.rstrip(";") for line in lines if CARRIED_OPTIONS.match(line) and not line.endswith('"";')]
+    # A proxy on this computer's loopback does not exist on a machine.
     return [line for line in kept if not re.search(r"@|//(localhost|127\.)", line)]
 
 
 def write_file(root: Path, name: str, text: str) -> None:
-    """Write a file of a root file system; a script can be run."""
+    """Write a file of a root file system; a script gets mode 0755."""
     target = root / name
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(text)
@@ -67,16 +70,16 @@ def install_debian(
     log: Path,
     files: Mapping[str, str] | None = None,
 ) -> None:
-    """Make a root file system.
+    """Create a root file system.
 
     Args:
         release: The code name.
         form: What the target becomes: directory or tar.
-        variant: What of the distribution is in it, see mmdebstrap(1).
-        packages: What is installed beside.
-        sources: Where the sources file is written, which stays in the root file system, too.
+        variant: mmdebstrap's variant, which decides on the packages (mmdebstrap(1)).
+        packages: Further packages.
+        sources: The path for the sources file, which is also kept in the root file system.
         log: Where mmdebstrap's output goes.
-        files: By path what is written before the packages are installed, whose scripts read it.
+        files: Text by path, written before packages are installed, for their scripts to read.
 
     Raises:
         UnavailableError: The mirror can't be reached, or mmdebstrap is missing or failed.
@@ -85,28 +88,37 @@ def install_debian(
         raise UnavailableError("mmdebstrap is not installed", hint="apt-get install mmdebstrap")
     sources.write_text(mirror_sources(release))
     command = [
+        # If gpukiln is killed, mmdebstrap would go on and keep mounts in the target.
         *("setpriv", "--pdeathsig", "KILL", *NAMESPACES),
         *(
             "mmdebstrap",
+            # mmdebstrap's other modes need user namespaces or fakeroot; gpukiln runs as root here anyway.
             "--mode=root",
             f"--format={form}",
             f"--variant={variant}",
             f"--include={','.join(packages)}",
         ),
+        # force-unsafe-io saves dpkg's fsync for each file; a root file system that is not complete is thrown
+        # away.
         *("--aptopt=APT::Install-Recommends false", "--dpkgopt=force-unsafe-io"),
         *(f"--aptopt={option}" for option in mirror_options()),
+        # Nobody reads manuals and translations on a machine, and they take space in every image.
         *("--dpkgopt=path-exclude=/usr/share/man/*", "--dpkgopt=path-exclude=/usr/share/locale/*"),
         *(release, str(target), str(sources)),
     ]
+    # It also removes the fsync calls of maintainer scripts, where it is installed.
     if shutil.which("eatmydata"):
         command.insert(0, "eatmydata")
     with log.open("wb") as output, tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        Path(folder).chmod(0o755)  # as the root becomes, of which it is a copy
+        # sync-in copies its mode to the root folder, which every user must be able to enter
+        Path(folder).chmod(0o755)
         for name, text in (files or {}).items():
             write_file(Path(folder), name, text)
         if files:
+            # The essential hook runs before the other packages are installed (mmdebstrap(1)), whose scripts
+            # read these files.
             command[-3:-3] = [f"--essential-hook=sync-in {folder} /"]
-        # beside the target lies what becomes of it: the disk, or the image
+        # the disk or image that is made of the target is in the same folder and needs space too
         done = programs.run(command, limit_s=programs.LONG_S, folder=target.parent, output=output)
     if done.returncode:
         said = log.read_text(errors="replace")
@@ -114,5 +126,5 @@ def install_debian(
             raise programs.disk_full(target.parent)
         tail = [line for line in said.splitlines() if line[:2] in ("E:", "W:")]
         raise UnavailableError(
-            f"no Debian can be installed from this machine's mirror (log: {log})", details=tuple(tail[-6:])
+            f"Debian can't be installed from this machine's mirror (log: {log})", details=tuple(tail[-6:])
         )

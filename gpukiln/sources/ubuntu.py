@@ -1,10 +1,10 @@
-"""What Ubuntu's archive has of the driver, read from its indexes; no apt of Ubuntu's is needed.
+"""The driver packages of Ubuntu's archive, read from its indexes without apt.
 
 Ubuntu keeps the names of branches that it no longer builds: such a package is empty and depends on another
 branch's. Its version may be of its own branch (nvidia-graphics-drivers-570 570.211.01-0ubuntu1.24.04.1 leads
-to 580: canonical/core-base#439) or of the other one, so names and dependencies are looked at too. Which names
-these are changes with time (nvidia-driver-535 on 22.04 and 24.04 since 2026-07: canonical/snapd#17399), so
-the archive is asked and no list is kept here.
+to 580: canonical/core-base#439) or of the other one, so names and dependencies are looked at too. These
+names change with time (nvidia-driver-535 on 22.04 and 24.04 since 2026-07: canonical/snapd#17399), so that
+the archive is read instead of a list in gpukiln.
 """
 
 import gzip
@@ -19,15 +19,19 @@ from gpukiln.errors import IncompatibleError, UnavailableError
 from gpukiln.sources.apt import strip_credentials, upstream_version
 
 CODE_NAMES = {"22.04": "jammy", "24.04": "noble"}
+# Ubuntu has arm64 on ports only. HTTP, because the result is a hint for a plan and apt verifies signatures at
+# build time.
 ARCHIVES = {"x86_64": "http://archive.ubuntu.com/ubuntu", "arm64": "http://ports.ubuntu.com/ubuntu-ports"}
 COMPANIONS = (
     *("nvidia-headless", "nvidia-kernel-common", "nvidia-utils", "nvidia-compute-utils"),
     *("libnvidia-compute", "libnvidia-cfg1"),
 )
-"""What the role installs beside the module (roles/nvidia_driver/vars/ubuntu.yml), each -BRANCH-server."""
-POCKETS = ("", "-security", "-updates")  # the later, the newer
-COMPONENT = "restricted"  # the driver's
+"""What the role installs with the module (roles/nvidia_driver/vars/ubuntu.yml), each -BRANCH-server."""
+POCKETS = ("", "-security", "-updates")  # in this order, a later pocket has newer versions
+COMPONENT = "restricted"  # the archive component of the driver
 TIMEOUT_S = 30.0
+# Matches nvidia-driver-570-server, libnvidia-compute-570 and nvidia-headless-570-open; the branch is three
+# digits.
 BRANCH = re.compile(r"\b(?:lib)?nvidia-[a-z0-9-]*?-?(\d{3})(?=-server|-open|\b)")
 
 
@@ -37,7 +41,7 @@ class DebPackage:
 
     Args:
         version: Its full version.
-        depends: What it depends on, as the index has it.
+        depends: Its dependencies, as in the index.
         summary: The first line of its description.
     """
 
@@ -47,21 +51,28 @@ class DebPackage:
     summary: str = ""
 
     def leads_to(self, branch: int) -> str:
-        """Where the package of a branch really leads.
+        """The branch or package that a package really installs.
 
         Args:
-            branch: The branch that its name promises.
+            branch: The branch in its name.
 
         Returns:
-            In words; empty where it is the driver of that branch.
+            Text for messages; empty where it is the driver of that branch.
+
+        >>> DebPackage("nvidia-driver-570", "570.211.01-0ubuntu1", "nvidia-driver-580").leads_to(570)
+        'branch 580, by its dependencies'
+        >>> DebPackage("nvidia-driver-570", "570.211.01-0ubuntu1").leads_to(570)
+        ''
         """
         others = {other for other in BRANCH.findall(self.depends) if other != str(branch)}
         if others:
             return f"branch {', '.join(sorted(others))}, by its dependencies"
         if (head := upstream_version(self.version).partition(".")[0]) != str(branch):
             return f"branch {head}, by its version"
+        # A transitional package of the same branch depends on the renamed package, which the role does not
+        # know.
         is_empty = "transitional" in self.summary.lower()
-        return "another package: it calls itself transitional" if is_empty else ""
+        return "another package: its description says transitional" if is_empty else ""
 
 
 Index = dict[str, tuple[DebPackage, ...]]
@@ -69,14 +80,14 @@ Index = dict[str, tuple[DebPackage, ...]]
 
 @lru_cache(maxsize=4)
 def read_archive(release: str, architecture: str) -> Index | None:
-    """Read what Ubuntu's archive has in `restricted`.
+    """Read the index of the component `restricted` of Ubuntu's archive.
 
     Args:
         release: For example "24.04".
         architecture: x86_64 or arm64.
 
     Returns:
-        Per package its versions, the newest pocket's last; None for a release that is not known here.
+        Versions by package, the newest pocket's last; None for an unknown release.
 
     Raises:
         UnavailableError: It can't be read.
@@ -93,7 +104,7 @@ def read_archive(release: str, architecture: str) -> Index | None:
         except (OSError, EOFError, ValueError, HTTPException) as error:
             raise UnavailableError(
                 f"{url} can't be read: {strip_credentials(str(error))}",
-                hint="the plan looks there whether the driver's branch can be had; check the network",
+                hint="check the network: the plan reads there whether the driver's branch is available",
             ) from error
         for package in parse_index(text):
             index[package.name] = (*index.get(package.name, ()), package)
@@ -101,7 +112,14 @@ def read_archive(release: str, architecture: str) -> Index | None:
 
 
 def parse_index(text: str) -> list[DebPackage]:
-    """Read a Packages file."""
+    r"""Read a Packages file.
+
+    >>> [package] = parse_index("Package: nvidia-driver-570-server\nVersion: 570.211.01-0ubuntu1\n")
+    >>> package.name, package.version
+    ('nvidia-driver-570-server', '570.211.01-0ubuntu1')
+    >>> parse_index("")
+    []
+    """
     packages = []
     for stanza in text.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Depends|Description): (.*)$", stanza, re.MULTILINE))
@@ -117,18 +135,20 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
     Args:
         index: What the archive has.
         package: Its name.
-        version: The driver's version that is wanted; None: any.
+        version: The wanted version of the driver; None: any.
         where: The base, for the message.
 
     Raises:
-        IncompatibleError: The archive has no such package or version, or it leads to another branch.
+        IncompatibleError: The archive has no such package or version, or it installs another branch.
     """
+    # The companions too: Ubuntu may make only some packages of a branch transitional.
     for name in (package, *(f"{name}-{branch}-server" for name in COMPANIONS)):
+        # The last pocket is the newest, see POCKETS.
         newest = _versions_of(index, name, version)[-1:]
         if branch and newest and (other := newest[0].leads_to(branch)):
             raise IncompatibleError(
-                f"driver {branch} is wanted, and on {where} {name} {newest[0].version} leads to {other}",
-                hint="another base that still has the branch (--base), or another branch: "
+                f"on {where} {name} {newest[0].version} installs {other}, wanted driver {branch}",
+                hint="choose a base that still has the branch (--base), or another branch: "
                 "--set nvidia_driver.branch=...",
             )
     there = index.get(package, ())
@@ -140,13 +160,13 @@ def driver_package(index: Index, package: str, version: str | None, branch: int 
             else f"has no {package}"
         )
         raise IncompatibleError(
-            f"driver {version or branch} is wanted, and Ubuntu's archive for {where} {has}",
+            f"Ubuntu's archive for {where} {has}, wanted driver {version or branch}",
             hint="--set nvidia_driver.version=... to one of these, or another base",
         )
     return chosen[0].version
 
 
 def _versions_of(index: Index, name: str, version: str | None) -> tuple[DebPackage, ...]:
-    """What the archive has of a package: in the wanted version, or where it has none of that, all."""
+    """The archive's entries of a package in the wanted version; where there are none, all of its entries."""
     there = index.get(name, ())
     return tuple(candidate for candidate in there if version == upstream_version(candidate.version)) or there

@@ -1,4 +1,4 @@
-"""Lets testinfra judge a working container of Buildah, `buildah://NAME`, which has no `exec`."""
+"""testinfra's backend for a working container of Buildah, `buildah://NAME`."""
 
 from typing import Any
 
@@ -27,5 +27,9 @@ class BuildahBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has n
         """
         text = self.get_command(command, *args)
         return self.run_local(
-            "buildah run --isolation=chroot --network=host %s -- /bin/sh -c %s", self.name, text
+            # chroot isolation needs no OCI runtime, and works inside of containers too (buildah-run(1),
+            # --isolation).
+            "buildah run --isolation=chroot --network=host %s -- /bin/sh -c %s",
+            self.name,
+            text,
         )

@@ -27,6 +27,7 @@ def load_checks(folder: Path = SUITE) -> dict[str, tuple[Check, Callable[..., An
     """
     checks: dict[str, tuple[Check, Callable[..., Any]]] = {}
     for path in sorted(folder.glob("test_*.py")):
+        # Loaded by path, because tests/host is no package of an installed gpukiln.
         spec = importlib.util.spec_from_file_location(f"gpukiln_host_{path.stem}", path)
         if spec is None or spec.loader is None:
             raise ValueError(f"{path} can't be loaded as Python")
@@ -37,9 +38,9 @@ def load_checks(folder: Path = SUITE) -> dict[str, tuple[Check, Callable[..., An
                 continue
             check = declaration(function)
             if check is None:
-                raise ValueError(f"{path.name}: {name} is no declared check")
+                raise ValueError(f"{path.name}: {name} is not declared with @check(...)")
             if check.id in checks:
-                raise ValueError(f"{path.name}: check id {check.id} is taken")
+                raise ValueError(f"{path.name}: check id {check.id} exists already")
             checks[check.id] = (check, function)
     order = list(LAYERS)
     return dict(sorted(checks.items(), key=lambda row: order.index(row[1][0].layer)))
@@ -53,9 +54,9 @@ def markdown() -> str:
         "",
         "<!-- Generated: python -m gpukiln.verify.catalog > docs/checks.md -->",
         "",
-        f"{len(checks)} checks judge a machine. Each passes, fails, or is *not run* with a reason;",
-        "not run is never counted as passed. A check that needs something is not run where that is",
-        "legitimately missing, and fails where the profile expects it.",
+        f"{len(checks)} checks verify a machine. Each passes, fails, or is *not run* with a reason;",
+        "not run is never counted as passed. A check is not run where something that it needs is",
+        "legitimately missing; it fails where the profile expects it.",
         "",
         "| Profile | Stands for | GPUs expected |",
         "|---|---|---|",
@@ -64,11 +65,11 @@ def markdown() -> str:
         "| Need | What must be there |",
         "|---|---|",
         *(f"| `{name}` | {need.text} |" for name, need in NEEDS.items()),
-        "| `component:NAME` | what components.yaml calls NAME, by the image's record or its package |",
+        "| `component:NAME` | the component NAME of components.yaml, by the image's record or its package |",
         "",
-        "Two checks compare with what the node itself says is wanted, in `/etc/gpukiln/expected.json`. The",
-        "role gpu_bootstrap writes it, into images and on live nodes, from its variables; where there is no",
-        "such file, the last column holds.",
+        "Two checks compare with the expectations of the node, in `/etc/gpukiln/expected.json`. The",
+        "role gpu_bootstrap writes that file, into images and on live nodes, from its variables. Without the",
+        "file, the last column holds.",
         "",
         "| Check | Variable of gpu_bootstrap | Without it |",
         "|---|---|---|",
@@ -81,6 +82,7 @@ def markdown() -> str:
         for check in checks:
             if check.layer == layer:
                 needs = ", ".join(f"`{n}`" for n in check.needs) or "-"
+                # A vertical bar would end the cell of a Markdown table.
                 fix = check.fix.replace("|", "\\|").replace("\n", " ")
                 row = (f"`{check.id}`", check.title, ", ".join(check.profiles), needs, fix)
                 lines.append(f"| {' | '.join(row)} |")

@@ -1,7 +1,7 @@
-"""What a check is: its declaration, and the fixed order of layers and the profiles it may name.
+"""The declaration of a check, the layers in their order, and the profiles.
 
-Args of `check` are the whole declaration; a test in tests/host without one is refused by
-`gpukiln.verify.plugin`. This module imports nothing heavy: the suite, the catalogue and the tests share it.
+`gpukiln.verify.plugin` refuses a test in tests/host that is not declared with `check`. This module imports
+nothing slow: the suite, the catalogue of checks and the tests share it.
 """
 
 from __future__ import annotations
@@ -18,30 +18,32 @@ from gpukiln.verify.needs import NEEDS, is_need
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+# An attribute, so that the decorated test stays a plain function that pytest collects.
 ATTRIBUTE = "__gpukiln_check__"
 
+# From the hardware up, so that the first failure in a report explains those after it.
 # Order in which layers run.
 LAYERS: dict[str, str] = {
     "hardware": "the machine has the GPUs that it should have",
-    "hygiene": "nothing of the build is left in the image",
+    "hygiene": "the image has no files of the build",
     "versions": "packages, libraries and kernel module agree with each other and with the image's record",
     "modules": "every installed kernel has the driver's modules, and nouveau is blocked",
-    "boot": "the machine came up with no failed unit",
+    "boot": "the machine booted completely, with no failed unit",
     "runtime": "container engines start with their configuration; job hooks and caches work",
-    "cluster": "the cluster hands its GPUs out, each to one pod",
-    "gpu": "the driver drives every GPU, and none reports damage",
-    "compute": "CUDA compiles, every GPU computes right and moves data at its link's speed",
+    "cluster": "the cluster assigns each of its GPUs to one pod",
+    "gpu": "the driver works with every GPU, and no GPU reports damage",
+    "compute": "CUDA compiles, every GPU computes correctly and copies at its link's speed",
     "container": "a container sees the GPU",
     "multi-gpu": "several GPUs reach each other",
     "services": "the services of a workspace run, answer, and compute on the GPU",
-    "desktop": "the desktop for the browser starts, and nobody else reaches it",
-    "monitoring": "the tools that watch the GPUs work",
+    "desktop": "the browser desktop starts, and listens on loopback only",
+    "monitoring": "the monitoring tools of the GPUs work",
 }
 
 
 @dataclass(frozen=True)
 class Profile:
-    """A kind of machine that can be judged.
+    """A kind of machine that can be verified.
 
     Args:
         name: What `--profile` takes.
@@ -62,9 +64,9 @@ PROFILES: dict[str, Profile] = {
         Profile("image", "a machine on its first boot from a baked image", 0, True),
         Profile("node", "a bare-metal node", 1, False),
         Profile("eks-node", "a node of an EKS cluster, booted from a baked image", 1, True),
-        Profile("workspace", "a machine on which somebody works, launched from an image", 1, False),
-        Profile("runner", "a container for GPU jobs, judged from inside as its own user", 0, True),
-        Profile("pod", "a pod that a cluster granted a GPU, and what that cluster says of it", 1, False),
+        Profile("workspace", "a machine on which a user works, launched from an image", 1, False),
+        Profile("runner", "a container for GPU jobs, verified from inside as its own user", 0, True),
+        Profile("pod", "a pod that a cluster granted a GPU, and what the cluster's API reports", 1, False),
     )
 }
 
@@ -76,15 +78,15 @@ class Check:
     """The declaration of one check.
 
     Args:
-        id: `<layer>.<name>`, unique; what people quote and what reports are compared by.
+        id: `<layer>.<name>`, unique; users quote it, and reports are compared by it.
         title: What is true when the check passes.
         layer: A key of `LAYERS`.
         profiles: Keys of `PROFILES` where the check applies.
         fix: What to do when it fails.
         needs: Keys of `NEEDS`, or `component:<name>`, without which the check is not run.
-        causes: What usually is behind a failure, the likeliest first.
-        after: Ids of checks without whose pass this one means nothing: it is not reached where one of them
-            failed, or was itself not reached.
+        causes: Usual causes of a failure, the likeliest first.
+        after: Ids of checks that must pass first: this one is not reached where one of them failed, or was
+            not reached.
     """
 
     id: str
@@ -99,21 +101,27 @@ class Check:
     def __post_init__(self) -> None:
         match = _ID.match(self.id)
         if self.layer not in LAYERS:
-            raise ValueError(f"check {self.id}: layer {self.layer!r} is none of {', '.join(LAYERS)}")
+            raise ValueError(
+                f"check {self.id}: layer {self.layer!r} does not exist, wanted one of {', '.join(LAYERS)}"
+            )
         if match is None or match["layer"] != self.layer:
-            raise ValueError(f"check id {self.id!r} is not of the form {self.layer}.<name>")
+            raise ValueError(f"check id {self.id!r} does not have the form {self.layer}.<name>")
         if not self.profiles:
-            raise ValueError(f"check {self.id} declares no profile where it applies")
+            raise ValueError(f"check {self.id} has no profile")
         for profile in self.profiles:
             if profile not in PROFILES:
-                raise ValueError(f"check {self.id}: profile {profile!r} is none of {', '.join(PROFILES)}")
+                raise ValueError(
+                    f"check {self.id}: profile {profile!r} does not exist, wanted one of "
+                    f"{', '.join(PROFILES)}"
+                )
         for need in self.needs:
             if not is_need(need):
                 raise ValueError(
-                    f"check {self.id}: need {need!r} is none of {', '.join(NEEDS)}, component:<name>"
+                    f"check {self.id}: need {need!r} does not exist, wanted one of {', '.join(NEEDS)}, "
+                    "component:<name>"
                 )
         if not self.title or not self.fix:
-            raise ValueError(f"check {self.id} needs a title and a fix")
+            raise ValueError(f"check {self.id} has no title or no fix, wanted both")
 
 
 def check(
@@ -135,9 +143,9 @@ def check(
         layer: A key of `LAYERS`.
         profiles: Keys of `PROFILES` where the check applies.
         fix: What to do when it fails.
-        needs: What must be there for the check to be run at all.
-        causes: What usually is behind a failure.
-        after: Checks without whose pass this one means nothing.
+        needs: What the machine must have for the check to be run.
+        causes: Usual causes of a failure, the likeliest first.
+        after: Ids of checks that must pass first.
 
     Returns:
         A decorator that leaves the function as it is, with its declaration attached.
@@ -170,14 +178,16 @@ def declaration(function: object) -> Check | None:
 
 
 def evaluate(facts: Facts, rule: Callable[..., str], *more: Any) -> None:
-    """Judge by a rule that the nodes judge themselves by too (`gpukiln.gpus.rules`).
+    """Evaluate a rule that `gpukiln-gpu health` evaluates on the nodes too (`gpukiln.gpus.rules`).
 
     Args:
-        rule: Given the facts and what else it asks for; returns what it measured.
+        rule: Takes the facts and further arguments; returns what it measured.
+        more: The further arguments.
     """
+    # `python -m gpukiln.verify.catalog` lists the checks where pytest is not installed.
     import pytest  # noqa: PLC0415 - the catalogue of checks needs none
 
     try:
         facts.note(rule(facts, *more))
     except NotReportedError as error:
-        pytest.skip(str(error))  # no GPU reports it: not run, with this reason
+        pytest.skip(str(error))  # no GPU reports the value: the check is not run, with this reason

@@ -1,4 +1,4 @@
-"""One sentence that says how a machine stands with its GPUs and their driver."""
+"""One sentence about the state of a machine's GPUs and their driver."""
 
 from __future__ import annotations
 
@@ -8,22 +8,30 @@ from typing import Any
 
 from gpukiln.probe.base import NOT_REACHED
 
+# Xid 79 is 'GPU has fallen off the bus' (NVIDIA, XID Errors).
 FALLEN = re.compile(r"fallen off the bus|Xid[^:]*: 79\b|Xid \(.*?\): 79\b")
+# nvidia-smi(1), RETURN VALUE.
 GPU_IS_LOST = 15  # nvidia-smi's exit code
 MISMATCH = 18  # "NVML library version mismatch"
 
 
 def diagnosis(facts: Mapping[str, Any]) -> str:
-    """Name what keeps the GPUs from working, or that nothing does.
+    """Name the problem that keeps the GPUs from working, or say that there is none.
 
     Args:
         facts: As in facts.json. Sections may be missing, or be `{"_error": ...}` or `{"_not_reached": ...}`.
 
     Returns:
-        A sentence; of two troubles the one to repair first.
+        A sentence; where there are several problems, about the one to fix first.
+
+    >>> diagnosis({"gpus": {"pci": []}})
+    'No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed: this is not a GPU machine (yet).'
+    >>> diagnosis({"gpus": {"pci": [{"address": "0000:01:00.0"}]}, "driver": {}})
+    '1 NVIDIA GPU on the PCI bus, and no NVIDIA driver is installed.'
     """
     look = _GpuFacts(facts)
-    for trouble in (
+    # In the order in which problems have to be fixed: each makes the later ones meaningless.
+    for describe in (
         _hangs,
         _simulated,
         _lost,
@@ -34,7 +42,7 @@ def diagnosis(facts: Mapping[str, Any]) -> str:
         _not_loaded,
         _mismatch,
     ):
-        if said := trouble(look):
+        if said := describe(look):
             return said
     if look.smi_code:
         return f"{look.gpus}; driver {look.loaded} is loaded, and nvidia-smi exits {look.smi_code}."
@@ -42,7 +50,7 @@ def diagnosis(facts: Mapping[str, Any]) -> str:
 
 
 class _GpuFacts:
-    """What the sentence depends on.
+    """The values on which the sentence depends.
 
     Args:
         facts: As `diagnosis` has them.
@@ -61,6 +69,7 @@ class _GpuFacts:
         self.modules = {
             kernel: (by_name or {}).get("nvidia") for kernel, by_name in (self.get("modules") or {}).items()
         }
+        # nvidia-smi first: it is the user space that a user sees.
         versions = [
             self.smi_version,
             *self.libraries,
@@ -73,6 +82,7 @@ class _GpuFacts:
         value: Any = self.facts
         for key in path:
             value = value.get(key) if isinstance(value, Mapping) else None
+        # A section that could not be gathered must not be read as `no GPU`.
         unknown = isinstance(value, Mapping) and (NOT_REACHED in value or "_error" in value)
         return None if unknown else value
 
@@ -95,7 +105,7 @@ def _listed(words: Iterable[str]) -> str:
 def _hangs(look: _GpuFacts) -> str:
     tools = look.get("hung", "tools") or []
     kernel = look.get("hung", "kernel") or []
-    said = f"; the kernel last said: {kernel[-1]}" if kernel else ""
+    said = f"; the last kernel message: {kernel[-1]}" if kernel else ""
     driver = [t for t in tools if t["tool"] in ("nvidia-smi", "NVML")]
     if driver:
         loaded = f"driver {look.loaded} is loaded" if look.loaded else "no driver is loaded"
@@ -113,16 +123,18 @@ def _simulated(look: _GpuFacts) -> str:
     error = (look.get("nvml", "error") or {}).get("_error")
     names = [str(gpu.get("name")) for gpu in look.get("nvml", "gpus") or []]
     listed = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names)) or "none is listed"
-    return f"The GPUs of this machine are simulated ({error or listed}): nothing here is true of a real one."
+    return f"The GPUs of this machine are simulated ({error or listed}): no result here is about a real GPU."
 
 
 def _lost(look: _GpuFacts) -> str:
     lost = [str(gpu.get("address")) for gpu in look.pci if gpu.get("lost")]
     xids = [line for line in look.get("gpus", "xids") or [] if FALLEN.search(line)]
     if lost:
-        return f"A GPU fell off the bus: {_listed(lost)} does not answer any more (of {look.gpus})."
+        return f"A GPU fell off the bus: {_listed(lost)} no longer answers (of {look.gpus})."
     if xids or look.smi_code == GPU_IS_LOST:
-        return f"A GPU fell off the bus ({look.gpus}): {xids[-1].strip() if xids else 'nvidia-smi says so'}."
+        return (
+            f"A GPU fell off the bus ({look.gpus}): {xids[-1].strip() if xids else 'nvidia-smi reports it'}."
+        )
     return ""
 
 
@@ -130,8 +142,10 @@ def _nothing(look: _GpuFacts) -> str:
     if look.pci or look.loaded or look.installed:
         return ""
     if look.get("gpus") is None:
-        return "It is not known which GPUs this machine has: they could not be looked at."
-    return "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed: this is no GPU machine (yet)."
+        return "It is not known which GPUs this machine has: the PCI bus could not be read."
+    return (
+        "No NVIDIA GPU is on the PCI bus, and no NVIDIA driver is installed: this is not a GPU machine (yet)."
+    )
 
 
 def _no_gpu(look: _GpuFacts) -> str:
@@ -144,9 +158,12 @@ def _no_gpu(look: _GpuFacts) -> str:
 def _taken(look: _GpuFacts) -> str:
     drivers = {gpu["driver"] for gpu in look.pci if gpu.get("driver") not in (None, "nvidia")}
     if "nouveau" in drivers or (look.nouveau and not look.loaded):
-        return f"nouveau, the kernel's own driver, has the GPU ({look.gpus}): NVIDIA's can't take it."
+        return (
+            f"nouveau, the kernel's own driver, has claimed the GPU ({look.gpus}), so that NVIDIA's "
+            "driver can't."
+        )
     if drivers:
-        return f"{_listed(sorted(drivers))} has a GPU that NVIDIA's driver should have ({look.gpus})."
+        return f"{_listed(sorted(drivers))} has claimed a GPU that NVIDIA's driver should have ({look.gpus})."
     return ""
 
 
@@ -154,7 +171,7 @@ def _not_installed(look: _GpuFacts) -> str:
     if look.loaded or look.installed:
         return ""
     if look.get("driver") is None:
-        return f"{look.gpus}; what driver is installed could not be looked at."
+        return f"{look.gpus}; which driver is installed could not be read."
     return f"{look.gpus}, and no NVIDIA driver is installed."
 
 
@@ -177,7 +194,8 @@ def _mismatch(look: _GpuFacts) -> str:
     if others:
         return (
             f"{look.gpus}; driver {look.loaded} is loaded, and its libraries are of version "
-            f"{_listed(others)}: the machine was not rebooted after an upgrade, or two sources are mixed."
+            f"{_listed(others)}: the machine was not rebooted after an upgrade, or the driver comes from "
+            "several sources."
         )
     if look.smi_code == MISMATCH:
         return (

@@ -1,4 +1,4 @@
-"""One digest over what judges a machine: the checks, what gathers the facts, and what both import."""
+"""The digest of the suite that verifies a machine: checks, probe, and the modules that both import."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from gpukiln import recipes
 from gpukiln.probe.scripts import FILES
 
 PRESENTATION_FILES = tuple(f"gpukiln/verify/{name}.py" for name in ("html", "junit", "verification"))
-"""What the plugin imports only to show a verdict: another page is no other judgement."""
+"""Modules that only show a verdict: a change to the page does not change the verdict."""
 
 
 @cache
 def suite_digest(root: Path | None = None) -> str:
-    """Digest of the suite: another one may come to another verdict on the same machine.
+    """Digest of the suite: with another digest the suite may give another verdict on the same machine.
 
     Args:
-        root: A checkout; None: what runs.
+        root: A checkout; None: the running gpukiln.
 
     Returns:
         64 hexadecimal digits.
@@ -29,21 +29,23 @@ def suite_digest(root: Path | None = None) -> str:
     digest = hashlib.sha256()
     for name, path in suite_files(root).items():
         digest.update(f"{name}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\0".encode())
-    bindings = importlib.util.find_spec("pynvml")  # packing.py sends them along
+    # Other bindings may read other values from NVML.
+    bindings = importlib.util.find_spec("pynvml")  # packing.py sends these bindings to the machine too
     if bindings and bindings.origin:
         digest.update(hashlib.sha256(Path(bindings.origin).read_bytes()).digest())
     return digest.hexdigest()
 
 
 def suite_files(root: Path | None) -> dict[str, Path]:
-    """The files that the suite is made of, by their names in a checkout: by what they import.
+    """The files of the suite by their names in a checkout, found by following imports.
 
     Args:
-        root: A checkout; None: what runs.
+        root: A checkout; None: the running gpukiln.
     """
     folder = root or recipes.root()
     files: dict[str, Path] = {}
-    todo = [*FILES.values()]  # sent along too
+    # A worklist instead of recursion, because modules import each other.
+    todo = [*FILES.values()]  # packing.py sends these files too
     todo += [f"tests/host/{path.name}" for path in folder.glob("tests/host/*.py")]
     todo += ["gpukiln/probe/gather.py", "gpukiln/verify/plugin.py"]
     while todo:
@@ -59,13 +61,14 @@ def suite_files(root: Path | None) -> dict[str, Path]:
 
 
 def _imported_files(code: ast.Module) -> Iterator[str]:
-    """Modules of ours that a module imports, and files of the catalogue that it reads with `data(NAME)`."""
+    """Modules of gpukiln that a module imports, and data files that it reads with `data(NAME)`."""
     names: list[str] = []
     for node in ast.walk(code):
         if isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
+        # gpukiln.catalog.load.data(NAME) reads catalog/data/NAME.yaml.
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "data":
             texts = [str(arg.value) for arg in node.args if isinstance(arg, ast.Constant)]
             yield from (f"gpukiln/catalog/data/{name}.yaml" for name in texts)

@@ -1,8 +1,8 @@
-"""What was found on a machine.
+"""The facts of a machine.
 
-The facts are gathered by `gpukiln.probe.gather`, in one round trip. Each section stands alone: one that
-could not be gathered fails the checks that read it, with the reason, and no other. Of one that was not
-reached, because a tool hangs or the time was up, nothing is known: its checks are not reached either.
+`gpukiln.probe.gather` gathers them in one round trip. Sections are independent: if one could not be gathered,
+only the checks that read it fail, with the reason. If one was not reached, because a tool hangs or the time
+was up, its checks are not reached either.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from gpukiln.probe.base import read_section
 
-# Package by which a component is recognised on a machine that has no record.
+# A machine without a record: the packages of each component in Debian, Docker's and NVIDIA's repositories.
 COMPONENT_PACKAGES = {
     "nvidia_container_toolkit": ("nvidia-container-toolkit",),
     "docker": ("docker.io", "docker-ce", "docker"),
@@ -30,8 +30,8 @@ class Facts(Mapping[str, Any]):
     Args:
         data: Section name to what was found; `{"_error": text}` where gathering failed,
             `{"_not_reached": text}` where it was not done.
-        profile: Key of `PROFILES` that the machine is judged by; empty is the strictest.
-        allow_simulated: Whether simulated GPUs are to be judged.
+        profile: Key of `PROFILES` by which the machine is verified; empty is the strictest.
+        allow_simulated: Whether `--simulated` asked for simulated GPUs.
 
     Example:
         `facts["kernel"]["running"]` is `uname -r`; see the docstrings of `gpukiln.probe.gather`.
@@ -41,9 +41,11 @@ class Facts(Mapping[str, Any]):
         self.profile, self.allow_simulated = profile, allow_simulated
         self._data = data
         self._note = self._remedy = ""
+        # A dict keeps the order in which sections were read, for the report.
         self._read: dict[str, None] = {}
 
     def __getitem__(self, name: str) -> Any:
+        # Evidence of a check is what it has really read.
         self._read[name] = None
         return read_section(self._data, name)
 
@@ -54,7 +56,7 @@ class Facts(Mapping[str, Any]):
         return len(self._data)
 
     def note(self, text: str) -> None:
-        """Keep what a passing check measured; it becomes the reason shown beside its result."""
+        """Keep what a passing check measured; reports show it as the reason of the result."""
         self._note = text
 
     def take_note(self) -> str:
@@ -63,7 +65,7 @@ class Facts(Mapping[str, Any]):
         return text
 
     def remedy(self, text: str) -> None:
-        """Keep what to do about what is found, where that depends on it: it replaces the check's `fix`."""
+        """Keep a remedy that depends on the finding; it replaces the check's `fix`."""
         self._remedy = text
 
     def take_remedy(self) -> str:
@@ -77,20 +79,21 @@ class Facts(Mapping[str, Any]):
         return names
 
     def to_dict(self) -> dict[str, Any]:
-        """Return all that was found."""
+        """Return all sections."""
         return dict(self._data)
 
     @property
     def has_simulated_gpus(self) -> bool:
-        """Whether what seems to be this machine's GPUs is a double; no evidence of the check that asks.
+        """Whether this machine's GPUs are simulated; the read does not count as evidence of a check.
 
-        False where that is not known: `hygiene.simulated` says so then.
+        False where that is unknown: `hygiene.simulated` reports it then.
         """
+        # Not by self[...]: the need of every GPU check asks this, and it is no evidence of the check.
         return bool(self._data.get("simulated", {}).get("machine"))
 
     @property
     def gpu_count(self) -> int:
-        """GPUs of the PCI bus; simulated ones are on none, and NVML tells them."""
+        """The number of GPUs on the PCI bus; simulated ones, which are on no bus, are counted by NVML."""
         if self.has_simulated_gpus:
             return len(self["nvml"]["gpus"])
         return len(self["gpus"]["pci"])
@@ -102,7 +105,7 @@ class Facts(Mapping[str, Any]):
         return data if isinstance(data, dict) else {}
 
     def component(self, name: str) -> dict[str, Any]:
-        """What the record says of a component, or an empty dict."""
+        """The record's entry of a component, or an empty dict."""
         entry = self.record.get("components", {}).get(name, {})
         return entry if isinstance(entry, dict) else {}
 
@@ -111,17 +114,18 @@ class Facts(Mapping[str, Any]):
         return any(name in self["packages"]["installed"] for name in names)
 
     def expects(self, name: str) -> bool:
-        """Whether a component should be on this machine: recorded as there, or, without a record, found."""
+        """Whether a component should be on this machine: by the record, or without one by its packages."""
+        # With a record, a package that was added later is not expected.
         if self.record:
             return self.component(name).get("status") in ("installed", "install", "preinstalled")
         return self.has_package(*COMPONENT_PACKAGES.get(name, (name,)))
 
 
 def environment(facts: Facts) -> dict[str, str]:
-    """Say what was judged, as reports show it.
+    """Describe the verified machine for reports.
 
     Returns:
-        Name to text; what could not be found out is left out.
+        Name to text, without what is unknown.
     """
     data = facts.to_dict()
 

@@ -1,4 +1,4 @@
-"""Lets the suite judge what was gathered already, `facts://FILE`: a pod ends before it is judged."""
+"""A backend of testinfra for facts in a file, `facts://FILE`: a pod has ended when it is verified."""
 
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from gpukiln.parsing import parse_json
 
 
 class FactsBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no types
-    """Facts in a file; there is nothing to run commands on.
+    """Facts in a file; commands can't be run.
 
     Args:
         name: The file's path, quoted as one name of a URL.
@@ -27,5 +27,5 @@ class FactsBackend(base.BaseBackend):  # type: ignore[misc]  # testinfra has no 
         return document
 
     def run(self, command: str, *_: str, **__: Any) -> base.CommandResult:
-        """See testinfra; nothing asks for it."""
-        raise RuntimeError(f"{self.file} holds facts, nothing can be run there: {command}")
+        """See testinfra; no check runs a command."""
+        raise RuntimeError(f"{self.file} has facts only, the command can't be run: {command}")

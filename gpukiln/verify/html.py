@@ -1,4 +1,4 @@
-"""Writes the report that people read: one HTML page, of `report.html.j2`, in the frame of `reports.html`."""
+"""Writes the HTML report: one page, rendered from `report.html.j2` in the frame of `reports.html`."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ from gpukiln.verify.verdict import CheckResult, Verdict, count
 from gpukiln.verify.verification import Verification
 
 TEMPLATE = "report.html.j2"
-FOUND_CHARS = 4000  # of a section of the facts that is shown as it is
+FOUND_CHARS = 4000  # a section without commands is shown as JSON up to this length
 MARKS: dict[Outcome, str] = {"passed": "✓", "failed": "✗", "not_run": "○", "not_reached": "⊘"}
 MEANINGS: dict[Outcome, str] = {
-    "passed": "Looked at, and found as it should be.",
-    "failed": "Looked at, and found wrong.",
-    "not_run": "What the check needs is not on this machine. It says nothing, good or bad.",
-    "not_reached": "A check that failed makes this one meaningless. Mend that one first.",
+    "passed": "Checked, and as wanted.",
+    "failed": "Checked, and not as wanted.",
+    "not_run": "The machine does not have what the check needs. The result is unknown.",
+    "not_reached": "An earlier check that this one depends on failed, a tool hangs, or the time was up. Fix "
+    "that first.",
 }
-# Packages whose version a person asks for first when a GPU machine misbehaves.
+# Packages whose version matters first when a GPU machine misbehaves.
 PACKAGES = re.compile(
     r"(lib|xserver-xorg-video-|linux-modules-|kmod-)?nvidia|lib(cuda|cudnn|nccl)|cuda|datacenter-gpu-manager"
     r"|docker|containerd|runc$|dkms$|nvtop$|kubelet$|cloud-init$|systemd$|linux-image-[\d.]+|kernel(-core)?$"
@@ -39,12 +40,12 @@ PACKAGES = re.compile(
 
 @dataclass(frozen=True)
 class FactsSection:
-    """What a check looked at.
+    """A section of the facts that a check read.
 
     Args:
         name: Its key in the facts.
-        asked: What was asked, each {what, status, bad, out, err}; status is a command's exit code, or `file`.
-        found: Where nothing was asked that could be shown: what was found, as JSON.
+        asked: Commands and files, each {what, status, bad, out, err}; status is the exit code, or `file`.
+        found: The section as JSON, where it has no commands and files to show.
         error: Why it could not be gathered.
         seconds: How long gathering took.
     """
@@ -103,30 +104,32 @@ def _count_text(number: int) -> str:
 
 
 def sentence(verdict: Verdict) -> str:
-    """Say the verdict in words, with what it does not say."""
+    """The verdict as a sentence, with the number of checks that were not run."""
     counts = verdict.counts
+    # Failures first; checks that were not run never make a verdict better.
     if counts["failed"]:
         said = f"{counts['failed']} of {_count_text(len(verdict.checks))} failed."
     elif not counts["passed"]:
-        return "No check could be run, so nothing was proven: that is no pass."
+        return "No check could be run: that is not a pass."
     else:
         said = "Every check that could be run passed."
     if counts["not_run"]:
-        said += f" {_count_text(counts['not_run'])} could not be run here and prove nothing."
+        said += f" {_count_text(counts['not_run'])} could not be run here; their result is unknown."
     return said
 
 
 def _failures_by_check(machines: Sequence[Verification]) -> list[tuple[CheckResult, list[int]]]:
-    """Which check failed on which machines (their places, from 1), what failed on most of them first."""
+    """Each failed check with the positions of its machines, from 1; first the check with most machines."""
     failures: dict[str, tuple[CheckResult, list[int]]] = {}
     for place, machine in enumerate(machines, 1):
         for check in machine.verdict.failures if machine.verdict else ():
             failures.setdefault(check.id, (check, []))[1].append(place)
+    # A check that fails everywhere has one cause, in the image or in the suite.
     return sorted(failures.values(), key=lambda row: -len(row[1]))
 
 
 def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]:
-    """What a check looked at.
+    """The evidence of a check.
 
     Returns:
         A section for each name in the check's evidence that the facts have.
@@ -135,6 +138,7 @@ def evidence(facts: Mapping[str, Any], check: CheckResult) -> list[FactsSection]
 
 
 def _section(facts: Mapping[str, Any], name: str) -> FactsSection:
+    # Facts of earlier versions have no evidence: the section itself is shown then.
     asked = _dig(facts, "evidence", name)
     rows = [_query_row(row) for row in asked if isinstance(row, dict)] if isinstance(asked, list) else []
     value = facts[name]
@@ -145,7 +149,7 @@ def _section(facts: Mapping[str, Any], name: str) -> FactsSection:
     return FactsSection(
         name=name,
         asked=rows,
-        # no secret is cut in two before it is recognised
+        # redacted before it is cut: half of a secret would not be recognised
         found=sanitize(text)[:FOUND_CHARS] + (f"\n... and {more} more characters" if more > 0 else ""),
         error=error,
         seconds=float(seconds) if isinstance(seconds, int | float) else None,
@@ -177,7 +181,7 @@ def versions(facts: Mapping[str, Any]) -> dict[str, dict[str, str]]:
     """The versions that matter on a GPU machine.
 
     Returns:
-        Heading to name to version; what is not there is left out.
+        Heading to name to version, without empty ones.
     """
     driver: dict[str, Any] = {
         "nvidia-smi": _dig(facts, "driver", "nvidia_smi", "version"),

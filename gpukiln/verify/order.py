@@ -1,4 +1,4 @@
-"""The order in which failures are shown: first what keeps the GPUs from working, last what merely differs."""
+"""The order of failures in reports: first those that keep the GPUs from working."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpukiln.verify.verdict import CheckResult
 
-# Why the driver does not load on the kernel that runs. Where it is loaded, they count at the next boot.
+# Why the driver does not load on the running kernel. Where it is loaded, they matter at the next boot only.
 LOADING = (
     "modules.present",
     "modules.vermagic",
@@ -20,7 +20,7 @@ LOADING = (
     "modules.initramfs",
     "modules.version",
 )
-# While one of these fails, no work is done on a GPU: what explains others comes before them.
+# While one of these fails, no job can use a GPU. A check stands before those whose failure it explains.
 BLOCKING = (
     "hardware.gpus",
     "versions.answers",
@@ -40,24 +40,26 @@ DEGRADED_LAYERS = (
     "gpu",
     "multi-gpu",
     "compute",
-)  # layers: a GPU works, and reports damage or less than it could do
-CONSUMER_LAYERS = ("boot", "runtime", "cluster", "container", "services")  # layers: what hands GPUs to jobs
+)  # a GPU works, but is damaged or slow
+CONSUMER_LAYERS = ("boot", "runtime", "cluster", "container", "services")  # what assigns GPUs to jobs
 BREAKS_LATER = (
     "versions.companions",
     "versions.holds",
     *LOADING,
-)  # breaks at the next boot, start or upgrade
+)  # fails at the next boot, start or upgrade
 
 
 def most_urgent_first(checks: Iterable[CheckResult]) -> tuple[CheckResult, ...]:
-    """The checks that failed, what keeps the GPUs from working first.
+    """The failed checks, first those that keep the GPUs from working.
 
     Args:
-        checks: All results, in the order of the layers, which those of equal weight keep.
+        checks: All results, in the order of the layers, which results of equal weight keep.
     """
     results = tuple(checks)
+    # With the driver loaded, a missing module of another kernel blocks nothing now.
     not_loaded = any(check.id == "gpu.driver-loaded" and check.outcome == "failed" for check in results)
     weight = _weight(not_loaded=not_loaded)
+    # sorted() is stable: equal weights keep the order of the layers.
     return tuple(sorted((check for check in results if check.outcome == "failed"), key=weight))
 
 

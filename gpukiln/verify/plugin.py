@@ -1,13 +1,13 @@
-"""The pytest plugin behind tests/host: which checks run, and what came of each.
+"""The pytest plugin of tests/host: selects checks, runs them on the facts, writes results and reports.
 
 Loaded by tests/host/conftest.py. It refuses a test that is no declared check, orders the layers, gathers
 each host's facts in one round trip, and writes results while it runs:
 
     DIR/checks.jsonl     one JSON object a line: gather_start, check_start, check_end, unreachable, end
     DIR/results.json     the verdict (see gpukiln.verify.verdict); results-<host>.json when there are several
-    DIR/facts.json       what was found on the machine, the evidence
-    DIR/report.html      all of it for people, every machine on one page
-    DIR/junit.xml        all of it for CI
+    DIR/facts.json       the facts of the machine, the evidence
+    DIR/report.html      the report, every machine on one page
+    DIR/junit.xml        the results for CI
 """
 
 from __future__ import annotations
@@ -39,11 +39,12 @@ from gpukiln.verify.needs import applicability
 from gpukiln.verify.verdict import CheckResult, Verdict, counts_text
 from gpukiln.verify.verification import Verification
 
-NOT_RUN, NOT_REACHED = "not run: ", "not reached: "  # how a skip says what it stands for
+# prefixes of pytest's skips: which of the two outcomes it is
+NOT_RUN, NOT_REACHED = "not run: ", "not reached: "
 TESTINFRA_OPTIONS = (
     *("connection", "ssh_config", "ssh_identity_file", "sudo", "sudo_user"),
     *("ansible_inventory", "force_ansible"),
-)  # what it reads hosts with
+)  # the options by which testinfra reads hosts
 UNREACHABLE = 4  # exit status when a machine can't be reached or asked
 
 
@@ -58,8 +59,8 @@ class SuiteSession:
     report_dir: Path | None = None
     started: float = field(default_factory=time.time)
 
-    def what_broke(self, host: str, check: Check) -> str:
-        """Which failure makes a check meaningless, by its `after`; empty where none does.
+    def failed_dependency(self, host: str, check: Check) -> str:
+        """The failure of an earlier check that this one depends on (`after`); empty where there is none.
 
         Args:
             host: Id of the host.
@@ -79,6 +80,7 @@ class SuiteSession:
                 file.write(line + "\n")
 
 
+# testinfra has no interface for further backends; its table is by URL scheme.
 BACKENDS.setdefault("buildah", "gpukiln.verify.buildah_backend.BuildahBackend")
 BACKENDS.setdefault("facts", "gpukiln.verify.facts_backend.FactsBackend")
 RUN_KEY = pytest.StashKey[SuiteSession]()
@@ -91,7 +93,7 @@ def add_suite(config: pytest.Config, folder: Path) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of the suite."""
-    group = parser.getgroup("gpukiln", "judging a machine")
+    group = parser.getgroup("gpukiln", "verification of a machine")
     group.addoption(
         "--profile", choices=sorted(PROFILES), default="node", help="kind of machine (default: node)"
     )
@@ -108,9 +110,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--expect-gpus", type=int, help="GPUs the machine must have (default: the profile's number)"
     )
-    group.addoption(
-        "--simulated", action="store_true", help="judge simulated GPUs, as far as that makes sense"
-    )
+    group.addoption("--simulated", action="store_true", help="verify simulated GPUs, as far as possible")
     group.addoption(
         "--gpukiln-report", type=Path, metavar="DIR", help="write results and facts into this folder"
     )
@@ -118,7 +118,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--gpukiln-until",
         type=float,
         metavar="TIME",
-        help="seconds since the epoch when every machine must have told its facts",
+        help="when the facts of every machine must be there, in seconds since the epoch",
     )
     group.addoption("--gpukiln-target", metavar="NAME", help="what the report calls the machine")
     group.addoption("--gpukiln-instance-type", metavar="TYPE", default="", help="its type, for the verdict")
@@ -131,21 +131,23 @@ def pytest_configure(config: pytest.Config) -> None:
     if run.report_dir is not None:
         run.report_dir.mkdir(parents=True, exist_ok=True)
         (run.report_dir / "checks.jsonl").write_text("", encoding="utf-8")
+        # An old report next to new results would be read as theirs.
         for stale in ("report.html", "junit.xml"):
             (run.report_dir / stale).unlink(missing_ok=True)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection(session: pytest.Session) -> None:
-    """Refuse a `--hosts` of which a part names no machine: testinfra would judge the others, silently."""
+    """Refuse a `--hosts` of which a part names no machine: testinfra would silently ignore that part."""
     options = session.config.option
     for spec in options.hosts.split(",") if options.hosts is not None else ():
         why = "no host of the inventory matches" if "://" in spec else "it has no scheme"
         try:
             given = {name: getattr(options, name) for name in TESTINFRA_OPTIONS}
+            # Without a scheme testinfra needs --connection to know how to reach the host.
             if (options.connection or "://" in spec) and get_backends([spec], **given):
                 continue
-        except Exception as error:  # each of testinfra's ways to a host raises its own
+        except Exception as error:  # each backend of testinfra raises its own exceptions
             why = " ".join(str(error).split())[-1000:]
         raise pytest.UsageError(
             f"--hosts: {spec!r} names no machine: {why}; wanted local://, ssh://[USER@]HOST[:PORT] or "
@@ -169,18 +171,20 @@ def host_of(item: pytest.Item) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse undeclared checks, select by profile and layer, and order by host and layer."""
     run = config.stash[RUN_KEY]
-    ours = [i for i in items if any(s in i.path.resolve().parents for s in run.suites)]
-    _refuse_undeclared(ours)
+    suite_items = [i for i in items if any(s in i.path.resolve().parents for s in run.suites)]
+    _refuse_undeclared(suite_items)
     profile, layers = config.getoption("--profile"), config.getoption("--layer")
     selected: list[pytest.Item] = []
     dropped: list[pytest.Item] = []
-    for item in ours:
+    for item in suite_items:
         check = check_of(item)
         applies = check is not None and profile in check.profiles and (not layers or check.layer in layers)
         (selected if applies else dropped).append(item)
     order = list(LAYERS)
+    # By host first: the facts of each host are gathered once, when its first check runs.
     selected.sort(key=lambda i: (host_of(i), order.index(c.layer) if (c := check_of(i)) else 0))
-    others = [i for i in items if i not in ours]
+    # Other tests of the same pytest run are left alone.
+    others = [i for i in items if i not in suite_items]
     items[:] = others + selected
     if dropped:
         config.hook.pytest_deselected(items=dropped)
@@ -194,11 +198,12 @@ def _refuse_undeclared(items: list[pytest.Item]) -> None:
         if check is None:
             problems.append(f"{where}: a test of the host suite without @check(...)")
         elif seen.setdefault(check.id, where) != where:
-            problems.append(f"{where}: check id {check.id} is taken by {seen[check.id]}")
+            problems.append(f"{where}: check id {check.id} exists already: {seen[check.id]}")
     if problems:
         raise pytest.UsageError("\n".join(sorted(set(problems))))
 
 
+# testinfra's `host` has this scope, and a fixture can't have a wider one than those that it uses.
 @pytest.fixture(scope="module")
 def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
     """The facts of the host; gathered once a session for each host, and written to the report folder."""
@@ -210,7 +215,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             until = request.config.getoption("--gpukiln-until")
             left = None if until is None else max(until - time.time(), 0)
             run.facts[name] = gather(host, request.config.getoption("--profile"), left)
-        except Exception as error:  # whatever breaks here, no check of this machine can be judged
+        except Exception as error:  # whatever fails here, no check of this machine can run
             # testinfra raises the whole result of an ssh that exits 255.
             result = error.args[0] if error.args else error
             text = str(getattr(result, "stderr", "") or result).strip()
@@ -219,9 +224,11 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
             message = sanitize(text[-1000:])
             run.unreachable[name] = message
             run.emit("unreachable", host=name, message=message)
-            pytest.exit(f"{name} can't be judged: {message}", returncode=UNREACHABLE)
+            # No check of this machine can run without facts, and the run gives no verdict.
+            pytest.exit(f"{name} can't be verified: {message}", returncode=UNREACHABLE)
         run.facts[name].profile = request.config.getoption("--profile")
         run.facts[name].allow_simulated = request.config.getoption("--simulated")
+        # facts.json is an artifact of CI jobs: no secret may be in it.
         shown = sanitize_values(run.facts[name].to_dict())
         _write(run, "facts", name, shown, several=_several(request.session))
     return run.facts[name]
@@ -229,7 +236,7 @@ def facts(request: pytest.FixtureRequest, host: Any) -> Facts:
 
 @pytest.fixture(autouse=True)
 def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
-    """Have the facts at hand for every check, before it is decided whether it applies."""
+    """Gather the facts before the first check, and reset note, remedy and evidence before each."""
     if declaration(request.function) is not None:
         host_facts = request.getfixturevalue("facts")
         host_facts.take_note()
@@ -239,19 +246,19 @@ def _gpukiln_facts(request: pytest.FixtureRequest) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
-    """Keep a check from running where what it needs is missing, or nothing is known of what it judges."""
+    """Skip a check where a need is missing, or where the facts that it reads were not reached."""
     check = check_of(item)
     try:
         if check is not None:
-            _leave_out(item, check)
+            _skip_or_fail(item, check)
         return (yield)
     except NotReachedError as error:
         pytest.skip(f"{NOT_REACHED}{error}")
 
 
-def _leave_out(item: pytest.Item, check: Check) -> None:
+def _skip_or_fail(item: pytest.Item, check: Check) -> None:
     run = item.config.stash[RUN_KEY]
-    if broken := run.what_broke(host_of(item), check):
+    if broken := run.failed_dependency(host_of(item), check):
         pytest.skip(f"{NOT_REACHED}{broken}")
     answer = applicability(
         check.needs,
@@ -291,6 +298,7 @@ def pytest_runtest_makereport(
     if check is None:
         return report
     not_reached = report.skipped and _reason(call).startswith(NOT_REACHED)
+    # `--require` is for pipelines in which a skipped layer means a broken machine.
     if report.skipped and not not_reached and check.layer in item.config.getoption("--require"):
         report.outcome = "failed"
         report.longrepr = f"{_reason(call)}, and layer {check.layer} is required"
@@ -303,7 +311,7 @@ def pytest_runtest_makereport(
         host_facts = run.facts.get(host_of(item))
         note = host_facts.take_note() if host_facts is not None else ""
         reason = note if report.passed else _reason(call).removeprefix(NOT_RUN).removeprefix(NOT_REACHED)
-        # What a check needs is missing: its own causes are of something else (see `_leave_out`).
+        # A need is missing: the check's own causes would explain another failure (see `_skip_or_fail`).
         unmet = isinstance(call.excinfo and call.excinfo.value, pytest.fail.Exception)
         remedy = sanitize((host_facts.take_remedy() if host_facts is not None else "") or check.fix)
         result = CheckResult(
@@ -317,6 +325,7 @@ def pytest_runtest_makereport(
             evidence=host_facts.take_read() if host_facts is not None else (),
             duration_s=round(call.duration, 3),
         )
+        # pytest's traceback shows code of the suite; users need the reason and the fix.
         if report.failed and isinstance(
             call.excinfo and call.excinfo.value, AssertionError | pytest.fail.Exception
         ):
@@ -327,9 +336,10 @@ def pytest_runtest_makereport(
 
 
 def _reason(call: pytest.CallInfo[None]) -> str:
-    """What an assertion or a skip says, without pytest's explanation of the expression."""
+    """The message of an assertion or a skip, without pytest's explanation of the expression."""
     error = call.excinfo.value if call.excinfo is not None else None
     if isinstance(error, AssertionError | pytest.fail.Exception | pytest.skip.Exception):
+        # pytest appends its explanation of the expression to the assertion's message.
         text = str(error).split("\nassert ", 1)[0].strip()
     else:
         text = f"{type(error).__name__}: {error}"
@@ -343,6 +353,7 @@ def _several(session: pytest.Session) -> bool:
 def _write(run: SuiteSession, kind: str, host: str, data: Any, *, several: bool) -> None:
     if run.report_dir is None:
         return
+    # Host names of testinfra contain URLs.
     suffix = "-" + re.sub(r"[^\w.]+", "_", host) if several else ""
     write_atomic(run.report_dir / f"{kind}{suffix}.json", json.dumps(data, indent=2) + "\n")
 
@@ -358,8 +369,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     machines = []
     for host, ids in expected_ids.items():
         results = run.results.get(host, [])
+        # A verdict must not lack checks: a run that was interrupted gives none.
         if missing := len(ids - {result.id for result in results}):
-            ended = run.unreachable.get(host, f"the run ended before {missing} of {len(ids)} checks")
+            ended = run.unreachable.get(host, f"the run ended with {missing} of {len(ids)} checks missing")
             machines.append(Verification(name or host, reason=ended))
             continue
         host_facts = run.facts.get(host, Facts({}))
@@ -383,6 +395,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Count every outcome apart."""
+    """Print the number of checks of each outcome."""
     for host, results in config.stash[RUN_KEY].results.items():
         terminalreporter.write_line(f"{host or 'host'}: {counts_text(results)}")

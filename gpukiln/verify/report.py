@@ -1,4 +1,4 @@
-"""Shows a verdict: a terminal table grouped by layer, or JSON. See html.py, junit.py too."""
+"""Shows a verdict on a terminal: a table grouped by layer, the fixes, a summary."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ MARKS: dict[Outcome, tuple[str, str]] = {
     "not_reached": ("not reached", "magenta"),
 }
 
-SIMULATED = "SIMULATED GPUS, PROVES NOTHING"
-LIVE_CHARS = 110  # of what a check says while others run; all of a failure's words come at the end
+SIMULATED = "SIMULATED GPUS, NOT VALID FOR A RELEASE"
+LIVE_CHARS = 110  # of a result that is shown while others run; the end has the whole text of a failure
 
 
 def banner(verdict: Verdict) -> Text:
-    """What heads all that is shown of a verdict on simulated GPUs; empty for another one."""
+    """The heading of a verdict on simulated GPUs; empty for another one."""
     if not verdict.simulated:
         return Text()
-    said = f" {SIMULATED}: {verdict.target} has a double in place of GPUs. No release takes this verdict. "
+    said = f" {SIMULATED}: {verdict.target} has simulated GPUs. No release accepts this verdict. "
     return Text.assemble("\n", (said, "bold white on dark_magenta"), "\n")
 
 
 def state(verdict: Verdict) -> str:
-    """One word: `passed`, `failed`, or `incomplete` where nothing failed and not all could be looked at."""
+    """One word: `passed`, `failed`, or `incomplete` where nothing failed, but checks were not reached."""
     if verdict.passed:
         return "passed"
     return "incomplete" if verdict.counts["not_reached"] and not verdict.failures else "failed"
 
 
 def summary(verdict: Verdict) -> str:
-    """One line: the verdict with the counts apart."""
+    """One line: the verdict with the count of each outcome."""
     word = state(verdict)
     return (
         f"{verdict.target} ({verdict.profile}): {word if verdict.passed else word.upper()} - "
@@ -50,7 +50,7 @@ def summary(verdict: Verdict) -> str:
 
 def table(verdict: Verdict) -> Rows:
     """All checks, grouped by layer, each layer headed by its counts."""
-    shown = Rows("check", "result", "s", "what it says", first=2, folds=True, right=("s",))
+    shown = Rows("check", "result", "s", "reason", first=2, folds=True, right=("s",))
     for layer, title, counts, checks in verdict.layers():
         some = ", ".join(f"{n} {o.replace('_', ' ')}" for o, n in counts.items() if n)
         shown.add(Text(layer, style="bold"), "", "", Text(f"{title} ({some})", style="dim"))
@@ -61,7 +61,7 @@ def table(verdict: Verdict) -> Rows:
 
 
 def fixes(verdict: Verdict) -> Text:
-    """What failed and its fix, what keeps the GPUs from working first; empty when nothing failed."""
+    """The failures with their fixes, the most urgent first; empty where nothing failed."""
     shown = Text()
     for reason, (first, *others) in verdict.failures_by_reason().items():
         shown.append(f"\n{first.id}: ", style="bold red")
@@ -76,7 +76,7 @@ def fixes(verdict: Verdict) -> Text:
 
 
 class LiveReport:
-    """Shows each check as it comes, headed by its layer: `run_suite` calls the methods.
+    """Shows each result at once, below the title of its layer: `run_suite` calls the methods.
 
     Args:
         progress: Whose step is running.
@@ -87,11 +87,12 @@ class LiveReport:
         self._layer = ""
 
     def start(self, what: str) -> None:
-        """Tell what is being done now.
+        """Show the current activity.
 
         Args:
             what: As `run_suite` gives it to `on_start`.
         """
+        # Gathering takes most of the time, so that it gets a line of its own.
         if what == GATHERING:
             self.progress.say(what)
         else:
@@ -109,6 +110,7 @@ class LiveReport:
             self.progress.show(Text.assemble("  ", (result.layer, "bold"), ("  " + title, "dim")))
         word, style = MARKS[result.outcome]
         says = _result_text(result)
+        # A longer line would wrap and hide the table.
         if len(says) > LIVE_CHARS:
             says = says[: LIVE_CHARS - 3] + "..."
         self.progress.show(
@@ -127,7 +129,7 @@ def _result_text(check: CheckResult) -> str:
 
 
 def ending(verdict: Verdict) -> RenderableType:
-    """What is left to say where `Live` showed every check: fixes and summary."""
+    """Fixes and summary, for the end of a run whose checks `LiveReport` showed."""
     style = "bold red" if not verdict.passed else "bold magenta" if verdict.simulated else "bold green"
     return Group(fixes(verdict), banner(verdict), Text(summary(verdict), style=style))
 

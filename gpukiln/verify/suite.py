@@ -27,9 +27,10 @@ from gpukiln.verify.verdict import CheckResult, Verdict
 ROOT = recipes.root()
 SUITE = ROOT / "tests" / "host"
 COMPLETED = (0, 1)  # pytest: all passed, some failed
+# Short enough for results to appear at once, long enough to need no processor.
 POLL_S = 0.1
 MAX_SECONDS = 1800.0
-# Of the time that judging may take: for checks and reports after the facts; for stopping it all.
+# Parts of max_seconds: for checks and reports after the facts; for stopping all processes.
 REPORT_S, STOP_S = 8.0, 1.0
 GATHERING = "gathering facts"
 
@@ -48,40 +49,41 @@ def run_suite(
     simulated: bool = False,
     max_seconds: float = MAX_SECONDS,
 ) -> Verdict:
-    """Judge a machine.
+    """Verify a machine.
 
     Args:
-        target: The machine; sshd must answer already.
+        target: The machine; sshd must answer.
         profile: Key of `checks.PROFILES`.
         out_dir: Folder for report.html, results.json, facts.json, junit.xml, checks.jsonl and verify.log;
             made if missing.
         on_check: Called with each result as it comes.
-        on_start: Called with what is being done now: gathering the facts, or a check's title.
+        on_start: Called with the current activity: gathering the facts, or a check's title.
         layers: Only these layers; empty means all.
         require: Layers in which a check that is not run counts as failed.
         expect_gpus: GPUs that the machine must have; None takes the profile's number.
         instance_type: EC2's type of the machine, for the verdict.
-        simulated: Whether simulated GPUs are judged too, as far as that makes sense: a verdict that proves
-            nothing.
-        max_seconds: Seconds within which this returns, whatever hangs: what was not looked at by then is not
-            reached.
+        simulated: Whether simulated GPUs are verified, as far as possible; no release accepts the verdict.
+        max_seconds: Seconds within which this returns, whatever hangs. Checks whose facts are missing then
+            are not reached.
 
     Returns:
-        The verdict. A failed check is no error here.
+        The verdict; a failed check raises nothing.
 
     Raises:
         UsageError: The profile or a layer is unknown.
-        UnavailableError: The machine can't be reached, or the suite itself broke or took too long.
+        UnavailableError: The machine can't be reached, or the suite itself failed or took too long.
     """
     _require_known("profile", [profile], list(PROFILES))
     _require_known("layer", [*layers, *require], list(LAYERS))
     if not SUITE.is_dir():
         raise UnavailableError(f"the host suite is missing: {SUITE}", hint="install gpukiln again")
+    # With a very small limit the facts still get half of it.
     reserve_s = min(REPORT_S, max_seconds / 2)
     out_dir = out_dir.resolve()
     out_dir.mkdir(parents=True, exist_ok=True)
-    out_dir.chmod(0o700)  # evidence of a machine is nobody else's business
+    out_dir.chmod(0o700)  # evidence may have names and addresses of the machine: only for this user
     log, events = out_dir / "verify.log", out_dir / "checks.jsonl"
+    # An interrupted run must not show the results of the last one.
     for stale in (events, *(out_dir / name for name in ("results.json", "report.html", "junit.xml"))):
         stale.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="gpukiln-verify-") as scratch:
@@ -95,11 +97,14 @@ def run_suite(
             "-q",
             "--tb=short",
             "-p",
+            # The suite may lie in an installed wheel, where pytest can't write its cache.
             "no:cacheprovider",
             "-o",
+            # The addopts of this project's pyproject.toml are for its own tests.
             "addopts=",
             "--rootdir",
             str(ROOT),
+            # pytest's default folder is shared by all runs of a user, and its oldest entries are removed.
             f"--basetemp={scratch}/pytest",
             f"--hosts={target.hostspec}",
             f"--ssh-config={config}",
@@ -116,18 +121,18 @@ def run_suite(
         status, last = _run(command, log, _EventReader(events, on_check, on_start), max_seconds - STOP_S)
     if last.get("event") == "unreachable":
         raise UnavailableError(
-            f"{target.name} can't be judged: {last['message']}",
+            f"{target.name} can't be verified: {last['message']}",
             hint=f"{target.address} needs python3 and passwordless sudo; see {log}",
         )
     if status is None:
         raise UnavailableError(
-            f"{target.name} can't be judged: the host suite did not end within {max_seconds:.0f} s; "
+            f"{target.name} can't be verified: the host suite did not end within {max_seconds:.0f} s; "
             f"last: {last.get('id', last.get('event', 'nothing'))}",
             hint=f"see {log}",
         )
     if status not in COMPLETED:
         raise UnavailableError(
-            f"the host suite itself broke: pytest exits {status}, wanted 0 or 1",
+            f"the host suite itself failed: pytest exits with {status}, wanted 0 or 1",
             hint=f"see {log}",
             details=_tail(log),
         )
@@ -135,7 +140,7 @@ def run_suite(
         document = parse_json((out_dir / "results.json").read_text(encoding="utf-8"))
         return load(Verdict, document, where="results.json")
     except (OSError, ValueError, UsageError) as error:
-        raise UnavailableError(f"the host suite left no verdict: {error}", hint=f"see {log}") from error
+        raise UnavailableError(f"the host suite wrote no verdict: {error}", hint=f"see {log}") from error
 
 
 def _require_known(what: str, given: list[str], choices: list[str]) -> None:
@@ -145,7 +150,7 @@ def _require_known(what: str, given: list[str], choices: list[str]) -> None:
 
 
 class _EventReader:
-    """Reads the events as they are written and hands them on."""
+    """Reads the events while the suite writes them, and calls `on_check` and `on_start`."""
 
     def __init__(
         self,
@@ -158,19 +163,20 @@ class _EventReader:
         self.last: dict[str, Any] = {}
 
     def poll(self) -> None:
-        """Hand on the whole lines that are new."""
+        """Process the new complete lines."""
         try:
             with self.path.open("rb") as file:
                 file.seek(self.offset)
                 data = file.read()
         except FileNotFoundError:
             return
+        # The last line may be written only in part.
         whole = data.rfind(b"\n") + 1
         self.offset += whole
         for line in data[:whole].splitlines():
-            self._hand_on(parse_json(line))
+            self._dispatch(parse_json(line))
 
-    def _hand_on(self, event: dict[str, Any]) -> None:
+    def _dispatch(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind != "end":
             self.last = event
@@ -186,24 +192,27 @@ class _EventReader:
 def _run(
     command: list[str], log: Path, follow: _EventReader, timeout_s: float
 ) -> tuple[int | None, dict[str, Any]]:
-    """Run the command in a process group of its own, which never outlives this call.
+    """Run the command in a process group of its own, which ends with this call.
 
     Returns:
         The exit status, None after a timeout; and the last event.
     """
+    # PYTEST_ADDOPTS and PYTEST_PLUGINS of an outer pytest would change this one.
     env = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST_")}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH", "")]))
+    # The suite may belong to root, and a checkout stays clean.
     env["PYTHONDONTWRITEBYTECODE"] = "1"
     env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")])  # ansible
     deadline = time.monotonic() + timeout_s
     with open_private(log) as file:
-        child = subprocess.Popen(  # not by `programs`: its events are polled meanwhile
+        child = subprocess.Popen(  # not by `programs`: the events are polled while it runs
             command,
             cwd=ROOT,
             env=env,
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=subprocess.STDOUT,
+            # Ctrl-C then reaches only gpukiln, which ends the group in order.
             start_new_session=True,
             umask=0o077,
         )
@@ -220,7 +229,8 @@ def _run(
 
 
 def _stop(child: subprocess.Popen[bytes]) -> None:
-    """End the process group: pytest and the ssh below it."""
+    """End the process group: pytest and its ssh."""
+    # SIGTERM first, so that pytest and ssh can end in order; SIGKILL for what ignores it.
     for sign, patience_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, sign)

@@ -1,4 +1,4 @@
-"""The machine to judge."""
+"""The machine to verify, and how testinfra reaches it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gpukiln.ssh import HostKeys, Ssh
 
 @dataclass(frozen=True)
 class Target:
-    """A machine, by what testinfra's `--hosts` takes: ``local://``, ``docker://NAME``, ``facts://FILE``.
+    """A machine as testinfra's `--hosts` names it: ``local://``, ``docker://NAME``, ``facts://FILE``.
 
     Args:
         name: What reports call it, for example the instance's id.
-        hostspec: What testinfra's `--hosts` takes.
+        hostspec: The value for testinfra's `--hosts`.
     """
 
     name: str
@@ -23,11 +23,11 @@ class Target:
 
     @property
     def address(self) -> str:
-        """How it is reached, for people."""
+        """The address for messages."""
         return self.hostspec.partition("?")[0]
 
     def ssh_config(self) -> str:
-        """The text of an OpenSSH client configuration; a question for a password would never be answered."""
+        """The text of an OpenSSH client configuration; ssh never asks for a password with it."""
         return Ssh(self.name).config_text()
 
 
@@ -39,7 +39,7 @@ class SshTarget(Target):
 
     @property
     def address(self) -> str:
-        """How it is reached, for people."""
+        """The address for messages."""
         return self.ssh.address
 
     def ssh_config(self) -> str:
@@ -48,7 +48,7 @@ class SshTarget(Target):
 
 
 def new_machine_target(name: str, host: str, *, port: int, user: str, private_key: Path) -> SshTarget:
-    """A machine that booted a moment ago, with a key that was made for it."""
+    """A machine that has just booted, with a key that was generated for it."""
     return ssh_target(
         name, Ssh(host, port=port, user=user, private_key=private_key, host_keys=HostKeys.NEW_MACHINE)
     )
@@ -61,7 +61,7 @@ def ssh_target(name: str, ssh: Ssh) -> SshTarget:
 
 @dataclass(frozen=True)
 class InventoryTarget(Target):
-    """A host of an Ansible inventory, reached as Ansible reaches it: jump hosts, keys, variables and all.
+    """A host of an Ansible inventory, reached as Ansible reaches it, with jump hosts, keys and variables.
 
     Args:
         inventory: A file or a folder.
@@ -71,11 +71,12 @@ class InventoryTarget(Target):
 
     @property
     def address(self) -> str:
-        """How it is reached, for people."""
+        """The address for messages."""
         return f"{self.name} of {self.inventory}"
 
 
 def inventory_target(name: str, inventory: Path) -> InventoryTarget:
     """A host of an inventory."""
+    # force_ansible makes testinfra use Ansible's own connection, with its become and jump hosts.
     hostspec = f"ansible://{name}?ansible_inventory={quote(str(inventory))}&force_ansible=true"
     return InventoryTarget(name, hostspec, inventory)

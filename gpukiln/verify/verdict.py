@@ -1,4 +1,4 @@
-"""The value that verification returns."""
+"""The verdict on a machine: the value that verification returns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from gpukiln.verify.order import most_urgent_first
 
 SCHEMA = 2
 
-# What docs/schemas/verdict.json says of a value that its type does not; a stored verdict is read without it.
+# Constraints for docs/schemas/verdict.json only: reading a stored verdict does not apply them, so that
+# verdicts of other versions, with other checks and layers, stay readable.
 CheckId = Annotated[str, Field(json_schema_extra={"pattern": r"^[a-z-]+\.[a-z0-9-]+$"})]
 Layer = Annotated[str, Field(json_schema_extra={"enum": list(LAYERS)})]
 ProfileName = Annotated[str, Field(json_schema_extra={"enum": list(PROFILES)})]
@@ -28,22 +29,22 @@ Version = Annotated[int, Field(json_schema_extra={"const": SCHEMA})]
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What came of one check. One that failed is an error, and has one finding: its reason and remedy.
+    """The result of one check. A failed one is an error with one finding: its reason and remedy.
 
-    It is no `gpukiln.findings.Finding` itself: a verdict has a result of every check, most of which found
-    nothing.
+    This is no `gpukiln.findings.Finding`: a verdict has a result of every check, also of those that passed.
 
     Args:
-        id: `<layer>.<name>`, what people quote.
+        id: `<layer>.<name>`.
         title: What is true when it passes.
         layer: A key of `gpukiln.verify.checks.LAYERS`.
-        outcome: `passed`; `failed`; `not_run`: what it needs is legitimately missing; `not_reached`: a check
-            that failed makes it meaningless, a tool hangs, or the time was up. The last two are never counted
-            as the first.
-        reason: Why it did not pass; for a passed check what was measured, or empty.
-        remedy: What to do where it did not pass.
-        causes: What usually is behind a failure, the likeliest first.
-        evidence: Sections of the facts that it looked at.
+        outcome: `passed`; `failed`; `not_run`: a need is legitimately missing; `not_reached`: an earlier
+            check
+            failed on which this one depends, a tool hangs, or the time was up. The last two never count as
+            passed.
+        reason: Why it did not pass; of a passed check the measured value, or empty.
+        remedy: The fix where it did not pass.
+        causes: Usual causes of a failure, the likeliest first.
+        evidence: Sections of the facts that it read.
         duration_s: Without gathering the facts.
     """
 
@@ -62,17 +63,23 @@ def count(checks: Iterable[CheckResult]) -> dict[Outcome, int]:
     """Count results.
 
     Returns:
-        How many came out how, for every outcome.
+        The number of results for every outcome.
     """
     results = list(checks)
     return {o: sum(c.outcome == o for c in results) for o in OUTCOMES}
 
 
 def counts_text(checks: Iterable[CheckResult]) -> str:
-    """Say how many checks came out how.
+    """The number of checks of each outcome, as text.
 
     Returns:
-        Text such as `34 passed, 0 failed, 9 not run`; not reached is named only where there is one.
+        For example `34 passed, 0 failed, 9 not run`; not reached is left out where there is none.
+
+    >>> passed = CheckResult("gpu.nvml", "NVML lists every GPU", "gpu", "passed")
+    >>> counts_text([passed])
+    '1 passed, 0 failed, 0 not run'
+    >>> counts_text([])
+    '0 passed, 0 failed, 0 not run'
     """
     counts = count(checks)
     text = f"{counts['passed']} passed, {counts['failed']} failed, {counts['not_run']} not run"
@@ -90,18 +97,19 @@ def _grouped(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of all checks on one machine.
+    """The results of all checks on one machine.
 
     Args:
         target: Name of the machine.
-        profile: Profile it was judged by.
+        profile: The profile by which it was verified.
         started_at: UTC, ISO 8601.
         duration_s: Seconds, gathering the facts included.
         checks: The results, in the order of the layers.
-        suite_version: SHA-256 over the checks and what gathers the facts: of another suite, another verdict.
-        environment: What was judged, by names for people: system, kernel, driver, GPUs, the image's digest.
-        instance_type: EC2's type of the machine where it was started to be judged, or an empty string.
-        simulated: Whether the machine's GPUs are simulated, or such were asked for: then it proves nothing.
+        suite_version: SHA-256 of the checks and the probe: verdicts of different suites are not comparable.
+        environment: The verified machine for reports: system, kernel, driver, GPUs, the image's digest.
+        instance_type: EC2's type of a machine that was launched for the verification, or an empty string.
+        simulated: Whether the machine's GPUs are simulated, or `--simulated` was given; no release accepts
+            it.
         schema: Version of this document's form.
     """
 
@@ -123,29 +131,30 @@ class Verdict:
 
     @property
     def passed(self) -> bool:
-        """Whether something passed, and nothing failed or was not reached.
+        """Whether at least one check passed, and none failed or was not reached.
 
-        Checks not run do not count either way. Some are not reached without a failure: the time was up.
+        Checks that were not run do not count. Without a failure checks are not reached when the time was up.
         """
         counts = self.counts
+        # Without a passed check nothing was verified, for example where every check was left out.
         return counts["failed"] == counts["not_reached"] == 0 and counts["passed"] > 0
 
     @property
     def passed_without_simulation(self) -> bool:
-        """Whether it passed on a machine on which something can be proven: its GPUs are not simulated."""
+        """Whether it passed on a machine whose GPUs are not simulated; only that counts for a release."""
         return self.passed and not self.simulated
 
     @property
     def failures(self) -> tuple[CheckResult, ...]:
-        """The checks that failed, what keeps the GPUs from working first."""
+        """The failed checks, first those that keep the GPUs from working."""
         return most_urgent_first(self.checks)
 
     def failures_by_reason(self) -> dict[str, list[CheckResult]]:
-        """The checks that failed, by what was found: one fault fails many checks with the same words."""
+        """The failed checks by reason: one fault fails several checks with the same reason."""
         return _grouped(self.failures, lambda check: check.reason)
 
     def layers(self) -> list[tuple[str, str, dict[Outcome, int], list[CheckResult]]]:
-        """For each layer with a check: its name, what it is about, its counts, its checks."""
+        """For each layer with a check: name, title, counts, checks."""
         by_layer = _grouped(self.checks, lambda check: check.layer)
         names = [
             *(name for name in LAYERS if name in by_layer),
@@ -159,17 +168,18 @@ class Verdict:
 
     @property
     def saw_gpu(self) -> bool:
-        """Whether a check of a GPU passed: a machine without one proves nothing of its driver."""
+        """Whether a check of a GPU passed: without a GPU the driver is not verified."""
         return any(check.layer == "gpu" and check.outcome == "passed" for check in self.checks)
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the document, hexadecimal: ties a tag or a record to one verdict."""
+        """SHA-256 of the document, hexadecimal: tags and records name a verdict by it."""
+        # Sorted, so that the order of fields does not change the digest.
         return hashlib.sha256(json.dumps(dump(self), sort_keys=True).encode()).hexdigest()
 
     @model_serializer(mode="wrap")
     def _document(self, plain: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What people look for comes before the checks."""
+        """The document, with the summary before the long list of checks."""
         written = plain(self)
         checks = written.pop("checks")
         return {
@@ -184,8 +194,8 @@ class Verdict:
 
     @model_validator(mode="before")
     @classmethod
-    def _of_this_form(cls, document: Any) -> Any:
-        """`counts` and `passed` are computed anew, not believed."""
+    def _require_schema(cls, document: Any) -> Any:
+        """Refuse another schema. `counts` and `passed` of the document are ignored: they are computed."""
         if isinstance(document, Mapping) and document.get("schema") != SCHEMA:
-            raise ValueError(f"it has schema {document.get('schema')!r}, this version reads {SCHEMA}")
+            raise ValueError(f"found schema {document.get('schema')!r}, wanted {SCHEMA}")
         return document

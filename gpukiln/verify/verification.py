@@ -1,4 +1,4 @@
-"""A verdict on a target with the facts that it was given on, or why there is none."""
+"""A verdict on a machine together with its facts, or the reason why there is none."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gpukiln.verify.verdict import Verdict
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of one target.
+    """The verification of one machine.
 
     Args:
         target: Its name.
         verdict: None where it could not be verified.
-        facts: What was found on it, as in facts.json; may be empty.
+        facts: The machine's facts, as in facts.json; may be empty.
         reason: Why it could not be verified.
     """
 

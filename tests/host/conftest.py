@@ -1,4 +1,4 @@
-"""Makes this folder a suite of checks: every test must be declared, see gpukiln/verify/checks.py.
+"""A suite of checks: every test here is declared with `@check`, see gpukiln/verify/checks.py.
 
 pytest tests/host --hosts=ssh://admin@192.0.2.1 --profile image
 pytest tests/host --hosts=local:// --profile node --layer versions --layer modules

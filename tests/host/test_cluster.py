@@ -1,4 +1,4 @@
-"""A cluster hands its GPUs out: what its API says, and what pods saw that were granted some.
+"""A cluster assigns its GPUs to pods: what its API server reports, and what the pods see.
 
 The facts are gathered from outside, see gpukiln/kubernetes/cluster_verification.py.
 """
@@ -10,12 +10,13 @@ from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
 POD = ("pod",)
-PLUGIN = "`kubectl -n kube-system logs -l app.kubernetes.io/name=nvidia-device-plugin` says what it found"
+PLUGIN = "`kubectl -n kube-system logs -l app.kubernetes.io/name=nvidia-device-plugin` shows what it found"
 
 
 def ran(facts: Facts, name: str) -> dict:
-    """A pod that ran; what keeps one from it is a finding of its own."""
+    """A pod that ran; one that did not start is the finding of cluster.pod-starts alone."""
     pod = facts["cluster"]["pods"][name]
+    # Not reached instead of failed: one cause must not make every check of the layer fail.
     if pod is None or not pod["ran"]:
         raise NotReachedError(pod["why"] if pod else "no pod was started")
     return pod
@@ -23,22 +24,24 @@ def ran(facts: Facts, name: str) -> dict:
 
 @check(
     id="cluster.allocatable",
-    title="Every GPU node that was asked about is ready and offers all of its GPUs",
+    title="Every GPU node that was selected is ready and offers all of its GPUs",
     layer="cluster",
     profiles=POD,
     causes=(
-        "0 of them: the device plugin does not run there, or started before the driver",
-        "fewer than it has: the plugin marked one unhealthy after an Xid, which only its restart undoes",
-        "no node: the label nvidia.com/gpu.present is set by nobody, or the pool is scaled to zero",
+        "the node offers 0: the device plugin does not run there, or started before the driver",
+        "the node offers fewer than it has: the plugin marked a GPU unhealthy after an Xid, until it "
+        "restarts",
+        "no node matches: nothing sets the label nvidia.com/gpu.present, or the pool is scaled to zero",
     ),
     fix=f"{PLUGIN}; `invoke k8s.doctor` walks through the causes.",
 )
 def test_allocatable(facts):
-    """Feature discovery's nvidia.com/gpu.count is what the node has; capacity what the plugin registered."""
+    """nvidia.com/gpu.count of feature discovery counts the node's GPUs, capacity those of the plugin."""
     cluster = facts["cluster"]
     assert cluster["nodes"], f"no node has {cluster['selector']}"
     wrong = []
     for node in cluster["nodes"]:
+        # The plugin's capacity shrinks when it marks a GPU unhealthy; the label still counts it.
         has = max(node["capacity"], node["labelled"] or 0)
         if node["problems"]:
             wrong.append(f"{node['name']}: {'; '.join(node['problems'])}")
@@ -55,11 +58,11 @@ def test_allocatable(facts):
     layer="cluster",
     profiles=POD,
     causes=(
-        "the scheduler's words are in the reason: no GPU is free, a taint, a selector",
-        "ImagePullBackOff: the node's role may not pull the image, or it has no way to the registry",
+        "the reason quotes the scheduler: no GPU is free, a taint, a selector",
+        "ImagePullBackOff: the node's role may not pull the image, or the node can't reach the registry",
         "the container runtime has no nvidia runtime, or no CDI specification of the GPU",
     ),
-    fix="`kubectl describe pod` shows the events; `invoke k8s.doctor POD` says which of the causes it is.",
+    fix="`kubectl describe pod` shows the events; `invoke k8s.doctor POD` names the cause.",
 )
 def test_pod_starts(facts):
     pod = facts["cluster"]["pods"]["granted"]
@@ -89,11 +92,11 @@ def test_nvidia_smi(facts):
 
 @check(
     id="cluster.view-is-grant",
-    title="A pod sees the GPUs that it was granted, all of them and no other",
+    title="A pod sees all GPUs that it was granted, and no other",
     layer="cluster",
     profiles=POD,
     causes=(
-        "NVIDIA_VISIBLE_DEVICES of the pod or its image goes before the device plugin's",
+        "NVIDIA_VISIBLE_DEVICES of the pod or its image takes precedence over the device plugin's",
         "the pod is privileged, or mounts /dev",
     ),
     after=("cluster.nvidia-smi",),
@@ -101,20 +104,22 @@ def test_nvidia_smi(facts):
     "no NVIDIA_VISIBLE_DEVICES in pods.",
 )
 def test_view_is_grant(facts):
-    """The plugin names what it grants in NVIDIA_VISIBLE_DEVICES, by UUID; with CDI it names nothing there."""
+    """The plugin lists the granted UUIDs in NVIDIA_VISIBLE_DEVICES; with CDI the variable has none."""
     for name in ("granted", "other"):
         if facts["cluster"]["pods"][name] is None:
             continue
         pod = ran(facts, name)
+        # Compared by UUID: an index is counted anew in each container.
         asked, seen = pod["asked"], pod["gpus"]
         assert len(seen) == asked, (
             f"a pod with {asked} GPUs in its limits sees {len(seen)}: {', '.join(seen)}"
         )
+        # `void` and `all` are no names of GPUs.
         named = [uuid for uuid in pod["named"] if uuid.startswith(("GPU-", "MIG-"))]
         assert not named or sorted(named) == sorted(seen), (
             f"granted {', '.join(named)}, seen {', '.join(seen)}"
         )
-    facts.note(f"{len(ran(facts, 'granted')['gpus'])} asked for, and seen")
+    facts.note(f"{len(ran(facts, 'granted')['gpus'])} requested and visible")
 
 
 @check(
@@ -122,12 +127,13 @@ def test_view_is_grant(facts):
     title="Two pods at once have two different GPUs",
     layer="cluster",
     profiles=POD,
-    causes=("both see all of the node's GPUs: isolation does not hold", "the GPUs are shared"),
+    causes=("both pods see all GPUs of the node: they are not isolated", "the GPUs are shared"),
     after=("cluster.view-is-grant",),
     fix="See the fix of cluster.view-is-grant. With time slicing or MPS pods share a GPU on purpose.",
 )
 def test_two_pods(facts):
     cluster = facts["cluster"]
+    # With time slicing or MPS several pods get the same GPU on purpose.
     if cluster["sharing"]:
         pytest.skip(f"GPUs are shared on purpose: {cluster['sharing']}")
     if cluster["pods"]["other"] is None:
@@ -154,6 +160,7 @@ def test_isolated(facts):
     pod = ran(facts, "without")
     seen = ", ".join(pod["gpus"])
     assert not pod["gpus"], f"with NVIDIA_VISIBLE_DEVICES=all and no GPU in its limits it sees {seen}"
+    # A control: without it the check would pass on a cluster where no pod sees a GPU.
     with_gpu = ran(facts, "granted")
     if not with_gpu["gpus"]:  # that nvidia-smi lists none here then says nothing
         exits = with_gpu["smi_exit"]

@@ -11,15 +11,16 @@ from gpukiln.verify.checks import check
 from gpukiln.verify.facts import Facts
 
 ALL = ("image", "node", "eks-node", "workspace", "runner", "pod")
-LIVE = ("node", "eks-node", "runner", "pod")  # profiles of what runs beside somebody's work
-SLOWEST = 0.5
-"""The share of the link's theoretical rate that is wanted where the node's expectations say no other.
+LIVE = ("node", "eks-node", "runner", "pod")  # profiles of machines on which a user's work may run meanwhile
+MIN_SHARE = 0.5
+"""The wanted share of the link's theoretical rate, unless /etc/gpukiln/expected.json has another one.
 
-The number is ours; NVIDIA states none (DCGM's PCIe test wants 0 GB/s by default). It has to be above what the
-fault leaves that it is there to find: half the lanes somewhere on the way, or a generation less, carry half
-of the GPU's own link at most. And below what healthy machines reach: packets' headers leave at most 90 %
-(Intel AN 708, "Throughput for Posted Writes"), and Azure's health checks refuse a machine below 63 % (V100,
-10 of 15.75 GB/s), 76 % (A100, 24 of 31.5) or 83 % (H100, 52 of 63; Azure/azurehpc-health-checks:conf/).
+NVIDIA states no such number (DCGM's PCIe test wants 0 GB/s by default). gpukiln's has to be
+above what a fault leaves: half of the lanes somewhere on the path, or one PCIe generation less, carry at most
+half of the GPU's own link. And it has to be below what healthy machines reach: packets' headers leave at most
+90 % (Intel AN 708, "Throughput for Posted Writes"), and Azure's health checks refuse a machine below 63 %
+(V100, 10 of 15.75 GB/s), 76 % (A100, 24 of 31.5) or 83 % (H100, 52 of 63;
+Azure/azurehpc-health-checks:conf/).
 """
 
 
@@ -28,32 +29,36 @@ def title(gpu: dict) -> str:
 
 
 def leave_out_busy(facts: Facts) -> None:
-    """A check of every GPU is not run where one belongs to somebody else now: nothing is known about it."""
+    """Skip the check where another process has a GPU to itself: nothing is known about that GPU."""
     busy = [f"{title(g)} is in use: {g['error']}" for g in facts["cuda"]["gpus"] if g["busy"]]
     if busy:
         pytest.skip("; ".join(busy))
 
 
 def log_report(facts: Facts) -> tuple[list[str], list[str]]:
-    """What the kernel's log got while the GPUs computed: what is a fault of the machine, and what is not.
+    """The log lines of the time in which the GPUs computed: faults of the machine, and others.
 
-    An application's Xid names its process, where the driver knows it: from ours it is the machine's fault,
-    from another one that job's. A machine booted from an image runs no other.
+    An application's Xid names its process, where the driver knows it. If that is a process of the probe, the
+    machine is at fault, else the job. A machine booted from an image runs no jobs.
     """
     section, table = facts["cuda"], xid.xid_rules()
     serious, others = [], []
-    for ours in (True, False):
-        lines = [line for line in require_reached(section["xids"]) if is_ours(line, section["pids"]) is ours]
+    for own in (True, False):
+        lines = [
+            line for line in require_reached(section["xids"]) if is_own_process(line, section["pids"]) is own
+        ]
         for event in kernel_log.events(lines, table):
+            # An Xid whose kind is `info` in the catalogue is never a fault.
             number = table.get(event.number) if event.kind == "Xid" else None
-            caused = ours and number is not None and number["kind"] != "info"
+            caused = own and number is not None and number["kind"] != "info"
+            # On a machine that was booted for the verification no other process can have caused it.
             alone = facts.profile not in LIVE and not event.is_switch
             blamed = event.blames_hardware(table) or caused or alone
             (serious if blamed else others).append(event.explain(table))
     return serious, others
 
 
-def is_ours(line: str, pids: list[int]) -> bool:
+def is_own_process(line: str, pids: list[int]) -> bool:
     owner = OWNER.search(line)
     return owner is not None and int(owner[1]) in pids
 
@@ -74,8 +79,8 @@ def is_ours(line: str, pids: list[int]) -> bool:
         "error 214, a wrong element, or a call that does not return: the GPU or its memory is damaged",
     ),
     after=("gpu.driver-loaded", "gpu.nvml"),
-    fix="Software first: `dmesg | grep NVRM`, modules and libraries in one version, reboot. Where a wrong "
-    "result, ECC error or hang comes back, drain the node and have the GPU replaced.",
+    fix="Check the software first: `dmesg | grep NVRM`, modules and libraries of one version, a reboot. If a "
+    "wrong result, ECC error or hang comes back, drain the node and have the GPU replaced.",
 )
 def test_kernel(facts):
     section, pci = facts["cuda"], facts["gpus"]["pci"]
@@ -84,27 +89,31 @@ def test_kernel(facts):
     wrong = "; ".join(f"{title(g)}: {g['error']}" for g in section["gpus"] if not g["ok"] and not g["busy"])
     assert not wrong, wrong + compute_facts.not_ready_hint(facts, wrong)
     serious, others = log_report(facts)
-    assert not serious, f"while the GPUs computed came {'; '.join(serious[:3])}"
+    assert not serious, f"while the GPUs computed, the kernel logged {'; '.join(serious[:3])}"
     seen = {g["bus_id"] for g in section["gpus"]}
+    # CUDA numbers only GPUs that work; the bus has all.
     lost = [p["address"] for p in pci if p["address"] not in seen and len(section["gpus"]) < len(pci)]
+    # CUDA shows a process one MIG instance and no other GPU (MIG User Guide, CUDA Device Enumeration).
     if lost and section["mig"] and section["gpus"]:
         pytest.skip(f"MIG is on: CUDA shows a process one instance, and not {', '.join(lost)}")
     assert not lost, f"CUDA does not see {', '.join(lost)}; wanted {len(pci)} GPUs"
+    # A copy next to a running job is slower.
     leave_out_busy(facts)
     compared = [g["elements"] for g in section["gpus"]]
+    # A kernel that was never launched would leave the memory as it was.
     assert all(compared), f"compared {compared} elements, wanted some of every GPU"
     facts.note(
         f"{min(compared)} elements compared; "
         + ", ".join(f"{title(g)} {g['name']} in {g['kernel_ms']} ms" for g in section["gpus"])
-        + (f"; meanwhile came, and is no fault of the machine: {' | '.join(others[:3])}" if others else "")
+        + (f"; logged meanwhile, and no fault of the machine: {' | '.join(others[:3])}" if others else "")
         + (f"; the kernel's log was not read: {section['log_gap']}" if section.get("log_gap") else "")
     )
 
 
 @check(
     id="compute.bandwidth",
-    title="Host and GPU exchange data at half the link's theoretical rate, or the share that the node's "
-    "expectations say",
+    title="Host and GPU exchange data at half of the link's theoretical rate, or at the share in "
+    "/etc/gpukiln/expected.json",
     layer="compute",
     profiles=ALL,
     needs=("gpu", "real-gpu"),
@@ -115,32 +124,37 @@ def test_kernel(facts):
     ),
     after=("compute.kernel",),
     fix="`lspci -vv` shows LnkSta of the GPU and of every bridge above it (`lspci -t`); reseat the card, "
-    "try another slot, look for AER errors. Where all machines of a kind do no better, say so "
+    "try another slot, look for AER errors. If all machines of this kind are as slow, lower the wanted share "
     "with `gpu_bootstrap_bandwidth_share` (role gpu_bootstrap, /etc/gpukiln/expected.json).",
 )
 def test_bandwidth(facts):
-    """The wanted share is `SLOWEST`, or the node's own."""
+    """The wanted share is `MIN_SHARE`, or that of the node's expectations."""
     gpus, share = facts["cuda"]["gpus"], facts["expected"]["bandwidth_share"]
-    share = SLOWEST if share is None else share
+    share = MIN_SHARE if share is None else share
+    # The file is written by a role, but may be edited.
     sound = isinstance(share, int | float) and 0 < share <= 1
     assert sound, f"/etc/gpukiln/expected.json has bandwidth_share {share!r}, wanted above 0 and at most 1"
     assert gpus, "no GPU was measured"
     leave_out_busy(facts)
-    slow, unjudged, shown = [], [], []
+    slow, excused, shown = [], [], []
     for gpu in gpus:
+        # Both directions: a damaged lane may slow down only one.
         lowest, rate = min(gpu["h2d_gb_s"], gpu["d2h_gb_s"]), gpu["link"]["gb_s"]
+        # Where the kernel reports no current rate, the maximum can still show that the copies are fast
+        # enough.
         most = gpu["link"].get("max_gb_s")
         link = compute_facts.link_text(gpu)
         said = f"{title(gpu)} {gpu['h2d_gb_s']} GB/s to the GPU, {gpu['d2h_gb_s']} from it, {link}"
         if lowest >= share * (rate or most or float("inf")):
             shown.append(said)
+        # Slow copies on an unknown link are no evidence: hypervisors often emulate the link.
         elif rate is None:
-            unjudged.append(f"{said}: the kernel does not tell the link's rate")
+            excused.append(f"{said}: the kernel does not report the link's rate")
         elif excuse := compute_facts.slow_copy_reason(facts, gpu):
-            unjudged.append(f"{said}: {excuse}")
+            excused.append(f"{said}: {excuse}")
         else:
             slow.append(said)
     assert not slow, f"{'; '.join(slow)}; wanted at least {share:.0%} of the link's rate each way"
-    if unjudged:
-        pytest.skip("; ".join(unjudged))
+    if excused:
+        pytest.skip("; ".join(excused))
     facts.note("; ".join(shown))

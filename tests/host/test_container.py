@@ -1,4 +1,4 @@
-"""A container of every engine sees the GPUs."""
+"""A container of each container engine sees the GPUs."""
 
 import pytest
 
@@ -9,17 +9,18 @@ ALL = ("image", "node", "eks-node", "workspace")
 TOOLKIT = "component:nvidia_container_toolkit"
 AFTER = ("gpu.driver-loaded", "gpu.nvml")
 CAUSES = (
-    "the CDI specification or the runtime's configuration is of another driver version",
+    "the CDI specification or the runtime's configuration was written for another driver version",
     "the engine was not restarted after its configuration was written",
 )
 
 
-def sees_all(facts, engine):
-    """Every GPU of the machine is listed in the container."""
+def check_listed_gpus(facts, engine):
+    """Fail where nvidia-smi in a container of the engine does not list every GPU of the machine."""
     answer = require_reached(facts["container"][engine])
     assert answer["rc"] == 0, (
         f"nvidia-smi in the container exits {answer['rc']}: {answer['out'].strip()[:300]}"
     )
+    # MIG instances are listed as MIG-...: only whole GPUs are counted.
     listed, expected = answer["out"].count("UUID: GPU-"), len(facts["gpus"]["pci"])
     assert listed == expected, f"the container sees {listed} GPUs, the machine has {expected}"
 
@@ -35,8 +36,8 @@ def sees_all(facts, engine):
     fix="Run `docker run --rm --gpus all IMAGE nvidia-smi -L` and `nvidia-ctk cdi list` on the machine.",
 )
 def test_docker_gpu(facts):
-    assert "docker" in facts["container"], "nvidia-ctk or docker is missing, wanted a container to be started"
-    sees_all(facts, "docker")
+    assert "docker" in facts["container"], "no container was started: nvidia-ctk or docker is missing"
+    check_listed_gpus(facts, "docker")
 
 
 @check(
@@ -51,10 +52,8 @@ def test_docker_gpu(facts):
     "configure --runtime=containerd`, then restart containerd.",
 )
 def test_containerd_gpu(facts):
-    assert "containerd" in facts["container"], (
-        "nvidia-ctk or ctr is missing, wanted a container to be started"
-    )
-    sees_all(facts, "containerd")
+    assert "containerd" in facts["container"], "no container was started: nvidia-ctk or ctr is missing"
+    check_listed_gpus(facts, "containerd")
 
 
 @check(
@@ -68,6 +67,7 @@ def test_containerd_gpu(facts):
     fix="`nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml`, then `nvidia-ctk cdi list`.",
 )
 def test_podman_cdi(facts):
+    # Podman is no component of an image; users may install it.
     if "podman" not in facts["container"]:
         pytest.skip("Podman is not installed")
-    sees_all(facts, "podman")
+    check_listed_gpus(facts, "podman")

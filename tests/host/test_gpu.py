@@ -1,4 +1,4 @@
-"""The driver drives every GPU of the machine, and none reports damage."""
+"""The driver works with every GPU of the machine, and no GPU reports damage."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from gpukiln.probe.base import require_reached
 from gpukiln.verify.checks import check, evaluate
 
 ALL = ("image", "node", "eks-node", "workspace")
-LIVE = ("node", "eks-node")  # profiles of machines that run somebody's work
+LIVE = ("node", "eks-node")  # profiles of machines that run jobs: an application's Xid is no fault there
 BEFORE = ("gpu.driver-loaded", "gpu.nvml")
 
 
@@ -22,11 +22,12 @@ BEFORE = ("gpu.driver-loaded", "gpu.nvml")
     causes=(
         "The running kernel has no module: it was updated, and DKMS did not build for it.",
         "The driver was updated without a reboot.",
-        "The driver's branch or kind of module does not know this GPU.",
+        "The driver's branch, or its open or proprietary kind of module, does not support this GPU.",
         "Secure Boot refuses an unsigned module.",
     ),
-    fix="`modprobe nvidia` and `dmesg` show why it does not load. After an upgrade of the driver reboot, "
-    "once the kernel that boots then has the module (modules.present).",
+    fix="`modprobe nvidia` and `dmesg` show why it does not load. After a driver upgrade reboot as soon as "
+    "the "
+    "kernel that boots next has the module (modules.present).",
 )
 def test_driver_loaded(facts):
     loaded = facts["gpus"]["module"]
@@ -52,11 +53,13 @@ def test_driver_loaded(facts):
 def test_nvidia_smi(facts):
     smi, rows = require_reached(facts["gpus"]["smi"]), require_reached(facts["gpus"]["rows"])
     assert smi["rc"] == 0, f"nvidia-smi exits {smi['rc']}: {smi['out'].strip()[:300]}"
+    # Simulated GPUs are on no bus.
     where = "NVML" if facts.has_simulated_gpus else "the PCI bus"
     assert len(rows) == facts.gpu_count, f"nvidia-smi lists {len(rows)} GPUs, {where} has {facts.gpu_count}"
     lost = [
         r["bus_id"]
         for r in rows
+        # nvidia-smi prints `[GPU is lost]` in the fields of such a GPU.
         if "lost" in " ".join(r.values()).lower() or not r["uuid"].startswith("GPU-")
     ]
     assert not lost, f"nvidia-smi can't read {', '.join(lost)}"
@@ -106,7 +109,8 @@ def test_persistence(facts):
     needs=("gpu", "real-gpu"),
     causes=(
         "The GPU, its memory or its link is damaged, or too hot.",
-        "An application made an invalid access (13, 31, 43, 45): a failure of an image, which has run none.",
+        "An application made an invalid access (13, 31, 43, 45). On a machine booted from an image no job "
+        "ran.",
     ),
     after=("gpu.driver-loaded",),
     fix=rules.XID.fix,
@@ -122,7 +126,7 @@ def test_xid(facts):
     profiles=ALL,
     needs=("gpu",),
     causes=(
-        "`nvidia-smi -e` changed the mode, and the GPU was not reset since.",
+        "`nvidia-smi -e` changed the mode, and the GPU was not reset afterwards.",
         "A memory cell failed: the row is remapped at the next reset.",
     ),
     after=BEFORE,
@@ -138,7 +142,7 @@ def test_ecc(facts):
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
-    causes=("Uncorrectable memory errors.", "The spare rows of a memory bank are used up."),
+    causes=("The memory has uncorrectable errors.", "The spare rows of a memory bank are used up."),
     after=BEFORE,
     fix=rules.MEMORY_REPAIR.fix,
 )
@@ -153,8 +157,8 @@ def test_memory_repair(facts):
     profiles=ALL,
     needs=("gpu",),
     causes=(
-        "A fan, the airflow or the inlet temperature.",
-        "A missing power cable, or the board's power brake.",
+        "A fan, the airflow or the inlet temperature is bad.",
+        "A power cable is missing, or the board signals a power brake.",
     ),
     after=BEFORE,
     fix=rules.THROTTLE.fix,
@@ -169,7 +173,7 @@ def test_throttle(facts):
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
-    causes=("Cooling.", "A GPU that came up half: its firmware reports nothing."),
+    causes=("The GPU is not cooled enough.", "The GPU started only in part: its firmware reports nothing."),
     after=BEFORE,
     fix=rules.CLOCKS.fix,
 )
@@ -183,7 +187,7 @@ def test_clocks(facts):
     layer="gpu",
     profiles=ALL,
     needs=("gpu",),
-    causes=("The card or a riser is not seated well.", "A damaged lane.", "A slot with fewer lanes."),
+    causes=("The card or a riser is not seated well.", "A lane is damaged.", "The slot has fewer lanes."),
     after=BEFORE,
     fix=rules.PCIE_LINK.fix,
 )
@@ -198,9 +202,9 @@ def test_pcie_link(facts):
     profiles=ALL,
     needs=("gpu",),
     causes=(
-        "`nvidia-smi -mig` changed the mode, and the GPU was not reset since.",
-        "Who divides the GPUs (MIG manager, mig-parted) did not do it, or did it on the wrong node.",
-        "The GPUs are divided on purpose, and gpu_bootstrap_mig does not say so.",
+        "`nvidia-smi -mig` changed the mode, and the GPU was not reset afterwards.",
+        "MIG manager or mig-parted did not run, or ran on the wrong node.",
+        "The GPUs are divided on purpose, and gpu_bootstrap_mig has another value.",
     ),
     after=BEFORE,
     fix=rules.MIG.fix,
@@ -211,18 +215,19 @@ def test_mig(facts):
 
 @check(
     id="gpu.idle",
-    title="Nothing uses a GPU of a machine that has just booted",
+    title="No process uses a GPU of a machine that has just booted",
     layer="gpu",
     profiles=("image",),
     needs=("gpu",),
-    causes=("A service of the image starts a GPU program, or a display server.",),
+    causes=("A service of the image starts a GPU program or a display server.",),
     after=BEFORE,
-    fix="Disable the service that starts the process named: an image's GPUs are the user's.",
+    fix="Disable the service that starts the process: all memory of the GPUs is for the user's jobs.",
 )
 def test_idle(facts):
     by_gpu = {label(gpu): read(gpu, "processes") for gpu in nvml_gpus(facts)}
+    # Virtual GPUs do not list the processes of their virtual machine.
     if all(processes is None for processes in by_gpu.values()):
-        pytest.skip("not reported by any GPU which processes use it")
+        pytest.skip("no GPU reports which processes use it")
     busy = [
         f"{gpu}: {p['name'] or 'a process'} ({p['pid']}, {p['kind']})"
         for gpu, processes in by_gpu.items()

@@ -12,13 +12,12 @@ from gpukiln.verify.checks import check
     causes=(
         "the instance type has no GPU, or fewer",
         "the GPU has no power, is not seated, or is switched off in the firmware's settings",
-        "a hypervisor does not pass it through to this virtual machine",
-        "it fell off the bus",
+        "the hypervisor does not pass the GPU through to this virtual machine",
+        "the GPU fell off the bus",
     ),
-    fix="`lspci -d 10de:` lists what the bus has, `dmesg | grep -i pci` what the kernel said of it; "
-    "drivers and "
-    "containers come after that. With `--expect-gpus` another number is wanted.",
+    fix="`lspci -d 10de:` lists the GPUs on the bus, `dmesg | grep -i pci` shows the kernel's messages. Fix "
+    "this before drivers and containers. If the number is right, give it as `--expect-gpus`.",
 )
 def test_gpus(facts):
-    """What is wanted is decided by the need `gpu`, for every check alike; here it is the first to say so."""
+    """The need `gpu` compares the numbers before each check that has it; this check is the first of them."""
     facts.note(f"{facts.gpu_count} GPUs")

@@ -1,4 +1,4 @@
-"""Every kernel that can boot has the driver's modules, and nouveau can't take the GPU first."""
+"""Every installed kernel has the driver's modules, and nouveau can't claim the GPU first."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,12 @@ ALL = ("image", "node", "eks-node", "workspace")
     profiles=ALL,
     needs=("record", "own-kernel"),
     causes=(
-        "a newer kernel was installed and the boot loader takes the newest",
+        "a newer kernel was installed, and the boot loader starts the newest",
         "another kernel was chosen in the boot loader",
     ),
-    fix="Make sure that the recorded kernel is installed and has the driver's modules (modules.present); "
-    "then make it the boot loader's default, hold it and reboot.",
+    fix="Check that the recorded kernel is installed and has the driver's modules (modules.present). Then "
+    "make "
+    "it the boot loader's default, hold its package and reboot.",
 )
 def test_running_kernel(facts):
     running, recorded = facts["kernel"]["running"], facts.record.get("kernel")
@@ -37,15 +38,16 @@ def test_running_kernel(facts):
         "unattended upgrades installed a kernel",
         "an old kernel was not removed",
     ),
-    fix="Bake again with the kernel that was added, or remove it where another one runs: its modules were "
-    "never checked.",
+    fix="Bake the image again with the added kernel, or remove that kernel if another one runs: its modules "
+    "were never checked.",
 )
 def test_installed_kernels(facts):
     installed, recorded = facts["kernel"]["installed"], sorted(facts.record.get("kernels", []))
+    # A remedy must never remove the kernel that is running.
     if facts["kernel"]["running"] in set(installed) - set(recorded):
         facts.remedy(
-            f"{facts['kernel']['running']} was added, and runs: do not remove it. Boot a recorded kernel "
-            "first, or bake again with this one."
+            f"{facts['kernel']['running']} was added after the build and is running: do not remove it. Boot "
+            "a recorded kernel first, or bake the image again with this one."
         )
     assert installed == recorded, (
         f"found {', '.join(installed) or 'none'}, wanted {', '.join(recorded) or 'none'}"
@@ -58,13 +60,14 @@ def test_installed_kernels(facts):
     layer="modules",
     profiles=ALL,
     causes=(
-        "the headers of the kernel were missing when DKMS wanted to build",
-        "the build failed: see make.log",
-        "a new kernel came without its precompiled modules",
+        "the kernel's headers were missing when DKMS built the modules",
+        "the build failed: make.log has the error",
+        "a new kernel was installed without its precompiled modules",
     ),
     after=("versions.driver-installed",),
-    fix="Install the headers of the kernel named and run `dkms autoinstall -k KERNEL`. Do not reboot into a "
-    "kernel without the modules, and do not remove the one that runs.",
+    fix="Install the kernel's headers and run `dkms autoinstall -k KERNEL`. Do not reboot into a kernel "
+    "without "
+    "the modules, and do not remove the running kernel.",
 )
 def test_present(facts):
     missing = {
@@ -78,10 +81,9 @@ def test_present(facts):
         for kernel, modules in missing.items()
     ]
     if missing:
+        # The fix depends on the kernel: running, bootable, or a tree that nothing boots.
         facts.remedy(_with_modules(missing, facts["kernel"]["running"], images))
-    assert facts["modules"], (
-        "no kernel is installed here (nothing in /lib/modules), wanted the one that runs: is it a container?"
-    )
+    assert facts["modules"], "found no kernel in /lib/modules, wanted the running one: is this a container?"
     assert not said, f"missing: {'; '.join(said)}; wanted three modules for every installed kernel"
 
 
@@ -89,7 +91,7 @@ NO_IMAGE = " (no image of this kernel was found: a tree that nothing boots?)"
 
 
 def _with_modules(missing: Iterable[str], running: str, images: Mapping[str, str | None]) -> str:
-    """How kernels get the driver's modules, without a reboot into one that has none."""
+    """The steps that give kernels the driver's modules, without a reboot into a kernel that has none."""
     steps = []
     for kernel in missing:
         build = (
@@ -97,19 +99,18 @@ def _with_modules(missing: Iterable[str], running: str, images: Mapping[str, str
             "precompiled modules"
         )
         if kernel == running:
-            steps.append(f"{kernel} runs: {build}; do not remove it")
+            steps.append(f"{kernel} is running: {build}; do not remove it")
         elif images.get(kernel):
             steps.append(
-                f"do not reboot into {kernel}, which would have no driver: {build}, or remove that kernel's "
-                "packages"
+                f"do not reboot into {kernel}, which has no driver: {build}, or remove that kernel's packages"
             )
         else:
             steps.append(
                 f"/lib/modules/{kernel} belongs to no kernel that was found: when `dpkg -S` or `rpm -qf` "
-                f"names no package of it, remove the folder; otherwise {build}"
+                f"names no package of it, remove the folder; else {build}"
             )
     said = ". ".join(f"{step[:1].upper()}{step[1:]}" for step in steps)
-    return f"{said}. The packages of the driver are not to be changed for this."
+    return f"{said}. Do not change the driver's packages for this."
 
 
 @check(
@@ -117,7 +118,7 @@ def _with_modules(missing: Iterable[str], running: str, images: Mapping[str, str
     title="All modules of all kernels have one version",
     layer="modules",
     profiles=ALL,
-    causes=("a module of an older driver was left in the tree",),
+    causes=("a module of an older driver is still in the kernel's tree",),
     after=("modules.present",),
     fix="Build the wanted version for every kernel first (`dkms install nvidia/VERSION -k KERNEL`), and only "
     "then remove the other one (`dkms remove`).",
@@ -129,8 +130,10 @@ def test_version(facts):
         for module, info in modules.items()
         if info
     }
+    # A module may have no version field (modinfo -F version).
     known = {what: version for what, version in versions.items() if version}
     recorded = facts.component("nvidia_driver").get("version")
+    # The record has the package's version with epoch and revision: 1:535.309.01-0+deb12u1.
     expected = recorded.split("-")[0].rpartition(":")[2] if recorded else next(iter(known.values()), None)
     wrong = [f"{what} {version}" for what, version in known.items() if version != expected]
     assert versions, "found no module of the driver"
@@ -147,12 +150,12 @@ def test_version(facts):
     causes=(
         "a file in /etc/modprobe.d has `install nvidia /bin/false`, `alias nvidia off` or `blacklist nvidia`",
         "the kernel's command line has module_blacklist=nvidia or modprobe.blacklist=nvidia",
-        "a virtual machine was to have the GPUs once, and the host's driver was kept from them",
+        "the GPUs were once passed through to a virtual machine, and the host's driver was blocked",
     ),
     after=("modules.present",),
     fix="`modprobe --showconfig | grep nvidia` shows the line and `grep -r nvidia /etc/modprobe.d "
-    "/lib/modprobe.d` its file: take that line out. An option of the kernel is taken out of the boot "
-    "loader's configuration. Then run `update-initramfs -u -k all` or `dracut -f --regenerate-all`.",
+    "/lib/modprobe.d` its file: remove that line. Remove a kernel option from the boot loader's "
+    "configuration. Then run `update-initramfs -u -k all` or `dracut -f --regenerate-all`.",
 )
 def test_loads(facts):
     """modprobe.d(5), modprobe(8), and kernel-parameters.txt of the kernel for module_blacklist."""
@@ -161,6 +164,7 @@ def test_loads(facts):
         f"{name} for {kernel}: {why}"
         for kernel, asked in modules.items()
         for name, info in asked.items()
+        # A module that is missing is the finding of modules.present.
         if info and (why := _not_loaded(loading["kernels"][kernel][name], info["file"]))
     ]
     for source, options in loading["boot_options"].items():
@@ -175,11 +179,11 @@ def test_loads(facts):
             if _is_driver(name) and source != "/proc/cmdline"  # modprobe's configuration has that one
         ]
     blocked = [name for name in loading["blacklist"] if _is_driver(name)]
-    said = f"blacklist {', '.join(blocked)}: nothing loads it for a GPU that is found at boot"
-    # What is asked for by name is loaded all the same, by nvidia-modprobe or by hand.
+    said = f"blacklist {', '.join(blocked)}: it is not loaded for a GPU that is found at boot"
+    # A blacklist (modprobe.d(5)) concerns aliases only: nvidia-modprobe loads the module by its name.
     if blocked and not facts["gpus"]["module"]:
         wrong.append(said)
-    assert modules, "no kernel is installed here, wanted one to ask modprobe about"
+    assert modules, "found no kernel in /lib/modules, wanted one to ask modprobe about"
     assert not wrong, "; ".join(wrong)
     own = {
         command
@@ -188,26 +192,36 @@ def test_loads(facts):
         for command in answer["commands"]
     }
     notes = [f"{said}; it is loaded now"] if blocked else []
-    facts.note("; ".join(notes + [f"own command, not followed: {command}" for command in sorted(own)]))
+    facts.note(
+        "; ".join(
+            notes
+            + [f"an `install` command of its own, not examined further: {command}" for command in sorted(own)]
+        )
+    )
 
 
+# Commands that succeed without loading anything, as `install nvidia /bin/false` or `... /bin/true`.
 NOTHING = re.compile(r"^(\S*/)?(true|false|:|exit|echo|logger)\b")
 
 
 def _is_driver(name: str) -> bool:
-    """Whether a name is of NVIDIA's modules; nvidiafb is the kernel's own."""
+    """Whether a name is of NVIDIA's modules; nvidiafb is the kernel's own.
+
+    >>> _is_driver("nvidia_uvm"), _is_driver("nvidiafb")
+    (True, False)
+    """
     return re.fullmatch(r"nvidia([-_].*)?", name) is not None
 
 
 def _not_loaded(answer: Mapping[str, Any], file: str) -> str:
-    """Why modprobe would not load a module; empty where it would, or where a command of somebody's "
-    "decides."""
+    """The reason why modprobe would not load a module; empty where it would, or where a command decides."""
     if answer["error"]:
         return str(answer["error"])
     if file in answer["files"]:
         return ""
     if idle := [command for command in answer["commands"] if NOTHING.match(command)]:
-        return f"`{idle[0]}` is run in its place"
+        return f"`{idle[0]}` is run instead of loading it"
+    # What another command does is unknown; a note shows it.
     if answer["commands"]:
         return ""
     if not answer["files"]:
@@ -217,28 +231,30 @@ def _not_loaded(answer: Mapping[str, Any], file: str) -> str:
 
 @check(
     id="modules.firmware",
-    title="The GSP firmware that the driver's module names is there, in the module's version",
+    title="The GSP firmware of the driver's module is installed, in the module's version",
     layer="modules",
     profiles=ALL,
     causes=(
-        "the firmware's package is not installed: it is a recommendation of the module's, or a package of "
-        "its own",
-        "the driver was upgraded and the firmware was not, or the disk was full meanwhile",
+        "the firmware's package is not installed: the module's package only recommends it, or does not "
+        "name it",
+        "the driver was upgraded without the firmware, or the disk was full during the upgrade",
     ),
     after=("modules.present",),
     fix="Install the firmware in the module's version: firmware-nvidia-gsp on Debian, nvidia-firmware-BRANCH "
-    "on Ubuntu, nvidia-kmod-common on RHEL and Amazon Linux; where that is installed, install the same "
-    "version again. It counts when the module is loaded the next time: reload it or reboot when no job runs.",
+    "on Ubuntu, nvidia-kmod-common on RHEL and Amazon Linux; if it is installed, install the same "
+    "version again. The module reads it when it is loaded: reload the module or reboot when no job runs.",
 )
 def test_firmware(facts):
     """NVIDIA's driver README, "GSP Firmware". Without it GPUs with a GSP do not start (Turing and later)."""
     wrong, named = [], 0
     for kernel, modules in facts["modules"].items():
+        # Only this module loads GSP firmware.
         module = modules["nvidia"]
         for file in module["firmware"] if module else ():
             named += 1
             if why := _not_usable(file, module["version"]):
-                wrong.append(f"{file['name']}, which the module of {kernel} names, {why}")
+                wrong.append(f"{file['name']}, which the module of {kernel} needs, {why}")
+    # Without GSP the driver does not read the files.
     if wrong and facts["loading"]["gsp_off"]:
         facts.note(f"GSP is off (NVreg_EnableGpuFirmware=0): {'; '.join(wrong)}")
         return
@@ -253,6 +269,7 @@ def _not_usable(file: Mapping[str, Any], version: str | None) -> str:
         return f"is missing{others}"
     if not file["size"]:
         return f"is empty: {file['path']}"
+    # Compressed firmware files do not show their version.
     if file["version"] and version and file["version"] != version:
         return f"is of version {file['version']}, wanted {version}: {file['path']}"
     return ""
@@ -260,24 +277,24 @@ def _not_usable(file: Mapping[str, Any], version: str | None) -> str:
 
 @check(
     id="modules.rivals",
-    title="No other driver takes the GPUs first",
+    title="No other driver claims the GPUs first",
     layer="modules",
     profiles=ALL,
     causes=(
-        "the GPUs were to be passed through to virtual machines: `options vfio-pci ids=`, `softdep nvidia "
-        "pre:`",
+        "the GPUs were prepared for virtual machines: `options vfio-pci ids=`, `softdep nvidia pre:`",
         "a newer kernel has nova_core, its own driver for GPUs with a GSP",
     ),
-    fix="Blacklist the module named in /etc/modprobe.d, or take the line that names it out; then run "
-    "`update-initramfs -u -k all` or `dracut -f --regenerate-all`. Where a virtual machine uses the GPU, "
-    "leave it.",
+    fix="Blacklist the module in /etc/modprobe.d, or remove the line that gives it the GPU; then run "
+    "`update-initramfs -u -k all` or `dracut -f --regenerate-all`. If a virtual machine uses the GPU, "
+    "change nothing.",
 )
 def test_rivals(facts):
-    """nouveau has checks of its own."""
+    """Without nouveau: modules.nouveau-blocked and modules.nouveau-initramfs are about it."""
     loading = facts["loading"]
     wrong = [
         f"{kernel} would load {name} for a GPU"
         for kernel, asked in loading["kernels"].items()
+        # modprobe is asked with the GPU's modalias, as udev asks it.
         for name in map(_module_of, asked["gpu"]["files"])
         if name in RIVALS
     ]
@@ -289,6 +306,7 @@ def test_rivals(facts):
     }
     ids["modprobe's configuration"] = loading["vfio_ids"]
     for gpu in facts["gpus"]["pci"]:
+        # vfio-pci takes every device of that vendor and device id.
         mine = f"10de:{gpu['device'].lower().removeprefix('0x')}"
         wrong += [
             f"{source} gives {mine}, {gpu['address']}, to vfio-pci"
@@ -296,6 +314,7 @@ def test_rivals(facts):
             if any(_same_device(pair, mine) for pair in pairs)
         ]
     for softdep in loading["softdeps"]:
+        # modprobe.d(5), softdep: modules after `pre:` are loaded before nvidia.
         before = softdep.partition(" pre:")[2].partition(" post:")[0].split()
         wrong += [
             f"`softdep {softdep}` loads {name} first"
@@ -314,7 +333,13 @@ def _module_of(path: str) -> str:
 
 
 def _same_device(pair: str, mine: str) -> bool:
-    """Whether an entry of vfio-pci's ids, `vendor:device[:...]` in hexadecimal, is of that device."""
+    """Whether an entry of vfio-pci's ids, `vendor:device[:...]` in hexadecimal, is of that device.
+
+    >>> _same_device("10de:20b0", "10de:20b0")
+    True
+    >>> _same_device("10de:20b5:10de:134f", "10de:20b0")
+    False
+    """
     parts = pair.lower().split(":")
     return len(parts) > 1 and [part.zfill(4) for part in parts[:2]] == mine.split(":")
 
@@ -325,13 +350,14 @@ def _same_device(pair: str, mine: str) -> bool:
     layer="modules",
     profiles=ALL,
     causes=(
-        "an installer's module was left beside the package's",
+        "the .run installer's module is still installed next to the package's",
         "DKMS and a package of precompiled modules were both used",
     ),
     after=("modules.present",),
-    fix="`modinfo -k KERNEL nvidia` names the copy that is loaded now. Where that one is right, remove the "
-    "other's package, or its file where no package owns it, and run `depmod -a KERNEL`; where it is not, put "
-    "the right one first with `override` in depmod.d(5).",
+    fix="`modinfo -k KERNEL nvidia` names the copy that is loaded. If that is the right one, remove the "
+    "other "
+    "copy's package, or its file if no package owns it, and run `depmod -a KERNEL`; else give the right "
+    "copy precedence with `override` in depmod.d(5).",
 )
 def test_copies(facts):
     wrong = [
@@ -339,6 +365,7 @@ def test_copies(facts):
         + " and ".join(f"{copy['file']} {copy['version'] or 'unknown'}" for copy in copies)
         for kernel, by_module in facts["loading"]["copies"].items()
         for module, copies in by_module.items()
+        # Two copies of one version, for example of DKMS and a kernel package, do no harm.
         if len({copy["version"] for copy in copies if copy["version"]}) > 1
     ]
     assert not wrong, f"{'; '.join(wrong)}; wanted one version of each"
@@ -346,18 +373,18 @@ def test_copies(facts):
 
 @check(
     id="modules.initramfs",
-    title="An initramfs that carries the driver's modules has those of its kernel",
+    title="An initramfs that has the driver's modules has them in its kernel's version",
     layer="modules",
     profiles=ALL,
-    causes=("the driver was upgraded, and the initramfs was not made again",),
+    causes=("the driver was upgraded, and the initramfs was not rebuilt",),
     after=("modules.present",),
-    fix="`update-initramfs -u -k KERNEL` (or `dracut -f --kver KERNEL`) for the kernel named, when all of "
-    "its modules are of the wanted version; the initramfs counts from the next boot on.",
+    fix="`update-initramfs -u -k KERNEL` (or `dracut -f --kver KERNEL`) for the kernel, when all of its "
+    "modules have the wanted version; the initramfs is used from the next boot on.",
 )
 def test_initramfs(facts):
-    """The kernel loads what is in the initramfs before it has seen the disk."""
+    """The kernel loads the modules of the initramfs before the root file system is mounted."""
     wrong = [
-        f"{image['path']} carries {file} of version {version}, wanted {expected}, that of {kernel}"
+        f"{image['path']} carries {file} of version {version}, wanted {expected}, the version for {kernel}"
         for kernel, image in facts["nouveau"]["initramfs"].items()
         for file, version in image.get("driver", {}).items()
         if version
@@ -369,10 +396,10 @@ def test_initramfs(facts):
 
 @check(
     id="modules.vermagic",
-    title="Every module was built for the kernel whose tree it lies in",
+    title="Every module was built for the kernel whose tree it is in",
     layer="modules",
     profiles=ALL,
-    causes=("the module was copied, or built with other headers",),
+    causes=("the module was copied from another kernel, or built with other headers",),
     after=("modules.present",),
     fix="Rebuild with the kernel's own headers: `dkms build --force -k KERNEL`, then `dkms install --force`.",
 )
@@ -381,6 +408,7 @@ def test_vermagic(facts):
         f"{info['file']} was built for {info['vermagic'] or 'an unknown kernel'}, wanted {kernel}"
         for kernel, modules in facts["modules"].items()
         for info in modules.values()
+        # The kernel refuses a module with another vermagic (modprobe: Exec format error).
         if info and info["vermagic"] != kernel
     ]
     assert any(info for by_module in facts["modules"].values() for info in by_module.values()), (
@@ -391,7 +419,7 @@ def test_vermagic(facts):
 
 @check(
     id="modules.signature",
-    title="Every kernel would load the driver's module, as far as its signature goes",
+    title="Every kernel accepts the signature of the driver's module",
     layer="modules",
     profiles=ALL,
     causes=(
@@ -404,9 +432,12 @@ def test_vermagic(facts):
 )
 def test_signature(facts):
     signatures = facts["signatures"]
+    # Kernels without the module are in neither list; modules.present names them.
     missing = [kernel for kernel in facts["kernel"]["installed"] if kernel not in signatures]
-    assert signatures, f"found no module to ask for on {', '.join(missing) or 'any kernel'}"
-    assert not missing, f"found no module to ask for on {', '.join(missing)}"
+    assert signatures, (
+        f"found no module whose signature could be checked, on {', '.join(missing) or 'any kernel'}"
+    )
+    assert not missing, f"found no module whose signature could be checked, on {', '.join(missing)}"
     refused = [said["out"] for said in signatures.values() if said["rc"] != 0]
     assert not refused, "; ".join(refused)
     facts.note("; ".join(said["out"] for said in signatures.values()))
@@ -420,22 +451,25 @@ def test_signature(facts):
     needs=("dkms",),
     causes=(
         "the headers were missing at the build",
-        "a file of the kernel's own is newer than DKMS's",
+        "the kernel's package has a newer module than DKMS",
     ),
-    fix="`dkms status` and the make.log below /var/lib/dkms say why; then `dkms autoinstall -k KERNEL`.",
+    fix="`dkms status` and make.log below /var/lib/dkms show the reason; then run `dkms autoinstall -k "
+    "KERNEL`.",
 )
 def test_dkms(facts):
     dkms = facts["dkms"]
     assert dkms["rc"] == 0, f"`dkms status` exits {dkms['rc']}: {dkms['error']}"
+    # Debian registers the driver as nvidia-current, NVIDIA as nvidia or nvidia-open.
     rows = [r for r in dkms["rows"] if r["module"].startswith("nvidia")]
-    assert rows, "`dkms status` knows no nvidia module, wanted the driver"
+    assert rows, "`dkms status` lists no nvidia module, wanted the driver"
     for kernel in facts["kernel"]["installed"]:
         states = [r["state"] for r in rows if r["kernel"] == kernel]
         assert any(s.split(" ")[0] == "installed" for s in states), (
             f"DKMS says {', '.join(states) or 'nothing'} for {kernel}, wanted installed"
         )
-    # "installed (WARNING! Diff between built and installed module!)": what loads is not what was built.
-    installed = facts["kernel"]["installed"]  # DKMS builds for trees of headers alone, too
+    # "installed (WARNING! Diff between built and installed module!)": the loaded module is not the built one.
+    # DKMS also builds for kernels of which only the headers are installed
+    installed = facts["kernel"]["installed"]
     odd = [
         f"{r['kernel']}: {r['state']}" for r in rows if r["kernel"] in installed and r["state"] != "installed"
     ]
@@ -444,16 +478,17 @@ def test_dkms(facts):
 
 @check(
     id="modules.build-tools",
-    title="Compilers are there, or not, as the record says",
+    title="Compilers are installed or removed as the record says",
     layer="modules",
     profiles=ALL,
     needs=("record", "dkms", "build-tools"),
     causes=(
-        "somebody installed or removed a compiler; headers of a Debian kernel bring one",
+        "a compiler was installed or removed; the headers of a Debian kernel depend on one",
         "the base image has a compiler outside of its packages",
     ),
-    fix="With keep_build_tools: `apt-get install gcc make`, or DKMS can't build for a later kernel. Without: "
-    "remove the compilers named; roles/nvidia_driver/files/remove-compilers.sh does, and keeps DKMS.",
+    fix="With keep_build_tools: `apt-get install gcc make`, so that DKMS can build for a later kernel. "
+    "Without: "
+    "remove the compilers with roles/nvidia_driver/files/remove-compilers.sh, which keeps DKMS.",
 )
 def test_build_tools(facts):
     tools, keep = facts["dkms"]["tools"], facts.component("nvidia_driver")["keep_build_tools"]
@@ -472,7 +507,7 @@ def test_build_tools(facts):
     profiles=ALL,
     causes=(
         "the blacklist file was removed with the driver's package",
-        "nouveau is in the initramfs and was loaded before the blacklist counted",
+        "nouveau is in the initramfs and was loaded before the blacklist was read",
     ),
     fix="Write `blacklist nouveau` and `options nouveau modeset=0` to /etc/modprobe.d, then "
     "rebuild the initramfs and reboot.",
@@ -485,7 +520,7 @@ def test_nouveau_blocked(facts):
 
 @check(
     id="modules.nouveau-initramfs",
-    title="nouveau is blacklisted in every kernel's initramfs too",
+    title="Every kernel's initramfs blacklists nouveau too",
     layer="modules",
     profiles=ALL,
     causes=("the initramfs was not rebuilt after the blacklist was written",),
@@ -493,12 +528,14 @@ def test_nouveau_blocked(facts):
 )
 def test_nouveau_initramfs(facts):
     nouveau = facts["nouveau"]
-    assert nouveau["initramfs"], "no kernel is installed here, wanted one to look at the initramfs of"
+    assert nouveau["initramfs"], "found no kernel in /lib/modules, wanted one whose initramfs can be read"
     for kernel, image in nouveau["initramfs"].items():
         assert image["rc"] == 0, f"the initramfs of {kernel} can't be listed: {image['error']}"
+        # The initramfs is used before the root file system is mounted, so that its own copy of the blacklist
+        # counts.
         carried = image["files"]
         driver = ", and it carries nouveau.ko" if image["module"] else ""
         assert carried, f"{image['path']} has no modprobe.d file with `blacklist nouveau`{driver}"
         assert any(nouveau["files"][f] <= image["mtime"] for f in carried), (
-            f"{image['path']} is older than {', '.join(carried)}: its blacklist may be another"
+            f"{image['path']} is older than {', '.join(carried)}: its blacklist may differ"
         )

@@ -1,4 +1,4 @@
-"""The container that GPU jobs run in has what they need, in the right versions, and nothing else."""
+"""The container image for GPU jobs has its tools in the recorded versions, and no files of the build."""
 
 import re
 
@@ -11,48 +11,57 @@ PRESENT = ("gcc", "g++", "python3", "tini")
 
 
 def release(version: str) -> str:
-    """12010 of CUDA's runtime is 12.1."""
+    """CUDA's release as text, of the number that its runtime reports: 12010 is 12.1.
+
+    >>> release("12010")
+    '12.1'
+    >>> release("12.8")
+    Traceback (most recent call last):
+        ...
+    ValueError: invalid literal for int() with base 10: '12.8'
+    """
     return f"{int(version) // 1000}.{int(version) % 1000 // 10}"
 
 
 @check(
     id="hygiene.runner-user",
-    title="Jobs run as a user without root's rights",
+    title="Jobs run as a user without root privileges",
     layer="hygiene",
     profiles=RUNNER,
     needs=("record",),
-    causes=("USER is missing in the Dockerfile, or sudo without a password was installed.",),
-    fix="Set USER in the Dockerfile to the user of image.yaml; give it no sudo.",
+    causes=("The Dockerfile has no USER, or sudo is configured without a password.",),
+    fix="Set USER in the Dockerfile to the user of image.yaml, and configure no sudo for it.",
 )
 def test_user(facts):
     user, recorded = facts["runner"]["user"], facts.record["user"]
+    # A container may run with --user and another id than the image's.
     identity = (user["uid"] != 0, user["name"])
     assert identity == (True, recorded), (
         f"processes run as {user['name']} (uid {user['uid']}), wanted {recorded}"
     )
-    assert not user["root_without_password"], f"{user['name']} becomes root with sudo, without a password"
+    assert not user["root_without_password"], f"{user['name']} can become root with sudo, without a password"
 
 
 @check(
     id="hygiene.runner-leftovers",
-    title="No cache, log or temporary file of the build is left",
+    title="No cache, log or temporary file of the build is in the image",
     layer="hygiene",
     profiles=RUNNER,
-    causes=("A RUN of the Dockerfile fetches and does not clean up in the same RUN.",),
-    fix="Remove them in the RUN that makes them: a later one does not make the image smaller.",
+    causes=("A RUN of the Dockerfile downloads files and does not remove them in the same RUN.",),
+    fix="Remove the files in the RUN that creates them: a later RUN does not make the image smaller.",
 )
-def test_leftovers(facts):
+def test_build_files(facts):
     files = facts["runner"]["build_files"]
     assert not files, f"found {', '.join(files[:5])}{' and more' if len(files) > 5 else ''}; wanted none"
 
 
 @check(
     id="hygiene.runner-credentials",
-    title="No credential or registration of a runner is in the image",
+    title="The image has no credential and no registration of a runner",
     layer="hygiene",
     profiles=RUNNER,
-    causes=("A build argument or a file of the build's machine went into a layer.",),
-    fix="Take it out of the layer, build again, and revoke it: whoever has the image has it.",
+    causes=("A build argument or a file of the build machine was copied into a layer.",),
+    fix="Remove it from the layer, build again, and revoke it: everybody who has the image can read it.",
 )
 def test_credentials(facts):
     paths = facts["runner"]["credentials"]
@@ -61,11 +70,11 @@ def test_credentials(facts):
 
 @check(
     id="hygiene.runner-writable",
-    title="A job can't change hooks, programs and the record for the next one",
+    title="A job can't change hooks, programs and the record that the next job uses",
     layer="hygiene",
     profiles=RUNNER,
-    causes=("A COPY with --chown, or chmod, gave them to the runner's user.",),
-    fix="Leave them to root; the compiler cache must not be writable by everybody.",
+    causes=("A COPY with --chown, or chmod, made the runner's user their owner.",),
+    fix="Make root their owner; the compiler cache must not be world-writable.",
 )
 def test_writable(facts):
     paths = facts["runner"]["writable"]
@@ -78,11 +87,13 @@ def test_writable(facts):
     layer="hygiene",
     profiles=RUNNER,
     needs=("record",),
-    causes=("A package with many dependencies, or a folder that was copied twice.",),
-    fix="`invoke docker.show` lists the layers by size; raise size_budget_gib of image.yaml if it is wanted.",
+    causes=("A package has many dependencies, or a folder was copied twice.",),
+    fix="`invoke docker.show` lists the layers by size; raise size_budget_gib in image.yaml if the size is "
+    "intended.",
 )
 def test_size(facts):
     gib, budget = facts["runner"]["size"]["bytes"] / GIB, facts.record["size_budget_gib"]
+    # A failed walk through the file system would pass as an empty image.
     assert gib > 0, "no file was counted"
     assert gib <= budget, f"its files have {gib:.2f} GiB, wanted at most {budget}"
     facts.note(f"{gib:.2f} GiB of {budget}")
@@ -90,12 +101,12 @@ def test_size(facts):
 
 @check(
     id="versions.runner-tools",
-    title="The build tools are there, in the versions of the record",
+    title="The build tools are installed in the recorded versions",
     layer="versions",
     profiles=RUNNER,
     needs=("record",),
-    causes=("Another one of the same name comes first on PATH.",),
-    fix="`type -a TOOL` in the container shows which one is found; build the image again.",
+    causes=("Another tool of the same name comes first on PATH.",),
+    fix="`type -a TOOL` in the container shows which file is run; build the image again.",
 )
 def test_tools(facts):
     tools, wrong = facts["runner"]["tools"], []
@@ -104,6 +115,7 @@ def test_tools(facts):
             wrong.append(f"{tool} --version exits {tools[tool]['rc']}: {tools[tool]['out']}")
     for tool, component in PINNED.items():
         recorded = facts.component(component).get("version")
+        # 12.1 must not match 12.10, nor 2.1 match 12.1.
         if recorded and not re.search(rf"(?<![\d.]){re.escape(recorded)}(?![\d])", tools[tool]["out"]):
             wrong.append(f"{tool} says {tools[tool]['out']!r}, wanted {recorded}")
     assert not wrong, "; ".join(wrong)
@@ -112,11 +124,11 @@ def test_tools(facts):
 
 @check(
     id="versions.runner-python",
-    title="The Python packages can be imported, and agree with each other",
+    title="The Python packages can be imported, and their versions fit each other",
     layer="versions",
     profiles=RUNNER,
     causes=("A package was added without a new lock: scripts/lock.",),
-    fix="`python3 -m pip check` in the container names what does not fit.",
+    fix="`python3 -m pip check` in the container names the packages that conflict.",
 )
 def test_python(facts):
     packages = facts["runner"]["packages"]
@@ -129,17 +141,18 @@ def test_python(facts):
 
 @check(
     id="versions.runner-cuda",
-    title="CUDA's libraries load, and are of the version of the record",
+    title="CUDA's libraries load in the recorded version",
     layer="versions",
     profiles=RUNNER,
     needs=("record", "component:cuda"),
     causes=("A library is not on the linker's path: /etc/ld.so.conf.d/gpukiln-cuda.conf, ldconfig.",),
-    fix="`ldconfig -p | grep cudart` in the container; build the image again.",
+    fix="Check `ldconfig -p | grep cudart` in the container; build the image again.",
 )
 def test_cuda(facts):
     libraries, recorded = facts["runner"]["libraries"], facts.component("cuda")["version"]
     broken = [f"{n}: {libraries[n]['error']}" for n in ("cudart", "cublas") if libraries[n]["error"]]
     nvrtc = facts["runner"]["nvrtc"]
+    # cuBLAS and cudart are loaded with the program, NVRTC compiles: each fails for its own reason.
     broken += [f"nvrtc: {nvrtc['error']}"] * bool(nvrtc["error"])
     assert not broken, "; ".join(broken)
     versions = {"cudart": release(libraries["cudart"]["version"]), "nvrtc": nvrtc["version"]}
@@ -149,7 +162,7 @@ def test_cuda(facts):
 
 
 def assert_recorded_version(facts, component, title, major):
-    """A library tells one number: its major version times `major`, its minor one times 100, its patch."""
+    """A library reports one number: its major version times `major`, its minor one times 100, its patch."""
     library, recorded = facts["runner"]["libraries"][component], facts.component(component)["version"]
     assert not library["error"], f"{title} can't be loaded: {library['error']}"
     number = library["version"]
@@ -160,13 +173,13 @@ def assert_recorded_version(facts, component, title, major):
 
 @check(
     id="versions.runner-cudnn",
-    title="cuDNN loads, and is of the version of the record",
+    title="cuDNN loads in the recorded version",
     layer="versions",
     profiles=RUNNER,
     needs=("record", "component:cudnn"),
     after=("versions.runner-cuda",),
-    causes=("Its library of another CUDA, or not on the linker's path.",),
-    fix="`ldconfig -p | grep cudnn` in the container; build the image again.",
+    causes=("The library is built for another CUDA, or is not on the linker's path.",),
+    fix="Check `ldconfig -p | grep cudnn` in the container; build the image again.",
 )
 def test_cudnn(facts):
     assert_recorded_version(facts, "cudnn", "cuDNN", 1000)
@@ -174,13 +187,13 @@ def test_cudnn(facts):
 
 @check(
     id="versions.runner-nccl",
-    title="NCCL loads, and is of the version of the record",
+    title="NCCL loads in the recorded version",
     layer="versions",
     profiles=RUNNER,
     needs=("record", "component:nccl"),
     after=("versions.runner-cuda",),
     causes=("Its library is not on the linker's path.",),
-    fix="`ldconfig -p | grep nccl` in the container; build the image again.",
+    fix="Check `ldconfig -p | grep nccl` in the container; build the image again.",
 )
 def test_nccl(facts):
     assert_recorded_version(facts, "nccl", "NCCL", 10000)
@@ -188,12 +201,12 @@ def test_nccl(facts):
 
 @check(
     id="versions.actions-runner",
-    title="The actions runner starts, in the version of the record, where the ARC chart looks for it",
+    title="The actions runner starts in the recorded version, from the path that the ARC chart uses",
     layer="versions",
     profiles=RUNNER,
     needs=("record", "component:actions_runner"),
     causes=("Its tree is not in the home folder, or libicu is missing.",),
-    fix="`ldd ~/bin/libcoreclr.so` names what is missing; the chart starts /home/runner/run.sh.",
+    fix="`ldd ~/bin/libcoreclr.so` names missing libraries; the chart starts /home/runner/run.sh.",
 )
 def test_actions_runner(facts):
     runner, recorded = facts["runner"]["actions_runner"], facts.component("actions_runner")["version"]
@@ -206,7 +219,7 @@ def test_actions_runner(facts):
 
 @check(
     id="runtime.runner-init",
-    title="Process 1 passes signals on and reaps what jobs leave",
+    title="Process 1 forwards signals and reaps the orphaned processes of jobs",
     layer="runtime",
     profiles=RUNNER,
     needs=("entrypoint",),
@@ -223,11 +236,12 @@ def test_init(facts):
     title="The compiler cache works across two builds",
     layer="runtime",
     profiles=RUNNER,
-    causes=("CCACHE_DIR is not writable for the runner's user, or its volume is another user's.",),
-    fix="`ccache --show-stats --verbose` in the container; the folder must be the runner's own.",
+    causes=("CCACHE_DIR is not writable for the runner's user, or another user owns its volume.",),
+    fix="Check `ccache --show-stats --verbose` in the container; the runner's user must own the folder.",
 )
 def test_ccache(facts):
     ccache = facts["runner"]["ccache"]
+    # --zero-stats, then two builds of the same file: the second must be a hit.
     assert not any(ccache["rc"]), f"ccache and the compiler exit {ccache['rc']}, wanted 0"
     assert (ccache["misses"], ccache["hits"]) == (1, 1), (
         f"two builds of one file gave {ccache['misses']} misses and {ccache['hits']} hits, wanted 1 and 1"
@@ -236,19 +250,20 @@ def test_ccache(facts):
 
 @check(
     id="runtime.job-hooks",
-    title="The job hooks are set, and run",
+    title="The job hooks are set, and succeed",
     layer="runtime",
     profiles=RUNNER,
     causes=(
         "ACTIONS_RUNNER_HOOK_JOB_STARTED or _COMPLETED is not set, or a tool that they call is missing.",
     ),
-    fix="Run the hook by hand in the container: `bash -e $ACTIONS_RUNNER_HOOK_JOB_STARTED`.",
+    fix="Run the hook in the container: `bash -e $ACTIONS_RUNNER_HOOK_JOB_STARTED`.",
 )
 def test_hooks(facts):
     for name, hook in facts["runner"]["hooks"].items():
         assert hook["path"], f"{name} is not set, wanted a script"
         assert hook["rc"] == 0, f"{hook['path']} exits {hook['rc']}: {hook['out'].strip()}"
-        assert "gpukiln:" in hook["out"], f"{hook['path']} says nothing, wanted what it found"
+        # A hook that is an empty file succeeds too.
+        assert "gpukiln:" in hook["out"], f"{hook['path']} prints nothing, wanted its result"
 
 
 @check(
@@ -258,13 +273,13 @@ def test_hooks(facts):
     profiles=RUNNER,
     needs=("component:cuda",),
     after=("versions.runner-cuda",),
-    causes=("libnvrtc-builtins is missing beside NVRTC, or ptxas is of another CUDA.",),
+    causes=("libnvrtc-builtins is not installed with NVRTC, or ptxas belongs to another CUDA.",),
     fix="`ptxas --version` and `ldconfig -p | grep nvrtc` in the container must say the same version.",
 )
 def test_nvrtc(facts):
     ptxas = facts["runner"]["ptxas"]
     assert ptxas["rc"] == 0, f"ptxas exits {ptxas['rc']}: {ptxas['out']}"
-    assert ptxas["cubin"], "ptxas wrote no program that has the kernel in it"
+    assert ptxas["cubin"], "ptxas wrote no program with the kernel"
 
 
 @check(
@@ -273,12 +288,13 @@ def test_nvrtc(facts):
     layer="compute",
     profiles=RUNNER,
     needs=("record", "component:cuda_nvcc"),
-    causes=("No host compiler, or one that is too new for this CUDA.",),
-    fix="`nvcc -v` shows which host compiler it calls; CUDA's installation guide lists those it takes.",
+    causes=("There is no host compiler, or it is too new for this CUDA.",),
+    fix="`nvcc -v` shows which host compiler it calls; CUDA's installation guide lists the supported ones.",
 )
 def test_nvcc(facts):
     nvcc, tool = facts["runner"]["nvcc"], facts["runner"]["tools"]["nvcc"]
     recorded = facts.component("cuda_nvcc")["version"]
+    # nvcc of another CUDA may come first on PATH.
     assert f"release {recorded}" in tool["out"], f"nvcc says {tool['out']!r}, wanted release {recorded}"
     assert nvcc["rc"] == 0, f"nvcc exits {nvcc['rc']}: {nvcc['out']}"
     assert nvcc["program"], "nvcc wrote no program"

@@ -1,4 +1,4 @@
-"""What is installed is what the image's record says, and its parts agree with each other."""
+"""The installed versions are those of the image's record, and they fit each other."""
 
 import re
 from typing import Any
@@ -20,16 +20,24 @@ INSTALLED = ("versions.driver-installed",)
 IN_STEP = re.compile(
     r"(nvidia-fabric-?manager|cuda-drivers-fabricmanager|libnvidia-nscq|libnvsdm|nvidia-imex)(-.*)?"
 )
-# GSP firmware: Debian's package, and Ubuntu's, which has the version in its name so that several stay.
+# GSP firmware: Debian's package, and Ubuntu's, which has the version in its name so that several versions
+# stay installed.
 FIRMWARE = re.compile(r"firmware-nvidia(-tesla)?(-\d{3})?-gsp|nvidia-firmware-\d{3}(-.*)?")
 # Canonical's modules have the kernel's version, and the driver's branch in their name.
 PRECOMPILED = re.compile(r"linux-(modules|objects|signatures)-nvidia-(\d{3})-.*")
-OWN_VERSION = ("nvlsm",)  # NVLink's subnet manager goes with the fabric manager, and has versions of its own
+# NVLink's subnet manager, which the fabric manager needs, has its own version numbers
+OWN_VERSION = ("nvlsm",)
 RECORD_KEYS = ("schema", "image", "digest", "built_at", "base", "components", "kernel", "kernels", "packages")
 
 
 def upstream(version: str) -> str:
-    """Version without Debian's epoch and revision: 535.309.01 of 535.309.01-0+deb12u1."""
+    """Version without Debian's epoch and revision: 535.309.01 of 535.309.01-0+deb12u1.
+
+    >>> upstream("535.309.01-0+deb12u1")
+    '535.309.01'
+    >>> upstream("1:1.2-3")
+    '1.2'
+    """
     return re.sub(r"^\d+:", "", version).split("-")[0]
 
 
@@ -45,33 +53,35 @@ def driver_packages(facts: Facts, version: str) -> list[str]:
         if re.match(
             r"(lib)?(nvidia|cuda|nv)|xserver-xorg-video-nvidia|linux-modules-nvidia|kmod-nvidia", name
         )
+        # CUDA's toolkit has packages with the same prefixes and other versions.
         and upstream(installed) == version
     )
 
 
 def upstreams(versions: str) -> set[str]:
-    """Of one version of a package, or of several that are installed at once."""
+    """The upstream versions in a package's entry: rpm lists several versions of a kernel package."""
     return {upstream(version) for version in versions.split(", ")}
 
 
 def module_versions(facts: Facts) -> set[str]:
-    """Those that the modules of all kernels name; one that names none is of an unknown version."""
+    """The versions of the nvidia module of all kernels, without modules that name none."""
     return {m["nvidia"]["version"] for m in facts["modules"].values() if m["nvidia"]} - {None}
 
 
 def driver_version(facts: Facts) -> str | None:
-    """Of what is installed, or of the loaded module where nvidia-smi is missing."""
+    """The driver's version: of nvidia-smi, else of the loaded module, else of an installed one."""
     return smi_version(facts) or facts["gpus"]["module"] or next(iter(sorted(module_versions(facts))), None)
 
 
 def smi_version(facts: Facts) -> str | None:
+    # A driver whose tools hang is not reached; one without nvidia-smi has no version.
     version: str | None = require_reached(facts["driver"]["nvidia_smi"])["version"]
     return version
 
 
 @check(
     id="versions.answers",
-    title="Every tool that was asked answers",
+    title="Every tool that the probe ran gave an answer",
     layer="versions",
     profiles=(*ALL, "runner", "pod"),
     causes=(
@@ -80,14 +90,15 @@ def smi_version(facts: Facts) -> str | None:
         "kmod, dkms: another process holds the module's or the package manager's lock",
         "docker, ctr: the daemon hangs; a file system (NFS) does not answer",
     ),
-    fix="`dmesg | grep -e NVRM -e Xid -e blocked` and `cat /proc/PID/stack` on the machine show what it "
-    "waits for. A GPU that hangs the driver: drain the node, reboot, and replace the GPU if it comes back.",
+    fix="`dmesg | grep -e NVRM -e Xid -e blocked` and `cat /proc/PID/stack` on the machine show what "
+    "it waits for. If a GPU hangs the driver, drain the node, reboot, and replace the GPU if it hangs again.",
 )
 def test_answers(facts):
-    """What a tool that hangs would have told is not reached; that it hangs is a finding of its own."""
+    """Checks that need the answer of a tool that hangs are not reached; this check reports the hang."""
     hung = facts["hung"]
+    # The tool is named with the command that hung, so that it can be tried by hand.
     said = [f"{tool['tool']} hangs: `{tool['command']}`: {tool['reason']}" for tool in hung["tools"]]
-    kernel = f"; the kernel last said: {' | '.join(hung['kernel'])}" if hung["kernel"] else ""
+    kernel = f"; the last kernel messages: {' | '.join(hung['kernel'])}" if hung["kernel"] else ""
     assert not said, f"{'; '.join(said)}{kernel}"
 
 
@@ -96,11 +107,12 @@ def test_answers(facts):
     title="The NVIDIA driver is installed",
     layer="versions",
     profiles=ALL,
-    causes=("no driver was installed yet", "it was removed, or an upgrade of its packages broke off"),
-    fix="`invoke node.apply --inventory FILE` installs it on a live node; an image gets it at its build.",
+    causes=("no driver is installed yet", "it was removed, or an upgrade of its packages failed halfway"),
+    fix="`invoke node.apply --inventory FILE` installs it on a live node; `invoke ami.build` builds images "
+    "with it.",
 )
 def test_driver_installed(facts):
-    """A part of it is enough: whether its parts agree is the next question."""
+    """One part is enough here; versions.driver-complete and versions.driver-agrees compare the parts."""
     smi, libraries = facts["driver"]["nvidia_smi"], facts["driver"]["libraries"]
     if NOT_REACHED in smi or smi["version"] or any(libraries.values()):
         return
@@ -111,7 +123,7 @@ def test_driver_installed(facts):
 
 @check(
     id="versions.record",
-    title="The image carries its record",
+    title="The image has its record",
     layer="versions",
     profiles=ALL,
     needs=("record",),
@@ -126,8 +138,9 @@ def test_record(facts):
     missing = [k for k in RECORD_KEYS if k not in record]
     assert record.get("schema") == 1, f"the record has schema {record.get('schema')!r}, wanted 1"
     assert not missing, f"the record lacks {', '.join(missing)}"
+    # `install` is the plan's status; the role changes it to `installed` when it is done.
     undecided = [n for n, c in record["components"].items() if c.get("status") == "install"]
-    assert not undecided, f"the record says {', '.join(undecided)} should be installed, wanted that it is"
+    assert not undecided, f"the record says {', '.join(undecided)} should be installed, wanted installed"
 
 
 @check(
@@ -138,14 +151,16 @@ def test_record(facts):
     needs=("record",),
     causes=(
         "unattended upgrades ran",
-        "somebody installed or removed packages by hand",
+        "packages were installed or removed manually",
     ),
     after=("versions.record",),
-    fix="Something changed packages after the bake (unattended upgrades, user data): hold them or bake anew.",
+    fix="Find out what changed packages after the bake (unattended upgrades, user data). Hold them, or bake "
+    "again.",
 )
 def test_packages(facts):
     installed = facts["packages"]["installed"]
     recorded = facts.record.get("packages", {})
+    # Packages that were added are no fault: users install what they need.
     missing = sorted(set(recorded) - set(installed))
     other = [
         f"{name} {installed[name]}, wanted {version}"
@@ -164,19 +179,20 @@ def test_packages(facts):
 
 @check(
     id="versions.driver-branch",
-    title="The driver is of the branch that was asked for",
+    title="The driver is of the recorded branch",
     layer="versions",
     profiles=ALL,
     needs=("record",),
     causes=(
         "the repository's package of this branch is a transitional one for a newer branch",
-        "somebody installed another driver",
+        "another driver was installed",
     ),
     after=INSTALLED,
-    fix="A transitional package can pull in another branch: install the branch's versioned package name.",
+    fix="Install the package whose name has the branch: a transitional package can install another branch.",
 )
 def test_driver_branch(facts):
     branch = facts.component("nvidia_driver").get("branch")
+    # Either may be missing on its own, which other checks report.
     versions = (module_versions(facts) | {smi_version(facts)}) - {None}
     assert branch, "the record names no driver branch"
     other = sorted(v for v in versions if v.split(".")[0] != str(branch))
@@ -185,7 +201,7 @@ def test_driver_branch(facts):
 
 @check(
     id="versions.library-path",
-    title="Programs load the driver's own libraries, and no stub or compat library in their place",
+    title="Programs load the driver's own libraries, and no stub or compat library instead",
     layer="versions",
     profiles=ALL,
     causes=(
@@ -193,17 +209,18 @@ def test_driver_branch(facts):
         "LD_LIBRARY_PATH is set for every login or service, and names such a folder",
     ),
     after=INSTALLED,
-    fix="Take the folder named out of the file named, and run `ldconfig`. The driver is not to be changed.",
+    fix="Remove the folder from the file, and run `ldconfig`. Do not change the driver.",
 )
 def test_library_path(facts):
     """CUDA Compatibility guide: compat libraries are for one application, on a driver that they support."""
+    # ld.so takes the first match of its path, so that a stub in front hides the driver's library.
     copies = [copy for files in facts["driver"]["library_files"].values() for copy in files]
     wrong = [copy for copy in copies if copy["stands_in"]]
     if wrong:
         facts.remedy(_out_of_the_path(wrong))
     assert not wrong, (
-        f"found {'; '.join(_located(copy) for copy in wrong)}; wanted the driver's own libraries "
-        "alone in the linker's path"
+        f"found {'; '.join(_located(copy) for copy in wrong)}; wanted only the driver's own libraries "
+        "in the linker's path"
     )
 
 
@@ -220,11 +237,11 @@ def _out_of_the_path(copies: list[dict[str, Any]]) -> str:
     for folder in sorted({copy["path"].rpartition("/")[0] for copy in copies}):
         files = {by for copy in copies if copy["path"].startswith(f"{folder}/") for by in copy["named_in"]}
         if files:
-            steps.append(f"take {folder} out of {' and '.join(sorted(files))}")
+            steps.append(f"remove {folder} from {' and '.join(sorted(files))}")
         else:
-            steps.append(f"move the library out of {folder}, which the linker looks through by itself")
+            steps.append(f"move the library out of {folder}, which the linker searches by default")
     said = "; ".join(steps)
-    return f"{said[:1].upper()}{said[1:]}; then run `ldconfig`. The driver is not to be changed."
+    return f"{said[:1].upper()}{said[1:]}; then run `ldconfig`. Do not change the driver."
 
 
 @check(
@@ -233,15 +250,15 @@ def _out_of_the_path(copies: list[dict[str, Any]]) -> str:
     layer="versions",
     profiles=ALL,
     causes=(
-        "the package was removed, or left out at the installation",
+        "the package was removed, or not installed",
         "the linker's cache is older than the library: `ldconfig` was not run",
     ),
     after=INSTALLED,
-    fix="Run `ldconfig`; where that does not help, install the missing package in the version of the driver "
-    "that is there, and of no other. That needs no reboot.",
+    fix="Run `ldconfig`. If that does not help, install the missing package in exactly the version of the "
+    "installed driver. That needs no reboot.",
 )
 def test_driver_complete(facts):
-    """What is missing has no version that could differ."""
+    """Files that are missing; versions.driver-agrees compares the versions of the others."""
     missing = [] if smi_version(facts) else ["nvidia-smi"]
     missing += [
         f"{name}.1"
@@ -261,14 +278,14 @@ def test_driver_complete(facts):
     profiles=ALL,
     causes=(
         "the user space was upgraded and the module was not, or the machine was not rebooted since",
-        "two sources of the driver are mixed: distribution, NVIDIA's repository, .run file",
+        "the driver comes from several sources: distribution, NVIDIA's repository, .run file",
     ),
     after=INSTALLED,
-    fix="Install user space and modules in one transaction in the same version. Reboot only when every "
+    fix="Install user space and modules of the same version in one transaction. Reboot only when every "
     "installed kernel has the modules of that version.",
 )
 def test_driver_agrees(facts):
-    """What is missing does not differ: versions.driver-complete and modules.present look for that."""
+    """Without missing files, which are findings of versions.driver-complete and modules.present."""
     disk = {
         f"module for {kernel}": modules["nvidia"]["version"]
         for kernel, modules in facts["modules"].items()
@@ -277,6 +294,7 @@ def test_driver_agrees(facts):
     disk["nvidia-smi"] = smi_version(facts)
     for name, copies in facts["driver"]["library_files"].items():
         disk |= {f"{name} ({copy['path']})": copy["version"] for copy in copies if not copy["stands_in"]}
+    # Files without a version in their name can't be compared.
     disk = {what: version for what, version in disk.items() if version}
     loaded = facts["gpus"]["module"]
     recorded = facts.component("nvidia_driver").get("version")
@@ -284,6 +302,7 @@ def test_driver_agrees(facts):
     expected = upstream(recorded) if recorded else disk.get("nvidia-smi") or loaded
     versions = {**disk, **({"loaded module": loaded} if loaded else {})}
     wrong = [f"{what}: {version}" for what, version in versions.items() if version != expected]
+    # Only the loaded module differs: then reinstalling packages would help nothing.
     if set(disk.values()) == {expected} and wrong:
         facts.remedy(_load_what_is_installed(facts, expected))
     assert not wrong, f"found {', '.join(wrong)}; wanted {expected or 'one version'} everywhere"
@@ -291,7 +310,7 @@ def test_driver_agrees(facts):
 
 
 def _load_what_is_installed(facts: Facts, version: str) -> str:
-    """What to do where the loaded module alone is of another version than all that is on the disk."""
+    """The remedy where only the loaded module has another version than the files on the disk."""
     lacking = [kernel for kernel, by_module in facts["modules"].items() if not by_module["nvidia"]]
     if lacking:
         return (
@@ -308,7 +327,7 @@ def _load_what_is_installed(facts: Facts, version: str) -> str:
     profiles=ALL,
     causes=(
         "it comes from another source than the driver",
-        "it was left out by --no-install-recommends",
+        "--no-install-recommends left it out",
     ),
     after=INSTALLED,
     fix="Install nvidia-persistenced from the source that the driver comes from.",
@@ -316,8 +335,8 @@ def _load_what_is_installed(facts: Facts, version: str) -> str:
 def test_persistenced(facts):
     installed, driver = require_reached(facts["driver"]["persistenced"]), driver_version(facts)
     assert installed, "nvidia-persistenced is missing, wanted it installed"
-    assert driver, "nothing of the driver names a version to compare with"
-    # Debian packages 535.171.04 beside driver 535.309.01: the protocol is stable within a branch.
+    assert driver, "no part of the driver has a version to compare with"
+    # Debian has 535.171.04 together with driver 535.309.01: the protocol is stable within a branch.
     assert installed.split(".")[0] == driver.split(".")[0], (
         f"found {installed}, wanted branch {driver.split('.')[0]}"
     )
@@ -326,21 +345,21 @@ def test_persistenced(facts):
 
 @check(
     id="versions.companions",
-    title="Fabric manager, IMEX, NSCQ, NVSDM, firmware and precompiled modules go with the driver",
+    title="Fabric manager, IMEX, NSCQ, NVSDM, firmware and precompiled modules have the driver's version",
     layer="versions",
     profiles=ALL,
     causes=(
-        "the driver was upgraded and they were not, or the other way round",
+        "the driver was upgraded without them, or they were upgraded without the driver",
         "they come from another source than the driver",
     ),
     after=INSTALLED,
-    fix="Install the package named in the driver's version, from the source that the driver comes from, and "
-    "hold it. Restart its service when no job runs: on machines with NVSwitches the fabric manager is what "
-    "jobs depend on.",
+    fix="Install the package in the driver's version, from the source that the driver comes from, and hold "
+    "it. Restart its service when no job runs: on machines with NVSwitches all jobs depend on the fabric "
+    "manager.",
 )
 def test_companions(facts):
     version = driver_version(facts)
-    assert version, "nothing of the driver names a version to compare with"
+    assert version, "no part of the driver has a version to compare with"
     installed, branch = facts["packages"]["installed"], version.partition(".")[0]
     wrong = [
         f"{name} {has}, wanted {version}"
@@ -348,10 +367,12 @@ def test_companions(facts):
         if IN_STEP.fullmatch(name) and upstreams(has) != {version}
     ]
     firmware = {name: has for name, has in installed.items() if FIRMWARE.fullmatch(name)}
+    # Ubuntu keeps the firmware of several driver versions installed.
     if firmware and not any(version in upstreams(has) for has in firmware.values()):
         listed = ", ".join(f"{name} {has}" for name, has in sorted(firmware.items()))
         wrong.append(f"{listed}, wanted the firmware of {version}")
     for name in sorted(installed):
+        # Their version is the kernel's, so that only the branch can be compared.
         built = PRECOMPILED.fullmatch(name)
         if built and built.group(2) != branch:
             wrong.append(f"{name}, wanted branch {branch}")
@@ -365,10 +386,10 @@ def test_companions(facts):
     profiles=ALL,
     needs=("component:nvidia_container_toolkit",),
     causes=(
-        "one of its four packages was upgraded alone",
-        "an old repository is first in the list",
+        "one of the four packages was upgraded without the others",
+        "an old repository has precedence",
     ),
-    fix="Install the four packages of the toolkit in one transaction with the version pinned.",
+    fix="Install the four packages of the toolkit in one transaction, with a pinned version.",
 )
 def test_toolkit(facts):
     installed = facts["packages"]["installed"]
@@ -378,6 +399,7 @@ def test_toolkit(facts):
     assert len(set(versions.values())) == 1, f"found {versions}, wanted one version"
     recorded = facts.component("nvidia_container_toolkit").get("version")
     version = str(versions[TOOLKIT[0]])
+    # The toolkit is compatible with older configuration, and security updates raise its version.
     assert not recorded or numbers(version) >= numbers(recorded), (
         f"found {version}, wanted {recorded} or newer"
     )
@@ -391,24 +413,25 @@ def test_toolkit(facts):
     profiles=ALL,
     needs=("apt",),
     causes=(
-        "the packages were installed by hand",
-        "somebody lifted the holds for an upgrade and did not set them again",
+        "the packages were installed manually",
+        "the holds were removed for an upgrade and not set again",
     ),
     after=INSTALLED,
-    fix="`apt-mark hold` the packages named: an upgrade of one half of the driver breaks the node until it "
-    "reboots. Update by baking a new image.",
+    fix="Run `apt-mark hold` for the packages: an upgrade of a part of the driver breaks the node until the "
+    "next reboot. Bake a new image to update.",
 )
 def test_holds(facts):
     version = driver_version(facts)
-    assert version, "nothing names a version by which the driver's packages are known"
+    assert version, "no part of the driver has a version by which its packages are known"
     driver = driver_packages(facts, version)
+    # A new kernel has no modules of the driver until DKMS or a package builds them.
     kernels = [f"linux-image-{k}" for k in facts["kernel"]["installed"]]
-    beside = [
+    companions = [
         name
         for name in sorted(facts["packages"]["installed"])
         if name not in driver and (IN_STEP.fullmatch(name) or name in OWN_VERSION)
     ]
-    packages = driver + beside + [k for k in kernels if k in facts["packages"]["installed"]]
+    packages = driver + companions + [k for k in kernels if k in facts["packages"]["installed"]]
     free = [name for name in packages if name not in facts["packages"]["holds"]]
     assert driver, f"no installed package is of version {version}, the driver's"
     assert not free, f"{len(free)} of {len(packages)} packages not on hold: {', '.join(free)}"
@@ -420,8 +443,8 @@ def test_holds(facts):
     layer="versions",
     profiles=ALL,
     causes=("an old playbook or user data installs it",),
-    fix="Copy /etc/docker/daemon.json, which it owns and takes along, then purge it and put the settings "
-    "back: nvidia-container-toolkit replaced it in 2023.",
+    fix="Copy /etc/docker/daemon.json, which purging the package deletes, then purge it and restore the "
+    "settings. nvidia-container-toolkit replaced it in 2023.",
 )
 def test_nvidia_docker2(facts):
     assert not facts.has_package("nvidia-docker2"), "found nvidia-docker2, wanted it purged"

@@ -1,4 +1,4 @@
-"""Judges made-up facts by one check of tests/host."""
+"""Evaluates one check of tests/host on made-up facts."""
 
 import pytest
 
@@ -11,6 +11,7 @@ from tests.support.host_machine import Data
 from tests.support.host_pod_faults import POD_FAULTS
 from tests.support.host_runner_faults import RUNNER_FAULTS
 
+# Loaded once: each module of the suite is executed.
 CHECKS = load_checks()
 
 
@@ -32,6 +33,7 @@ def evaluate_check(
     try:
         answer = applicability(check.needs, facts, PROFILES[profile], expect_gpus=expect_gpus)
         if answer.answer != "run":
+            # As pytest reports it: a missing need that the profile expects is a failure.
             return {"fail": "failed"}.get(answer.answer, answer.answer), answer.reason
         function(facts)
     except AssertionError as error:
@@ -44,7 +46,7 @@ def evaluate_check(
 
 
 def remedy(check_id: str, data: Data, *, profile: str = "image") -> str:
-    """What the report of a check that fails says is to be done."""
+    """The fix in the report of a check that fails."""
     check, function = CHECKS[check_id]
     facts = Facts(data, profile)
     with pytest.raises(AssertionError):

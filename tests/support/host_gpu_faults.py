@@ -14,6 +14,7 @@ def gpu(path: str, value: Any, index: int = 0) -> Fault:
 
     def inject(data: Data) -> None:
         value_at = data["nvml"]["gpus"][index]
+        # Numbers in a path are indices of a list, such as nvlinks/3/state.
         *parents, last = path.split("/")
         for key in parents:
             value_at = value_at[int(key) if isinstance(value_at, list) else key]
@@ -83,6 +84,7 @@ def put(path: str, value: Any) -> Fault:
 
 def later(path: str, value: Any, index: int = 0) -> Fault:
     """A fault of a GPU's NVLinks that NVML shows when it is asked again."""
+    # The second reading has the same form as the first one.
     return lambda data: gpu(f"nvlinks/{path}", value, index)({"nvml": data["nvlinks"]})
 
 

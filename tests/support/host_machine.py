@@ -22,6 +22,7 @@ Data = dict[str, Any]
 
 def simulated_machine(*, gpus: int = 2) -> Data:
     """Facts of a machine of the embedded cloud with simulated GPUs: none is on a bus, nothing computes."""
+    # Simulated GPUs answer through NVML and nvidia-smi only; everything else is a machine without a GPU.
     data, real = machine(gpus=0), machine(gpus=gpus)
     data["simulated"] = {"machine": True, "disk": [NOTE, f"/etc/systemd/system/{UNIT}"]}
     data["nvml"], data["nvlinks"] = real["nvml"], real["nvlinks"]
@@ -117,12 +118,14 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
     }
     names = ("nvidia-persistenced", "docker", "containerd", "gpukiln-bootstrap", "nvidia-cdi-refresh")
     units = {f"{n}.service": dict(unit) for n in names}
+    # Without a GPU the condition of the unit keeps it from starting.
     if not gpus:
         units["nvidia-persistenced.service"] |= {"ActiveState": "inactive", "ConditionResult": "no"}
     modules = {
         m: {
             "file": f"/lib/modules/{KERNEL}/{m}.ko",
             "version": DRIVER,
+            # modinfo prints more flags after the release; the probe keeps the first word.
             "vermagic": KERNEL,
             "firmware": [gsp(name) for name in ("gsp_ga10x", "gsp_tu10x") if m == "nvidia"],
         }
@@ -197,6 +200,7 @@ def machine(*, gpus: int = 1, toolkit: bool = True) -> Data:
         "driver": {
             "nvidia_smi": {"rc": 0, "first_line": "", "version": DRIVER},
             "persistenced": "535.171.04",
+            # Without stubs and compat libraries; faults add them to library_files.
             "libraries": {"libnvidia-ml.so": [DRIVER], "libcuda.so": [DRIVER]},
             "library_files": {name: [library(name)] for name in ("libnvidia-ml.so", "libcuda.so")},
         },

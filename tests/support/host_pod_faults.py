@@ -1,4 +1,4 @@
-"""Pods of a cluster without a fault, and the faults of the checks that judge one."""
+"""Pods of a cluster without a fault, and the faults that the checks of a pod must find."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A container without a fault, and the faults of the checks that judge one."""
+"""A container without a fault, and the faults that the checks of a container must find."""
 
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +56,7 @@ def container() -> Data:
             "build_files": [],
             "credentials": [],
             "writable": [],
+            # Folders that the container's user may not read, such as /root.
             "size": {"bytes": 3 << 30, "unseen": 2},
             "tools": {name: {"rc": 0, "out": out} for name, out in said.items()},
             "packages": {

@@ -413,12 +413,12 @@ class Told:
     def __init__(self):
         self.written, self.said, self.end, self.error = [], [], None, None
 
-    def run(self, *, patience=QUICK, ours=True, **options):
+    def run(self, *, patience=QUICK, is_submitter=True, **options):
         cluster, job = Cluster(), gpu_job(**{"image": IMAGE, "gpu_model": "T4", **options})
         submit(cluster, job, self.said.append)
-        return self.watch(cluster, job.name, patience=patience, ours=ours)
+        return self.watch(cluster, job.name, patience=patience, is_submitter=ours)
 
-    def watch(self, cluster, name, *, patience=QUICK, ours=True):
+    def watch(self, cluster, name, *, patience=QUICK, is_submitter=True):
         try:
             self.end = follow(
                 cluster,
@@ -427,7 +427,7 @@ class Told:
                 write=self.written.append,
                 say=self.said.append,
                 patience=patience,
-                ours=ours,
+                is_submitter=ours,
             )
         except GpukilnError as error:
             self.error = error
@@ -508,7 +508,7 @@ def test_somebody_elses_job_that_waits_is_left(server):
     server.add(node("cpu-1", gpus=0))
     cluster = Cluster()
     submit(cluster, gpu_job(IMAGE), lambda _: None)
-    told = Told().watch(cluster, "train", patience=WaitLimits(start_s=0.1, poll_s=0.02), ours=False)
+    told = Told().watch(cluster, "train", patience=WaitLimits(start_s=0.1, poll_s=0.02), is_submitter=False)
     assert type(told.error) is BusyError
     assert "--attach --name train" in " ".join(told.error.details)
     assert server.all("jobs")

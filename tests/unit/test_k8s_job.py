@@ -221,16 +221,16 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"image": "localhost:5000/train"}, RefusedError, "no tag", "--allow-latest"),
         ({"gpu_model": "T5"}, UsageError, "unknown GPU 'T5'", ""),
         ({"gpu_model": "T4:2"}, UsageError, "'T4:2' is no GPU", "--gpus"),
-        ({"gpu_model": "K80"}, IncompatibleError, "nobody sells Tesla K80", "instead: g4dn"),
+        ({"gpu_model": "K80"}, IncompatibleError, "EC2 launches no machine with Tesla K80", "instead: g4dn"),
         ({"gpu_model": "A40"}, IncompatibleError, "no instance type of EC2 has A40", "--product"),
-        ({"gpu_model": "V520"}, UsageError, "no GPU of NVIDIA", "plugin"),
+        ({"gpu_model": "V520"}, UsageError, "no NVIDIA GPU", "plugin"),
         (
             {"gpu_model": "L4", "gpus": 9},
             IncompatibleError,
-            "no instance type has 9 L4: the most is 8",
+            "no instance type has 9 L4: g6.48xlarge has the most, 8",
             "--nodes",
         ),
-        ({"gpus": 17}, IncompatibleError, "the most is 8", "--nodes"),
+        ({"gpus": 17}, IncompatibleError, "has the most, 8", "--nodes"),
         ({"gpu_model": "T4G", "arch": "x86_64"}, IncompatibleError, "no instance type with T4G", "arm64"),
         ({"arch": "amd64"}, UsageError, "--arch 'amd64'", "x86_64"),
         ({"gpus": 0}, UsageError, "--gpus 0", ""),
@@ -240,7 +240,7 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"cpu": "3.5x"}, UsageError, "--cpu '3.5x' is no quantity", "3500m"),
         ({"cpu": "0.0001"}, UsageError, "least part", "500m"),
         ({"cpu": "4Gi"}, UsageError, "unit of memory", "3500m"),
-        ({"cpu": "-1"}, UsageError, "not more than nothing", "3500m"),
+        ({"cpu": "-1"}, UsageError, "not above 0", "3500m"),
         ({"memory": "much"}, UsageError, "--memory 'much' is no amount of memory", "24GiB"),
         ({"memory": "512m"}, UsageError, "no amount of memory", "512Mi? m is a thousandth of a byte"),
         ({"memory": "14"}, UsageError, "too little to be meant as MiB", "14GiB"),
@@ -282,20 +282,20 @@ def test_a_space_in_an_amount_is_not_rendered():
             {"mig": "1g.10gb", "gpu_model": "T4"},
             IncompatibleError,
             "T4 has no MIG profile",
-            "can't be divided",
+            "does not support MIG",
         ),
         ({"mig": "1g.5gb", "gpu_model": "H100"}, IncompatibleError, "no MIG profile 1g.5gb", "1g.10gb"),
         ({"mig": "1g.11gb"}, UsageError, "unknown MIG profile", "1g.10gb"),
-        ({"mig": "7g.80gb", "gpu_model": "H100", "gpus": 9}, IncompatibleError, "the most is 8", "--nodes"),
+        ({"mig": "7g.80gb", "gpu_model": "H100", "gpus": 9}, IncompatibleError, "has the most, 8", "--nodes"),
         ({"instance_type": "g4dn.xlarg"}, UsageError, "unknown GPU instance type", "g4dn.xlarge"),
         ({"instance_type": "p3.2xlarge"}, IncompatibleError, "is retired", "instead"),
-        ({"instance_type": "g6f.large"}, IncompatibleError, "no whole GPU", ""),
+        ({"instance_type": "g6f.large"}, IncompatibleError, "no whole NVIDIA GPU", ""),
         ({"instance_type": "g4dn.xlarge", "gpus": 2}, IncompatibleError, "has 1 T4, wanted 2", "larger"),
         (
             {"instance_type": "g4dn.xlarge", "gpu_model": "L4"},
             IncompatibleError,
             "has T4, wanted L4",
-            "another",
+            "change --instance-type",
         ),
         ({"instance_type": "g5g.2xlarge", "arch": "x86_64"}, UsageError, "exclude each other", ""),
         ({"instance_type": "g4dn.xlarge", "select_by": "karpenter"}, UsageError, "exclude each other", ""),
@@ -416,7 +416,7 @@ class Told:
     def run(self, *, patience=QUICK, is_submitter=True, **options):
         cluster, job = Cluster(), gpu_job(**{"image": IMAGE, "gpu_model": "T4", **options})
         submit(cluster, job, self.said.append)
-        return self.watch(cluster, job.name, patience=patience, is_submitter=ours)
+        return self.watch(cluster, job.name, patience=patience, is_submitter=is_submitter)
 
     def watch(self, cluster, name, *, patience=QUICK, is_submitter=True):
         try:
@@ -427,7 +427,7 @@ class Told:
                 write=self.written.append,
                 say=self.said.append,
                 patience=patience,
-                is_submitter=ours,
+                is_submitter=is_submitter,
             )
         except GpukilnError as error:
             self.error = error
@@ -659,13 +659,13 @@ def test_a_name_is_taken_once(server):
     cluster, job = Cluster(), gpu_job(IMAGE)
     with pytest.raises(RefusedError) as refused:
         submit(cluster, job, lambda _: None)
-    assert "already, which ended" in refused.value.message
+    assert "which has ended" in refused.value.message
     assert "--replace" in refused.value.hint
     submit(cluster, job, lambda _: None, replace_ended=True)
     server_delete(server, "train")
     server.behave = lambda *_: Outcome(wait=threading.Event())
     submit(cluster, job, lambda _: None).end()
-    with pytest.raises(RefusedError, match="which runs"):
+    with pytest.raises(RefusedError, match="which is running"):
         submit(cluster, job, lambda _: None, replace_ended=True)
 
 
@@ -891,7 +891,7 @@ def test_the_level_decides_on_folders_of_the_node(server, level):
 def test_without_the_right_the_level_is_not_known_and_the_job_goes_as_it_is(server):
     server.rules, said, job = [], [], gpu_job(IMAGE)
     assert adapt_to_namespace(Cluster(), job, said.append) is job
-    assert said[0].startswith("the Pod Security level of default is not known")
+    assert said[0].startswith("the Pod Security level of default is unknown")
 
 
 def test_pods_that_the_level_refuses_end_the_following(server):
@@ -987,7 +987,7 @@ def test_it_is_applied_followed_and_exits_as_the_job_does(typed, server):
     done = typed(*WORDS, "--apply", "--", "python", "train.py", code=3)
     assert done.out == "hello\n"
     assert "job train: failed: BackoffLimitExceeded" in done.err
-    assert "which ended" in typed(*WORDS, "--apply", code=6).err
+    assert "which has ended" in typed(*WORDS, "--apply", code=6).err
     done = typed(*WORDS, "--apply", "--replace", "--json", code=3)
     said = json.loads(done.out)
     assert (said["end"]["state"], said["end"]["exit_code"], said["context"]) == ("failed", 3, "double")
@@ -1058,18 +1058,18 @@ def test_a_job_that_an_earlier_run_submitted_is_continued_by_the_same_command_al
     go = threading.Event()
     server.behave = lambda *_: Outcome(log="hello\n", wait=go)
     submit(Cluster(), gpu_job(IMAGE, gpu_model="T4", cpu="3500m", memory="14Gi"), lambda _: None)
-    assert "which runs" in typed(*WORDS, "--retries", "1", "--apply", code=6).err
+    assert "which is running" in typed(*WORDS, "--retries", "1", "--apply", code=6).err
     go.set()
     done = typed(*WORDS, "--apply")
     assert (done.out, "an earlier run submitted it" in done.err) == ("hello\n", True)
-    assert "which ended" in typed(*WORDS, "--apply", code=6).err
+    assert "which has ended" in typed(*WORDS, "--apply", code=6).err
 
 
 def test_a_job_is_submitted_where_nothing_can_be_written(typed, server, monkeypatch, tmp_path):
     server.add(node("gpu-1"))
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "file"))
-    assert "can't be continued: " in typed(*WORDS, "--apply").err
+    assert "could not find its Job again: " in typed(*WORDS, "--apply").err
 
 
 @pytest.mark.parametrize("delete", [False, True])

@@ -210,7 +210,7 @@ def document(**node):
         (f"echo '{document(state='unknown')}'; exit 5", UNKNOWN, "well"),
         (f"echo '{document(gpus=[], message='no NVIDIA GPU')}'", SICK, "has none: no NVIDIA GPU"),
         (f"echo '{document(gpus=[], state='sick', message='no driver')}'; exit 1", SICK, "no driver"),
-        ("echo broken; echo why >&2; exit 3", UNKNOWN, "ended with 3 and said why"),
+        ("echo broken; echo why >&2; exit 3", UNKNOWN, "exited with 3 and printed why"),
         ("exit 0", UNKNOWN, "said nothing"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_look_that_is_too_old_says_nothing_of_now(tmp_path):
     health_agent.write(path, found(WELL, 100))
     assert health_agent.read(path, 700) == found(WELL, 100)
     old = health_agent.read(path, 821)
-    assert (old["state"], old["message"]) == (UNKNOWN, "the last look was 12 minutes ago")
+    assert (old["state"], old["message"]) == (UNKNOWN, "the last check was 12 minutes ago")
     path.write_text("{")
     assert health_agent.read(path, 100)["state"] == UNKNOWN
 

@@ -27,7 +27,7 @@ from gpukiln.typed import unknown
 from gpukiln.units import Duration
 
 if TYPE_CHECKING:
-    from gpukiln.kubernetes.jobs.request import GpuJob
+    from gpukiln.kubernetes.jobs.job import GpuJob
 
 LOCAL_QUEUE = "kueue.x-k8s.io/v1beta2/LocalQueue"
 POLL_S = 1.0

@@ -10,7 +10,7 @@ from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.quantity import quantity
 
 if TYPE_CHECKING:
-    from gpukiln.kubernetes.jobs.request import GpuJob
+    from gpukiln.kubernetes.jobs.job import GpuJob
     from gpukiln.kubernetes.manifest import Manifest
 
 CONTAINER = "main"

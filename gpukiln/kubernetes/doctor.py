@@ -138,6 +138,7 @@ def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
     else:
         looked, findings = _diagnose_cluster(seen, _refused_workloads(cluster))
     unique = {(finding.id, finding.object, finding.message): finding for finding in findings}
+    # Stable: findings of the same severity keep the order of the checks.
     ordered = sorted(unique.values(), key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(cluster.context, looked, tuple(ordered))
 
@@ -264,6 +265,7 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
     plugins = [
         pod for pod in seen.pods if pod["spec"].get("nodeName") == meta["name"] and is_plugin(pod["spec"])
     ]
+    # After an update the old pod may still be listed as failed.
     plugin = max(plugins, key=lambda pod: (_is_active(pod), _creation_time(pod)), default=None)
     if GPU_PRESENT not in labels:
         yield _finding(
@@ -461,6 +463,7 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
         )
         return
     said = _scheduler_says(seen, pod)
+    # The scheduler only counts reasons (0/9 nodes are available: ...); the nearest node shows what to change.
     best = nearest(spec, seen.nodes, seen.pods)
     if best is None:
         yield _finding(

@@ -238,14 +238,14 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"retries": -1}, UsageError, "--retries -1", ""),
         ({"give_up": [256]}, UsageError, "--give-up '256'", "1 to 255"),
         ({"cpu": "3.5x"}, UsageError, "--cpu '3.5x' is no quantity", "3500m"),
-        ({"cpu": "0.0001"}, UsageError, "least part", "500m"),
+        ({"cpu": "0.0001"}, UsageError, "smallest part", "500m"),
         ({"cpu": "4Gi"}, UsageError, "unit of memory", "3500m"),
         ({"cpu": "-1"}, UsageError, "not above 0", "3500m"),
         ({"memory": "much"}, UsageError, "--memory 'much' is no amount of memory", "24GiB"),
         ({"memory": "512m"}, UsageError, "no amount of memory", "512Mi? m is a thousandth of a byte"),
         ({"memory": "14"}, UsageError, "too little to be meant as MiB", "14GiB"),
         ({"memory": "14KiB"}, UsageError, "14 KiB, wanted 4 MiB or more", "14GiB"),
-        ({"memory": "2Gi", "shm": "2Gi"}, UsageError, "leaves nothing", "less --shm"),
+        ({"memory": "2Gi", "shm": "2Gi"}, UsageError, "leaves nothing", "lower --shm"),
         ({"gpu_model": "T4", "memory": "400Gi"}, IncompatibleError, "g4dn.metal has", "--memory"),
         ({"instance_type": "g4dn.xlarge", "cpu": "4"}, IncompatibleError, "3.92 CPUs", "--cpu"),
         ({"instance_type": "g4dn.xlarge,g5.2xlarge", "cpu": "5"}, IncompatibleError, "g4dn.xlarge", "--cpu"),
@@ -258,12 +258,12 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"name": "1st", "nodes": 2}, UsageError, "begins with a letter", "job-1st"),
         ({"name": "a" * 62, "nodes": 12}, UsageError, "too long", "at most 60"),
         ({"namespace": "A"}, UsageError, "--namespace", "small"),
-        ({"env": ["CUDA_VISIBLE_DEVICES=0"]}, RefusedError, "numbered from 0", "leave it out"),
-        ({"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, RefusedError, "every GPU of the node", "leave it out"),
+        ({"env": ["CUDA_VISIBLE_DEVICES=0"]}, RefusedError, "numbered from 0", "remove it"),
+        ({"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, RefusedError, "every GPU of the node", "remove it"),
         ({"env": ["A"]}, UsageError, "no `=`", "NAME=value"),
         ({"env": ["1 A=b"]}, UsageError, "name of a variable", ""),
-        ({"env": ["MASTER_ADDR=x"], "nodes": 2}, UsageError, "set for every pod", "leave it out"),
-        ({"env": ["PET_NNODES=2"], "nodes": 2}, UsageError, "set for every pod", "leave it out"),
+        ({"env": ["MASTER_ADDR=x"], "nodes": 2}, UsageError, "set for every pod", "remove it"),
+        ({"env": ["PET_NNODES=2"], "nodes": 2}, UsageError, "set for every pod", "remove it"),
         ({"spot": True}, UsageError, "--spot needs --provider", "karpenter"),
         ({"provider": "karpentr"}, UsageError, "karpentr", "karpenter"),
         ({"select_by": "products"}, UsageError, "products", "product"),
@@ -317,14 +317,24 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"label": ["a=b c"]}, UsageError, "no label", ""),
         ({"resource": ["cpu=1"]}, UsageError, "option of its own", "--cpu"),
         ({"resource": ["nvidia.com/gpu=1"]}, UsageError, "option of its own", "--gpus"),
-        ({"resource": ["efa=1"]}, UsageError, "none that a pod can ask for", ""),
+        ({"resource": ["efa=1"]}, UsageError, "no resource that a pod can request", ""),
         ({"resource": ["vpc.amazonaws.com/efa=1.5"]}, UsageError, "whole number", ""),
-        ({"resource": ["a b/c=1"]}, UsageError, "none that a pod can ask for", "DOMAIN/NAME"),
-        ({"resource": ["requests.a.example/c=1"]}, UsageError, "none that a pod can ask for", "DOMAIN/NAME"),
-        ({"resource": ["ephemeral-storages=1Gi"]}, UsageError, "none that a pod can ask for", ""),
-        ({"resource": ["hugepages-big=1Gi"]}, UsageError, "none that a pod can ask for", ""),
+        ({"resource": ["a b/c=1"]}, UsageError, "no resource that a pod can request", "DOMAIN/NAME"),
+        (
+            {"resource": ["requests.a.example/c=1"]},
+            UsageError,
+            "no resource that a pod can request",
+            "DOMAIN/NAME",
+        ),
+        ({"resource": ["ephemeral-storages=1Gi"]}, UsageError, "no resource that a pod can request", ""),
+        ({"resource": ["hugepages-big=1Gi"]}, UsageError, "no resource that a pod can request", ""),
         ({"resource": ["hugepages-2Mi=3Mi"]}, UsageError, "whole pages of 2Mi", ""),
-        ({"resource": ["ephemeral-storage=9Gi"], "scratch": "1Gi:/a"}, UsageError, "both ask", "--scratch"),
+        (
+            {"resource": ["ephemeral-storage=9Gi"], "scratch": "1Gi:/a"},
+            UsageError,
+            "both request",
+            "--scratch",
+        ),
         ({"nodes": 100_001}, UsageError, "at most 100000 pods", ""),
         ({"nodes": 2, "retries": 2**30}, UsageError, "at most 2147483647 in all", ""),
         ({"ttl": "25000d"}, UsageError, "is too long", ""),
@@ -332,9 +342,9 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"label": ["batch.kubernetes.io/controller-uid=1"]}, UsageError, "the server sets it", "--name"),
         ({"label": ["a..b/c=1"]}, UsageError, "no label", ""),
         ({"node_label": ["-a.b/c=1"]}, UsageError, "no label", ""),
-        ({"cache": "/a/../b:/d"}, UsageError, "/a/../b goes up", "without it"),
-        ({"cache": "a:/d/../dev/shm"}, UsageError, "goes up", ""),
-        ({"scratch": "1Gi:/a:b"}, UsageError, "holds no `:`", ""),
+        ({"cache": "/a/../b:/d"}, UsageError, "/a/../b has the step", "without it"),
+        ({"cache": "a:/d/../dev/shm"}, UsageError, "has the step", ""),
+        ({"scratch": "1Gi:/a:b"}, UsageError, "can't have `:`", ""),
         ({"queue": "q" * 64}, UsageError, "no value of a label", "63"),
         ({"env": ["..=a"]}, UsageError, "name of a variable", ""),
         ({"env": [".=a"]}, UsageError, "name of a variable", ""),
@@ -452,7 +462,11 @@ def test_a_job_is_followed_to_its_end(server):
     ("outcome", "code", "said"),
     [
         (Outcome(exit_code=3, log="Traceback\n"), 3, "exit code 3"),
-        (Outcome(exit_code=137, reason="OOMKilled"), 137, "reached the limit of 12Gi, /dev/shm included"),
+        (
+            Outcome(exit_code=137, reason="OOMKilled"),
+            137,
+            "its memory with /dev/shm reached the limit of 12Gi",
+        ),
         (Outcome(exit_code=137), 137, "SIGKILL"),
         (Outcome(exit_code=127), 127, "not in the image"),
         (Outcome(exit_code=128, reason="StartError", message="exec: pythn: not found"), 128, "exec: pythn"),
@@ -500,7 +514,7 @@ def test_why_it_waits_is_told_and_one_of_ours_that_never_ran_is_removed(server):
     assert type(told.error) is BusyError
     assert "didn't match Pod's node affinity/selector" in told.error.message
     assert told.text.count("waits for a node") == 1  # once, not at every look
-    assert "the Job is removed" in told.error.details[0]
+    assert "the Job never ran and was deleted" in told.error.details[0]
     assert server.all("jobs") == server.all("pods") == []
 
 
@@ -518,7 +532,7 @@ def test_somebody_elses_job_that_waits_is_left(server):
     ("reason", "hint"),
     [
         ("ImagePullBackOff", "--pull-secret"),
-        ("InvalidImageName", "no reference"),
+        ("InvalidImageName", "NAME:TAG"),
         ("CreateContainerConfigError", "--env-secret"),
     ],
 )
@@ -557,7 +571,7 @@ def test_a_deadline_is_one(server):
     server.behave = lambda *_: Outcome(wait=threading.Event(), log="a\n")
     told = Told().run(timeout="1s")
     assert (told.end.state, told.end.exit_code) == ("deadline", 124)
-    assert told.end.why == "its 1 s were over: more --timeout"
+    assert told.end.why == "its 1 s are over; raise --timeout"
     assert (told.written, told.end.notes) == (["a"], ())
     told = Told().run(timeout="1s", name="other", gpu_model="L4")
     assert "before any of its pods ran" in told.end.why
@@ -733,7 +747,7 @@ def test_a_cluster_that_stays_away_is_left_with_the_way_back(server):
     told = Told().run(patience=WaitLimits(poll_s=0.02, lost_s=0.2))
     assert type(told.error) is UnavailableError
     assert "--attach --name train" in " ".join(told.error.details)
-    assert "asked again" in told.text
+    assert "trying again" in told.text
     assert server.all("jobs")
 
 
@@ -853,7 +867,7 @@ def test_pods_of_the_restricted_level():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"security": "restricted", "cache": "/models:/models"}, IncompatibleError, "no folder of the node"),
+        ({"security": "restricted", "cache": "/models:/models"}, IncompatibleError, "no hostPath"),
         ({"security": "restricted", "run_as": "0"}, IncompatibleError, "is root"),
         ({"security": "baseline"}, UsageError, "baseline"),
         ({"run_as": "ann"}, UsageError, "UID or UID:GID"),
@@ -914,7 +928,7 @@ def test_pods_that_the_level_refuses_end_the_following(server):
 def test_pods_that_are_refused_again_and_again_end_the_following(server, monkeypatch, why, hint):
     monkeypatch.setattr(server, "refuse_pod", lambda *_: why)
     told = Told().run(patience=WaitLimits(start_s=None, poll_s=0.02, stuck_s=0.05))
-    assert f'refused again and again: Error creating: pods "train-abcde" is forbidden: {why}' in (
+    assert f'the server keeps rejecting its pods: Error creating: pods "train-abcde" is forbidden: {why}' in (
         told.error.message
     )
     assert hint in told.error.hint

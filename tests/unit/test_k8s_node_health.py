@@ -211,7 +211,7 @@ def document(**node):
         (f"echo '{document(gpus=[], message='no NVIDIA GPU')}'", SICK, "has none: no NVIDIA GPU"),
         (f"echo '{document(gpus=[], state='sick', message='no driver')}'; exit 1", SICK, "no driver"),
         ("echo broken; echo why >&2; exit 3", UNKNOWN, "exited with 3 and printed why"),
-        ("exit 0", UNKNOWN, "said nothing"),
+        ("exit 0", UNKNOWN, "printed nothing"),
     ],
 )
 def test_a_look_is_what_the_nodes_own_program_says(tmp_path, body, state, said):

@@ -110,7 +110,7 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
         ([*KARPENTER, "--min", "1"], 2, "--keep N"),
         ([*KARPENTER, "--max", "0"], 2, "--max 1 or more"),
         ([*BASE, "karpenter", "--instance-type", "p4d.24xlarge", "--max", "4"], 2, "counts GPUs"),
-        ([*KARPENTER, "--keep", "9"], 2, "a larger --max"),
+        ([*KARPENTER, "--keep", "9"], 2, "raise --max"),
         ([*MANAGED, "--min", "5"], 2, "--min 5, --max 4"),
         ([*MANAGED, "--min", "2", "--keep", "1"], 2, "always runs"),
         ([*MANAGED, "--capacity", "spot,on-demand"], 2, "no fallback"),
@@ -130,7 +130,7 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
         ([*KARPENTER, "--label", "karpenter.sh/foo=1"], 2, "rejects a NodePool"),
         ([*KARPENTER, "--label", "karpenter.k8s.aws/instance-family=g5"], 2, "rejects a NodePool"),
         ([*KARPENTER, "--label", "kubernetes.io/hostname=1"], 2, "a kubelet sets it itself"),
-        ([*MANAGED, "--label", "node-role.kubernetes.io/gpu=1"], 2, "does not start with it"),
+        ([*MANAGED, "--label", "node-role.kubernetes.io/gpu=1"], 2, "does not start with this label"),
         ([*KARPENTER, "--label", "a..b/c=1"], 2, "no label of Kubernetes"),
         ([*KARPENTER, "--label", "gr\u00f6\u00dfe=1"], 2, "no label of Kubernetes"),
         ([*MANAGED, "--label", "team="], 2, "1 to 63 characters"),
@@ -292,7 +292,7 @@ def test_notes_tell_what_surprises(nodes):
     arm = ["--instance-type", "g5g.xlarge", "--ami", "ami-0123456789abcdef0"]
     assert "no local NVMe for a RAID 0" in nodes(*BASE, "karpenter", *arm)[2]
     assert (
-        "eks-gpu is not proven on the GPUs of p5.48xlarge"
+        "eks-gpu is not verified on the GPUs of p5.48xlarge"
         in nodes(*BASE, "karpenter", "--instance-type", "g4dn.xlarge,p5.48xlarge", "--max", "8")[2]
     )
     assert "stays: no release" in nodes(*KARPENTER, "--ami", "ami-0123456789abcdef0")[2]

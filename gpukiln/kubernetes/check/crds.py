@@ -116,6 +116,7 @@ def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> 
                 f"{'.'.join(map(str, path))}: the pattern {short(pattern)} is no regular expression of Python"
             )
     int_or_text = schema.get("x-kubernetes-int-or-string") is True
+    # The keyword replaces type; Kubernetes accepts both (apiextensions, IntOrString).
     if int_or_text:
         form |= {"type": ["integer", "string"], "format": form.get("format", "int64")}
     if schema.get("nullable") is True:
@@ -131,6 +132,7 @@ def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> 
         form["items"] = _json_schema(schema["items"], (*path, "[]"), left_out)
     form |= _field_schemas(schema, path, left_out)
     kind = schema.get("x-kubernetes-list-type")
+    # Lists of these types have unique items, or unique keys.
     if kind == "set":
         form["once"] = ()
     elif kind == "map":

@@ -142,7 +142,9 @@ def apply_rules(
             if workload.whole and workload.wants_gpus and not has_pod_shape(workload.pod):
                 what = f"{workload.label}: its node selection is malformed, so no machine is searched"
                 gaps.append(UncheckedItem(workload.file, workload.line, what))
+    # Findings have the order of the files on the command line.
     order = {name: number for number, name in enumerate(reading.files)}
+    # A rule may report the same place for several pods of an object.
     unique = {
         (
             order[finding.evidence["file"]],

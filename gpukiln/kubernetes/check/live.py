@@ -70,6 +70,7 @@ def read_cluster(
                 by_namespace.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(
                     item
                 )
+    # One kind may be forbidden; if every kind fails, the cluster itself is the problem.
     if len(errors) == len(KINDS):
         raise errors[0]
     for file, objects in sorted(by_namespace.items()):

@@ -83,6 +83,7 @@ class Reading:
         Args:
             name: Of the file; its suffix decides the format, if it has one.
         """
+        # A byte order mark and Windows line ends, as editors on Windows write them.
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
         with unchecked_on_error(self.unchecked, name, 1, "the reader"):
@@ -321,6 +322,7 @@ def _is_read(path: File, below: File) -> bool:
 def _file(reading: Reading, path: File) -> None:
     name = str(path)
     try:
+        # A file that is too large must not stop the check of the others.
         if path.stat().st_size > LARGEST_FILE:
             reading.files.append(name)
             reading.unchecked.append(UncheckedItem(name, 1, f"larger than {Memory(LARGEST_FILE).shown}"))

@@ -280,6 +280,7 @@ class _Follower:
         except (UnavailableError, BusyError) as error:
             now = time.monotonic()
             self.lost_since = self.lost_since or now
+            # Permissions don't come back by waiting.
             if getattr(error.__cause__, "status", 0) == FORBIDDEN:
                 error.details = tuple(resume_hints(self.name, self.namespace, self.cluster.context))
                 raise
@@ -317,6 +318,7 @@ class _Follower:
                 self._start_reader(uid, attempt)
         if not pods and not state.has_ended(job):
             self._report_waiting_job(job)
+        # Since a pod exists, the rejections of earlier ones don't matter.
         if pods or job["spec"].get("suspend"):
             self.refused = ""
         now = time.monotonic()

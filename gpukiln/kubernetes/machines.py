@@ -141,6 +141,7 @@ def is_outside_ec2(label: str) -> bool:
     (True, False)
     """
     short = {gpus()[machine.gpu].name.replace(" ", "-") for machine in launchable_types().values()}
+    # T4 for Tesla-T4, A100 for A100-SXM4-40GB.
     short |= {name.split("-")[0] for name in short}
     bare = label.removeprefix("NVIDIA-").removeprefix("Tesla-")
     known = {product(machine.gpu) for machine in launchable_types().values()}

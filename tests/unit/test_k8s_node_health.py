@@ -252,7 +252,9 @@ def test_both_containers_together(node, tmp_path):
     (tmp_path / "token").write_text(TOKEN)
     address = f"'http://127.0.0.1:{node.server_port}'"
     text = text.replace("NodeReporter(Api())", f"NodeReporter(Api({address}, Path({str(tmp_path)!r})))")
-    text = text.replace("CHECK_INTERVAL_S, REPORT_INTERVAL_S = 60, 15", "CHECK_INTERVAL_S, REPORT_INTERVAL_S = 0.05, 0.05")
+    text = text.replace(
+        "CHECK_INTERVAL_S, REPORT_INTERVAL_S = 60, 15", "CHECK_INTERVAL_S, REPORT_INTERVAL_S = 0.05, 0.05"
+    )
     ours = program(tmp_path, f"echo '{document(state='sick')}'")[0]
     text = text.replace('"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", ', "")
     text = text.replace('"/usr/local/bin/gpukiln-gpu"', f"{ours!r},")

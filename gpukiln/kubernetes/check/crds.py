@@ -247,6 +247,7 @@ def _rule_violations(
 ) -> Iterator[Violation]:
     rule = str(validation["rule"])
     try:
+        # Compiled once: CRDs have the same rules at many places.
         program = _program(rule)
         if "oldSelf" in program.variables():  # a transition rule, for updates only
             return
@@ -306,6 +307,7 @@ def _cel_value(value: Any, schema: Mapping[str, Any]) -> Any:
         }
     if isinstance(value, list):
         return [_cel_value(item, mapping(schema.get("items"))) for item in value]
+    # JSON has 1 for 1.0, and CEL does not compare int with double.
     if schema.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and schema.get("format") == "date-time":
@@ -328,6 +330,7 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 def _duration(text: str) -> timedelta | str:
     parts = re.findall(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", text)
+    # Go's duration: parts without anything between them, such as 1h30m.
     if "".join(number + unit for number, unit in parts) != text.lstrip("+-"):
         return text
     seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)

@@ -124,8 +124,10 @@ def apply_rules(
                 continue
             try:
                 for violation in rule.check(subject, context):
+                    # --skip takes precedence over an annotation.
                     reason = skipped.get(rule.id, _skip_reason(subject, rule))
                     if reason is None:
+                        # A preference does not exclude a node, a requirement does.
                         if rule.id in UNSATISFIABLE_RULES and PREFERRED not in violation.path:
                             nowhere.setdefault(id(subject), violation.text)
                         findings.append(_finding(rule, subject, violation))

@@ -101,6 +101,7 @@ def candidates(models: Sequence[str], count: int, mig: str, arch: str) -> tuple[
     if not able:
         other = next(iter(ARCHES.keys() - {arch}))
         raise IncompatibleError(f"no instance type with {named} is {arch}", hint=f"--arch {other}")
+    # Named in the error, so that the user sees how far the request is off.
     most = max(able, key=lambda name: _gpu_capacity(able[name], mig))
     what = f"{mig} of {named}" if mig else named
     raise IncompatibleError(
@@ -200,6 +201,7 @@ def expressions(
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
     terms = [_in_expression(f"{begin}name", [ec2_label(model) for model in models])]
+    # Two boards have the same name at EC2; their memory differs.
     if any(is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
         terms.append(_in_expression(f"{begin}memory", [str(mib) for mib in sorted(memory)]))

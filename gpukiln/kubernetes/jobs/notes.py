@@ -35,6 +35,7 @@ def notes(job: GpuJob) -> Iterator[str]:
             "start; --run-as UID names another"
         )
     for name, value in job.env:
+        # A secret in a manifest is stored in etcd in plain text, and shown by kubectl describe.
         if value and redact(f"{name}={value}") != f"{name}={value}":
             yield f"--env {name}: who may read Jobs reads it; --env-secret takes it from a Secret"
     if job.spot and not any(mount.source for mount in job.mounts):

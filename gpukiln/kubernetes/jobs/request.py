@@ -129,6 +129,7 @@ def _check_names(name: str, namespace: str, nodes: int) -> None:
         )
     if namespace and not LABEL.fullmatch(namespace):
         raise UsageError(f"--namespace {namespace!r} is not valid", hint="small letters, digits and `-`")
+    # RFC 1035: names of Services begin with a letter.
     if nodes > 1 and not LABEL_1035.fullmatch(name):
         raise UsageError(
             f"--name {name!r}: with --nodes it is the name of a Service, which begins with a letter",
@@ -146,6 +147,7 @@ def _cpu(text: str, gpus: int) -> str:
     cpu = (text or str(CPU_A_GPU * gpus)).strip()
     if parse_quantity(cpu, "--cpu", "3500m or 4") * 1000 % 1:
         raise UsageError(f"--cpu {cpu}: the smallest part of a CPU is 1m", hint="such as 500m")
+    # 3G CPUs is a valid quantity, and always a mistake.
     if cpu.endswith(("k", "M", "G", "T", "P", "E", "i")):
         raise UsageError(f"--cpu {cpu} has a unit of memory", hint="such as 3500m or 4")
     return cpu
@@ -154,6 +156,7 @@ def _cpu(text: str, gpus: int) -> str:
 def _memory(memory: str, shm: str, gpus: int) -> tuple[Memory, Memory]:
     """Memory, and the shared memory in it."""
     whole = Memory.parse(memory or f"{MEMORY_A_GPU_GIB * gpus}Gi", "--memory")
+    # A smaller limit is a mistake in the unit: 512m, for example, means half a byte.
     if whole < 4 * MIB:
         raise UsageError(f"--memory {memory} is {whole.shown}, wanted 4 MiB or more", hint="such as 14GiB")
     shared = Memory.parse(shm, "--shm", zero=True) if shm.strip() else Memory(0)

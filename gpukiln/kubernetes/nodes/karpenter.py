@@ -107,7 +107,7 @@ def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> 
     key, value, effect = TAINT
     requirements = [
         _in(INSTANCE_TYPE, types),
-        # In the capacity-type label a capacity block is reserved capacity; RESERVATION_KIND distinguishes them.
+        # The capacity type of a capacity block is reserved; RESERVATION_KIND distinguishes both.
         _in(CAPACITY, ["reserved" if choice == "capacity-block" else choice for choice in group.capacity]),
         _in("kubernetes.io/arch", [group.arch]),
     ]

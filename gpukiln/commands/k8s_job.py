@@ -15,7 +15,7 @@ from gpukiln.typed import dump
 if TYPE_CHECKING:
     from gpukiln.kubernetes.cluster import Cluster
     from gpukiln.kubernetes.jobs.document import JobDocument
-    from gpukiln.kubernetes.jobs.request import GpuJob
+    from gpukiln.kubernetes.jobs.job import GpuJob
     from gpukiln.kubernetes.jobs.state import JobEnd
 
 

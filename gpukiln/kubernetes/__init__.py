@@ -25,7 +25,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpukiln.kubernetes.jobs.request import GpuJob, gpu_job
+    from gpukiln.kubernetes.jobs.job import GpuJob
+    from gpukiln.kubernetes.jobs.request import gpu_job
 
 __all__ = ["GpuJob", "gpu_job"]
 

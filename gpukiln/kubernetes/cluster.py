@@ -143,12 +143,14 @@ class Cluster:
         kind = f"{manifest['apiVersion']}/{manifest['kind']}"
         name = manifest["metadata"].get("name") or manifest["metadata"].get("generateName", "")
         path = self._path(kind, str(manifest["metadata"].get("namespace") or ""))
+        # Strict: the server rejects unknown and repeated fields instead of dropping them.
         query = {"fieldValidation": "Strict", "fieldManager": "gpukiln", "dryRun": "All" if dry_run else ""}
         created: Manifest = self._call("POST", path, f"create {manifest['kind']} {name}", query, manifest)
         return created
 
     def delete(self, kind: str, name: str, namespace: str = "") -> bool:
         """Delete an object and the objects that it owns; False if there was none."""
+        # The garbage collector then deletes the pods of a Job as well.
         options = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         try:
             self._call("DELETE", self._path(kind, namespace, name), f"delete {kind} {name}", body=options)
@@ -188,6 +190,7 @@ class Cluster:
             raise UnavailableError(error.message) from error
         rest = b""
         with contextlib.closing(answer), self._translated(what):
+            # Decoded line by line: a chunk may end within a character of UTF-8.
             for chunk in answer.stream(4096):
                 *lines, rest = (rest + chunk).split(b"\n")
                 for line in lines:
@@ -260,9 +263,13 @@ class Cluster:
                 header_params={"Accept": "*/*" if path.endswith("/log") else "application/json"}
                 | ({"Content-Type": "application/json"} if body else {}),
                 body=body,
+                # The only authentication scheme of the generated client; client certificates belong to the
+                # connection.
                 auth_settings=["BearerToken"],
+                # The answer is streamed: logs have no end, and lists are read with a limit.
                 _preload_content=False,
                 _return_http_data_only=True,
+                # A followed log may be silent for hours.
                 _request_timeout=(CONNECT_S, None if endless else ANSWER_S),
             )
             return answer
@@ -341,6 +348,7 @@ def _load(settings: client.Configuration, context: str, kubeconfig: str) -> tupl
     ]
     files = files or [Path("~/.kube/config").expanduser()]
     if not any(file.is_file() for file in files):
+        # The kubelet sets this variable in every pod. A named context is never replaced by the pod's account.
         if not kubeconfig and not context and "KUBERNETES_SERVICE_HOST" in os.environ:
             return _load_in_cluster(settings)
         raise UnavailableError(

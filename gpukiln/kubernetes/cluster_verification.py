@@ -100,6 +100,7 @@ def gather_cluster_facts(
     _check_selector(options)
     mark = secrets.token_hex(4)
     namespace = options.namespace or cluster.namespace
+    # An earlier test that was killed may have left finished pods.
     _remove(cluster, namespace, "pods of earlier tests", say, ended=True)
     nodes = _nodes(cluster, options)
     total = sum(node["allocatable"] for node in nodes)
@@ -109,6 +110,7 @@ def gather_cluster_facts(
             f"all {total} {options.resource} of the nodes with {options.selector} are in use by pods",
             hint="`kubectl get pods -A -o wide` shows the pods; --node-selector selects other nodes",
         )
+    # With one free GPU, a second pod would wait for ever.
     two = not nodes or free > 1
     names = {"granted": 1, "without": 0, **({"other": 1} if two else {})}
     pods = {name: VerificationPod(f"gpukiln-test-{mark}-{name}", asked) for name, asked in names.items()}
@@ -179,11 +181,13 @@ def pod_manifest(
         "spec": {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": int(deadline_s),
+            # `sleep` as PID 1 ignores SIGTERM, so a longer period only delays the removal.
             "terminationGracePeriodSeconds": 1,
             "automountServiceAccountToken": False,
             **({"runtimeClassName": options.runtime_class} if options.runtime_class else {}),
             **({"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}),
             "nodeSelector": {key: value for key, _, value in labels},
+            # The test pod without a GPU gets no toleration from EKS.
             "tolerations": [{"key": GPU, "operator": "Exists"}],
             "securityContext": {
                 "runAsNonRoot": True,

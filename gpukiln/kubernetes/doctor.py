@@ -138,6 +138,7 @@ def diagnose(cluster: Cluster, pod: str = "", namespace: str = "") -> Diagnosis:
     else:
         looked, findings = _diagnose_cluster(seen, _refused_workloads(cluster))
     unique = {(finding.id, finding.object, finding.message): finding for finding in findings}
+    # Stable: findings of the same severity keep the order of the checks.
     ordered = sorted(unique.values(), key=lambda finding: SEVERITIES.index(finding.severity))
     return Diagnosis(cluster.context, looked, tuple(ordered))
 
@@ -259,11 +260,13 @@ def node_findings(seen: ClusterState, node: Manifest) -> Iterator[Finding]:
     meta, status = node["metadata"], node["status"]
     labels, name = meta.get("labels", {}), _name(node)
     offered = _count(status.get("allocatable", {}))
+    # Capacity: what the plugin registered; allocatable: without its unhealthy GPUs.
     registered = _count(status.get("capacity", {}))
     counted = labels.get(f"{GPU}.count", "")
     plugins = [
         pod for pod in seen.pods if pod["spec"].get("nodeName") == meta["name"] and is_plugin(pod["spec"])
     ]
+    # After an update the old pod may still be listed as failed.
     plugin = max(plugins, key=lambda pod: (_is_active(pod), _creation_time(pod)), default=None)
     if GPU_PRESENT not in labels:
         yield _finding(
@@ -426,6 +429,8 @@ def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
             f'limits: {{{GPU}: "1"}}',
         )
     for container in containers(spec):
+        # The plugin sets the variables in the container, not in the pod's spec: one in the spec is the
+        # user's.
         set_by_hand = [env for env in container.get("env", ()) if env["name"] in VARIABLES]
         if set_by_hand and gpus_requested(spec):
             said = ", ".join(f"{env['name']}={env.get('value', '...')}" for env in set_by_hand)
@@ -449,6 +454,7 @@ def pod_findings(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
 
 def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name, spec = _name(pod), pod["spec"]
+    # A pod with a gate is not given to the scheduler at all (KEP-3521), so nothing else can be said of it.
     gates = [gate["name"] for gate in spec.get("schedulingGates", ())]
     if gates:
         yield _finding(
@@ -461,6 +467,7 @@ def _scheduling_problems(seen: ClusterState, pod: Manifest) -> Iterator[Finding]
         )
         return
     said = _scheduler_says(seen, pod)
+    # The scheduler only counts reasons (0/9 nodes are available: ...); the nearest node shows what to change.
     best = nearest(spec, seen.nodes, seen.pods)
     if best is None:
         yield _finding(
@@ -516,6 +523,7 @@ def _scheduler_says(seen: ClusterState, pod: Manifest) -> str:
 def _unexplained_wait(name: str, spec: Mapping[str, Any], said: str, node: str) -> Finding:
     """A pod that fits a node by all that is evaluated here; the scheduler's own message takes precedence."""
     claims = [claim["name"] for claim in spec.get("resourceClaims") or ()]
+    # DRA claims: the scheduler only considers a pod when all of its claims exist.
     if claims and not said:  # dynamicresources.go: PreEnqueue, which leaves neither condition nor event
         said = (
             f"no message of the scheduler, which waits until each resource claim exists: {', '.join(claims)}"
@@ -564,6 +572,7 @@ def _kubelet_refusal(pod: Manifest) -> Iterator[Finding]:
 
 def _container_failures(seen: ClusterState, pod: Manifest) -> Iterator[Finding]:
     name = _name(pod)
+    # To name init containers as such.
     before = {init_container["name"] for init_container in pod["spec"].get("initContainers") or ()}
     for container_status in _statuses(pod):
         failure = _failure(container_status)
@@ -622,6 +631,7 @@ def _unexplained(seen: ClusterState, pod: Manifest) -> Finding:
         _waiting(pod) or ", ".join(states),
         *(_event_words(event) for event in (warnings or events)[-SHOWN_EVENTS:]),
     ]
+    # A pod that was just created has neither warnings nor a waiting container.
     bad = phase != "Pending" or bool(warnings) or bool(_waiting(pod))
     return _finding(
         "pod-not-running",
@@ -797,6 +807,7 @@ def _finding(id: str, severity: Severity, about: str, seen: str, cause: str, fix
 
 def has_gpus(node: Manifest) -> bool:
     labels = node["metadata"].get("labels", {})
+    # The device plugin and all checks here are NVIDIA's.
     amd = "amd" in labels.get("karpenter.k8s.aws/instance-gpu-manufacturer", "")
     named = labels.get(GPU_PRESENT) == "true" or any(labels.get(label) for label in GPU_NODE_LABELS)
     return not amd and (named or bool(_count(node["status"].get("capacity", {}))))
@@ -815,6 +826,7 @@ def is_plugin(spec: Mapping[str, Any]) -> bool:
 def _is_plugin_container(container: Mapping[str, Any]) -> bool:
     """Whether a container is the plugin itself: feature discovery and others use the same image."""
     line = " ".join((*(container.get("command") or ()), *(container.get("args") or ())))
+    # Programs in the same image that are not the plugin itself.
     other = re.search("gpu-feature-discovery|config-manager|mps-control-daemon", line)
     return "k8s-device-plugin" in container.get("image", "") and not other
 
@@ -836,6 +848,7 @@ def _find_target(
     for pod in seen.pods:
         if (pod["metadata"]["namespace"], pod["metadata"]["name"]) == (namespace, name):
             return [], pod
+    # Names of pods end in random letters: users often type only the beginning.
     near = [_name(pod) for pod in seen.pods if name in pod["metadata"]["name"]]
     raise UsageError(
         f"no pod {text} in namespace {namespace}",
@@ -853,6 +866,7 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
                 meta["name"], meta["namespace"], container=container, previous=previous, tail=LOG_LINES
             )
         )
+    # The API server answers 400 until the container has started.
     except BusyError:  # the container has not started
         return ""
     except UnavailableError as error:
@@ -863,6 +877,7 @@ def _log(cluster: Cluster, pod: Manifest, container: str, *, previous: bool) -> 
 def _events(cluster: Cluster, manifest: Manifest) -> list[Manifest]:
     """Events of an object, the oldest first."""
     meta = manifest["metadata"]
+    # By name and not by UID: events of a node have its name as the UID.
     fields = f"involvedObject.kind={manifest['kind']},involvedObject.name={meta['name']}"
     try:
         return sorted(cluster.list("Event", meta["namespace"], fields=fields), key=_event_time)
@@ -883,6 +898,7 @@ def _event_words(event: Manifest) -> str:
 
 def _kueue_conditions(cluster: Cluster, manifest: Manifest) -> list[Manifest] | None:
     meta = manifest["metadata"]
+    # Kueue's Workload belongs to the Job, of which the pod is a part.
     uids = {meta["uid"], *(owner["uid"] for owner in workloads.owners(manifest))}
     try:
         return workloads.kueue_conditions(cluster, meta["namespace"], uids)

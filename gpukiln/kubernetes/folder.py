@@ -62,6 +62,7 @@ def write(folder: Path | None, files: Mapping[str, str]) -> Rendering:
         same = before == text.encode()
         if not same:
             path.parent.mkdir(parents=True, exist_ok=True)
+            # Not 0600: the files are meant for a repository.
             write_atomic(path, text, mode=0o644)
         rendered.append(RenderedFile(name, text, "new" if before is None else "same" if same else "changed"))
     there = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

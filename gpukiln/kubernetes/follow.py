@@ -27,7 +27,7 @@ from gpukiln.typed import unknown
 from gpukiln.units import Duration
 
 if TYPE_CHECKING:
-    from gpukiln.kubernetes.jobs.request import GpuJob
+    from gpukiln.kubernetes.jobs.job import GpuJob
 
 LOCAL_QUEUE = "kueue.x-k8s.io/v1beta2/LocalQueue"
 POLL_S = 1.0
@@ -82,6 +82,7 @@ def submit(cluster: Cluster, job: GpuJob, say: WriteLine, *, replace_ended: bool
     try:
         for service in services:
             _create_service(cluster, service, created, namespace)
+    # Ctrl-C as well: a Job without its Service would wait for its other pods until its deadline.
     except BaseException:
         cluster.delete("Job", job.name, namespace)
         raise
@@ -129,6 +130,7 @@ def _create_service(cluster: Cluster, service: Manifest, owner: Manifest, namesp
                 hint="try again later",
             )
         time.sleep(0.2)
+    # The garbage collector deletes the Service together with its owner.
     mine = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     cluster.create({**service, "metadata": {**service["metadata"], "ownerReferences": [mine]}})
 
@@ -263,6 +265,7 @@ class _Follower:
                 hint="`kubectl get events` may show the reason; its pods are deleted with it",
             )
         pods = self.cluster.list("Pod", self.namespace, labels=f"{JOB_NAME}={self.name}")
+        # A deleted Job of the same name may still have pods.
         owned = [pod for pod in pods if _is_owned_by(pod, job)]
         return job, sorted(owned, key=_age)
 
@@ -277,6 +280,7 @@ class _Follower:
         except (UnavailableError, BusyError) as error:
             now = time.monotonic()
             self.lost_since = self.lost_since or now
+            # Permissions don't come back by waiting.
             if getattr(error.__cause__, "status", 0) == FORBIDDEN:
                 error.details = tuple(resume_hints(self.name, self.namespace, self.cluster.context))
                 raise
@@ -314,6 +318,7 @@ class _Follower:
                 self._start_reader(uid, attempt)
         if not pods and not state.has_ended(job):
             self._report_waiting_job(job)
+        # Since a pod exists, the rejections of earlier ones don't matter.
         if pods or job["spec"].get("suspend"):
             self.refused = ""
         now = time.monotonic()
@@ -447,6 +452,7 @@ class _Follower:
             self.readers[other] for other in self.readers if self.attempts[other].index == attempt.index
         ]
         args = (uid, attempt.pod, begin, before)
+        # A reader that hangs in a connection must not keep the process alive.
         reader = self.readers[uid] = threading.Thread(target=self._read_log, args=args, daemon=True)
         reader.start()
 
@@ -479,6 +485,7 @@ class _Follower:
                     if not (gone and whole):
                         self.notes.append(f"the log of {pod} is incomplete: {error.message}")
                     return
+            # A container may end between two connections; its log stays readable.
             time.sleep(min(self.patience.poll_s, 0.5))
 
     def _drain(self, for_s: float) -> None:

@@ -64,6 +64,7 @@ def allocatable(name: str) -> dict[str, Decimal]:
     """
     machine = instance_type(name)
     cores, (_, memory) = machine.vcpu, capacity(name)
+    # Millicores: 6 % of the first core, 1 % of the second, 0.5 % of the next two, 0.25 % of the rest.
     kept = 60 + 10 * (cores > 1) + 5 * max(min(cores, 4) - 2, 0) + Decimal("2.5") * max(cores - 4, 0)
     return {
         "cpu": cores - Decimal(math.ceil(kept)) / 1000,
@@ -140,6 +141,7 @@ def is_outside_ec2(label: str) -> bool:
     (True, False)
     """
     short = {gpus()[machine.gpu].name.replace(" ", "-") for machine in launchable_types().values()}
+    # T4 for Tesla-T4, A100 for A100-SXM4-40GB.
     short |= {name.split("-")[0] for name in short}
     bare = label.removeprefix("NVIDIA-").removeprefix("Tesla-")
     known = {product(machine.gpu) for machine in launchable_types().values()}

@@ -19,6 +19,7 @@ class _Dumper(yaml.SafeDumper):
     def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:  # noqa: ARG002 - PyYAML's
         super().increase_indent(flow, indentless=False)
 
+    # Anchors and aliases are hard to read, and users edit these files.
     def ignore_aliases(self, _: Any) -> bool:
         return True
 
@@ -45,7 +46,13 @@ def dump(*objects: Mapping[str, Any], head: Iterable[str] = ()) -> str:
     """
     comment = "".join(f"# {line}".rstrip() + "\n" for line in head)
     return comment + yaml.dump_all(
-        objects, Dumper=_Dumper, sort_keys=False, explicit_start=True, width=110, allow_unicode=True
+        # `---` at the start: files can be concatenated.
+        objects,
+        Dumper=_Dumper,
+        sort_keys=False,
+        explicit_start=True,
+        width=110,
+        allow_unicode=True,
     )
 
 

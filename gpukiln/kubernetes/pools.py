@@ -188,6 +188,7 @@ def other_types(node_pool: Mapping[str, Any]) -> list[str]:
 
 def pool_of_nodes(nodes: Sequence[Manifest]) -> Pool:
     """A pool of the live nodes that offer GPUs."""
+    # Only nodes whose device plugin runs offer GPUs; others are the doctor's topic.
     offering = [node for node in nodes if amount(node["status"].get("allocatable", {}).get(GPU, "0"))]
     drivers = {
         node["metadata"].get("labels", {}).get("nvidia.com/cuda.driver-version.full", "") for node in offering
@@ -296,6 +297,7 @@ def _requested_labels(spec: Spec) -> dict[str, tuple[str, ...]]:
     return labels
 
 
+# A check of a folder asks for the same node of the same pool for each pod.
 @lru_cache(maxsize=4096)
 def _node(pool: Pool, name: str) -> Manifest:
     known = node_classes.allocatable(name, pool.node_class) if pool.node_class else machines.allocatable(name)

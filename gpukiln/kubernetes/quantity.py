@@ -29,6 +29,7 @@ def quantity(value: Any) -> Decimal | None:
     Args:
         value: "500m", "16Gi", 8, 0.5, "1e3".
     """
+    # In Python bool is an int; in YAML `true` is no quantity.
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
     return _parse(str(value))

@@ -156,5 +156,6 @@ def _binding_name(*parts: str) -> str:
     RBAC accepts any path segment as a name, colons included (apimachinery, pkg/api/validation/path).
     """
     whole = ":".join(filter(None, parts))
+    # A name is a segment of the API's path, where / and % are not allowed.
     plain = re.sub("[/%]", "-", whole)
     return plain if plain == whole else f"{plain}:{hashlib.sha256(whole.encode()).hexdigest()[:8]}"

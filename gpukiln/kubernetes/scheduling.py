@@ -68,7 +68,9 @@ def requests(spec: Spec) -> dict[str, Decimal]:
             )
     for container in spec.get("containers") or ():
         _add(total, _container_requests(container))
+    # Init containers run one after the other: the largest one counts, and not their sum.
     _most(total, peak)
+    # After the containers and before the overhead, as in component-helpers' PodRequests.
     total |= _pod_level_requests(spec, total)
     _add(total, {key: amount(value) for key, value in _part(spec, "overhead").items()})
     return total

@@ -55,6 +55,7 @@ def symptom_in(text: str, table: tuple[Symptom, ...]) -> tuple[Symptom, str] | N
     return None
 
 
+# In two tables: the program fails with it, or the runtime already rejects the container.
 DRIVER_TOO_OLD = Symptom(
     r"(?i)CUDA driver version is insufficient|unsatisfied condition: cuda|"
     r"forward compatibility was attempted|The NVIDIA driver on your system is too old",

@@ -261,7 +261,7 @@ def test_nor_another_node(agent: health_agent.Api, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(agent, "node", agent.node.replace(OURS, "g4dn.4xlarge"))
     with pytest.raises(HTTPError) as refused:
         agent.patch("/status", {"status": {"conditions": [PROBLEM]}}, "strategic-merge")
-    assert "the node that it runs on" in json.load(refused.value)["message"]
+    assert "no node but its own" in json.load(refused.value)["message"]
 
 
 @pytest.mark.usefixtures("agent")

@@ -253,9 +253,7 @@ def test_work_that_takes_too_long_ends_at_the_limit(judge: Callable[[str, str, i
 def test_what_stands_behind_a_commands_limit_is_named() -> None:
     reading = Reading()
     reading.text(f"#!/bin/sh\nls\nkubectl run {'a' * LONGEST_COMMAND}\n", "a.sh")
-    assert reading.unchecked == [
-        UncheckedItem("a.sh", 3, "longer than 32 KiB: what stands behind is not looked at")
-    ]
+    assert reading.unchecked == [UncheckedItem("a.sh", 3, "longer than 32 KiB: the rest is not checked")]
 
 
 @pytest.mark.parametrize(

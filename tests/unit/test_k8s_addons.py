@@ -232,7 +232,7 @@ def test_nodes_choose_by_label_and_the_chart_does_not_overrule_them(example):
         ("time-slicing:1", "wanted 2 or more"),
         ("time-slicing:x", "no number"),
         ("mps:49", "at most 48"),
-        ("mig-single:4", "MPS and MIG exclude each other"),
+        ("mig-single:4", "the size of a MIG device is its profile"),
         ("none:2", "whole GPUs"),
         ("time-slicing:4+mps:4", "in one way"),
         ("timeslicing:4", "did you mean time-slicing"),
@@ -262,7 +262,7 @@ def test_sharing_that_makes_no_sense_is_refused(how, why):
             Settings(sharing=SharingSettings("mps", 4), flavors=(queue.parse_flavor("m60", "karpenter"),)),
             "older than Volta",
         ),
-        (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.5gb"),)), "mig-mixed alone"),
+        (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/mig-1g.5gb"),)), "only with mig-mixed"),
         (Settings(flavors=(Flavor("a", {"b": "c"}, "nvidia.com/gpus"),)), "wanted nvidia.com/gpu or a MIG"),
         (Settings(named_sharing={"default": SharingSettings()}), "all other nodes"),
         (Settings(named_sharing={"a": SharingSettings("mps", 1)}), "sharing of a by mps"),
@@ -478,13 +478,13 @@ VISION = Team("vision", {"gpu": 4})
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        (Settings(), "no team is named"),
-        (Settings(kubernetes="1.33", teams=(VISION,)), "made for Kubernetes 1.34"),
+        (Settings(), "needs a team"),
+        (Settings(kubernetes="1.33", teams=(VISION,)), "needs Kubernetes 1.34"),
         (Settings(teams=(VISION, VISION)), "vision is named twice"),
         (Settings(teams=(Team("a", {"t4": 1}),)), "unknown flavor of team a 't4'"),
         (Settings(teams=(Team("a", {"gpu": 0}),)), "no team has a GPU"),
-        (Settings(teams=(Team("kube-system", {"gpu": 1}),)), "namespace of something else"),
-        (Settings(teams=(Team("gpu-system", {"gpu": 1}),)), "namespace of something else"),
+        (Settings(teams=(Team("kube-system", {"gpu": 1}),)), "use a namespace whose privileged pods"),
+        (Settings(teams=(Team("gpu-system", {"gpu": 1}),)), "use a namespace whose privileged pods"),
     ],
 )
 def test_queues_that_would_start_nothing_are_refused(settings, why):
@@ -589,11 +589,11 @@ def test_the_hooks_find_what_they_source_where_they_are_mounted(example, tmp_pat
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (replace(RUNNERS, image="registry.example/runner-gpu:latest"), "a tag can move"),
-        (replace(RUNNERS, url="github.com/o/r"), "wanted the address"),
-        (replace(RUNNERS, url="https://github.com/"), "wanted the address"),
+        (replace(RUNNERS, image="registry.example/runner-gpu:latest"), "a tag can change"),
+        (replace(RUNNERS, url="github.com/o/r"), "wanted the URL"),
+        (replace(RUNNERS, url="https://github.com/"), "wanted the URL"),
         (replace(RUNNERS, flavor="t4"), "unknown flavor of the runners"),
-        (None, "nothing is said about runners"),
+        (None, "needs --runners and --image"),
     ],
 )
 def test_runners_that_would_not_run_are_refused(wrong, why):
@@ -669,7 +669,7 @@ def test_options_go_before_files_and_later_files_before_earlier(typed, tmp_path)
         (("--team", "vision"), 2, "can't read --team"),
         (("--team", "Vision=4"), 2, "small letters"),
         (("--team", "vision=t4:4"), 2, "unknown flavor of team vision"),
-        (("--flavor", "t4", "--flavor", "h100", "--team", "vision=4"), 2, "of which flavor"),
+        (("--flavor", "t4", "--flavor", "h100", "--team", "vision=4"), 2, "names no flavor"),
         (("--flavor", "t4", "--team", "vision=t4:four"), 2, "can't read 't4:four'"),
         (("--kubernetes", "1.33", "--team", "vision=4"), 3, "--only"),
         (("--kubernetes", "v1.35"), 2, "minor version"),
@@ -679,7 +679,7 @@ def test_options_go_before_files_and_later_files_before_earlier(typed, tmp_path)
         (("--runners", "https://github.com/o/r", "--image", "x:latest"), 2, "docker.push"),
         (("--only", "queue"), 2, "--team vision=4"),
         (("--values", "nowhere.yaml"), 2, "nowhere.yaml"),
-        (("--namespace", "default"), 2, "charts refuse it"),
+        (("--namespace", "default"), 2, "charts refuse this namespace"),
         (("--region", "us-west-22"), 2, "us-west-2"),
         (("--sharing", "Notebooks=mps:4"), 2, "small letters"),
         (("--flavor", "t4", "--team", "vision=t4:1,t4:2"), 2, "names t4 twice"),

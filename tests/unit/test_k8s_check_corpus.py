@@ -72,8 +72,8 @@ def test_every_known_fault_of_the_guides_is_found(guides, guide, rule, words):
 @pytest.mark.parametrize(
     ("guide", "machine", "words"),
     [
-        ("eks.txt", "g4dn.xlarge", "Insufficient cpu: 4 asked, 3770m left"),
-        ("kubernetes.txt", "g4dn.2xlarge", "Insufficient cpu: 8 asked, 7760m left"),
+        ("eks.txt", "g4dn.xlarge", "Insufficient cpu: 4 requested, 3770m left"),
+        ("kubernetes.txt", "g4dn.2xlarge", "Insufficient cpu: 8 requested, 7760m left"),
     ],
 )
 def test_what_a_guide_asks_of_a_machine_does_not_fit_it(guide, machine, words):

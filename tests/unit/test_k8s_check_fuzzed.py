@@ -79,7 +79,7 @@ def test_no_form_of_a_field_ends_a_rule(field: tuple[int, Path], value: Any) -> 
     report = checked(dump(*replaced(EXAMPLES[which], path, value)))
     assert list(output.lines(report))
     assert output.code_scanning(report)
-    assert not [one for one in report.unchecked if "could not read" in one.reason]
+    assert not [one for one in report.unchecked if "failed on this document" in one.reason]
 
 
 def checked(*texts: str) -> CheckReport:
@@ -120,13 +120,13 @@ FORMS = [
 @pytest.mark.parametrize("text", FORMS)
 def test_a_pod_that_is_not_placed_is_a_note(text: str) -> None:
     [note] = checked(text).unchecked
-    assert note.reason == "Pod p: no machine is looked for: what it selects nodes by has another form"
+    assert note.reason == "Pod p: its node selection is malformed, so no machine is searched"
 
 
 @pytest.mark.parametrize("text", [*FORMS, POD % "overhead: {cpu: 1000000000000000000000000000000}", POOL])
 def test_what_people_write_wrong_leaves_the_others_their_findings(text: str) -> None:
     report = checked(text, POD % "restartPolicy: Sometimes")
-    assert not [one for one in report.unchecked if "could not read" in one.reason]
+    assert not [one for one in report.unchecked if "failed on this document" in one.reason]
     assert "1.yaml" in {one.evidence["file"] for one in report.findings}
     assert [one.file for one in report.placed if one.on] == ["1.yaml"]
 
@@ -143,9 +143,9 @@ def test_a_rule_that_fails_is_a_note_and_the_others_go_on(monkeypatch: pytest.Mo
     report = checked(POD % "restartPolicy: Sometimes", POD % "x: 1")
     assert [(one.file, one.line) for one in report.unchecked] == [("0.yaml", 1), ("1.yaml", 1)] * 2
     assert report.unchecked[0].reason == (
-        "rule schema could not read this document; please report it with the document (KeyError: 'key')"
+        "rule schema failed on this document; please report that with the document (KeyError: 'key')"
     )
-    assert "the search for machines could not read this document" in report.unchecked[2].reason
+    assert "the search for machines failed on this document" in report.unchecked[2].reason
     assert report.counts.unchecked == 4
     assert {one.evidence["file"] for one in report.findings} == {"0.yaml", "1.yaml"}
 
@@ -161,5 +161,5 @@ def test_a_document_that_the_reader_fails_on_is_a_note(monkeypatch: pytest.Monke
     monkeypatch.setattr(Reading, "_container", fails)
     pod = POD % "restartPolicy: Sometimes"
     report = checked(f"{pod}---\n{pod.replace('name: p', 'name: other')}")
-    assert "the reader could not read this document" in report.unchecked[0].reason
+    assert "the reader failed on this document" in report.unchecked[0].reason
     assert "Pod other" in {one.object for one in report.findings}

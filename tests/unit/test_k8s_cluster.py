@@ -125,7 +125,7 @@ def test_rights_that_are_missing_name_the_command_that_prints_them(server):
 
 def test_a_token_that_is_no_good(server, tmp_path, monkeypatch):
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path, token=TOKEN[:-1])))
-    with pytest.raises(UnavailableError, match="does not accept who context double says you are") as told:
+    with pytest.raises(UnavailableError, match="does not accept the credentials of context double") as told:
         Cluster().list("Pod")
     assert "sign in again" in told.value.hint
 
@@ -164,7 +164,7 @@ def test_kubeconfigs_that_cannot_be_used(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
-    with pytest.raises(UnavailableError, match=r"no kubeconfig: .*\.kube/config is not there"):
+    with pytest.raises(UnavailableError, match=r"no kubeconfig: .*\.kube/config does not exist"):
         Cluster()
     with pytest.raises(UnavailableError, match="no kubeconfig: /nowhere"):
         Cluster(kubeconfig="/nowhere")

@@ -245,7 +245,7 @@ def test_what_cannot_be_removed_is_told_and_ends_by_itself(server, judged, capsy
     server.add(node("n-1"))
     server.faults += [Fault("delete", "pods", 500) for _ in range(9)]
     judged("cluster.pod-starts", 5.0)
-    assert "could not be removed, and end by themselves" in capsys.readouterr().out
+    assert "could not be deleted and end at their deadline" in capsys.readouterr().out
     assert {pod["spec"]["activeDeadlineSeconds"] for pod in server.all("pods")} == {305}
 
 
@@ -318,7 +318,7 @@ def test_a_program_that_breaks_is_told(server, judged):
         return Outcome(127, message="python3: not found")
 
     server.behave = broken
-    assert "ended with 127: python3: not found" in judged("compute.kernel")[1]
+    assert "exited with 127: python3: not found" in judged("compute.kernel")[1]
 
 
 def test_each_account_has_bindings_of_its_own():

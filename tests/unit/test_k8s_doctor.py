@@ -214,7 +214,7 @@ def condition(kind, status, reason="R", message="m"):
         (
             no_plugin,
             "no-device-plugin",
-            "none of 0 DaemonSets runs NVIDIA's device plugin, and no nvidia.com/gpu is",
+            "none of 0 DaemonSets runs NVIDIA's device plugin, and",
         ),
         (
             lambda s: s.add(plugin(0, 0, nodeSelector={"nvidia.com/gpu": "true"})),
@@ -388,7 +388,7 @@ def on_an_old_driver(server):
         (
             lambda s: s.add(pod(gpus=2, place="")),
             "no-node-fits",
-            "Nearest is gpu-1: Insufficient nvidia.com/gpu: 2 asked, 1 left",
+            "The nearest node is gpu-1: Insufficient nvidia.com/gpu: 2 requested, 1 left",
         ),
         (
             lambda s: s.add(pod(place="", nodeSelector={"accelerator": "nvidia-tesla-v100"})),
@@ -398,13 +398,13 @@ def on_an_old_driver(server):
         (
             lambda s: s.add(pod(place="")),
             "not-scheduled-yet",
-            "gpu-1 has room for it by what is counted here",
+            "gpu-1 has the requested resources",
         ),
         # messages of kube-scheduler, pkg/scheduler/framework/plugins
         (
             refused("0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."),
             "pod-affinity",
-            "gpu-1 has room",
+            "gpu-1 has the requested resources",
         ),
         (
             refused("0/2 nodes are available: 2 node(s) didn't satisfy existing pods anti-affinity rules."),
@@ -454,7 +454,7 @@ def on_an_old_driver(server):
                 "0/2 nodes are available: 2 Insufficient memory.", resources={"requests": {"memory": "32Gi"}}
             ),
             "no-node-fits",
-            "Insufficient memory: 32768Mi asked, 15000Mi left",
+            "Insufficient memory: 32768Mi requested, 15000Mi left",
         ),
         # kubernetes/kubernetes#130145; pkg/kubelet/lifecycle/predicate.go; pkg/kubelet/eviction/helpers.go
         (
@@ -586,13 +586,13 @@ def test_a_claim_that_is_not_there_leaves_the_scheduler_silent(server):
     claimed = {"resourceClaims": [{"name": "gpu", "resourceClaimName": "mine"}]}
     server.add(pod(gpus=0, place="", **claimed))
     server.objects["pods", "default", "train"]["status"]["conditions"] = []
-    assert "waits for each resource claim to be there: gpu" in rules("train")["resource-claim"].message
+    assert "waits until each resource claim exists: gpu" in rules("train")["resource-claim"].message
 
 
 def test_who_has_the_gpu_is_named(server):
     server.add(pod("other"))
     server.add(pod(place=""))
-    assert "its GPUs are with Pod default/other" in rules("train")["no-node-fits"].message
+    assert "its GPUs are used by Pod default/other" in rules("train")["no-node-fits"].message
 
 
 def test_a_pod_that_waits_is_found_without_its_name(server):
@@ -782,7 +782,7 @@ def test_what_kueue_holds_back_is_said_in_its_words(server, kind, api, spec):
             },
             "admission check capacity is Pending: no node yet",
         ),
-        ({}, "is there a queue gpu?"),
+        ({}, "check that the queue gpu exists"),
     ],
 )
 def test_other_reasons_of_kueue(server, status, words):
@@ -848,7 +848,7 @@ def test_pods_are_found_through_what_makes_them(server):
             "workload-failed",
             "jobDeploymentStatus is Failed: AppFailed: driver exited with 1",
         ),
-        ("Deployment", "apps/v1", {}, "no-pods", "neither conditions nor events say why"),
+        ("Deployment", "apps/v1", {}, "no-pods", "it has neither conditions nor events"),
     ],
 )
 def test_what_ended_or_has_no_pod_is_not_well(server, kind, api, status, rule, words):
@@ -912,7 +912,7 @@ def test_commands(server, capsys, monkeypatch, tmp_path):
     said = json.loads(out)
     assert (code, said["schema"], said["findings"][0]["id"]) == (1, doctor.SCHEMA, "no-node-fits")
     code, out, _ = typed("k8s.doctor", "train")
-    assert "cause  no node fits all that the pod asks for" in out
+    assert "cause  no node has all that the pod requests" in out
     code, _, err = typed("k8s.doctor", "trai")
     assert (code, "did you mean default/train?" in err) == (2, True)
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))

@@ -221,16 +221,16 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"image": "localhost:5000/train"}, RefusedError, "no tag", "--allow-latest"),
         ({"gpu_model": "T5"}, UsageError, "unknown GPU 'T5'", ""),
         ({"gpu_model": "T4:2"}, UsageError, "'T4:2' is no GPU", "--gpus"),
-        ({"gpu_model": "K80"}, IncompatibleError, "nobody sells Tesla K80", "instead: g4dn"),
+        ({"gpu_model": "K80"}, IncompatibleError, "EC2 launches no machine with Tesla K80", "instead: g4dn"),
         ({"gpu_model": "A40"}, IncompatibleError, "no instance type of EC2 has A40", "--product"),
-        ({"gpu_model": "V520"}, UsageError, "no GPU of NVIDIA", "plugin"),
+        ({"gpu_model": "V520"}, UsageError, "no NVIDIA GPU", "plugin"),
         (
             {"gpu_model": "L4", "gpus": 9},
             IncompatibleError,
-            "no instance type has 9 L4: the most is 8",
+            "no instance type has 9 L4: g6.48xlarge has the most, 8",
             "--nodes",
         ),
-        ({"gpus": 17}, IncompatibleError, "the most is 8", "--nodes"),
+        ({"gpus": 17}, IncompatibleError, "has the most, 8", "--nodes"),
         ({"gpu_model": "T4G", "arch": "x86_64"}, IncompatibleError, "no instance type with T4G", "arm64"),
         ({"arch": "amd64"}, UsageError, "--arch 'amd64'", "x86_64"),
         ({"gpus": 0}, UsageError, "--gpus 0", ""),
@@ -238,14 +238,14 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"retries": -1}, UsageError, "--retries -1", ""),
         ({"give_up": [256]}, UsageError, "--give-up '256'", "1 to 255"),
         ({"cpu": "3.5x"}, UsageError, "--cpu '3.5x' is no quantity", "3500m"),
-        ({"cpu": "0.0001"}, UsageError, "least part", "500m"),
+        ({"cpu": "0.0001"}, UsageError, "smallest part", "500m"),
         ({"cpu": "4Gi"}, UsageError, "unit of memory", "3500m"),
-        ({"cpu": "-1"}, UsageError, "not more than nothing", "3500m"),
+        ({"cpu": "-1"}, UsageError, "not above 0", "3500m"),
         ({"memory": "much"}, UsageError, "--memory 'much' is no amount of memory", "24GiB"),
         ({"memory": "512m"}, UsageError, "no amount of memory", "512Mi? m is a thousandth of a byte"),
         ({"memory": "14"}, UsageError, "too little to be meant as MiB", "14GiB"),
         ({"memory": "14KiB"}, UsageError, "14 KiB, wanted 4 MiB or more", "14GiB"),
-        ({"memory": "2Gi", "shm": "2Gi"}, UsageError, "leaves nothing", "less --shm"),
+        ({"memory": "2Gi", "shm": "2Gi"}, UsageError, "leaves nothing", "lower --shm"),
         ({"gpu_model": "T4", "memory": "400Gi"}, IncompatibleError, "g4dn.metal has", "--memory"),
         ({"instance_type": "g4dn.xlarge", "cpu": "4"}, IncompatibleError, "3.92 CPUs", "--cpu"),
         ({"instance_type": "g4dn.xlarge,g5.2xlarge", "cpu": "5"}, IncompatibleError, "g4dn.xlarge", "--cpu"),
@@ -258,12 +258,12 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"name": "1st", "nodes": 2}, UsageError, "begins with a letter", "job-1st"),
         ({"name": "a" * 62, "nodes": 12}, UsageError, "too long", "at most 60"),
         ({"namespace": "A"}, UsageError, "--namespace", "small"),
-        ({"env": ["CUDA_VISIBLE_DEVICES=0"]}, RefusedError, "numbered from 0", "leave it out"),
-        ({"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, RefusedError, "every GPU of the node", "leave it out"),
+        ({"env": ["CUDA_VISIBLE_DEVICES=0"]}, RefusedError, "numbered from 0", "remove it"),
+        ({"env": ["NVIDIA_VISIBLE_DEVICES=all"]}, RefusedError, "every GPU of the node", "remove it"),
         ({"env": ["A"]}, UsageError, "no `=`", "NAME=value"),
         ({"env": ["1 A=b"]}, UsageError, "name of a variable", ""),
-        ({"env": ["MASTER_ADDR=x"], "nodes": 2}, UsageError, "set for every pod", "leave it out"),
-        ({"env": ["PET_NNODES=2"], "nodes": 2}, UsageError, "set for every pod", "leave it out"),
+        ({"env": ["MASTER_ADDR=x"], "nodes": 2}, UsageError, "set for every pod", "remove it"),
+        ({"env": ["PET_NNODES=2"], "nodes": 2}, UsageError, "set for every pod", "remove it"),
         ({"spot": True}, UsageError, "--spot needs --provider", "karpenter"),
         ({"provider": "karpentr"}, UsageError, "karpentr", "karpenter"),
         ({"select_by": "products"}, UsageError, "products", "product"),
@@ -282,20 +282,20 @@ def test_a_space_in_an_amount_is_not_rendered():
             {"mig": "1g.10gb", "gpu_model": "T4"},
             IncompatibleError,
             "T4 has no MIG profile",
-            "can't be divided",
+            "does not support MIG",
         ),
         ({"mig": "1g.5gb", "gpu_model": "H100"}, IncompatibleError, "no MIG profile 1g.5gb", "1g.10gb"),
         ({"mig": "1g.11gb"}, UsageError, "unknown MIG profile", "1g.10gb"),
-        ({"mig": "7g.80gb", "gpu_model": "H100", "gpus": 9}, IncompatibleError, "the most is 8", "--nodes"),
+        ({"mig": "7g.80gb", "gpu_model": "H100", "gpus": 9}, IncompatibleError, "has the most, 8", "--nodes"),
         ({"instance_type": "g4dn.xlarg"}, UsageError, "unknown GPU instance type", "g4dn.xlarge"),
         ({"instance_type": "p3.2xlarge"}, IncompatibleError, "is retired", "instead"),
-        ({"instance_type": "g6f.large"}, IncompatibleError, "no whole GPU", ""),
+        ({"instance_type": "g6f.large"}, IncompatibleError, "no whole NVIDIA GPU", ""),
         ({"instance_type": "g4dn.xlarge", "gpus": 2}, IncompatibleError, "has 1 T4, wanted 2", "larger"),
         (
             {"instance_type": "g4dn.xlarge", "gpu_model": "L4"},
             IncompatibleError,
             "has T4, wanted L4",
-            "another",
+            "change --instance-type",
         ),
         ({"instance_type": "g5g.2xlarge", "arch": "x86_64"}, UsageError, "exclude each other", ""),
         ({"instance_type": "g4dn.xlarge", "select_by": "karpenter"}, UsageError, "exclude each other", ""),
@@ -317,14 +317,24 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"label": ["a=b c"]}, UsageError, "no label", ""),
         ({"resource": ["cpu=1"]}, UsageError, "option of its own", "--cpu"),
         ({"resource": ["nvidia.com/gpu=1"]}, UsageError, "option of its own", "--gpus"),
-        ({"resource": ["efa=1"]}, UsageError, "none that a pod can ask for", ""),
+        ({"resource": ["efa=1"]}, UsageError, "no resource that a pod can request", ""),
         ({"resource": ["vpc.amazonaws.com/efa=1.5"]}, UsageError, "whole number", ""),
-        ({"resource": ["a b/c=1"]}, UsageError, "none that a pod can ask for", "DOMAIN/NAME"),
-        ({"resource": ["requests.a.example/c=1"]}, UsageError, "none that a pod can ask for", "DOMAIN/NAME"),
-        ({"resource": ["ephemeral-storages=1Gi"]}, UsageError, "none that a pod can ask for", ""),
-        ({"resource": ["hugepages-big=1Gi"]}, UsageError, "none that a pod can ask for", ""),
+        ({"resource": ["a b/c=1"]}, UsageError, "no resource that a pod can request", "DOMAIN/NAME"),
+        (
+            {"resource": ["requests.a.example/c=1"]},
+            UsageError,
+            "no resource that a pod can request",
+            "DOMAIN/NAME",
+        ),
+        ({"resource": ["ephemeral-storages=1Gi"]}, UsageError, "no resource that a pod can request", ""),
+        ({"resource": ["hugepages-big=1Gi"]}, UsageError, "no resource that a pod can request", ""),
         ({"resource": ["hugepages-2Mi=3Mi"]}, UsageError, "whole pages of 2Mi", ""),
-        ({"resource": ["ephemeral-storage=9Gi"], "scratch": "1Gi:/a"}, UsageError, "both ask", "--scratch"),
+        (
+            {"resource": ["ephemeral-storage=9Gi"], "scratch": "1Gi:/a"},
+            UsageError,
+            "both request",
+            "--scratch",
+        ),
         ({"nodes": 100_001}, UsageError, "at most 100000 pods", ""),
         ({"nodes": 2, "retries": 2**30}, UsageError, "at most 2147483647 in all", ""),
         ({"ttl": "25000d"}, UsageError, "is too long", ""),
@@ -332,9 +342,9 @@ def test_a_space_in_an_amount_is_not_rendered():
         ({"label": ["batch.kubernetes.io/controller-uid=1"]}, UsageError, "the server sets it", "--name"),
         ({"label": ["a..b/c=1"]}, UsageError, "no label", ""),
         ({"node_label": ["-a.b/c=1"]}, UsageError, "no label", ""),
-        ({"cache": "/a/../b:/d"}, UsageError, "/a/../b goes up", "without it"),
-        ({"cache": "a:/d/../dev/shm"}, UsageError, "goes up", ""),
-        ({"scratch": "1Gi:/a:b"}, UsageError, "holds no `:`", ""),
+        ({"cache": "/a/../b:/d"}, UsageError, "/a/../b has the step", "without it"),
+        ({"cache": "a:/d/../dev/shm"}, UsageError, "has the step", ""),
+        ({"scratch": "1Gi:/a:b"}, UsageError, "can't have `:`", ""),
         ({"queue": "q" * 64}, UsageError, "no value of a label", "63"),
         ({"env": ["..=a"]}, UsageError, "name of a variable", ""),
         ({"env": [".=a"]}, UsageError, "name of a variable", ""),
@@ -413,12 +423,12 @@ class Told:
     def __init__(self):
         self.written, self.said, self.end, self.error = [], [], None, None
 
-    def run(self, *, patience=QUICK, ours=True, **options):
+    def run(self, *, patience=QUICK, is_submitter=True, **options):
         cluster, job = Cluster(), gpu_job(**{"image": IMAGE, "gpu_model": "T4", **options})
         submit(cluster, job, self.said.append)
-        return self.watch(cluster, job.name, patience=patience, ours=ours)
+        return self.watch(cluster, job.name, patience=patience, is_submitter=is_submitter)
 
-    def watch(self, cluster, name, *, patience=QUICK, ours=True):
+    def watch(self, cluster, name, *, patience=QUICK, is_submitter=True):
         try:
             self.end = follow(
                 cluster,
@@ -427,7 +437,7 @@ class Told:
                 write=self.written.append,
                 say=self.said.append,
                 patience=patience,
-                ours=ours,
+                is_submitter=is_submitter,
             )
         except GpukilnError as error:
             self.error = error
@@ -452,7 +462,11 @@ def test_a_job_is_followed_to_its_end(server):
     ("outcome", "code", "said"),
     [
         (Outcome(exit_code=3, log="Traceback\n"), 3, "exit code 3"),
-        (Outcome(exit_code=137, reason="OOMKilled"), 137, "reached the limit of 12Gi, /dev/shm included"),
+        (
+            Outcome(exit_code=137, reason="OOMKilled"),
+            137,
+            "its memory with /dev/shm reached the limit of 12Gi",
+        ),
         (Outcome(exit_code=137), 137, "SIGKILL"),
         (Outcome(exit_code=127), 127, "not in the image"),
         (Outcome(exit_code=128, reason="StartError", message="exec: pythn: not found"), 128, "exec: pythn"),
@@ -500,7 +514,7 @@ def test_why_it_waits_is_told_and_one_of_ours_that_never_ran_is_removed(server):
     assert type(told.error) is BusyError
     assert "didn't match Pod's node affinity/selector" in told.error.message
     assert told.text.count("waits for a node") == 1  # once, not at every look
-    assert "the Job is removed" in told.error.details[0]
+    assert "the Job never ran and was deleted" in told.error.details[0]
     assert server.all("jobs") == server.all("pods") == []
 
 
@@ -508,7 +522,7 @@ def test_somebody_elses_job_that_waits_is_left(server):
     server.add(node("cpu-1", gpus=0))
     cluster = Cluster()
     submit(cluster, gpu_job(IMAGE), lambda _: None)
-    told = Told().watch(cluster, "train", patience=WaitLimits(start_s=0.1, poll_s=0.02), ours=False)
+    told = Told().watch(cluster, "train", patience=WaitLimits(start_s=0.1, poll_s=0.02), is_submitter=False)
     assert type(told.error) is BusyError
     assert "--attach --name train" in " ".join(told.error.details)
     assert server.all("jobs")
@@ -518,7 +532,7 @@ def test_somebody_elses_job_that_waits_is_left(server):
     ("reason", "hint"),
     [
         ("ImagePullBackOff", "--pull-secret"),
-        ("InvalidImageName", "no reference"),
+        ("InvalidImageName", "NAME:TAG"),
         ("CreateContainerConfigError", "--env-secret"),
     ],
 )
@@ -557,7 +571,7 @@ def test_a_deadline_is_one(server):
     server.behave = lambda *_: Outcome(wait=threading.Event(), log="a\n")
     told = Told().run(timeout="1s")
     assert (told.end.state, told.end.exit_code) == ("deadline", 124)
-    assert told.end.why == "its 1 s were over: more --timeout"
+    assert told.end.why == "its 1 s are over; raise --timeout"
     assert (told.written, told.end.notes) == (["a"], ())
     told = Told().run(timeout="1s", name="other", gpu_model="L4")
     assert "before any of its pods ran" in told.end.why
@@ -659,13 +673,13 @@ def test_a_name_is_taken_once(server):
     cluster, job = Cluster(), gpu_job(IMAGE)
     with pytest.raises(RefusedError) as refused:
         submit(cluster, job, lambda _: None)
-    assert "already, which ended" in refused.value.message
+    assert "which has ended" in refused.value.message
     assert "--replace" in refused.value.hint
     submit(cluster, job, lambda _: None, replace_ended=True)
     server_delete(server, "train")
     server.behave = lambda *_: Outcome(wait=threading.Event())
     submit(cluster, job, lambda _: None).end()
-    with pytest.raises(RefusedError, match="which runs"):
+    with pytest.raises(RefusedError, match="which is running"):
         submit(cluster, job, lambda _: None, replace_ended=True)
 
 
@@ -733,7 +747,7 @@ def test_a_cluster_that_stays_away_is_left_with_the_way_back(server):
     told = Told().run(patience=WaitLimits(poll_s=0.02, lost_s=0.2))
     assert type(told.error) is UnavailableError
     assert "--attach --name train" in " ".join(told.error.details)
-    assert "asked again" in told.text
+    assert "trying again" in told.text
     assert server.all("jobs")
 
 
@@ -853,7 +867,7 @@ def test_pods_of_the_restricted_level():
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"security": "restricted", "cache": "/models:/models"}, IncompatibleError, "no folder of the node"),
+        ({"security": "restricted", "cache": "/models:/models"}, IncompatibleError, "no hostPath"),
         ({"security": "restricted", "run_as": "0"}, IncompatibleError, "is root"),
         ({"security": "baseline"}, UsageError, "baseline"),
         ({"run_as": "ann"}, UsageError, "UID or UID:GID"),
@@ -891,7 +905,7 @@ def test_the_level_decides_on_folders_of_the_node(server, level):
 def test_without_the_right_the_level_is_not_known_and_the_job_goes_as_it_is(server):
     server.rules, said, job = [], [], gpu_job(IMAGE)
     assert adapt_to_namespace(Cluster(), job, said.append) is job
-    assert said[0].startswith("the Pod Security level of default is not known")
+    assert said[0].startswith("the Pod Security level of default is unknown")
 
 
 def test_pods_that_the_level_refuses_end_the_following(server):
@@ -914,7 +928,7 @@ def test_pods_that_the_level_refuses_end_the_following(server):
 def test_pods_that_are_refused_again_and_again_end_the_following(server, monkeypatch, why, hint):
     monkeypatch.setattr(server, "refuse_pod", lambda *_: why)
     told = Told().run(patience=WaitLimits(start_s=None, poll_s=0.02, stuck_s=0.05))
-    assert f'refused again and again: Error creating: pods "train-abcde" is forbidden: {why}' in (
+    assert f'the server keeps rejecting its pods: Error creating: pods "train-abcde" is forbidden: {why}' in (
         told.error.message
     )
     assert hint in told.error.hint
@@ -987,7 +1001,7 @@ def test_it_is_applied_followed_and_exits_as_the_job_does(typed, server):
     done = typed(*WORDS, "--apply", "--", "python", "train.py", code=3)
     assert done.out == "hello\n"
     assert "job train: failed: BackoffLimitExceeded" in done.err
-    assert "which ended" in typed(*WORDS, "--apply", code=6).err
+    assert "which has ended" in typed(*WORDS, "--apply", code=6).err
     done = typed(*WORDS, "--apply", "--replace", "--json", code=3)
     said = json.loads(done.out)
     assert (said["end"]["state"], said["end"]["exit_code"], said["context"]) == ("failed", 3, "double")
@@ -1058,18 +1072,18 @@ def test_a_job_that_an_earlier_run_submitted_is_continued_by_the_same_command_al
     go = threading.Event()
     server.behave = lambda *_: Outcome(log="hello\n", wait=go)
     submit(Cluster(), gpu_job(IMAGE, gpu_model="T4", cpu="3500m", memory="14Gi"), lambda _: None)
-    assert "which runs" in typed(*WORDS, "--retries", "1", "--apply", code=6).err
+    assert "which is running" in typed(*WORDS, "--retries", "1", "--apply", code=6).err
     go.set()
     done = typed(*WORDS, "--apply")
     assert (done.out, "an earlier run submitted it" in done.err) == ("hello\n", True)
-    assert "which ended" in typed(*WORDS, "--apply", code=6).err
+    assert "which has ended" in typed(*WORDS, "--apply", code=6).err
 
 
 def test_a_job_is_submitted_where_nothing_can_be_written(typed, server, monkeypatch, tmp_path):
     server.add(node("gpu-1"))
     (tmp_path / "file").touch()
     monkeypatch.setenv("GPUKILN_HOME", str(tmp_path / "file"))
-    assert "can't be continued: " in typed(*WORDS, "--apply").err
+    assert "could not find its Job again: " in typed(*WORDS, "--apply").err
 
 
 @pytest.mark.parametrize("delete", [False, True])

@@ -271,7 +271,7 @@ def test_an_alert_says_where_and_what_to_do(alert_rules):
                             "exported_pod": "train",
                         },
                         "exp_annotations": {
-                            "summary": "vision/train leaves GPU 0 (Tesla T4) of n1 idle",
+                            "summary": "vision/train does not use GPU 0 (Tesla T4) of n1",
                             "description": one.description,
                             "runbook": "docs/k8s-monitoring.md#gpuidle",
                         },

@@ -130,7 +130,7 @@ def test_sick_gpus_are_a_condition_and_a_taint(node, reporter):
 
 def test_the_taint_goes_after_three_looks_at_gpus_that_are_well(node, reporter):
     reporter.report(found(SICK, 100), 100)
-    for at in (160, 160, 160, 220):  # one look is read several times
+    for at in (160, 160, 160, 220):  # one result is read several times
         reporter.report(found(WELL, at), at)
     assert OURS in node.taints
     assert node.condition["status"] == "False"
@@ -188,7 +188,7 @@ def test_an_api_that_refuses_is_asked_again(node, reporter):
     assert OURS in node.taints
 
 
-# ---- the look
+# ---- the check
 
 
 def program(tmp_path, body):
@@ -210,8 +210,8 @@ def document(**node):
         (f"echo '{document(state='unknown')}'; exit 5", UNKNOWN, "well"),
         (f"echo '{document(gpus=[], message='no NVIDIA GPU')}'", SICK, "has none: no NVIDIA GPU"),
         (f"echo '{document(gpus=[], state='sick', message='no driver')}'; exit 1", SICK, "no driver"),
-        ("echo broken; echo why >&2; exit 3", UNKNOWN, "ended with 3 and said why"),
-        ("exit 0", UNKNOWN, "said nothing"),
+        ("echo broken; echo why >&2; exit 3", UNKNOWN, "exited with 3 and printed why"),
+        ("exit 0", UNKNOWN, "printed nothing"),
     ],
 )
 def test_a_look_is_what_the_nodes_own_program_says(tmp_path, body, state, said):
@@ -223,14 +223,14 @@ def test_a_look_is_what_the_nodes_own_program_says(tmp_path, body, state, said):
 
 def test_a_look_at_a_node_without_the_program_or_at_a_gpu_that_hangs(tmp_path, monkeypatch):
     assert "can't be run" in health_agent.check_health([str(tmp_path / "nothing")])["message"]
-    monkeypatch.setattr(health_agent, "LOOK_AT_MOST_S", 0.2)
+    monkeypatch.setattr(health_agent, "CHECK_TIMEOUT_S", 0.2)
     seen = health_agent.check_health(program(tmp_path, "exec sleep 5"))
-    assert (seen["state"], "no answer" in seen["message"]) == (UNKNOWN, True)
+    assert (seen["state"], "did not answer" in seen["message"]) == (UNKNOWN, True)
 
 
 def test_the_real_program_is_understood():
     seen = health_agent.check_health([sys.executable, "-m", "gpukiln.gpus"])
-    assert "ended with" not in seen["message"]
+    assert "exited with" not in seen["message"]
 
 
 def test_a_look_that_is_too_old_says_nothing_of_now(tmp_path):
@@ -239,7 +239,7 @@ def test_a_look_that_is_too_old_says_nothing_of_now(tmp_path):
     health_agent.write(path, found(WELL, 100))
     assert health_agent.read(path, 700) == found(WELL, 100)
     old = health_agent.read(path, 821)
-    assert (old["state"], old["message"]) == (UNKNOWN, "the last look was 12 minutes ago")
+    assert (old["state"], old["message"]) == (UNKNOWN, "the last check was 12 minutes ago")
     path.write_text("{")
     assert health_agent.read(path, 100)["state"] == UNKNOWN
 
@@ -251,8 +251,10 @@ def test_both_containers_together(node, tmp_path):
     [(name, text)] = data.items()
     (tmp_path / "token").write_text(TOKEN)
     address = f"'http://127.0.0.1:{node.server_port}'"
-    text = text.replace("Teller(Api())", f"Teller(Api({address}, Path({str(tmp_path)!r})))")
-    text = text.replace("LOOK_S, TELL_S = 60, 15", "LOOK_S, TELL_S = 0.05, 0.05")
+    text = text.replace("NodeReporter(Api())", f"NodeReporter(Api({address}, Path({str(tmp_path)!r})))")
+    text = text.replace(
+        "CHECK_INTERVAL_S, REPORT_INTERVAL_S = 60, 15", "CHECK_INTERVAL_S, REPORT_INTERVAL_S = 0.05, 0.05"
+    )
     ours = program(tmp_path, f"echo '{document(state='sick')}'")[0]
     text = text.replace('"nsenter", "--target", "1", "--mount", "--uts", "--ipc", "--", ', "")
     text = text.replace('"/usr/local/bin/gpukiln-gpu"', f"{ours!r},")
@@ -301,13 +303,13 @@ def test_its_role_is_what_it_asks_for_and_no_more(node, reporter, objects):
 def test_who_looks_has_no_credentials_and_who_tells_no_privilege(objects):
     spec = objects["DaemonSet"]["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is False
-    look, tell = spec["containers"]
-    assert look["securityContext"] == {"privileged": True}
-    assert "credentials" not in {one["name"] for one in look["volumeMounts"]}
-    assert tell["securityContext"]["allowPrivilegeEscalation"] is False
-    assert tell["securityContext"]["runAsNonRoot"] is True
-    assert all(one["readOnly"] for one in tell["volumeMounts"])
-    place = {one["name"]: one["mountPath"] for one in tell["volumeMounts"]}["credentials"]
+    check, report = spec["containers"]
+    assert check["securityContext"] == {"privileged": True}
+    assert "credentials" not in {one["name"] for one in check["volumeMounts"]}
+    assert report["securityContext"]["allowPrivilegeEscalation"] is False
+    assert report["securityContext"]["runAsNonRoot"] is True
+    assert all(one["readOnly"] for one in report["volumeMounts"])
+    place = {one["name"]: one["mountPath"] for one in report["volumeMounts"]}["credentials"]
     assert place == str(health_agent.CREDENTIALS)
 
 

@@ -86,8 +86,8 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
     [
         ([], 2, "--provider"),
         (["--provider", "karpentr"], 2, "karpenter"),
-        ([*BASE, "karpenter"], 2, "which machines?"),
-        ([*KARPENTER, "--gpu", "T4:1"], 2, "both say which machines"),
+        ([*BASE, "karpenter"], 2, "neither --gpu nor --instance-type"),
+        ([*KARPENTER, "--gpu", "T4:1"], 2, "--gpu and --instance-type exclude each other"),
         (["--provider", "karpenter", "--instance-type", "g4dn.xlarge"], 2, "no --cluster"),
         ([*BASE, "karpenter", "--instance-type", "g4dn.xlrge"], 2, "g4dn.xlarge"),
         ([*BASE, "karpenter", "--instance-type", "p3.2xlarge"], 3, "is retired"),
@@ -105,15 +105,15 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
         ([*KARPENTER, "--ami", "ami-xyz"], 2, "ami-0123456789abcdef0"),
         ([*KARPENTER, "--base", "debian-12"], 2, "no kubelet"),
         ([*KARPENTER, "--base", "eks-al2032"], 2, "eks-al2023"),
-        ([*KARPENTER, "--base", "eks-ubuntu-24.04"], 2, "no --dns-ip"),
+        ([*KARPENTER, "--base", "eks-ubuntu-24.04"], 2, "--dns-ip is missing"),
         ([*KARPENTER, "--base", "eks-ubuntu-24.04", "--dns-ip", "10.100.0.999"], 2, "is no address"),
         ([*KARPENTER, "--min", "1"], 2, "--keep N"),
         ([*KARPENTER, "--max", "0"], 2, "--max 1 or more"),
         ([*BASE, "karpenter", "--instance-type", "p4d.24xlarge", "--max", "4"], 2, "counts GPUs"),
-        ([*KARPENTER, "--keep", "9"], 2, "a larger --max"),
+        ([*KARPENTER, "--keep", "9"], 2, "raise --max"),
         ([*MANAGED, "--min", "5"], 2, "--min 5, --max 4"),
-        ([*MANAGED, "--min", "2", "--keep", "1"], 2, "stays always"),
-        ([*MANAGED, "--capacity", "spot,on-demand"], 2, "falls back to no other"),
+        ([*MANAGED, "--min", "2", "--keep", "1"], 2, "always runs"),
+        ([*MANAGED, "--capacity", "spot,on-demand"], 2, "no fallback"),
         ([*KARPENTER, "--capacity", "sopt"], 2, "spot"),
         ([*KARPENTER, "--capacity", "reserved"], 2, "without --reservation"),
         ([*KARPENTER, "--reservation", "cr-0123456789abcdef0"], 2, "--capacity reserved"),
@@ -126,11 +126,11 @@ def test_a_second_run_says_what_changed(nodes, tmp_path):
         ([*KARPENTER, "--zones", "us-west"], 2, "is no zone"),
         ([*KARPENTER, "--label", "team"], 2, "KEY=VALUE"),
         ([*KARPENTER, "--label", "te am=x"], 2, "no label of Kubernetes"),
-        ([*KARPENTER, "--label", "nvidia.com/gpu.product=T4"], 2, "set here already"),
-        ([*KARPENTER, "--label", "karpenter.sh/foo=1"], 2, "refuses a NodePool"),
-        ([*KARPENTER, "--label", "karpenter.k8s.aws/instance-family=g5"], 2, "refuses a NodePool"),
+        ([*KARPENTER, "--label", "nvidia.com/gpu.product=T4"], 2, "is set by gpukiln"),
+        ([*KARPENTER, "--label", "karpenter.sh/foo=1"], 2, "rejects a NodePool"),
+        ([*KARPENTER, "--label", "karpenter.k8s.aws/instance-family=g5"], 2, "rejects a NodePool"),
         ([*KARPENTER, "--label", "kubernetes.io/hostname=1"], 2, "a kubelet sets it itself"),
-        ([*MANAGED, "--label", "node-role.kubernetes.io/gpu=1"], 2, "does not start with it"),
+        ([*MANAGED, "--label", "node-role.kubernetes.io/gpu=1"], 2, "does not start with this label"),
         ([*KARPENTER, "--label", "a..b/c=1"], 2, "no label of Kubernetes"),
         ([*KARPENTER, "--label", "gr\u00f6\u00dfe=1"], 2, "no label of Kubernetes"),
         ([*MANAGED, "--label", "team="], 2, "1 to 63 characters"),
@@ -290,9 +290,9 @@ def test_notes_tell_what_surprises(nodes):
     mixed = nodes(*BASE, "managed", "--instance-type", "g4dn.xlarge,g5.xlarge")[2]
     assert "a group for each GPU" in mixed
     arm = ["--instance-type", "g5g.xlarge", "--ami", "ami-0123456789abcdef0"]
-    assert "nothing becomes a RAID 0" in nodes(*BASE, "karpenter", *arm)[2]
+    assert "no local NVMe for a RAID 0" in nodes(*BASE, "karpenter", *arm)[2]
     assert (
-        "eks-gpu is not proven on the GPUs of p5.48xlarge"
+        "eks-gpu is not verified on the GPUs of p5.48xlarge"
         in nodes(*BASE, "karpenter", "--instance-type", "g4dn.xlarge,p5.48xlarge", "--max", "8")[2]
     )
     assert "stays: no release" in nodes(*KARPENTER, "--ami", "ami-0123456789abcdef0")[2]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs these add-ons, or brings them up to date, in the cluster of kubectl's current context.
-# Helm 4 applies by the server, too: on a conflict, add --force-conflicts to its command.
+# Installs or upgrades these add-ons in the cluster of kubectl's current context.
+# Helm 4 uses server-side apply: on a conflict, add --force-conflicts to its command.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -31,7 +31,7 @@ if kubectl get crd servicemonitors.monitoring.coreos.com prometheusrules.monitor
   apply monitoring/objects.yaml
   apply monitoring/grafana.yaml
 else
-  echo "no operator of Prometheus: give Prometheus and Grafana what is in monitoring/plain" >&2
+  echo "no Prometheus Operator: load monitoring/plain into Prometheus and Grafana" >&2
 fi
 
 # Kueue with a queue for each team
@@ -45,7 +45,7 @@ helm upgrade --install arc oci://ghcr.io/actions/actions-runner-controller-chart
   --version 0.14.2 --namespace arc-systems --create-namespace \
   --values runners/controller-values.yaml --wait --timeout 10m
 apply runners/objects.yaml
-# It holds github_app_id, github_app_installation_id and github_app_private_key, or github_token.
+# The Secret has github_app_id, github_app_installation_id and github_app_private_key, or github_token.
 kubectl --namespace arc-runners get secret runner-gpu-github
 helm upgrade --install runner-gpu oci://ghcr.io/actions/actions-runner-controller-charts/gha-runner-scale-set \
   --version 0.14.2 --namespace arc-runners --create-namespace \

@@ -48,7 +48,11 @@ HealthResult = dict[str, Any]  # of one check: {state, message, at}
 def check_health(command: Sequence[str] = HEALTH_COMMAND) -> HealthResult:
     try:
         done = subprocess.run(
-            [*command, "health", "--json"], capture_output=True, timeout=CHECK_TIMEOUT_S, check=False
+            # The exit code says whether the GPUs are sick, too, so it is not checked.
+            [*command, "health", "--json"],
+            capture_output=True,
+            timeout=CHECK_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         return _result(UNKNOWN, f"gpukiln-gpu did not answer within {CHECK_TIMEOUT_S} s")
@@ -66,6 +70,7 @@ def check_health(command: Sequence[str] = HEALTH_COMMAND) -> HealthResult:
 
 
 def _result(state: str, message: str) -> HealthResult:
+    # Events and `kubectl describe` show messages on one line.
     return {"state": state, "message": message[:200], "at": time.time()}
 
 
@@ -95,6 +100,7 @@ class Api:
         self.credentials = credentials
         if not address:
             host = os.environ["KUBERNETES_SERVICE_HOST"]
+            # An IPv6 address needs brackets in a URL (RFC 3986).
             host = f"[{host}]" if ":" in host else host
             address = f"https://{host}:{os.environ['KUBERNETES_SERVICE_PORT']}"
         self.node = f"{address}/api/v1/nodes/{os.environ['NODE_NAME']}"
@@ -136,6 +142,7 @@ class NodeReporter:
         Raises:
             OSError: The API server did not answer or refused; the next call may succeed.
         """
+        # The file is read more often than it is written: a result counts once.
         if result["at"] != self.counted:
             self.well = self.well + 1 if result["state"] == WELL else 0
             self.counted = result["at"]
@@ -156,6 +163,7 @@ class NodeReporter:
         turned = old.get("status") != status
         new["lastHeartbeatTime"] = stamp
         new["lastTransitionTime"] = stamp if turned else old.get("lastTransitionTime", stamp)
+        # A strategic merge patch merges conditions by their type, and leaves those of others as they are.
         node = self.api.patch("/status", {"status": {"conditions": [new]}}, "strategic-merge")
         if turned:
             print(f"{CONDITION} is {status}: {result['message']}", flush=True)

@@ -177,6 +177,7 @@ def upgrade_command(add_on: str, release: str, namespace: str, file: str) -> str
     """
     component = load_add_ons()[add_on]
     chart, repository = str(component.chart), str(component.repository)
+    # A chart in an OCI registry is named by its URL, without --repo.
     oci = repository.startswith("oci:")
     source = [f"{repository}/{chart}"] if oci else [chart, "--repo", repository]
     lines = (

@@ -70,6 +70,7 @@ def _manifest(version: str, kind: str, namespace: str = "", **content: Any) -> M
 
 def _rules() -> list[dict[str, Any]]:
     return [
+        # Patching needs no update; both arrive at the policy as the operation UPDATE.
         {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "patch"]},
         {"apiGroups": [""], "resources": ["nodes/status"], "verbs": ["patch"]},
     ]
@@ -80,6 +81,7 @@ def _policy(namespace: str) -> dict[str, Any]:
     named = f"has({claim}) && '{NODE_CLAIM}' in {claim} ? {claim}['{NODE_CLAIM}'][0] : ''"
     taint, condition = health_agent.TAINT, health_agent.CONDITION
     return {
+        # Without an answer of the policy the agent may change nothing.
         "failurePolicy": "Fail",
         "matchConstraints": {
             "resourceRules": [
@@ -91,6 +93,7 @@ def _policy(namespace: str) -> dict[str, Any]:
                 }
             ]
         },
+        # Other users of the API are not affected, the kubelet in particular.
         "matchConditions": [
             {
                 "name": "the-agent",
@@ -171,6 +174,7 @@ def _other_entries_unchanged(part: str, field: str, key: str, own: str) -> str:
 def _daemon_set(program: str) -> dict[str, Any]:
     return {
         "selector": {"matchLabels": {"app.kubernetes.io/name": NAME}},
+        # The default of one node at a time would take hours on a large cluster.
         "updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "25%"}},
         "template": {
             "metadata": {
@@ -181,9 +185,12 @@ def _daemon_set(program: str) -> dict[str, Any]:
             "spec": {
                 "serviceAccountName": NAME,
                 "automountServiceAccountToken": False,  # only the container `report` mounts credentials
+                # The agent must run on a node that is full, or under memory pressure.
                 "priorityClassName": "system-node-critical",
+                # nsenter enters the mount namespace of PID 1, to run the node's own gpukiln-gpu.
                 "hostPID": True,
                 "nodeSelector": {GPU_PRESENT: "true"},
+                # It must stay on nodes with its own taint and with any other.
                 "tolerations": [{"operator": "Exists"}],
                 "terminationGracePeriodSeconds": 5,
                 "containers": [
@@ -192,6 +199,7 @@ def _daemon_set(program: str) -> dict[str, Any]:
                 ],
                 "volumes": [
                     {"name": "program", "configMap": {"name": NAME}},
+                    # In memory: the result must not depend on a full or read-only disk.
                     {"name": "result", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
                     {"name": "credentials", "projected": {"sources": _CREDENTIALS}},
                 ],
@@ -211,6 +219,8 @@ _UNPRIVILEGED = {
 }
 _ENV = {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}
 _CREDENTIALS = [
+    # The kubelet replaces the token after 80 % of its lifetime
+    # (kubernetes.io/docs/concepts/storage/projected-volumes).
     {"serviceAccountToken": {"path": "token", "expirationSeconds": 3600}},
     {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
 ]

@@ -44,6 +44,7 @@ def load_settings(
         document = _merge(document, read_yaml(file))
         names.append(str(file))
     where = ", ".join(names) or "options"
+    # Checked first without options, so that an error names the file.
     load(Settings, {key: value for key, value in document.items() if key != "runners"}, where=where)
     document |= {key: value for key, value in plain.items() if value}
     if typed := {key: value for key, value in (runners or {}).items() if value}:

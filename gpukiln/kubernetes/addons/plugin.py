@@ -55,7 +55,10 @@ def _values(settings: Settings) -> dict[str, Any]:
     configurations = sharing.configurations(settings)
     strategies = {configuration["flags"]["migStrategy"] for configuration in configurations.values()}
     return {
+        # CRI has a field for CDI devices that only the kubelet fills in; an annotation (cdi-annotations) or a
+        # variable (envvar) could be written by the pod.
         "deviceListStrategy": "cdi-cri",
+        # The driver is installed on the node itself, not by a driver container of the GPU Operator.
         "nvidiaDriverRoot": "/",
         "cdi": {"nvidiaHookPath": "/usr/bin/nvidia-cdi-hook"},  # of the package nvidia-container-toolkit-base
         # Only if all configurations agree: a value here takes precedence over theirs.
@@ -67,7 +70,10 @@ def _values(settings: Settings) -> dict[str, Any]:
                 for name, configuration in configurations.items()
             },
         },
+        # The plugin still gets its GPUs by NVIDIA_VISIBLE_DEVICES; see the docstring.
         "securityContext": {"capabilities": {"add": ["SYS_ADMIN"]}},
+        # Replaces the chart's affinity on labels of NFD: `GPU_PRESENT` is set by the node pools, before NFD
+        # has run.
         "affinity": {
             "nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -79,6 +85,7 @@ def _values(settings: Settings) -> dict[str, Any]:
         },
         "tolerations": [{"operator": "Exists"}],
         "gfd": {"enabled": True},
+        # NFD's worker only has to run on GPU nodes, whose taint it does not tolerate by default.
         "nfd": {
             "worker": {
                 "nodeSelector": {GPU_PRESENT: "true"},
@@ -91,6 +98,8 @@ def _values(settings: Settings) -> dict[str, Any]:
 def _isolation_check(settings: Settings) -> Manifest:
     program = (
         "import glob, sys\n"
+        # The device files that the container runtime mounts for a GPU; control devices such as nvidiactl have
+        # no digit.
         "seen = glob.glob('/dev/nvidia[0-9]*')\n"
         "sys.exit(f'not isolated: {seen}' if seen else 0)\n"
     )
@@ -105,6 +114,7 @@ def _isolation_check(settings: Settings) -> Manifest:
             },
         },
         "spec": {
+            # A retry would only repeat the result.
             "backoffLimit": 0,
             "activeDeadlineSeconds": 600,
             "ttlSecondsAfterFinished": 3600,

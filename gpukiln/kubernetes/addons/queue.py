@@ -155,6 +155,7 @@ def _values() -> dict[str, Any]:
         "health": {"healthProbeBindAddress": ":8081"},
         "metrics": {"bindAddress": ":8443", "enableClusterQueueResources": True},
         "webhook": {"port": 9443},
+        # Two replicas run, and only the leader admits jobs.
         "leaderElection": {"leaderElect": True, "resourceName": "c1f6bfd2.kueue.x-k8s.io"},
         # A job without the queue label must not bypass the queue; namespaces without TEAM_LABEL stay
         # unmanaged.
@@ -162,6 +163,7 @@ def _values() -> dict[str, Any]:
         "managedJobsNamespaceSelector": {"matchExpressions": [{"key": TEAM_LABEL, "operator": "Exists"}]},
         # After this time without a node, Kueue evicts the job and the next one gets its turn.
         "waitForPodsReady": {"timeout": "30m", "blockAdmission": False},
+        # A framework whose CRD is missing is skipped by Kueue.
         "integrations": {"frameworks": list(FRAMEWORKS)},
         "fairSharing": {"preemptionStrategies": ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]},
         # Kueue never admits a job that requests a resource without a quota, so it must not count these.
@@ -204,8 +206,11 @@ def _team(settings: Settings, team: Team) -> tuple[Manifest, ...]:
             "spec": {
                 "cohortName": COHORT,
                 "namespaceSelector": {"matchLabels": own},
+                # A large job that does not fit must not block smaller ones behind it.
                 "queueingStrategy": "BestEffortFIFO",
+                # Lent quota comes back at once; within a team only a higher priority preempts.
                 "preemption": {"reclaimWithinCohort": "Any", "withinClusterQueue": "LowerPriority"},
+                # Use a free flavor before quota is borrowed, and before jobs are preempted.
                 "flavorFungibility": {"whenCanBorrow": "TryNextFlavor", "whenCanPreempt": "TryNextFlavor"},
                 "fairSharing": {"weight": _decimal_text(Decimal(str(team.weight)))},
                 "resourceGroups": [_quotas(settings, team)],
@@ -233,6 +238,7 @@ def _quotas(settings: Settings, team: Team) -> dict[str, Any]:
             "memory": Memory(Memory.parse(memory, "memory_per_gpu") * count).quantity,
             kind.resource: str(count),
         }
+        # lendingLimit 0: others can't borrow the quota; without the field they can borrow all of it.
         limit = {} if team.lends else {"lendingLimit": "0"}
         quotas = [{"name": name, "nominalQuota": amount.get(name, "0"), **limit} for name in resources]
         rows.append({"name": kind.name, "resources": quotas})

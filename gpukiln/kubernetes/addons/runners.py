@@ -99,6 +99,7 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
         "githubConfigSecret": runners.secret,
         "runnerScaleSetName": runners.name,
         **({"scaleSetLabels": list(runners.labels)} if runners.labels else {}),
+        # A runner that waits for jobs would hold its GPU.
         "minRunners": 0,
         "maxRunners": runners.most,
         "controllerServiceAccount": {"namespace": CONTROLLER_NAMESPACE, "name": ACCOUNT},
@@ -113,6 +114,7 @@ def _values(settings: Settings, runners: Runners) -> dict[str, Any]:
                     "runAsUser": USER_ID,
                     "runAsGroup": USER_ID,
                     "fsGroup": USER_ID,
+                    # Changing the owner of every file of a full cache would delay each start.
                     "fsGroupChangePolicy": "OnRootMismatch",
                     "seccompProfile": {"type": "RuntimeDefault"},
                 },
@@ -143,6 +145,7 @@ def _container(runners: Runners) -> dict[str, Any]:
         "volumeMounts": [
             {"name": "hooks", "mountPath": HOOKS_FOLDER, "readOnly": True},
             {"name": "ccache", "mountPath": CACHE},
+            # Containers have 64 MiB of /dev/shm by default, too little for PyTorch's data loaders.
             {"name": "shared-memory", "mountPath": "/dev/shm"},  # noqa: S108 - in the container
         ],
     }
@@ -164,6 +167,7 @@ def _cache(runners: Runners) -> dict[str, Any]:
     volume: the repository whose job a runner of an organisation gets is unknown when its pod is created.
     """
     if _repository(runners):
+        # ReadWriteMany: runners on different nodes share the volume.
         return {"persistentVolumeClaim": {"claimName": _claim(runners)}}
     return {"emptyDir": {"sizeLimit": runners.ccache}}
 
@@ -182,6 +186,7 @@ def _repository(runners: Runners) -> str:
 
 def _claim(runners: Runners) -> str:
     repository = _repository(runners)
+    # Two repositories whose readable names are equal still get different claims.
     digest = hashlib.sha256(f"{urlsplit(runners.url).netloc.lower()}/{repository}".encode()).hexdigest()
     readable = re.sub("[^a-z0-9]+", "-", repository).strip("-")[:100]
     return f"{runners.name}-ccache-{readable}-{digest[:8]}"

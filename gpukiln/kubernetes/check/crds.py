@@ -116,6 +116,7 @@ def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> 
                 f"{'.'.join(map(str, path))}: the pattern {short(pattern)} is no regular expression of Python"
             )
     int_or_text = schema.get("x-kubernetes-int-or-string") is True
+    # The keyword replaces type; Kubernetes accepts both (apiextensions, IntOrString).
     if int_or_text:
         form |= {"type": ["integer", "string"], "format": form.get("format", "int64")}
     if schema.get("nullable") is True:
@@ -131,6 +132,7 @@ def _json_schema(schema: Mapping[str, Any], path: Path, left_out: list[str]) -> 
         form["items"] = _json_schema(schema["items"], (*path, "[]"), left_out)
     form |= _field_schemas(schema, path, left_out)
     kind = schema.get("x-kubernetes-list-type")
+    # Lists of these types have unique items, or unique keys.
     if kind == "set":
         form["once"] = ()
     elif kind == "map":
@@ -245,6 +247,7 @@ def _rule_violations(
 ) -> Iterator[Violation]:
     rule = str(validation["rule"])
     try:
+        # Compiled once: CRDs have the same rules at many places.
         program = _program(rule)
         if "oldSelf" in program.variables():  # a transition rule, for updates only
             return
@@ -304,6 +307,7 @@ def _cel_value(value: Any, schema: Mapping[str, Any]) -> Any:
         }
     if isinstance(value, list):
         return [_cel_value(item, mapping(schema.get("items"))) for item in value]
+    # JSON has 1 for 1.0, and CEL does not compare int with double.
     if schema.get("type") == "number" and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if isinstance(value, str) and schema.get("format") == "date-time":
@@ -326,6 +330,7 @@ _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 def _duration(text: str) -> timedelta | str:
     parts = re.findall(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h)", text)
+    # Go's duration: parts without anything between them, such as 1h30m.
     if "".join(number + unit for number, unit in parts) != text.lstrip("+-"):
         return text
     seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)

@@ -94,6 +94,7 @@ def ami_terms(spec: Mapping[str, Any]) -> Mismatches:
                 yield ("amiSelectorTerms", index), f"{key} with {taken[0]}; wanted {key} alone"
         if not any(term.get(key) is not None for key in ("alias", "id", "name", "ssmParameter", "tags")):
             yield ("amiSelectorTerms", index), "wanted alias, id, name, ssmParameter or tags"
+    # An alias selects one image for each architecture.
     if aliases and len(terms) != 1:
         yield ("amiSelectorTerms",), "an alias with other terms; wanted it alone"
     family = spec.get("amiFamily")
@@ -119,6 +120,7 @@ def selector_terms(spec: Mapping[str, Any]) -> Mismatches:
         for index, term in enumerate(sequence(terms)):
             if all(mapping(term).get(field) is None for field in fields):
                 yield (key, index), f"wanted {' or '.join(fields)}"
+    # Karpenter creates an instance profile for a role, or uses the given one.
     if (spec.get("role") is None) == (spec.get("instanceProfile") is None):
         yield (), "wanted role or instanceProfile, one of them"
 

@@ -124,8 +124,10 @@ def apply_rules(
                 continue
             try:
                 for violation in rule.check(subject, context):
+                    # --skip takes precedence over an annotation.
                     reason = skipped.get(rule.id, _skip_reason(subject, rule))
                     if reason is None:
+                        # A preference does not exclude a node, a requirement does.
                         if rule.id in UNSATISFIABLE_RULES and PREFERRED not in violation.path:
                             nowhere.setdefault(id(subject), violation.text)
                         findings.append(_finding(rule, subject, violation))
@@ -142,7 +144,9 @@ def apply_rules(
             if workload.whole and workload.wants_gpus and not has_pod_shape(workload.pod):
                 what = f"{workload.label}: its node selection is malformed, so no machine is searched"
                 gaps.append(UncheckedItem(workload.file, workload.line, what))
+    # Findings have the order of the files on the command line.
     order = {name: number for number, name in enumerate(reading.files)}
+    # A rule may report the same place for several pods of an object.
     unique = {
         (
             order[finding.evidence["file"]],

@@ -142,6 +142,7 @@ def node_fits(spec: Spec, pools: Sequence[Pool], load: DaemonSetLoad) -> list[No
                 if pool.nodes or key in left or (key.startswith("nvidia.com/") and key not in HAMI)
             }
             if shares and not pool.nodes:
+                # HAMi puts several pods on one GPU: how many GPUs of a machine are free is unknown.
                 known.pop(GPU, None)
             problems = [*mismatches(spec, node), *shortages(known, left), *over]
             if pool.limits and not pool.nodes:

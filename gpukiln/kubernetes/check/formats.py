@@ -12,6 +12,7 @@ from typing import Any
 
 from gpukiln.kubernetes.quantity import quantity
 
+# RFC 1123 labels; names of Services and ports have the older RFC 1035 form, which begins with a letter.
 _LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(?:\.{_LABEL})*"
 _NAME_PART = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
@@ -20,6 +21,7 @@ LABEL_1035 = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 SUBDOMAIN = re.compile(rf"(?=.{{1,253}}\Z){_SUBDOMAIN}")
 LABEL_VALUE = re.compile(rf"(?:{_NAME_PART})?")
 LABEL_KEY = re.compile(rf"(?:(?=[^/]{{1,253}}/){_SUBDOMAIN}/)?{_NAME_PART}")
+# A key becomes a file name in a volume, so . and .. are not allowed.
 CONFIG_KEY = re.compile(r"(?!\.\Z|\.\.)[-._a-zA-Z0-9]{1,253}")
 SEGMENT = re.compile(r"(?!\.\.?\Z)[^/%]*")
 _PORT_NAME = re.compile(r"(?=.{1,15}\Z)(?=.*[a-z])(?!.*--)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
@@ -168,6 +170,7 @@ def _indexes(value: Any) -> bool:
     return True
 
 
+# Upper limits of the pattern of volumeSize in the CRD.
 _MOST_OF_VOLUME = {"Gi": 59_000, "G": 64_000, "Ti": 58, "T": 64}
 
 
@@ -208,6 +211,7 @@ FORMATS: dict[str, ValueFormat] = {
         ),
     ),
     "host": ValueFormat("a host name in small letters, or *. before one", _text(_HOST)),
+    # An Ingress host is a DNS name, never an address.
     "host-name": ValueFormat(
         "a host name in small letters, or *. before one, and no IP address",
         lambda value: _text(_HOST)(value) and not _address(value),

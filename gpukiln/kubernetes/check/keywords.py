@@ -24,6 +24,7 @@ _RANGES = {"int32": (-(2**31), 2**31 - 1), "int64": (-(2**63), 2**63 - 1)}
 def _words(_: Any, words: tuple[str, ...], value: Any, schema: Schema) -> Errors:
     if not isinstance(value, str) or value in words:
         return
+    # LimitRange types may be extended with a domain.
     if schema.get("qualified") and "/" in value and LABEL_KEY.fullmatch(value):
         return
     choices = [word for word in words if word]
@@ -38,6 +39,7 @@ def _between(_: Any, limits: tuple[int, int | None], value: Any, __: Schema) -> 
 
 
 def _form(_: Any, name: str, value: Any, schema: Schema) -> Errors:
+    # null and, in some fields, an empty text are as if the field were missing.
     if value is None or (value == "" and schema.get("emptiable")) or value in schema.get("also", ()):
         return
     if isinstance(value, bool | list | Mapping) or FORMATS[name].holds(value):
@@ -151,6 +153,7 @@ def with_server_rules(name: str, definition: Schema) -> Schema:
     given = tuple(field[:-1] for field in row if field.endswith("!") and field[:-1] in fields)
     if given:
         extended["given"] = given
+    # Without the sign, the same names are keywords of the validator.
     for key in ("@most", "@some", "@check"):
         if key in row:
             extended[key[1:]] = row[key]

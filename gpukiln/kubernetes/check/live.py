@@ -64,12 +64,14 @@ def read_cluster(
             continue
         for item in listed:
             metadata = item.get("metadata", {})
+            # A pod of a Deployment is checked as the template of its Deployment.
             owned = any(owner.get("controller", True) for owner in metadata.get("ownerReferences") or ())
             if not owned:
                 item = {key: value for key, value in item.items() if key not in SERVER_FIELDS}  # noqa: PLW2901 - the same
                 by_namespace.setdefault(f"{name} namespace {metadata.get('namespace', '(none)')}", []).append(
                     item
                 )
+    # One kind may be forbidden; if every kind fails, the cluster itself is the problem.
     if len(errors) == len(KINDS):
         raise errors[0]
     for file, objects in sorted(by_namespace.items()):
@@ -97,6 +99,7 @@ def schema_version(reading: Reading, cluster: Cluster) -> str:
         UnavailableError: The API server does not answer.
     """
     _, minor = cluster.version()
+    # Schemas change little from one minor version to the next.
     nearest = min(max(minor, OLDEST), NEWEST)
     if nearest != minor:
         what = f"Kubernetes 1.{minor} has no schema here; that of 1.{nearest} is used"

@@ -19,6 +19,7 @@ from gpukiln.reports.sarif import sarif
 
 def lines(report: CheckReport) -> Iterator[str]:
     """The report as text, file by file; reason and fix follow the first finding of a rule."""
+    # Reason and fix of a rule are long; repeating them for each finding hides the findings.
     shown: set[str] = set()
     file = ""
     width = max((len(f"{finding.evidence['line']}") for finding in report.findings), default=0)

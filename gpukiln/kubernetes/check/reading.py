@@ -83,6 +83,7 @@ class Reading:
         Args:
             name: Of the file; its suffix decides the format, if it has one.
         """
+        # A byte order mark and Windows line ends, as editors on Windows write them.
         text = text.removeprefix("\ufeff").replace("\r\n", "\n")
         self.files.append(name)
         with unchecked_on_error(self.unchecked, name, 1, "the reader"):
@@ -117,6 +118,7 @@ class Reading:
                 self._promql(block, name, line)
             elif not language:
                 self._unnamed(block, name, line)
+        # A plain text, for example exported from a wiki.
         if not blocks:  # without code blocks, read here-documents and command lines in the text
             self._script(text, name, 0, strict=False)
 
@@ -142,6 +144,7 @@ class Reading:
         while number < len(lines):
             start, line = number, lines[number]
             number += 1
+            # A command may go on in the next line after a backslash or within quotes.
             parts, length, quote = [line], len(line), _open_quote(line, "")
             while number < min(len(lines), start + MOST_LINES) and (line.endswith("\\") or quote):
                 if length > LONGEST_COMMAND:
@@ -149,6 +152,7 @@ class Reading:
                 if line.endswith("\\"):
                     parts[-1] = line[:-1] + " "
                 else:
+                    # A newline within quotes is part of the word.
                     parts.append("\n")
                 line = lines[number]
                 quote = _open_quote(line, quote)
@@ -164,6 +168,7 @@ class Reading:
                     self.unchecked.append(UncheckedItem(name, above + start + 1, what))
             if is_command:
                 self._commands(line.lstrip().removeprefix("$ "), name, above + start + 1)
+            # A here-document in a comment is text.
             if not line.lstrip().startswith("#") and (heredoc := HEREDOC.search(line)):
                 body = number
                 while number < len(lines) and lines[number].strip() != heredoc["end"]:
@@ -208,6 +213,7 @@ class Reading:
 
     def _value(self, document: yaml_tree.Document, name: str, *, whole: bool) -> None:
         value = document.value
+        # kubectl get -o yaml prints a List of objects.
         if sequence(value.get("items")) and str(value.get("kind", "")).endswith("List"):
             for number, item in enumerate(value["items"]):
                 if isinstance(item, dict):
@@ -241,6 +247,7 @@ class Reading:
         resource = workload.resource
         line = resource.line_of(path)
         texts = [words[index + 1] for index, word in enumerate(words[:-1]) if re.fullmatch(r"-[a-z]*c", word)]
+        # sh -c TEXT: the commands are in the text.
         if texts and File(words[0]).name in ("sh", "bash", "ash", "dash"):
             for line_words in (words for text in texts for row in text.splitlines() for words in _split(row)):
                 self.commands.append(CommandLine(resource.file, line, tuple(line_words), resource, path))
@@ -314,6 +321,7 @@ def _files(path: File) -> list[File]:
 
 def _is_read(path: File, below: File) -> bool:
     parts = path.relative_to(below).parts
+    # .git, .venv and caches; workflows are in .github.
     hidden = any((part.startswith(".") and part != ".github") or part == "node_modules" for part in parts)
     return path.is_file() and not hidden and path.suffix.lower() in (*YAML, *SCRIPTS, *DOCUMENTS)
 
@@ -321,6 +329,7 @@ def _is_read(path: File, below: File) -> bool:
 def _file(reading: Reading, path: File) -> None:
     name = str(path)
     try:
+        # A file that is too large must not stop the check of the others.
         if path.stat().st_size > LARGEST_FILE:
             reading.files.append(name)
             reading.unchecked.append(UncheckedItem(name, 1, f"larger than {Memory(LARGEST_FILE).shown}"))
@@ -341,6 +350,7 @@ def _file(reading: Reading, path: File) -> None:
 def _kind(text: str, suffix: str) -> str:
     if suffix in YAML:
         return "yaml"
+    # A script needs no suffix.
     if suffix in SCRIPTS or text.startswith("#!"):
         return "script"
     if suffix in DOCUMENTS or re.search(r"^[ \t]*(?:```|~~~)", text, re.MULTILINE):
@@ -408,6 +418,7 @@ def _split(line: str) -> Iterator[list[str]]:
         words = line.split()
     command: list[str] = []
     for word in [*words, ";"]:
+        # An operator of the shell ends a command.
         if word and not word.strip(";|&()"):
             if command := list(itertools.dropwhile(_is_prefix, command)):
                 yield command
@@ -428,6 +439,7 @@ def _pod_of_kubectl_run(command: CommandLine) -> Resource | None:
         return None
     options = options_of(words)
     spec: dict[str, Any] = {}
+    # kubectl merges this JSON into the pod that it generates.
     if text := options.get("overrides"):
         try:
             spec = dict(mapping(mapping(parse_json(text)).get("spec")))
@@ -507,6 +519,7 @@ def _expressions(resource: Resource) -> Iterator[tuple[Path, str]]:
 def _expr(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
     if isinstance(value, dict):
         for key, below in value.items():
+            # Rules have expr, Grafana panels expr, its variables query or definition.
             if key in ("expr", "query", "definition") and isinstance(below, str):
                 yield (*path, key), below
             else:

@@ -26,6 +26,7 @@ def selector_requirement(requirement: Mapping[str, Any]) -> Mismatches:
     operator, values = requirement.get("operator"), sequence(requirement.get("values"))
     if operator in ("In", "NotIn") and not values:
         yield ("values",), f"operator {operator} without values"
+    # Only In and NotIn compare values.
     if operator in ("Exists", "DoesNotExist") and values:
         yield ("values",), f"operator {operator} with values"
 
@@ -54,6 +55,7 @@ def profile(security: Mapping[str, Any]) -> Mismatches:
 
 def env(variable: Mapping[str, Any]) -> Mismatches:
     field = mapping(mapping(variable.get("valueFrom")).get("fieldRef")).get("fieldPath")
+    # A variable has one value: all labels at once only fit into a file of a downwardAPI volume.
     if field in ("metadata.labels", "metadata.annotations"):
         path = ("valueFrom", "fieldRef", "fieldPath")
         yield path, f"{field} as a variable; wanted one of them, {field}['key']"
@@ -73,6 +75,7 @@ def mount(volume_mount: Mapping[str, Any]) -> Mismatches:
 
 
 def spread(constraint: Mapping[str, Any]) -> Mismatches:
+    # minDomains makes the scheduler refuse a pod, which ScheduleAnyway never does.
     if constraint.get("whenUnsatisfiable") == "ScheduleAnyway" and constraint.get("minDomains") is not None:
         yield ("minDomains",), "minDomains with whenUnsatisfiable ScheduleAnyway; wanted DoNotSchedule"
     selector, keys_ = constraint.get("labelSelector"), sequence(constraint.get("matchLabelKeys"))
@@ -86,10 +89,12 @@ def spread(constraint: Mapping[str, Any]) -> Mismatches:
 
 
 def probes(container: Mapping[str, Any]) -> Mismatches:
+    # The first success of these probes already counts (validateLivenessProbe, validateStartupProbe).
     for probe in ("livenessProbe", "startupProbe"):
         many = mapping(container.get(probe)).get("successThreshold")
         if isinstance(many, int) and many > 1:
             yield (probe, "successThreshold"), f"successThreshold {many} of a {probe}; wanted 1"
+    # A failed readiness probe never kills the container, so there is no grace period.
     if mapping(container.get("readinessProbe")).get("terminationGracePeriodSeconds") is not None:
         yield (
             ("readinessProbe", "terminationGracePeriodSeconds"),
@@ -101,6 +106,8 @@ def probes(container: Mapping[str, Any]) -> Mismatches:
 
 def privileges(container: Mapping[str, Any]) -> Mismatches:
     context = mapping(container.get("securityContext"))
+    # false sets no_new_privs (kernel: Documentation/userspace-api/no_new_privs.rst), which contradicts both
+    # below.
     if context.get("allowPrivilegeEscalation") is False:
         if context.get("privileged") is True:
             yield ("securityContext",), "allowPrivilegeEscalation false with privileged true"
@@ -108,6 +115,7 @@ def privileges(container: Mapping[str, Any]) -> Mismatches:
             yield ("securityContext",), "allowPrivilegeEscalation false with the capability CAP_SYS_ADMIN"
     if context.get("privileged") is not True:
         for index, mount in enumerate(sequence(container.get("volumeMounts"))):
+            # Its mounts appear on the node, which only privileged containers may do.
             if mapping(mount).get("mountPropagation") == "Bidirectional":
                 yield ("volumeMounts", index), "mountPropagation Bidirectional without privileged: true"
 
@@ -136,6 +144,8 @@ def resources(container: Mapping[str, Any]) -> Mismatches:
 
 def _huge_pages(resources: Mapping[str, Any]) -> Mismatches:
     limits, requests = mapping(resources.get("limits")), mapping(resources.get("requests"))
+    # Huge pages are allocated in advance and can't be overcommitted
+    # (kubernetes.io/docs/tasks/manage-hugepages).
     huge = [name for name in {**limits, **requests} if name.startswith("hugepages-")]
     for name in huge:
         if name not in limits:
@@ -154,6 +164,7 @@ def host_ports(pod: Mapping[str, Any]) -> Mismatches:
     for index, container in enumerate(sequence(pod.get("containers"))):
         for number, port in enumerate(sequence(mapping(container).get("ports"))):
             mapped_port = mapping(port)
+            # On the host network each container port is a port of the node.
             outer = mapped_port.get("hostPort") or (
                 mapped_port.get("containerPort") if pod.get("hostNetwork") is True else None
             )
@@ -170,6 +181,7 @@ def host_ports(pod: Mapping[str, Any]) -> Mismatches:
 def network(pod: Mapping[str, Any]) -> Mismatches:
     if pod.get("dnsPolicy") == "None" and not mapping(pod.get("dnsConfig")).get("nameservers"):
         yield ("dnsPolicy",), "dnsPolicy None without nameservers in dnsConfig"
+    # Both are the PID namespace of the containers: of the node, or of the pod.
     if pod.get("hostPID") is True and pod.get("shareProcessNamespace") is True:
         yield ("shareProcessNamespace",), "shareProcessNamespace with hostPID"
     for index, container in enumerate(
@@ -184,6 +196,7 @@ def network(pod: Mapping[str, Any]) -> Mismatches:
 
 def init_containers(pod: Mapping[str, Any]) -> Mismatches:
     for index, container in enumerate(sequence(pod.get("initContainers"))):
+        # Only a sidecar runs long enough for probes and hooks (KEP-753).
         if mapping(container).get("restartPolicy") != "Always":
             for key in ("lifecycle", "livenessProbe", "readinessProbe", "startupProbe"):
                 if mapping(container).get(key):
@@ -212,6 +225,7 @@ def block_volumes(pod: Mapping[str, Any]) -> Mismatches:
     for where, container in _each_container(pod):
         for index, device in enumerate(sequence(container.get("volumeDevices"))):
             name = str(mapping(device).get("name"))
+            # Only claims have volumeMode Block.
             kinds = volumes.get(name, {}).keys() & {"persistentVolumeClaim", "ephemeral"}
             if not kinds and not is_placeholder(name):
                 text = f"volumeDevices names {name}, and the pod has no claim of that name"
@@ -248,6 +262,7 @@ def resource_field(selector: Mapping[str, Any]) -> Mismatches:
     divisor, resource = selector.get("divisor"), str(selector.get("resource", ""))
     if divisor is None or divisor in ("", "0"):
         return
+    # CPU has millicores; bytes have no smaller part.
     if resource.endswith(".cpu"):
         if str(divisor) not in ("1", "1m"):
             yield ("divisor",), f"divisor {divisor} of {resource}; wanted 1 or 1m"
@@ -279,6 +294,7 @@ def deployment(spec: Mapping[str, Any]) -> Mismatches:
     rolling = mapping(strategy.get("rollingUpdate"))
     if strategy.get("type") == "Recreate" and strategy.get("rollingUpdate") is not None:
         yield ("strategy", "rollingUpdate"), "rollingUpdate with type Recreate"
+    # The defaults of a Deployment are 25 % each.
     if _is_zero(rolling.get("maxSurge", 1)) and _is_zero(rolling.get("maxUnavailable", 1)):
         yield (
             ("strategy", "rollingUpdate"),
@@ -295,6 +311,7 @@ def deployment(spec: Mapping[str, Any]) -> Mismatches:
 def daemon_set(spec: Mapping[str, Any]) -> Mismatches:
     yield from kept_pods(spec)
     rolling = mapping(mapping(spec.get("updateStrategy")).get("rollingUpdate"))
+    # The defaults of a DaemonSet; with a surge the old pod stays until the new one is ready.
     surge, missing = rolling.get("maxSurge", 0), rolling.get("maxUnavailable", 1)
     path = ("updateStrategy", "rollingUpdate")
     if _is_zero(surge) and _is_zero(missing):
@@ -317,6 +334,7 @@ def _is_zero(value: Any) -> bool:
 def indexes(spec: Mapping[str, Any]) -> Mismatches:
     completions, failed = spec.get("completions"), spec.get("maxFailedIndexes")
     parallel = spec.get("parallelism")
+    # validateJobSpec; there are only as many indexes as completions.
     if isinstance(failed, int) and isinstance(completions, int) and failed > completions:
         yield ("maxFailedIndexes",), f"maxFailedIndexes {failed} above completions {completions}"
     if spec.get("completionMode") == "Indexed" and isinstance(parallel, int) and parallel > 100_000:
@@ -331,6 +349,7 @@ def job_selector(spec: Mapping[str, Any]) -> Mismatches:
             yield ("manualSelector",), "manualSelector without selector"
         return
     if spec.get("selector"):
+        # A label with the UID of the Job, which is unique.
         yield ("selector",), "selector without manualSelector: the Job controller makes it"
     for label in mapping(mapping(mapping(spec.get("template")).get("metadata")).get("labels")):
         if label.removeprefix("batch.kubernetes.io/") in ("job-name", "controller-uid"):
@@ -339,6 +358,7 @@ def job_selector(spec: Mapping[str, Any]) -> Mismatches:
 
 def failure_policy(spec: Mapping[str, Any]) -> Mismatches:
     policy = spec.get("podFailurePolicy")
+    # The exit code must be known before a replacement is created (KEP-3939).
     if policy and spec.get("podReplacementPolicy") == "TerminatingOrFailed":
         yield ("podReplacementPolicy",), "TerminatingOrFailed with podFailurePolicy; wanted Failed"
     if spec.get("backoffLimitPerIndex") is None:
@@ -392,6 +412,7 @@ _LOCAL_ADDRESS = re.compile(r"127\.|0\.0\.0\.0$|169\.254\.|224\.0\.0\.|::1?$|fe8
 
 def service(spec: Mapping[str, Any]) -> Mismatches:
     kind, headless = spec.get("type") or "ClusterIP", spec.get("clusterIP") == "None"
+    # An ExternalName is a CNAME record of the cluster DNS: it has neither address nor ports of its own.
     if kind == "ExternalName":
         if not spec.get("externalName"):
             yield ("type",), "type ExternalName without externalName"
@@ -400,6 +421,7 @@ def service(spec: Mapping[str, Any]) -> Mismatches:
                 yield (key,), f"{key} with type ExternalName"
     elif not sequence(spec.get("ports")) and not headless:
         yield (), f"no ports of a Service of type {kind}"
+    # These types need an address to forward to.
     if headless and kind in ("NodePort", "LoadBalancer"):
         yield ("clusterIP",), f"clusterIP None with type {kind}; wanted ClusterIP"
     if spec.get("clusterIPs") and not spec.get("clusterIP"):
@@ -414,10 +436,12 @@ def external_traffic(spec: Mapping[str, Any]) -> Mismatches:
                 yield (key,), f"{key} with type {kind}; wanted LoadBalancer"
     if outside and kind not in ("NodePort", "LoadBalancer") and not spec.get("externalIPs"):
         yield ("externalTrafficPolicy",), f"externalTrafficPolicy with type {kind}"
+    # Load balancers probe this port to find nodes with local pods.
     if spec.get("healthCheckNodePort") and (kind != "LoadBalancer" or outside != "Local"):
         text = "healthCheckNodePort without type LoadBalancer and externalTrafficPolicy Local"
         yield ("healthCheckNodePort",), text
     for index, text in enumerate(sequence(spec.get("externalIPs"))):
+        # Traffic to these addresses never leaves a machine (ValidateNonSpecialIP).
         if isinstance(text, str) and _LOCAL_ADDRESS.match(text):
             yield ("externalIPs", index), f"{text} is a loopback, link-local or unspecified address"
 
@@ -431,6 +455,7 @@ def service_ports(spec: Mapping[str, Any]) -> Mismatches:
             if mapping(port).get(key) and number in seen:
                 yield ("ports", index, key), f"a second {key} {number[1]} of {number[2]}"
             seen.add(number)
+        # DNS SRV records and Ingresses refer to a port by its name.
         if len(ports) > 1 and not mapping(port).get("name"):
             yield ("ports", index), "a port without a name among several"
         if mapping(port).get("nodePort") and kind == "ClusterIP":
@@ -441,6 +466,7 @@ def claim(spec: Mapping[str, Any]) -> Mismatches:
     if not mapping(mapping(spec.get("resources")).get("requests")).get("storage"):
         yield ("resources",), "no size in resources.requests.storage"
     modes = sequence(spec.get("accessModes"))
+    # The mode excludes all other pods, so no other mode can hold at the same time (KEP-2485).
     if "ReadWriteOncePod" in modes and len(modes) > 1:
         yield ("accessModes",), "ReadWriteOncePod with other access modes"
 
@@ -467,6 +493,7 @@ def volume(spec: Mapping[str, Any]) -> Mismatches:
         yield ("capacity",), "wanted the key storage, and no other"
     if not any(spec.get(key) is not None for key in VOLUMES):
         yield (), "no volume: csi, nfs, local or another source"
+    # The scheduler must know the node of a local disk.
     if spec.get("local") and not mapping(spec.get("nodeAffinity")).get("required"):
         yield ("local",), "a local volume without nodeAffinity"
 
@@ -475,6 +502,7 @@ def scaler(spec: Mapping[str, Any]) -> Mismatches:
     least, most = spec.get("minReplicas", 1), spec.get("maxReplicas")
     if isinstance(least, int) and isinstance(most, int) and 0 < most < least:
         yield ("maxReplicas",), f"maxReplicas {most} below minReplicas {least}"
+    # Without pods there are no metrics of pods (feature gate HPAScaleToZero).
     if least == 0 and not any(
         mapping(entry).get("type") in ("Object", "External") for entry in sequence(spec.get("metrics"))
     ):
@@ -533,6 +561,7 @@ def limits(limit_range: Mapping[str, Any]) -> Mismatches:
         mapping(limit_range.get("min")).get("storage") or mapping(limit_range.get("max")).get("storage")
     ):
         yield (), "type PersistentVolumeClaim without storage in min or max"
+    # Each must be at most the next one.
     order = ("min", "defaultRequest", "default", "max")
     for name in {name for key in order for name in mapping(limit_range.get(key))}:
         amounts = [(key, quantity(mapping(limit_range.get(key)).get(name))) for key in order]
@@ -563,6 +592,7 @@ def policy_rule(entry: Mapping[str, Any]) -> Mismatches:
 def role(role: Mapping[str, Any]) -> Mismatches:
     for index, entry in enumerate(sequence(role.get("rules"))):
         if mapping(entry).get("nonResourceURLs"):
+            # URLs such as /metrics have no namespace, and a Role has one.
             yield ("rules", index, "nonResourceURLs"), "nonResourceURLs in a Role; wanted a ClusterRole"
 
 
@@ -599,6 +629,7 @@ def cluster_binding(binding: Mapping[str, Any]) -> Mismatches:
 
 def peer(entry: Mapping[str, Any]) -> Mismatches:
     selectors = [key for key in ("podSelector", "namespaceSelector") if entry.get(key) is not None]
+    # A peer is either a range of addresses or a selection of pods.
     if entry.get("ipBlock") is not None and selectors:
         yield ("ipBlock",), f"ipBlock with {selectors[0]}"
 
@@ -621,6 +652,7 @@ def address_range(block: Mapping[str, Any]) -> Mismatches:
         whole = ipaddress.ip_network(str(block.get("cidr")), strict=False)
         for index, text in enumerate(sequence(block.get("except"))):
             part = ipaddress.ip_network(str(text), strict=False)
+            # except only removes addresses from the range.
             if part.version != whole.version or not part.subnet_of(whole) or part == whole:  # type: ignore[arg-type]
                 yield ("except", index), f"{part} is not within {whole}"
     except ValueError:
@@ -629,6 +661,7 @@ def address_range(block: Mapping[str, Any]) -> Mismatches:
 
 def ingress_path(entry: Mapping[str, Any]) -> Mismatches:
     path, kind = entry.get("path"), entry.get("pathType")
+    # The path is compared literally, so it must be absolute and normalised.
     if kind in ("Exact", "Prefix"):
         if not isinstance(path, str) or not path.startswith("/"):
             yield (), f"path {short(path)} with pathType {kind}; wanted a path that begins with /"
@@ -692,6 +725,7 @@ def definition(manifest: Mapping[str, Any]) -> Mismatches:
     if spec.get("preserveUnknownFields") is True:
         text = "preserveUnknownFields; wanted x-kubernetes-preserve-unknown-fields in the schema"
         yield ("spec", "preserveUnknownFields"), text
+    # etcd stores the objects of all versions in one of them.
     stored = sum(mapping(version).get("storage") is True for version in versions)
     if stored != 1:
         yield ("spec", "versions"), f"{stored} versions with storage true; wanted one"
@@ -711,6 +745,7 @@ def _without_type(schema: Mapping[str, Any]) -> Iterator[Path]:
     for path, field_schema in parts:
         if not isinstance(field_schema, Mapping):
             continue
+        # Both replace the type (kubernetes.io/docs: specifying a structural schema).
         free = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
         if not field_schema.get("type") and not any(field_schema.get(key) for key in free):
             yield path
@@ -720,6 +755,7 @@ def _without_type(schema: Mapping[str, Any]) -> Iterator[Path]:
 
 def claim_template(template: Mapping[str, Any]) -> Mismatches:
     for key in mapping(template.get("metadata")):
+        # The controller chooses name and namespace of the claim.
         if key not in ("labels", "annotations"):
             yield (
                 ("metadata", key),
@@ -729,6 +765,7 @@ def claim_template(template: Mapping[str, Any]) -> Mismatches:
 
 def node(spec: Mapping[str, Any]) -> Mismatches:
     ranges = [str(cidr) for cidr in sequence(spec.get("podCIDRs"))]
+    # Dual stack: at most one range for IPv4 and one for IPv6.
     if len({":" in cidr for cidr in ranges}) < len(ranges):
         yield ("podCIDRs",), "two ranges of one IP family"
 
@@ -736,6 +773,7 @@ def node(spec: Mapping[str, Any]) -> Mismatches:
 def quota(spec: Mapping[str, Any]) -> Mismatches:
     yield from _counted(mapping(spec.get("hard")))
     scopes = sequence(spec.get("scopes"))
+    # Pods of that class have no requests that could be counted.
     if "BestEffort" in scopes:
         for name in mapping(spec.get("hard")):
             if name not in ("pods", "count/pods"):
@@ -843,6 +881,7 @@ def priority(manifest: Mapping[str, Any]) -> Mismatches:
     value, name = manifest.get("value"), str(mapping(manifest.get("metadata")).get("name", ""))
     if name in ("system-cluster-critical", "system-node-critical"):
         return
+    # Higher values are reserved for system priority classes (HighestUserDefinablePriority).
     if isinstance(value, int) and value > 1_000_000_000:
         yield ("value",), f"value {value}; at most 1000000000"
     if name.startswith("system-"):

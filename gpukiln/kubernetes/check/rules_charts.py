@@ -38,6 +38,7 @@ CHART_KEY_PLACES = {
 }
 OLDEST_PLUGIN = (0, 17)  # the first with CDI on UBI 9; 0.14 is from 2023, and its manifest had another path
 PLUGIN_IMAGE = re.compile(r"k8s-device-plugin:v?(\d{1,9})\.(\d{1,9})(?:\.(\d{1,9}))?")
+# Versions in URLs of raw.githubusercontent.com and github.com.
 PLUGIN_URL = re.compile(r"NVIDIA/k8s-device-plugin/(?:v|refs/tags/v|raw/v)?(\d{1,9})\.(\d{1,9})")
 
 
@@ -122,6 +123,7 @@ def runner_idle(workload: Workload, _: Context) -> Iterator[Violation]:
         return
     least = values.get("minRunners")
     if workload.wants_gpus and isinstance(least, int) and least > 0:
+        # minRunners is at the top of the values, and in spec of an AutoscalingRunnerSet.
         above = () if workload.resource.chart == RUNNERS else ("spec",)
         yield Violation(f"minRunners {least} with GPUs", (*above, "minRunners"))
 
@@ -188,6 +190,7 @@ def runs_on(resource: Resource, context: Context) -> Iterator[Violation]:
     ]
     for name, job in mapping(resource.object.get("jobs")).items():
         labels = [str(label) for label in sequence(mapping(job).get("runs-on"))]
+        # A list without self-hosted names runners of GitHub.
         if "self-hosted" in labels and not any({*labels} <= labels_of_set for labels_of_set in sets):
             yield Violation(f"runs-on: [{', '.join(labels)}]", ("jobs", name, "runs-on"))
 

@@ -67,6 +67,7 @@ def cuda_device_beyond(workload: Workload, _: Context) -> Iterator[Violation]:
         many = sum(amount for amount in amounts if amount is not None)
         for index, name, value in container.env:
             numbers = [number.strip() for number in str(value or "").split(",")]
+            # UUIDs can't be compared with the number of GPUs.
             if name != "CUDA_VISIBLE_DEVICES" or not all(is_whole(number) for number in numbers):
                 continue
             if mig or any(int(number) >= many for number in numbers):

@@ -78,6 +78,7 @@ def _pods(workload: Workload) -> int:
     """Pods that Kueue admits together, if known; at least one."""
     job = workload.job if workload.kind == "Job" else None
     annotations = mapping(workload.resource.metadata.get("annotations"))
+    # Only a Job is admitted as a whole; with the annotation Kueue reduces its parallelism.
     if job is None or LEAST_PARALLELISM in annotations:
         return 1
     numbers = [job.get(key, 1 if key == "parallelism" else None) for key in ("parallelism", "completions")]
@@ -188,6 +189,7 @@ def kueue_quota(workload: Workload, context: Context) -> Iterator[Violation]:
             if mapping(resource).get("name") == demand.resource
         ]
         known = [quota for quota in quotas if quota is not None]
+        # A cohort may lend what the queue itself lacks; how much is not known here.
         borrows = spec.get("cohort") or spec.get("cohortName")
         if known and len(known) == len(quotas) and not borrows and max(known) < demand.amount:
             text = f"{demand.amount} of {demand.resource} requested, a flavor of ClusterQueue "

@@ -23,6 +23,7 @@ SCHEDULER = "kubernetes.io/docs/concepts/scheduling-eviction"
 
 def _misfits(workload: Workload, context: Context, *kinds: str) -> tuple[list[NodeFit], list[NodeFit]]:
     """Candidates without problems of an earlier kind: all, and those with problems of these kinds."""
+    # As in `distance`: a problem counts only for candidates without a problem of an earlier kind.
     order = ("selector", "taint", "resources")
     before = order[: order.index(kinds[0])]
     left = [

@@ -116,6 +116,7 @@ def gpus_above_pool_limit(workload: Workload, context: Context) -> Iterator[Viol
         return
     each = sum((quantity(container.limits.get(GPU)) or Decimal(0)) for container in workload.main_containers)
     pools = {place.pool.name: place.pool for place in context.node_fits(workload) if not place.problems}
+    # A pool without a limit can take all of them.
     if not each or not pools or not all(GPU in pool.limits for pool in pools.values()):
         return
     most = sum(pool.limits[GPU] for pool in pools.values())
@@ -228,6 +229,7 @@ def ray_num_gpus(resource: Resource, _: Context) -> Iterator[Violation]:
         limits = mapping(at(group, ("template", "spec", "containers", 0, "resources", "limits")))
         counted = quantity(declared)
         has = sum((quantity(value) or Decimal(0)) for key, value in limits.items() if is_gpu(key))
+        # num-gpus 0 on the head keeps tasks off it on purpose.
         kept_from_ray = counted == 0 and where[-1] == "headGroupSpec"
         if counted is not None and counted != has and not kept_from_ray:
             text = f"num-gpus {declared}, and the limits have {has} GPU{'s' if has != 1 else ''}"

@@ -60,6 +60,7 @@ def _volume(workload: Workload, name: str) -> tuple[int, Mapping[str, Any]]:
     fragments=False,
 )
 def shm_default(workload: Workload, _: Context) -> Iterator[Violation]:
+    # With hostIPC the container has the node's /dev/shm.
     if workload.pod.get("hostIPC") is True or workload.kind in RAY:  # KubeRay mounts one itself
         return
     for container in workload.main_containers:
@@ -138,6 +139,7 @@ def job_deadline(workload: Workload, _: Context) -> Iterator[Violation]:
     fragments=False,
 )
 def memory_limit(workload: Workload, _: Context) -> Iterator[Violation]:
+    # Pod-level limits apply to all containers (KEP-2837).
     of_pod = mapping(at(workload.pod, ("resources", "limits")))
     for container in workload.containers:
         if container.gpu_keys and "memory" not in {**of_pod, **container.limits}:
@@ -395,6 +397,7 @@ def daemonset_toleration(workload: Workload, _: Context) -> Iterator[Violation]:
 
 
 def _gpu_daemon(workload: Workload) -> bool:
+    # Images of GPU agents, by name.
     agents = re.compile(r"k8s-device-plugin|dcgm-exporter|gpu-feature-discovery|nvidia")
     return workload.kind == "DaemonSet" and any(
         agents.search(container.image) for container in workload.containers

@@ -55,6 +55,7 @@ def kubectl_run_flags(command: CommandLine, _: Context) -> Iterator[Violation]:
     fix="the URL of a tag; for the add-ons of GPU nodes, `invoke k8s.addons`",
 )
 def url_moves(command: CommandLine, _: Context) -> Iterator[Violation]:
+    # Branches on raw.githubusercontent.com and github.com, and the latest release.
     moving = re.compile(
         r"https?://(?:raw\.githubusercontent\.com/[^/]+/[^/]+/(?:refs/heads/)?(?:main|master|HEAD|develop)/"
         r"|github\.com/[^/]+/[^/]+/(?:raw|blob)/(?:main|master)/|github\.com/[^/]+/[^/]+/releases/latest/)"
@@ -160,6 +161,7 @@ def cloudwatch_without_agent(prose: Prose, _: Context) -> Iterator[Violation]:
 
 def _sections(prose: Prose) -> Iterator[tuple[str, int, str]]:
     """Heading, first line and text of each block of code."""
+    # Lines of headings, ascending, for the binary search below.
     numbers = [number for number, text in enumerate(prose.lines, 1) if text.startswith("#")]
     for above, _language, block in prose.blocks:
         at = bisect.bisect_right(numbers, above)
@@ -199,6 +201,7 @@ def era_of_docker(prose: Prose, _: Context) -> Iterator[Violation]:
         return  # a document about Docker alone, for which these names may be right
     for line, text in _all_lines(prose):
         for expression, why in OBSOLETE:
+            # A sentence such as "nvidia-docker2 is deprecated" is right.
             if expression.search(text) and not NEGATIONS.search(text) and not text.lstrip().startswith("#"):
                 yield Violation(f"{text.strip()[:80]}: {why}", line=line)
 

@@ -406,6 +406,7 @@ def _annotations(resource: Resource) -> Iterator[Violation]:
         for key in annotations:
             if not LABEL_KEY.fullmatch(key.lower()) and not is_placeholder(key):
                 yield Violation(f"{dotted(path)}: {short(key)} is no key of an annotation", (*path, key))
+        # TotalAnnotationSizeLimitB of apimachinery.
         if sum(len(f"{key}{value}".encode()) for key, value in annotations.items()) > 262_144:
             yield Violation(f"{dotted(path)}: more than 256 KiB", path)
 
@@ -419,9 +420,11 @@ def _name_form(kind: str) -> re.Pattern[str]:
 def _longest(resource: Resource) -> int:
     """The maximum length of a name; pods that are named after the object count."""
     if resource.kind == "CronJob":
+        # The controller appends 11 characters to the name of each Job.
         return 52
     if resource.kind in PATH_NAMES:
         return 1 << 20  # limited only by the size of a request
+    # The name of a Job is the value of a label on its pods.
     return 63 if resource.kind == "Job" else 253
 
 

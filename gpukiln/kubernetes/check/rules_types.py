@@ -22,6 +22,7 @@ from gpukiln.kubernetes.check.workload import (
 from gpukiln.kubernetes.quantity import quantity
 
 TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+# Names of GPU instance types in prose, such as p3.2xlarge.
 NAME = re.compile(r"\b(?:p|g|gr)\d+[a-z]*\.(?:\d*x?large|\d+xlarge|metal(?:-\d+xl)?)\b")
 CATALOGUE = "gpukiln/catalog/data/gpu_instances.yaml"
 

@@ -26,6 +26,7 @@ def update_surge(workload: Workload) -> tuple[int, int, int]:
     spec = mapping(workload.object.get("spec"))
     replicas = spec.get("replicas")
     many = replicas if isinstance(replicas, int) and not isinstance(replicas, bool) else 1
+    # All old pods end before the first new one starts.
     if at(spec, ("strategy", "type")) == "Recreate":
         return many, 0, many
     rolling = mapping(at(spec, ("strategy", "rollingUpdate")))
@@ -46,6 +47,7 @@ def _share(value: Any, of: int, *, up: bool) -> int:
     share = text.removesuffix("%")
     if not is_whole(share):
         return of  # unreadable: other rules report it
+    # Kubernetes rounds maxSurge up and maxUnavailable down.
     return (math.ceil if up else math.floor)(of * int(share) / 100)
 
 

@@ -68,6 +68,7 @@ def minors(text: str) -> tuple[int, ...]:
                 f"{part!r} is no version of Kubernetes", hint="wanted: 1.35, 1.34,1.36 or 1.34..1.37"
             )
         first, last = int(match[1]), int(match[2] or match[1])
+        # Both ends: the numbers between them are inside the range, too.
         for minor in (first, last):
             if not OLDEST <= minor <= NEWEST:
                 raise UsageError(
@@ -91,6 +92,7 @@ def _kinds(minor: int) -> Mapping[tuple[str, str], str]:
     for name, definition in _definitions(minor).items():
         for version_kind in definition.get("x-kubernetes-group-version-kind", ()):
             group = f"{version_kind['group']}/" if version_kind["group"] else ""
+            # Definitions such as DeleteOptions list every group; only the one of the kind itself counts.
             if name.endswith(f".{version_kind['kind']}"):
                 definitions[f"{group}{version_kind['version']}", version_kind["kind"]] = name
     return definitions
@@ -236,6 +238,7 @@ def _schema_violations(
 ) -> Iterator[Violation]:
     errors = sorted(
         (error for error in validator.iter_errors(value) if _is_refused(error, whole=whole)),
+        # Sorted by path, so that reports are the same in each run.
         key=lambda error: [str(step) for step in error.absolute_path],
     )
     for error in errors[:MOST_VIOLATIONS]:

@@ -75,6 +75,7 @@ SIGNALS = words(
 )
 
 
+# A probe or hook has exactly one of these; @most and @some together say that.
 _HANDLERS = ("exec", "httpGet", "tcpSocket", "grpc", "sleep")
 _WEBHOOK: Row = {
     "admissionReviewVersions!": once(),
@@ -83,6 +84,7 @@ _WEBHOOK: Row = {
     "matchPolicy": words("Equivalent Exact"),
     "name!": form("webhook-name"),
     "sideEffects": words("None NoneOnDryRun"),
+    # The API server waits for the webhook within each request.
     "timeoutSeconds": between(1, 30),
     "clientConfig!": ANY,
 }
@@ -114,6 +116,7 @@ FIELDS: dict[str, Row] = {
     "core.v1.PodTemplate": {"template!": ANY},
     "core.v1.PodTemplateSpec": {"spec!": ANY},
     "core.v1.PodSpec": {
+        # 0 would end the pod at once.
         "activeDeadlineSeconds": between(1, 2**31 - 1),
         "containers!": ANY,
         "dnsPolicy": default("ClusterFirst ClusterFirstWithHostNet Default None"),
@@ -129,6 +132,7 @@ FIELDS: dict[str, Row] = {
         "schedulingGates": once("name"),
         "serviceAccountName": form_or_empty("subdomain"),
         "subdomain": form_or_empty("label"),
+        # The API server accepts negative values, too.
         "terminationGracePeriodSeconds": ANY,
         "topologySpreadConstraints": once("topologyKey", "whenUnsatisfiable"),
         "@check": (c.network, c.host_ports, c.init_containers, c.claims, c.block_volumes),
@@ -179,6 +183,7 @@ FIELDS: dict[str, Row] = {
     "core.v1.SleepAction": {"seconds": between(0)},
     "core.v1.ExecAction": {"command!": ANY},
     "core.v1.HTTPGetAction": {"port!": PORT, "scheme": default("HTTP HTTPS")},
+    # The schema requires a value, the API server accepts an empty header.
     "core.v1.HTTPHeader": {"name!": form("header"), "@optional": ("value",)},
     "core.v1.TCPSocketAction": {"port!": PORT},
     "core.v1.GRPCAction": {"port!": PORT},
@@ -206,8 +211,10 @@ FIELDS: dict[str, Row] = {
     "core.v1.PodOS": {"name": words("linux windows")},
     "core.v1.HostAlias": {"ip": form("ip"), "hostnames[]": NAME},
     "core.v1.PodDNSConfig": {
+        # resolv.conf(5): MAXNS is 3.
         "nameservers": {"maxItems": 3},
         "nameservers[]": form("ip"),
+        # MaxDNSSearchPaths.
         "searches": {"maxItems": 32},
         "searches[]": form("host"),
     },
@@ -253,6 +260,7 @@ FIELDS: dict[str, Row] = {
         "operator": words("DoesNotExist Exists Gt In Lt NotIn"),
     },
     "core.v1.PodAffinityTerm": {"namespaces[]": form("label"), "topologyKey!": form("key")},
+    # Weights are added up to the score of a node.
     "core.v1.WeightedPodAffinityTerm": {"weight": between(1, 100)},
     # core: volumes
     "core.v1.Volume": {
@@ -279,6 +287,7 @@ FIELDS: dict[str, Row] = {
     "core.v1.ConfigMapProjection": {"name!": ANY, "items": once("path")},
     "core.v1.SecretProjection": {"name!": ANY, "items": once("path")},
     "core.v1.DownwardAPIProjection": {"items": once("path")},
+    # Tokens live for at least 10 minutes.
     "core.v1.ServiceAccountTokenProjection": {
         "expirationSeconds": between(600, 2**32),
         "path!": form("relative"),
@@ -370,6 +379,7 @@ FIELDS: dict[str, Row] = {
         "protocol": default("SCTP TCP UDP"),
         "targetPort": {"form": "port", "emptiable": True, "also": (0,)},
     },
+    # At most a day.
     "core.v1.ClientIPConfig": {"timeoutSeconds": between(1, 86400)},
     "core.v1.EndpointAddress": {"ip!": form("ip")},
     "core.v1.EndpointPort": {
@@ -463,6 +473,7 @@ FIELDS: dict[str, Row] = {
         "podReplacementPolicy": words("Failed TerminatingOrFailed"),
         "@check": (c.indexes, c.job_selector, c.failure_policy, c.success_policy),
     },
+    # maxPodFailurePolicyRules; for the exit codes of a rule maxPodFailurePolicyOnExitCodesValues.
     "batch.v1.PodFailurePolicy": {"rules": {"maxItems": 20}, "@optional": ("rules",)},
     "batch.v1.PodFailurePolicyRule": {
         "action": words("Count FailIndex FailJob Ignore"),
@@ -517,6 +528,7 @@ FIELDS: dict[str, Row] = {
         "policies": {"filled": True},
         "tolerance": form("amount"),
         "selectPolicy": words("Disabled Max Min"),
+        # At most an hour; the period of a policy at most half an hour.
         "stabilizationWindowSeconds": between(0, 3600),
     },
     "autoscaling.v2.HPAScalingPolicy": {
@@ -545,6 +557,7 @@ FIELDS: dict[str, Row] = {
         "@check": (c.target("averageUtilization", "averageValue"),),
     },
     "autoscaling.v2.PodsMetricSource": {"@check": (c.target("averageValue"),)},
+    # The API server accepts a value together with averageValue only here.
     "autoscaling.v2.ObjectMetricSource": {"@check": (c.target("value", "averageValue", most=2),)},
     "autoscaling.v2.ExternalMetricSource": {"@check": (c.target("value", "averageValue"),)},
     # policy, networking
@@ -554,6 +567,7 @@ FIELDS: dict[str, Row] = {
         "unhealthyPodEvictionPolicy": words("AlwaysAllow IfHealthyBudget"),
         "@most": ("minAvailable", "maxUnavailable"),
     },
+    # There are only two policy types, each at most once.
     "networking.v1.NetworkPolicySpec": {
         "policyTypes[]": words("Egress Ingress"),
         "policyTypes": {"maxItems": 2},
@@ -665,6 +679,7 @@ FIELDS: dict[str, Row] = {
         "requests[]": form("request"),
     },
     "resource.v1.OpaqueDeviceConfiguration": {"driver!": form("driver")},
+    # The schema has no check of operator and value together.
     "resource.v1.DeviceToleration": {
         "@check": (c.device_toleration,),
         "operator": default("Equal Exists"),
@@ -749,6 +764,7 @@ FIELDS: dict[str, Row] = {
         "@check": (c.selector_requirement,),
     },
     "JSONSchemaProps": {"type": default("array boolean integer number object string")},
+    # A finalizer without a domain is accepted only for three built-in ones.
     "ObjectMeta": {"finalizers[]": form("qualified")},
     "OwnerReference": {"apiVersion!": ANY, "kind!": ANY, "name!": ANY, "uid!": ANY},
 }

@@ -45,6 +45,7 @@ def chart_of(values: Mapping[str, Any]) -> str:
     # The GPU Operator's values have some of these keys one level down, below devicePlugin and migManager.
     if {"operator", "migManager", "toolkit"} & values.keys() and "driver" in values:
         return ""
+    # The name of the image, if no key is specific.
     repository = (
         str((values.get("image") or {}).get("repository", ""))
         if isinstance(values.get("image"), Mapping)

@@ -169,6 +169,7 @@ class Workload:
 
     def at(self, *path: str | int) -> Path:
         """Convert a path in the pod spec to a path in the object."""
+        # The longest known prefix of the path decides.
         for length in range(len(path), -1, -1):
             if path[:length] in self.moved:
                 return self.moved[path[:length]] + path[length:]
@@ -397,6 +398,7 @@ def _templates(resource: Resource) -> Iterator[Path]:
         yield (*above, "headGroupSpec", "template")
         for index, _ in enumerate(sequence(at(resource.object, (*above, "workerGroupSpecs")))):
             yield (*above, "workerGroupSpecs", index, "template")
+        # The pod that submits the job runs next to the cluster's pods.
         if kind == "RayJob":
             yield ("spec", "submitterPodTemplate")
     elif kind in REPLICAS:
@@ -449,6 +451,7 @@ POD_KEYS = {
 def _of_fragment(resource: Resource) -> Iterator[Workload]:
     """The part of a pod in a code block or in values; resources alone belong to a container."""
     whole = resource.object
+    # The content of a key `resources`, shown without the key.
     if {"limits", "requests"} & whole.keys() and whole.keys() <= {"limits", "requests", "claims"}:
         yield _partial_workload(resource, {}, {"resources": whole}, {("containers", 0, "resources"): ()})
         return

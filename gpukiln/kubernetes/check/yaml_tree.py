@@ -166,6 +166,7 @@ class _NodeReader:
             return known
         if id(node) in self._open or level > MAX_DEPTH:  # aliases can nest deeper than the text
             raise BrokenError("an alias that contains itself, or too many levels", self._line(node))
+        # Nodes that are being read: an alias to one of them would never end.
         self._open.add(id(node))
         data, size = (
             self._mapping(node, level) if isinstance(node, yaml.MappingNode) else self._list(node, level)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from gpukiln.errors import IncompatibleError
 from gpukiln.kubernetes.cluster import AnswerError, Cluster
-from gpukiln.kubernetes.jobs.request import GpuJob, host_folders, with_restricted_security
+from gpukiln.kubernetes.jobs.job import GpuJob
 
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
@@ -27,7 +27,7 @@ def adapt_to_namespace(cluster: Cluster, job: GpuJob, say: Callable[[str], None]
         say(f"the Pod Security level of {namespace} is unknown: {error.message}")
         return job
     level = ((there or {}).get("metadata", {}).get("labels") or {}).get(ENFORCE, "")
-    if level in ("baseline", "restricted") and (mounted := host_folders(job)):
+    if level in ("baseline", "restricted") and (mounted := job.host_folders()):
         raise IncompatibleError(
             f"--cache {mounted[0]}: {namespace} enforces Pod Security {level}, which admits no hostPath",
             hint="use --cache CLAIM:/PATH, or a namespace that admits hostPath",
@@ -35,4 +35,4 @@ def adapt_to_namespace(cluster: Cluster, job: GpuJob, say: Callable[[str], None]
     if level != "restricted" or job.security == "restricted":
         return job
     say(f"{namespace} enforces Pod Security restricted: rendered as with --security restricted")
-    return with_restricted_security(job)
+    return job.restricted()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, get_args
 
@@ -11,6 +12,9 @@ from gpukiln.catalog.gpu_names import ec2_label, is_ambiguous, product
 from gpukiln.catalog.gpus import gpus
 from gpukiln.catalog.instance_types import InstanceType, instance_type, instance_types
 from gpukiln.errors import IncompatibleError, UsageError
+from gpukiln.kubernetes.check.formats import LABEL_VALUE
+from gpukiln.kubernetes.jobs.options import JobOptions
+from gpukiln.kubernetes.jobs.values import pairs, texts
 from gpukiln.kubernetes.machines import (
     ARCHES,
     INSTANCE_TYPE,
@@ -21,7 +25,7 @@ from gpukiln.kubernetes.machines import (
 )
 from gpukiln.offers.request import parse_request
 from gpukiln.typed import unknown
-from gpukiln.units import Memory
+from gpukiln.units import Memory, is_whole
 
 SelectBy = Literal["product", "instance-type", "karpenter", "auto-mode"]
 Provider = Literal["karpenter", "auto-mode", "managed", "asg", "aks", "gke"]
@@ -44,6 +48,7 @@ SPOT: dict[str, tuple[str, str]] = {
 SPOT_TAINTS = {"aks": {"key": "kubernetes.azure.com/scalesetpriority", "value": "spot"}}
 
 Expression = dict[str, Any]
+WEIGHTS = range(1, 101)  # k8s.io/api/core/v1, PreferredSchedulingTerm
 
 
 def models_of(names: Sequence[str], option: str) -> tuple[str, ...]:
@@ -96,6 +101,7 @@ def candidates(models: Sequence[str], count: int, mig: str, arch: str) -> tuple[
     if not able:
         other = next(iter(ARCHES.keys() - {arch}))
         raise IncompatibleError(f"no instance type with {named} is {arch}", hint=f"--arch {other}")
+    # Named in the error, so that the user sees how far the request is off.
     most = max(able, key=lambda name: _gpu_capacity(able[name], mig))
     what = f"{mig} of {named}" if mig else named
     raise IncompatibleError(
@@ -195,6 +201,7 @@ def expressions(
         return [_product(models, mig, shared=shared)]
     begin = GPU_LABELS[select_by]
     terms = [_in_expression(f"{begin}name", [ec2_label(model) for model in models])]
+    # Two boards have the same name at EC2; their memory differs.
     if any(is_ambiguous(model) for model in models):
         memory = {instance_type(name).gpu_memory_mib for name in types if instance_type(name).gpu in models}
         terms.append(_in_expression(f"{begin}memory", [str(mib) for mib in sorted(memory)]))
@@ -236,6 +243,99 @@ def arch_of(models: Sequence[str], types: Sequence[str]) -> str:
 def check_choice(option: str, value: str, kind: Any) -> None:
     if value not in get_args(kind):
         raise unknown(option, value, [choice for choice in get_args(kind) if choice])
+
+
+@dataclass(frozen=True)
+class MachineChoice:
+    """The nodes of a job; the fields are those of `GpuJob`."""
+
+    models: tuple[str, ...]
+    products: tuple[str, ...]
+    prefer: tuple[tuple[str, int], ...]
+    select_by: SelectBy
+    types: tuple[str, ...]
+    arch: str
+
+
+def choose_machines(options: JobOptions, cpu: Decimal, memory: Decimal) -> MachineChoice:
+    """The nodes that can run a job.
+
+    Args:
+        cpu: Cores of a pod.
+        memory: Bytes of a pod.
+
+    Raises:
+        UsageError: An option is wrong, or options exclude each other.
+        IncompatibleError: No machine can run it.
+    """
+    models = models_of(texts(options.gpu_model), "--gpu-model")
+    products, named = texts(options.product), texts(options.instance_type)
+    by: Any = options.select_by or ("instance-type" if named else "product")
+    check_choice("--select-by", by, SelectBy)
+    _check_exclusions(options, by)
+    prefer = _weights(options, models)
+    arch = options.arch
+    if arch and arch not in ARCHES:
+        raise UsageError(f"--arch {arch!r}", hint=f"wanted: {' or '.join(ARCHES)}")
+    if options.mig:
+        check_mig(options.mig, models)
+    types: tuple[str, ...] = ()
+    if named:
+        types = named_types(named, models, options.gpus, options.mig)
+        for name in types:  # one by one: each named type must be large enough, not just one of them
+            types_with_capacity([name], cpu, memory)
+    elif not products:
+        types = candidates(models, options.gpus, options.mig, arch)
+    arch = arch or arch_of(models or named, types)
+    matching = tuple(name for name in types if instance_type(name).arch == arch)
+    if named and not matching:
+        raise UsageError(f"--instance-type {', '.join(named)} and --arch {arch} exclude each other")
+    types = types_with_capacity(matching, cpu, memory)
+    existing = {instance_type(name).gpu for name in types}
+    for model, _ in prefer:
+        if model not in existing:
+            raise IncompatibleError(
+                f"--prefer {model}: none of the machines that can run it has {options.gpus} of that GPU",
+                hint=f"they have {', '.join(sorted(existing))}",
+            )
+    return MachineChoice(models, products, prefer, by, types, arch)
+
+
+def _check_exclusions(options: JobOptions, by: str) -> None:
+    products = texts(options.product)
+    for value, other, first, second in (
+        (products, options.gpu_model, "--product", "--gpu-model"),
+        (products, options.instance_type, "--product", "--instance-type"),
+        (products, options.mig, "--product", "--mig"),
+        (products, options.shared, "--product", "--shared"),
+        (options.mig, options.shared, "--mig", "--shared"),
+        (products, by != "product", "--product", f"--select-by {by}"),
+        (options.instance_type, by != "instance-type", "--instance-type", f"--select-by {by}"),
+    ):
+        if value and other:
+            raise UsageError(f"{first} and {second} exclude each other", hint="remove one of them")
+    for label in products:
+        if not LABEL_VALUE.fullmatch(label):
+            raise UsageError(
+                f"--product {label!r} is no value of a label",
+                hint=f"did you mean {label.replace(' ', '-')}?" if " " in label else "such as Tesla-T4",
+            )
+
+
+def _weights(options: JobOptions, models: Sequence[str]) -> tuple[tuple[str, int], ...]:
+    weights: dict[str, int] = {}
+    for name, weight in pairs(options.prefer, "--prefer", "L4=80"):
+        if options.product:
+            raise UsageError("--prefer and --product exclude each other", hint="--gpu-model names models")
+        if not is_whole(str(weight)) or int(weight) not in WEIGHTS:
+            raise UsageError(f"--prefer {name}={weight}: {weight!r} is no weight", hint="wanted: 1 to 100")
+        for key in models_of([name], "--prefer"):
+            if models and key not in models:
+                raise UsageError(
+                    f"--prefer {name}: --gpu-model excludes it", hint=f"add {name} to --gpu-model"
+                )
+            weights[key] = int(weight)
+    return tuple(weights.items())
 
 
 def _in_expression(key: str, values: Sequence[str]) -> Expression:

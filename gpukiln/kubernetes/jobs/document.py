@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpukiln.kubernetes.cluster import Cluster
-from gpukiln.kubernetes.jobs.request import GpuJob
+from gpukiln.kubernetes.jobs.job import GpuJob
 from gpukiln.kubernetes.jobs.state import JobEnd
 from gpukiln.typed import strict
 

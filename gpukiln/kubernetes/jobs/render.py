@@ -10,7 +10,7 @@ from gpukiln.kubernetes.machines import GPU
 from gpukiln.kubernetes.quantity import quantity
 
 if TYPE_CHECKING:
-    from gpukiln.kubernetes.jobs.request import GpuJob
+    from gpukiln.kubernetes.jobs.job import GpuJob
     from gpukiln.kubernetes.manifest import Manifest
 
 CONTAINER = "main"
@@ -54,6 +54,7 @@ def _job(job: GpuJob) -> Manifest:
         "metadata": meta,
         "spec": {
             **(indexed if job.nodes > 1 else {}),
+            # backoffLimit counts failed pods, and a failure of one node makes all others fail.
             "backoffLimit": job.retries * job.nodes,
             "activeDeadlineSeconds": job.timeout_s,
             "ttlSecondsAfterFinished": job.ttl_s,
@@ -84,9 +85,12 @@ def _pod(job: GpuJob) -> dict[str, Any]:
     affinity = _affinity(job, several, preferred)
     account = {"serviceAccountName": job.service_account} if job.service_account else {}
     return {
+        # podFailurePolicy requires Never; each attempt is then a pod of its own with its own log.
         "restartPolicy": "Never",
+        # With the headless Service the first pod has the DNS name NAME-0.NAME.
         **({"subdomain": job.name} if job.nodes > 1 else {}),
         "terminationGracePeriodSeconds": job.grace_s,
+        # A training program needs no access to the API server.
         **(account or {"automountServiceAccountToken": False}),
         **({"runtimeClassName": job.runtime_class} if job.runtime_class else {}),
         **({"priorityClassName": job.priority_class} if job.priority_class else {}),
@@ -144,8 +148,10 @@ def _affinity(
     affinity: dict[str, Any] = {"nodeAffinity": nodes} if nodes else {}
     if job.nodes > 1:
         mates = {"labelSelector": {"matchLabels": {JOB_NAME: job.name}}}
+        # Traffic between zones is slow and billed; one zone is preferred, not required.
         near = {"weight": 100, "podAffinityTerm": {**mates, "topologyKey": ZONE}}
         affinity["podAffinity"] = {"preferredDuringSchedulingIgnoredDuringExecution": [near]}
+        # One pod for each node: pods on one node would share its network adapters.
         apart = {**mates, "topologyKey": HOST_LABEL}
         affinity["podAntiAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}
     return affinity
@@ -165,6 +171,7 @@ def _container(job: GpuJob) -> dict[str, Any]:
     env = [{"name": name, "value": value} for name, value in job.env] + _rendezvous(job)
     scratch = {"ephemeral-storage": size} if (size := _scratch(job)) else {}
     asked = {"cpu": job.cpu, "memory": job.memory, **scratch}
+    # No CPU limit: a limit would throttle data loaders while CPUs are idle.
     limits = {"memory": job.memory, **scratch, _resource(job): str(job.gpus), **dict(job.resources)}
     return {
         "name": CONTAINER,
@@ -215,6 +222,7 @@ def _volumes(job: GpuJob) -> list[dict[str, Any]]:
     for number, mount in enumerate(job.mounts):
         name = f"mount-{number}"
         if mount.source.startswith("/"):
+            # The folder may not exist on a new node.
             volumes.append({"name": name, "hostPath": {"path": mount.source, "type": "DirectoryOrCreate"}})
         elif mount.source:
             volumes.append({"name": name, "persistentVolumeClaim": {"claimName": mount.source}})

@@ -78,6 +78,7 @@ class JobEnd:
 def attempt(pod: Manifest) -> Attempt:
     """The state of a pod."""
     meta, spec, status = pod["metadata"], pod["spec"], pod.get("status", {})
+    # Kubernetes 1.28 and later have the index as a label as well.
     place = {**meta.get("annotations", {}), **meta.get("labels", {})}.get(INDEX)
     base = Attempt(meta["name"], spec.get("nodeName", ""), None if place is None else int(place), "waiting")
     container: Manifest = next(
@@ -137,6 +138,7 @@ def _not_started(base: Attempt, status: Manifest, container: Manifest) -> Attemp
 def _why_failed(spec: Manifest, status: Manifest, ended: Manifest) -> str:
     code, reason = ended.get("exitCode", 0), ended.get("reason", "")
     limit = spec["containers"][0].get("resources", {}).get("limits", {}).get("memory", "")
+    # The kubelet sets this reason; the exit code is 137 as for any SIGKILL.
     if reason == "OOMKilled":
         why = f"its memory with /dev/shm reached the limit{f' of {limit}' if limit else ''}; raise --memory"
     elif reason in ("StartError", "ContainerCannotRun"):

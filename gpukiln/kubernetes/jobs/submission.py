@@ -40,6 +40,7 @@ class Submission:
 
     def begin(self, say: Callable[[str], None]) -> str:
         """Write a new mark before the Job is sent; a failure is reported and does not stop the Job."""
+        # Random: a Job that another computer submitted under the same name never has it.
         mark = secrets.token_hex(8)
         try:
             self.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -61,5 +62,6 @@ class Submission:
 def submission(cluster: Cluster, namespace: str, job: Manifest) -> Submission:
     """The record for a rendered Job."""
     where = f"{cluster.server} {namespace} {job['metadata']['name']}"
+    # A hash, because server URLs have characters that file names can't have.
     file = state_home() / "kubernetes/jobs" / hashlib.sha256(where.encode()).hexdigest()[:16]
     return Submission(file, hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest())

@@ -309,6 +309,7 @@ def _check_terraform(group: NodeGroup) -> None:
 
 
 def _check_sizes(group: NodeGroup) -> None:
+    # Karpenter limits GPUs and not nodes: its most nodes are those GPUs on the first type.
     most = (
         group.maximum
         if group.provider != "karpenter"

@@ -56,6 +56,8 @@ class Hours:
     def in_utc(self) -> tuple[str, int]:
         """Cron schedule in UTC and a duration in minutes that cover the hours in summer and in winter."""
         offsets = [_offset_min(self.zone, month) for month in range(1, 13)]
+        # In summer a zone is further ahead of UTC: the earliest start and the latest end of both cover the
+        # hours.
         first, last = self.start_min - max(offsets), self.end_min - min(offsets)
         return _cron(self.days, first), min(last - first, DAY_MIN)
 

@@ -24,6 +24,8 @@ def files(group: NodeGroup) -> dict[str, str]:
     pools = group.by_gpu()
     for place, (gpu, types) in enumerate(pools.items()):
         name = group.name if len(pools) == 1 else f"{group.name}-{gpu}"
+        # Karpenter tries the pool with the highest weight first; steps of 10 leave space for pools of the
+        # user.
         objects.append(_pool(group, name, types, weight=(len(pools) - place) * 10 if len(pools) > 1 else 0))
     if group.keep:
         objects += placeholders.objects(group)
@@ -76,6 +78,7 @@ def _node_class(group: NodeGroup) -> Manifest:
         spec["capacityReservationSelectorTerms"] = [{"id": group.reservation}]
     if group.nodeadm and group.has_local_storage:
         spec["instanceStorePolicy"] = "RAID0"
+    # Hop limit 1: a pod that is not on the host network can't reach the metadata service and its role.
     spec["metadataOptions"] = {"httpTokens": "required", "httpPutResponseHopLimit": 1}
     disk = {
         "volumeSize": f"{group.volume_gib}Gi",
@@ -104,6 +107,7 @@ def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> 
     key, value, effect = TAINT
     requirements = [
         _in(INSTANCE_TYPE, types),
+        # The capacity type of a capacity block is reserved; RESERVATION_KIND distinguishes both.
         _in(CAPACITY, ["reserved" if choice == "capacity-block" else choice for choice in group.capacity]),
         _in("kubernetes.io/arch", [group.arch]),
     ]
@@ -120,14 +124,19 @@ def _pool(group: NodeGroup, name: str, types: Sequence[str], *, weight: int) -> 
             **({"weight": min(weight, MOST_WEIGHT)} if weight else {}),
             "limits": {GPU: str(group.maximum)},
             "disruption": {
+                # Moving a GPU job to another node means to start it again, so underutilised nodes stay.
                 "consolidationPolicy": "WhenEmpty",
+                # Keep an empty node for a while: the next pod may use it, and a new node takes minutes to
+                # start.
                 "consolidateAfter": "5m",
                 "budgets": _budgets(group),
             },
             "template": {
                 "metadata": {"labels": group.node_labels(types)},
                 "spec": {
+                    # Karpenter's default: nodes are replaced after 30 days.
                     "expireAfter": "720h",
+                    # The longest time that a draining node waits for its pods.
                     "terminationGracePeriod": "4h",
                     "nodeClassRef": node_class,
                     "taints": [{"key": key, "value": value, "effect": effect}],

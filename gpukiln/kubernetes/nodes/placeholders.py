@@ -26,6 +26,7 @@ def objects(group: NodeGroup) -> list[Manifest]:
     name = f"{group.name}-waiting"
     labels = {"app.kubernetes.io/name": name, "app.kubernetes.io/managed-by": "gpukiln"}
     types = next(iter(group.by_gpu().values()))
+    # All GPUs of the smallest type: with fewer, two placeholders would share a node.
     gpus = min(instance_type(name).gpus for name in types)
     container = {
         "name": "wait",
@@ -44,6 +45,7 @@ def objects(group: NodeGroup) -> list[Manifest]:
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         "priorityClassName": name,
+        # A placeholder has nothing to finish; the pod that preempts it must not wait.
         "terminationGracePeriodSeconds": 0,
         "automountServiceAccountToken": False,
         "tolerations": [{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}],
@@ -66,7 +68,9 @@ def objects(group: NodeGroup) -> list[Manifest]:
     job = {
         "parallelism": group.keep,
         "backoffLimit": 6,
+        # Each preemption would otherwise use up backoffLimit, and the Job would fail.
         "podFailurePolicy": {"rules": [preempted]},
+        # The end of the hours: the Job and its pods end.
         "activeDeadlineSeconds": group.hours.duration_min * 60,
         "ttlSecondsAfterFinished": 60,
         "template": {"metadata": {"labels": labels}, "spec": pod},
@@ -77,6 +81,7 @@ def objects(group: NodeGroup) -> list[Manifest]:
             "kind": "PriorityClass",
             "metadata": {"name": name, "labels": labels},
             "value": PRIORITY,
+            # A placeholder preempts nothing itself.
             "preemptionPolicy": "Never",
             "description": "Placeholders on nodes that wait for work; every other pod preempts them.",
         },
@@ -87,6 +92,7 @@ def objects(group: NodeGroup) -> list[Manifest]:
             "spec": {
                 "schedule": group.hours.starts,
                 "timeZone": group.hours.zone,
+                # If yesterday's Job is still there, today's takes its place.
                 "concurrencyPolicy": "Replace",
                 "startingDeadlineSeconds": LATE_S,
                 "successfulJobsHistoryLimit": 0,

@@ -26,6 +26,7 @@ def files(group: NodeGroup) -> dict[str, str]:
     """A root module: main.tf, variables.tf, versions.tf and the user data template."""
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES),
+        # A misspelt name in a template is an error and no empty text.
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -63,6 +64,7 @@ def autoscaler_tags(group: NodeGroup) -> dict[str, str]:
     template = f"{AUTOSCALER}/node-template"
     return {
         f"{AUTOSCALER}/enabled": "true",
+        # cluster-autoscaler finds the groups of its cluster by these two tags (--node-group-auto-discovery).
         f"{AUTOSCALER}/{group.cluster}": "owned",
         **{f"{template}/label/{name}": text for name, text in node_labels(group).items()},
         f"{template}/taint/{key}": f"{value}:{effect}",
@@ -99,6 +101,7 @@ def _user_data(group: NodeGroup) -> str:
 def _hcl(value: Any) -> str:
     """A string, a number or a list of strings as HCL, whose escapes are JSON's except for templates."""
     text = json.dumps(list(value) if isinstance(value, tuple) else value, ensure_ascii=False)
+    # In HCL, ${ and %{ begin templates; doubled, they are plain text.
     return text.replace("${", "$${").replace("%{", "%%{")
 
 

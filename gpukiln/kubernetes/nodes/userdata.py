@@ -50,6 +50,7 @@ def nodeadm(cluster: Mapping[str, Any], flags: list[str], *, local_storage: bool
     """User data of Amazon Linux 2023 as MIME multipart: a script and nodeadm's NodeConfig."""
     spec: dict[str, Any] = {"cluster": dict(cluster), "kubelet": {"flags": flags}}
     if local_storage:
+        # nodeadm mounts the RAID itself before the kubelet starts.
         spec["instance"] = {"localStorage": {"strategy": "RAID0"}}
     config: Manifest = {"apiVersion": "node.eks.aws/v1alpha1", "kind": "NodeConfig", "spec": spec}
     return multipart(("text/x-shellscript", isolation()), ("application/node.eks.aws", dump(config)))

@@ -79,6 +79,7 @@ def _errors() -> tuple[Alert, ...]:
     def numbers(severity: str) -> str:
         return "|".join(str(number) for number, row in sorted(xids().items()) if row.severity == severity)
 
+    # Xid 0 means that there was none.
     known = "|".join(str(number) for number in sorted(xids()))
     return (
         Alert(
@@ -157,6 +158,7 @@ def _thermal() -> tuple[Alert, ...]:
         _fault(
             "GpuThermalThrottling",
             "thermal-slowdown",
+            # A counter of time: any increase means that the clocks were lowered.
             f"max by ({_GPU}) (rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m])) > 0",
             "10m",
             f"{_GPU_TEXT} lowers its clocks because of heat",
@@ -172,6 +174,8 @@ def _missing_gpus() -> tuple[Alert, ...]:
         Alert(
             "GpuNotAllocatable",
             "critical",
+            # The device plugin keeps an unhealthy GPU in the capacity and takes it out of the allocatable
+            # resources.
             f"{of_node('capacity')} - {of_node('allocatable')} > 0",
             "5m",
             "{{ $value }} GPUs of {{ $labels.node }} are not allocatable",
@@ -232,6 +236,7 @@ def _idle(settings: Settings) -> tuple[Alert, ...]:
 
 
 def _driver_support() -> tuple[Alert, ...]:
+    # The branch is the first part of the driver version; records.py has the end of life by branch.
     branch = f'label_replace(DCGM_FI_DEV_GPU_TEMP, "branch", "$1", "{DRIVER}", "([0-9]+)[.].*")'
     end = f"group by (node, branch) ({branch}) * on (branch) group_left () {DRIVER_END}"
     return (

@@ -31,6 +31,7 @@ def text(_: Settings) -> str:
                 "InstanceType": "${aws:InstanceType}",
                 "AutoScalingGroupName": "${aws:AutoScalingGroupName}",
             },
+            # Each combination is a metric of its own, which CloudWatch bills.
             "aggregation_dimensions": [["InstanceId"], ["AutoScalingGroupName"]],
             "metrics_collected": {
                 "nvidia_gpu": {

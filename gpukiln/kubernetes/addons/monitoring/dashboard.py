@@ -85,6 +85,7 @@ def dashboard(settings: Settings) -> dict[str, Any]:
 def _query(metric: Metric) -> str:
     series = f"{metric.name}{{{_SELECTED}}}"
     if metric.kind == "counter":
+        # A counter since the driver was loaded says little; its increase does.
         return f"increase({series}[1h])"
     return series if metric.scale == 1 else f"{series} * {metric.scale:g}"
 

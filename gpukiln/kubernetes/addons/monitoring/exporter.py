@@ -26,12 +26,14 @@ def values(settings: Settings) -> dict[str, Any]:
         # container toolkit honours that variable only for pods with SYS_ADMIN; profiling metrics
         # (DCGM_FI_PROF_*) need SYS_ADMIN as well.
         "securityContext": {
+            # DCGM's profiling needs root in the container.
             "runAsNonRoot": False,
             "runAsUser": 0,
             "allowPrivilegeEscalation": False,
             "capabilities": {"add": ["SYS_ADMIN"], "drop": ["ALL"]},
         },
         "nodeSelector": {GPU_PRESENT: "true"},
+        # Metrics matter most on nodes with problems, which may have any taint.
         "tolerations": [{"operator": "Exists"}],
         # Without it the metrics name only one of the pods that share a GPU (--kubernetes-virtual-gpus).
         **(
@@ -68,6 +70,8 @@ def monitor(settings: Settings) -> Manifest:
                 {
                     "port": "metrics",
                     "interval": INTERVAL,
+                    # Prometheus renames the exporter's own labels pod and namespace to exported_pod and
+                    # exported_namespace.
                     "honorLabels": False,
                     "relabelings": [
                         {"sourceLabels": [NODE], "targetLabel": "node"},

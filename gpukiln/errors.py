@@ -1,7 +1,7 @@
 """The kinds of failure and their exit codes.
 
-Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` alone turns an error into
-a message and an exit code.
+Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` alone turns an
+error into a message and an exit code.
 """
 
 

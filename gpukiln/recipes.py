@@ -48,7 +48,7 @@ def project(folder: Path | None = None) -> Path | None:
 
 
 def images(folder: Path | None = None) -> dict[str, Path]:
-    """The folders of the images that can be built, by name; a project's image replaces one of the same name here.
+    """Folders of the images that can be built, by name; a project's image replaces one of the same name.
 
     Args:
         folder: A checkout; None: this one, or the installed recipes.

@@ -209,7 +209,9 @@ def test_what_a_statement_is_about(changes, covers):
 def test_what_a_statement_does_not_name_never_widens():
     for effect, covers in (("Allow", False), ("Deny", True)):
         assert (
-            role_policies._statement_covers({"Effect": effect, "NotAction": "s3:*"}, "ec2:RunInstances", None, {})
+            role_policies._statement_covers(
+                {"Effect": effect, "NotAction": "s3:*"}, "ec2:RunInstances", None, {}
+            )
             is covers
         )
     deny = {**ALLOW, "Effect": "Deny"}

@@ -1,8 +1,8 @@
 """RunInstances where capacity is scarce: the zone for a launch, or EC2's refusal.
 
-EC2 refuses with status 500 (hashicorp/packer issue 2485), which SDKs retry. Sources of the texts: for a zone in the
-request aws/eks-anywhere-build-tooling pull request 772, for no zone fedora-copr/copr issue 3279, for spot published
-logs of launches (where another zone has capacity, spot gets the text of on demand).
+EC2 refuses with status 500 (hashicorp/packer issue 2485), which SDKs retry. Sources of the texts: for a zone
+in the request aws/eks-anywhere-build-tooling pull request 772, for no zone fedora-copr/copr issue 3279, for
+spot published logs of launches (where another zone has capacity, spot gets the text of on demand).
 """
 
 import contextlib

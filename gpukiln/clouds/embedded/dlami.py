@@ -1,8 +1,8 @@
 """AWS's Deep Learning AMIs: their public parameters, and images that have a name but no disk.
 
-The image for a machine can be looked up as on AWS; launching it fails, as for any image without a disk. Parameters
-and names: AWS Deep Learning AMIs developer guide and release notes. The instances in a description are those of
-2025-05-05; on arm64 that is the one family with a GPU.
+The image for a machine can be looked up as on AWS; launching it fails, as for any image without a disk.
+Parameters and names: AWS Deep Learning AMIs developer guide and release notes. The instances in a description
+are those of 2025-05-05; on arm64 that is the one family with a GPU.
 """
 
 import hashlib
@@ -69,7 +69,7 @@ def publish_images(ec2: Any) -> None:
             snapshot,
             {
                 "name": image.name,
-                "description": f"Supported EC2 instances: {FAMILIES[image.arch]}. It has no disk in the embedded cloud.",
+                "description": f"Supported EC2 instances: {FAMILIES[image.arch]}. It has no disk here.",
                 "owner_id": store.AMAZON,
                 "owner_alias": "amazon",
                 "virtualization_type": "hvm",

@@ -16,7 +16,7 @@ def every_region(layout: Layout) -> list[regions.StoredRegion]:
 
 
 def image_names(stored: list[regions.StoredRegion]) -> dict[str, str]:
-    """Names of images by their snapshots; for an unreadable region from the descriptions next to its disks."""
+    """Names of images by their snapshots; for an unreadable region from the descriptions of its disks."""
     names: dict[str, str] = {}
     for region in stored:
         described = [description["images"] for description in region.descriptions.values()]

@@ -1,4 +1,4 @@
-"""The API inside a machine's network, next to its metadata service; it accepts only the keys of the machine's role."""
+"""The API in a machine's network, next to its metadata service; only the keys of its role are valid."""
 
 from collections.abc import Callable, Iterable
 from socket import socket

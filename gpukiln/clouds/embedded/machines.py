@@ -63,7 +63,7 @@ class Machines:
         self._locks: dict[str, threading.RLock] = {}
 
     def vpc_cidr(self, region: str) -> str:
-        """The address range of a region's default VPC, in loopback; other clouds on this computer have others.
+        """The address range of a region's default VPC, in loopback; each cloud on this computer has others.
 
         Args:
             region: Name of the region.

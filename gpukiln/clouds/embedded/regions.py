@@ -5,9 +5,9 @@
     snapshots/SNAPSHOT.raw           a disk
     snapshots/SNAPSHOT.REGION.json   the disk's description: its snapshot, and the images that use it
 
-Each JSON file has a digest of its content, so a truncated or changed file is detected. An unreadable file never
-causes the removal of anything: it is repaired from the others, or the command ends with an error. A disk is written
-before its descriptions, those before the region's file, and that before its copy.
+Each JSON file has a digest of its content, so a truncated or changed file is detected. An unreadable file
+never causes the removal of anything: it is repaired from the others, or the command ends with an error. A
+disk is written before its descriptions, those before the region's file, and that before its copy.
 """
 
 import hashlib
@@ -25,8 +25,8 @@ from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
 
 changing = threading.Lock()
-"""Held while a region is read from moto and written, and while a snapshot is removed: otherwise a concurrent save
-could write the snapshot's description again, and a disk with a description is kept."""
+"""Held while a region is read from moto and written, and while a snapshot is removed: otherwise a concurrent
+save could write the snapshot's description again, and a disk with a description is kept."""
 MISSING = "is missing"
 # The whole disk would take seconds to hash; a replaced or emptied disk differs at its beginning.
 HEAD = 1 << 16  # bytes at the beginning of a disk whose digest is in its description
@@ -64,9 +64,9 @@ class StoredRegion:
         if self.document is None:
             raise UnavailableError(
                 f"{self.problems[0]}; no disk is touched",
-                hint="restore one of them from a backup, or move both away: gpukiln then restores the region's images "
-                f"from the descriptions next to their disks in {layout.snapshots}, but not its parameters (the "
-                "channels) and container images",
+                hint="restore one of them from a backup, or move both away: gpukiln then restores the images "
+                f"from the descriptions in {layout.snapshots}, but not the parameters (the channels) and "
+                "container images",
                 details=self.problems[1:],
             )
         return self.document
@@ -134,7 +134,7 @@ def inspect_region(layout: Layout, region: str) -> StoredRegion:
         document = _merge_descriptions(empty_document(), described)
         if described:
             problems = [
-                f"{file} is missing, and so is {copy.name}: images are restored from the descriptions next to "
+                f"{file} is missing, and so is {copy.name}: images are restored from the descriptions of "
                 "their disks; parameters (the channels) and container images are lost"
             ]
     else:
@@ -202,7 +202,7 @@ def repair_files(layout: Layout) -> list[str]:
 
 
 def disk_facts(disk: Path) -> dict[str, Any]:
-    """Size and digest of a disk's beginning, to detect later whether it is still the disk that was written."""
+    """Size and digest of a disk's beginning, by which a changed disk is detected later."""
     with disk.open("rb") as file:
         head = hashlib.sha256(file.read(HEAD)).hexdigest()
     return {"bytes": disk.stat().st_size, "head": head}

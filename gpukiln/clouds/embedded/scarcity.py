@@ -1,6 +1,7 @@
-"""Scripted shortages of capacity, quotas and reservations, to rehearse offers and launches over several zones.
+"""Scripted shortages of capacity, quotas and reservations, to rehearse offers and launches.
 
-A rule for launches that find no capacity is written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
+A rule for launches that find no capacity is written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for
+example
 
     us-west-2a:p4d.24xlarge         no capacity in that zone
     *:p4d.*:spot                    no spot capacity in any zone, for any size
@@ -225,8 +226,8 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
 
     Args:
         text: A line as it was added, or its key: ZONE:TYPE[:spot|on-demand], quota:CODE,
-            reservation:ZONE:TYPE; a key without a market removes the rules of both. None removes all lines, also
-            of a damaged file.
+            reservation:ZONE:TYPE; a key without a market removes the rules of both. None removes all lines,
+            also of a damaged file.
 
     Returns:
         The removed lines, as far as they can be read.

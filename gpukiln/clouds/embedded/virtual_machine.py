@@ -1,4 +1,4 @@
-"""A machine as a virtual machine (QEMU) on its raw disk: verification boots an image's own kernel this way."""
+"""A machine as a virtual machine (QEMU) on its raw disk, with the image's own kernel for verification."""
 
 import contextlib
 import json
@@ -71,7 +71,8 @@ class VirtualMachine(LocalMachine):
             *("-qmp", f"unix:{self._control},server=on,wait=off"),
             *(self._share.arguments(spec.memory_mib) if self._share else ()),
         ]
-        # QEMU's resolver reads /etc/resolv.conf, and in the namespace only slirp4netns' name server is reachable.
+        # QEMU's resolver reads /etc/resolv.conf, and in the namespace only slirp4netns' name server is
+        # reachable.
         enter = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
         return [
             *("nsenter", f"--net={self.network.path}", "unshare", "--mount", "--propagation", "private"),

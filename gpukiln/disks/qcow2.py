@@ -54,7 +54,7 @@ class Qcow2Layout:
 
         >>> layout = Qcow2Layout.of(1 << 30, (0, 1, 9000))
         >>> layout.l1, layout.l2, layout.refcount_blocks, layout.clusters
-        (1, 2, 1, 8)
+        (1, 2, 1, 9)
         """
         l1 = _divide_up(_divide_up(_divide_up(size, CLUSTER), ENTRIES), ENTRIES)
         l2 = len({cluster // ENTRIES for cluster in data})

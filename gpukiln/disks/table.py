@@ -19,8 +19,8 @@ BOOT_CODE = 440  # bytes of the first sector; all zero where there is no bootloa
 ESP_TYPE, ESP_MBR = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B", "EF"
 BIOS_BOOT_TYPE = "21686148-6449-6E6F-744E-656564454649"
 LINUX_ROOT_TYPE = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"  # for x86-64
-# In order of preference: the Discoverable Partitions Specification's root for x86-64, which no other file system
-# has; any Linux file system; Linux on an MBR.
+# In order of preference: the root of x86-64 (only a root file system has that type), any Linux file system,
+# Linux on an MBR.
 ROOT_TYPES = (LINUX_ROOT_TYPE, "0FC63DAF-8483-4772-8E79-3D69D8477DE4", "83")
 MBR_PROTECTIVE, MBR_EXTENDED = 0xEE, (0x05, 0x0F, 0x85)
 SIGNATURE = b"\x55\xaa"

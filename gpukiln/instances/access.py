@@ -190,7 +190,7 @@ def machine_from_image(
         UnavailableError: A call failed, or SSH did not answer; the details are the end of the console.
     """
     with ssh_access(cloud, build_id, purpose="verify", say=say) as access:
-        # The suite verifies the image's own kernel; a container of the embedded cloud would run this computer's.
+        # The suite verifies the image's kernel; a container of the embedded cloud runs this computer's.
         tags = {**build_tags(build_id, "verify", access.deadline), MACHINE_TAG: "vm"}
         if simulated:
             tags[GPUS_TAG] = SIMULATED

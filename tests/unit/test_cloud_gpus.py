@@ -30,7 +30,7 @@ BROKEN: list[tuple[dict[str, Any], str]] = [
     ({"gpus": ["a"]}, "AttributeError"),
     ({"gpus": [{"temperature": {"gpu": "hot"}}]}, "hot"),
     ({"gpus": [{"name": "A"}] * 65}, "65 GPUs"),
-    ({"gpus": [{"name": "A" * SLOT}]}, "the most that fit"),
+    ({"gpus": [{"name": "A" * SLOT}]}, "and the limit is"),
 ]
 
 

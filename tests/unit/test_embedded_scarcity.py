@@ -150,7 +150,7 @@ def test_a_walk_that_finds_none_says_where_it_looked_and_a_later_one_finds_some(
     ("text", "told"),
     [
         ("us-west-2a", "no scarcity rule, wanted ZONE:TYPE"),
-        (":p4d.24xlarge", "no scarcity rule"),
+        (":p4d.24xlarge", "not a scarcity rule"),
         ("us-west-2z:p4d.24xlarge", "unknown availability zone 'us-west-2z'.*us-west-2d"),
         ("mars-1a:p4d.24xlarge", "unknown availability zone 'mars-1a'"),
         ("us-west-2a:p4d.24xlrge", "unknown instance type 'p4d.24xlrge'"),

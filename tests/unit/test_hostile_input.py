@@ -340,7 +340,7 @@ def test_a_partition_table_may_point_anywhere(tmp_path: Path) -> None:
     for name, value in (("entries", 2**60), ("entries", 2**64 - 1), ("begin", 2**60), ("begin", 2001)):
         with pytest.raises(IncompatibleError):
             identify.inspect_disk(gpt(tmp_path, **{name: value}))
-    with pytest.raises(IncompatibleError, match="was cut or is empty"):
+    with pytest.raises(IncompatibleError, match="is truncated or empty"):
         identify.inspect_disk(gpt(tmp_path, last=2**60))
 
 

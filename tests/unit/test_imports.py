@@ -316,11 +316,11 @@ def damaged(golden, how):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("cut", "was cut or is empty"),
-        ("cut in the table", "cut within its GPT"),
+        ("cut", "is truncated or empty"),
+        ("cut in the table", "truncated within its GPT"),
         ("no table", "has no partition table"),
         ("GPT damaged", "GPT is damaged"),
-        ("no GPT", "no GPT behind it"),
+        ("no GPT", "a protective MBR and no GPT"),
         ("empty", "has no partition table"),
     ],
 )
@@ -361,7 +361,7 @@ def test_a_qcow2_that_names_other_files_is_refused(golden, tmp_path, kind):
         (b"KDMV", "file of vmdk.*"),
         (b"conectix", "file of vhd"),
         (b"\x28\xb5\x2f\xfd", "file of zstd"),
-        (b"QFI\xfb", "no whole qcow2"),
+        (b"QFI\xfb", "not a complete qcow2 file"),
     ],
 )
 def test_other_forms_are_named(tmp_path, head, says):

@@ -425,7 +425,7 @@ def test_more_than_fits_is_refused_and_nothing_lost(tmp_path: Path) -> None:
     append_region(path)
     state = State(path)
     state.write({"a": "1"})
-    with pytest.raises(UnavailableError, match="the most that fit"):
+    with pytest.raises(UnavailableError, match="and the limit is"):
         state.write({"b": "x" * SLOT})
     assert state.rows() == {"a": "1"}
     assert path.stat().st_size == REGION

@@ -32,6 +32,7 @@ class CheckFailedError(GpukilnError):
 class UsageError(GpukilnError):
     """The command line or a file of the user is wrong; the message lists the valid choices."""
 
+    # The code of argparse's own errors.
     exit_code = 2
 
 

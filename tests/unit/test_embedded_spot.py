@@ -226,5 +226,5 @@ def test_errors_of_the_server_are_errors_of_the_client(served):
     assert refused.value.code == 400
     assert json.load(refused.value)["error"]["message"].startswith("the request is not JSON")
     layout.endpoint.write_text("{}")
-    with pytest.raises(UnavailableError, match="does not run"):
+    with pytest.raises(UnavailableError, match="is not running"):
         ask_server(layout, "/gpukiln/interrupt", {})

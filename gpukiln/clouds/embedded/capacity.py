@@ -51,6 +51,7 @@ def take_capacity(
         InsufficientCapacityError: No allowed zone has capacity.
         EC2ClientError: The account's quota is used up, or the rules can't be read.
     """
+    # The default of RunInstances (API reference, InstanceType).
     name = arguments.get("instance_type") or "m1.small"
     if arguments.get("is_instance_type_default"):
         name = template.get("InstanceType") or name

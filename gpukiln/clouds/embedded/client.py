@@ -60,6 +60,7 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
     try:
         with urllib.request.urlopen(_request(layout, f"{url}/gpukiln/status"), timeout=10) as answer:  # noqa: S310 - our own
             status: dict[str, Any] = parse_json(answer.read())
+        # A server of a copied folder reports the original folder.
         served = {name: status["home"][name] for name in home}
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException, UnavailableError):
         return None

@@ -43,6 +43,7 @@ def _simulated_dlamis() -> tuple[SimulatedDlami, ...]:
     for end, (system, architectures) in SYSTEMS.items():
         for arch in architectures:
             parameter = f"/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-{end}/latest/ami-id"
+            # An id in the form of EC2's, 17 hexadecimal digits, the same in every start.
             key = hashlib.sha256(parameter.encode()).hexdigest()[:17]
             prefix = "ARM64 " if arch == "arm64" else ""
             name = f"Deep Learning {prefix}Base OSS Nvidia Driver GPU AMI ({system}) {DAY}"

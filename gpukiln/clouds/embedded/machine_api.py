@@ -26,6 +26,7 @@ class MachineApi:
         def of_machine(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             return application({**environ, INSTANCE: instance_id}, start_response)
 
+        # werkzeug duplicates the descriptor (socket.fromfd), so this one is closed.
         with listener:
             self._server = make_server(
                 METADATA,

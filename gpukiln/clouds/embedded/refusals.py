@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 from gpukiln.catalog.regions import regions
 
+# The credential scope of Signature Version 4: key, date, region, service, aws4_request.
 SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]*)/(?P<service>[^/]*)/")
 Refusal = tuple[int, str, bytes]  # status, content type, body
 

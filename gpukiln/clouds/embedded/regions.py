@@ -30,7 +30,9 @@ save could write the snapshot's description again, and a disk with a description
 MISSING = "is missing"
 # The whole disk would take seconds to hash; a replaced or emptied disk differs at its beginning.
 HEAD = 1 << 16  # bytes at the beginning of a disk whose digest is in its description
+# us-west-2.json, us-west-2.json.last
 _NAME = re.compile(r"(?P<region>[a-z]{2}(-[a-z0-9]+)+)\.json(\.last)?")
+# snap-0123456789abcdef0.us-west-2.json
 _DESCRIPTION = re.compile(r"(?P<snapshot>snap-[0-9a-f]+)\.(?P<region>[a-z0-9-]+)\.json")
 _SNAPSHOT_ID = re.compile(r"snap-[0-9a-f]+")
 
@@ -130,6 +132,7 @@ def inspect_region(layout: Layout, region: str) -> StoredRegion:
         problems = [
             f"{file} {wrong}: it is restored from {copy.name} and from the descriptions next to the disks"
         ]
+    # A region that was never used, or one that lost both files: then it has descriptions.
     elif wrong == copy_wrong == MISSING:
         document = _merge_descriptions(empty_document(), described)
         if described:

@@ -30,6 +30,7 @@ from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.parsing import parse_json
 
 USER = "AWS"  # ECR's one user (ECR user guide, Private registry authentication)
+# Texts that other calls set; moto stores them on the repository.
 POLICIES = ("lifecycle_policy", "policy")  # attributes of moto's Repository
 TOKEN_LIFE = timedelta(hours=12)
 CHUNK = 1 << 20  # bytes

@@ -41,6 +41,7 @@ NOT_FOUND = {  # prefix: attribute of moto's backend and error code, for kinds t
     "acl": ("network_acls", "InvalidNetworkAclID.NotFound"),
     "lt": ("launch_templates", "InvalidLaunchTemplateId.NotFound"),
 }
+# Pattern of the tokens that moto and this package return.
 PAGED = {
     **dict.fromkeys(("DescribeImages", "DescribeSnapshots", "DescribeSpotPriceHistory"), r"\d+"),
     **dict.fromkeys(("DescribeCapacityReservations", "DescribeCapacityBlockOfferings"), r"\d+"),

@@ -209,6 +209,7 @@ def add(layout: Layout, text: str) -> Line:
     """
     line = _parse(text)
     _check_names(line)
+    # The file may be written before the first start of the server.
     layout.create()
     with _locked(layout):
         lines = script(layout).lines
@@ -302,6 +303,7 @@ def capacity(
                 else rule
                 for rule in known.rules
             )
+        # Most launches change no rule, and then nothing is written.
         if after != known.rules:
             _write(layout, replace(known, rules=after).lines)
 
@@ -400,6 +402,7 @@ def _check_names(line: Line) -> None:
         if line.zone not in choices:
             raise unknown("availability zone", line.zone, [*choices, ANY] if region else choices)
     types = every_instance_type()
+    # A family is written as in a filter of EC2: p4d.*
     families = {f"{name.partition('.')[0]}.*" for name in types}
     if line.instance_type not in {*types, *families, ANY}:
         meant = families if line.instance_type.endswith(".*") else types
@@ -418,6 +421,7 @@ def _zones_by_region() -> dict[str, list[str]]:
     return dict(sorted(zones_by_region.items(), key=lambda item: -len(item[0])))
 
 
+# The server and commands change the file.
 def _locked(layout: Layout) -> contextlib.AbstractContextManager[None]:
     return locked(layout.root / "scarcity.lock")
 

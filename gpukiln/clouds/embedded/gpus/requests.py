@@ -101,6 +101,7 @@ def _apply_request(
     before = files.state.rows()
     anew = request.recording is not None or request.healthy
     rows = initial_rows(request.recording or gpus.document(files)) if anew else dict(before)
+    # The namespace is that of the running machine, which a recording can't have.
     if "pid_namespace" in before:
         rows["pid_namespace"] = before["pid_namespace"]
     # On a copy: a wrong setting is an error before anything is written.

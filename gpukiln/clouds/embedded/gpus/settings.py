@@ -128,6 +128,7 @@ def _set_lost(rows: Rows, gpu: int, lost: bool) -> None:
     """NVML answers GPU_IS_LOST to every call for the GPU."""
     if lost:
         rows[f"gpus.{gpu}.error.code"] = str(GPU_IS_LOST)
+        # Xid 79: the GPU has fallen off the bus.
         add_event(rows, gpu=gpu, kind=XID, data=79)
     else:
         remove(rows, f"gpus.{gpu}.error")
@@ -158,6 +159,7 @@ def _set_uncorrected(rows: Rows, gpu: int, count: int) -> None:
         aggregate = int(float(rows.get(f"{key}.aggregate_uncorrected", 0)))
         rows[f"{key}.aggregate_uncorrected"] = str(aggregate + count - before)
         add_event(rows, gpu=gpu, kind=DOUBLE_BIT_ERROR)
+        # Xid 48: double bit ECC error.
         add_event(rows, gpu=gpu, kind=XID, data=48)
 
 
@@ -210,6 +212,7 @@ SETTINGS: dict[str, Setting] = {
     "compute_mode": Setting(
         "NVML's number, 3: exclusive process", _whole_number(0, 3), _set_row("compute_mode")
     ),
+    # NVML_NVLINK_MAX_LINKS is 18.
     "nvlink_down": Setting("number of the link that goes down", _whole_number(0, 17), _set_link_down),
     "xid": Setting("number of an Xid, which becomes an event", _whole_number(1, 999), _add_xid),
     "lost": Setting("whether NVML reports it as lost", _parse_bool, _set_lost),

@@ -104,7 +104,7 @@ class Progress:
             self._bar.start()
         else:
             self.console.print(f"[dim]..[/] {escape(name)}{before}")
-            # CI ends jobs without output; on a terminal the spinner moves.
+            # Some CI systems end a job that prints nothing; on a terminal the spinner moves.
             threading.Thread(target=self._heartbeat, args=(ended,), daemon=True).start()
         try:
             yield

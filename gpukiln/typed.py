@@ -64,8 +64,8 @@ def validated(read: Callable[[str], str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-@cache
 # Cached: an adapter is slow to create, and a file of vulnerabilities has tens of thousands of records.
+@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - see above
 

@@ -122,7 +122,7 @@ def stopped_boot(console: str) -> StoppedBoot | None:
         if not (shown := stop.shown.search(last)):
             continue
         causes = [line.strip() for line in last.splitlines() if stop.cause.search(line)]
-        # systemd repeats a failed unit with each attempt.
+        # A line that the console repeats is shown once.
         unique = list(dict.fromkeys(causes)) or [shown.group().strip()]
         return StoppedBoot(stop.name, tuple(unique[:CAUSES]))
     return None

@@ -46,7 +46,7 @@ class VirtualMachine(LocalMachine):
 
     def _command(self) -> list[str]:
         spec = self.spec
-        # 06: a locally administered address, as EC2's begin with 02, 06 or 0a.
+        # 06: a locally administered unicast address.
         mac = "06:" + ":".join(spec.instance_id[-10:][i : i + 2] for i in range(0, 10, 2))
         # guests recognise EC2 by a UUID that begins with ec2, as on Nitro
         digits = "ec2" + spec.instance_id.removeprefix("i-").rjust(29, "0")

@@ -321,7 +321,7 @@ def _partition(rows: Rows, gpu: int, slices: int) -> None:
     remove(rows, f"{key}.gi")
     for at in range(int(rows.get(f"{key}.profiles.count", 0))):
         profile = f"{key}.profiles.{at}"
-        # "+" marks profiles with media engines, of which only one fits.
+        # A profile such as 1g.10gb+me has the media engines, so only one instance of it fits.
         if rows[f"{profile}.slices"] != str(slices) or "+" in rows[f"{profile}.name"]:
             continue
         size, most = int(rows[f"{profile}.size"]), int(rows[f"{profile}.instances"])

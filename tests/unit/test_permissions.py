@@ -28,7 +28,7 @@ from gpukiln.images.channels import load_channel
 from gpukiln.images.module_store import S3Store
 from gpukiln.images.pointer import Pointer
 from gpukiln.images.stages import StageKeeper, Stages, waiting_task
-from gpukiln.instances import access
+from gpukiln.instances import access, orphans
 from gpukiln.instances import tags as machines
 from gpukiln.instances.console import require_booting
 from gpukiln.instances.orphans import find_orphans, remove_orphans

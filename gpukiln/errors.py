@@ -1,7 +1,7 @@
 """The kinds of failure and their exit codes.
 
-Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` alone turns an error into
-a message and an exit code.
+Every error says what was found, what was wanted and the next step. `gpukiln.commands.cli` alone turns an
+error into a message and an exit code.
 """
 
 
@@ -32,6 +32,7 @@ class CheckFailedError(GpukilnError):
 class UsageError(GpukilnError):
     """The command line or a file of the user is wrong; the message lists the valid choices."""
 
+    # The code of argparse's own errors.
     exit_code = 2
 
 

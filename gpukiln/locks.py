@@ -22,7 +22,8 @@ def hold(path: Path, *, busy: BusyError | None = None, wait_s: float = 0) -> Fil
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415 - slow to import, and few commands lock
 
-    # filelock falls back to a marker file where a file system has no locks; that would outlive a killed process
+    # filelock falls back to a marker file where a file system has no locks; that would outlive a killed
+    # process
     lock = FileLock(path, timeout=wait_s if busy else -1, mode=0o600, fallback_to_soft=False)
     try:
         lock.acquire()

@@ -1,7 +1,7 @@
-"""Runs other programs: within limits (`run`), line by line (`stream`), or on the terminal (`run_on_terminal`).
+"""Runs programs: within limits (`run`), line by line (`stream`) or on the terminal (`run_on_terminal`).
 
-All code that runs on this computer uses it, except the embedded cloud, which supervises its machines' processes
-itself. Code that is sent to machines (probe, gpus, workspaces/agent.py) can't import it.
+All code that runs on this computer uses it, except the embedded cloud, which supervises its machines'
+processes itself. Code that is sent to machines (probe, gpus, workspaces/agent.py) can't import it.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ LONG_S = 3600.0  # for programs that transfer or write gigabytes
 POLL_S = 0.5
 READ_S = 10.0  # wait for the last lines of a program that has ended
 FULL_BYTES = 64 << 10
-"""A disk with less free space counts as full: apt-get update, for example, waits forever for space for its lists."""
+"""A disk with less free space counts as full: apt-get update, for example, waits forever for more space."""
 SPACE_HINT = (
-    "free space there (`invoke cloud.clean --images` lists what it would remove), or set GPUKILN_HOME to a folder"
-    " on another disk"
+    "free space there (`invoke cloud.clean --images` lists what it would remove), or set GPUKILN_HOME to a"
+    " folder on another disk"
 )
 
 
@@ -117,8 +117,8 @@ def stream(
 ) -> int:
     """Run a program to its end and pass each line that it prints to a function.
 
-    The process group never outlives the call: Ctrl-C ends it (it reaches the group only from here), and so does an
-    exception of `each`.
+    The process group never outlives the call: Ctrl-C ends it (it reaches the group only from here), and so
+    does an exception of `each`.
 
     Args:
         command: The program and its arguments.
@@ -267,7 +267,7 @@ def require_space(folder: Path, need: int) -> None:
 
 
 def free_bytes(folder: Path) -> int:
-    """Bytes that this user can write on a folder's disk; a missing folder counts as its nearest existing parent."""
+    """Bytes that this user can write on a folder's disk; for a missing folder on its nearest parent's."""
     while not folder.exists():
         folder = folder.parent
     filesystem = os.statvfs(folder)

@@ -1,7 +1,7 @@
 """The consoles for results and progress, and the progress of steps with their durations.
 
-On a terminal the running step is one line that is redrawn. Elsewhere it prints one line when it starts, one for each
-detail, and one when it ends. Progress goes to standard error.
+On a terminal the running step is one line that is redrawn. Elsewhere it prints one line when it starts, one
+for each detail, and one when it ends. Progress goes to standard error.
 """
 
 import threading
@@ -104,7 +104,7 @@ class Progress:
             self._bar.start()
         else:
             self.console.print(f"[dim]..[/] {escape(name)}{before}")
-            # CI ends jobs without output; on a terminal the spinner moves.
+            # Some CI systems end a job that prints nothing; on a terminal the spinner moves.
             threading.Thread(target=self._heartbeat, args=(ended,), daemon=True).start()
         try:
             yield
@@ -136,7 +136,7 @@ class Progress:
             self._print_detail(detail)
 
     def show_activity(self, detail: str) -> None:
-        """As `say`, for short activities: a plain log prints one only when it lasts long enough for a heartbeat.
+        """As `say`, for short activities: a plain log prints one only if it lasts until a heartbeat.
 
         Args:
             detail: A few words about the activity.

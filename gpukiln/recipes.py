@@ -11,6 +11,7 @@ from pathlib import Path
 PROJECT_FILE = "gpukiln.toml"
 PACKAGE = Path(__file__).resolve().parent
 _CHECKOUT = PACKAGE.parent
+# The folder of force-include in pyproject.toml.
 _INSTALLED = PACKAGE / "_recipes"
 
 
@@ -33,6 +34,7 @@ def file(name: str, folder: Path | None = None) -> Path:
     """
     folder = folder or root()
     return (
+        # Two folders above _recipes is site-packages, where gpukiln/... has the same path as in a checkout.
         folder.parent.parent / name if name.startswith("gpukiln/") and folder == _INSTALLED else folder / name
     )
 
@@ -48,7 +50,7 @@ def project(folder: Path | None = None) -> Path | None:
 
 
 def images(folder: Path | None = None) -> dict[str, Path]:
-    """The folders of the images that can be built, by name; a project's image replaces one of the same name here.
+    """Folders of the images that can be built, by name; a project's image replaces one of the same name.
 
     Args:
         folder: A checkout; None: this one, or the installed recipes.

@@ -19,6 +19,7 @@ from gpukiln.parsing import LimitError, parse_json, read_text
 from gpukiln.typed import dump, load
 
 log = logging.getLogger(__name__)
+# Sorts by time as text.
 STAMP = "%Y%m%d-%H%M%S"
 SCHEMA = 1  # version of every record's form
 

@@ -125,7 +125,7 @@ class Ssh:
         return "\n".join([f"Host {name}", *(f"  {key} {value}" for key, value in chosen.items())]) + "\n"
 
     def resolve_command(self) -> list[str]:
-        """The command line by which OpenSSH prints its effective options for this machine, without connecting."""
+        """The command line that prints OpenSSH's effective options for this machine, without a connection."""
         program, *rest = self.command(batch=False)
         return [program, "-G", *rest]
 
@@ -164,8 +164,8 @@ def parse_ssh(url: str) -> Ssh:
     """Parse a machine that the user gave; its host keys are those of the user's configuration.
 
     Args:
-        url: `ssh://[USER@]HOST[:PORT]`; behind `?` it may have testinfra's `ssh_identity_file`, `ssh_config` and
-            `ssh_extra_args`.
+        url: `ssh://[USER@]HOST[:PORT]`; behind `?` it may have testinfra's `ssh_identity_file`, `ssh_config`
+            and `ssh_extra_args`.
 
     Raises:
         UsageError: The text has another form.

@@ -27,6 +27,7 @@ _REPR.maxlevel = 4
 @dataclass_transform(frozen_default=True)
 def strict(cls: type[T]) -> type[T]:
     """Make a class a frozen dataclass that refuses unknown keys when it is read from YAML or JSON."""
+    # A misspelled key would otherwise be ignored silently.
     cls.__pydantic_config__ = {"extra": "forbid"}  # type: ignore[attr-defined]  # pydantic looks for it there
     return dataclass(frozen=True)(cls)
 
@@ -63,8 +64,8 @@ def validated(read: Callable[[str], str]) -> AfterValidator:
     return AfterValidator(check)
 
 
-@cache
 # Cached: an adapter is slow to create, and a file of vulnerabilities has tens of thousands of records.
+@cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter  # noqa: PLC0415 - see above
 

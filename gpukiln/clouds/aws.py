@@ -31,9 +31,9 @@ def refuse_local_endpoint(endpoint: str, service: str) -> None:
         RefusedError: The endpoint's host resolves to a loopback address.
 
     >>> refuse_local_endpoint("https://ec2.us-west-2.amazonaws.com", "ec2")
-    >>> refuse_local_endpoint("http://127.0.0.1:4566", "ec2")
+    >>> refuse_local_endpoint("http://127.0.0.1:4566", "ec2")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    gpukiln.errors.RefusedError: --cloud aws is your account, but ec2's endpoint http://127.0.0.1:4566 is on this computer
+    gpukiln.errors.RefusedError: --cloud aws is your account, but ec2's endpoint ... is on this computer
     """
     host = urlsplit(endpoint).hostname or ""
     # Suffixes of the partitions aws and aws-cn, and of the dual-stack endpoints: no DNS lookup for these.
@@ -46,8 +46,8 @@ def refuse_local_endpoint(endpoint: str, service: str) -> None:
     if any(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses):
         raise RefusedError(
             f"--cloud aws is your account, but {service}'s endpoint {endpoint} is on this computer",
-            hint="unset AWS_ENDPOINT_URL and the keys that `cloud.env` has set (or correct endpoint_url in AWS's"
-            " config file), or use --cloud embedded",
+            hint="unset AWS_ENDPOINT_URL and the keys that `cloud.env` has set (or correct endpoint_url in "
+            "AWS's config file), or use --cloud embedded",
         )
 
 
@@ -133,7 +133,7 @@ class AwsCloud:
         return client
 
     def in_region(self, region: str) -> "AwsCloud":
-        """The same account in another region. The session is shared, so a login with an MFA code is needed once.
+        """The same account in another region, with the same session: an MFA code is needed once.
 
         Args:
             region: Name of the region.

@@ -60,7 +60,7 @@ class Cloud(Protocol):
 
     @property
     def ssh_cidr(self) -> str:
-        """Network that may connect to SSH of those machines, in CIDR form; a login also needs the build's key.
+        """Network that may connect to SSH of those machines, in CIDR form; a login needs the build's key too.
 
         Raises:
             GpukilnError: It can't be detected: the user has to pass it.

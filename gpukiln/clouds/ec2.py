@@ -125,8 +125,8 @@ def wait_until(
     Args:
         condition: Returns the result, or None for not yet. An exception ends the wait.
         late: Makes the error for a wait that timed out.
-        timeout_s: Seconds, of the clock or the sum of the pauses, whichever is more: a test with a `sleep` that
-            does not wait needs no clock.
+        timeout_s: Seconds, of the clock or the sum of the pauses, whichever is more: a test with a `sleep`
+            that does not wait needs no clock.
         pause_s: Seconds between two calls.
         longest_pause_s: Pauses double up to it; None: every pause is `pause_s`.
 

@@ -76,7 +76,7 @@ def partition_of(regions: Sequence[str]) -> str:
     partitions = {_partition(region) for region in regions} or {"aws"}
     if len(partitions) > 1:
         raise UsageError(
-            f"{', '.join(regions)} are in the partitions {' and '.join(sorted(partitions))}: no role spans them"
+            f"{', '.join(regions)} are in {' and '.join(sorted(partitions))}: no role spans partitions"
         )
     return partitions.pop()
 
@@ -112,7 +112,7 @@ def policy(jobs: Iterable[str], scope: Scope) -> Document:
 def trust(
     account: str, repository: str, *, ids: str = "", branch: str = "", environment: str = ""
 ) -> Document:
-    """A trust policy: workflows of one GitHub repository, on one branch or in one environment, may assume a role.
+    """A trust policy for the workflows of one GitHub repository, on one branch or in one environment.
 
     Args:
         account: The account of the role and of its OIDC provider.

@@ -103,9 +103,7 @@ def _install_grub(disk: Path) -> None:
     struct.pack_into("<Q", boot, 0x5C, BIOS_BOOT_START)
     struct.pack_into("<Q", core, 0x1F4, BIOS_BOOT_START + 1)
     if len(core) > (ESP_START - BIOS_BOOT_START) * SECTOR:
-        raise UnavailableError(
-            f"GRUB's core image has {len(core)} bytes and its partition {(ESP_START - BIOS_BOOT_START) * SECTOR}"
-        )
+        raise UnavailableError(f"GRUB's core image has {len(core)} bytes, more than its partition")
     with disk.open("r+b") as file:
         file.write(boot)
         file.seek(BIOS_BOOT_START * SECTOR)

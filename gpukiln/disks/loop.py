@@ -1,4 +1,4 @@
-"""Loop devices that the kernel frees with their last open handle, so that a killed process leaves none attached."""
+"""Loop devices that the kernel frees with their last open handle, so that a killed process leaves none."""
 
 import errno
 import fcntl
@@ -74,7 +74,7 @@ class LoopDevice:
         fcntl.ioctl(self._fd, LOOP_SET_CAPACITY, 0)
 
     def close(self) -> None:
-        """Close this handle; the kernel detaches the file when the last handle, for example a mount, is gone."""
+        """Close this handle; the kernel detaches the file with the last one, for example a mount."""
         self.flush()
         os.close(self._fd)
 

@@ -1,7 +1,8 @@
 """Writes a raw disk as qcow2 from the first byte to the last, so that one pass writes and hashes it.
 
-qemu-img writes the tables at the beginning of the file last, so its file has to be read again for a digest. Here the
-holes of the disk say which clusters have data, so the tables are known first. Format: QEMU, docs/interop/qcow2.rst.
+qemu-img writes the tables at the beginning of the file last, so its file has to be read again for a digest.
+Here the holes of the disk say which clusters have data, so the tables are known first. Format: QEMU,
+docs/interop/qcow2.rst.
 """
 
 import hashlib
@@ -53,7 +54,7 @@ class Qcow2Layout:
 
         >>> layout = Qcow2Layout.of(1 << 30, (0, 1, 9000))
         >>> layout.l1, layout.l2, layout.refcount_blocks, layout.clusters
-        (1, 2, 1, 8)
+        (1, 2, 1, 9)
         """
         l1 = _divide_up(_divide_up(_divide_up(size, CLUSTER), ENTRIES), ENTRIES)
         l2 = len({cluster // ENTRIES for cluster in data})
@@ -107,7 +108,7 @@ def virtual_bytes(file: Path) -> int:
 
 
 def write(disk: Path, part: Path, progress: Progress) -> str:
-    """Write a raw disk as qcow2, without the clusters that are holes; nothing may write to the disk meanwhile.
+    """Write a raw disk as qcow2 without its holes; no process may write to the disk meanwhile.
 
     Returns:
         The SHA-256 of the file.

@@ -18,8 +18,9 @@ SECTOR = 512  # bytes
 BOOT_CODE = 440  # bytes of the first sector; all zero where there is no bootloader for BIOS
 ESP_TYPE, ESP_MBR = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B", "EF"
 BIOS_BOOT_TYPE = "21686148-6449-6E6F-744E-656564454649"
-LINUX_ROOT_TYPE = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"  # of x86-64
-# In order of preference: root of this architecture, Linux file system, Linux on an MBR.
+LINUX_ROOT_TYPE = "4F68BCE3-E8CD-4DB1-96E7-FBCAF984B709"  # for x86-64
+# In order of preference: the root of x86-64 (only a root file system has that type), any Linux file system,
+# Linux on an MBR.
 ROOT_TYPES = (LINUX_ROOT_TYPE, "0FC63DAF-8483-4772-8E79-3D69D8477DE4", "83")
 MBR_PROTECTIVE, MBR_EXTENDED = 0xEE, (0x05, 0x0F, 0x85)
 SIGNATURE = b"\x55\xaa"
@@ -119,7 +120,7 @@ def root_partition(disk: Path) -> Partition:
 
 
 def _mbr_entries(sector: bytes) -> list[tuple[int, int, int]]:
-    """The four entries of an MBR, or of a logical partition's sector: type, first sector, number of sectors."""
+    """The entries of an MBR or of a logical partition's sector: type, first sector, number of sectors."""
     return [(sector[at + 4], *struct.unpack_from("<II", sector, at + 8)) for at in range(446, 510, 16)]
 
 

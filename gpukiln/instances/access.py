@@ -139,7 +139,7 @@ def ssh_access(
 
 
 def _remove_resources(cloud: Cloud, build_id: str) -> str:
-    """Remove a build's resources, in up to three attempts; returns a sentence about what is left, or an empty text."""
+    """Remove a build's resources, in up to three attempts; returns a sentence about those left, or ""."""
     started, pauses = time.monotonic(), list(PAUSES_S)
     while True:
         try:
@@ -148,7 +148,9 @@ def _remove_resources(cloud: Cloud, build_id: str) -> str:
             if pauses and time.monotonic() - started < AGAIN_S:
                 time.sleep(pauses.pop(0))
                 continue
-            return f"{error.message}; the next build or verification on this computer, or `invoke cloud.sweep`, removes it"
+            return (
+                f"{error.message}; the next build or verification here, or `invoke cloud.sweep`, removes it"
+            )
         return ""
 
 
@@ -188,8 +190,7 @@ def machine_from_image(
         UnavailableError: A call failed, or SSH did not answer; the details are the end of the console.
     """
     with ssh_access(cloud, build_id, purpose="verify", say=say) as access:
-        # The suite verifies the kernel of the image, so the machine has to boot it.
-        # the embedded cloud boots its own kernel, not the fast container
+        # The suite verifies the image's kernel; a container of the embedded cloud runs this computer's.
         tags = {**build_tags(build_id, "verify", access.deadline), MACHINE_TAG: "vm"}
         if simulated:
             tags[GPUS_TAG] = SIMULATED
@@ -267,8 +268,8 @@ def _launch_request(access: SshAccess, image_id: str, tags: dict[str, str], user
         "ImageId": image_id,
         "KeyName": access.key_name,
         "SecurityGroupIds": [access.group_id],
-        # IMDSv2 alone; two hops, so that a container on the machine reaches it (EC2 user guide, "Instance
-        # metadata options").
+        # IMDSv2 alone; two hops, so that a container on the machine reaches it (EC2 user guide,
+        # "Configure the Instance Metadata Service options").
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         # The deadline powers the machine off, and that has to end its cost.
         "InstanceInitiatedShutdownBehavior": "terminate",
@@ -333,8 +334,8 @@ def _speaks_ssh(host: str, port: int) -> bool:
     try:
         with socket.create_connection((host, port), timeout=5) as connection:
             connection.settimeout(5)
-            # The banner, not the open port: a port forward accepts connections before sshd runs (RFC 4253,
-            # 4.2).
+            # The banner, not the open port: a port forward accepts connections before sshd
+            # runs (RFC 4253, 4.2, "Protocol Version Exchange").
             return connection.recv(4) == b"SSH-"
     except OSError:
         return False

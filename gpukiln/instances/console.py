@@ -92,7 +92,7 @@ class StoppedBoot:
 
 
 def strip_control_characters(console: str) -> str:
-    """Text of a console without escape sequences, control characters and secrets.
+    r"""Text of a console without escape sequences, control characters and secrets.
 
     >>> strip_control_characters("[\x1b[0;1;31mFAILED\x1b[0m] Failed to mount /data.\r\n")
     '[FAILED] Failed to mount /data.\n\n'
@@ -101,7 +101,7 @@ def strip_control_characters(console: str) -> str:
 
 
 def stopped_boot(console: str) -> StoppedBoot | None:
-    """The state in which the last boot on a console stopped.
+    r"""The state in which the last boot on a console stopped.
 
     Args:
         console: Its text, as EC2's GetConsoleOutput gives it (the last 64 KiB).
@@ -122,7 +122,7 @@ def stopped_boot(console: str) -> StoppedBoot | None:
         if not (shown := stop.shown.search(last)):
             continue
         causes = [line.strip() for line in last.splitlines() if stop.cause.search(line)]
-        # systemd repeats a failed unit with each attempt.
+        # A line that the console repeats is shown once.
         unique = list(dict.fromkeys(causes)) or [shown.group().strip()]
         return StoppedBoot(stop.name, tuple(unique[:CAUSES]))
     return None

@@ -14,8 +14,8 @@ LIMITS = {  # several times the longest build, and still a small amount of money
     "verify": timedelta(hours=2),
 }
 UNIT = "gpukiln-deadline"
-# A boothook runs early in every boot, so a machine that was rebooted still ends; cloud-init may run it twice in
-# one boot (hence is-active). Without default dependencies the timer works in a boot that hangs.
+# A boothook runs early in every boot, so a machine that was rebooted still ends; cloud-init may run it twice
+# in one boot (hence is-active). Without default dependencies the timer works in a boot that hangs.
 _SCRIPT = """\
 #!/bin/sh
 systemctl --quiet is-active {unit}.timer && exit 0
@@ -56,8 +56,8 @@ def deadline_text(deadline: datetime) -> str:
 def shutdown_user_data(deadline: datetime, *more: MIMEBase) -> str:
     """User data by which a machine with cloud-init powers itself off; it leaves nothing in an image.
 
-    MIME, because nodeadm in EKS's images reads user data too and takes any other text as its own configuration
-    (awslabs/amazon-eks-ami:nodeadm/internal/configprovider/mime.go).
+    MIME, because nodeadm in EKS's images reads user data too and takes any other text as its own
+    configuration (awslabs/amazon-eks-ami:nodeadm/internal/configprovider/mime.go).
 
     Args:
         deadline: The moment, with a time zone.

@@ -1,7 +1,7 @@
-"""Starts one machine of the first instance type and zone that has capacity; reports every refusal where none has.
+"""Starts one machine of the first instance type and zone with capacity; reports each refusal.
 
-Error codes: Amazon EC2 API reference, "Error codes for the Amazon EC2 API"; for which of them another zone can
-help: aws/karpenter-provider-aws:pkg/errors/errors.go.
+Error codes: Amazon EC2 API reference, "Error codes for the Amazon EC2 API"; for which of them another zone
+can help: aws/karpenter-provider-aws:pkg/errors/errors.go.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -165,7 +165,8 @@ def launch_in_order(
 
     Raises:
         RefusedError: The token was used with other arguments.
-        UnavailableError: The role lacks a permission, or EC2 refused for a reason that applies to every candidate.
+        UnavailableError: The role lacks a permission, or EC2 refused for a reason that applies to every
+            candidate.
     """
     # EC2 answers "no capacity" with status 500, which boto3 would retry in the same zone up to its limit
     starter = cloud.client("ec2", attempts=2)
@@ -196,7 +197,7 @@ def launch_in_order(
             if refusal.code == MISMATCH:
                 raise RefusedError(
                     f"the token of this launch of {name} in {zone} was used before with other arguments",
-                    hint="repeat the command exactly as you typed it first, or terminate that machine and try again",
+                    hint="repeat the command exactly as you typed it first, or terminate that machine",
                     details=(str(refusal),),
                 ) from error
             if refusal.code not in CAPACITY | QUOTA:

@@ -67,7 +67,8 @@ def find_orphans(
     Args:
         cloud: The cloud and region.
         now: The moment that deadlines are compared with; None: the present.
-        ended: Whether the build with an id is known to have ended; its resources are orphans before the deadline.
+        ended: Whether the build with an id is known to have ended; its resources are orphans before the
+            deadline.
 
     Returns:
         The orphans, without what a build still needs.

@@ -59,7 +59,7 @@ def snapshots_of(image: Mapping[str, Any]) -> list[str]:
     Args:
         image: As DescribeImages gives it.
 
-    >>> snapshots_of({"BlockDeviceMappings": [{"Ebs": {"SnapshotId": "snap-1"}}, {"VirtualName": "ephemeral0"}]})
+    >>> snapshots_of({"BlockDeviceMappings": [{"Ebs": {"SnapshotId": "snap-1"}}, {"NoDevice": ""}]})
     ['snap-1']
     """
     devices = [device.get("Ebs", {}) for device in image.get("BlockDeviceMappings", ())]
@@ -85,8 +85,8 @@ def remove_image(cloud: Cloud, image_id: str) -> None:
 
 
 PRIVILEGED = {MACHINE_TAG: "privileged"}
-"""Tag of a machine that mounts volumes, runs a container engine or compiles kernel modules. In the embedded cloud
-it may be a container, whose root is then root on this computer (`clouds/embedded/container.py`)."""
+"""Tag of a machine that mounts volumes, runs a container engine or compiles kernel modules. In the embedded
+cloud it may be a container, whose root is then root on this computer (`clouds/embedded/container.py`)."""
 
 
 def build_tags(build_id: str, purpose: str, deadline: datetime) -> dict[str, str]:

@@ -90,7 +90,7 @@ def test_a_change_that_is_not_on_disk_is_no_success(original):
     finally:
         away.rename(folder)
     assert done.returncode != 0
-    assert "what was done is not on disk" in done.stderr
+    assert "the change is not on disk" in done.stderr
 
 
 def test_a_moved_folder_is_served_where_it_is(original, folder):

@@ -1,7 +1,7 @@
 """Fault injection: a forked copy of this process runs a command and is killed by SIGKILL at a chosen step.
 
-A kill point is after each call of a cloud or a cluster that changes something or reads a block of a disk, and before
-each change of a file in some folders.
+A kill point is after each call of a cloud or a cluster that changes something or reads a block of a disk, and
+before each change of a file in some folders.
 """
 
 import itertools
@@ -25,7 +25,8 @@ from gpukiln.kubernetes.cluster import Cluster
 from tests.support.release_cloud import is_change
 
 Work = Callable[[], object]
-# Audit events of files, with the index of the changed path in their arguments (Python's manual, "Audit events table").
+# Audit events of files, with the index of the changed path in their arguments (Python's manual, "Audit events
+# table").
 FILE_EVENTS = {"open": 0, "os.rename": 1, "os.remove": 0, "os.mkdir": 0, "os.rmdir": 0, "shutil.rmtree": 0}
 LARGE = 1 << 20  # bytes: a larger file is a disk
 VARYING = (
@@ -60,7 +61,7 @@ def run_killed_at(number: int, work: Work, *folders: Path) -> bool:
 
 
 def kill_at_each_step(work: Work, *folders: Path) -> Iterator[str]:
-    """Run some work again and again, killed at its first kill point, its second, and so on, until it completes.
+    """Run some work repeatedly, killed at its first kill point, its second, and so on, until it completes.
 
     Yields:
         The kill point, after each run; the caller undoes or continues what the work did.
@@ -189,7 +190,7 @@ def _install_hooks(folders: tuple[Path, ...], number: int, write: int) -> None:
 
 
 def _is_changed(path: Path, event: str, arguments: tuple[Any, ...]) -> bool:
-    """Whether the event changes anything: opening an existing lock or creating an existing folder does not."""
+    """Whether the event changes anything; opening an existing lock or creating an existing folder doesn't."""
     if event == "open":
         flags = arguments[2]
         return bool(flags & os.O_TRUNC) or (bool(flags & os.O_CREAT) and not path.exists())

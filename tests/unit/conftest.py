@@ -147,9 +147,9 @@ def simulated(loaded_nvml: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         def change(rows: dict[str, str]) -> None:
             for text in texts:
-                settings.apply(rows, text)
+                settings.apply_setting(rows, text)
             if scenario:
-                settings.play(rows, scenario)
+                settings.play_scenario(rows, scenario)
 
         made.state.change(change)
         return made.state

@@ -183,7 +183,7 @@ def test_a_bake_that_fails_makes_no_image_and_leaves_no_machine(build, endpoint)
 def test_a_machine_that_cannot_be_captured_goes(build, endpoint, call):
     endpoint.refuse = refusing(call)
     raised, record, _ = build()
-    assert call in raised.message or "not permitted to start" in raised.message
+    assert call in raised.message or "is not allowed to start" in raised.message
     assert (record.state, record.bake, images(endpoint)) == ("failed", None, [])
     assert running(endpoint) == []
 

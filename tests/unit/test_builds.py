@@ -117,4 +117,4 @@ def test_a_folder_whose_record_is_gone_is_named(proven, caplog):
     lost = proven.create("eks-gpu")
     with caplog.at_level(logging.WARNING):
         assert len(proven.all()) == 1
-    assert f"{lost.folder} has no record.json" in caplog.text
+    assert f"{lost.folder} has lost its record.json" in caplog.text

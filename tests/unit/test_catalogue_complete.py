@@ -18,7 +18,7 @@ from gpukiln.catalog.instance_types import (
     instance_type,
     instance_types,
 )
-from gpukiln.clouds.embedded.instance_types import described
+from gpukiln.clouds.embedded.instance_types import describe_type
 from gpukiln.errors import UsageError
 
 OTHER_ACCELERATORS = ("FpgaInfo", "InferenceAcceleratorInfo", "MediaAcceleratorInfo", "NeuronInfo")
@@ -152,7 +152,7 @@ def test_a_type_that_came_back_is_told(recorded: dict[str, dict[str, Any]]) -> N
 def test_the_embedded_cloud_describes_a_type_as_ec2_does() -> None:
     living = {name: machine for name, machine in instance_types().items() if machine.status != "retired"}
     for name, machine in living.items():
-        row = described(name, machine)
+        row = describe_type(name, machine)
         assert list(wrong(name, row, machine)) == []
 
 

@@ -142,9 +142,9 @@ def test_one_process_judges_or_pushes_a_build(typed: Any, there: ContainerBuild)
         for words in (["docker.verify", BUILD], ["docker.push", "--repository", "localhost:1/a"]):
             code, _, err = typed(*words)
             assert code == BusyError.exit_code
-            assert "being worked on by another process" in err
+            assert "another process works on build" in err
         code, _, err = typed("docker.push", "--repository", "localhost:1/a", "--dry-run")
-        assert "being worked on" not in err  # who only looks waits for nobody
+        assert "another process works on" not in err  # who only looks waits for nobody
         assert code not in (0, BusyError.exit_code)
 
 
@@ -155,5 +155,5 @@ def test_a_damaged_newest_build_is_not_passed_over(typed: Any, there: ContainerB
     for name in ("runner-gpu", newer.name):
         code, _, err = typed("docker.show", name)
         assert code == 2
-        assert f"next: remove {newer} when it is not needed" in err
+        assert f"next: remove {newer} if you don't need it" in err
     assert typed("docker.show", BUILD)[0] == 0

@@ -59,7 +59,7 @@ def test_a_damaged_table_is_refused_and_not_read_from_its_copy(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("error", "says"), [(errno.ENOSPC, "no room on the disk of"), (errno.EIO, "can't be copied to .*x.raw: ")]
+    ("error", "says"), [(errno.ENOSPC, "the disk of .* is full"), (errno.EIO, "can't be copied to .*x.raw: ")]
 )
 def test_a_copy_that_fails_leaves_nothing_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int, says: str

@@ -74,7 +74,7 @@ def test_the_server_of_a_copied_folder_is_not_the_copys(served: Layout) -> None:
     assert server_status(copy) is None
     assert not server_runs(copy)
     [told] = prepare_files(copy)
-    assert told == f"{copy.home} is a copy: it gets a server, a port and an access key of its own"
+    assert told == f"{copy.home} is a copy: it gets its own server, port and access key"
     assert not copy.endpoint.exists()
     assert copy.access_key != served.access_key
     assert not stop_server(copy)
@@ -101,8 +101,8 @@ def test_what_a_server_needs_and_is_damaged_is_set_aside_and_made_again(layout: 
     layout.endpoint.write_text('{"url": 5}')
     layout.key_file.write_text("")
     endpoint, key = prepare_files(layout)
-    assert endpoint == f"{layout.endpoint} was damaged: `invoke cloud.env` prints the new settings of a shell"
-    assert "holds no access key, so another was made" in key
+    assert endpoint == f"{layout.endpoint} was damaged: `invoke cloud.env` prints a shell's new settings"
+    assert "has no access key, so a new key was created" in key
     assert [one.read_text() for one in set_aside(layout.endpoint)] == ['{"url": 5}']
     assert len(set_aside(layout.key_file)) == 1
     assert layout.access_key
@@ -112,7 +112,7 @@ def test_what_a_server_needs_and_is_damaged_is_set_aside_and_made_again(layout: 
 def test_a_host_that_can_not_run_machines_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(client.sys, "platform", "darwin")
-        with pytest.raises(UnavailableError, match="needs Linux, this is darwin"):
+        with pytest.raises(UnavailableError, match="needs Linux, and this is darwin"):
             client.check_host()
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(UnavailableError, match="needs root"):

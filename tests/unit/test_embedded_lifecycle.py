@@ -56,13 +56,13 @@ def peer(tmp_path):
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        (("",), "ended while its greeting"),
+        (("",), "ended before it answered its greeting"),
         ((GREETING,), "qmp_capabilities"),
         ((GREETING, READY), "stop"),
-        ((GREETING, READY, '{"retu'), "ended while stop"),
+        ((GREETING, READY, '{"retu'), "ended before it answered stop"),
         ((GREETING, READY, "what?\n"), "answered stop with 'what?"),
         ((GREETING, READY, "[]\n"), "answered stop with"),
-        ((GREETING, READY, '{"event": "STOP"}\n'), "ended while stop"),
+        ((GREETING, READY, '{"event": "STOP"}\n'), "ended before it answered stop"),
         ((GREETING, READY, '{"error": {"class": "GenericError", "desc": "no"}}\n'), "refused stop: no"),
     ],
 )

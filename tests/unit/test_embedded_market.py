@@ -323,12 +323,15 @@ def test_every_column_can_be_rehearsed(layout, ec2, image_id):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("quota:L-DB2E81BA", "is no quota, wanted quota:CODE:VCPUS"),
-        ("quota:L-DB2E81BA:-1", "is no quota"),
+        ("quota:L-DB2E81BA", "is not a quota, wanted quota:CODE:VCPUS"),
+        ("quota:L-DB2E81BA:-1", "is not a quota"),
         ("quota:L-DB2E81B:8", "unknown quota 'L-DB2E81B'.*L-DB2E81BA"),
-        ("reservation:us-west-2a:p5.48xlarge", "is no reservation, wanted reservation:ZONE:TYPE:INSTANCES"),
-        ("reservation:us-west-2a:p5.48xlarge:0", "is no reservation"),
-        ("reservation:*:p5.48xlarge:1", "is no reservation"),
+        (
+            "reservation:us-west-2a:p5.48xlarge",
+            "is not a reservation, wanted reservation:ZONE:TYPE:INSTANCES",
+        ),
+        ("reservation:us-west-2a:p5.48xlarge:0", "is not a reservation"),
+        ("reservation:*:p5.48xlarge:1", "is not a reservation"),
         ("reservation:us-west-2z:p5.48xlarge:1", "unknown availability zone"),
         ("reservation:us-west-2a:p5.49xlarge:1", "unknown instance type"),
     ],

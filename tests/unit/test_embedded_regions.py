@@ -83,7 +83,7 @@ def test_images_are_made_again_from_beside_their_disks_and_lost_channels_are_tol
     for file in files_of(layout)[:2]:
         file.unlink()
     [told] = regions.repair_files(layout)
-    assert "parameters (the channels) and container images were in these files alone" in told
+    assert "parameters (the channels) and container images are lost" in told
     after = everything(layout)[HERE]
     assert (after["images"], after["snapshots"]) == (before["images"], before["snapshots"])
     assert not after["parameters"]
@@ -220,5 +220,5 @@ def test_an_older_form_is_told_as_such(layout):
     document = everything(layout)[HERE]
     for file in files_of(layout)[:2]:
         file.write_text(json.dumps(document))
-    with pytest.raises(UnavailableError, match="perhaps of another version of gpukiln"):
+    with pytest.raises(UnavailableError, match="possibly of another version of gpukiln"):
         regions.read_region(layout, HERE)

@@ -170,7 +170,7 @@ def test_only_a_machines_own_keys_and_signature_count_inside_it(machine):
         aws_secret_access_key="x",  # noqa: S106 - the server looks at the key's id
         config=Config(retries={"total_max_attempts": 1}),
     )
-    assert f"not of {machine.id}'s role" in refused(accounts.describe_instances)[1]
+    assert f"not that of {machine.id}'s role" in refused(accounts.describe_instances)[1]
 
 
 def test_outside_the_keys_of_a_role_may_do_the_same(machine):

@@ -149,14 +149,14 @@ def test_a_walk_that_finds_none_says_where_it_looked_and_a_later_one_finds_some(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("us-west-2a", "no scarcity rule, wanted ZONE:TYPE"),
-        (":p4d.24xlarge", "no scarcity rule"),
+        ("us-west-2a", "not a scarcity rule, wanted ZONE:TYPE"),
+        (":p4d.24xlarge", "not a scarcity rule"),
         ("us-west-2z:p4d.24xlarge", "unknown availability zone 'us-west-2z'.*us-west-2d"),
         ("mars-1a:p4d.24xlarge", "unknown availability zone 'mars-1a'"),
         ("us-west-2a:p4d.24xlrge", "unknown instance type 'p4d.24xlrge'"),
         ("us-west-2a:p4x.*", r"unknown instance type 'p4x.\*'"),
         ("us-west-2a:p4d.24xlarge:sport", "unknown market 'sport'; valid: on-demand, spot"),
-        ("us-west-2a:p4d.24xlarge:-1", "'-1' is no market and no number"),
+        ("us-west-2a:p4d.24xlarge:-1", "'-1' is neither a market nor a number"),
         ("us-west-2a:p4d.24xlarge:0", "refuses no launch"),
         ("us-west-2a:p4d.24xlarge:1:2", "'1' and '2'"),
     ],

@@ -296,7 +296,7 @@ def test_a_new_server_removes_what_ended_with_its_machine_and_nothing_that_it_ca
 def test_no_room_makes_no_volume(home, monkeypatch):
     usage = os.statvfs_result((4096, 4096, 1, 1, 1, 1, 1, 1, 0, 255))
     monkeypatch.setattr(os, "statvfs", lambda _: usage)
-    with pytest.raises(UnavailableError, match=r"no room on the disk of .* about 2 GiB are needed"):
+    with pytest.raises(UnavailableError, match=r"the disk of .* is full: .* about 2 GiB are needed"):
         volume_files.make_disk(home, "vol-1", size_gib=1, source=None)
     assert list(home.volumes.iterdir()) == []
 

@@ -42,7 +42,7 @@ def machine(simulated: Machine) -> Machine:
 def change(state: State, *texts: str) -> None:
     def change_rows(rows: dict[str, str]) -> None:
         for text in texts:
-            settings.apply(rows, text)
+            settings.apply_setting(rows, text)
 
     state.change(change_rows)
 

@@ -120,7 +120,7 @@ SINGLE = "a CUDA process uses one MIG device"  # NVIDIA, MIG User Guide, "CUDA D
 
 
 def test_several_mig_devices_come_with_the_words_that_use_each(node: Double) -> None:
-    node.state.change(lambda rows: settings.play(rows, "mig-mixed"))
+    node.state.change(lambda rows: settings.play_scenario(rows, "mig-mixed"))
     show = [sys.executable, "-c", "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"]
     code, out, err = typed(node, "run", "-n", "2", "--mig", "any", "--", *show)
     assert code == 0, err
@@ -145,7 +145,7 @@ def test_several_mig_devices_come_with_the_words_that_use_each(node: Double) -> 
 
 @pytest.mark.parametrize("words", [("--mig", "any"), ("-n", "2")])
 def test_one_mig_device_and_whole_gpus_come_without_a_warning(node: Double, words: tuple[str, ...]) -> None:
-    node.state.change(lambda rows: settings.play(rows, "mig-mixed"))
+    node.state.change(lambda rows: settings.play_scenario(rows, "mig-mixed"))
     assert typed(node, "run", *words, "--", "true") == (0, "", "")
 
 

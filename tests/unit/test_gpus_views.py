@@ -233,10 +233,10 @@ def test_on_machines_drawn_by_chance_views_hold_and_nothing_ineligible_is_chosen
             )
         )
         with contextlib.suppress(UsageError):  # what this board does not tell
-            state.change(lambda rows, text=text: settings.apply(rows, text))  # type: ignore[misc]
+            state.change(lambda rows, text=text: settings.apply_setting(rows, text))  # type: ignore[misc]
     if draw.random() < 0.3:
         with contextlib.suppress(UsageError):
-            state.change(lambda rows: settings.play(rows, "mig-mixed"))
+            state.change(lambda rows: settings.play_scenario(rows, "mig-mixed"))
     for verb in LOOKS:
         code, said = typed(verb, "--json")
         assert code in (0, 5), said

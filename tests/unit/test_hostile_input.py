@@ -341,7 +341,7 @@ def test_a_partition_table_may_point_anywhere(tmp_path: Path) -> None:
     for name, value in (("entries", 2**60), ("entries", 2**64 - 1), ("begin", 2**60), ("begin", 2001)):
         with pytest.raises(IncompatibleError):
             identify.inspect_disk(gpt(tmp_path, **{name: value}))
-    with pytest.raises(IncompatibleError, match="was cut or is empty"):
+    with pytest.raises(IncompatibleError, match="is truncated or empty"):
         identify.inspect_disk(gpt(tmp_path, last=2**60))
 
 
@@ -355,14 +355,14 @@ def test_a_full_disk_is_named_with_the_next_step(
     file = tmp_path / "state.json"
     assert end(write_atomic, file, "x") == 4
     said = capsys.readouterr().err
-    assert said.startswith(f"error: {file}: No space left on device\nnext: make room there")
+    assert said.startswith(f"error: {file}: No space left on device\nnext: free space there")
 
     def copies() -> None:
         with atomic_path(file) as partial:
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT), str(partial))
 
     assert end(copies) == 4
-    assert capsys.readouterr().err.startswith(f"error: {file}: Disk quota exceeded\nnext: make room there")
+    assert capsys.readouterr().err.startswith(f"error: {file}: Disk quota exceeded\nnext: free space there")
     assert list(tmp_path.iterdir()) == []
 
 

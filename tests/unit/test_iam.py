@@ -207,16 +207,16 @@ def test_a_role_trusts_one_subject(options, subject):
 @pytest.mark.parametrize(
     ("verb", "options", "message"),
     [
-        ("policy", {"for_": "bild"}, "there is no job bild"),
-        ("policy", {"for_": ""}, "a policy for what?"),
-        ("policy", {"for_": "build", "account": "1"}, "no account id"),
-        ("policy", {"for_": "build", "regions": "us-west-2,cn-north-1"}, "no role spans them"),
-        ("policy", {"for_": "release", "kms_keys": "alias/x"}, "no ARN of a key"),
-        ("policy", {"for_": "build", "module_cache": "modules"}, "is no bucket"),
-        ("trust", {"account": "111122223333", "repository": "x", "branch": "main"}, "no repository"),
-        ("trust", {"account": "111122223333", "repository": "o/x", "branch": "*"}, "is no name"),
-        ("trust", {"account": "111122223333", "repository": "o/x"}, "either --branch or --environment"),
-        ("trust", {"account": "111122223333", "repository": "o/x", "branch": "a", "ids": "o/x"}, "no ids"),
+        ("policy", {"for_": "bild"}, "unknown job bild"),
+        ("policy", {"for_": ""}, "the policy needs a job"),
+        ("policy", {"for_": "build", "account": "1"}, "not an account id"),
+        ("policy", {"for_": "build", "regions": "us-west-2,cn-north-1"}, "no role spans partitions"),
+        ("policy", {"for_": "release", "kms_keys": "alias/x"}, "not the ARN of a key"),
+        ("policy", {"for_": "build", "module_cache": "modules"}, "is not s3://BUCKET/PREFIX"),
+        ("trust", {"account": "111122223333", "repository": "x", "branch": "main"}, "not OWNER/NAME"),
+        ("trust", {"account": "111122223333", "repository": "o/x", "branch": "*"}, "a pattern, not a name"),
+        ("trust", {"account": "111122223333", "repository": "o/x"}, "exactly one of"),
+        ("trust", {"account": "111122223333", "repository": "o/x", "branch": "a", "ids": "o/x"}, "OWNER-ID/"),
     ],
 )
 def test_what_can_not_be_is_refused(capsys, verb, options, message):

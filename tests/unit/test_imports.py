@@ -316,11 +316,11 @@ def damaged(golden, how):
 @pytest.mark.parametrize(
     ("how", "says"),
     [
-        ("cut", "was cut or is empty"),
-        ("cut in the table", "cut within its GPT"),
+        ("cut", "is truncated or empty"),
+        ("cut in the table", "truncated within its GPT"),
         ("no table", "has no partition table"),
         ("GPT damaged", "GPT is damaged"),
-        ("no GPT", "no GPT behind it"),
+        ("no GPT", "a protective MBR and no GPT"),
         ("empty", "has no partition table"),
     ],
 )
@@ -333,7 +333,7 @@ def test_what_is_no_disk_is_refused_before_anything_is_asked(golden, how, says):
 
 def test_a_disk_that_nothing_boots_and_a_partition_are_refused(tmp_path):
     boot_disk(tmp_path / "disk", "label: gpt\n" + LINUX)
-    with pytest.raises(IncompatibleError, match=r"nothing on .* boots"):
+    with pytest.raises(IncompatibleError, match="does not boot"):
         look(tmp_path / "disk")
     boot_disk(tmp_path / "empty", "label: gpt\n")
     with pytest.raises(IncompatibleError, match="its table has no partition"):
@@ -351,7 +351,7 @@ def test_a_qcow2_that_names_other_files_is_refused(golden, tmp_path, kind):
     )
     size = [] if kind == "backing file" else ["64M"]
     subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", *options, str(file), *size], check=True)
-    with pytest.raises(IncompatibleError, match=f"has a {kind}"):
+    with pytest.raises(IncompatibleError, match=f"needs its {kind}"):
         bring_in(file)
 
 
@@ -361,7 +361,7 @@ def test_a_qcow2_that_names_other_files_is_refused(golden, tmp_path, kind):
         (b"KDMV", "file of vmdk.*"),
         (b"conectix", "file of vhd"),
         (b"\x28\xb5\x2f\xfd", "file of zstd"),
-        (b"QFI\xfb", "no whole qcow2"),
+        (b"QFI\xfb", "not a complete qcow2 file"),
     ],
 )
 def test_other_forms_are_named(tmp_path, head, says):

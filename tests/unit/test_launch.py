@@ -158,7 +158,7 @@ def test_a_quota_counts_in_its_market_alone_and_each_try_has_its_token(ec2):
 
 def test_a_token_that_was_used_for_another_machine_stops_the_walk(ec2):
     refuse_runs(ec2, "IdempotentParameterMismatch", types=TYPES[:1])
-    with pytest.raises(RefusedError, match="asked for before"):
+    with pytest.raises(RefusedError, match="was used before with other arguments"):
         walked(ec2, [True, False])
     assert len(ec2.asked("RunInstances")) == 1
 
@@ -193,12 +193,12 @@ def verify(planned, ec2, tmp_path, monkeypatch, capsys):
         ("Unsupported", False, 75, ["no capacity now"]),
         ("VcpuLimitExceeded", False, 3, ["quota is too low for g4dn.xlarge and g5.xlarge", "L-DB2E81BA"]),
         ("MaxSpotInstanceCountExceeded", True, 3, ["spot quota is too low", "L-3819A6DF"]),
-        ("UnauthorizedOperation", False, 4, ["not permitted to start g4dn.xlarge", "ec2:RunInstances"]),
+        ("UnauthorizedOperation", False, 4, ["not allowed to start g4dn.xlarge", "ec2:RunInstances"]),
         (
             "AuthFailure.ServiceLinkedRoleCreationNotPermitted",
             True,
             4,
-            ["not permitted", "create-service-linked-role --aws-service-name spot.amazonaws.com"],
+            ["not allowed to start", "create-service-linked-role --aws-service-name spot.amazonaws.com"],
         ),
         ("InvalidParameterValue", False, 4, ["RunInstances answered InvalidParameterValue: no"]),
     ],

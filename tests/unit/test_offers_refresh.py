@@ -494,7 +494,7 @@ def test_a_refusal_leaves_the_old_answer_and_its_age_and_is_told(cloud):
     assert set(errors) == {"on_demand", "spot"}
     assert "GetProducts answered AccessDeniedException" in errors["on_demand"]
     assert "let the role call GetProducts" in errors["on_demand"]
-    assert "AWS takes no more calls for now" in errors["spot"]
+    assert "AWS throttles this account's calls" in errors["spot"]
     assert any(text.startswith("prices on demand: can't look up prices") for text in told)
     found = prices.on_demand("g5.xlarge", HERE, NOW.date())
     assert (found.as_of, found.age_days, found.stale) == ("2026-10-14", 40, True)

@@ -28,7 +28,7 @@ from gpukiln.images.channels import load_channel
 from gpukiln.images.module_store import S3Store
 from gpukiln.images.pointer import Pointer
 from gpukiln.images.stages import StageKeeper, Stages, waiting_task
-from gpukiln.instances import access, leftovers
+from gpukiln.instances import access, orphans
 from gpukiln.instances import tags as machines
 from gpukiln.instances.console import require_booting
 from gpukiln.instances.orphans import find_orphans, remove_orphans
@@ -148,11 +148,11 @@ def build(calls, endpoint, images, planned, folder):
         with pytest.raises(UnavailableError, match="has no base"):
             resolve_base(name, base(name), endpoint, kubernetes="1.34", architecture="x86_64")
     assert verdict_tags.find_verified(SimpleNamespace(digest="x"), endpoint, "suite") is None
-    leftovers.builds_with_orphans(endpoint)
+    orphans.builds_with_orphans(endpoint)
     with access.ssh_access(endpoint, "b1", purpose="bake", say=print) as entry:
         bake_and_capture(endpoint, images[0], entry, planned, folder)
     machines.remove_image(endpoint, images[2])
-    assert leftovers.remove_unrecorded(endpoint, "b1")  # no record knows it here
+    assert orphans.remove_unrecorded(endpoint, "b1")  # no record knows it here
     store = S3Store(endpoint.client("s3"), "modules", "x")
     (folder / "module").write_text("a")
     store.put(folder / "module", "535/module")
@@ -191,7 +191,7 @@ def verify(calls, endpoint, images, folder):
         recipe="eks-gpu",
         base="eks-al2023",
     )
-    leftovers.builds_with_orphans(endpoint)
+    orphans.builds_with_orphans(endpoint)
     attestation._describe(endpoint, images[1])
     bake.finish(endpoint, images[1])
     with pytest.MonkeyPatch.context() as patch:
@@ -296,7 +296,7 @@ def sweep(calls, endpoint):
     mine = machines.tag_list({"gpukiln:recipe": "eks-gpu", "gpukiln:build-id": "b9"})
     ec2.create_tags(Resources=[killed], Tags=mine)
     calls.job = "sweep"
-    assert leftovers.remove_unrecorded(endpoint, "b9") == [killed]
+    assert orphans.remove_unrecorded(endpoint, "b9") == [killed]
     found = find_orphans(endpoint, now=datetime.now(UTC) + timedelta(days=2))
     removed = remove_orphans(endpoint, found, lambda _: None)
     assert {one.kind for one in removed} == {"instance", "volume", "key pair", "security group", "snapshot"}

@@ -218,7 +218,7 @@ def test_a_reset_does_what_waited_for_it(machine: Machine) -> None:
 
     def breaks(rows: dict[str, str]) -> None:
         for text in ("0.ecc_uncorrected=3", "0.remap_pending=true", "0.recovery_action=1"):
-            settings.apply(rows, text)
+            settings.apply_setting(rows, text)
 
     state.change(breaks)
     with sleeping() as pid:
@@ -242,7 +242,7 @@ def test_events_reach_who_waits_and_who_registered(machine: Machine) -> None:
     pynvml.nvmlDeviceRegisterEvents(gpus[1], pynvml.nvmlEventTypeXidCriticalError, waiting)
     with pytest.raises(pynvml.NVMLError_Timeout):
         pynvml.nvmlEventSetWait_v2(waiting, 1)
-    later = threading.Timer(0.1, lambda: state.change(lambda rows: settings.apply(rows, "*.xid=79")))
+    later = threading.Timer(0.1, lambda: state.change(lambda rows: settings.apply_setting(rows, "*.xid=79")))
     later.start()
     event = pynvml.nvmlEventSetWait_v2(waiting, 60_000)
     later.join()
@@ -258,7 +258,7 @@ def test_energy_advances_and_never_falls(machine: Machine) -> None:
     gpu = pynvml.nvmlDeviceGetHandleByIndex(0)
     last = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
     for watts in (70, 5, 60, 0, 9):
-        state.change(lambda rows, watts=watts: settings.apply(rows, f"0.power={watts}"))  # type: ignore[misc]
+        state.change(lambda rows, watts=watts: settings.apply_setting(rows, f"0.power={watts}"))  # type: ignore[misc]
         time.sleep(0.02)
         now = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
         assert now >= last
@@ -305,7 +305,7 @@ def test_every_scenario_is_seen_by_who_holds_a_handle(machine: Machine, name: st
     gpu = pynvml.nvmlDeviceGetHandleByIndex(7)
     waiting = pynvml.nvmlEventSetCreate()
     pynvml.nvmlDeviceRegisterEvents(gpu, pynvml.nvmlEventTypeXidCriticalError, waiting)
-    state.change(lambda rows: settings.play(rows, name))
+    state.change(lambda rows: settings.play_scenario(rows, name))
 
     def xid() -> int:
         return int(pynvml.nvmlEventSetWait_v2(waiting, 1000).eventData)
@@ -347,7 +347,7 @@ def test_every_scenario_is_seen_by_who_holds_a_handle(machine: Machine, name: st
         asked.start()
         asked.join(0.3)
         assert asked.is_alive()
-        state.change(lambda rows: settings.apply(rows, "7.hung=false"))
+        state.change(lambda rows: settings.apply_setting(rows, "7.hung=false"))
         asked.join(30)
         assert not asked.is_alive()
     pynvml.nvmlEventSetFree(waiting)
@@ -371,7 +371,7 @@ def test_a_setting_that_is_none_changes_nothing(machine: Machine, text: str, tol
     state = machine("g5.12xlarge")
     before = state.rows()
     with pytest.raises(UsageError) as refused:
-        state.change(lambda rows: settings.apply(rows, text))
+        state.change(lambda rows: settings.apply_setting(rows, text))
     assert told in f"{refused.value} {refused.value.details} {refused.value.hint}"
     assert state.rows() == before
 
@@ -379,7 +379,7 @@ def test_a_setting_that_is_none_changes_nothing(machine: Machine, text: str, tol
 def test_mig_can_not_be_played_where_nothing_can_be_cut(machine: Machine) -> None:
     state = machine("g5.12xlarge")
     with pytest.raises(UsageError, match="cut by MIG"):
-        state.change(lambda rows: settings.play(rows, "mig-mixed"))
+        state.change(lambda rows: settings.play_scenario(rows, "mig-mixed"))
 
 
 def test_a_scenario_of_a_file_is_its_settings(tmp_path: Path) -> None:
@@ -425,7 +425,7 @@ def test_more_than_fits_is_refused_and_nothing_lost(tmp_path: Path) -> None:
     append_region(path)
     state = State(path)
     state.write({"a": "1"})
-    with pytest.raises(UnavailableError, match="the most that fit"):
+    with pytest.raises(UnavailableError, match="and the limit is"):
         state.write({"b": "x" * SLOT})
     assert state.rows() == {"a": "1"}
     assert path.stat().st_size == REGION
@@ -490,7 +490,7 @@ def test_a_machine_drawn_by_chance_adds_up(machine: Machine, seed: int) -> None:
             f"{gpu}.xid={draw.randrange(1, 150)}",
         ]
         with contextlib.suppress(UsageError):  # what a vGPU does not tell
-            state.change(lambda rows, texts=texts: settings.apply(rows, draw.choice(texts)))  # type: ignore[misc]
+            state.change(lambda rows, texts=texts: settings.apply_setting(rows, draw.choice(texts)))  # type: ignore[misc]
         for index, handle in enumerate(handles):
             memory = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2)
             assert memory.total == memory.used + memory.free + memory.reserved
@@ -501,11 +501,11 @@ def test_a_machine_drawn_by_chance_adds_up(machine: Machine, seed: int) -> None:
                 assert now >= energy[index]
                 energy[index] = now
         if turn == 10:
-            state.change(lambda rows: settings.apply(rows, f"{lost}.lost=true"))
+            state.change(lambda rows: settings.apply_setting(rows, f"{lost}.lost=true"))
             for _ in range(3):
                 with pytest.raises(pynvml.NVMLError_GpuIsLost):
                     pynvml.nvmlDeviceGetName(handles[lost])
-            state.change(lambda rows: settings.apply(rows, f"{lost}.lost=false"))
+            state.change(lambda rows: settings.apply_setting(rows, f"{lost}.lost=false"))
     assert len({row["uuid"] for row in snapshot(handles)}) == count
 
 
@@ -523,7 +523,7 @@ def test_many_threads_may_ask_while_it_changes(machine: Machine) -> None:
     for thread in threads:
         thread.start()
     for degrees in range(30, 60):
-        state.change(lambda rows, degrees=degrees: settings.apply(rows, f"*.temperature={degrees}"))  # type: ignore[misc]
+        state.change(lambda rows, degrees=degrees: settings.apply_setting(rows, f"*.temperature={degrees}"))  # type: ignore[misc]
     for thread in threads:
         thread.join()
     assert wrong == []

@@ -76,5 +76,5 @@ def test_a_url_is_read_and_written(url: str) -> None:
 
 
 def test_what_is_no_url_is_named() -> None:
-    with pytest.raises(UsageError, match=r"'ssh://a b' is no ssh://\[USER@\]HOST\[:PORT\]"):
+    with pytest.raises(UsageError, match=r"'ssh://a b' is not ssh://\[USER@\]HOST\[:PORT\]"):
         parse_ssh("ssh://a b")

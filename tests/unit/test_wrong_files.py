@@ -196,7 +196,7 @@ def test_whatever_is_in_a_file_is_read_or_told(tree: Path, name: str) -> None:
             "components.yaml",
             "nvidia-dkms-{branch}-server",
             "nvidia-dkms-{brnch}-server",
-            r"packages.ubuntu.*it may hold \{branch\}",
+            r"packages.ubuntu.*it may have \{branch\}",
         ),
         (
             "ami/bases.yaml",
@@ -208,7 +208,7 @@ def test_whatever_is_in_a_file_is_read_or_told(tree: Path, name: str) -> None:
             "ami/bases.yaml",
             "eks/22.04/{kubernetes}",
             "eks/22.04/{kubernets}",
-            r"it may hold \{kubernetes\}, \{arch\}",
+            r"it may have \{kubernetes\}, \{arch\}",
         ),
         ("ami/channels.yaml", "  stable:", "  candidate:", "the key 'candidate' stands there twice"),
         ("ami/eks-gpu/image.yaml", "m5.xlarge", "m5.xlrge", "unknown builder_instance_type .*'m5.xlrge'"),

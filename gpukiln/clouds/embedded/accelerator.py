@@ -23,8 +23,8 @@ KVM = ("-accel", "kvm", "-cpu", "host")
 def arguments() -> tuple[str, ...]:
     """QEMU's arguments for the accelerator.
 
-    /dev/kvm may exist and still not run a guest, so a kernel is booted once per boot of this computer, and the
-    result is stored.
+    /dev/kvm may exist and still not run a guest, so a kernel is booted once per boot of this computer, and
+    the result is stored.
     """
     return KVM if _kvm_works() else TCG
 

@@ -1,9 +1,9 @@
 """The base image that the embedded cloud publishes: Debian 12, built from this computer's mirror.
 
-It stands for Debian's official AMI: cloud-init with the EC2 data source, systemd-networkd, SSH, user `admin`; it has
-nothing for GPUs. Its kernel is that of Debian's `generic` images, because images baked here are exported to
-hypervisors and bare metal, and the cloud kernel has no driver for AHCI, nor for the network cards of most servers
- (linux-image-6.1.0-56-cloud-amd64, config: SATA_AHCI, E1000E, IGB, IXGBE are not set).
+It stands for Debian's official AMI: cloud-init with the EC2 data source, systemd-networkd, SSH, user `admin`;
+it has nothing for GPUs. Its kernel is that of Debian's `generic` images, because images baked here are
+exported to hypervisors and bare metal, and the cloud kernel has no driver for AHCI, nor for the network cards
+of most servers (linux-image-6.1.0-56-cloud-amd64, config: SATA_AHCI, E1000E, IGB, IXGBE are not set).
 """
 
 import contextlib
@@ -267,7 +267,7 @@ def check_generation(layout: Layout) -> None:
         return
     raise UnavailableError(
         f"{file} is damaged ({damage}): it selects the base image",
-        hint="write the number of runs of `invoke cloud.refresh` into it, or remove it for the first base image",
+        hint="write the number of runs of `invoke cloud.refresh` into it, or remove it to start at 0",
     )
 
 

@@ -12,10 +12,10 @@ EBS_LINK = "nvme-Amazon_Elastic_Block_Store_"  # as udev names a volume on EC2, 
 KINDS = {"sd": 0, "xvd": 1000}
 NAME_SCRIPT = "usr/local/lib/embedded-ec2/device-name"
 
-# QEMU has no free text except the serial, which is the volume's id. The device name is coded as the number that the
-# firmware gives a PCI device (QEMU, docs: acpi-index; kernel, Documentation/ABI/testing/
-# sysfs-bus-pci: acpi_index), so the guest's udev needs no network for it. On EC2 it is in the
-# controller's identify data, which amazon-ec2-utils' ebsnvme-id reads.
+# QEMU has no free text except the serial, which is the volume's id. The device name is coded as the number
+# that the firmware gives a PCI device (QEMU, docs: acpi-index; kernel, Documentation/ABI/testing/
+# sysfs-bus-pci: acpi_index), so the guest's udev needs no network for it. On EC2 it is in the controller's
+# identify data, which amazon-ec2-utils' ebsnvme-id reads.
 UDEV_RULES = f"""\
 # Volumes of the embedded EC2 under the names that they have on EC2.
 SUBSYSTEM!="block", GOTO="embedded_ec2_end"

@@ -1,8 +1,8 @@
 """RunInstances where capacity is scarce: the zone for a launch, or EC2's refusal.
 
-EC2 refuses with status 500 (hashicorp/packer issue 2485), which SDKs retry. Sources of the texts: for a zone in the
-request aws/eks-anywhere-build-tooling pull request 772, for no zone fedora-copr/copr issue 3279, for spot published
-logs of launches (where another zone has capacity, spot gets the text of on demand).
+EC2 refuses with status 500 (hashicorp/packer issue 2485), which SDKs retry. Sources of the texts: for a zone
+in the request aws/eks-anywhere-build-tooling pull request 772, for no zone fedora-copr/copr issue 3279, for
+spot published logs of launches (where another zone has capacity, spot gets the text of on demand).
 """
 
 import contextlib
@@ -51,6 +51,7 @@ def take_capacity(
         InsufficientCapacityError: No allowed zone has capacity.
         EC2ClientError: The account's quota is used up, or the rules can't be read.
     """
+    # The default of RunInstances (API reference, InstanceType).
     name = arguments.get("instance_type") or "m1.small"
     if arguments.get("is_instance_type_default"):
         name = template.get("InstanceType") or name

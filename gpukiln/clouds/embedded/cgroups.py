@@ -1,11 +1,11 @@
 """Control groups of container machines on cgroup v1, where each controller has a hierarchy of its own.
 
-There systemd-nspawn makes only systemd's own hierarchy writable for a machine and binds the controllers read-only
-(systemd, src/nspawn/nspawn-cgroup.c), so that no container engine could start anything in it. With
+There systemd-nspawn makes only systemd's own hierarchy writable for a machine and binds the controllers
+read-only (systemd, src/nspawn/nspawn-cgroup.c), so that no container engine could start anything in it. With
 --keep-unit it also puts every container into the one group `payload` below its own (create_subcgroup), where
 the systemd of one machine would have the processes of another. Each machine gets a group of its own in every
-hierarchy, and writes below it. With cgroup v2 nspawn delegates the single
-hierarchy itself, and this module does nothing.
+hierarchy, and writes below it. With cgroup v2 nspawn delegates the single hierarchy itself, and this module
+does nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENDING_S = 5.0  # seconds for a machine's processes to leave their groups
 # Joins the groups, then becomes the program: 0 means the writing process in its own PID namespace.
 JOIN = 'while [ "$1" != -- ]; do echo 0 >"$1" || exit; shift; done; shift; exec "$@"'
 DELEGATED = ("cgroup.procs", "tasks", "cgroup.threads", "cgroup.subtree_control")
-"""The files that the owner of a group writes (kernel, cgroup-v2.rst, "Delegation"; of v1 systemd's cg_set_access)."""
+"""Files that a group's owner writes (kernel, cgroup-v2.rst, "Delegation"; v1: systemd's cg_set_access)."""
 
 
 def hierarchies(proc: Path = Path("/proc")) -> dict[str, Path]:

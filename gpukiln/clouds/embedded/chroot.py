@@ -1,4 +1,4 @@
-"""Runs file operations inside a machine's root, so that symbolic links can't lead to this computer's files."""
+"""Runs file operations inside a machine's root, so that no link leads to this computer's files."""
 
 import os
 import threading
@@ -14,8 +14,9 @@ T = TypeVar("T")
 def in_root(root: Path, work: Callable[[], T]) -> T:
     """Call a function in a thread whose root is a machine's.
 
-    A disk, or root of a running machine, can place a link to a file of this computer anywhere. The chroot applies to
-    this thread alone (unshare(2), CLONE_FS; chroot(2)). The function must neither import nor start a program.
+    A disk, or root of a running machine, can place a link to a file of this computer anywhere. The chroot
+    applies to this thread alone (unshare(2), CLONE_FS; chroot(2)). The function must neither import nor start
+    a program.
 
     Args:
         root: A mounted root file system, or /proc/PID/root.

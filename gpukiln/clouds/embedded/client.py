@@ -51,9 +51,8 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
     Args:
         layout: The cloud's files.
 
-    Returns:
-        Its status with its URL, or None where no server of this folder answers: a copied folder has the address
-        of the original folder's server.
+    Returns: Its status with its URL, or None where no server of this folder answers: a copied folder has the
+    address of the original folder's server.
     """
     home = layout.identity()
     if home is None or not (url := read_endpoint(layout).get("url")):
@@ -61,6 +60,7 @@ def server_status(layout: Layout) -> dict[str, Any] | None:
     try:
         with urllib.request.urlopen(_request(layout, f"{url}/gpukiln/status"), timeout=10) as answer:  # noqa: S310 - our own
             status: dict[str, Any] = parse_json(answer.read())
+        # A server of a copied folder reports the original folder.
         served = {name: status["home"][name] for name in home}
     except (OSError, ValueError, KeyError, TypeError, http.client.HTTPException, UnavailableError):
         return None
@@ -248,7 +248,7 @@ def prepare_files(layout: Layout) -> list[str]:
 
 
 def _wait_for_answer(layout: Layout) -> dict[str, Any] | None:
-    """Wait for a running server whose address is damaged: it writes it again, or ends if its folder was moved."""
+    """Wait for a server whose address is damaged: it writes it again, or ends if its folder was moved."""
     deadline = time.monotonic() + START_S
     while time.monotonic() < deadline and server_runs(layout):
         if status := server_status(layout):
@@ -280,7 +280,7 @@ def check_host() -> None:
     if missing:
         raise UnavailableError(
             f"the embedded cloud needs tools that are not installed: {', '.join(missing)}",
-            hint=f"apt-get install {' '.join(missing)}, or run the command through scripts/run, which installs them",
+            hint=f"apt-get install {' '.join(missing)}, or use scripts/run, which installs them",
         )
 
 

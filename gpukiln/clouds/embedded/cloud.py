@@ -80,7 +80,8 @@ class EmbeddedCloud:
         import boto3  # noqa: PLC0415 - slow to import
         from botocore.session import Session  # noqa: PLC0415 - slow to import
 
-        # The user's profile, config and credentials are for another cloud, and a profile named there may not exist.
+        # The user's profile, config and credentials are for another cloud, and a profile named there may not
+        # exist.
         nobody = {name: (None, None, value, None) for name, value in NO_CONFIG.items()}
         return boto3.session.Session(region_name=self.region, botocore_session=Session(nobody))
 
@@ -114,7 +115,7 @@ class EmbeddedCloud:
         return other
 
     def environment(self) -> dict[str, str]:
-        """Environment in which any AWS tool talks to this cloud; an empty value means that the variable is unset."""
+        """Environment in which AWS's tools talk to this cloud; unset a variable with an empty value."""
         return {
             "AWS_ENDPOINT_URL": str(self._server["url"]),
             "AWS_ACCESS_KEY_ID": self.layout.access_key,

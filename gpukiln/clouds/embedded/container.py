@@ -1,9 +1,9 @@
 """A machine as a container (systemd-nspawn) on its mounted disk: it boots in seconds.
 
-Root of a container has no rights on this computer: its user ids are mapped (user_namespaces(7)), and so is the
-ownership of its disk (systemd-nspawn(1), --private-users-ownership=map). It can create no device nodes, so it has
-only those that it was given. Mounting a volume, a container engine and firewall rules need a privileged container,
-whose root is this computer's root.
+Root of a container has no rights on this computer: its user ids are mapped (user_namespaces(7)), and so is
+the ownership of its disk (systemd-nspawn(1), --private-users-ownership=map). It can create no device nodes,
+so it has only those that it was given. Mounting a volume, a container engine and firewall rules need a
+privileged container, whose root is this computer's root.
 """
 
 import contextlib
@@ -65,8 +65,8 @@ RANGES = 4095
 def first_user(instance_id: str) -> int:
     """User id on this computer of an unprivileged container's root.
 
-    Two containers may share an id. They still can't reach each other: processes, files and control groups are in
-    namespaces of their own.
+    Two containers may share an id. They still can't reach each other: processes, files and control groups are
+    in namespaces of their own.
 
     >>> first_user("i-0123456789abcdef0") % USERS
     0
@@ -127,7 +127,8 @@ class ContainerMachine(LocalMachine):
             return [
                 *nspawn,
                 *(f"--network-namespace-path={self.network.path}", "--capability=CAP_NET_ADMIN"),
-                # runc creates a keyring for each container; nspawn's system call filter forbids that by default.
+                # runc creates a keyring for each container; nspawn's system call filter forbids that by
+                # default.
                 "--system-call-filter=add_key keyctl",
             ]
         # From a user namespace of its own nspawn could not enter the network namespace, so it starts there.
@@ -151,8 +152,8 @@ class ContainerMachine(LocalMachine):
     def _unit_binds(self) -> list[str]:
         units = self.spec.folder / "units"
         if self._user:
-            # For single files nspawn would create the parent folders with an owner that is not mapped in the container
-            # (systemd 252, mount_bind), and systemd writes to them.
+            # For single files nspawn would create the parent folders with an owner that is not mapped in the
+            # container (systemd 252, mount_bind), and systemd writes to them.
             return [f"--bind={units}:/run/systemd"]
         return [f"--bind-ro={units}/{name}:/run/systemd/{name}" for name in self._units()]
 
@@ -245,7 +246,7 @@ class ContainerMachine(LocalMachine):
             self._devices.resize(disk)
 
     def _init_pid(self) -> int:
-        """PID of the container's first process, once it has replaced nspawn: before that it has this computer's devices."""
+        """PID of the container's first process; before it replaces nspawn it has this computer's devices."""
         for _ in range(100):
             for child in children(self.process.pid) if self.process else ():
                 with contextlib.suppress(OSError):
@@ -285,7 +286,7 @@ class ContainerMachine(LocalMachine):
 
 
 def _gpu_nodes(files: machine_files.MachineFiles) -> dict[str, int]:
-    """Device numbers by name. Where this kernel has NVIDIA's driver they are /dev/null (1, 3), never a real GPU."""
+    """Device numbers by name; (1, 3), /dev/null, where this kernel's driver would make them real GPUs."""
     taken = (
         f"{NVIDIA_MAJOR} " in Path("/proc/devices").read_text()
     )  # this computer's list: a machine could fake its own

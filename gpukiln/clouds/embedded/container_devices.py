@@ -1,8 +1,8 @@
 """The block devices of a container: loop devices over volumes, with nodes in the container's /dev.
 
-A container in a user namespace can neither create nor mount block devices (user_namespaces(7)); it reads and writes
-those that are created here. A privileged one may do both: CAP_MKNOD and CAP_SYS_ADMIN are systemd-nspawn's
-defaults, and with --keep-unit no device policy is put on it.
+A container in a user namespace can neither create nor mount block devices (user_namespaces(7)); it reads and
+writes those that are created here. A privileged one may do both: CAP_MKNOD and CAP_SYS_ADMIN are
+systemd-nspawn's defaults, and with --keep-unit no device policy is put on it.
 """
 
 import contextlib

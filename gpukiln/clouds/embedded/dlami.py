@@ -1,8 +1,8 @@
 """AWS's Deep Learning AMIs: their public parameters, and images that have a name but no disk.
 
-The image for a machine can be looked up as on AWS; launching it fails, as for any image without a disk. Parameters
-and names: AWS Deep Learning AMIs developer guide and release notes. The instances in a description are those of
-2025-05-05; on arm64 that is the one family with a GPU.
+The image for a machine can be looked up as on AWS; launching it fails, as for any image without a disk.
+Parameters and names: AWS Deep Learning AMIs developer guide and release notes. The instances in a description
+are those of 2025-05-05; on arm64 that is the one family with a GPU.
 """
 
 import hashlib
@@ -43,6 +43,7 @@ def _simulated_dlamis() -> tuple[SimulatedDlami, ...]:
     for end, (system, architectures) in SYSTEMS.items():
         for arch in architectures:
             parameter = f"/aws/service/deeplearning/ami/{arch}/base-oss-nvidia-driver-gpu-{end}/latest/ami-id"
+            # An id in the form of EC2's, 17 hexadecimal digits, the same in every start.
             key = hashlib.sha256(parameter.encode()).hexdigest()[:17]
             prefix = "ARM64 " if arch == "arm64" else ""
             name = f"Deep Learning {prefix}Base OSS Nvidia Driver GPU AMI ({system}) {DAY}"
@@ -69,7 +70,7 @@ def publish_images(ec2: Any) -> None:
             snapshot,
             {
                 "name": image.name,
-                "description": f"Supported EC2 instances: {FAMILIES[image.arch]}. It has no disk in the embedded cloud.",
+                "description": f"Supported EC2 instances: {FAMILIES[image.arch]}. It has no disk here.",
                 "owner_id": store.AMAZON,
                 "owner_alias": "amazon",
                 "virtualization_type": "hvm",

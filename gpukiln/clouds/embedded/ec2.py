@@ -1,8 +1,8 @@
 """Puts real machines and disks behind moto's EC2, so that the API reports what runs.
 
-Members of moto's model classes are replaced, so every caller (Packer, boto3, the AWS CLI) still gets moto's parsing,
-checks and answers. A call that changes a machine returns at once with EC2's transitional state (pending, stopping,
-shutting-down); a thread does the work and sets the final state.
+Members of moto's model classes are replaced, so every caller (Packer, boto3, the AWS CLI) still gets moto's
+parsing, checks and answers. A call that changes a machine returns at once with EC2's transitional state
+(pending, stopping, shutting-down); a thread does the work and sets the final state.
 """
 
 import base64

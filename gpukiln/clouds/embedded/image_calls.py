@@ -141,7 +141,7 @@ def _image(response: Any) -> Any:
 
 
 def _with_public_access_rules(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """ModifyImageAttribute that stores IMDS support and description, and refuses to publish a blocked or encrypted image."""
+    """ModifyImageAttribute with IMDS support and description; blocked and encrypted images stay private."""
 
     def modify_image_attribute(self: Any) -> Any:
         added = self._get_param("LaunchPermission", {}).get("Add", [])

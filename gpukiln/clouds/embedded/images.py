@@ -47,6 +47,7 @@ def _image_members(machines: Machines) -> Members:
         if instance.state not in ("running", "stopped"):
             raise EC2ClientError("IncorrectState", f"{instance_id} is {instance.state}")
         snapshot_tags = _tags_of(tag_specifications, "snapshot")
+        # NoDevice excludes a volume from the image (API reference, BlockDeviceMapping).
         left_out = {entry["DeviceName"] for entry in mappings or () if entry.get("NoDevice") is not None}
         others = [
             specification
@@ -156,6 +157,7 @@ def _copy_members(machines: Machines) -> Members:
         from moto.ec2.models import ec2_backends  # noqa: PLC0415 - it exists only after moto has loaded
 
         source: Any = ec2_backends[self.account_id][source_region].amis[source_image_id]
+        # moto copies only some attributes.
         for field in ("root_device_type", "root_device_name", "hypervisor", "boot_mode", "imds_support"):
             setattr(image, field, getattr(source, field))
         vars(image).update(source_image_id=source_image_id, source_image_region=source_region)
@@ -182,6 +184,7 @@ def _snapshot_members(machines: Machines) -> Members:
         self: Any, volume_id: str, description: str, owner_id: str | None = None, from_ami: str | None = None
     ) -> Any:
         snapshot = create_snapshot(self, volume_id, description, owner_id, from_ami)
+        # CreateImage captures all disks of an instance at once and calls this for each with the AMI's id.
         if from_ami is None:
             _capture_all(machines, self, [snapshot])
         return snapshot

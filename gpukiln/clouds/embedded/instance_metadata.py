@@ -56,6 +56,7 @@ def describe_instance(instance: Any) -> InstanceMetadata:
         tree["public-keys"] = PublicKeys({"0": {"openssh-key": key.public_key.strip()}}, name=key.key_name)
     options = instance.metadata_options
     tags = backend.tags.get(instance.id, {})
+    # Off by default, as on EC2.
     if options.instance_metadata_tags == "enabled" and tags:
         tree["tags"] = {"instance": dict(tags)}
     return InstanceMetadata(
@@ -71,6 +72,7 @@ def describe_instance(instance: Any) -> InstanceMetadata:
             "pendingTime": instance.launch_time.isoformat(timespec="seconds") + "Z",
             "privateIp": address,
             "region": region,
+            # The version of the document's format (EC2 user guide, "Instance identity documents").
             "version": "2017-09-30",
         },
         tokens_required=options.http_tokens == "required",

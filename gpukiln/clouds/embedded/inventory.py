@@ -16,7 +16,7 @@ def every_region(layout: Layout) -> list[regions.StoredRegion]:
 
 
 def image_names(stored: list[regions.StoredRegion]) -> dict[str, str]:
-    """Names of images by their snapshots; for an unreadable region from the descriptions next to its disks."""
+    """Names of images by their snapshots; for an unreadable region from the descriptions of its disks."""
     names: dict[str, str] = {}
     for region in stored:
         described = [description["images"] for description in region.descriptions.values()]
@@ -58,6 +58,7 @@ def known_snapshots(stored: list[regions.StoredRegion]) -> set[str]:
 def _unknown_problem(layout: Layout, disk: Path, known: set[str]) -> str:
     if not disk.is_file():
         return f"{disk} can't be read"
+    # The current base image may have its disk before any region was used.
     if disk.stem in known or disk == layout.snapshot(current_base(layout).snapshot_id):
         return ""
     return "it belongs to no region; `invoke cloud.clean --images --yes` removes it"

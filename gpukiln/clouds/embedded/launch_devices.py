@@ -50,6 +50,7 @@ def merge_mappings(image: Any, *requests: list[dict[str, Any]]) -> list[dict[str
             name = entry.get("DeviceName")
             if not name:
                 raise MissingParameterError("deviceName")
+            # Within one request; a launch may override a device of its template.
             if names.count(name) > 1:
                 raise EC2ClientError(
                     CODE, f"The device '{name}' is used in more than one block-device mapping"

@@ -117,12 +117,12 @@ class Layout:
         if not ACCESS_KEY.fullmatch(key):
             raise UnavailableError(
                 f"{self.key_file} has no access key",
-                hint="a running server writes it again within seconds; otherwise the next start creates a new key",
+                hint="a running server writes it again within seconds; else the next start creates a new key",
             )
         return key
 
     def identity(self) -> dict[str, int] | None:
-        """Device and inode of this cloud's folder, whatever path leads to it; a copy has others. None: no folder."""
+        """Device and inode of this cloud's folder, by which a copy is another cloud. None: no folder."""
         try:
             status = self.root.stat()
         except OSError:
@@ -130,7 +130,7 @@ class Layout:
         return {"device": status.st_dev, "inode": status.st_ino}
 
     def create(self) -> None:
-        """Create all folders with access for the owner alone: disks have whatever a user data script wrote."""
+        """Create all folders, for the owner alone: disks have whatever a user data script wrote."""
         self.root.mkdir(parents=True, exist_ok=True)
         # Also for a folder that exists with other permissions.
         self.root.chmod(0o700)

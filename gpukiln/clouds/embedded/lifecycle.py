@@ -43,7 +43,7 @@ def set_state(instance: Any, name: str, *, reason: str = "") -> None:
 
 
 def _set_stopped(instance: Any, reason: str = "") -> None:
-    """Stopped: the private address stays, a public one is released (EC2 user guide, "How instance stop and start works")."""
+    """The private address stays, a public one goes (EC2 user guide, "How instance stop and start works")."""
     for nic in instance.nics.values():
         nic.stop()
     set_state(instance, "stopped", reason=reason)
@@ -68,8 +68,8 @@ class Lifecycle:
         """
         set_state(instance, "pending")
         if self._machines.kind(instance) != "vm":
-            # cloud-init requests a token only where the firmware identifies EC2, and a container has no firmware: tokens
-            # work there but can't be required, and DescribeInstances has to report that.
+            # cloud-init requests a token only where the firmware identifies EC2, and a container has no
+            # firmware: tokens work there but can't be required, and DescribeInstances has to report that.
             instance.metadata_options.http_tokens = "optional"
         self._in_background(
             instance,
@@ -186,7 +186,7 @@ class Lifecycle:
         self._run_locked(instance, work, failed=lambda reason: self._power_off(instance, reason))
 
     def _terminate_machine(self, instance: Any, reason: str = "") -> None:
-        """Remove the machine, then terminate: a volume is available only when the machine has stopped writing."""
+        """Remove the machine, then terminate: a volume is free only when the machine has stopped writing."""
         try:
             self._machines.remove(instance.id)
         finally:

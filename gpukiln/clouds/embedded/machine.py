@@ -31,7 +31,8 @@ class MachineSpec:
 
     Args:
         instance_id: The EC2 instance it stands for.
-        kind: container (in a user namespace), privileged (a container whose root is this computer's root) or vm.
+        kind: container (in a user namespace), privileged (a container whose root is this computer's root) or
+            vm.
         folder: The machine's folder.
         root: The root volume.
         console: File for the console's output.

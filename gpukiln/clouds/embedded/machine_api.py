@@ -1,4 +1,4 @@
-"""The API inside a machine's network, next to its metadata service; it accepts only the keys of the machine's role."""
+"""The API in a machine's network, next to its metadata service; only the keys of its role are valid."""
 
 from collections.abc import Callable, Iterable
 from socket import socket
@@ -26,6 +26,7 @@ class MachineApi:
         def of_machine(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
             return application({**environ, INSTANCE: instance_id}, start_response)
 
+        # werkzeug duplicates the descriptor (socket.fromfd), so this one is closed.
         with listener:
             self._server = make_server(
                 METADATA,

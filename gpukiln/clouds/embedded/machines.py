@@ -63,7 +63,7 @@ class Machines:
         self._locks: dict[str, threading.RLock] = {}
 
     def vpc_cidr(self, region: str) -> str:
-        """The address range of a region's default VPC, in loopback; other clouds on this computer have others.
+        """The address range of a region's default VPC, in loopback; each cloud on this computer has others.
 
         Args:
             region: Name of the region.
@@ -136,6 +136,7 @@ class Machines:
                 file = volume_files.make_disk(
                     self.layout, volume.id, size_gib=volume.size, source=source, bootable=is_root
                 )
+                # A later failure removes the disks created so far.
                 undo.callback(file.unlink)
                 disk = AttachedDisk(volume.id, device, file)
                 if is_root:
@@ -297,11 +298,14 @@ class Machines:
             runs = machine is not None and machine.running
             if runs:
                 need = sum(used_bytes(self.layout.volume(volume.id)) for volume in volumes.values())
+                # Before the machine is held, so that a full disk does not stop it.
                 require_space(self.layout.snapshots, volume_files.SPARE + need)
             with machine.frozen({v.id for v in volumes.values()}) if machine and runs else nullcontext():
                 for snapshot_id, volume in volumes.items():
                     disk, snapshot = self.layout.volume(volume.id), self.layout.snapshot(snapshot_id)
                     undo.callback(snapshot.unlink, missing_ok=True)
+                    # A stopped machine's disk needs no copy: `make_writable` gives the volume its own file at
+                    # the next write.
                     copy_disk(disk, snapshot) if runs and volume.attachment else os.link(disk, snapshot)
             undo.pop_all()
 

@@ -1,9 +1,9 @@
 """Quotas, prices and capacity, which moto does not answer: from the catalogue and from scripted shortages.
 
-No value is measured. On-demand prices are the catalogue's, for a region without prices those of us-east-1; a type
-without a price has none here. A spot price is a share of it (SPOT_SHARE) that changes every CHANGE_HOURS and is a
-little higher in each further zone; a moment always has the same price. A placement score counts how many of the
-requested types a zone offers and has. For scripted shortages see `scarcity.py`.
+No value is measured. On-demand prices are the catalogue's, for a region without prices those of us-east-1; a
+type without a price has none here. A spot price is a share of it (SPOT_SHARE) that changes every CHANGE_HOURS
+and is a little higher in each further zone; a moment always has the same price. A placement score counts how
+many of the requested types a zone offers and has. For scripted shortages see `scarcity.py`.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ PRICING_REGIONS = (
 JSON = "application/x-amz-json-1.1"
 
 
-# --- EC2 ---
+# --- EC2: calls that botocore's model has and moto does not ---
 
 
 def extend_market(layout: Layout) -> None:

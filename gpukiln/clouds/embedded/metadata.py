@@ -54,7 +54,7 @@ class PublicKeys(dict[str, Any]):
 
 
 def listing(node: dict[str, Any]) -> str:
-    """A folder as EC2 lists it.
+    r"""A folder as EC2 lists it.
 
     Args:
         node: The folder.

@@ -1,7 +1,8 @@
 """The network of a machine: a namespace, slirp4netns for outgoing connections, one loopback address for SSH.
 
-Nothing on this computer is changed: no bridge, no NAT, no route. The machine's private address is in 127.0.0.0/8, so
-programs on this computer can connect to it; slirp4netns forwards the connections into the namespace.
+Nothing on this computer is changed: no bridge, no NAT, no route. The machine's private address is in
+127.0.0.0/8, so programs on this computer can connect to it; slirp4netns forwards the connections into the
+namespace.
 """
 
 import json
@@ -65,8 +66,8 @@ class MachineNetwork:
         with self._log.open("ab") as log:
             self._slirp = subprocess.Popen(
                 [
-                    # --disable-host-loopback: machines can't reach services on this computer's loopback
-                    # (slirp4netns(1)).
+                    # Host loopback is disabled, so that machines can't reach services on this
+                    # computer's 127.0.0.1 (slirp4netns(1), --disable-host-loopback).
                     *("slirp4netns", "--configure", "--mtu=65520", "--disable-host-loopback"),
                     *(f"--ready-fd={ready_write}", f"--api-socket={self._control}"),
                     *("--netns-type=path", str(self.path), "eth0"),
@@ -105,8 +106,8 @@ class MachineNetwork:
             answer = parse_json(control.recv(65536))
         if "error" in answer:
             raise UnavailableError(
-                f"forwarding of {self.address}:{host_port} failed: {answer['error'].get('desc', answer['error'])}",
-                hint="another embedded cloud may use the address; `invoke cloud.status` shows the addresses of this one",
+                f"can't forward {self.address}:{host_port}: {answer['error'].get('desc', answer['error'])}",
+                hint="another embedded cloud may use the address; `invoke cloud.status` shows this one's",
             )
 
     def listen(self, port: int) -> socket.socket:

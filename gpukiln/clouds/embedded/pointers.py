@@ -26,6 +26,7 @@ def resolve_image(ec2: Any, image_id: str, launch_template: dict[str, Any] | Non
         EC2ClientError: The parameter does not exist.
     """
     named = image_id
+    # A call's ImageId takes precedence over that of its launch template (API reference, RunInstances).
     if not named and launch_template:
         named = ec2._get_template_from_args(launch_template).image_id
     if not named or not named.startswith(PREFIX):

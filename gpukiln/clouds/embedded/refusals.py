@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 
 from gpukiln.catalog.regions import regions
 
+# The credential scope of Signature Version 4: key, date, region, service, aws4_request.
 SCOPE = re.compile(r"Credential=[^/]+/\d+/(?P<region>[^/]*)/(?P<service>[^/]*)/")
 Refusal = tuple[int, str, bytes]  # status, content type, body
 
@@ -47,8 +48,8 @@ def internal_error(authorization: str, message: str) -> Refusal:
 def unknown_region(authorization: str) -> Refusal | None:
     """The refusal of a request for a region that AWS does not have; None for other regions.
 
-    AWS has no endpoint there; the texts are those of an endpoint of another region (aws-sdk-php issues 493, 732; aws-sdk-js issue
-    4545).
+    AWS has no endpoint there; the texts are those of an endpoint of another region (aws-sdk-php issues 493,
+    732; aws-sdk-js issue 4545).
     """
     scope = SCOPE.search(authorization)
     if scope is None or scope["region"] in regions():

@@ -5,9 +5,9 @@
     snapshots/SNAPSHOT.raw           a disk
     snapshots/SNAPSHOT.REGION.json   the disk's description: its snapshot, and the images that use it
 
-Each JSON file has a digest of its content, so a truncated or changed file is detected. An unreadable file never
-causes the removal of anything: it is repaired from the others, or the command ends with an error. A disk is written
-before its descriptions, those before the region's file, and that before its copy.
+Each JSON file has a digest of its content, so a truncated or changed file is detected. An unreadable file
+never causes the removal of anything: it is repaired from the others, or the command ends with an error. A
+disk is written before its descriptions, those before the region's file, and that before its copy.
 """
 
 import hashlib
@@ -25,12 +25,14 @@ from gpukiln.files import write_atomic
 from gpukiln.parsing import parse_json
 
 changing = threading.Lock()
-"""Held while a region is read from moto and written, and while a snapshot is removed: otherwise a concurrent save
-could write the snapshot's description again, and a disk with a description is kept."""
+"""Held while a region is read from moto and written, and while a snapshot is removed: otherwise a concurrent
+save could write the snapshot's description again, and a disk with a description is kept."""
 MISSING = "is missing"
 # The whole disk would take seconds to hash; a replaced or emptied disk differs at its beginning.
 HEAD = 1 << 16  # bytes at the beginning of a disk whose digest is in its description
+# us-west-2.json, us-west-2.json.last
 _NAME = re.compile(r"(?P<region>[a-z]{2}(-[a-z0-9]+)+)\.json(\.last)?")
+# snap-0123456789abcdef0.us-west-2.json
 _DESCRIPTION = re.compile(r"(?P<snapshot>snap-[0-9a-f]+)\.(?P<region>[a-z0-9-]+)\.json")
 _SNAPSHOT_ID = re.compile(r"snap-[0-9a-f]+")
 
@@ -64,9 +66,9 @@ class StoredRegion:
         if self.document is None:
             raise UnavailableError(
                 f"{self.problems[0]}; no disk is touched",
-                hint="restore one of them from a backup, or move both away: gpukiln then restores the region's images "
-                f"from the descriptions next to their disks in {layout.snapshots}, but not its parameters (the "
-                "channels) and container images",
+                hint="restore one of them from a backup, or move both away: gpukiln then restores the images "
+                f"from the descriptions in {layout.snapshots}, but not the parameters (the channels) and "
+                "container images",
                 details=self.problems[1:],
             )
         return self.document
@@ -130,11 +132,12 @@ def inspect_region(layout: Layout, region: str) -> StoredRegion:
         problems = [
             f"{file} {wrong}: it is restored from {copy.name} and from the descriptions next to the disks"
         ]
+    # A region that was never used, or one that lost both files: then it has descriptions.
     elif wrong == copy_wrong == MISSING:
         document = _merge_descriptions(empty_document(), described)
         if described:
             problems = [
-                f"{file} is missing, and so is {copy.name}: images are restored from the descriptions next to "
+                f"{file} is missing, and so is {copy.name}: images are restored from the descriptions of "
                 "their disks; parameters (the channels) and container images are lost"
             ]
     else:
@@ -202,7 +205,7 @@ def repair_files(layout: Layout) -> list[str]:
 
 
 def disk_facts(disk: Path) -> dict[str, Any]:
-    """Size and digest of a disk's beginning, to detect later whether it is still the disk that was written."""
+    """Size and digest of a disk's beginning, by which a changed disk is detected later."""
     with disk.open("rb") as file:
         head = hashlib.sha256(file.read(HEAD)).hexdigest()
     return {"bytes": disk.stat().st_size, "head": head}

@@ -1,9 +1,9 @@
 """The container registry API of ECR, for docker, podman, buildah and skopeo.
 
-ECR has two protocols: its own API, which moto answers, and the registry API on the host of `repositoryUri`, which moto
-lacks. Here that host is the embedded server. Manifests and tags are in moto's repositories, so both protocols have the
-same images; blobs are files. The region, part of the host name in AWS, is the first part of a repository's path.
-Source: opencontainers/distribution-spec, spec.md (Endpoints; Error Codes).
+ECR has two protocols: its own API, which moto answers, and the registry API on the host of `repositoryUri`,
+which moto lacks. Here that host is the embedded server. Manifests and tags are in moto's repositories, so
+both protocols have the same images; blobs are files. The region, part of the host name in AWS, is the first
+part of a repository's path. Source: opencontainers/distribution-spec, spec.md (Endpoints; Error Codes).
 """
 
 import hashlib
@@ -30,6 +30,7 @@ from gpukiln.clouds.embedded.regions import read_region
 from gpukiln.parsing import parse_json
 
 USER = "AWS"  # ECR's one user (ECR user guide, Private registry authentication)
+# Texts that other calls set; moto stores them on the repository.
 POLICIES = ("lifecycle_policy", "policy")  # attributes of moto's Repository
 TOKEN_LIFE = timedelta(hours=12)
 CHUNK = 1 << 20  # bytes

@@ -41,6 +41,7 @@ NOT_FOUND = {  # prefix: attribute of moto's backend and error code, for kinds t
     "acl": ("network_acls", "InvalidNetworkAclID.NotFound"),
     "lt": ("launch_templates", "InvalidLaunchTemplateId.NotFound"),
 }
+# Pattern of the tokens that moto and this package return.
 PAGED = {
     **dict.fromkeys(("DescribeImages", "DescribeSnapshots", "DescribeSpotPriceHistory"), r"\d+"),
     **dict.fromkeys(("DescribeCapacityReservations", "DescribeCapacityBlockOfferings"), r"\d+"),
@@ -170,7 +171,8 @@ def _filter_names(action: str, member: str) -> frozenset[str]:
 def _check_token(response: Any, action: str, token: str | None) -> None:
     """Refuse a NextToken that no answer had: only the calls in `PAGED` return any.
 
-    EC2's code is the same for all calls, its texts differ (karpenter-provider-aws issue 6061, boto3 issue 2673).
+    EC2's code is the same for all calls, its texts differ (karpenter-provider-aws issue 6061, boto3 issue
+    2673).
     """
     if token is None or action in OWN_TOKENS:
         return

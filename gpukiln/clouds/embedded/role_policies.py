@@ -1,9 +1,9 @@
 """Authorizes calls with the keys of an instance's role: checks the signature and the role's policies.
 
-For CreateTags, GetParameter and GetSecretValue resources and conditions are evaluated; for other calls, whether any
-statement allows the action. A permissions boundary that exists in the account has to allow it too. IAM user
-guide, "Policy evaluation logic", "IAM JSON policy elements" and "Troubleshoot access denied error messages".
-moto's own evaluation ignores conditions that it does not know (moto.iam.access_control).
+For CreateTags, GetParameter and GetSecretValue resources and conditions are evaluated; for other calls,
+whether any statement allows the action. A permissions boundary that exists in the account has to allow it
+too. IAM user guide, "Policy evaluation logic", "IAM JSON policy elements" and "Troubleshoot access denied
+error messages". moto's own evaluation ignores conditions that it does not know (moto.iam.access_control).
 """
 
 import hmac
@@ -180,7 +180,7 @@ def _statement_covers(
     """Whether a statement applies; an unknown element never extends what a role may do."""
     denies: bool = statement["Effect"] == "Deny"
     # NotAction and NotResource are not evaluated: as a Deny they apply, as an Allow they do not.
-    if "Action" not in statement or "Resource" not in statement:  # NotAction, NotResource
+    if "Action" not in statement or "Resource" not in statement:
         return denies
     if not _matches_pattern(_as_list(statement["Action"]), action, flags=re.IGNORECASE):
         return False

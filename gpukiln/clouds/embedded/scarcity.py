@@ -1,6 +1,7 @@
-"""Scripted shortages of capacity, quotas and reservations, to rehearse offers and launches over several zones.
+"""Scripted shortages of capacity, quotas and reservations, to rehearse offers and launches.
 
-A rule for launches that find no capacity is written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for example
+A rule for launches that find no capacity is written ZONE:TYPE[:spot|on-demand][:TIMES][:+LAUNCHES], for
+example
 
     us-west-2a:p4d.24xlarge         no capacity in that zone
     *:p4d.*:spot                    no spot capacity in any zone, for any size
@@ -208,6 +209,7 @@ def add(layout: Layout, text: str) -> Line:
     """
     line = _parse(text)
     _check_names(line)
+    # The file may be written before the first start of the server.
     layout.create()
     with _locked(layout):
         lines = script(layout).lines
@@ -225,8 +227,8 @@ def clear(layout: Layout, text: str | None = None) -> tuple[Line, ...]:
 
     Args:
         text: A line as it was added, or its key: ZONE:TYPE[:spot|on-demand], quota:CODE,
-            reservation:ZONE:TYPE; a key without a market removes the rules of both. None removes all lines, also
-            of a damaged file.
+            reservation:ZONE:TYPE; a key without a market removes the rules of both. None removes all lines,
+            also of a damaged file.
 
     Returns:
         The removed lines, as far as they can be read.
@@ -301,6 +303,7 @@ def capacity(
                 else rule
                 for rule in known.rules
             )
+        # Most launches change no rule, and then nothing is written.
         if after != known.rules:
             _write(layout, replace(known, rules=after).lines)
 
@@ -399,6 +402,7 @@ def _check_names(line: Line) -> None:
         if line.zone not in choices:
             raise unknown("availability zone", line.zone, [*choices, ANY] if region else choices)
     types = every_instance_type()
+    # A family is written as in a filter of EC2: p4d.*
     families = {f"{name.partition('.')[0]}.*" for name in types}
     if line.instance_type not in {*types, *families, ANY}:
         meant = families if line.instance_type.endswith(".*") else types
@@ -417,6 +421,7 @@ def _zones_by_region() -> dict[str, list[str]]:
     return dict(sorted(zones_by_region.items(), key=lambda item: -len(item[0])))
 
 
+# The server and commands change the file.
 def _locked(layout: Layout) -> contextlib.AbstractContextManager[None]:
     return locked(layout.root / "scarcity.lock")
 

@@ -1,7 +1,7 @@
 """The embedded cloud's server process: moto's HTTP endpoint with machines behind it.
 
-It runs in PID and mount namespaces of its own (`client._start_server`): however it ends, its machines and mounts end with
-it. It stops when it has had no machine and no request for a while.
+It runs in PID and mount namespaces of its own (`client._start_server`): however it ends, its machines and
+mounts end with it. It stops when it has had no machine and no request for a while.
 """
 
 import contextlib
@@ -132,7 +132,7 @@ class Application:
         return {"stopping": True}
 
     def _refusal(self, path: str, environ: dict[str, Any]) -> Refusal | None:
-        """Refuse other keys than the cloud's and those of machines' roles, because machines run as root here."""
+        """Refuse keys that are neither the cloud's nor of a machine's role: machines run as root here."""
         from gpukiln.clouds.embedded import (  # noqa: PLC0415 - moto is slow to import
             role_credentials,
             role_policies,

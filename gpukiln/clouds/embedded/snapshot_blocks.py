@@ -1,8 +1,8 @@
 """The EBS direct APIs on the disks of snapshots: read and write them block by block.
 
-Formats, limits and codes: botocore's model of `ebs` 2019-11-02. moto's own backend keeps blocks in memory, apart from
-its snapshots, and checks neither tokens nor checksums. A snapshot that is being written is a separate file until
-CompleteSnapshot and ends with the server (EBS too cancels a snapshot without writes).
+Formats, limits and codes: botocore's model of `ebs` 2019-11-02. moto's own backend keeps blocks in memory,
+apart from its snapshots, and checks neither tokens nor checksums. A snapshot that is being written is a
+separate file until CompleteSnapshot and ends with the server (EBS too cancels a snapshot without writes).
 """
 
 import base64

@@ -1,7 +1,7 @@
 """Converts moto's images, snapshots, tags and parameters of a region to a document, and back.
 
-moto's state is in memory. Its objects are created from the document by moto's constructors; attributes without a
-parameter are set afterwards. `regions.py` stores the documents.
+moto's state is in memory. Its objects are created from the document by moto's constructors; attributes
+without a parameter are set afterwards. `regions.py` stores the documents.
 """
 
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""A machine as a virtual machine (QEMU) on its raw disk: verification boots an image's own kernel this way."""
+"""A machine as a virtual machine (QEMU) on its raw disk, with the image's own kernel for verification."""
 
 import contextlib
 import json
@@ -46,7 +46,7 @@ class VirtualMachine(LocalMachine):
 
     def _command(self) -> list[str]:
         spec = self.spec
-        # 06: a locally administered address, as EC2's begin with 02, 06 or 0a.
+        # 06: a locally administered unicast address.
         mac = "06:" + ":".join(spec.instance_id[-10:][i : i + 2] for i in range(0, 10, 2))
         # guests recognise EC2 by a UUID that begins with ec2, as on Nitro
         digits = "ec2" + spec.instance_id.removeprefix("i-").rjust(29, "0")
@@ -71,7 +71,8 @@ class VirtualMachine(LocalMachine):
             *("-qmp", f"unix:{self._control},server=on,wait=off"),
             *(self._share.arguments(spec.memory_mib) if self._share else ()),
         ]
-        # QEMU's resolver reads /etc/resolv.conf, and in the namespace only slirp4netns' name server is reachable.
+        # QEMU's resolver reads /etc/resolv.conf, and in the namespace only slirp4netns' name server is
+        # reachable.
         enter = 'mount --bind "$0" /etc/resolv.conf && exec "$@"'
         return [
             *("nsenter", f"--net={self.network.path}", "unshare", "--mount", "--propagation", "private"),

@@ -1,7 +1,7 @@
 """The disks of volumes: one raw file for each volume, with its description in `vol-….json`.
 
-The descriptions are the only list of volumes, so no central list can be damaged. A disk with an unreadable description
-is kept.
+The descriptions are the only list of volumes, so no central list can be damaged. A disk with an unreadable
+description is kept.
 """
 
 import json

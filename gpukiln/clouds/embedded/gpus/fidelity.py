@@ -1,6 +1,6 @@
-"""What the double of NVML has, and where it was taken from: the table of docs/simulated-gpus.md.
+"""The table of the double's functions with their sources, and the page docs/simulated-gpus.md.
 
-`python -m gpukiln.clouds.embedded.gpus.fidelity > docs/simulated-gpus.md` makes the page.
+`python -m gpukiln.clouds.embedded.gpus.fidelity > docs/simulated-gpus.md` writes the page.
 """
 
 import sys
@@ -56,12 +56,12 @@ is `N/A`.
 
 @strict
 class FunctionGroup:
-    """Functions of NVML that answer alike.
+    """Functions of NVML with the same kind of answer.
 
     Args:
-        source: Where that was taken from, see functions.yaml.
-        names: Those that every branch of the driver has.
-        later: Others, by the branch that brought them.
+        source: The source of the answer, see functions.yaml.
+        names: Functions that every branch of the driver has.
+        later: Further functions, by the branch that added them.
     """
 
     answers: str
@@ -70,7 +70,7 @@ class FunctionGroup:
     later: dict[int, tuple[str, ...]] = field(default_factory=dict)
 
     def of_branch(self, branch: int) -> Iterator[str]:
-        """The names that a branch of the driver has."""
+        """The functions that a branch of the driver has."""
         yield from self.names
         for since, names in self.later.items():
             if since <= branch:
@@ -79,13 +79,13 @@ class FunctionGroup:
 
 @cache
 def functions() -> tuple[FunctionGroup, ...]:
-    """Every function that the double has."""
+    """All functions of the double."""
     rows = yaml.safe_load(FUNCTIONS.read_text(encoding="utf-8"))
     return load(tuple[FunctionGroup, ...], rows, where=FUNCTIONS.name)
 
 
 def page() -> str:
-    """docs/simulated-gpus.md."""
+    """The text of docs/simulated-gpus.md."""
     lines = ["| setting | what |", "|---|---|"]
     lines += [f"| `{name}` | {setting.text} |" for name, setting in SETTINGS.items()]
     lines += ["", "`--scenario NAME`, or a YAML file with `set: [1.temperature=91, last.lost=true]`:", ""]

@@ -1,4 +1,4 @@
-"""Compiles the double of NVML and its tools, and says how a program finds the double."""
+"""Compiles the double of NVML and its tools, and sets the environment for programs that use it."""
 
 import hashlib
 import os
@@ -14,7 +14,8 @@ from gpukiln.files import atomic_path
 
 COMPILE_S = 600.0
 SONAME = "libnvidia-ml.so.1"
-STATE = "GPUKILN_SIMULATED_GPUS"  # names a file with a state, where it is not the library's own
+STATE = "GPUKILN_SIMULATED_GPUS"  # path of a file with a state, in place of the library's own
+# -Werror: a warning in the double is a defect, for example a wrong size of a structure.
 FLAGS = ("-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror")
 LIBRARY_FLAGS = ("-shared", "-fPIC", "-fvisibility=hidden", f"-Wl,-soname,{SONAME}")
 
@@ -23,13 +24,13 @@ def build(folder: Path, *, branch: int) -> Path:
     """Compile the library, unless the folder has it.
 
     Args:
-        branch: Branch of the driver whose functions it has, for example 535.
+        branch: The driver's branch, for example 535; it decides which functions exist.
 
     Returns:
         The library, with an empty state at its end.
 
     Raises:
-        UnavailableError: There is no gcc, or it refuses the sources.
+        UnavailableError: gcc is not installed, or fails.
     """
     return _compile(folder, "nvml", SONAME, *LIBRARY_FLAGS, f"-DDRIVER={branch}", state=True)
 
@@ -40,19 +41,20 @@ def build_smi(folder: Path) -> Path:
 
 
 def build_load(folder: Path) -> Path:
-    """Compile what gives a process a part of a GPU, as `build`."""
+    """Compile the program that gives a process memory and load of a GPU, as `build`."""
     return _compile(folder, "load", "gpukiln-gpu-load")
 
 
 def _compile(folder: Path, name: str, output: str, *flags: str, state: bool = False) -> Path:
     files = sorted(Path(__file__).with_name(name).glob("*.[ch]"))
+    # The folder is shared by machines with other branches, and by older versions of the sources.
     digest = hashlib.sha256(repr(flags).encode() + b"".join(file.read_bytes() for file in files))
     binary = folder / digest.hexdigest()[:16] / output
     if binary.exists():
         return binary
     if shutil.which("gcc") is None:
         raise UnavailableError(
-            "simulated GPUs are compiled here, and there is no gcc", hint="apt-get install gcc libc6-dev"
+            "simulated GPUs need gcc on this computer", hint="apt-get install gcc libc6-dev"
         )
     binary.parent.mkdir(parents=True, exist_ok=True)
     with atomic_path(binary) as part:
@@ -61,9 +63,9 @@ def _compile(folder: Path, name: str, output: str, *flags: str, state: bool = Fa
         done = programs.run(command, limit_s=COMPILE_S)
         if done.returncode:
             raise UnavailableError(
-                f"gcc can't build {output}: it ended with {done.returncode}",
+                f"gcc failed to build {output} with exit code {done.returncode}",
                 details=tuple(done.stderr.decode(errors="replace").splitlines()[:10]),
-                hint="gcc --version: 10 or newer",
+                hint="gcc 10 or newer is needed: see gcc --version",
             )
         if state:
             append_region(part)
@@ -71,10 +73,10 @@ def _compile(folder: Path, name: str, output: str, *flags: str, state: bool = Fa
 
 
 def write_state(path: Path, machine: Mapping[str, Any], *, errors: Mapping[str, int] | None = None) -> None:
-    """Write a state to a file of its own, or to a library's.
+    """Write a state to a separate file, or to a library.
 
     Args:
-        path: Made where it does not exist.
+        path: Created if it does not exist.
         machine: The section `nvml` of the facts, and more.
         errors: NVML's error number by function, or by GPU and function as `0.nvmlDeviceGetMemoryInfo`.
     """
@@ -88,6 +90,6 @@ def write_state(path: Path, machine: Mapping[str, Any], *, errors: Mapping[str, 
 
 
 def environment(library: Path, state: Path | None = None) -> dict[str, str]:
-    """Environment in which a program finds the double in place of the driver's library."""
+    """Environment in which a program loads the double in place of the driver's library."""
     named = {STATE: str(state)} if state else {}
     return {**os.environ, "LD_LIBRARY_PATH": str(library.parent), **named}

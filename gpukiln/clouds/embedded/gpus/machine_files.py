@@ -1,8 +1,8 @@
-"""The files by which one machine has simulated GPUs, and what of them is put on its disk.
+"""The files of a machine's simulated GPUs, and the changes on its disk.
 
-In the machine they are in FOLDER: a container gets a copy as soon as it runs, a virtual machine has the
-folder by virtiofs. A unit binds the library over that of the image's driver and makes the device nodes before
-anything else starts. The image's own files stay as they are.
+The machine has them in FOLDER: a container gets a copy when it runs, a virtual machine mounts the folder by
+virtiofs. A unit bind-mounts the library over that of the image's driver and creates the device nodes before
+other units start. The image's own files stay unchanged.
 """
 
 import os
@@ -22,7 +22,7 @@ SHARE = "gpukiln-gpus"  # the tag of a virtual machine's share
 UNIT = "gpukiln-simulated-gpus.service"
 UP = "up"  # script
 LIBRARY, SMI, LOAD = "libnvidia-ml.so", "nvidia-smi", "gpukiln-gpu-load"
-# Debian and Ubuntu, with its alternatives; RHEL, Amazon Linux and others; see ld.so(8) for the rest
+# Debian (with its alternatives) and Ubuntu; RHEL, Amazon Linux and others; the defaults of ld.so(8).
 LIBRARY_FOLDERS = (
     "usr/lib/x86_64-linux-gnu/nvidia/current",
     "usr/lib/aarch64-linux-gnu/nvidia/current",
@@ -32,9 +32,10 @@ LIBRARY_FOLDERS = (
     "usr/lib",
 )
 MARKER_TEXT = """\
-The GPUs of the machine that had this disk were simulated. Nothing that it showed of GPUs proves anything, and
-an image that is made of this disk is refused by the verification.
+The machine with this disk had simulated GPUs. No result about GPUs on it is valid, and verification refuses
+an image that is created from this disk.
 """
+# Before sysinit.target: nvidia-persistenced, dcgm and engines start after it and must find the library.
 UNIT_TEXT = """\
 [Unit]
 Description=Simulated GPUs (gpukiln): a double of NVML in place of the driver's
@@ -46,7 +47,7 @@ Type=oneshot
 RemainAfterExit=yes
 ExecStart=/bin/sh {script}
 """
-# below /run/systemd of a container
+# Below /run/systemd of a container.
 CONTAINER_UNITS = {
     f"system/{UNIT}": UNIT_TEXT.format(
         script="-c 'until [ -e {0} ]; do sleep 0.05; done; . {0}'".format(FOLDER / UP)
@@ -58,7 +59,7 @@ CONTAINER_UNITS = {
 SCRIPT = f"""\
 set -eu
 if [ ! -e {FOLDER}/{LIBRARY} ]; then
-  grep -qx 0x001a /sys/bus/virtio/devices/*/device || exit 0 # started without simulated GPUs
+  grep -qx 0x001a /sys/bus/virtio/devices/*/device || exit 0 # it was started without simulated GPUs
   mkdir -p {FOLDER}
   mount -t virtiofs {SHARE} {FOLDER}
 fi
@@ -68,7 +69,7 @@ while read -r name target; do
   fi
 done < {FOLDER}/places
 while read -r node minor; do
-  # where this kernel has NVIDIA's driver, a container's nodes would lead to GPUs that are real: they are null
+  # with NVIDIA's driver in this kernel such nodes would be real GPUs: they become /dev/null
   if grep -q '^195 ' /proc/devices; then
     numbers="1 3"
   else
@@ -83,7 +84,7 @@ while read -r name target; do
   if grep -q " $target " /proc/self/mountinfo; then
     umount "$target"
   fi
-  [ -s "$target" ] || rm -f "$target" # what was made to be bound over
+  [ -s "$target" ] || rm -f "$target" # an empty file that was created for the bind mount
 done < {FOLDER}/places
 while read -r node minor; do
   rm -f "/dev/$node"
@@ -97,8 +98,8 @@ class MachineFiles:
     """The files of one machine's simulated GPUs.
 
     Args:
-        folder: Where they are.
-        root: Where that path begins: on this host, or /proc/PID/root of a running container.
+        folder: Their folder.
+        root: Root of the path: of this computer, or /proc/PID/root of a running container.
     """
 
     folder: Path
@@ -106,23 +107,23 @@ class MachineFiles:
 
     @property
     def state(self) -> State:
-        """What its GPUs tell."""
+        """The state that its GPUs answer from."""
         return State(self.folder / LIBRARY, self.root)
 
     def make(self, root: Path, built: Path, document: dict[str, Any], *, branch: int) -> None:
-        """Make them, in the state of a machine that has just started.
+        """Create the files, in the state of a machine that has just started.
 
         Args:
-            root: The machine's root file system, mounted; it gets a marker, and empty files to bind over
-                where it has none.
-            built: Folder of what is compiled, shared by all machines.
-            document: What its GPUs tell.
-            branch: Of the driver whose library it stands for.
+            root: The machine's mounted root file system; it gets a marker, and empty files to mount over
+                where it has no driver.
+            built: Folder of the compiled files, shared by all machines.
+            document: The document that its GPUs answer from.
+            branch: Branch of the driver that the library stands for.
 
         Raises:
-            UnavailableError: Nothing can be compiled here.
+            UnavailableError: Compiling failed.
         """
-        if self.folder.exists():  # a virtual machine could write it, and put links there
+        if self.folder.exists():  # a virtual machine could write to the folder and place links there
             shutil.rmtree(self.folder)
         self.folder.mkdir(parents=True)
         for name, source in (
@@ -141,33 +142,33 @@ class MachineFiles:
         write_initial_state(self.state, document)
 
     def put_unit(self, root: Path) -> None:
-        """Let a virtual machine's own systemd start it; a container's unit is bound to its /run."""
+        """Install the unit on a virtual machine's disk; a container has it in /run."""
         in_root(root, _put_unit)
 
 
 def device_nodes(count: int) -> list[tuple[str, int]]:
     """The device nodes of GPUs: name below /dev, minor number (nvidia-modprobe, nvidia-modprobe-utils.h).
 
-    Args:
-        count: How many GPUs there are.
+    >>> device_nodes(2)
+    [('nvidia0', 0), ('nvidia1', 1), ('nvidiactl', 255)]
     """
     return [(f"nvidia{n}", n) for n in range(count)] + [("nvidiactl", 255)]
 
 
 def driver_version(root: Path) -> str | None:
-    """The version of the image's driver by its library's name, None where it has none."""
+    """The version of the image's driver, from its library's name; None where it has no driver."""
     version = in_root(root, lambda: _library_path(Path("/"))).name.partition(".so.")[2]
     return version if "." in version else None
 
 
 def _prepare_bind_targets() -> list[tuple[str, Path]]:
-    """The files that are bound over, made where the image has none; the marker."""
+    """The targets of the bind mounts, created where the image has none; and the marker."""
     top = Path("/")
     places = [(LIBRARY, top / _library_path(top)), (SMI, top / _smi_path(top))]
     for _name, place in places:
         if not place.exists():
             place.parent.mkdir(parents=True, exist_ok=True)
-            place.touch(0o644)  # a program that is none must not seem to run
+            place.touch(0o644)  # not executable: an empty program must not seem to run
     MARKER.parent.mkdir(parents=True, exist_ok=True)
     MARKER.write_text(MARKER_TEXT)
     return places
@@ -185,7 +186,7 @@ def _put_unit() -> None:
 
 
 def _library_path(root: Path) -> Path:
-    """Where the driver's library is, below the root; where the loader would look for one that it lacks."""
+    """Path of the driver's library below the root; without a driver a path where the loader would look."""
     folders = [Path(name) for name in LIBRARY_FOLDERS if (root / name).is_dir()]
     for folder in folders:
         for file in sorted((root / folder).glob("libnvidia-ml.so.*.*")):
@@ -196,8 +197,9 @@ def _library_path(root: Path) -> Path:
 
 
 def _smi_path(root: Path) -> Path:
-    """Where /usr/bin/nvidia-smi leads to inside the root: with Debian's alternatives through two links."""
+    """Target of /usr/bin/nvidia-smi inside the root; Debian's alternatives are two links."""
     place = Path("usr/bin/nvidia-smi")
+    # A limit, because links can form a cycle.
     for _ in range(10):
         if not (root / place).is_symlink():
             break

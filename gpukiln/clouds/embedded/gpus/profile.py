@@ -1,4 +1,4 @@
-"""The GPUs of a machine, idle and healthy, as the document that the double of NVML answers from."""
+"""Makes the document that the double of NVML answers from: a machine's GPUs, idle and healthy."""
 
 import uuid
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ from gpukiln.catalog.load import version_key
 from gpukiln.errors import IncompatibleError, UsageError
 
 Data = dict[str, Any]
+# An arbitrary namespace; a change would change the UUIDs of all simulated machines.
 UUIDS = uuid.UUID("6f2f5c0e-5a4e-4a0e-9d63-0d8b1c0f7a11")
-WORKSTATION_BRAND = 10  # NVML_BRAND_NVIDIA_VWS, as EC2's fractions say
+WORKSTATION_BRAND = 10  # NVML_BRAND_NVIDIA_VWS, the brand of EC2's fractional GPUs
 ARCHITECTURES = {  # nvmlDeviceArchitecture_t
     "Kepler": 2,
     "Maxwell": 3,
@@ -25,40 +26,42 @@ ARCHITECTURES = {  # nvmlDeviceArchitecture_t
     "Hopper": 9,
     "Blackwell": 10,
 }
-# nvmlMemoryLocation_t of what a board counts errors of. From Turing on `nvidia-smi -q` has DRAM (2) and SRAM
-# (7) alone; before, what it has a number for: P100 in NVIDIA/dcgm-exporter#16, K80 and V100 from memory.
+# nvmlMemoryLocation_t of the memories for which a board counts errors. From Turing on `nvidia-smi -q` has
+# only DRAM (2) and SRAM (7); before that, those for which it has a number: P100 in NVIDIA/dcgm-exporter#16,
+# K80 and V100 from memory.
 DRAM_AND_SRAM = "2 7"
 LOCATIONS = {"Kepler": "0 1 2 3 4", "Maxwell": "0 1 2 3 4", "Pascal": "1 2 3 4 5", "Volta": "0 1 2 3 6"}
-IDLE = 1  # of the reasons why clocks are low
-COMPLETED = 3  # of a fabric's states
+IDLE = 1  # clock event reason: idle
+COMPLETED = 3  # a state of the fabric
 TO_GPU, TO_SWITCH = 0, 2  # nvmlIntNvLinkDeviceType_t
 SWITCH, SWITCHES, HOST_BRIDGE, NODE, SYSTEM = 10, 20, 30, 40, 50  # nvmlGpuTopologyLevel_t
 OK, CHIPSET, UNSUPPORTED = 0, 1, 5  # nvmlGpuP2PStatus_t
 COUNTERS = ("replay", "recovery", "crc_flit", "crc_data")
 FABRIC = ("state", "status", "cluster", "clique", "health")
-NVLINK_5 = 7  # NVML's number of it; only its recoveries are counted for each link
-NVLINK_3 = 4  # the first of the machines with NVSwitch, apart from the DGX-2
-TWO_NODES = 8  # from so many GPUs on, half are at each of two NUMA nodes
+NVLINK_5 = 7  # NVML's version number; it counts only recoveries for each link
+NVLINK_3 = 4  # the first version of machines with NVSwitch, except the DGX-2
+TWO_NODES = 8  # with this many GPUs, each of two NUMA nodes has half
 BARE_METAL, PASSED_THROUGH = 0, 1  # nvmlGpuVirtualizationMode_t
 EVERY_ATOMIC = 0x3F  # NVML_PCIE_ATOMICS_CAP_*: fetch and add, swap, compare and swap, of 32 and 64 bits
-SWITCH_CONNECTED = 1  # of a platform's peer types
-NODES_OF_A_GPU = 8  # that Linux keeps for each GPU of Grace machines, for MIG
+SWITCH_CONNECTED = 1  # a peer type of the platform info
+NODES_OF_A_GPU = 8  # NUMA nodes that Linux reserves for each GPU of Grace machines, for MIG
+# NVML_ERROR_DEPRECATED.
 DEPRECATED = {"_error": "Requested functionality has been deprecated", "code": 26}
-NO_DISPLAY_MODE = 580  # the branch that first says so: EXP and QX of gpu_boards.yaml; 570 has it
+NO_DISPLAY_MODE = 580  # the first branch without it (sources EXP and QX of gpu_boards.yaml); 570 has it
 
 
 @dataclass(frozen=True)
 class GpuHardware:
-    """What a profile is made of.
+    """The hardware and driver that a profile describes.
 
     Args:
-        kind: The board of all its GPUs.
-        arch: Their architecture; cc: their compute capability.
-        count: How many GPUs, or fractions of one where `fraction` is below 1.
+        kind: The board of all GPUs.
+        arch: Their architecture.
+        cc: Their compute capability.
+        count: Number of GPUs, or of fractions of one where `fraction` is below 1.
         interconnect: How they are linked.
-        bare: Whether no hypervisor is between them and the system.
-        branch: Of the driver.
-        driver: Its version.
+        bare: Whether the machine has no hypervisor.
+        driver: The driver's version.
     """
 
     kind: Board
@@ -74,38 +77,38 @@ class GpuHardware:
 
     @property
     def branch(self) -> int:
-        """Of the driver."""
+        """The driver's branch."""
         return version_key(self.driver)[0]
 
     def is_from(self, arch: str) -> bool:
-        """Whether the GPUs are of an architecture or a later one."""
+        """Whether the GPUs have an architecture or a later one."""
         return ARCHITECTURES[self.arch] >= ARCHITECTURES[arch]
 
 
 def make_profile(name: str, *, seed: str, driver: str, cuda: str) -> Data:
-    """The state of a simulated machine that has just booted.
+    """The document of an instance type's machine that has just booted.
 
-    A superset of the facts' section `nvml` (gpukiln/probe/nvml.py), in its units; null is what such a GPU
-    does not tell, or what nobody shows of it.
+    A superset of the facts' section `nvml` (gpukiln/probe/nvml.py), in its units. Null: such a GPU does not
+    have the value, or no public capture shows it.
 
     Args:
         name: The instance type.
-        seed: What UUIDs and serial numbers come from, such as the instance's id.
+        seed: Seed of UUIDs and serial numbers, such as the instance's id.
         driver: The driver's version.
-        cuda: The CUDA version that it brings, for example 12.2.
+        cuda: The driver's CUDA version, for example 12.2.
 
     Raises:
-        UsageError: The type is unknown, retired, or has no GPU of NVIDIA.
-        IncompatibleError: The driver does not know its GPU.
+        UsageError: The type is unknown, retired, or has no NVIDIA GPU.
+        IncompatibleError: The driver does not support its GPU.
     """
     kind = instance_type(name)
     model = gpu(kind.gpu)
     others = ", ".join(kind.alternatives) or "g4dn.xlarge"
     if model.manufacturer != "NVIDIA":
-        message = f"{name} has no GPU of NVIDIA, but {model.manufacturer}'s {model.name}: nothing to simulate"
-        raise UsageError(message, hint=f"take {others}")
+        message = f"{name} has {model.manufacturer}'s {model.name}, not an NVIDIA GPU: nothing to simulate"
+        raise UsageError(message, hint=f"use {others}")
     if kind.status == "retired":
-        raise UsageError(f"EC2 has retired {name}: nothing to simulate", hint=f"take {others}")
+        raise UsageError(f"EC2 has retired {name}, so it is not simulated", hint=f"use {others}")
     arch, cc = _architecture_of(kind.gpu, driver, what=f"the {model.name} of {name}")
     machine = GpuHardware(
         kind=board(kind.gpu),
@@ -132,17 +135,17 @@ def make_machine(
     place: BoardLayout | None = None,
     bare: bool = True,
 ) -> Data:
-    """As `make_profile`, of a machine that is no instance type.
+    """As `make_profile`, for a machine that is not an instance type.
 
     Args:
         key: The board, for example rtx-4090.
-        count: How many GPUs it has.
-        place: Where they are; None: one after the other behind one host bridge, linked as the board can.
-        bare: Whether no hypervisor is between them and the system.
+        count: Number of GPUs.
+        place: Their PCI layout; None: in sequence behind one host bridge, with the board's links.
+        bare: Whether the machine has no hypervisor.
 
     Raises:
-        UsageError: The catalogue does not know the board.
-        IncompatibleError: The driver does not know it.
+        UsageError: The catalogue does not have the board.
+        IncompatibleError: The driver does not support it.
     """
     kind = board(key)
     arch, cc = _architecture_of(key, driver, what=f"the {kind.name}")
@@ -166,7 +169,7 @@ def make_machine(
 
 
 def _architecture_of(key: str, driver: str, *, what: str) -> tuple[str, str]:
-    """Architecture and compute capability of a GPU that the driver knows."""
+    """Architecture and compute capability of a GPU; raises where the driver does not support it."""
     kind, model = board(key), gpus().get(key)
     arch = model.arch if model else kind.architecture
     cc = model.cc if model else kind.compute_capability
@@ -186,7 +189,7 @@ def _architecture_of(key: str, driver: str, *, what: str) -> tuple[str, str]:
 
 
 def _layout(kind: Board, count: int) -> BoardLayout:
-    """One GPU after the other; those of Grace each in a PCI domain of its own, bridged ones in pairs."""
+    """The default layout: in sequence; Grace's GPUs each in its own PCI domain, bridged boards in pairs."""
     if kind.grace:
         places = [f"{8 * n + 1:04x}" for n in range(count)]
         return BoardLayout(
@@ -199,6 +202,7 @@ def _layout(kind: Board, count: int) -> BoardLayout:
     links = kind.nvlink.links if kind.nvlink else 0
     return BoardLayout(
         buses=tuple(f"{n + 1:02x}:00" for n in range(count)),
+        # n ^ 1: the neighbour in a pair.
         mesh=tuple((n ^ 1,) * links if n < pairs else () for n in range(count)) if pairs else (),
         status="memory",
         source="one after the other",
@@ -226,18 +230,24 @@ def _document(machine: GpuHardware, cuda: str) -> Data:
 
 
 def bus_id(address: str) -> str:
-    """[domain:]bus:device of the catalogue as NVML writes it: 00:1e is 00000000:00:1E.0."""
+    """[domain:]bus:device of the catalogue, as NVML writes it.
+
+    >>> bus_id("00:1e")
+    '00000000:00:1E.0'
+    >>> bus_id("0009:01:00")
+    '00000009:01:00.0'
+    """
     *domain, bus, device = address.split(":")
     return f"{int(domain[0], 16) if domain else 0:08X}:{bus.upper()}:{device.upper()}.0"
 
 
 def _stable_number(machine: GpuHardware, index: int, what: str, bits: int) -> int:
-    """A number that stays the same for a GPU."""
+    """A pseudo-random number that is the same for a GPU in every start."""
     return uuid.uuid5(UUIDS, f"{machine.seed}/{index}/{what}").int % (1 << bits)
 
 
 def _identity(machine: GpuHardware, index: int) -> Data:
-    """What every GPU tells, a fraction too."""
+    """The values that every GPU has, a fractional one too."""
     kind = machine.kind
     modules = machine.place.modules
     engine = 0 if machine.is_from("Turing") else None
@@ -274,9 +284,9 @@ def _identity(machine: GpuHardware, index: int) -> Data:
 
 
 def _whole_gpu(machine: GpuHardware, index: int) -> Data:
-    """One GPU of a board."""
+    """The values of a whole GPU."""
     kind, place = machine.kind, machine.place
-    power, clocks, idle, heat = kind.power, kind.clocks, kind.idle, kind.temperature
+    power, clocks, idle, limits = kind.power, kind.clocks, kind.idle, kind.temperature
     ecc = kind.ecc if place.ecc is None else place.ecc
     rows = 0 if kind.repair == "rows" else None
     width = kind.pcie.width if machine.bare else kind.pcie.virtual_width or kind.pcie.width
@@ -326,17 +336,17 @@ def _whole_gpu(machine: GpuHardware, index: int) -> Data:
             "temperature": {
                 "gpu": idle.temperature,
                 "memory": idle.memory,
-                "slowdown": heat.slowdown,
-                "shutdown": heat.shutdown,
-                "gpu_max": heat.gpu_max,
-                "memory_max": heat.memory_max,
-                "acoustic_target": heat.target,
+                "slowdown": limits.slowdown,
+                "shutdown": limits.shutdown,
+                "gpu_max": limits.gpu_max,
+                "memory_max": limits.memory_max,
+                "acoustic_target": limits.target,
                 "margin": idle.margin,
                 "tlimit": {
-                    "shutdown": heat.tlimit.shutdown,
-                    "slowdown": heat.tlimit.slowdown,
-                    "memory": heat.tlimit.memory,
-                    "gpu": heat.tlimit.gpu,
+                    "shutdown": limits.tlimit.shutdown,
+                    "slowdown": limits.tlimit.slowdown,
+                    "memory": limits.tlimit.memory,
+                    "gpu": limits.tlimit.gpu,
                 },
             },
             "power": {
@@ -346,6 +356,8 @@ def _whole_gpu(machine: GpuHardware, index: int) -> Data:
                 "min_limit": power.min,
                 "max_limit": power.max,
                 "idle": idle.power,
+                # GA100 (8.0) reports instant power; from Ampere on other GPUs report a one-second average
+                # (nvml.h, nvmlDeviceGetPowerUsage).
                 "averaged": machine.is_from("Ampere") and machine.cc != "8.0",
                 "memory": {"draw": idle.memory_power},
                 "module": {
@@ -381,10 +393,10 @@ def _whole_gpu(machine: GpuHardware, index: int) -> Data:
 
 
 def _board_identity(machine: GpuHardware, index: int) -> Data:
-    """What names a board, and what it is part of."""
+    """The identity of a board, and of the card, rack or tray that it is part of."""
     kind = machine.kind
     image, oem, ecc = (*kind.inforom, None, None, None)[:3]
-    gsp = machine.is_from("Turing")  # every capture of gpu_boards.yaml's sources from Turing on has it
+    gsp = machine.is_from("Turing")  # every capture in gpu_boards.yaml's sources has it from Turing on
     serial = f"1{uuid.uuid5(UUIDS, f'{machine.seed}/{index}/serial').int % 10**12:012d}"
     platform = None
     if kind.rack:
@@ -424,22 +436,22 @@ def _board_identity(machine: GpuHardware, index: int) -> Data:
 
 
 def _board_id(machine: GpuHardware, index: int) -> int:
-    """The number that the GPUs of one card share: the first one's address."""
+    """The board id that the GPUs of one card share: the address of the first."""
     first = bus_id(machine.place.buses[index // machine.kind.card * machine.kind.card])
     domain, bus, device = (int(part, 16) for part in first.rpartition(".")[0].split(":"))
     return domain << 16 | bus << 8 | device
 
 
 def _fractional_gpu(machine: GpuHardware, index: int) -> Data:
-    """A virtual GPU of the licence class Q: its clocks, heat and power are the hypervisor's."""
+    """A virtual GPU of licence class Q; only the hypervisor has its clocks, temperature and power."""
     whole = _whole_gpu(machine, index)
-    gib = round(24 * machine.fraction)  # of an L4, the only one that EC2 divides
-    untold = {
+    gib = round(24 * machine.fraction)  # of an L4, the only GPU that EC2 divides
+    hidden = {
         key: dict.fromkeys(whole[key])
         for key in ("ecc", "remapped_rows", "clocks", "throttle", "power", "pcie", "fabric")
     }
     return _identity(machine, index) | {
-        **untold,
+        **hidden,
         "name": f"{machine.kind.name}-{gib}Q",
         "brand": WORKSTATION_BRAND,
         "serial": None,
@@ -460,7 +472,7 @@ def _fractional_gpu(machine: GpuHardware, index: int) -> Data:
 
 
 def _mig(kind: Board) -> Data:
-    """{current, pending, slices, memory_slices, profiles, instances}; all null and empty where it can't."""
+    """The section mig; null and empty values where the GPU has no MIG."""
     if kind.mig is None:
         mode = dict.fromkeys(("current", "pending"), False if kind.mig_unknown else None)
         return {**mode, "slices": None, "memory_slices": None, "profiles": [], "instances": []}
@@ -495,9 +507,9 @@ def _mig(kind: Board) -> Data:
 
 
 def _links(machine: GpuHardware, index: int) -> list[Data] | None:
-    """NVLinks to the other GPUs of a mesh, to NVSwitches, or to what no PCI bus shows.
+    """NVLinks to other GPUs of a mesh, to NVSwitches, or to peers without a PCI address.
 
-    A board that is made for a bridge has its links without one too: they are not active.
+    A board for an NVLink bridge has its links without a bridge too; they are inactive.
     """
     kind, place = machine.kind, machine.place
     if kind.nvlink is None or (machine.interconnect == "none" and not kind.nvlink.bridge):
@@ -523,24 +535,24 @@ def _links(machine: GpuHardware, index: int) -> list[Data] | None:
 
 
 def _fabric(machine: GpuHardware) -> Data:
-    """A100 has none to tell (qx-a100.xml of gpu_boards.yaml's source QX)."""
+    """The section fabric; an A100 has none (qx-a100.xml of gpu_boards.yaml's source QX)."""
     if not machine.kind.fabric or machine.interconnect != "nvswitch":
         return dict.fromkeys(FABRIC)
     cluster, clique = ("0" * 32, 0)
-    if machine.kind.rack:  # one of several in a rack
+    if machine.kind.rack:  # the machine is one of several in a rack
         cluster, clique = uuid.uuid5(UUIDS, f"{machine.seed}/cluster").hex, 1
     return dict(zip(FABRIC, (COMPLETED, 0, cluster, clique, machine.kind.fabric_health), strict=True))
 
 
 def _numa_node(machine: GpuHardware, index: int) -> int:
-    """The NUMA node that a GPU is at."""
+    """The NUMA node of a GPU."""
     if machine.kind.grace:
         return index // machine.kind.grace
     return index // (machine.count // 2) if machine.count >= TWO_NODES else 0
 
 
 def _path_between(machine: GpuHardware, index: int, other: int) -> Data:
-    """How one GPU reaches another: GPUs of EC2's machines do so by NVLink alone."""
+    """The path from one GPU to another; on EC2's machines peer access works by NVLink only."""
     place = machine.place
     roots, card = place.roots or ("00",) * machine.count, machine.kind.card
     if card > 1 and index // card == other // card:

@@ -1,4 +1,4 @@
-"""What `invoke cloud.gpus` asks the server: a machine's simulated GPUs, given, taken, shown and changed."""
+"""Answers `invoke cloud.gpus`: adds, removes, shows and changes a machine's simulated GPUs."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,23 +17,23 @@ from gpukiln.errors import IncompatibleError, UnavailableError, UsageError
 from gpukiln.typed import load, strict, unknown
 from gpukiln.units import is_whole
 
-MOST_GPUS = 64  # more than any host has; a choice of this project
+MOST_GPUS = 64  # more than any machine has; a choice of this project
 
 
 @strict
 class GpuChange:
-    """What is asked; all of it in this order.
+    """A request; its fields are applied in this order.
 
     Args:
-        instance_id: The machine's.
-        switch: `on` or `off`; empty: as they are.
-        recording: The section `nvml` of a recording, which they tell from now on.
-        board: KEY[:COUNT] of a board of the catalogue that they are from now on, for example rtx-4090:2.
-        healthy: Whether they begin anew, as after a start.
+        instance_id: Id of the instance.
+        switch: `on` or `off`; empty: no change.
+        recording: The section `nvml` of a recording, from which the GPUs answer from now on.
+        board: KEY[:COUNT] of a board of the catalogue that replaces the GPUs, for example rtx-4090:2.
+        healthy: Whether to reset the state to that after a start.
         scenario: A key of `settings.SCENARIOS`.
-        settings: `GPU.NAME=VALUE` each.
+        settings: Each is `GPU.NAME=VALUE`.
         reset: Indices of GPUs to reset, as `nvidia-smi --gpu-reset` does.
-        load: GPU, process id in the machine, MiB and percent, for `gpukiln-gpu-load`.
+        load: Arguments of `gpukiln-gpu-load`: GPU, process id in the machine, MiB and percent.
     """
 
     instance_id: str
@@ -48,11 +48,11 @@ class GpuChange:
 
 
 def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
-    """Do what is asked, and say how the machine's GPUs are then.
+    """Apply a request and return the state of the machine's GPUs.
 
     Raises:
-        UsageError: The request does not fit; nothing is changed then.
-        IncompatibleError: The machine can't have it now.
+        UsageError: The request is malformed; nothing was changed.
+        IncompatibleError: The machine can't change like this while it runs.
     """
     request = load(GpuChange, document, where="request")
     if request.recording is not None:
@@ -81,7 +81,7 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
         if changes and not files:
             raise IncompatibleError(
                 f"{instance.id} has no simulated GPUs",
-                hint=f"invoke cloud.gpus {instance.id} --on, or launch it with {GPUS_TAG}={SIMULATED}",
+                hint=f"run `invoke cloud.gpus {instance.id} --on`, or launch it with {GPUS_TAG}={SIMULATED}",
             )
         if files and gpus:
             _apply_request(machine, gpus, files, request)
@@ -97,12 +97,14 @@ def answer(machines: Machines, document: dict[str, Any]) -> dict[str, Any]:
 def _apply_request(
     machine: LocalMachine, gpus: SimulatedGpus, files: machine_files.MachineFiles, request: GpuChange
 ) -> None:
-    """What a machine refuses comes before what is written, and what is wrong before both."""
+    """Check the request, run commands that the machine may refuse, then write the state."""
     before = files.state.rows()
     anew = request.recording is not None or request.healthy
     rows = initial_rows(request.recording or gpus.document(files)) if anew else dict(before)
+    # The namespace is that of the running machine, which a recording can't have.
     if "pid_namespace" in before:
         rows["pid_namespace"] = before["pid_namespace"]
+    # On a copy: a wrong setting is an error before anything is written.
     _change(dict(rows), request)
     if request.recording is not None:
         gpus.use_recording(request.recording)
@@ -114,29 +116,30 @@ def _apply_request(
 
 
 def _board_document(text: str, gpus: SimulatedGpus, files: machine_files.MachineFiles) -> dict[str, Any]:
-    """What such boards answer with the driver that the machine has."""
+    """The document of a number of boards, with the machine's driver."""
     key, _, count = text.partition(":")
     if count and not (count.isascii() and is_whole(count) and 0 < int(count) <= MOST_GPUS):
         raise UsageError(
-            f"--board {text}: {count!r} is no number up to {MOST_GPUS}", hint="--board rtx-4090:2"
+            f"--board {text}: {count!r} is not a number from 1 to {MOST_GPUS}",
+            hint="for example --board rtx-4090:2",
         )
     return gpus.board_document(files, key, int(count or 1))
 
 
 def _check_recording(recording: dict[str, Any]) -> None:
-    """A recording is kept for later starts, too: one that can't be told must not get so far."""
+    """Check a recording before it is stored, because later starts use it too."""
     try:
         rows = initial_rows(recording)
         describe_gpus(rows)
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"the recording does not describe GPUs: {type(error).__name__}: {error}",
-            hint="wanted is what `python -m gpukiln.probe.recording FILE` writes on a host, unchanged",
+            hint="give the unchanged file that `python -m gpukiln.probe.recording FILE` writes on a machine",
         ) from None
     if gpu_count(rows) > MOST_GPUS:
         raise UsageError(
-            f"the recording has {gpu_count(rows)} GPUs, and {MOST_GPUS} are the most",
-            hint="leave some out of its list `gpus`",
+            f"the recording has {gpu_count(rows)} GPUs, and the limit is {MOST_GPUS}",
+            hint="remove some from its list `gpus`",
         )
     encoded(rows)
 
@@ -152,7 +155,7 @@ def _machine(machines: Machines, instance_id: str) -> tuple[Any, LocalMachine]:
         if instance := backend.get_instance_by_id(instance_id):
             return instance, machine
     raise UsageError(
-        f"{instance_id} is no instance any more", hint="`invoke cloud.status` lists the machines"
+        f"{instance_id} is no longer an instance", hint="`invoke cloud.status` lists the machines"
     )
 
 
@@ -160,18 +163,19 @@ def _switch_on(machines: Machines, instance: Any, machine: LocalMachine) -> None
     known = instance_types().get(instance.instance_type)
     if known is None:
         raise IncompatibleError(
-            f"an instance of the type {instance.instance_type} has no GPU",
-            hint="launch one of a type with GPUs, for example g4dn.xlarge",
+            f"the instance type {instance.instance_type} has no GPU",
+            hint="launch an instance type with GPUs, for example g4dn.xlarge",
         )
+    # The tag first: it also decides about the next start.
     instance.ec2_backend.create_tags([instance.id], {GPUS_TAG: SIMULATED})
     if machine.gpu_files:
         return
     if not machine.running:
-        return  # it has them from its next start on
+        return  # it gets them at its next start
     if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
-            f"{instance.id} is a virtual machine, which gets GPUs when it starts: it is marked for it",
-            hint=f"aws ec2 reboot-instances --instance-ids {instance.id}",
+            f"{instance.id} is a virtual machine and gets its GPUs at its next start; its tag is set",
+            hint=f"restart it: aws ec2 reboot-instances --instance-ids {instance.id}",
         )
     machine.show_gpus(machines.gpus_of(instance))
 
@@ -182,8 +186,8 @@ def _switch_off(instance: Any, machine: LocalMachine) -> None:
         return
     if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
-            f"{instance.id} is a virtual machine, which loses its GPUs when it starts: it is marked for it",
-            hint=f"aws ec2 reboot-instances --instance-ids {instance.id}",
+            f"{instance.id} is a virtual machine and loses its GPUs at its next start; its tag is removed",
+            hint=f"restart it: aws ec2 reboot-instances --instance-ids {instance.id}",
         )
     machine.hide_gpus()
 
@@ -196,7 +200,8 @@ def _change(rows: Rows, request: GpuChange) -> None:
     for index in request.reset:
         if not (index.isascii() and is_whole(index) and int(index) < gpu_count(rows)):
             raise UsageError(
-                f"--reset {index}: no such GPU, the machine has {gpu_count(rows)}", hint="indices from 0"
+                f"--reset {index}: the machine has {gpu_count(rows)} GPUs and none with this index",
+                hint="indices begin at 0",
             )
 
 
@@ -210,23 +215,24 @@ def _run_in_machine(machine: LocalMachine, words: list[str]) -> None:
     command = [str(machine_files.FOLDER / program), *arguments]
     if not isinstance(machine, ContainerMachine):
         raise IncompatibleError(
-            "what is done with processes of a virtual machine is done in it",
-            hint="there: " + " ".join(command),
+            "the server can't run programs in a virtual machine",
+            hint="run there: " + " ".join(command),
         )
     try:
         machine.run_inside(*command)
     except UnavailableError as error:
         raise UsageError(
-            f"{' '.join(words)}: refused", details=error.details, hint="see the machine's processes and GPUs"
+            f"the machine refused `{' '.join(words)}`",
+            details=error.details,
+            hint="see the machine's processes and GPUs",
         ) from None
 
 
 def describe_gpus(rows: Rows) -> dict[str, Any]:
-    """What the state says, for people and programs.
+    """The state of the GPUs, for the command's output.
 
-    Returns:
-        driver, error: NVML's number with which it does not start, and for each GPU what identifies it,
-        what it was set to, and its processes.
+    Returns: driver, error (NVML's code with which it does not start), and for each GPU its identity, its
+    settings and its processes.
     """
 
     def number(key: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What can be changed about simulated GPUs while programs look at them: settings and scenarios, by name."""
+"""Settings and scenarios that change simulated GPUs while programs use them."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from gpukiln.units import is_whole
 
 # NVML's numbers (nvml.h: nvmlReturn_t, nvmlEventType*, nvmlClocksEventReason*)
 DRIVER_NOT_LOADED, GPU_IS_LOST, VERSION_MISMATCH, UNKNOWN_ERROR = 9, 15, 18, 999
-LARGEST = 1 << 20  # bytes of a scenario
+LARGEST = 1 << 20  # bytes of a scenario's file
 XID, DOUBLE_BIT_ERROR = 8, 2
 IDLE, SW_THERMAL, HW_SLOWDOWN, HW_THERMAL = 0x1, 0x20, 0x8, 0x40
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -24,11 +24,11 @@ Change = Callable[[Rows, int, Any], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """One thing about a GPU that can be set.
+    """A value of a GPU that can be set.
 
     Args:
-        text: What it is, with its unit.
-        read: Makes a value of what somebody typed; raises ValueError.
+        text: Its description, with the unit.
+        read: Parses the value; raises ValueError.
         change: Changes the rows of one GPU.
     """
 
@@ -38,12 +38,26 @@ class Setting:
 
 
 def _parse_bool(text: str) -> bool:
+    """Parse a boolean setting.
+
+    >>> _parse_bool("Yes"), _parse_bool("0")
+    (True, False)
+    """
     if text.lower() in (*TRUE, *FALSE):
         return text.lower() in TRUE
     raise ValueError(", true or false")
 
 
 def _whole_number(least: int, most: int) -> Callable[[str], int]:
+    """A parser for whole numbers in a range.
+
+    >>> _whole_number(0, 100)("42")
+    42
+    >>> _whole_number(0, 100)("101")
+    Traceback (most recent call last):
+    ValueError: , 0 to 100
+    """
+
     def read(text: str) -> int:
         try:
             value = int(text)
@@ -67,20 +81,21 @@ def _watts(text: str) -> float:
 
 
 def _set_row(key: str, *, own: bool = False) -> Change:
-    """Sets a key, as the GPU tells it whether it is busy or not.
+    """A change that sets a key, for the idle and the busy GPU.
 
     Args:
-        own: Also where this GPU does not tell it.
+        own: Also where this GPU does not have the key.
     """
 
     def change(rows: Rows, gpu: int, value: Any) -> None:
         whole_key = f"gpus.{gpu}.{key}"
         if whole_key not in rows and not own:
             raise UsageError(
-                f"GPU {gpu} does not tell {key}, so it can't be set",
-                hint="`invoke cloud.gpus all --list` lists settings",
+                f"GPU {gpu} does not have {key}, so it can't be set",
+                hint="`invoke cloud.gpus all --list` lists the settings",
             )
         rows[whole_key] = str(int(value)) if isinstance(value, bool) else str(value)
+        # A busy GPU would otherwise show its busy value.
         rows.pop(f"gpus.{gpu}.busy.{key}", None)
 
     return change
@@ -88,12 +103,13 @@ def _set_row(key: str, *, own: bool = False) -> Change:
 
 def _set_power(rows: Rows, gpu: int, watts: float) -> None:
     count_energy(rows, gpu)
+    # Energy up to now counts with the old power.
     _set_row("power.draw")(rows, gpu, watts)
     count_energy(rows, gpu)
 
 
 def _set_temperature(rows: Rows, gpu: int, degrees: int) -> None:
-    """Above the slowdown threshold the driver lowers clocks and says why."""
+    """Set the temperature; above the slowdown threshold with the driver's clock event reasons."""
     key = f"gpus.{gpu}"
     _set_row("temperature.gpu")(rows, gpu, degrees)
     mask = int(rows.get(f"{key}.throttle.mask", 0)) & ~(SW_THERMAL | HW_THERMAL | HW_SLOWDOWN)
@@ -109,16 +125,17 @@ def _set_temperature(rows: Rows, gpu: int, degrees: int) -> None:
 
 
 def _set_lost(rows: Rows, gpu: int, lost: bool) -> None:
-    """NVML answers GPU_IS_LOST for whatever is asked of it."""
+    """NVML answers GPU_IS_LOST to every call for the GPU."""
     if lost:
         rows[f"gpus.{gpu}.error.code"] = str(GPU_IS_LOST)
+        # Xid 79: the GPU has fallen off the bus.
         add_event(rows, gpu=gpu, kind=XID, data=79)
     else:
         remove(rows, f"gpus.{gpu}.error")
 
 
 def _set_fallen_off_bus(rows: Rows, gpu: int, fallen: bool) -> None:
-    """A GPU that the bus lost is one whose handle new programs don't get: nvidia-smi says "Unknown Error"."""
+    """A GPU that fell off the bus: new programs get no handle, and nvidia-smi prints "Unknown Error"."""
     handle = [f"gpus.{gpu}.fail.nvmlDeviceGetHandleBy{by}" for by in ("Index_v2", "UUID", "PciBusId_v2")]
     _set_lost(rows, gpu, fallen)
     if fallen:
@@ -134,7 +151,7 @@ def _add_xid(rows: Rows, gpu: int, number: int) -> None:
 
 
 def _set_uncorrected(rows: Rows, gpu: int, count: int) -> None:
-    """New double bit errors are counted since the last reset and for ever, and told as event and Xid 48."""
+    """Set uncorrected errors: new ones add to the aggregate count and raise an event and Xid 48."""
     key = f"gpus.{gpu}.ecc"
     before = int(float(rows.get(f"{key}.volatile_uncorrected", 0)))
     _set_row("ecc.volatile_uncorrected")(rows, gpu, count)
@@ -142,6 +159,7 @@ def _set_uncorrected(rows: Rows, gpu: int, count: int) -> None:
         aggregate = int(float(rows.get(f"{key}.aggregate_uncorrected", 0)))
         rows[f"{key}.aggregate_uncorrected"] = str(aggregate + count - before)
         add_event(rows, gpu=gpu, kind=DOUBLE_BIT_ERROR)
+        # Xid 48: double bit ECC error.
         add_event(rows, gpu=gpu, kind=XID, data=48)
 
 
@@ -164,15 +182,17 @@ SETTINGS: dict[str, Setting] = {
     "temperature": Setting("degrees Celsius", _whole_number(-40, 200), _set_temperature),
     "power": Setting("watts drawn", _watts, _set_power),
     "power_limit": Setting("watts", _watts, _set_row("power.limit")),
-    "utilization": Setting("percent, beside what processes use", PERCENT, _set_row("utilization.gpu")),
-    "memory_used": Setting("MiB, beside what processes use", MIB, _set_row("memory.used")),
+    "utilization": Setting("percent, in addition to processes", PERCENT, _set_row("utilization.gpu")),
+    "memory_used": Setting("MiB, in addition to processes", MIB, _set_row("memory.used")),
     "sm_clock": Setting("MHz", _whole_number(0, 10000), _set_row("clocks.sm")),
     "memory_clock": Setting("MHz", _whole_number(0, 30000), _set_row("clocks.mem")),
     "fan": Setting("percent", PERCENT, _set_row("fan")),
-    "pcie_gen": Setting("generation of the link as it runs", _whole_number(1, 6), _set_row("pcie.gen")),
-    "pcie_width": Setting("lanes of the link as it runs", _whole_number(1, 16), _set_row("pcie.width")),
+    "pcie_gen": Setting("present generation of the link", _whole_number(1, 6), _set_row("pcie.gen")),
+    "pcie_width": Setting("present lanes of the link", _whole_number(1, 16), _set_row("pcie.width")),
     "ecc_corrected": Setting("errors since the last reset", MIB, _set_row("ecc.volatile_corrected")),
-    "ecc_uncorrected": Setting("errors since the last reset; more come with Xid 48", MIB, _set_uncorrected),
+    "ecc_uncorrected": Setting(
+        "errors since the last reset; an increase raises Xid 48", MIB, _set_uncorrected
+    ),
     "remap_pending": Setting("whether rows wait for a reset", _parse_bool, _set_row("remapped_rows.pending")),
     "remap_failed": Setting(
         "whether rows could not be remapped", _parse_bool, _set_row("remapped_rows.failed")
@@ -192,22 +212,28 @@ SETTINGS: dict[str, Setting] = {
     "compute_mode": Setting(
         "NVML's number, 3: exclusive process", _whole_number(0, 3), _set_row("compute_mode")
     ),
+    # NVML_NVLINK_MAX_LINKS is 18.
     "nvlink_down": Setting("number of the link that goes down", _whole_number(0, 17), _set_link_down),
-    "xid": Setting("number of an Xid, told as event", _whole_number(1, 999), _add_xid),
-    "lost": Setting("whether NVML says that it is lost", _parse_bool, _set_lost),
-    "fallen_off_bus": Setting("whether the bus lost it", _parse_bool, _set_fallen_off_bus),
-    "hung": Setting("whether whoever asks it waits", _parse_bool, _set_hung),
+    "xid": Setting("number of an Xid, which becomes an event", _whole_number(1, 999), _add_xid),
+    "lost": Setting("whether NVML reports it as lost", _parse_bool, _set_lost),
+    "fallen_off_bus": Setting("whether it fell off the bus", _parse_bool, _set_fallen_off_bus),
+    "hung": Setting("whether calls to it wait", _parse_bool, _set_hung),
 }
 
 
 def apply_setting(rows: Rows, text: str) -> None:
-    """Change one thing.
+    """Apply a setting.
 
     Args:
-        text: `GPU.NAME=VALUE`; GPU is an index, `*` for all, `last`.
+        text: `GPU.NAME=VALUE`; GPU is an index, `*` for all, or `last`.
 
     Raises:
-        UsageError: There is no such GPU or thing, or the value is none for it.
+        UsageError: The GPU or the setting does not exist, or the value is invalid.
+
+    >>> rows = {"gpus.count": "2", "gpus.1.fan": "30"}
+    >>> apply_setting(rows, "last.fan=55")
+    >>> rows["gpus.1.fan"]
+    '55'
     """
     where, equals, value = text.partition("=")
     gpu, dot, name = where.partition(".")
@@ -237,16 +263,18 @@ def _indices(rows: Rows, text: str) -> Iterable[int]:
     if is_whole(text) and int(text) < count:
         return [int(text)]
     raise UsageError(
-        f"no GPU {text!r}: the machine has {count}",
-        hint=f"0 to {count - 1}, last or * for all" if count else "it has none to set",
+        f"no GPU {text!r}: the machine has {count} GPUs",
+        hint=f"use 0 to {count - 1}, last, or * for all"
+        if count
+        else "add some: invoke cloud.gpus MACHINE --on",
     )
 
 
-# ---- scenarios: what goes wrong with whole machines
+# ---- scenarios: faults of whole machines
 
 
 def _machine_error(code: int) -> Callable[[Rows], None]:
-    """NVML can't be started; who has started it before goes on."""
+    """NVML fails to initialize; programs that have initialized it continue."""
 
     def change(rows: Rows) -> None:
         rows["error.code"] = str(code)
@@ -255,7 +283,7 @@ def _machine_error(code: int) -> Callable[[Rows], None]:
 
 
 def _start_takes(milliseconds: int) -> Callable[[Rows], None]:
-    """NVML takes so long to start, as without persistence mode."""
+    """NVML takes this long to initialize, as without persistence mode."""
 
     def change(rows: Rows) -> None:
         rows["start_ms"] = str(milliseconds)
@@ -272,17 +300,17 @@ def _apply_all(*texts: str) -> Callable[[Rows], None]:
 
 
 def _overheat(rows: Rows) -> None:
-    """As hot as the board's slowdown threshold, or 5 degrees above the limit where it tells margins."""
+    """The last GPU reaches the board's slowdown threshold, or 95 degrees on boards that report margins."""
     gpu = gpu_count(rows) - 1
     slowdown = rows.get(f"gpus.{gpu}.temperature.slowdown")
     apply_setting(rows, f"last.temperature={int(float(slowdown)) + 1 if slowdown else 95}")
 
 
 def _mig_mixed(rows: Rows) -> None:
-    """The first GPU in the smallest parts, the second in halves of three slices, the others whole."""
+    """MIG on the first GPU with the smallest profile, on the second with two of three slices."""
     able = [gpu for gpu in range(gpu_count(rows)) if f"gpus.{gpu}.mig.current" in rows]
     if not able:
-        raise UsageError("no GPU of this machine can be cut by MIG", hint="p4d, p5 and newer ones have some")
+        raise UsageError("no GPU of this machine has MIG", hint="p4d, p5 and newer instance types have it")
     for gpu, slices in zip(able[:2], (1, 3), strict=False):
         _partition(rows, gpu, slices)
 
@@ -293,6 +321,7 @@ def _partition(rows: Rows, gpu: int, slices: int) -> None:
     remove(rows, f"{key}.gi")
     for at in range(int(rows.get(f"{key}.profiles.count", 0))):
         profile = f"{key}.profiles.{at}"
+        # A profile such as 1g.10gb+me has the media engines, so only one instance of it fits.
         if rows[f"{profile}.slices"] != str(slices) or "+" in rows[f"{profile}.name"]:
             continue
         size, most = int(rows[f"{profile}.size"]), int(rows[f"{profile}.instances"])
@@ -315,45 +344,47 @@ SCENARIOS: dict[str, tuple[str, Callable[[Rows], None]]] = {
         "new programs get no handle of the last GPU (999)",
         _apply_all("last.fallen_off_bus=true"),
     ),
-    "hot": ("the last GPU is at its slowdown temperature and says so", _overheat),
+    "hot": ("the last GPU is at its slowdown temperature and reports it", _overheat),
     "ecc": (
         "the last GPU has two uncorrected memory errors, with Xid 48",
         _apply_all("last.ecc_uncorrected=2"),
     ),
     "remap-pending": (
-        "rows of the last GPU wait for a reset, which the driver asks for",
+        "rows of the last GPU wait for a reset, which the driver requests",
         _apply_all("last.remap_pending=true", "last.recovery_action=1", "last.xid=63"),
     ),
     "mismatch": ("the driver is of another version than NVML (18)", _machine_error(VERSION_MISMATCH)),
     "no-driver": ("the driver is not loaded (9)", _machine_error(DRIVER_NOT_LOADED)),
-    "mig-mixed": ("MIG is on: the first GPU in smallest parts, the second in two halves", _mig_mixed),
-    "hung": ("whoever asks the last GPU waits, in state D", _apply_all("last.hung=true")),
+    "mig-mixed": ("MIG is on: the first GPU in the smallest parts, the second in two halves", _mig_mixed),
+    "hung": ("calls to the last GPU wait in state D", _apply_all("last.hung=true")),
     "slow-start": ("the driver takes 15 s to start for each program", _start_takes(15000)),
 }
 
 
 def play_scenario(rows: Rows, name: str) -> None:
-    """Let a scenario happen.
+    """Apply a scenario.
 
     Args:
-        name: A key of SCENARIOS, or a YAML file with a list of settings, `set: [1.temperature=91, ...]`.
+        name: A key of SCENARIOS; the command reads files itself, by `read_scenario`.
 
     Raises:
-        UsageError: There is none of that name, the file is none, or the machine can't do it.
+        UsageError: The scenario does not exist, or the machine can't have it.
     """
     if name in SCENARIOS:
         if not gpu_count(rows):
-            raise UsageError("the machine has no simulated GPU", hint="invoke cloud.gpus MACHINE --on")
+            raise UsageError(
+                "the machine has no simulated GPU", hint="add some: invoke cloud.gpus MACHINE --on"
+            )
         SCENARIOS[name][1](rows)
         return
     raise unknown("scenario", name, SCENARIOS)
 
 
 def read_scenario(path: Path) -> list[str]:
-    """The settings of a file.
+    """The settings in a scenario's file.
 
     Raises:
-        UsageError: It is not `set: [...]` in YAML.
+        UsageError: It is not YAML of the form `set: [...]`.
     """
     try:
         document = parse_yaml(read_text(path, largest=LARGEST))

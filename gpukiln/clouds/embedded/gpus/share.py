@@ -1,6 +1,6 @@
-"""A folder of this host in a virtual machine, by virtiofs: what changes in it is seen there at once.
+"""A folder of this computer in a virtual machine by virtiofs: the machine sees changes at once.
 
-Not 9p: the kernels of Debian's and Red Hat's clouds have none of it.
+Not 9p: the cloud kernels of Debian and Red Hat don't have it.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ from pathlib import Path
 from gpukiln.clouds.embedded.gpus.machine_files import SHARE
 from gpukiln.errors import UnavailableError
 
-# Debian 12's is QEMU's own; later ones are a package of that name
+# Debian 12 has QEMU's own; later releases have a package virtiofsd
 PROGRAMS = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd", "virtiofsd")
 START_S = 10
 
@@ -30,15 +30,15 @@ class VirtiofsShare:
         self._daemon: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Wait until a machine can be connected.
+        """Start the daemon and wait for its socket.
 
         Raises:
-            UnavailableError: There is no virtiofsd, or it ended at once.
+            UnavailableError: virtiofsd is not installed, or it failed.
         """
         program = next(filter(None, map(shutil.which, PROGRAMS)), None)
         if program is None:
             raise UnavailableError(
-                "a virtual machine gets simulated GPUs by virtiofs, and there is no virtiofsd",
+                "simulated GPUs of a virtual machine need virtiofsd, which is not installed",
                 hint="apt-get install qemu-system-common (Debian 12) or virtiofsd",
             )
         self._socket.unlink(missing_ok=True)
@@ -46,6 +46,7 @@ class VirtiofsShare:
             self._daemon = subprocess.Popen(
                 [
                     *(program, f"--socket-path={self._socket}", "-o", f"source={self._folder}"),
+                    # cache=none: the machine sees changes of the state at once.
                     *("-o", "cache=none", "-o", "sandbox=chroot"),
                 ],
                 stdin=subprocess.DEVNULL,
@@ -57,11 +58,13 @@ class VirtiofsShare:
             if self._daemon.poll() is not None or time.monotonic() > deadline:
                 self.stop()
                 tail = tuple(self._log.read_text(errors="replace").splitlines()[-3:])
-                raise UnavailableError("virtiofsd did not start", details=tail, hint=f"its log: {self._log}")
+                raise UnavailableError(
+                    "virtiofsd did not start", details=tail, hint=f"see its log: {self._log}"
+                )
             time.sleep(0.02)
 
     def arguments(self, memory_mib: int) -> tuple[str, ...]:
-        """QEMU's: the daemon reads and writes the machine's memory, which has to be shared with it."""
+        """QEMU's arguments: the daemon reads and writes the machine's memory, so that has to be shared."""
         return (
             *("-object", f"memory-backend-memfd,id=ram,size={memory_mib}M,share=on"),
             *("-machine", "memory-backend=ram"),
@@ -70,7 +73,7 @@ class VirtiofsShare:
         )
 
     def stop(self) -> None:
-        """End it; it ends by itself with its machine."""
+        """Stop the daemon; it also ends with its machine."""
         if self._daemon:
             with contextlib.suppress(ProcessLookupError):
                 self._daemon.kill()

@@ -1,4 +1,4 @@
-"""The simulated GPUs of one machine: what they are when it starts, and where its files are."""
+"""The simulated GPUs of one machine: their document at a start, and their files."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 def is_simulated(instance: Any) -> bool:
-    """Whether an instance's tags ask for simulated GPUs.
+    """Whether an instance's tags request simulated GPUs.
 
     Args:
         instance: moto's instance.
@@ -27,7 +27,7 @@ def is_simulated(instance: Any) -> bool:
 
 
 def default_driver() -> str:
-    """Of an image without a driver: the last release of the newest long-term branch."""
+    """The driver for an image without one: the last release of the newest long-term branch."""
     long_term = [branch for branch in branches().values() if branch.type == "LTSB" and branch.latest]
     return str(max(long_term, key=lambda branch: branch.branch).latest)
 
@@ -37,9 +37,9 @@ class SimulatedGpus:
 
     Args:
         machine: The machine's folder.
-        built: Folder of what is compiled, shared by all machines.
-        instance_type: Whose GPUs they are.
-        seed: What makes their UUIDs; the same for an instance as long as it lives.
+        built: Folder of the compiled files, shared by all machines.
+        instance_type: The type that has these GPUs.
+        seed: Seed of their UUIDs, constant for an instance.
     """
 
     def __init__(self, machine: Path, built: Path, *, instance_type: str, seed: str) -> None:
@@ -48,44 +48,44 @@ class SimulatedGpus:
         self._built, self._instance_type, self._seed = built, instance_type, seed
 
     def prepare(self, root: Path) -> None:
-        """Make its files, and what is needed on its disk.
+        """Create its files, and the changes on its disk.
 
         Args:
-            root: The machine's root file system, mounted.
+            root: The machine's mounted root file system.
 
         Raises:
-            UnavailableError: Nothing can be compiled here.
+            UnavailableError: Compiling failed.
         """
         driver = driver_version(root) or default_driver()
         self.files.make(root, self._built, self._document(driver), branch=_branch(driver))
 
     def document(self, files: MachineFiles) -> dict[str, Any]:
-        """What they tell after a start.
+        """The document that they answer from after a start.
 
         Args:
-            files: Of the machine that has started.
+            files: Files of the running machine.
         """
         return self._document(files.state.rows().get("driver") or default_driver())
 
     def board_document(self, files: MachineFiles, key: str, count: int) -> dict[str, Any]:
-        """What some boards of the catalogue tell, with the machine's driver.
+        """The document of boards of the catalogue, with the machine's driver.
 
         Args:
-            files: Of the machine that has started.
+            files: Files of the running machine.
 
         Raises:
-            UsageError: The catalogue does not know the board.
-            IncompatibleError: The driver does not know it.
+            UsageError: The catalogue does not have the board.
+            IncompatibleError: The driver does not support it.
         """
         driver = files.state.rows().get("driver") or default_driver()
         return make_machine(key, count, seed=self._seed, driver=driver, cuda=_cuda(driver))
 
     def use_recording(self, nvml: dict[str, Any]) -> None:
-        """Tell from now on what was recorded on a real host, instead of the type's profile."""
+        """Answer from now on from a recording of a real machine, in place of the type's profile."""
         write_atomic(self._recording, json.dumps(nvml))
 
     def use_profile(self) -> None:
-        """Tell from now on what the instance type has."""
+        """Answer from now on from the instance type's profile."""
         self._recording.unlink(missing_ok=True)
 
     def _document(self, driver: str) -> dict[str, Any]:
@@ -95,13 +95,14 @@ class SimulatedGpus:
         try:
             return make_profile(self._instance_type, seed=self._seed, driver=driver, cuda=_cuda(driver))
         except GpukilnError as error:
-            # as on a real machine: a driver that knows none of its GPUs is not loaded, and the machine boots
+            # as on a real machine: a driver that supports none of its GPUs is not loaded, and the machine
+            # boots
             log.warning("%s: %s", self._seed, error)
             return {"driver": driver, "error": {"code": DRIVER_NOT_LOADED, "_error": str(error)}, "gpus": []}
 
 
 def _cuda(driver: str) -> str:
-    """The CUDA version that a driver brings; one of an unknown branch is as the newest."""
+    """A driver's CUDA version; an unknown branch has that of the newest."""
     known = branches().get(_branch(driver)) or max(branches().values(), key=lambda branch: branch.branch)
     return known.native_cuda
 

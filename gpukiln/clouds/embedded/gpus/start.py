@@ -1,18 +1,18 @@
-"""The state of a machine's GPUs when it starts: its profile, and what the double keeps beside it."""
+"""The state of a machine's GPUs at its start: the profile, and derived values of the double."""
 
 import time
 from typing import Any
 
 from gpukiln.clouds.embedded.gpus.state import Rows, State, rows_of
 
-BUSY_DEGREES = 30  # how much warmer a busy GPU is than an idle one; a choice of this project
+BUSY_DEGREES = 30  # degrees that a busy GPU is warmer than an idle one; a choice of this project
 
 
 def initial_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
     """The rows of a document.
 
     Args:
-        document: Of a profile or a recording: the section `nvml` of the facts, and more.
+        document: A profile or a recording: a superset of the facts' section `nvml`.
         now: Seconds since 1970.
     """
     at = time.time() if now is None else now
@@ -21,12 +21,12 @@ def initial_rows(document: dict[str, Any], *, now: float | None = None) -> Rows:
 
 
 def write_initial_state(state: State, document: dict[str, Any]) -> None:
-    """Write it; the processes of before are gone."""
+    """Write the state at a start; earlier processes are gone."""
     state.write(initial_rows(document))
 
 
 def _derived_values(gpu: dict[str, Any], now: float) -> dict[str, Any]:
-    """What a busy GPU shows, and its energy counter."""
+    """The values of the busy GPU, and its energy counter."""
     clocks, temperature = gpu.get("clocks") or {}, gpu.get("temperature") or {}
     power, pcie = gpu.get("power") or {}, gpu.get("pcie") or {}
     degrees = temperature.get("gpu")

@@ -1,9 +1,9 @@
-"""What a double of NVML tells: rows of `key value` at the end of a file, the library's own as a rule.
+"""The state of a double of NVML: rows of `key value` at the end of a file, mostly of the library itself.
 
-A program that has the library has its state with it, in a container too; and it can change while programs
-hold handles. The region (nvml/state.c reads and writes it as well): a page with the magic, the number of
-changes and the lengths of two slots; the slot that the number's lowest bit names is what holds, the next
-change goes to the other.
+A program with the library has the state too, also in a container, and the state can change while programs
+hold handles. The region (also read and written by nvml/state.c): a page with a magic, the number of changes
+and the lengths of two slots. The lowest bit of the number selects the valid slot; the next change writes the
+other one.
 """
 
 import contextlib
@@ -29,14 +29,19 @@ Rows = dict[str, str]
 
 
 def append_region(path: Path) -> None:
-    """Give a file a state, an empty one, at its end; most of it is a hole."""
+    """Append an empty state to a file; most of it is a hole."""
     with path.open("ab") as file:
+        start = file.seek(0, os.SEEK_END)
         file.write(HEADER.pack(MAGIC, 0, 0, 0))
-        file.truncate(file.tell() - HEADER.size + REGION)
+        file.truncate(start + REGION)
 
 
 def rows_of(document: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Keys and values of a document, lists by position and with their length, nothing for null."""
+    """Keys and values of a document: lists by position and with their length, nothing for null.
+
+    >>> list(rows_of({"gpus": [{"fan": 30, "ecc": True, "serial": None}]}))
+    [('gpus.count', '1'), ('gpus.0.fan', '30'), ('gpus.0.ecc', '1')]
+    """
     dot = f"{key}." if key else ""
     if isinstance(document, Mapping):
         for name, inner in document.items():
@@ -50,38 +55,38 @@ def rows_of(document: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def encoded(rows: Rows) -> bytes:
-    """The rows as a file has them.
+    """The rows as text of a slot.
 
     Raises:
-        UnavailableError: They are more than fits.
+        UnavailableError: They exceed a slot.
     """
     text = "".join(f"{key} {value}\n" for key, value in rows.items()).encode()
     if len(text) > SLOT:
         raise UnavailableError(
-            f"{len(text)} bytes describe these GPUs, and {SLOT} are the most that fit",
-            hint="fewer GPUs, processes or NVLinks",
+            f"the state of these GPUs has {len(text)} bytes, and the limit is {SLOT}",
+            hint="use fewer GPUs, processes or NVLinks",
         )
     return text
 
 
 class State:
-    """The state of one machine's GPUs. Who is root on the machine may have put anything in its place.
+    """The state of one machine's GPUs. Root of the machine may have replaced the file by anything.
 
     Args:
-        path: The file; it has a region.
-        root: Where the path begins: /proc/PID/root of a running container.
+        path: The file with the region.
+        root: Root of the path: /proc/PID/root of a running container.
     """
 
     def __init__(self, path: Path, root: Path = Path("/")) -> None:
         self.path, self._root = path, root
 
     def rows(self) -> Rows:
-        """What holds now."""
+        """The present rows."""
         with self._opened(os.O_RDONLY) as (file, start):
             return self._read(file, start)
 
     def write(self, rows: Rows) -> None:
-        """Replace all of it."""
+        """Replace all rows."""
 
         def replace(now: Rows) -> None:
             now.clear()
@@ -90,13 +95,13 @@ class State:
         self.change(replace)
 
     def change(self, edit: Callable[[Rows], None]) -> Rows:
-        """Change it in one step.
+        """Change the rows atomically.
 
         Args:
-            edit: Changes the rows that it is given. When it raises, nothing is changed.
+            edit: Changes the rows that it gets; where it raises, nothing is changed.
 
         Returns:
-            What holds then.
+            The new rows.
         """
         with self._opened(os.O_RDWR) as (file, start):
             self._lock(file)
@@ -107,11 +112,13 @@ class State:
             slot = (changes + 1) & 1
             os.pwrite(file, text, start + PAGE + slot * SLOT)
             os.pwrite(file, struct.pack("<Q", len(text)), start + 40 + 8 * slot)
-            os.pwrite(file, struct.pack("<Q", changes + 1), start + 32)  # from here on it holds
+            os.pwrite(file, struct.pack("<Q", changes + 1), start + 32)  # this write makes the slot valid
             return rows
 
     @contextlib.contextmanager
     def _opened(self, flags: int) -> Iterator[tuple[int, int]]:
+        # O_NOFOLLOW, O_NONBLOCK: root of the machine could have placed a link or a FIFO there, on which open
+        # would block.
         flags |= os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         try:
             file = in_root(self._root, lambda: os.open(self.path, flags))
@@ -130,7 +137,7 @@ class State:
             os.close(file)
 
     def _lock(self, file: int) -> None:
-        """Not by filelock: nvml/state.c locks the same file, and it empties none."""
+        """Lock the file as nvml/state.c does; filelock would truncate it."""
         deadline = time.monotonic() + LOCK_S
         while True:
             try:
@@ -138,15 +145,15 @@ class State:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise UnavailableError(
-                        f"{self.path} is locked for more than {LOCK_S} s by a program of the machine",
-                        hint="`lslocks` in the machine names it",
+                        f"a program of the machine has locked {self.path} for more than {LOCK_S} s",
+                        hint="`lslocks` in the machine lists it",
                     ) from None
                 time.sleep(0.01)
 
     def _damaged(self, why: str) -> UnavailableError:
         return UnavailableError(
             f"{self.path} can't be read: {why}",
-            hint="make it anew: invoke cloud.gpus MACHINE --off, then --on",
+            hint="create it again: invoke cloud.gpus MACHINE --off, then --on",
         )
 
     def _read(self, file: int, start: int) -> Rows:
@@ -154,18 +161,19 @@ class State:
             _magic, changes, *lengths = HEADER.unpack(os.pread(file, HEADER.size, start))
             slot = changes & 1
             if lengths[slot] > SLOT:
-                raise self._damaged(f"it has {lengths[slot]} bytes of text, at most {SLOT} fit")
+                raise self._damaged(f"it has {lengths[slot]} bytes of text, and the limit is {SLOT}")
             text = os.pread(file, lengths[slot], start + PAGE + slot * SLOT)
+            # Read again where a change came in between: the slot may have been overwritten.
             if HEADER.unpack(os.pread(file, HEADER.size, start))[1] == changes:
                 return dict(line.split(" ", 1) for line in text.decode().split("\n") if " " in line)
 
 
 def add_event(rows: Rows, *, gpu: int, kind: int, data: int = 0) -> None:
-    """Tell whoever waits for events of a GPU.
+    """Add an event for programs that wait for events of a GPU.
 
     Args:
         kind: NVML's nvmlEventType..., for example 8 for an Xid.
-        data: The Xid.
+        data: The number of the Xid.
     """
     count = int(rows.get("events.count", 0))
     events = [
@@ -179,13 +187,13 @@ def add_event(rows: Rows, *, gpu: int, kind: int, data: int = 0) -> None:
 
 
 def remove(rows: Rows, key: str) -> None:
-    """Forget a key and all that is below it."""
+    """Remove a key and all keys below it."""
     for name in [name for name in rows if name == key or name.startswith(f"{key}.")]:
         del rows[name]
 
 
 def count_energy(rows: Rows, gpu: int, *, now: float | None = None) -> None:
-    """Add what a GPU has used up to now, so that the counter never falls when its power changes."""
+    """Add the energy used up to now, so that the counter never decreases when the power changes."""
     at, key = time.time() if now is None else now, f"gpus.{gpu}.energy"
     if f"{key}.since" in rows:
         passed = max(0.0, at - float(rows[f"{key}.since"]))
@@ -196,5 +204,9 @@ def count_energy(rows: Rows, gpu: int, *, now: float | None = None) -> None:
 
 
 def gpu_count(rows: Rows) -> int:
-    """How many GPUs the machine has."""
+    """Number of GPUs.
+
+    >>> gpu_count({"gpus.count": "8"}), gpu_count({})
+    (8, 0)
+    """
     return int(rows.get("gpus.count", 0))

@@ -1,4 +1,4 @@
-/* The double of NVML: clocks, temperature, power, and what is sampled of them. */
+/* The double of NVML: clocks, temperature, power, and their samples. */
 #include <time.h>
 
 #include "double.h"
@@ -26,7 +26,7 @@ static int clock_of(const char *function, void *device, int kind, int most, unsi
     if (status)
         return status;
     status = busy_whole(gpu, key, result);
-    /* graphics and SM clock are one on every board of this century */
+    /* the graphics and SM clocks are equal on every board of this catalogue */
     if (status == UNSUPPORTED && !kind)
         status = busy_whole(gpu, clock_key(1, most), result);
     if (!status && !most)
@@ -56,7 +56,7 @@ API int nvmlDeviceGetMaxCustomerBoostClock(void *device, int kind, unsigned *res
     return status ? status : clock_of(__func__, device, kind, 1, result);
 }
 
-/* Application clocks are the board's own until somebody sets them, its highest ones as a rule. From branch 590 on
+/* Application clocks are the board's defaults until they are set, mostly its highest ones. From branch 590 on
  * nvidia-smi has "Requested functionality has been deprecated" in their place (captures of 590.48.01 and 595). */
 static int application_clock(const char *function, void *device, int kind, const char *sm, const char *memory,
                              unsigned *result) {
@@ -193,7 +193,7 @@ static int milliwatts(const char *function, void *device, const char *key, unsig
     return status;
 }
 
-/* Between what it draws idle and its limit, as much as the processes use of it. */
+/* Between the idle power and the limit, in proportion to the utilisation by processes. */
 static int power_drawn(int gpu, double *watts) {
     double most;
     int status = number(gpu, "power.draw", watts);
@@ -228,7 +228,7 @@ API int nvmlDeviceGetPowerManagementLimitConstraints(void *device, unsigned *lea
     return status ? status : milliwatts(__func__, device, "power.max_limit", most);
 }
 
-/* What was counted when the state last changed, and since then what it drew at that time: it never falls. */
+/* The energy at the last change of the state, plus the power since then: it never decreases. */
 API int nvmlDeviceGetTotalEnergyConsumption(void *device, unsigned long long *millijoules) {
     double counted, watts, since;
     int gpu, status = gpu_gate(__func__, device, millijoules, &gpu);
@@ -248,7 +248,7 @@ API int nvmlDeviceGetPcieThroughput(void *device, int counter, unsigned *kib_s) 
     return asked_number(__func__, device, counter ? "pcie.rx" : "pcie.tx", kib_s);
 }
 
-/* ---- samples, and how long clocks were held down */
+/* ---- samples, and times of reduced clocks */
 
 typedef struct {
     unsigned long long at;
@@ -285,7 +285,7 @@ static int sampled(void *device, int gpu, int kind, unsigned *value) {
     }
 }
 
-/* What it is now stands for what was: nothing here keeps a history. */
+/* All samples are the present value: the double has no history. */
 API int nvmlDeviceGetSamples(void *device, int kind, unsigned long long since_us, unsigned *value_type,
                              unsigned *count, sample *samples) {
     struct timespec at;
@@ -302,7 +302,7 @@ API int nvmlDeviceGetSamples(void *device, int kind, unsigned long long since_us
     }
     clock_gettime(CLOCK_REALTIME, &at);
     unsigned long long now = (unsigned long long)at.tv_sec * 1000000 + (unsigned long long)at.tv_nsec / 1000;
-    now -= now % SAMPLE_US; /* a sample is the same one for everybody who asks */
+    now -= now % SAMPLE_US; /* every caller gets the same samples */
     for (int back = SAMPLES - 1; back >= 0 && filled < *count; back--)
         if (now - (unsigned long long)back * SAMPLE_US > since_us) {
             memset(&samples[filled], 0, sizeof *samples);
@@ -313,7 +313,7 @@ API int nvmlDeviceGetSamples(void *device, int kind, unsigned long long since_us
     return filled ? OK : NOT_FOUND;
 }
 
-/* Nothing has held them down since the driver was loaded. */
+/* No violation since the driver was loaded. */
 API int nvmlDeviceGetViolationStatus(void *device, int policy, unsigned long long *reference_and_time) {
     struct timespec at;
     int known = (policy >= 0 && policy <= 5) || policy == 10 || policy == 11;

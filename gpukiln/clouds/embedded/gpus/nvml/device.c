@@ -1,4 +1,4 @@
-/* The double of NVML: the library itself, handles, and what a GPU answers with one number or text. */
+/* The double of NVML: the library itself, handles, and calls that answer one number or text of a GPU. */
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -41,8 +41,8 @@ static int hangs(const char *function, int gpu) {
     return look(value, "gpus.%d.hung", gpu) || look(value, "gpus.%d.hangs.%s", gpu, function);
 }
 
-/* Waits while the GPU hangs, as a call into a driver does whose GPU gives no answer: in state D, without
- * progress, until it is killed. The kernel lets who calls vfork(2) wait so for its child. */
+/* Waits while the GPU hangs, like a call into a driver whose GPU does not answer: in state D, without progress,
+ * until it is killed. A parent waits like this for its child after vfork(2). */
 static void hang(const char *function, int gpu) {
     pid_t caller = getpid(), child = vfork();
     if (child == 0) {
@@ -80,7 +80,7 @@ int device_gate(const char *function, const void *device, const void *result, ta
     return of_gpu(function, found->gpu);
 }
 
-/* As device_gate, for what only a whole GPU can be asked. */
+/* As device_gate, for calls that only a whole GPU answers. */
 int gpu_gate(const char *function, const void *device, const void *result, int *gpu) {
     target asked = {0, -1, -1};
     int status = device_gate(function, device, result, &asked);
@@ -129,7 +129,7 @@ int mig_is_on(int gpu) {
     return look(value, "gpus.%d.mig.current", gpu) && atoi(value);
 }
 
-/* While something computes, what a busy GPU shows: `busy.KEY` where there is one. */
+/* The value for a busy GPU, `busy.KEY`, while a process computes and where the key exists. */
 int busy_whole(int gpu, const char *key, unsigned *result) {
     char busy[KEY];
     snprintf(busy, sizeof busy, "busy.%s", key);
@@ -219,7 +219,7 @@ API int nvmlSystemGetCudaDriverVersion(int *result) { return cuda_version(__func
 
 #if DRIVER >= 535
 
-/* What no GPU of the machine can do is not supported. */
+/* NOT_SUPPORTED where no GPU of the machine has the feature. */
 static int confidential(const char *function, const char *key, unsigned *result) {
     char value[TEXT];
     int status = result ? system_text(function, key, value, sizeof value) : INVALID;
@@ -246,7 +246,7 @@ API int nvmlSystemGetConfComputeState(confidential_state *state) {
 
 #endif
 
-/* Nobody excludes a GPU of the double; S-class units are no part of the machines that it stands for. */
+/* The double has no excluded GPUs, and its machines have no S-class units. */
 #define NONE_OF(function) \
     API int function(unsigned *result) { \
         int status = result ? system_gate(#function) : INVALID; \
@@ -382,7 +382,7 @@ NUMBER(nvmlDeviceGetNumFans, "fans")
 #endif
 #if DRIVER >= 515
 
-/* The only text without a size: NVML_GSP_FIRMWARE_VERSION_BUF_SIZE. */
+/* The only text without a size argument: NVML_GSP_FIRMWARE_VERSION_BUF_SIZE. */
 API int nvmlDeviceGetGspFirmwareVersion(void *device, char *result) {
     return asked_text(__func__, device, "gsp_firmware", result, 64);
 }
@@ -404,7 +404,7 @@ BUSY(nvmlDeviceGetCurrPcieLinkGeneration, "pcie.gen")
 
 #if DRIVER >= 525
 
-/* What the board can do by itself; with the machine it may be less (GB200: 6 and 5). */
+/* The board's own maximum; the machine may allow less (GB200: 6 and 5). */
 API int nvmlDeviceGetGpuMaxPcieLinkGeneration(void *device, unsigned *result) {
     int gpu, status = gpu_gate(__func__, device, result, &gpu);
     return status || !whole(gpu, "pcie.board_max_gen", result) ? status : whole(gpu, "pcie.max_gen", result);
@@ -412,7 +412,7 @@ API int nvmlDeviceGetGpuMaxPcieLinkGeneration(void *device, unsigned *result) {
 
 #endif
 
-/* The minor number of its device node; the index where nothing else is said. */
+/* The minor number of its device node; by default the index. */
 API int nvmlDeviceGetMinorNumber(void *device, unsigned *result) {
     int gpu, status = gpu_gate(__func__, device, result, &gpu);
     return status ? status : whole(gpu, "minor", result) ? whole(gpu, "index", result) : OK;
@@ -461,7 +461,7 @@ int pci_of(const char *function, void *device, pci_info *info) {
     return status;
 }
 
-/* The double's own: the address of a GPU whose handle can't be had. */
+/* The double's own function: the address of a GPU that gives no handle. */
 API int gpukilnBusId(unsigned index, char *text, unsigned size) {
     char value[TEXT];
     int status = system_gate(__func__);
@@ -498,7 +498,7 @@ API int nvmlDeviceGetPowerManagementMode(void *device, unsigned *result) {
     return status;
 }
 
-/* With MIG on a GPU tells none: the work is its instances' (nvml.h). */
+/* With MIG on a GPU reports none: its instances have the work (nvml.h). */
 API int nvmlDeviceGetUtilizationRates(void *device, unsigned *gpu_and_memory) {
     target asked;
     int status = device_gate(__func__, device, gpu_and_memory, &asked);
@@ -598,7 +598,7 @@ static int memory_of(const char *function, void *device, const void *result, dou
 API int nvmlDeviceGetMemoryInfo(void *device, unsigned long long *total_free_used) {
     double total = 0, used = 0, reserved = 0;
     int status = memory_of(__func__, device, total_free_used, &total, &reserved, &used);
-    if (!status) { /* this form counts what is reserved as used */
+    if (!status) { /* this version counts reserved memory as used */
         total_free_used[0] = (unsigned long long)total;
         total_free_used[2] = (unsigned long long)(used + reserved);
         total_free_used[1] = total_free_used[0] - total_free_used[2];

@@ -1,14 +1,14 @@
-/* A double of NVIDIA's NVML (libnvidia-ml.so.1): what its parts have in common.
+/* A double of NVIDIA's NVML (libnvidia-ml.so.1): declarations of all its parts.
  *
- * What the machine has is a state, rows of `key value` as gpukiln/clouds/embedded/gpus/state.py writes them.
- * It is at the end of a file: the library's own, or the one that GPUKILN_SIMULATED_GPUS names. It may change at
- * any time; every call sees it as it is then. A key that is missing is NVML_ERROR_NOT_SUPPORTED, `KEY.code N` is
- * NVML's error N, `error.FUNCTION N` and `gpus.I.fail.FUNCTION N` make one function answer N, `gpus.I.error.code N`
- * makes all calls of one GPU answer N, `gpus.I.hung 1` and `gpus.I.hangs.FUNCTION 1` let all calls of one GPU, or one function, wait until it is gone,
- * `start_ms N` makes the start of the library take so long. A function that is not
- * written here does not exist in the library, as in an older driver; DRIVER is the branch of the driver whose
- * functions it has. Names, arguments, layouts: as pynvml.py (nvidia-ml-py) declares them. Behaviour: nvml.h's
- * documentation, except where a comment says otherwise.
+ * The machine's GPUs are a state, rows of `key value` as gpukiln/clouds/embedded/gpus/state.py writes them. It is
+ * at the end of a file: the library's own, or the one in GPUKILN_SIMULATED_GPUS. It may change at any time; every
+ * call reads the present state. A missing key is NVML_ERROR_NOT_SUPPORTED, `KEY.code N` is NVML's error N,
+ * `error.FUNCTION N` and `gpus.I.fail.FUNCTION N` make one function answer N, `gpus.I.error.code N` makes all calls
+ * of one GPU answer N, `gpus.I.hung 1` and `gpus.I.hangs.FUNCTION 1` let all calls of one GPU, or one function,
+ * wait until the key is removed, `start_ms N` makes the library's start take N ms. A function that is not written
+ * here does not exist in the library, as in an older driver; DRIVER is the branch of the driver whose functions it
+ * has. Names, arguments, layouts: as pynvml.py (nvidia-ml-py) declares them. Behaviour: nvml.h's documentation,
+ * except where a comment says otherwise.
  *
  * Every function of the branch is here; absent.c has those of which nothing is simulated.
  */
@@ -54,7 +54,7 @@ typedef struct edits {
 } edits;
 void put(edits *changes, const char *value, const char *format, ...) __attribute__((format(printf, 3, 4)));
 void drop(edits *changes, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* What decides, and the change that it decides for, are one step: decide is called with the state locked. */
+/* decide is called with the state locked, so that its decision and the change are one atomic step. */
 int change(int (*decide)(edits *changes, void *with), void *with);
 unsigned long long state_number(void);
 
@@ -90,9 +90,9 @@ int has_own_counters(void *device, unsigned link);
 typedef struct {
     unsigned pid, utilization, memory_utilization;
     int gi, ci;
-    unsigned long long memory; /* bytes, ~0 where it is not told */
+    unsigned long long memory; /* bytes, ~0 where it is unknown */
     char kind[24], name[TEXT];
-    int lives; /* 1: it does; 0: nothing says from when it is, and so whether it still lives */
+    int lives; /* 1: it is alive; 0: its start time is unknown, so it may have ended */
 } process;
 int process_at(int gpu, int position, process *found);
 typedef struct {

@@ -1,4 +1,4 @@
-/* The double of NVML: errors of memory, and what was done about them. */
+/* The double of NVML: memory errors, and their repair. */
 #include "double.h"
 
 static int long_number(const char *function, void *device, const char *key, unsigned long long *result) {
@@ -21,7 +21,7 @@ API int nvmlDeviceGetTotalEccErrors(void *device, int type, int counter, unsigne
 static int counts_at(int gpu, int location, int type) {
     char value[TEXT];
     unsigned listed;
-    if (location == 6 && !type) /* the CBU has parity: what it finds can't be corrected */
+    if (location == 6 && !type) /* the CBU has parity, which detects but can't correct */
         return 0;
     if (fetch(gpu, "ecc.locations", value))
         return 1;

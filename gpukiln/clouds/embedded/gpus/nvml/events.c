@@ -49,7 +49,7 @@ API int nvmlEventSetFree(event_set *set) {
     return status;
 }
 
-/* ECC errors, performance state, Xid, clocks; GeForce and vGPU tell fewer. */
+/* ECC errors, performance state, Xid, clocks; GeForce and vGPU report fewer. */
 API int nvmlDeviceGetSupportedEventTypes(void *device, unsigned long long *types) {
     unsigned ecc;
     int gpu, status = gpu_gate(__func__, device, types, &gpu);

@@ -193,19 +193,19 @@ API int nvmlDeviceOnSameBoard(void *one, void *other, int *result) {
 
 /* The GPUs no farther than a level, the device itself left out. */
 API int nvmlDeviceGetTopologyNearestGpus(void *device, unsigned level, unsigned *count, void **nearest) {
-    unsigned found = 0, room = count ? *count : 0, far;
+    unsigned found = 0, capacity = count ? *count : 0, far;
     int gpu, status = gpu_gate(__func__, device, count, &gpu);
     for (int peer = 0; !status && peer < MAX_GPUS; peer++) {
         char value[TEXT];
         if (peer == gpu || !look(value, "gpus.%d.index", peer) ||
             of_peer(__func__, device, handle_of(peer), "ancestor", &far) || far > level)
             continue;
-        if (nearest && found < room)
+        if (nearest && found < capacity)
             nearest[found] = handle_of(peer);
         found++;
     }
     if (!status)
-        *count = nearest && found > room ? room : found;
+        *count = nearest && found > capacity ? capacity : found;
     return status;
 }
 

@@ -1,10 +1,10 @@
-/* The double of NVML: processes that use a GPU, and what they do to it. */
+/* The double of NVML: processes that use a GPU, and their memory and load. */
 #include <time.h>
 #include <unistd.h>
 
 #include "double.h"
 
-/* Whether a process of that number began when it says: numbers are given again (proc(5), field 22 of stat). */
+/* Whether the process with this id has this start time: ids are reused (proc(5), field 22 of stat). */
 static int lives(unsigned pid, unsigned long long start) {
     char path[64], line[1024];
     unsigned long long began = 0;
@@ -21,8 +21,8 @@ static int lives(unsigned pid, unsigned long long start) {
     return state != 'Z' && began == start;
 }
 
-/* Numbers of processes mean something in the namespace where they were given: elsewhere, as in a container, the
- * driver tells them all the same, and nobody there can say whose they are (NVIDIA/nvidia-docker#1483). */
+/* Process ids are valid in one PID namespace. In others, such as a container's, the driver reports them
+ * unchanged, and they match no process there (NVIDIA/nvidia-docker#1483). */
 static int in_namespace(void) {
     char value[TEXT], here[64] = "";
     if (!look(value, "pid_namespace"))
@@ -63,7 +63,7 @@ int process_at(int gpu, int position, process *found) {
     return found->lives;
 }
 
-/* What processes that live use of a GPU, or of one MIG instance of it. */
+/* The use of a GPU, or of one of its MIG instances, by living processes. */
 load load_of(int gpu, int gi, int ci) {
     load sum = {0};
     process one;
@@ -95,7 +95,7 @@ static int running(const char *function, void *device, const char *kind, unsigne
     char value[TEXT];
     target asked;
     process one;
-    unsigned found = 0, room = count ? *count : 0;
+    unsigned found = 0, capacity = count ? *count : 0;
     int status = device_gate(function, device, count, &asked);
     if (!status && look(value, "gpus.%d.processes.code", asked.gpu))
         status = atoi(value);
@@ -107,7 +107,7 @@ static int running(const char *function, void *device, const char *kind, unsigne
             continue; /* compute+graphics (C+G) is in both lists */
         if (asked.gi >= 0 && (one.gi != asked.gi || one.ci != asked.ci))
             continue;
-        if (infos && found < room) {
+        if (infos && found < capacity) {
             process_info info = {one.pid, one.memory, (unsigned)one.gi, (unsigned)one.ci};
             memcpy((char *)infos + found * each, &info, each < sizeof info ? each : sizeof info);
         }
@@ -115,7 +115,7 @@ static int running(const char *function, void *device, const char *kind, unsigne
     }
     if (!status) {
         *count = found;
-        status = found > room || (found && !infos) ? TOO_SMALL : OK;
+        status = found > capacity || (found && !infos) ? TOO_SMALL : OK;
     }
     return status;
 }
@@ -189,7 +189,7 @@ typedef struct {
     unsigned sm, memory, encoder, decoder;
 } utilization_sample;
 
-/* One sample each of who does something; NOT_FOUND where nobody did since the time asked for (nvml.h). */
+/* One sample for each active process; NOT_FOUND where none was active since the given time (nvml.h). */
 API int nvmlDeviceGetProcessUtilization(void *device, utilization_sample *samples, unsigned *count,
                                         unsigned long long since_us) {
     struct timespec at;
@@ -201,18 +201,18 @@ API int nvmlDeviceGetProcessUtilization(void *device, utilization_sample *sample
         return UNSUPPORTED;
     clock_gettime(CLOCK_REALTIME, &at);
     unsigned long long us = (unsigned long long)at.tv_sec * 1000000 + (unsigned long long)at.tv_nsec / 1000;
-    unsigned found = 0, room = *count;
+    unsigned found = 0, capacity = *count;
     for (int i = 0, listed = list_length(gpu, "processes"); i < listed; i++) {
         if (!process_at(gpu, i, &one) || !one.pid || !one.lives || us <= since_us)
             continue;
-        if (samples && found < room)
+        if (samples && found < capacity)
             samples[found] = (utilization_sample){one.pid, us, one.utilization, one.memory_utilization, 0, 0};
         found++;
     }
     *count = found;
     if (!found)
         return NOT_FOUND;
-    return !samples || found > room ? TOO_SMALL : OK;
+    return !samples || found > capacity ? TOO_SMALL : OK;
 }
 
 #if DRIVER >= 550

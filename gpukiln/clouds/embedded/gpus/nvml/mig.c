@@ -1,4 +1,4 @@
-/* The double of NVML: MIG. What a GPU can be cut into is in its `mig.profiles`, what it is cut into in
+/* The double of NVML: MIG. A GPU's profiles are in `mig.profiles`, its instances in
  * `mig.gi.ID.{profile,start}` and `mig.gi.ID.ci.ID.{slices,start}`. */
 #include "double.h"
 
@@ -113,7 +113,7 @@ int ci_name(int gpu, int gi, int ci, char *name, unsigned size) {
     return OK;
 }
 
-/* Whether a GPU can be cut at all: only then its profiles are told. */
+/* Whether a GPU has MIG: only then it reports profiles. */
 static int mig_gate(const char *function, void *device, const void *result, int *gpu, int on) {
     unsigned current;
     int status = gpu_gate(function, device, result, gpu);
@@ -310,8 +310,8 @@ static int engines_left(int gpu, const gi_profile *more) {
     return 1;
 }
 
-/* Where an instance of a profile can still begin; returns how many places there are. */
-static unsigned places(int gpu, int at, const gi_profile *profile, int free_only, placement *found, unsigned room) {
+/* The starts where an instance of a profile fits; returns their number. */
+static unsigned places(int gpu, int at, const gi_profile *profile, int free_only, placement *found, unsigned capacity) {
     char value[TEXT], key[KEY];
     unsigned count = 0, mask = free_only ? occupied(gpu) : 0, slices = 7;
     whole(gpu, "mig.slices", &slices);
@@ -325,7 +325,7 @@ static unsigned places(int gpu, int at, const gi_profile *profile, int free_only
         unsigned start = (unsigned)atoi(value);
         if (mask & (((1u << profile->size) - 1) << start))
             continue;
-        if (found && count < room)
+        if (found && count < capacity)
             found[count] = (placement){start, profile->size};
         count++;
     }
@@ -340,9 +340,9 @@ API int nvmlDeviceGetGpuInstancePossiblePlacements_v2(void *device, unsigned id,
     int at = profile_position(gpu, 1, id, &profile);
     if (at < 0)
         return UNSUPPORTED;
-    unsigned room = found ? *count : 0;
-    *count = places(gpu, at, &profile, 0, found, room);
-    return found && *count > room ? TOO_SMALL : OK;
+    unsigned capacity = found ? *count : 0;
+    *count = places(gpu, at, &profile, 0, found, capacity);
+    return found && *count > capacity ? TOO_SMALL : OK;
 }
 
 API int nvmlDeviceGetGpuInstanceRemainingCapacity(void *device, unsigned id, unsigned *count) {
@@ -398,10 +398,10 @@ static unsigned preferred(const placement *free_ones, unsigned count, unsigned s
 typedef struct {
     int gpu, gi, ci, forced;
     unsigned profile, start, slices;
-} wish;
+} request;
 
 static int make_instance(edits *changes, void *with) {
-    wish *asked = with;
+    request *asked = with;
     char text[TEXT];
     placement free_ones[16];
     gi_profile profile;
@@ -427,7 +427,7 @@ static int make_instance(edits *changes, void *with) {
     return OK;
 }
 
-static int create_instance(const char *function, void *device, wish asked, void **made) {
+static int create_instance(const char *function, void *device, request asked, void **made) {
     int status = mig_gate(function, device, made, &asked.gpu, 1);
     if (!status && !(status = change(make_instance, &asked)))
         *made = &instances[asked.gpu][asked.gi];
@@ -435,13 +435,13 @@ static int create_instance(const char *function, void *device, wish asked, void 
 }
 
 API int nvmlDeviceCreateGpuInstance(void *device, unsigned profile, void **made) {
-    return create_instance(__func__, device, (wish){.profile = profile}, made);
+    return create_instance(__func__, device, (request){.profile = profile}, made);
 }
 
 API int nvmlDeviceCreateGpuInstanceWithPlacement(void *device, unsigned profile, const placement *where,
                                                  void **made) {
     return where ? create_instance(__func__, device,
-                                   (wish){.profile = profile, .forced = 1, .start = where->start}, made)
+                                   (request){.profile = profile, .forced = 1, .start = where->start}, made)
                  : INVALID;
 }
 
@@ -453,7 +453,7 @@ static int has_parts(int gpu, int gi) {
 }
 
 static int end_instance(edits *changes, void *with) {
-    const wish *asked = with;
+    const request *asked = with;
     if (has_parts(asked->gpu, asked->gi))
         return IN_USE;
     drop(changes, "gpus.%d.mig.gi.%d", asked->gpu, asked->gi);
@@ -472,7 +472,7 @@ static int instance_gate(const char *function, const void *handle, int *gpu, int
 }
 
 API int nvmlGpuInstanceDestroy(void *instance) {
-    wish asked = {0};
+    request asked = {0};
     int status = instance_gate(__func__, instance, &asked.gpu, &asked.gi);
     return status ? status : change(end_instance, &asked);
 }
@@ -484,7 +484,7 @@ API int nvmlDeviceGetGpuInstances(void *device, unsigned id, void **found, unsig
         return status;
     if (!found)
         return INVALID;
-    *count = 0; /* the caller has room for as many as the profile allows (nvml.h) */
+    *count = 0; /* the caller's array has the size of the profile's maximum (nvml.h) */
     for (int gi = 0; gi < MAX_GI; gi++)
         if (!gi_profile_of(gpu, gi, &profile) && profile.id == id)
             found[(*count)++] = &instances[gpu][gi];
@@ -616,16 +616,16 @@ API int nvmlGpuInstanceGetComputeInstancePossiblePlacements(void *instance, unsi
         status = kind_fits(gpu, gi, kind, &profile);
     if (status)
         return status;
-    unsigned room = found ? *count : 0, there = 0;
+    unsigned capacity = found ? *count : 0, there = 0;
     for (unsigned start = 0; start + kinds[kind] <= profile.slices; start += kinds[kind], there++)
-        if (found && there < room)
+        if (found && there < capacity)
             found[there] = (placement){start, kinds[kind]};
     *count = there;
-    return found && there > room ? TOO_SMALL : OK;
+    return found && there > capacity ? TOO_SMALL : OK;
 }
 
 static int make_part(edits *changes, void *with) {
-    wish *asked = with;
+    request *asked = with;
     char text[32], value[TEXT];
     gi_profile profile;
     int status = gi_profile_of(asked->gpu, asked->gi, &profile);
@@ -648,7 +648,7 @@ static int make_part(edits *changes, void *with) {
     return OK;
 }
 
-static int create_part(const char *function, void *instance, unsigned kind, wish asked, void **made) {
+static int create_part(const char *function, void *instance, unsigned kind, request asked, void **made) {
     gi_profile profile;
     int status = made ? instance_gate(function, instance, &asked.gpu, &asked.gi) : INVALID;
     if (!status)
@@ -662,16 +662,16 @@ static int create_part(const char *function, void *instance, unsigned kind, wish
 }
 
 API int nvmlGpuInstanceCreateComputeInstance(void *instance, unsigned kind, void **made) {
-    return create_part(__func__, instance, kind, (wish){0}, made);
+    return create_part(__func__, instance, kind, (request){0}, made);
 }
 
 API int nvmlGpuInstanceCreateComputeInstanceWithPlacement(void *instance, unsigned kind, const placement *where,
                                                           void **made) {
-    return where ? create_part(__func__, instance, kind, (wish){.forced = 1, .start = where->start}, made) : INVALID;
+    return where ? create_part(__func__, instance, kind, (request){.forced = 1, .start = where->start}, made) : INVALID;
 }
 
 static int end_part(edits *changes, void *with) {
-    const wish *asked = with;
+    const request *asked = with;
     if (load_of(asked->gpu, asked->gi, asked->ci).processes)
         return IN_USE;
     drop(changes, "gpus.%d.mig.gi.%d.ci.%d", asked->gpu, asked->gi, asked->ci);
@@ -687,7 +687,7 @@ static int part_gate(const char *function, const void *handle, int *gpu, int *gi
 }
 
 API int nvmlComputeInstanceDestroy(void *handle) {
-    wish asked = {0};
+    request asked = {0};
     int status = part_gate(__func__, handle, &asked.gpu, &asked.gi, &asked.ci);
     return status ? status : change(end_part, &asked);
 }

@@ -15,7 +15,7 @@ static int set_one(edits *changes, void *with) {
     return OK;
 }
 
-/* A value that the GPU tells can be set; others are not supported. */
+/* A value that the GPU reports can be set; others are not supported. */
 static int set_number(const char *function, void *device, const char *key, double value) {
     double before;
     setting asked = {.key = key};
@@ -50,7 +50,7 @@ API int nvmlDeviceSetComputeMode(void *device, unsigned mode) {
                             : set_number(__func__, device, "compute_mode", mode);
 }
 
-/* Holds after the next reset. */
+/* Takes effect at the next reset. */
 API int nvmlDeviceSetEccMode(void *device, unsigned mode) {
     return mode > 1 ? INVALID : set_number(__func__, device, "ecc.pending", mode);
 }
@@ -117,8 +117,8 @@ API int nvmlDeviceResetApplicationsClocks(void *device) {
     return status ? status : change(set_clocks, &asked);
 }
 
-/* Locked clocks: of the GPU from Volta on, of the memory from Ampere on (nvml.h). What is asked for beyond the
- * board's own ends is cut to them, as `nvidia-smi -lgc 0,9999` is accepted. */
+/* Locked clocks: of the GPU from Volta on, of the memory from Ampere on (nvml.h). A request beyond the board's
+ * limits is clamped to them, as `nvidia-smi -lgc 0,9999` is accepted. */
 typedef struct {
     int gpu, memory, remove;
     unsigned least, most;
@@ -225,8 +225,8 @@ static int copy_pending(edits *changes, int gpu, const char *mode) {
     return OK;
 }
 
-/* What waited for it holds now, what happened since the last one is forgotten, what the board keeps stays.
- * A GPU that fell off the bus is not reached by it. */
+/* Pending settings take effect, volatile counters are cleared, aggregate ones stay.
+ * A reset does not reach a GPU that fell off the bus. */
 static int reset(edits *changes, void *with) {
     const setting *asked = with;
     char value[TEXT];
@@ -263,7 +263,7 @@ API int gpukilnReset(void *device) {
     return status ? status : change(reset, &asked);
 }
 
-/* ---- a process that runs is given a part of a GPU: the double's own call, as there is no work that does it */
+/* ---- gives a running process a part of a GPU: the double's own call, because no program computes on it */
 
 typedef struct {
     int gpu, gi, ci;
@@ -324,7 +324,7 @@ static int take(edits *changes, void *with) {
     return OK;
 }
 
-/* Memory in MiB; with neither memory nor utilisation the process gives back what it had. */
+/* Memory in MiB; with neither memory nor utilisation the process releases what it had. */
 API int gpukilnUse(void *device, unsigned pid, unsigned long long memory, unsigned utilization) {
     use asked = {.pid = pid, .memory = memory, .utilization = utilization};
     unsigned long long info[3];

@@ -1,7 +1,7 @@
-/* The double of NVML: its state, read as it is now and changed whole or not at all.
+/* The double of NVML: its state, read at each call and changed atomically.
  *
  * The region at the end of the file: a page with MAGIC (32 bytes), the number of changes (u64) and the lengths of
- * two slots (u64 each); then the slots. Slot `changes & 1` is what holds; the next change is written to the other
+ * two slots (u64 each); then the slots. Slot `changes & 1` is valid; the next change is written to the other
  * one before the number grows. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -67,7 +67,7 @@ static int read_header(int file, header *found) {
            !memcmp(found->magic, MAGIC, sizeof MAGIC);
 }
 
-/* The text of a state that nobody changed while it was read; NULL where there is none. */
+/* The text of the state, read without a concurrent change; NULL where there is none. */
 static char *read_text(int file, uint64_t *changes) {
     header before, after;
     for (int turn = 0; turn < 1000; turn++) {
@@ -115,12 +115,12 @@ static void split(table *into) {
         qsort(into->row, into->rows, sizeof *into->row, by_key);
 }
 
-/* With the lock held: `now` is as of now. */
+/* With the lock held: reads the present state into `now`. */
 static void refresh(void) {
     header found;
     struct stat one, other;
     const char *named = getenv("GPUKILN_SIMULATED_GPUS");
-    /* a file of its own may be another one by the same name; the library that is loaded stays what it is */
+    /* a separate file may have been replaced under its name; the loaded library stays mapped */
     if (descriptor >= 0 && named && *named &&
         (stat(named, &one) || fstat(descriptor, &other) || one.st_ino != other.st_ino || one.st_dev != other.st_dev)) {
         close(descriptor);
@@ -138,7 +138,7 @@ static void refresh(void) {
     uint64_t changes = 0;
     char *text = read_text(descriptor, &changes);
     if (!text)
-        return; /* somebody writes without end: what was before is still true enough */
+        return; /* a writer never stops: keep the state of before */
     free(now.text);
     free(now.row);
     now.text = text;
@@ -147,7 +147,7 @@ static void refresh(void) {
     now.there = now.row != NULL;
 }
 
-/* The value of a key, at most TEXT - 1 bytes: 1 when it is there. */
+/* The value of a key, at most TEXT - 1 bytes; returns 1 where the key exists. */
 int look(char *value, const char *format, ...) {
     char key[KEY];
     const char *wanted = key;
@@ -207,18 +207,18 @@ static int touched(const edits *changes, const char *line) {
     return 0;
 }
 
-/* The text with the changes in it, not longer than a slot; NULL where it would be. */
+/* The text with the changes; NULL where it would exceed a slot. */
 static char *edited(char *text, const edits *changes) {
-    size_t room = SLOT, length = 0;
-    char *made = malloc(room + TEXT + KEY + 4), *line;
-    while (made && (line = strsep(&text, "\n")) && length < room)
+    size_t capacity = SLOT, length = 0;
+    char *made = malloc(capacity + TEXT + KEY + 4), *line;
+    while (made && (line = strsep(&text, "\n")) && length < capacity)
         if (*line && !touched(changes, line))
-            length += (size_t)snprintf(made + length, room - length, "%s\n", line);
-    for (unsigned i = 0; made && i < changes->count && length < room; i++)
+            length += (size_t)snprintf(made + length, capacity - length, "%s\n", line);
+    for (unsigned i = 0; made && i < changes->count && length < capacity; i++)
         if (!changes->rows[i].remove)
-            length += (size_t)snprintf(made + length, room - length, "%s %s\n", changes->rows[i].key,
+            length += (size_t)snprintf(made + length, capacity - length, "%s %s\n", changes->rows[i].key,
                                        changes->rows[i].value);
-    if (made && length >= room) {
+    if (made && length >= capacity) {
         free(made);
         return NULL;
     }
@@ -232,7 +232,7 @@ static int write_state(int file, const header *before, const char *text) {
     if (pwrite(file, text, length, region + PAGE + (off_t)slot * SLOT) != (ssize_t)length ||
         pwrite(file, &length, sizeof length, its_length) != (ssize_t)sizeof length)
         return UNKNOWN;
-    off_t number = region + (off_t)offsetof(header, changes); /* from here on it holds */
+    off_t number = region + (off_t)offsetof(header, changes); /* this write makes the slot valid */
     return pwrite(file, &changes, sizeof changes, number) == (ssize_t)sizeof changes ? OK : UNKNOWN;
 }
 
@@ -241,7 +241,7 @@ int change(int (*decide)(edits *changes, void *with), void *with) {
         return NO_PERMISSION;
     int file = open_state(O_RDWR);
     if (file < 0)
-        return NO_PERMISSION; /* a container that was given the library to read */
+        return NO_PERMISSION; /* a container that has the library read-only */
     edits *changes = calloc(1, sizeof *changes);
     header before;
     uint64_t number = 0;
@@ -255,6 +255,6 @@ int change(int (*decide)(edits *changes, void *with), void *with) {
     }
     free(text);
     free(changes);
-    close(file); /* and with it the lock */
+    close(file); /* also releases the lock */
     return status;
 }

@@ -65,7 +65,7 @@ int in_list(const char *list, const char *word) {
     return 0;
 }
 
-/* NVIDIA's sentence, then what there is to ask. */
+/* NVIDIA's sentence, then the supported options. */
 int refuse(const char *problem, const char *option) {
     printf(problem, option);
     printf(" Please run 'nvidia-smi -h' for help.\n\n%s", answered);
@@ -162,7 +162,7 @@ static int is_chosen(const char *asked, const gpu *one) {
            (one->handle && !nvml("nvmlDeviceGetUUID")(one->handle, uuid, 96) && !strcasecmp(uuid, asked));
 }
 
-/* A GPU that -i leaves out may be broken (nvidia-smi(1): -i can query healthy GPUs beside a broken one). */
+/* A GPU that -i leaves out may be broken (nvidia-smi(1): -i can query healthy GPUs next to a broken one). */
 int choose_gpus(void) {
     unsigned total = 0;
     int status = nvml("nvmlDeviceGetCount_v2")(&total);

@@ -8,6 +8,7 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.catalog.load import data
 from gpukiln.typed import load, strict, unknown
 
+# How well a fact is known; gpu_boards.yaml explains the words.
 Status = Literal["confirmed", "secondary", "memory"]
 LAST_SLOT = 0x1E  # of a Nitro machine whose GPUs are all below 0000:00
 
@@ -138,6 +139,7 @@ class Board:
     source: str
     architecture: str | None = None
     compute_capability: str | None = None
+    # None: every branch of the catalogue knows the board.
     min_driver: str | None = None
     ecc: bool | None = None
     repair: Literal["rows", "pages"] | None = None
@@ -160,6 +162,7 @@ class Board:
     card: int = 1
     addressing: int | None = None
     c2c: bool | None = None
+    # Grace modules: the GPU is a NUMA node of its own there.
     grace: int = 0
     module: Power | None = None
     edpp: int | None = None

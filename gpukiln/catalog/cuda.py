@@ -58,6 +58,7 @@ def support(cuda: str, driver: str, gpus: Iterable[str] = ()) -> Support:
         UsageError: The catalogue does not know the CUDA version, the driver's branch or a GPU.
     """
     drivers.branch(version_key(driver)[0])
+    # Forward compatibility exists for data-centre boards only (CUDA Compatibility guide).
     others = [gpu(key).name for key in gpus if not gpu(key).data_center]
     return compatibility.support(cuda, needs(cuda), driver, others)
 
@@ -78,5 +79,6 @@ def compile_problem(cuda: str, key: str) -> str | None:
     board = gpu(key)
     if board.arch is None:
         return None
+    # Every GPU of an architecture is compiled for alike; minor capabilities need no other toolkit.
     row = architectures()[board.arch]
     return compatibility.compilers(cuda, row.first_cuda, row.last_cuda)

@@ -50,6 +50,7 @@ def keys_of(name: str) -> tuple[str, ...]:
 def _names_to_keys() -> dict[str, tuple[str, ...]]:
     keys_by_name: dict[str, list[str]] = {}
     for key, row in gpus().items():
+        # Boards of other makers are known by one word of their name.
         parts = () if row.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
         names = (key, re.sub(r"-\d+gb$", "", key), row.name, ec2_name(key), product(key) or key, *parts)
         for name in dict.fromkeys(map(_plain, names)):
@@ -59,5 +60,6 @@ def _names_to_keys() -> dict[str, tuple[str, ...]]:
 
 def _plain(name: str) -> str:
     """Letters and digits, without the makes that some names begin with."""
+    # DLAMIs, labels, NVML and EC2 differ in case, spaces and dashes only.
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return re.sub(r"^(nvidia)?(tesla|geforce)?", "", plain) or plain

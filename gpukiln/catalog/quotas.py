@@ -44,6 +44,7 @@ def quota_of(instance_type: str, market: Market) -> Quota | None:
     Returns:
         None where no source names it.
     """
+    # Metal and flex sizes count like the others: only the family matters.
     if not (parts := re.match(r"([a-z]+)(\d+)", instance_type)):
         return None
     letters, generation = parts.groups()

@@ -7,6 +7,7 @@ from gpukiln.catalog.load import data
 from gpukiln.findings import Severity
 from gpukiln.typed import load, strict
 
+# Kinds whose cause is the application, or another error that has a number of its own.
 HARMLESS = ("app", "secondary", "info")
 # What NVIDIA's immediate action says of a GPU. Those that let it go on are an info where the application is
 # to blame, or nothing is to be done.
@@ -48,6 +49,7 @@ class Xid:
     @property
     def severity(self) -> Severity:
         """What the number's own action says: error, the GPU should get no new work; warning, or info."""
+        # NVIDIA's catalogue has no action for these numbers; their name alone says that the GPU can't go on.
         if self.level:
             return self.level
         if self.now in CONTINUE_ACTIONS or self.kind == "info":

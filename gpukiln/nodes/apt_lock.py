@@ -18,6 +18,7 @@ from gpukiln.redact import redact
 ACTIONS = ("apt", "ansible.builtin.apt", "ansible.legacy.apt")
 FIRST_S, AGAIN_S = 15.0, 60.0  # a look is an SSH command; most tasks of apt are over before the first
 POLL_S = 1.0
+# Enough for the program and its first arguments in one line of progress.
 COMMAND_CHARS = 200
 FILES = (
     "/var/lib/dpkg/lock-frontend",

@@ -49,9 +49,13 @@ LABEL = "gpukiln-home"
 XEN_NAMES = ("xvdf", "sdf")  # the home is attached as /dev/sdf; EC2 user guide, "Device names for volumes"
 USER_ID = 6000  # the same on each machine: the home outlives it
 GROUPS = ("sudo", "wheel", "docker", "gpu", "video", "render")
+# The home volume comes from `workspace.up`, which creates it only once the machine runs: ten minutes of
+# grace. IAM shows a new role only after a while, hence the wait for credentials.
 HOME_WAIT_S, DEVICE_WAIT_S, RIGHTS_WAIT_S, DRIVER_WAIT_S = 600.0, 180.0, 90.0, 300.0
 CALL_S, INSTALL_S, SCRIPT_S = 20.0, 3600.0, 30.0
 SPOT_POLL_S, HOOK_S, HOOK_SPARE_S = 5.0, 115.0, 5.0  # EC2 gives two minutes
+# File systems keep their headers in the first and RAID its metadata in the last blocks: both ends are read
+# whole, the rest in samples.
 EDGE_BYTES, SAMPLE_BYTES, SAMPLES = 4 << 20, 64 << 10, 256
 GROUP_BYTES = 16 << 20  # EBS grows by GiB
 # What counts as use; docs/workspaces.md, "When an idle machine stops", has the reasons.
@@ -706,7 +710,7 @@ class Boot:
         return f"by {' '.join(compose)}"
 
     def script(self) -> str:
-        """Run the agent script as the user; one that keeps running, as Coder's does, is watched until it ends."""
+        """Run the agent script as the user; a script that keeps running, such as Coder's, is watched."""
         if not self.config["script"]:
             return ""
         path = self.root / STATE.lstrip("/") / "script"

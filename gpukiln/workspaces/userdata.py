@@ -22,6 +22,8 @@ from gpukiln.workspaces.iam import EFS
 
 LIMIT_BYTES = 16 * 1024  # EC2 user guide, "Instance user data": before base64
 AGENT = "/usr/local/lib/gpukiln/workspace-agent.py"
+# A fixed boundary keeps the user data equal for equal contracts, which the client token of RunInstances
+# needs.
 BOUNDARY = "gpukiln-workspace-part"
 PROFILE = "/etc/profile.d/gpukiln-workspace.sh"
 # What our roles need where they run by themselves; the versions are those that we use.
@@ -111,6 +113,7 @@ def render(
     cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML 1.2, so no value needs quoting
     whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start_script(contract)))
     if len(whole) >= LIMIT_BYTES:
+        # cloud-init reads gzipped user data; mtime=0 keeps it the same at each call.
         whole = gzip.compress(whole, mtime=0)
     if len(whole) >= LIMIT_BYTES:
         raise UsageError(
@@ -153,6 +156,7 @@ def start_script(workspace: Workspace) -> str:
     """The script that cloud-init runs once, last of all."""
     units = ["gpukiln-workspace.service", "gpukiln-workspace-idle.timer"]
     units += ["gpukiln-workspace-spot.service"] if workspace.spot else []
+    # --no-block: cloud-init's own service is still active, and the boot stages may take an hour.
     enable = f"systemctl enable --now --no-block {' '.join(units)}"
     return f"#!/bin/sh\nset -eu\nsystemctl daemon-reload\n{enable}\n"
 
@@ -190,6 +194,7 @@ def _multipart(*parts: tuple[str, str]) -> bytes:
 def _file(path: str, text: str, mode: str) -> dict[str, str]:
     """For cloud-init's write_files. What YAML reads otherwise than JSON is packed."""
     entry = {"path": path, "permissions": mode, "owner": "root:root"}
+    # YAML 1.2 allows only printable characters in a document, JSON escapes others in another way.
     if text.isascii() and text.replace("\n", "").isprintable():
         return {**entry, "content": text}
     return {**entry, "content": base64.b64encode(text.encode()).decode(), "encoding": "b64"}

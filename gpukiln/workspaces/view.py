@@ -25,6 +25,7 @@ from gpukiln.workspaces.reach import HEALTHY
 JUST_NOW = "less than a minute ago"
 LIST, SHOW, STATUS = "workspace.list/1", "workspace.show/1", "workspace.status/1"
 PLAN = "workspace.plan/1"
+# The first machine is the likely one; the sentence after the table gives the highest price of the rest.
 SHOWN_OFFERS = 3
 
 
@@ -126,6 +127,7 @@ class WorkspacePreview:
 def status(existing: ExistingWorkspace, health: str, verdict: Verdict | None, report: str) -> Status:
     """How a workspace with a machine is."""
     [machine] = existing.machines
+    # A machine that was never checked counts as good: --deep costs minutes, and most users never run it.
     good = machine.state == "running" and machine.stage.startswith(DONE)
     return Status(
         STATUS,
@@ -192,6 +194,8 @@ def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
                     f"`invoke workspace.down {workspace.name}` removes it"
                 )
                 continue
+            # More than one machine is an interrupted or doubled launch; the user has to choose which one to
+            # keep.
             [*machines] = workspace.machines
             machine = machines[0] if machines else None
             table.add(
@@ -214,6 +218,7 @@ def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
     yield from orphans
     for region in listing.regions:
         age = age_words(region.at, datetime.now(UTC))
+        # The list is a memory: it asks no cloud unless --refresh is given.
         stale = "" if age == JUST_NOW else "; state and health may have changed, --refresh updates them"
         yield f"{region.cloud} {region.region} as of {region.at}, {age}{stale}"
     if not listing.regions:
@@ -273,6 +278,7 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
 
 def loses_work(existing: ExistingWorkspace, *, keep_home: bool) -> bool:
     """Whether removing a workspace removes files of its user: a home, or a machine without one."""
+    # Without a home volume the user's files are on the machine's own disk.
     return (bool(existing.homes) and not keep_home) or any(
         not machine.home_id for machine in existing.machines
     )
@@ -303,6 +309,7 @@ def age_words(since: str, now: datetime) -> str:
     """
     if not since:
         return "at a time that is not known"
+    # Two clocks: an age is never negative.
     minutes = max(int((now - datetime.fromisoformat(since)).total_seconds()) // 60, 0)
     for name, size in (("day", 24 * 60), ("hour", 60), ("minute", 1)):
         if minutes >= size:
@@ -334,6 +341,7 @@ def preview_parts(preview: WorkspacePreview) -> Iterator[RenderableType]:
     yield table
     if any(offer.estimated_hour is not None for offer in preview.offers):
         yield "~ estimated, for no price is known: `invoke offer.list` says from what"
+    # The launch goes on to these without asking again, so the highest price of them is part of the consent.
     if rest := preview.offers[SHOWN_OFFERS:]:
         known = [usd for offer in rest if (usd := offer.usd_hour or offer.estimated_hour) is not None]
         most = f"up to {max(known)} USD/hour" if known else "of prices that are not known"

@@ -9,6 +9,7 @@ from typing import Literal
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError
 from gpukiln.findings import Examined
 
+# Schemas of the documents; the undo file's stays readable for files that users kept.
 LOOK, CREATE = "node.passthrough/1", "node.passthrough.create/1"
 UNDO, UNDONE = "node.passthrough.undo/1", "node.passthrough.undone/1"
 
@@ -22,6 +23,7 @@ class PassthroughCheck(Examined):
             75 not now; else 0.
     """
 
+    # Each check has its own, so that the command can end with the gravest.
     exit_code: int = 0
 
 
@@ -129,6 +131,7 @@ class Passthrough:
     functions: tuple[Function, ...]
     checks: tuple[PassthroughCheck, ...]
     change: ConfigChange | None
+    # as-is is a success: the same command may be typed again.
     done: Literal["looked", "set", "as-is", "refused"]
     undo: str | None
     exit_code: int
@@ -157,6 +160,7 @@ class Undo:
     key: str
     before: str | None
     after: str
+    # For a user whose gpukiln is gone: the file alone is enough to undo by hand.
     command: str
     at: str
     schema: str = UNDO
@@ -212,4 +216,5 @@ def exit_code(checks: Iterable[PassthroughCheck], *, all_seen: bool = False) -> 
     unseen = (
         RefusedError.exit_code if all_seen and any(check.outcome == "not_run" for check in all_checks) else 0
     )
+    # The smallest code is the gravest: 3 can never work, 6 is refused, 75 may work later.
     return min((check.exit_code for check in all_checks if check.exit_code), default=unseen)

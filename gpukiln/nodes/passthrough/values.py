@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 from gpukiln.errors import UsageError
 
+# [DOMAIN:]BUS:SLOT[.FUNCTION], as sysfs and Proxmox VE write it.
 ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]+")
 SLOTS = 16  # $MAX_HOSTPCI_DEVICES
+# What PVE::JSONSchema accepts as a boolean; qm config shows what the user typed.
 BOOLEANS = {"1": "1", "on": "1", "yes": "1", "true": "1", "0": "0", "off": "0", "no": "0", "false": "0"}
+# Left out means the default, so that `pcie=0` and no `pcie` are the same setting.
 DEFAULTS = {"rombar": "1", "pcie": "0", "x-vga": "0", "legacy-igd": "0"}
 
 
@@ -74,6 +77,7 @@ def parse_hostpci(text: str) -> HostPci:
     """
     values = parse_properties(text, default="host")
     hosts = tuple(canonical_address(address) for address in values.pop("host", "").split(";") if address)
+    # Proxmox VE refuses both together (PVE/QemuServer/PCI.pm).
     mapping = values.pop("mapping", "")
     if bool(hosts) == bool(mapping):
         raise UsageError(f"hostpci {text!r} names no device, or both an address and a mapping")

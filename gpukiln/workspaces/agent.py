@@ -546,7 +546,7 @@ class Boot:
         """The home volume's id: `workspace.up` creates and attaches it while the machine boots."""
         if said := (self.metadata.get(f"tags/instance/{HOME_TAG}") or "").strip():
             return said
-        raise StageError(f"the tag {HOME_TAG} does not name a home volume after {HOME_WAIT_S:.0f} s")
+        raise StageError(f"no tag {HOME_TAG} names a home volume after {HOME_WAIT_S:.0f} s")
 
     def make_user(self) -> None:
         """Create the user with the uid that owns the files in the home."""

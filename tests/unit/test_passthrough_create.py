@@ -124,7 +124,7 @@ def test_made_on_the_host_itself_from_the_file(rig: Rig, create: Create) -> None
 @pytest.mark.parametrize(
     ("change", "words", "code", "told"),
     [
-        ("flip", (), 6, "it was damaged or changed"),
+        ("flip", (), 6, "the file is damaged or changed"),
         ("no-sum", (), 2, "has no node.qcow2.sha256 beside it"),
         ("backing", (), 3, "has a backing file"),
         ("suffix", (), 3, "is raw by its content"),

@@ -70,7 +70,13 @@ class Base:
 
     @property
     def system(self) -> str:
-        """Distribution and release, for example ubuntu-24.04."""
+        """Distribution and release, for example ubuntu-24.04.
+
+        >>> base("debian-12").system
+        'debian-12'
+        >>> base("eks-ubuntu-22.04").system
+        'ubuntu-22.04'
+        """
         return f"{self.distribution}-{self.release}"
 
     @property

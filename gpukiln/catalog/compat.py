@@ -169,6 +169,11 @@ def choose_modules(driver: str, names: Iterable[str]) -> Literal["proprietary", 
 
     Raises:
         UsageError: The catalogue does not know a type.
+
+    >>> choose_modules("535.309.01", ["g5.xlarge"])
+    'proprietary'
+    >>> choose_modules("580.65.06", ["g5.xlarge"])
+    'open'
     """
     # One image has one kind of modules: it must drive every GPU that the image is for.
     boards = [gpu(instance_type(name).gpu) for name in names]
@@ -217,7 +222,13 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
 
 
 def branch_hint(first_driver: str) -> str:
-    """The setting that takes the nearest long-term branch that has a driver."""
+    """The setting that takes the nearest long-term branch that has a driver.
+
+    >>> branch_hint("525.60.13")
+    '--set nvidia_driver.branch=535'
+    >>> branch_hint("570.26")
+    '--set nvidia_driver.branch=580'
+    """
     number = version_key(first_driver)[0]
     # NVIDIA supports its long-term branches for three years, production branches for one.
     fit = [row for row in drivers.branches().values() if row.branch >= number and row.type == "LTSB"]

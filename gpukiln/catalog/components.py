@@ -433,6 +433,12 @@ def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[st
 
     Raises:
         UsageError: An override has another form, names what is not there, or its value does not fit.
+
+    >>> driver = apply_overrides(load_components(), ["nvidia_driver.branch=580"])["nvidia_driver"]
+    >>> driver.version.partition(".")[0], driver.newest
+    ('580', True)
+    >>> apply_overrides(load_components(), [])["nvidia_driver"].newest
+    False
     """
     result = dict(components)
     given: dict[str, str] = {}

@@ -36,6 +36,11 @@ def needs(cuda: str) -> Needs:
 
     Raises:
         UsageError: The catalogue knows no such toolkit.
+
+    >>> needs("12.1").first
+    '525.60.13'
+    >>> needs("12.1").native
+    '530.30.02'
     """
     version_key(cuda)  # refuses what is no version
     if known_needs := compatibility.needs(cuda, toolkits(), floors()):
@@ -75,6 +80,11 @@ def compile_problem(cuda: str, key: str) -> str | None:
 
     Raises:
         UsageError: The catalogue does not know the GPU.
+
+    >>> compile_problem("11.0", "l4")
+    'CUDA 11.8 or later'
+    >>> compile_problem("12.4", "t4") is None
+    True
     """
     board = gpu(key)
     if board.arch is None:

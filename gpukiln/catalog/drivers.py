@@ -98,6 +98,11 @@ def recommended_branch(today: date) -> Branch:
 
     Returns:
         The branch to move to when another one ends.
+
+    >>> recommended_branch(date(2026, 11, 1)).branch
+    580
+    >>> recommended_branch(date(2026, 11, 1)).type
+    'LTSB'
     """
     # Without a known end a branch is no advice.
     long_term = [row for row in branches().values() if row.type == "LTSB" and row.eol]

@@ -42,6 +42,13 @@ def keys_of(name: str) -> tuple[str, ...]:
 
     A name without its size is all of that name: A100 is both boards. Of a product's label what says how the
     GPU is divided or shared is left out.
+
+    >>> keys_of("Tesla T4")
+    ('t4',)
+    >>> keys_of("A100")
+    ('a100-40gb', 'a100-80gb')
+    >>> keys_of("NVIDIA-L4-SHARED")
+    ('l4',)
     """
     return _names_to_keys().get(_plain(re.sub(r"-(SHARED|MIG-[\w.+-]+)$", "", name.strip())), ())
 

@@ -110,6 +110,11 @@ def gpus_of(names: Iterable[str]) -> tuple[list[str], bool]:
 
     Raises:
         UsageError: The catalogue does not know one.
+
+    >>> gpus_of(["p5.48xlarge", "g5.xlarge"])
+    (['a10g', 'h100'], True)
+    >>> gpus_of(["g4dn.xlarge"])
+    (['t4'], False)
     """
     machines = [instance_type(name) for name in names]
     switched = any(machine.interconnect == "nvswitch" for machine in machines)

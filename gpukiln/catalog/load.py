@@ -121,6 +121,11 @@ def version_key(version: str) -> tuple[int, ...]:
 
     Raises:
         UsageError: It has other parts.
+
+    >>> version_key("535.309.01")
+    (535, 309, 1)
+    >>> version_key("12.1") < version_key("12.10")
+    True
     """
     try:
         # Numbers, so that 535.54 is before 535.129.

@@ -51,6 +51,11 @@ def zone_ids(instance_type: str, region: str) -> tuple[str, ...] | None:
 
     Returns:
         Empty where the region does not offer it; None where that is not known.
+
+    >>> zone_ids("g4dn.xlarge", "us-west-2")
+    ('usw2-az1', 'usw2-az2', 'usw2-az3')
+    >>> zone_ids("g99.xlarge", "us-west-2") is None
+    True
     """
     shipped = _offerings()
     # A row of the file may stand for a whole family.

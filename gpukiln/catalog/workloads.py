@@ -42,6 +42,11 @@ def workload(name: str) -> WorkloadRequirements:
 
     Raises:
         UsageError: The catalogue does not know it.
+
+    >>> workload("cuda-12.4").title
+    'a container with CUDA 12.4'
+    >>> workload("cuda-12.4").cuda
+    '12.4'
     """
     # Any CUDA version is a workload, so that a container needs no entry of its own.
     if cuda_match := re.fullmatch(r"cuda-?(\d+\.\d+(?:\.\d+)?)", name):

@@ -76,7 +76,13 @@ def xids() -> dict[int, Xid]:
 
 
 def explain(value: int) -> str:
-    """What a number of the catalogue means and what to do, in one line for people."""
+    """What a number of the catalogue means and what to do, in one line for people.
+
+    >>> explain(79)
+    'Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: device no longer answers on PCIe; restart the machine'
+    >>> xids()[79].severity
+    'error'
+    """
     return f"{_meaning(value)}; {_action(value)}"
 
 

@@ -81,7 +81,14 @@ def find_lock_holders(inventory: str, hosts: list[str], environment: dict[str, s
 
 
 def parse_lock_holders(said: str) -> dict[str, str]:
-    """By host, the first holder that `ansible` printed."""
+    r"""By host, the first holder that `ansible` printed.
+
+    >>> line = "gpukiln-lock /var/lib/dpkg/lock 812 /usr/bin/unattended-upgrade"
+    >>> parse_lock_holders(f"node1 | CHANGED | rc=0 >>\n{line}")
+    {'node1': 'process 812 (`/usr/bin/unattended-upgrade`), which has /var/lib/dpkg/lock'}
+    >>> parse_lock_holders("node1 | CHANGED | rc=0 >>")
+    {}
+    """
     holders: dict[str, str] = {}
     host = ""
     for line in said.splitlines():

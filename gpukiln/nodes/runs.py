@@ -250,7 +250,13 @@ class RunStore:
 
 
 def _kind(folder: Path) -> str:
-    """What a run was for, by its folder's name; an empty string where it is no run's."""
+    """What a run was for, by its folder's name; an empty string where it is no run's.
+
+    >>> _kind(Path("20261123-100000-apply-1a2b"))
+    'apply'
+    >>> _kind(Path("notes"))
+    ''
+    """
     # DATE-TIME-PURPOSE-RANDOM; folders of other names are not gpukiln's and are never removed.
     parts = folder.name.split("-")
     return parts[2] if len(parts) == 4 and parts[2] in PURPOSES else ""

@@ -92,7 +92,13 @@ def month(offer: Offer, use: MachineUsage, today: date, *, cloud: str = "aws") -
 
 
 def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
-    """None where one of them is not known."""
+    """None where one of them is not known.
+
+    >>> _sum([Decimal(1), Decimal("0.5")])
+    Decimal('1.5')
+    >>> _sum([Decimal(1), None]) is None
+    True
+    """
     known = list(amounts)
     return None if None in known else sum((amount for amount in known if amount is not None), Decimal(0))
 

@@ -299,7 +299,13 @@ def _dlamis(cloud: Cloud) -> Iterator[DeepLearningAmi]:
 
 
 def supported_families(description: str) -> tuple[str, ...]:
-    """The families that a DLAMI's description names, as in `Supported EC2 instances: G4dn, G5.` there."""
+    """The families that a DLAMI's description names, as in `Supported EC2 instances: G4dn, G5.` there.
+
+    >>> supported_families("Supported EC2 instances: G4dn, G5, P5e.")
+    ('g4dn', 'g5', 'p5e')
+    >>> supported_families("Base OSS Nvidia Driver GPU AMI")
+    ()
+    """
     # DLAMIs name their families in the description; the parameter has only the image's id.
     listed = re.search(r"[Ss]upported EC2 [Ii]nstances?:\s*([^.]*)", description)
     return tuple(re.findall(r"[a-z]+\d+[a-z]*(?:-[a-z]+\d+)?", listed[1].lower())) if listed else ()

@@ -300,6 +300,13 @@ def price_span(
     Args:
         changes: Each from when a price held until the next one; the first may be from before `start`, as EC2
             gives the one that held then, too.
+
+    >>> from datetime import datetime
+    >>> days = [datetime(2026, 11, day) for day in (1, 3, 5)]
+    >>> price_span([(days[0], Decimal(1)), (days[1], Decimal(2))], days[0], days[2])
+    ZonePrice(now=Decimal('2'), low=Decimal('1'), mean=Decimal('1.5'), high=Decimal('2'))
+    >>> price_span([(days[0], Decimal(1))], days[1], days[2]).mean
+    Decimal('1')
     """
     rows = sorted(changes)
     # Each price holds until the next change, the last one until now.
@@ -440,6 +447,12 @@ def _decimal(text: str, call: str) -> Decimal:
 
 
 def _plain(usd: Decimal) -> Decimal:
-    """Without the zeros at the end: the Price List has ten digits, 0.5260000000."""
+    """Without the zeros at the end: the Price List has ten digits, 0.5260000000.
+
+    >>> _plain(Decimal("0.5260000000"))
+    Decimal('0.526')
+    >>> _plain(Decimal("10.00"))
+    Decimal('10')
+    """
     short = usd.normalize()
     return short.quantize(Decimal(1)) if short == short.to_integral() else short

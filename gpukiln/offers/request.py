@@ -47,6 +47,11 @@ def parse_request(
 
     Raises:
         UsageError: It is none; says what was found and what is wanted.
+
+    >>> parse_request("A10G,L4:1..4").gpus
+    ('a10g', 'l4')
+    >>> parse_request("24GiB..:2").gpu_memory_mib
+    Span(low=24576, high=None)
     """
     if arch not in ARCHES:
         raise unknown("architecture", arch, ARCHES)

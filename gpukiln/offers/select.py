@@ -103,6 +103,12 @@ def mismatches_of(request: Request, name: str) -> tuple[str, ...]:
 
     Raises:
         UsageError: The catalogue does not know it.
+
+    >>> from gpukiln.offers.request import parse_request
+    >>> mismatches_of(parse_request("L4:1"), "g4dn.xlarge")
+    ('it has 1 T4, wanted L4',)
+    >>> mismatches_of(parse_request("T4:1"), "g4dn.xlarge")
+    ()
     """
     from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
 
@@ -132,7 +138,14 @@ def no_match_error(request: Request, answer: MatchingOffers, regions: Sequence[s
 
 
 def describe_request(request: Request) -> str:
-    """A request in words."""
+    """A request in words.
+
+    >>> from gpukiln.offers.request import parse_request
+    >>> describe_request(parse_request("T4:1", cpu=8))
+    '1 T4, 8 vCPU, x86_64'
+    >>> describe_request(parse_request("H100:80GB:8", spot="only"))
+    '8 H100 SXM of 80 GB, x86_64, spot'
+    """
     names = " or ".join(gpu(key).name for key in request.gpus) or "GPU"
     memory = ""
     if request.gpu_memory_mib:

@@ -126,6 +126,11 @@ def parameters(text: str) -> float:
 
     Raises:
         UsageError: It is none.
+
+    >>> parameters("7B")
+    7000000000.0
+    >>> parameters("350M")
+    350000000.0
     """
     number_match = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
     try:

@@ -221,6 +221,12 @@ def workspace_tags(workspace: Workspace, part: str) -> dict[str, str]:
 
 
 def filters(part: str, name: str = "") -> list[dict[str, Any]]:
-    """EC2's filters for parts of workspaces that gpukiln created, or of the one with this name."""
+    """EC2's filters for parts of workspaces that gpukiln created, or of the one with this name.
+
+    >>> filters("home")[1]
+    {'Name': 'tag:gpukiln:part', 'Values': ['home']}
+    >>> filters("home", "vision")[2]
+    {'Name': 'tag:gpukiln:workspace', 'Values': ['vision']}
+    """
     tags = {MANAGED_TAG: MANAGED, PART_TAG: part} | ({WORKSPACE_TAG: name} if name else {})
     return [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]

@@ -379,6 +379,12 @@ def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
 
 
 def _since(reason: str) -> str:
-    """The time of a stop, ISO 8601, from EC2's text `User initiated (2026-11-23 10:00:00 GMT)`."""
+    """The time of a stop, ISO 8601, from EC2's text `User initiated (2026-11-23 10:00:00 GMT)`.
+
+    >>> _since("User initiated (2026-11-23 10:00:00 GMT)")
+    '2026-11-23T10:00:00+00:00'
+    >>> _since("")
+    ''
+    """
     time_match = re.search(r"\((\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
     return f"{time_match[1]}T{time_match[2]}+00:00" if time_match else ""

@@ -172,7 +172,14 @@ def _rule(protocol: str, port: int | None, network: str) -> dict[str, Any]:
 
 
 def _single(permission: dict[str, Any]) -> list[dict[str, Any]]:
-    """A permission as rules of one network each, as `_rule` makes them; what names groups stays as it is."""
+    """A permission as rules of one network each, as `_rule` makes them; what names groups stays as it is.
+
+    >>> _single({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/8"}]})
+    [{'IpProtocol': '-1', 'IpRanges': [{'CidrIp': '10.0.0.0/8'}]}]
+    >>> addresses = [{"CidrIp": "10.0.0.1/32"}, {"CidrIp": "10.0.0.2/32"}]
+    >>> len(_single({"IpProtocol": "tcp", "FromPort": 22, "IpRanges": addresses}))
+    2
+    """
     port = permission.get("FromPort") if permission["IpProtocol"] != "-1" else None
     networks = [ip_range["CidrIp"] for ip_range in permission.get("IpRanges", ())]
     networks += [ip_range["CidrIpv6"] for ip_range in permission.get("Ipv6Ranges", ())]

@@ -201,7 +201,13 @@ def _machine(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of the EC2 API as Terraform writes them, HttpTokens as http_tokens; the one resource's tags."""
+    """Names of the EC2 API as Terraform writes them, HttpTokens as http_tokens; the one resource's tags.
+
+    >>> _named({"HttpTokens": "required"})
+    {'http_tokens': 'required'}
+    >>> _named({"GroupName": "gpukiln-workspace-vision"})
+    {'name': 'gpukiln-workspace-vision'}
+    """
     named: dict[str, Any] = {}
     for key, value in request.items():
         if key == "TagSpecifications":
@@ -226,7 +232,13 @@ def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _literal(value: Any) -> Any:
-    """A value in Terraform's JSON, where a text is a template: `${` and `%{` are doubled."""
+    """A value in Terraform's JSON, where a text is a template: `${` and `%{` are doubled.
+
+    >>> _literal("${HOME}")
+    '$${HOME}'
+    >>> _literal(["%{if}", 1])
+    ['%%{if}', 1]
+    """
     if isinstance(value, str):
         return value.replace("${", "$${").replace("%{", "%%{")
     if isinstance(value, list):

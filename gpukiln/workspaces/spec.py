@@ -232,7 +232,13 @@ def read_spec(
 
 
 def _gpu(text: str) -> dict[str, Any]:
-    """GPU and count apart: a workspace has so many GPUs and no other number."""
+    """GPU and count apart: a workspace has so many GPUs and no other number.
+
+    >>> _gpu("T4:1")
+    {'compute_profile.gpu_type': 'T4', 'compute_profile.gpu_count': 1}
+    >>> _gpu("")
+    {}
+    """
     if not text:
         return {}
     # Both fields: a contract with gpu_support and a count of 0 would be contradictory to a reader.

@@ -124,7 +124,13 @@ def render(
 
 
 def user_of(owner: str) -> str:
-    """The owner's account on the machine, which is never root or another account of the image."""
+    """The owner's account on the machine, which is never root or another account of the image.
+
+    >>> user_of("ann")
+    'ann'
+    >>> user_of("ubuntu")
+    'ws-ubuntu'
+    """
     return f"ws-{owner}" if ACCOUNTS.fullmatch(owner) else owner
 
 

@@ -306,6 +306,11 @@ def age_words(since: str, now: datetime) -> str:
 
     Args:
         since: ISO 8601; empty: not known.
+
+    >>> age_words("2026-11-23T10:00:00+00:00", datetime(2026, 11, 24, 12, tzinfo=UTC))
+    '1 day ago'
+    >>> age_words("", datetime(2026, 11, 24, 12, tzinfo=UTC))
+    'at a time that is not known'
     """
     if not since:
         return "at a time that is not known"

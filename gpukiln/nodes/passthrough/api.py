@@ -229,6 +229,11 @@ def parse_fingerprint(text: str) -> str:
 
     Raises:
         UsageError: It is none.
+
+    >>> parse_fingerprint("SHA256:" + ":".join(["AB"] * 32)) == "ab" * 32
+    True
+    >>> parse_fingerprint("ab" * 32) == "ab" * 32
+    True
     """
     plain = text.removeprefix("sha256:").removeprefix("SHA256:").replace(":", "").lower()
     if not re.fullmatch(r"[0-9a-f]{64}", plain):
@@ -322,7 +327,13 @@ def task_failed(task: str, ended: str) -> GpukilnError:
 
 
 def _parse_host_port(pve: str) -> tuple[str, int]:
-    """Host and port, IPv6 with and without brackets."""
+    """Host and port, IPv6 with and without brackets.
+
+    >>> _parse_host_port("pve1.example.org")
+    ('pve1.example.org', 8006)
+    >>> _parse_host_port("https://[2001:db8::1]:8007/")
+    ('[2001:db8::1]', 8007)
+    """
     address_match = re.fullmatch(r"(?:https://)?(\[[0-9a-fA-F:]+\]|[^:/\s\[\]@]+)(?::(\d{1,5}))?/?", pve)
     if not address_match and re.fullmatch(r"[0-9a-fA-F:]+", pve):
         return f"[{pve}]", PORT

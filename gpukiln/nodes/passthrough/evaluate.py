@@ -103,6 +103,11 @@ def parse_request(
 
     Raises:
         UsageError: It is neither an address nor mapping:NAME.
+
+    >>> parse_request("01:00").address
+    '0000:01:00'
+    >>> parse_request("mapping:gpu0").mapping
+    'gpu0'
     """
     if slot is not None and slot >= SLOTS:
         raise UsageError(f"--slot {slot}: Proxmox VE has hostpci0 to hostpci{SLOTS - 1}")

@@ -9,7 +9,8 @@ Values: `InstanceType` and `Gpu` (data/gpu_instances.yaml, data/nvidia_matrix.ya
     instance_types, offerings, quotas, prices, regions
                   EC2: types with accelerators, zones that have them, quotas, prices by day, regions
     drivers, cuda, container_toolkit, kubernetes, workloads, xid
-                  NVIDIA's branches and bulletins, toolkits, advisories; EKS's support; needs of programs; Xids
+                  NVIDIA's branches and bulletins, toolkits, advisories; EKS's support; needs of programs;
+                  Xids
     components, bases, driver_bases, images, containers, architectures
                   what images are made of, and what they are built from
     compat        the rules: an error can never work, a warning works today

@@ -1,7 +1,7 @@
 """Live nodes: converge them with the roles that bake images, and report how they drifted.
 
-Values: `PlaybookRequest`, what to run and on which hosts; `RunResult`, what happened on each host; `NodeRun`, the
-folder of a run, which is held by a lock while a process works in it.
+Values: `PlaybookRequest`, what to run and on which hosts; `RunResult`, what happened on each host;
+`NodeRun`, the folder of a run, which is held by a lock while a process works in it.
 
     playbook      runs a playbook through Ansible Runner; reads and checks inventories
     results       makes a `RunResult` of Ansible's events

@@ -1,15 +1,17 @@
 """From an offer to a machine on which somebody works: launched, watched, removed, its home kept.
 
-Values: the `Workspace` contract, which Coder templates name too; `WorkspaceSpec`, the contract with its machine as
-a `Request` of offers and the options of the command; `WorkspacePlan`, the machines in order with image and services;
-`ExistingWorkspace`, what the tags in the cloud say of a workspace.
+Values: the `Workspace` contract, which Coder templates name too; `WorkspaceSpec`, the contract with its
+machine as a `Request` of offers and the options of the command; `WorkspacePlan`, the machines in order with
+image and services; `ExistingWorkspace`, what the tags in the cloud say of a workspace.
 
-The cloud is the truth: a workspace is read from tags alone, and nothing is decided by what this computer remembers.
+The cloud is the truth: a workspace is read from tags alone, and nothing is decided by what this computer
+remembers.
 
     contract      the contract and the outputs, as validated models; tags of a workspace's parts
     spec          reads a contract from a file, options and single fields, once
     plan          machine, image and services; whether an existing machine satisfies the request
-    provision     `workspace.up`: plan, consent, network, role, key, machine, home, boot, health; or rolls back
+    provision     `workspace.up`: plan, consent, network, role, key, machine, home, boot, health; or rolls
+                  back
     lifecycle     finds workspaces by their tags; starts, stops and removes them
     iam, network, volumes
                   the role, the security group and the key, the home volume: requests for boto3 and Terraform

@@ -171,6 +171,7 @@ class Board:
 
 # number, id, name, slices, memory slices, multiprocessors, MiB, instances, copy engines, decoders, encoders,
 # jpegs, ofas, starts of placements
+# A tuple, because the rows of gpu_boards.yaml are tables of numbers as nvidia-smi mig -lgip prints them.
 MigRow = tuple[int, int, str, int, int, int, int, int, int, int, int, int, int, tuple[int, ...]]
 
 
@@ -239,10 +240,12 @@ def layout(name: str) -> BoardLayout:
         UsageError: The catalogue does not know the type.
     """
     machine: InstanceType = instance_type(name)
+    # Machines without a capture get consecutive slots that end at the last one.
     first = LAST_SLOT + 1 - machine.gpus
     rule = BoardLayout(
         buses=tuple(f"00:{slot:02x}" for slot in range(first, LAST_SLOT + 1)),
         status="secondary",
         source="the last at 00:1e, as g4dn.xlarge, g5.xlarge and g5.12xlarge show",
     )
+    # A layout of its own comes from a capture of that type, and takes precedence over the rule.
     return _layouts().get(name, rule)

@@ -194,6 +194,7 @@ def list_offers(
     """
     # Without a cloud the shipped data answers: offer.list works without an account.
     matching = select(request, regions, today, cloud=source_of(cloud))
+    # Returned, not raised: the answer with its near misses is printed in any case.
     error: GpukilnError | None = None
     if not matching.offers:
         error = no_match_error(request, matching, regions)
@@ -305,6 +306,7 @@ def _places(
     A region is asked once a market, for all types that are offered of it together.
     """
     by_offer: dict[tuple[str, str], tuple[ZoneAvailability, ...]] = {}
+    # No cloud is asked without --cloud: the catalogue and the cache answer.
     if cloud is None:
         return by_offer
     # By market: a spot request has another quota and a placement score.

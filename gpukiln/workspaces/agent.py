@@ -140,6 +140,7 @@ class Metadata:
 
     def get(self, path: str) -> str | None:
         """A path below meta-data; None where there is no such thing (404)."""
+        # A token that expired answers 401: it is fetched once more, and a second 401 is a failure.
         for fresh in (False, True):
             try:
                 if fresh or not self.token:
@@ -287,6 +288,7 @@ def require_memory(path: pathlib.Path) -> None:
 def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
     """The disk of an EBS volume: by its serial (Nitro), by udev's link, by the name it has on Xen."""
     serial_wanted = volume.replace("-", "")
+    # NVMe shows the volume's id as the serial, without its dash; virtio does so on the embedded cloud.
     for pattern in ("sys/block/*/device/serial", "sys/block/*/serial"):  # NVMe, virtio
         for serial in sorted(root.glob(pattern)):
             if serial.read_text().strip().replace("-", "") == serial_wanted:
@@ -295,6 +297,7 @@ def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
     if link.exists():
         return link.resolve()
     hypervisor = root / "sys/hypervisor/type"
+    # Xen instances (p2, p3, g3) name disks by the letter of the attachment.
     if hypervisor.exists() and hypervisor.read_text().strip() == "xen":  # its disks have no serial
         for name in XEN_NAMES:
             if (root / "dev" / name).exists():
@@ -304,6 +307,7 @@ def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
 
 def is_empty(device: pathlib.Path) -> bool:
     """Whether a disk is empty: blkid finds no signature, and all samples are zeros."""
+    # -p probes the device itself: the cache of blkid may be of an earlier disk.
     ran = run_program("blkid", "-p", str(device), timeout=120)
     if ran.returncode == 0:
         return False
@@ -335,6 +339,7 @@ def prepare_disk(device: pathlib.Path) -> None:
         what = " ".join(filter(None, (said.get("TYPE"), said.get("LABEL"), table)))
         expected = f"nothing, or ext4 with the label {LABEL}"
         raise StageError(f"{device} has {what}, wanted {expected}; it is left as it is")
+    # resize2fs insists on a forced check of an unmounted file system (resize2fs(8)).
     grown = has_grown(device)
     ran = run_program("e2fsck", "-p", *(["-f"] if grown else []), str(device), timeout=INSTALL_S)
     if (
@@ -396,6 +401,7 @@ def environment(config: dict[str, Any], root: pathlib.Path) -> dict[str, str]:
 def start_as_user(config: dict[str, Any], root: pathlib.Path, *words: str) -> subprocess.Popen[bytes]:
     """A program that begins to run as the user, with the user's groups, in a session of its own."""
     account = pwd.getpwnam(config["user"])
+    # setpriv, not su: no PAM session is opened, which would count as a login for the idle rule.
     rights = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "--"]
     env = environment(config, root)
     try:
@@ -426,6 +432,7 @@ def driver_version(root: pathlib.Path, count: int) -> str:
 def install(package: str) -> None:
     """A package of the distribution; Failed where it has none of that name."""
     if shutil.which("apt-get"):
+        # At the first boot apt-daily or cloud-init may hold the lock.
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600"]
         check_output(*apt, "update", timeout=INSTALL_S)
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -530,6 +537,7 @@ class Boot:
         if self.config["home"]:
             volume = retry_until(HOME_WAIT_S, self.home_volume)
             mount_home(retry_until(DEVICE_WAIT_S, lambda: find_device(volume, self.root)), self.home_path)
+        # Without a home volume it is a folder of the root disk.
         self.home_path.mkdir(parents=True, exist_ok=True)
         account = pwd.getpwnam(self.user)
         if not {path.name for path in self.home_path.iterdir()} - {"lost+found"}:
@@ -613,6 +621,7 @@ class Boot:
 
     def identity(self) -> None:
         """The user's groups and key; the toolchain that the workspace was made for."""
+        # Groups that the image has not are skipped: docker and gpu come with roles.
         groups = [name for name in GROUPS if any(group.gr_name == name for group in grp.getgrall())]
         if groups:
             check_output("usermod", "--append", "--groups", ",".join(groups), self.user)
@@ -629,6 +638,7 @@ class Boot:
         mark = "gpukiln-workspace"
         file = self.home_path / ".ssh" / "authorized_keys"
         file.parent.mkdir(mode=0o700, exist_ok=True)
+        # surrogateescape: keys of the user may have comments in any encoding.
         kept = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
         lines = [line for line in kept if not line.endswith(f" {mark}")]
         write(file, "".join(f"{line}\n" for line in (*lines, f"{key} {mark}")), 0o600)
@@ -647,6 +657,7 @@ class Boot:
         values = {}
         for name, reference in references.items():
             values[name] = retry_until(RIGHTS_WAIT_S, functools.partial(self.aws.secret, reference))
+        # Compose reads the file as NAME='VALUE', one a line.
         bad = [name for name, value in values.items() if "\n" in value or "'" in value]
         if bad and self.config["compose"]:
             raise StageError(f"{', '.join(bad)}: an env file of services can't hold quotes or line breaks")
@@ -730,8 +741,10 @@ class Boot:
 
 def sessions(root: pathlib.Path) -> Iterator[str]:
     """Sessions other than the caller's: of logind, of Session Manager, or at a terminal in use."""
+    # A deep look logs in by SSH itself and must not count as use.
     own = root / "proc/self/cgroup"
     asking = re.search(r"session-(\w+)\.scope", own.read_text() if own.exists() else "")
+    # `list-sessions` has no state of a session; `show-session` has.
     for line in check_output("loginctl", "list-sessions", "--no-legend").splitlines():
         if asking and line.split()[0] == asking[1]:
             continue

@@ -77,6 +77,7 @@ class Capabilities:
         gui_rdp: Always refused: it is for Windows.
     """
 
+    # The default keeps files: a home that goes with its machine must be asked for.
     persistent_home: bool = True
     network_egress: Literal["none", "https-only", "open"] = "https-only"
     identity_mode: Literal["iam", "none"] = "iam"
@@ -128,6 +129,7 @@ class Workspace:
     ssh_from: str = ""
     services: tuple[str, ...] = ()
     spot: bool = False
+    # Off by default: a machine that stops by itself surprises who has not asked for it.
     idle_minutes: int = 0
 
     @property

@@ -148,6 +148,7 @@ def load(service_names: Iterable[str], root: Path = ROOT) -> tuple[Service, ...]
         where = f"services/{name}.yaml"
         data = read_yaml(root / where)
         service = services[name] = typed.load(Service, {"name": name, **data}, where=where)
+        # A file is found by its name; a second one inside could only disagree.
         if service.name != name:
             raise UsageError(f"{where} calls itself {service.name}", hint="leave `name` out")
     for service in services.values():
@@ -250,6 +251,7 @@ def _reservation(gpus: Sequence[str] | Literal["all"]) -> dict[str, Any]:
     uuids = [gpus] if isinstance(gpus, str) else list(gpus)
     if not uuids:
         return {}
+    # `all` is a count in Compose, and UUIDs are device_ids: one excludes the other.
     if uuids != [engines.ALL]:
         if engines.ALL in uuids:
             raise UsageError(

@@ -22,6 +22,7 @@ from gpukiln.workspaces.local_state import RegionRecord
 from gpukiln.workspaces.plan import WorkspacePlan
 from gpukiln.workspaces.reach import HEALTHY
 
+# Compared in `listing_parts`: an age of this is no reason to suggest --refresh.
 JUST_NOW = "less than a minute ago"
 LIST, SHOW, STATUS = "workspace.list/1", "workspace.show/1", "workspace.status/1"
 PLAN = "workspace.plan/1"
@@ -176,6 +177,7 @@ def _priced_offer(offer: Offer, costs: Month) -> PricedOffer:
 
 def running_preview(cloud: Cloud, existing: ExistingWorkspace) -> WorkspacePreview:
     """What is there already, so that nothing is started."""
+    # A preview has the same document, whether a machine would be started or runs already.
     runs, home_gib = only_machine(existing).instance_id, sum(home.size_gib for home in existing.homes)
     return WorkspacePreview(
         PLAN, existing.name, existing.owner, cloud.name, cloud.region, runs, (), None, "", home_gib
@@ -217,6 +219,7 @@ def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
     yield table
     yield from orphans
     for region in listing.regions:
+        # Each region has its own age: one that could not be queried keeps its old record.
         age = age_words(region.at, datetime.now(UTC))
         # The list is a memory: it asks no cloud unless --refresh is given.
         stale = "" if age == JUST_NOW else "; state and health may have changed, --refresh updates them"
@@ -254,6 +257,7 @@ def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
             ("since", out.metadata.launched_at),
         ]
     for home in workspace.homes:
+        # A home without a machine costs money as well, so that it is always listed.
         where = f"on {home.instance_id}" if home.instance_id else "kept"
         rows.append(("home", f"{home.volume_id} {home.size_gib} GiB in {home.zone}, {where}"))
     for name, value in rows:
@@ -267,6 +271,7 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
     yield f"health: {answer.health or 'not checked; --deep checks it'}"
     if answer.busy or (answer.state == "running" and answer.stage.startswith(DONE)):
         yield f"in use: {answer.busy or 'no'}"
+    # A reading that fails counts as use, so that the idle rule would never stop this machine.
     if answer.busy.startswith(UNKNOWN):
         yield (
             "the idle rule does not stop it while a reading is unknown: "
@@ -348,6 +353,7 @@ def preview_parts(preview: WorkspacePreview) -> Iterator[RenderableType]:
         yield "~ estimated, for no price is known: `invoke offer.list` says from what"
     # The launch goes on to these without asking again, so the highest price of them is part of the consent.
     if rest := preview.offers[SHOWN_OFFERS:]:
+        # The range of the other offers: the launch may end at the most expensive of them.
         known = [usd for offer in rest if (usd := offer.usd_hour or offer.estimated_hour) is not None]
         most = f"up to {max(known)} USD/hour" if known else "of prices that are not known"
         if known and len(known) < len(rest):

@@ -24,6 +24,7 @@ POLL_S = 2.0
 WAIT_S = 300.0
 # The first snapshot of a volume copies all of its blocks; a large home takes hours.
 SNAPSHOT_WAIT_S = 6 * 3600.0
+# deleting, deleted and error: no home any more.
 LIVE_STATES = ("creating", "available", "in-use")
 
 
@@ -100,6 +101,7 @@ def volume_request(workspace: Workspace) -> dict[str, Any]:
     return {
         "Size": workspace.compute_profile.storage_gib or DEFAULT_GIB,
         "VolumeType": "gp3",
+        # With the account's default key; the contract has no option for plain volumes.
         "Encrypted": True,
         "TagSpecifications": tag_specifications(workspace_tags(workspace, PART), "volume"),
     }
@@ -179,6 +181,7 @@ def move(
             hint=f"`invoke workspace.down {home.name} --keep-home` ends the machine, and keeps the home",
         )
     zone = _zone_name(cloud, zone)
+    # Nothing to copy: the same command may be typed again.
     if home.zone == zone:
         return home
     ec2 = cloud.client("ec2")
@@ -188,6 +191,7 @@ def move(
         snapshot = ec2.create_snapshot(
             VolumeId=home.volume_id, TagSpecifications=tag_specifications(marks, "snapshot")
         )["SnapshotId"]
+    # Its id, once there is one: the clean-up below must remove it.
     new = ""
     try:
         _wait_for_snapshot(ec2, snapshot, say, sleep)

@@ -163,6 +163,7 @@ def connect(target: PveTarget, *, limit_s: float = ANSWER_S) -> Pve:
     from proxmoxer.core import ProxmoxResource  # noqa: PLC0415
 
     if not target.https:
+        # Only when it is used: proxmoxer's command backend is slow to import.
         from gpukiln.nodes.passthrough.pvesh import Pvesh  # noqa: PLC0415
 
         if target.fingerprint or target.ca or target.token_file:
@@ -187,6 +188,7 @@ def connect(target: PveTarget, *, limit_s: float = ANSWER_S) -> Pve:
         token_value=value,
         timeout=limit_s,
         # A fingerprint names one certificate; checking who signed it would add nothing.
+        # requests would otherwise check the chain first and refuse a self-signed certificate.
         verify_ssl=False if target.fingerprint else target.ca or True,
     )
     if target.fingerprint:

@@ -199,6 +199,7 @@ def plan_vm(pve: Pve, order: VmOptions, image: ImageFile, node: str, number: int
         raise UsageError(f"--name {order.name!r} is no name of a host")
     memory, keys = Memory.parse(order.memory, "--memory").mib, _read_keys(order.ssh_keys)
     grow = Memory.parse(order.disk_size, "--disk-size").mib if order.disk_size else 0
+    # A disk only grows: qm resize refuses to shrink one (and would cut off the file system).
     if grow and grow * MIB < image.size:
         raise UsageError(f"--disk-size {order.disk_size} is less than the image's {Memory(image.size).shown}")
     vm = _vm_number(pve, number)
@@ -271,6 +272,7 @@ def create_vm(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], 
 
 
 def _vm_number(pve: Pve, number: int) -> int:
+    # `cluster/nextid` reserves nothing: two callers may get the same number, and the second one is refused.
     if not number:
         return int(pve.get("cluster/nextid"))
     try:

@@ -133,6 +133,7 @@ def evaluate(
     Raises:
         UsageError: What was named is no GPU of the node, or there is no such mapping.
     """
+    # One address, or several where a mapping lists alternatives.
     places = _hostpci_addresses(facts, request)
     functions = _functions(facts, places)
     if not any(function.kind == "GPU" for function in functions):
@@ -250,6 +251,7 @@ def _device_functions(facts: PveFacts, device: str) -> list[str]:
 
 def _functions(facts: PveFacts, places: list[str]) -> tuple[Function, ...]:
     functions = []
+    # An alternative that the node lacks would make the VM fail only at its start.
     for place in places:
         for address in [place] if "." in place else _device_functions(facts, place):
             if address not in facts.devices:
@@ -426,6 +428,7 @@ def _driver_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator
 def _lease_check(facts: PveFacts, addresses: list[str]) -> PassthroughCheck:
     if facts.host is None:
         return not_seen("host.lease", facts.unseen, "--ssh ssh://root@HOST, or --pve local")
+    # Two results: a lease on this GPU, and a lease whose GPU can't be determined.
     held, lost = [], []
     for lease in facts.host.leases:
         for device in lease["devices"]:

@@ -27,6 +27,7 @@ class PassthroughCheck(Examined):
     exit_code: int = 0
 
 
+# The helpers below name the exit codes once; a check that fails must have one.
 def passed(id: str, message: str) -> PassthroughCheck:
     return PassthroughCheck(id, "info", message, outcome="passed")
 
@@ -86,6 +87,7 @@ class ConfigChange:
 
     key: str
     before: str | None
+    # As Proxmox VE would print it, so that both values can be compared.
     after: str
     digest: str
 
@@ -139,6 +141,7 @@ class Passthrough:
 
 
 @dataclass(frozen=True)
+# Read back from users' disks: fields may be added, and none may be renamed.
 class Undo:
     """What takes a change back; the file of `--undo`.
 

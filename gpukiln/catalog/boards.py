@@ -123,7 +123,7 @@ class Rack:
 
 @strict
 class Board:
-    """A board; gpukiln/catalog/data/gpu_boards.yaml says what each field is. None: nobody shows it."""
+    """A board; gpukiln/catalog/data/gpu_boards.yaml says what each field is. None: no source shows it."""
 
     name: str
     brand: int

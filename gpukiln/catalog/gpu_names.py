@@ -30,7 +30,7 @@ def ec2_label(key: str) -> str:
 
 
 def product(key: str) -> str:
-    """What feature discovery says of it: NVML's name with `-` for spaces; empty: nobody shows NVML's name.
+    """What feature discovery says of it: NVML's name with `-` for spaces; empty: no source shows NVML's name.
 
     NVIDIA/k8s-device-plugin:internal/lm/resource.go.
     """

@@ -291,7 +291,7 @@ def _signals_restored() -> Iterator[None]:
 
 
 class HostLogs:
-    """One file a host, written as its events come; without secrets, and nobody else may read it.
+    """One file a host, written as its events come; without secrets, readable by its owner only.
 
     Args:
         folder: Where they go.

@@ -126,7 +126,7 @@ def old_runs(runs_by_kind: Iterable[tuple[str, Path]], *, keep: int, older_than_
     for kind, folder in runs_by_kind:
         # Another command may remove runs at the same time.
         if not (stats := list(_stats(folder))):
-            continue  # somebody has removed it
+            continue  # another command has removed it
         ended = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), UTC)
         # st_blocks counts 512 bytes on Linux whatever the file system's block size (stat(2)).
         runs.append((kind, ended, folder, sum(stat.st_blocks * 512 for stat in stats) / (1 << 20)))
@@ -194,7 +194,7 @@ class RunStore:
         self.folder = home / "nodes"
 
     def create(self, purpose: str) -> NodeRun:
-        """Make the folder of a new run, which nobody else may read.
+        """Make the folder of a new run, readable by its owner only.
 
         Args:
             purpose: One of PURPOSES.

@@ -186,7 +186,7 @@ def list_offers(
     """What satisfies a request, and why nothing does where that is so.
 
     Args:
-        cloud: Asked for zones and images, in each region; None: nobody is asked.
+        cloud: Asked for zones and images, in each region; None: no cloud is asked.
         budget: USD a month.
 
     Returns:

@@ -69,7 +69,7 @@ class RefreshDocument:
     """What offer.refresh prints with --json.
 
     Args:
-        difference: What the region has that the shipped catalogue has not; null where nobody asked for it, or
+        difference: What the region has and the shipped catalogue lacks; null where it was not requested, or
             the types could not be asked.
     """
 

@@ -110,7 +110,7 @@ class Size:
     Args:
         per_gpu_mib: Of each GPU, all terms together.
         total_bytes: Of all GPUs.
-        assumed: What nobody said, and was estimated.
+        assumed: Values that were not given, and are estimated.
     """
 
     model: Model
@@ -212,7 +212,7 @@ def _check(model: Model, run: ModelRun) -> None:
 
 
 def _complete_model(model: Model, run: ModelRun) -> tuple[Model, list[str]]:
-    """The model with what nobody said, estimated as SCALING has it."""
+    """The model with its missing values, estimated by SCALING."""
     assumed = []
     layers, width = model.layers, model.width
     if not layers and not width:

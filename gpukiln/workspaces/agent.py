@@ -770,7 +770,7 @@ def sessions(root: pathlib.Path) -> Iterator[str]:
 
 
 def has_connection(root: pathlib.Path, port: int) -> bool:
-    """Whether somebody is connected to a port of this machine (proc_net_tcp.rst: 01 is established)."""
+    """Whether a client is connected to a port of this machine (proc_net_tcp.rst: 01 is established)."""
     for name in ("tcp", "tcp6"):
         file = root / "proc/net" / name
         for line in file.read_text().splitlines()[1:] if file.exists() else ():
@@ -789,7 +789,7 @@ def leases() -> list[str]:
 
 
 class ProcessUse(NamedTuple):
-    """A process that somebody started, and what it used so far; with it, its children that have ended."""
+    """A process that a user started, and what it used so far; with it, its children that have ended."""
 
     words: str
     cpu_s: float

@@ -45,9 +45,9 @@ class WorkspaceMachine:
         launched_at: ISO 8601; of its last start. created_at: of its first one.
         stage: The last that its agent reported; empty: none yet.
         health: Result of the last deep check; empty: not checked.
-        busy: What somebody does there, as its agent says; empty: nothing.
+        busy: What is in use there, as its agent reported; empty: nothing.
         user: Who works there; ssh_user: the image's own, who may become root.
-        by_session_manager: Whether SSH goes through Systems Manager, for nobody can connect to it.
+        by_session_manager: Whether SSH goes through Systems Manager, because no address can connect to it.
         plan: The offer that was taken, in words.
         usd_hour: The price at launch; empty: not known.
         ended_at: ISO 8601, where it is stopped and EC2 says since when.
@@ -218,9 +218,7 @@ def remove_workspace(
         work = machine.busy if busy is None else busy
         # A stopped machine reports what was in use before it stopped.
         if work and machine.state not in STOPPED_STATES and not force:
-            raise RefusedError(
-                f"somebody works on {existing.name}: {work}", hint="--force removes it all the same"
-            )
+            raise RefusedError(f"{existing.name} is in use: {work}", hint="--force removes it all the same")
     # Machines end first: EC2 refuses to delete a volume, a group or a role that one of them uses.
     ids = [machine.instance_id for machine in existing.machines]
     if ids:

@@ -103,7 +103,7 @@ def merge(
 ) -> tuple[RunInterval, ...]:
     """Times that machines ran, with what is seen now.
 
-    A machine that is not there any more ran until it was last seen: nobody knows of more.
+    A machine that is gone counts until it was last seen running.
     """
     spans = {(span.instance_id, span.started): replace(span, ended=True) for span in old}
     for workspace in workspaces:

@@ -239,7 +239,9 @@ def key_pair(cloud: Cloud, workspace: Workspace) -> str:
             opened.write(text)
         started = owner_file(cloud, workspace.workspace_name)
         started.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        started.write_text(workspace.owner)  # half of a name is nobody's, and the key says the same
+        started.write_text(
+            workspace.owner
+        )  # not atomic: a half-written name matches no owner, and the key file decides as well
         public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
         try:
             ec2.import_key_pair(

@@ -199,7 +199,7 @@ def plan(
 def plan_offline(
     spec: WorkspaceSpec, today: date, say: Callable[[str], None] = lambda _: None
 ) -> WorkspacePlan:
-    """What the catalogue says a workspace gets, without a cloud: nobody is asked for zones or the image.
+    """The plan of a workspace from the catalogue alone: no cloud is asked for zones or the image.
 
     Raises:
         IncompatibleError: No machine satisfies it, or no release of a service runs there.

@@ -180,7 +180,7 @@ def _in_region(
                         raise
                     rest = _remaining_plan(cloud, spec, settled, error, say)
                     # Replacing costs money too, and the user has agreed to nothing yet.
-                    if settled is None:  # it ran already, so that nobody was asked yet
+                    if settled is None:  # it ran already, so that the user has not consented yet
                         consent(cloud, rest)
                     _remove_unhealthy(cloud, contract, error, say, started=started)
                 settled = rest
@@ -197,7 +197,7 @@ def _in_region(
 def _clean_up_interrupted(
     cloud: Cloud, workspace: Workspace, interrupt: KeyboardInterrupt, *, mine: bool, keep_home: bool
 ) -> None:
-    """Remove what this call started and nobody can use yet; note what runs, what it costs, and what to type.
+    """Remove what this call started and is not usable yet; note what runs, its price, and the next commands.
 
     Args:
         mine: Whether the machine goes where it is not usable yet.

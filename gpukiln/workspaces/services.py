@@ -123,7 +123,7 @@ class ComposeFile:
     """A Compose file.
 
     Args:
-        notes: What somebody who asked for the services has to know.
+        notes: For the user who requested the services.
     """
 
     text: str

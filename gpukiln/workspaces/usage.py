@@ -22,7 +22,7 @@ class UsageSum:
     """What a workspace's machines used.
 
     Args:
-        hours: That they ran, as far as somebody looked: a machine that ended by itself counts until it was
+        hours: Of the seen running time: a machine that ended by itself counts until it was
             last seen.
         usd: At the price that each had at its launch; None: one of them has no known price. Volumes,
             addresses and traffic are not in it.

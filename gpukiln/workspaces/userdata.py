@@ -44,7 +44,7 @@ ExecStart=/usr/bin/python3 {AGENT} boot
 WantedBy=multi-user.target
 """,
     "gpukiln-workspace-idle.service": f"""[Unit]
-Description=gpukiln: stop this workspace when nobody uses it
+Description=gpukiln: stop this workspace when it is idle
 
 [Service]
 Type=oneshot
@@ -52,7 +52,7 @@ EnvironmentFile=-/etc/gpukiln/agent.env
 ExecStart=/usr/bin/python3 {AGENT} idle
 """,
     "gpukiln-workspace-idle.timer": """[Unit]
-Description=gpukiln: look each minute whether somebody uses this workspace
+Description=gpukiln: check each minute whether this workspace is idle
 
 [Timer]
 OnActiveSec=1min

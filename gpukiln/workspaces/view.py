@@ -61,7 +61,7 @@ class Status:
         health: healthy or unhealthy with the reason, as the last deep look said; empty: not checked.
         busy: What counts as use, as its agent reported last: a reading that is `unknown: ...` counts, and
             comes first. Empty: nothing.
-        good: Whether it runs, its stages are done, and nobody found it unhealthy.
+        good: Whether it runs, its stages are done, and no check found it unhealthy.
         verdict: Of a deep look now; null without one, or where it could not be verified.
         report: Folder of that look's report; empty without one.
     """

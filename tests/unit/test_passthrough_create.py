@@ -145,7 +145,7 @@ def test_made_on_the_host_itself_from_the_file(rig: Rig, create: Create) -> None
         ("", ("--pve", "ssh://root@pve1"), 2, "the image is on this computer"),
         ("", ("--node", "pve9"), 2, "there are: pve1"),
         ("rights", (), 6, "lacks Datastore.AllocateTemplate on /storage/local"),
-        ("", ("--gpu", "mapping:a10"), 6, "nobody could look at host.driver, host.lease"),
+        ("", ("--gpu", "mapping:a10"), 6, "host.driver, host.lease could not be checked"),
     ],
 )
 def test_what_is_refused_before_anything_is_made(

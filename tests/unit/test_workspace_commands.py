@@ -253,7 +253,7 @@ def test_status_names_a_machine_that_its_idle_rule_never_stops(typed: Typed) -> 
 def test_somebody_elses_is_not_put_away_by_mistake(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     tag("ann is there", "gpukiln:busy")
-    assert "somebody works on vision" in typed("down", "vision", "--yes", code=6).stderr
+    assert "vision is in use" in typed("down", "vision", "--yes", code=6).stderr
     monkeypatch.setattr("gpukiln.workspaces.network.state_home", lambda: Path("/nowhere"))
     assert "this computer did not start it" in typed("down", "vision", code=6).stderr
     assert "not on this computer" in typed("ssh", "vision", code=6).stderr

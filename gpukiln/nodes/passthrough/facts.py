@@ -42,7 +42,7 @@ class PveFacts:
         sees_all: Whether every VM of the node may be seen.
         rights: What the token may, by path; None for root@pam, who may all.
         mapping: The resource mapping asked for, None where an address was.
-        host: What its kernel says; None where nobody could look.
+        host: What its kernel says; None where it could not be read.
         unseen: Why not.
         memory: The node's, in MiB; None where who asks may not see it.
     """

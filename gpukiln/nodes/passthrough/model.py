@@ -62,7 +62,7 @@ class Function:
         kind: GPU, audio, USB, USB-C or another.
         id: VENDOR:DEVICE.
         name: As the catalogue calls a GPU, or as Proxmox VE calls it.
-        driver: What the host has bound to it; null where nothing is, or nobody could look.
+        driver: What the host has bound to it; null where nothing is, or it could not be read.
         iommu_group: Null where there is none.
     """
 
@@ -213,7 +213,7 @@ def exit_code(checks: Iterable[PassthroughCheck], *, all_seen: bool = False) -> 
     """The command's: what can't work (3) counts before what is refused (6), and that before busy (75).
 
     Args:
-        all_seen: Whether what nobody could look at is refused.
+        all_seen: Whether checks that could not run are refused.
     """
     all_checks = list(checks)
     unseen = (

@@ -48,7 +48,7 @@ def refusal(checks: Iterable[PassthroughCheck]) -> str:
     if failed := [check.id for check in all_checks if check.exit_code]:
         return ", ".join(failed)
     unseen = [check.id for check in all_checks if check.outcome == "not_run"]
-    return f"nobody could look at {', '.join(unseen)}; --accept-unseen accepts that"
+    return f"{', '.join(unseen)} could not be checked; --accept-unseen accepts that"
 
 
 def render_undone(result: UndoResult) -> RenderableType:

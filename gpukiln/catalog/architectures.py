@@ -25,6 +25,7 @@ class CpuArchitecture:
         return f"linux/{self.debian}"
 
 
+# sbsa: NVIDIA's name of its repositories for Arm servers.
 ARCHITECTURES = {
     architecture.name: architecture
     for architecture in (

@@ -10,6 +10,7 @@ from gpukiln.catalog.load import ROOT, read_yaml
 from gpukiln.errors import UsageError
 from gpukiln.typed import load, strict, template, unknown
 
+# A template, checked when it is loaded: another placeholder would fail only in the call to SSM.
 PublishedName = Annotated[str, template("kubernetes", "arch")]
 
 EC2_CONFIG = "etc/cloud/cloud.cfg.d/20_ec2.cfg"
@@ -46,6 +47,7 @@ class Base:
     release: str
     os_family: Literal["debian", "redhat"]
     arch: Mapping[str, str]
+    # A parameter, not a list of images: publishers update it with each release.
     ssm: PublishedName
     owners: tuple[str, ...]
     name: PublishedName
@@ -54,18 +56,27 @@ class Base:
     source: str
     default_on: tuple[str, ...] = ()
     kubernetes: tuple[str, str] | None = None
+    # Publishers have accounts of their own in some regions and partitions.
     owner_by_region: Mapping[str, str] = field(default_factory=dict)
     kernel_package: str | None = None
+    # Observed, not queried: the driver of a published image is known only after it was booted.
     driver_preinstalled: tuple[int, ...] | None = None
 
     @property
     def cuda_distribution(self) -> str:
         """What NVIDIA's CUDA repository calls the distribution, for example ubuntu2204 or amzn2023."""
+        # NVIDIA's repository names: developer.download.nvidia.com/compute/cuda/repos.
         return self.distribution.replace("amazon", "amzn") + self.release.replace(".", "")
 
     @property
     def system(self) -> str:
-        """Distribution and release, for example ubuntu-24.04."""
+        """Distribution and release, for example ubuntu-24.04.
+
+        >>> base("debian-12").system
+        'debian-12'
+        >>> base("eks-ubuntu-22.04").system
+        'ubuntu-22.04'
+        """
         return f"{self.distribution}-{self.release}"
 
     @property
@@ -88,6 +99,7 @@ class Base:
 
     def owners_in(self, region: str) -> tuple[str, ...]:
         """The accounts that publish it in a region."""
+        # Exactly one account then: an image of the same name by another account is somebody else's.
         return (self.owner_by_region[region],) if region in self.owner_by_region else self.owners
 
 

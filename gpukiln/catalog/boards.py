@@ -8,6 +8,7 @@ from gpukiln.catalog.instance_types import InstanceType, instance_type
 from gpukiln.catalog.load import data
 from gpukiln.typed import load, strict, unknown
 
+# How well a fact is known; gpu_boards.yaml explains the words.
 Status = Literal["confirmed", "secondary", "memory"]
 LAST_SLOT = 0x1E  # of a Nitro machine whose GPUs are all below 0000:00
 
@@ -122,7 +123,7 @@ class Rack:
 
 @strict
 class Board:
-    """A board; gpukiln/catalog/data/gpu_boards.yaml says what each field is. None: nobody shows it."""
+    """A board; gpukiln/catalog/data/gpu_boards.yaml says what each field is. None: no source shows it."""
 
     name: str
     brand: int
@@ -138,6 +139,7 @@ class Board:
     source: str
     architecture: str | None = None
     compute_capability: str | None = None
+    # None: every branch of the catalogue knows the board.
     min_driver: str | None = None
     ecc: bool | None = None
     repair: Literal["rows", "pages"] | None = None
@@ -160,6 +162,7 @@ class Board:
     card: int = 1
     addressing: int | None = None
     c2c: bool | None = None
+    # Grace modules: the GPU is a NUMA node of its own there.
     grace: int = 0
     module: Power | None = None
     edpp: int | None = None
@@ -168,6 +171,7 @@ class Board:
 
 # number, id, name, slices, memory slices, multiprocessors, MiB, instances, copy engines, decoders, encoders,
 # jpegs, ofas, starts of placements
+# A tuple, because the rows of gpu_boards.yaml are tables of numbers as nvidia-smi mig -lgip prints them.
 MigRow = tuple[int, int, str, int, int, int, int, int, int, int, int, int, int, tuple[int, ...]]
 
 
@@ -236,10 +240,12 @@ def layout(name: str) -> BoardLayout:
         UsageError: The catalogue does not know the type.
     """
     machine: InstanceType = instance_type(name)
+    # Machines without a capture get consecutive slots that end at the last one.
     first = LAST_SLOT + 1 - machine.gpus
     rule = BoardLayout(
         buses=tuple(f"00:{slot:02x}" for slot in range(first, LAST_SLOT + 1)),
         status="secondary",
         source="the last at 00:1e, as g4dn.xlarge, g5.xlarge and g5.12xlarge show",
     )
+    # A layout of its own comes from a capture of that type, and takes precedence over the rule.
     return _layouts().get(name, rule)

@@ -16,9 +16,11 @@ from gpukiln.catalog.load import version_key
 from gpukiln.compatibility import NATIVE
 from gpukiln.findings import Finding
 
+# From this branch on NVIDIA's installer takes the open modules by default, too.
 OPEN_SUGGESTED = 560
 """The first branch whose open kernel modules NVIDIA suggests (Driver Installation Guide)."""
 
+# Two months are enough for a new image and its roll-out.
 SOON = timedelta(days=60)
 """How long before an end of support a warning starts."""
 
@@ -42,6 +44,7 @@ def check_instance_type(name: str, *, architecture: str) -> Findings:
     board = gpu(machine.gpu)
     instead = f"take {' or '.join(machine.alternatives)}" if machine.alternatives else ""
     if board.manufacturer != "NVIDIA":
+        # The other rules speak of NVIDIA's drivers, so that this one ends the list.
         message = f"{name} has a {board.manufacturer} {board.name}, which NVIDIA's driver can't drive"
         hint = "take g4dn, g5 or g6 of the same size"
         return (Finding("not-nvidia", "error", message, remedy=hint, source=source),)
@@ -52,6 +55,7 @@ def check_instance_type(name: str, *, architecture: str) -> Findings:
     elif machine.status == "previous":
         message = f"{name} ({board.name}) is of a previous generation"
         findings.append(Finding("previous-generation", "warning", message, remedy=instead, source=source))
+    # The GRID driver is in none of the package repositories that the roles use.
     if machine.driver == "grid":
         message = f"{name} has a fraction of a {board.name}: a vGPU that only NVIDIA's GRID driver can drive"
         findings.append(Finding("grid-only", "error", message, remedy=instead, source=source))
@@ -84,10 +88,12 @@ def check_driver_gpu(driver: str, modules: str, name: str) -> Findings:
         driver, instance_type(name).gpu, what=what, alternative=f"leave {name} out"
     ):
         return findings
+    # Grace Hopper and Blackwell require the open modules (NVIDIA Driver Installation Guide).
     if board.modules == "open" and modules == "proprietary":
         message = f"proprietary kernel modules can't drive {what}"
         hint = "--set nvidia_driver.modules=open"
         return (Finding("modules-open", "error", message, remedy=hint, source=board.source),)
+    # The open modules drive Turing and newer GPUs, and only those in their table of device ids.
     listed = board.open_first is not None and version_key(driver) >= version_key(board.open_first)
     if modules == "open" and not listed:
         since = f"first in {board.open_first}" if board.open_first else "no release does"
@@ -136,6 +142,7 @@ def check_driver_range(
     Returns:
         As of `check_driver_knows`.
     """
+    # Too old first: for a dropped GPU no newer driver helps, whatever its first driver was.
     last = architectures()[arch].last_driver
     if last and version_key(driver)[0] > last:
         message = f"driver {driver} has dropped {what}; the last branch is {last}"
@@ -162,7 +169,13 @@ def choose_modules(driver: str, names: Iterable[str]) -> Literal["proprietary", 
 
     Raises:
         UsageError: The catalogue does not know a type.
+
+    >>> choose_modules("535.309.01", ["g5.xlarge"])
+    'proprietary'
+    >>> choose_modules("580.65.06", ["g5.xlarge"])
+    'open'
     """
+    # One image has one kind of modules: it must drive every GPU that the image is for.
     boards = [gpu(instance_type(name).gpu) for name in names]
     if any(board.modules == "open" for board in boards):
         return "open"
@@ -189,6 +202,7 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
     Raises:
         UsageError: The catalogue does not know a type.
     """
+    # Without the fabric manager CUDA fails with error 802 (system not yet initialized) on these machines.
     switched = [name for name in names if instance_type(name).interconnect == "nvswitch"]
     subnet = [name for name in switched if gpu(instance_type(name).gpu).nvlsm]
     if subnet and base.distribution != "amazon" and base.driver_preinstalled is None:
@@ -198,6 +212,7 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
         )
         hint = "take --base eks-al2023, where NVIDIA's repository has it, or leave these types out"
         return (Finding("fabric-manager", "error", message, remedy=hint, source="Fabric Manager user guide"),)
+    # Debian packages the driver, and none of its companions for NVSwitch.
     if base.distribution != "debian" or not switched:
         return ()
     message = f"{', '.join(switched)} has NVSwitch, and Debian packages no fabric manager for {base_name}"
@@ -207,8 +222,15 @@ def check_fabric_manager(base_name: str, base: Base, names: Iterable[str]) -> Fi
 
 
 def branch_hint(first_driver: str) -> str:
-    """The setting that takes the nearest long-term branch that has a driver."""
+    """The setting that takes the nearest long-term branch that has a driver.
+
+    >>> branch_hint("525.60.13")
+    '--set nvidia_driver.branch=535'
+    >>> branch_hint("570.26")
+    '--set nvidia_driver.branch=580'
+    """
     number = version_key(first_driver)[0]
+    # NVIDIA supports its long-term branches for three years, production branches for one.
     fit = [row for row in drivers.branches().values() if row.branch >= number and row.type == "LTSB"]
     best = min((row.branch for row in fit), default=number)
     return f"--set nvidia_driver.branch={best}"
@@ -247,6 +269,7 @@ def check_driver(driver: str, modules: str, *, today: date) -> Findings:
             fix = f"{fixed} fixes them: --set nvidia_driver.version={fixed}"
             source = f"NVIDIA bulletin {bulletin.bulletin}"
             findings.append(Finding("driver-flaws", "warning", message, remedy=fix, source=source))
+    # What `open_modules` says of the branch, as the kind of modules that it lacks.
     absent = {"none": "open", "only": "proprietary"}.get(row.open_modules)
     if modules == absent:
         message = f"driver branch {row.branch} has no {absent} kernel modules"
@@ -275,6 +298,7 @@ def check_cuda(version: str, driver: str, names: Iterable[str] = ()) -> Findings
         UsageError: The catalogue does not know the CUDA version, the branch or a type.
     """
     support = cuda.support(version, driver, [instance_type(name).gpu for name in names])
+    # The driver is at least as new as the toolkit: nothing to report.
     if support.way == NATIVE:
         return ()
     if support.runs:
@@ -342,6 +366,7 @@ def check_kubernetes(version: str, *, today: date) -> Findings:
         message = f"Kubernetes {version} is not in the catalogue ({', '.join(known)})"
         hint = "is it a version of EKS?"
         return (Finding("kubernetes-unknown", "warning", message, remedy=hint, source=source),)
+    # The end of extended support counts: EKS upgrades the control plane by itself after it.
     support = known[version]
     newest = max(known, key=version_key)
     hint = f"--set kubernetes.version={newest}, supported until {known[newest].standard_until}"
@@ -372,6 +397,7 @@ def check_base(
     """
     findings = []
     has = base.driver_preinstalled
+    # Files of two drivers overwrite each other.
     if has is not None and branch not in has:
         brings = " or ".join(map(str, has))
         message = f"base {name} comes with driver {brings}; wanted: {branch}. A second driver breaks both"
@@ -380,6 +406,7 @@ def check_base(
     if architecture not in base.arch:
         message = f"base {name} is published for {', '.join(base.arch)}; wanted: {architecture}"
         findings.append(Finding("base-architecture", "error", message, source=base.source))
+    # DKMS of an rpm system requires gcc and make as dependencies, so dnf would remove DKMS with them.
     if not keep_build_tools and (base.os_family != "debian" or has is not None):
         why = "brings its own driver" if has is not None else "has DKMS as an rpm, which wants a compiler"
         message = f"base {name} {why}: its build tools can't be removed"

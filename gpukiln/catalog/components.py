@@ -19,6 +19,7 @@ from gpukiln.errors import UsageError
 from gpukiln.typed import load, strict, template, unknown
 
 
+# file: for a mirror on this computer.
 def _address(text: str) -> str:
     if not re.match(r"(https?://[^/\s]|file:///)\S*$", text):
         raise ValueError("wanted: an http, https or file address")
@@ -35,11 +36,13 @@ def _hexadecimal(digits: int, of: str) -> AfterValidator:
 
 
 Architecture = Annotated[str, StringConstraints(pattern="^(x86_64|arm64)$")]
+# A short key id can be forged; only the whole fingerprint identifies a key.
 Fingerprint = Annotated[str, _hexadecimal(40, "0-9A-F")]
 """Of an OpenPGP key of version 4 (RFC 4880), as `gpg --show-keys` prints it: the roles compare the two."""
 Sha256 = Annotated[str, _hexadecimal(64, "0-9a-f")]
 Address = AfterValidator(_address)
 RepositoryAddress = Annotated[str, template("cuda_distribution", "cuda_arch"), Address]
+# Names carry the branch on Ubuntu (nvidia-driver-535-server), and none on Debian.
 PackageName = Annotated[str, template("branch")]
 
 
@@ -73,7 +76,9 @@ class AptRepository:
         Returns:
             Its address.
         """
+        # apt resolves $(ARCH) itself; the probe runs without apt.
         root = self.url.replace("$(ARCH)", ARCHITECTURES[architecture].debian)
+        # A flat repository has no dists/ (sources.list(5)).
         folder = self.suite.strip("/") if self.suite.endswith("/") else f"dists/{self.suite}"
         return "/".join(part for part in (root.rstrip("/"), folder, "InRelease") if part)
 
@@ -96,6 +101,7 @@ class RpmRepository:
     key_url: RepositoryAddress
     key_fingerprint: Fingerprint
     repo_gpgcheck: bool = False
+    # Keeps a vendor's repository from replacing packages of the distribution.
     includepkgs: tuple[str, ...] | None = None
     distributions: tuple[str, ...] | None = None
 
@@ -224,12 +230,14 @@ class Component:
 
     source: str
     reason: str
+    # A pin must not outlive its reason.
     review: date
     version: str | None = None
     distribution: bool = False
     from_base: bool = False
     part_of: str | None = None
     branch: int | None = None
+    # The base's own sources decide at build time, so that security fixes come without a commit.
     newest: bool = False
     by_system: Mapping[str, Pin] | None = None
     modules: Literal["proprietary", "open", "auto"] | None = None
@@ -265,6 +273,7 @@ class FrameworkEnvironment:
     reason: str
     review: date
     image: str | None = None
+    # A tag can be moved; the digest is what the source was seen with.
     digest: str | None = None
     wheels: tuple[str, ...] = ()
 
@@ -294,6 +303,7 @@ class AddOn:
     kubernetes: str | None = None
 
 
+# What `--set` may change: other fields describe the source and are not a build's choice.
 SETTABLE = ("version", "branch", "modules", "keep_build_tools")  # and the fields of the repository
 SECTIONS = ("components", "environments", "add_ons")
 LISTS = ("distributions", "includepkgs")
@@ -319,6 +329,7 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
         )
     components = load(dict[str, Component], document["components"], where=path.name)
     for name, component in components.items():
+        # Exactly one of the two: a version that nothing installs would stand in the record.
         if (component.version is None) != component.distribution:
             raise UsageError(f"{path.name}: {name} needs either a version or `distribution: true`")
         archives = [component.container.archive] if component.container else []
@@ -329,6 +340,7 @@ def load_components(path: Path = ROOT / "components.yaml") -> dict[str, Componen
                 )
     if driver := components.get("nvidia_driver"):
         _check_driver(driver, path.name)
+        # A pin has its own branch, which must agree with its version as the main one does.
         for pin in (driver.by_system or {}).values():
             _check_driver(replace(driver, version=pin.version, branch=pin.branch), path.name)
     return components
@@ -354,6 +366,7 @@ def load_environments(path: Path = ROOT / "components.yaml") -> dict[str, tuple[
                 raise UsageError(f"{where} has neither an image nor wheels")
             if (row.image is None) != (row.digest is None):
                 raise UsageError(f"{where}: an image needs its digest, and a digest its image")
+            # For its error: the catalogue must know the CUDA version.
             needs(row.cuda)
     return environments
 
@@ -375,6 +388,7 @@ def load_add_ons(path: Path = ROOT / "components.yaml") -> dict[str, AddOn]:
 def _check_driver(driver: Component, where: str) -> None:
     if driver.branch is None or driver.modules is None or driver.version is None:
         raise UsageError(f"{where}: nvidia_driver needs a version, a branch and the kind of its modules")
+    # For its error: the catalogue must know the branch.
     drivers.branch(driver.branch)
     if driver.version.partition(".")[0] != str(driver.branch):
         raise UsageError(f"{where}: driver version {driver.version} is not of branch {driver.branch}")
@@ -391,6 +405,7 @@ def check_on_nodes(components: Components, names: Iterable[str], where: str) -> 
     Raises:
         UsageError: One is unknown, or goes into containers only.
     """
+    # Named in the error, so that a typo and a misplaced component read alike.
     on_nodes = [name for name, component in components.items() if not component.container_only]
     for name in names:
         if name not in components:
@@ -418,12 +433,19 @@ def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[st
 
     Raises:
         UsageError: An override has another form, names what is not there, or its value does not fit.
+
+    >>> driver = apply_overrides(load_components(), ["nvidia_driver.branch=580"])["nvidia_driver"]
+    >>> driver.version.partition(".")[0], driver.newest
+    ('580', True)
+    >>> apply_overrides(load_components(), [])["nvidia_driver"].newest
+    False
     """
     result = dict(components)
     given: dict[str, str] = {}
     for override in overrides:
         path, equals, value = override.partition("=")
         name, dot, key = path.partition(".")
+        # An empty value would be read as a missing one.
         if not equals or not dot or not value:
             raise UsageError(f"can't read --set {override!r}", hint="wanted: --set component.key=value")
         if name not in result:
@@ -437,6 +459,7 @@ def apply_overrides(components: Components, overrides: Iterable[str]) -> dict[st
 
 def _override(name: str, component: Component, key: str, value: str) -> Component:
     plain: dict[str, Any] = asdict(component)
+    # A field that the component does not have can't be overridden: it would do nothing.
     own = [known for known in SETTABLE if plain[known] is not None or known == "version"]
     for kind, repository in (plain["repository"] or {}).items():
         own += [f"repository.{kind}.{field}" for field in repository or () if field not in LISTS]
@@ -447,11 +470,13 @@ def _override(name: str, component: Component, key: str, value: str) -> Componen
             f"--set {name}.version={value}: {name} comes in the version of the distribution",
             hint="another base image brings another one: --base",
         )
+    # The record of a build is readable by everybody who can read the image's tags and files.
     if re.match(r"\w+://[^/]*@", value):
         raise UsageError(
             f"--set {name}.{key} holds credentials, which would be written into the record and the image",
             hint="let the machine's own proxy or mirror ask for them",
         )
+    # repository.apt.url and the like go into the nested mapping.
     *folders, leaf = key.split(".")
     reduce(getitem, folders, plain)[leaf] = value
     return load(Component, plain, where=f"--set {name}.{key}={value}")
@@ -460,6 +485,7 @@ def _override(name: str, component: Component, key: str, value: str) -> Componen
 def _match_driver_branch(after: Component, given: Mapping[str, str]) -> Component:
     """Make version and branch of a changed driver agree."""
     if "nvidia_driver.branch" in given and "nvidia_driver.version" not in given and after.branch:
+        # The catalogue's newest is the floor; `newest` lets the base's sources have a later one.
         latest = drivers.branch(after.branch).latest
         if latest is None:
             raise UsageError(

@@ -42,10 +42,17 @@ def flaws(version: str) -> tuple[Advisory, ...]:
 
     Returns:
         The advisories whose fix came later.
+
+    >>> flaws(first_safe())
+    ()
+    >>> [advisory.cve for advisory in flaws("1.17.7")][0]
+    'CVE-2025-23266'
     """
+    # A bulletin names the first fixed release; every earlier one has the flaw.
     return tuple(row for row in advisories() if version_key(version) < version_key(row.fixed))
 
 
 def first_safe() -> str:
     """The first release without a known flaw."""
+    # The latest fix covers the earlier ones: releases are one line.
     return max((row.fixed for row in advisories()), key=version_key)

@@ -32,8 +32,10 @@ class ContainerBase:
     release: str
     python: Annotated[str, StringConstraints(pattern=r"^3\.\d+$")]
     cuda_from: Literal["nvidia", "redistributables"]
+    # Of the unpacked image, which is what a node's disk has to hold.
     size_budget_gib: PositiveFloat
     image: str | None = None
+    # A mirror of Debian is laid out by codename, not by number.
     codename: str | None = None
 
     @property
@@ -99,8 +101,10 @@ def load_container(name: str, root: Path = ROOT) -> ContainerImage:
     if image.default_base not in image.bases:
         raise UsageError(f"{where}: default_base {image.default_base!r} is none of {', '.join(image.bases)}")
     for base_name, base in image.bases.items():
+        # One of the two: a registry's image, or a file system made from the Debian mirror.
         if base.image is None and base.codename is None:
             raise UsageError(f"{where}: base {base_name} needs an image by digest, or a codename of Debian")
+        # A tag would make two builds of one commit differ.
         if base.image is not None and not re.fullmatch(r"\S+@sha256:[0-9a-f]{64}", base.image):
             raise UsageError(f"{where}: base {base_name}: {base.image!r} has no digest (NAME@sha256:HEX)")
     return image

@@ -36,6 +36,11 @@ def needs(cuda: str) -> RequiredDrivers:
 
     Raises:
         UsageError: The catalogue knows no such toolkit.
+
+    >>> needs("12.1").first
+    '525.60.13'
+    >>> needs("12.1").native
+    '530.30.02'
     """
     version_key(cuda)  # refuses what is no version
     if known_needs := compatibility.required_drivers(cuda, toolkits(), floors()):
@@ -58,6 +63,7 @@ def support(cuda: str, driver: str, gpus: Iterable[str] = ()) -> CudaSupport:
         UsageError: The catalogue does not know the CUDA version, the driver's branch or a GPU.
     """
     drivers.branch(version_key(driver)[0])
+    # Forward compatibility exists for data-centre boards only (CUDA Compatibility guide).
     others = [gpu(key).name for key in gpus if not gpu(key).data_center]
     return compatibility.driver_support(cuda, needs(cuda), driver, others)
 
@@ -74,9 +80,15 @@ def compile_problem(cuda: str, key: str) -> str | None:
 
     Raises:
         UsageError: The catalogue does not know the GPU.
+
+    >>> compile_problem("11.0", "l4")
+    'CUDA 11.8 or later'
+    >>> compile_problem("12.4", "t4") is None
+    True
     """
     board = gpu(key)
     if board.arch is None:
         return None
+    # Every GPU of an architecture is compiled for alike; minor capabilities need no other toolkit.
     row = architectures()[board.arch]
     return compatibility.compilers(cuda, row.first_cuda, row.last_cuda)

@@ -10,6 +10,7 @@ from gpukiln.catalog.components import Component, Components
 from gpukiln.catalog.load import version_key
 from gpukiln.findings import Finding
 
+# The remedy of `compat.branch_hint` and of `check_driver`: the branch is read from their text.
 OTHER_BRANCH = re.compile(r"--set nvidia_driver\.branch=(\d+)")
 
 
@@ -21,6 +22,7 @@ def components_on_base(components: Components, system: str, overrides: Iterable[
         system: Distribution and release, for example ubuntu-24.04.
         overrides: What was chosen by hand, which counts for every system.
     """
+    # An override is a decision of this build, and counts more than the pin of a system.
     by_hand = {override.partition(".")[0] for override in overrides}
     result = {}
     for name, component in components.items():
@@ -34,6 +36,7 @@ def components_on_base(components: Components, system: str, overrides: Iterable[
 
 def has_every_branch(driver: Component, base: Base) -> bool:
     """Whether a base's sources have a package for each branch; Debian's archive has one branch a release."""
+    # Ubuntu has a package for each branch; Debian has one `nvidia-driver` a release.
     packages = (driver.open_packages if driver.modules == "open" else driver.packages) or {}
     repository = driver.repository.of(base.os_family, base.distribution) if driver.repository else None
     return repository is not None or "{branch}" in (packages.get(base.distribution) or "")
@@ -44,6 +47,7 @@ def bases_with(driver: Component, branch: int) -> list[str]:
     return [
         name
         for name, base in load_bases().items()
+        # A base with its own driver has exactly that one: a second one would break both.
         if branch in (base.driver_preinstalled or ())
         or (base.driver_preinstalled is None and has_every_branch(driver, base))
     ]
@@ -97,6 +101,7 @@ def check_published(name: str, base: Base, kubernetes: str) -> list[Finding]:
 
 
 def _covers(base: Base, kubernetes: str) -> bool:
+    # As numbers: as text 1.9 is after 1.30.
     first, last = map(version_key, base.kubernetes or ("0", "0"))
     return first <= version_key(kubernetes) <= last
 

@@ -25,6 +25,7 @@ class Branch:
     """
 
     branch: int
+    # NVIDIA's kinds: long-term support branch, production branch, new feature branch.
     type: Literal["LTSB", "PB", "NFB", "unknown"]
     native_cuda: str
     open_modules: Literal["none", "optional", "default", "only"]
@@ -48,6 +49,7 @@ class Bulletin:
 
     bulletin: int
     month: str
+    # A bulletin names the first fixed release of each branch.
     fixed: dict[int, str]
     cves: tuple[str, ...]
 
@@ -60,6 +62,7 @@ def branches() -> dict[int, Branch]:
         data("nvidia_matrix")["driver_branches"],
         where="nvidia_matrix.yaml: driver_branches",
     )
+    # Rows in the file, so that it reads as a table; by number for look-ups.
     return {row.branch: row for row in rows}
 
 
@@ -95,6 +98,12 @@ def recommended_branch(today: date) -> Branch:
 
     Returns:
         The branch to move to when another one ends.
+
+    >>> recommended_branch(date(2026, 11, 1)).branch
+    580
+    >>> recommended_branch(date(2026, 11, 1)).type
+    'LTSB'
     """
+    # Without a known end a branch is no advice.
     long_term = [row for row in branches().values() if row.type == "LTSB" and row.eol]
     return max(long_term, key=lambda row: (row.eol or today, row.branch))

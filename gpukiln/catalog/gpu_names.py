@@ -30,7 +30,7 @@ def ec2_label(key: str) -> str:
 
 
 def product(key: str) -> str:
-    """What feature discovery says of it: NVML's name with `-` for spaces; empty: nobody shows NVML's name.
+    """What feature discovery says of it: NVML's name with `-` for spaces; empty: no source shows NVML's name.
 
     NVIDIA/k8s-device-plugin:internal/lm/resource.go.
     """
@@ -42,6 +42,13 @@ def keys_of(name: str) -> tuple[str, ...]:
 
     A name without its size is all of that name: A100 is both boards. Of a product's label what says how the
     GPU is divided or shared is left out.
+
+    >>> keys_of("Tesla T4")
+    ('t4',)
+    >>> keys_of("A100")
+    ('a100-40gb', 'a100-80gb')
+    >>> keys_of("NVIDIA-L4-SHARED")
+    ('l4',)
     """
     return _names_to_keys().get(_plain(re.sub(r"-(SHARED|MIG-[\w.+-]+)$", "", name.strip())), ())
 
@@ -50,6 +57,7 @@ def keys_of(name: str) -> tuple[str, ...]:
 def _names_to_keys() -> dict[str, tuple[str, ...]]:
     keys_by_name: dict[str, list[str]] = {}
     for key, row in gpus().items():
+        # Boards of other makers are known by one word of their name.
         parts = () if row.manufacturer == "NVIDIA" else key.split("-")  # V520, Gaudi
         names = (key, re.sub(r"-\d+gb$", "", key), row.name, ec2_name(key), product(key) or key, *parts)
         for name in dict.fromkeys(map(_plain, names)):
@@ -59,5 +67,6 @@ def _names_to_keys() -> dict[str, tuple[str, ...]]:
 
 def _plain(name: str) -> str:
     """Letters and digits, without the makes that some names begin with."""
+    # DLAMIs, labels, NVML and EC2 differ in case, spaces and dashes only.
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     return re.sub(r"^(nvidia)?(tesla|geforce)?", "", plain) or plain

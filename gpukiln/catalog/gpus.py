@@ -53,15 +53,19 @@ class Gpu:
     source: str
     manufacturer: str = "NVIDIA"
     arch: str | None = None
+    # Text, compared by `version_key`: as a float 12.10 would be 12.1.
     cc: str | None = None
+    # Several: memory sizes and form factors of one name have ids of their own.
     pci_ids: tuple[str, ...] = ()
     min_driver: str | None = None
     open_first: str | None = None
     modules: Literal["proprietary", "open", "either"] = "either"
     nvswitch: bool = False
+    # HGX B200 and B300: their NVSwitches are no PCI devices, so that no probe of the bus finds them.
     nvlsm: bool = False
     ec2_name: str = ""
     memory_gb: tuple[int, ...] = ()
+    # False for the boards of workstations and games, which EC2 has none of but users do.
     data_center: bool = True
 
 

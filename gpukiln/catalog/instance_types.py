@@ -38,13 +38,16 @@ class InstanceType:
     vcpu: int
     memory_mib: int
     max_pods: int
+    # g6f and gr6f: a vGPU of an eighth, a quarter or half of an L4.
     gpu_fraction: float = 1.0
     arch: Literal["x86_64", "arm64"] = "x86_64"
     hypervisor: Literal["nitro", "xen", "none"] = "nitro"
     interconnect: Literal["none", "nvlink", "nvswitch"] = "none"
     efa: int = 0
+    # GB, as EC2's InstanceStorageInfo counts, not GiB.
     local_nvme_gb: int = 0
     driver: Literal["datacenter", "grid"] = "datacenter"
+    # Retired types stay: users name them, and the error then names alternatives.
     status: Literal["current", "previous", "retired"] = "current"
     retired_since: str = ""
     on_demand: bool = True
@@ -73,6 +76,7 @@ def instance_type(name: str) -> InstanceType:
     """
     if known_type := instance_types().get(name):
         return known_type
+    # Explained before a suggestion of similar names: trn1 is no typo of t1.
     if reason := excluded_families().get(name.partition(".")[0]):
         raise UsageError(
             f"{name} is not in the catalogue: {reason}", hint="`invoke offer.list` shows what there is"
@@ -106,6 +110,11 @@ def gpus_of(names: Iterable[str]) -> tuple[list[str], bool]:
 
     Raises:
         UsageError: The catalogue does not know one.
+
+    >>> gpus_of(["p5.48xlarge", "g5.xlarge"])
+    (['a10g', 'h100'], True)
+    >>> gpus_of(["g4dn.xlarge"])
+    (['t4'], False)
     """
     machines = [instance_type(name) for name in names]
     switched = any(machine.interconnect == "nvswitch" for machine in machines)

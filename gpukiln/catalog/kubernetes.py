@@ -16,6 +16,7 @@ class SupportDates:
         extended_until: The last day of extended support, which costs more.
     """
 
+    # EKS: 14 months of standard support, then 12 of extended support at a higher price an hour.
     standard_until: date
     extended_until: date
 

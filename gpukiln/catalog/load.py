@@ -14,6 +14,7 @@ from gpukiln.typed import short
 ROOT = recipes.root()
 """Where components.yaml and ami/ are."""
 
+# libyaml's composer recurses: some ten thousand levels end the process with a segmentation fault.
 MAX_DEPTH = 50  # levels of a document
 LARGEST = 16 << 20  # bytes; the largest data file of the catalogue has less than one MiB
 
@@ -49,6 +50,7 @@ class SafeLoader(_Loader):
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Called for every mapping, for some twice; merged keys (`<<`) may be overridden."""
+        # PyYAML flattens a node again for each merge key that refers to it; its keys are then merged ones.
         if id(node) not in self._looked_at:
             self._looked_at.add(id(node))
             seen: set[Any] = set()
@@ -119,8 +121,14 @@ def version_key(version: str) -> tuple[int, ...]:
 
     Raises:
         UsageError: It has other parts.
+
+    >>> version_key("535.309.01")
+    (535, 309, 1)
+    >>> version_key("12.1") < version_key("12.10")
+    True
     """
     try:
+        # Numbers, so that 535.54 is before 535.129.
         return tuple(int(part) for part in version.split("."))
     except ValueError as error:
         raise UsageError(

@@ -51,9 +51,16 @@ def zone_ids(instance_type: str, region: str) -> tuple[str, ...] | None:
 
     Returns:
         Empty where the region does not offer it; None where that is not known.
+
+    >>> zone_ids("g4dn.xlarge", "us-west-2")
+    ('usw2-az1', 'usw2-az2', 'usw2-az3')
+    >>> zone_ids("g99.xlarge", "us-west-2") is None
+    True
     """
     shipped = _offerings()
+    # A row of the file may stand for a whole family.
     family = instance_type.partition(".")[0]
+    # A type newer than the source is unknown, not missing.
     unknown = instance_type not in instance_types() or {instance_type, family} & set(shipped.unknown)
     if unknown or region not in shipped.regions:
         return None
@@ -99,6 +106,7 @@ def _grouped(
 ) -> Iterator[tuple[str, tuple[str, ...]]]:
     """A row for a family where all of its types agree, else one for each type that is somewhere."""
     for family, names in families.items():
+        # A family whose types are in the same zones is one row.
         if len({zones.get(name, ()) for name in names}) == 1:
             if names[0] in zones:
                 yield family, zones[names[0]]

@@ -6,6 +6,7 @@ from typing import Literal
 from gpukiln.catalog.load import data
 from gpukiln.typed import load, strict
 
+# skopeo pushes images, and EC2 itself uses the key of an encrypted volume through a grant.
 Caller = Literal["gpukiln", "skopeo", "ec2"]
 
 
@@ -59,11 +60,13 @@ class Statement:
     sid: str
     resources: tuple[str, ...]
     calls: tuple[ApiCall, ...]
+    # Conditions by name: cloud.policy turns each into IAM's condition keys.
     has_tag: str = ""
     gets_tag: str = ""
     creating: tuple[str, ...] = ()
     needs: Literal["", "kms_keys", "module_cache", "sign_key"] = ""
     region: str = ""
+    # kms:ViaService: a key may be used by EBS for the caller, and not by the caller directly.
     through: str = ""
     tag_keys: tuple[str, ...] = ()
     bound: bool = False

@@ -18,6 +18,7 @@ class DatedPrice:
         source: Who says so.
     """
 
+    # Decimal from the text of the file: prices have up to ten digits.
     usd: Decimal
     as_of: str
     source: str
@@ -58,6 +59,7 @@ class _Addresses:
 @strict
 class _Prices:
     machines: tuple[_Machines, ...]
+    # In the order of the file; of two lists with a region the first one counts.
     snapshots: tuple[_Storage, ...]
     volumes: tuple[_Storage, ...]
     public_ipv4: tuple[_Addresses, ...]
@@ -73,6 +75,7 @@ def _prices() -> _Prices:
 def _machines() -> dict[str, dict[str, DatedPrice]]:
     """By region and type; of two lists that have a type, the first one counts."""
     by_region: dict[str, dict[str, DatedPrice]] = {}
+    # The newest list stands first in prices.yaml.
     for listed in _prices().machines:
         of_region = by_region.setdefault(listed.region, {})
         for name, usd in listed.usd_hour.items():
@@ -82,6 +85,7 @@ def _machines() -> dict[str, dict[str, DatedPrice]]:
 
 def priced_regions() -> tuple[str, ...]:
     """The regions of which the catalogue has prices of machines; the one with the newest is first."""
+    # A dict keeps the order of the file.
     return tuple(_machines())
 
 
@@ -105,6 +109,7 @@ def spot_range(instance_type: str, region: str) -> tuple[DatedPrice, DatedPrice]
     """
     for listed in _prices().spot:
         if listed.region == region and instance_type in listed.usd_hour:
+            # The cheapest and the dearest zone, whose names the source does not give.
             ends = listed.usd_hour[instance_type]
             low, high = (DatedPrice(usd, listed.as_of, listed.source) for usd in ends)
             return low, high
@@ -135,6 +140,7 @@ def address_price(region: str) -> DatedPrice | None:
     Returns:
         USD an hour; None where the catalogue has no price.
     """
+    # One price for many regions, as AWS's page has it.
     for listed in _prices().public_ipv4:
         if region in listed.regions:
             return DatedPrice(listed.usd_hour, listed.as_of, listed.source)

@@ -43,7 +43,13 @@ def quota_of(instance_type: str, market: Market) -> Quota | None:
 
     Returns:
         None where no source names it.
+
+    >>> quota_of("g5.xlarge", "on-demand").name
+    'Running On-Demand G and VT instances'
+    >>> quota_of("p6-b200.48xlarge", "spot") is None
+    True
     """
+    # Metal and flex sizes count like the others: only the family matters.
     if not (parts := re.match(r"([a-z]+)(\d+)", instance_type)):
         return None
     letters, generation = parts.groups()

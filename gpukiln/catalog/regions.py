@@ -16,6 +16,11 @@ def check_region(name: str) -> str:
 
     Raises:
         UsageError: The message names the nearest ones.
+
+    >>> check_region("us-west-2")
+    'us-west-2'
+    >>> "cn-north-1" in regions()
+    True
     """
     if not name:
         raise UsageError("--region is missing", hint="for example --region us-west-2")

@@ -15,6 +15,7 @@ from typing import Any
 from gpukiln.catalog.load import ROOT, read_yaml
 
 ROLES = ROOT / "roles"
+# None is a default of its own: `null` in defaults/main.yml.
 NO_DEFAULT = object()
 
 
@@ -72,7 +73,9 @@ def load_roles(folder: Path = ROLES) -> list[Role]:
 def _role(folder: Path) -> Role:
     entries: dict[str, Any] = read_yaml(folder / "meta/argument_specs.yml")["argument_specs"]
     defaults = read_yaml(folder / "defaults/main.yml")
+    # Several entry points of a role share its variables; the last description wins.
     options = {name: option for entry in entries.values() for name, option in entry["options"].items()}
+    # Variables without a description come last, where `mistakes` names them.
     names = [*options, *(name for name in defaults if name not in options)]
     return Role(
         name=folder.name,
@@ -85,6 +88,7 @@ def _role(folder: Path) -> Role:
 
 
 def _variable(name: str, option: dict[str, Any], default: Any) -> Variable:
+    # ansible-doc allows a text or a list of paragraphs.
     described = option.get("description", [])
     kind = str(option.get("type", "str"))
     return Variable(
@@ -113,9 +117,11 @@ def mistakes(role: Role) -> Iterator[str]:
             yield f"{variable.name}: argument_specs does not describe it"
         if variable.default is NO_DEFAULT and not variable.required:
             yield f"{variable.name}: it is not required, and defaults/main.yml does not have it"
+        # Both files must agree: Ansible uses the default of defaults/main.yml, the document shows the other.
         if variable.specified not in (NO_DEFAULT, variable.default):
             here, there = variable.specified, variable.default
             yield f"{variable.name}: argument_specs says {here!r}, defaults {there!r}"
+        # Variables of all roles share one name space in a play.
         if not variable.name.startswith(f"{role.name}_"):
             yield f"{variable.name}: its name does not begin with the role's"
 
@@ -153,6 +159,7 @@ def _row(variable: Variable) -> str:
         "required" if variable.default is NO_DEFAULT else _code(variable.default),
         " ".join((*variable.description, *(["Keys:"] if keys else []), *keys)),
     )
+    # A pipe ends a cell in Markdown, also inside code.
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 

@@ -35,6 +35,7 @@ def shipped() -> dict[str, Any]:
             name: {"first_cuda": row.first_cuda, "last_cuda": row.last_cuda, "last_driver": row.last_driver}
             for name, row in gpus.architectures().items()
         },
+        # Only NVIDIA's: gpukiln-gpu asks NVML, which knows no other boards.
         "gpus": {
             key: {"name": row.name, "arch": row.arch, "cc": row.cc, "data_center": row.data_center}
             for key, row in gpus.gpus().items()
@@ -47,6 +48,7 @@ def shipped() -> dict[str, Any]:
                     "cuda": row.cuda,
                     "least_driver": row.least_driver,
                     "image": row.image,
+                    # The node pulls by digest; the tag is for the user.
                     "digest": row.digest,
                     "wheels": row.wheels,
                 }

@@ -19,6 +19,7 @@ class WorkloadRequirements:
     status: Literal["confirmed", "secondary", "memory"]
     cuda: str | None = None
     least_driver: str | None = None
+    # From the workload's own documentation; built_for is what its binaries have code for.
     least_cc: str | None = None
     built_for: tuple[str, ...] = ()
     built_for_arm64: tuple[str, ...] = ()
@@ -41,7 +42,13 @@ def workload(name: str) -> WorkloadRequirements:
 
     Raises:
         UsageError: The catalogue does not know it.
+
+    >>> workload("cuda-12.4").title
+    'a container with CUDA 12.4'
+    >>> workload("cuda-12.4").cuda
+    '12.4'
     """
+    # Any CUDA version is a workload, so that a container needs no entry of its own.
     if cuda_match := re.fullmatch(r"cuda-?(\d+\.\d+(?:\.\d+)?)", name):
         catalog_cuda.needs(cuda_match[1])
         return cuda_workload(cuda_match[1])

@@ -7,6 +7,7 @@ from gpukiln.catalog.load import data
 from gpukiln.findings import Severity
 from gpukiln.typed import load, strict
 
+# Kinds whose cause is the application, or another error that has a number of its own.
 HARMLESS = ("app", "secondary", "info")
 # What NVIDIA's immediate action says of a GPU. Those that let it go on are an info where the application is
 # to blame, or nothing is to be done.
@@ -48,6 +49,7 @@ class Xid:
     @property
     def severity(self) -> Severity:
         """What the number's own action says: error, the GPU should get no new work; warning, or info."""
+        # NVIDIA's catalogue has no action for these numbers; their name alone says that the GPU can't go on.
         if self.level:
             return self.level
         if self.now in CONTINUE_ACTIONS or self.kind == "info":
@@ -74,7 +76,13 @@ def xids() -> dict[int, Xid]:
 
 
 def explain(value: int) -> str:
-    """What a number of the catalogue means and what to do, in one line for people."""
+    """What a number of the catalogue means and what to do, in one line for people.
+
+    >>> explain(79)
+    'Xid 79 GPU_HAS_FALLEN_OFF_THE_BUS: device no longer answers on PCIe; restart the machine'
+    >>> xids()[79].severity
+    'error'
+    """
     return f"{_meaning(value)}; {_action(value)}"
 
 

@@ -18,6 +18,7 @@ from gpukiln.redact import redact
 ACTIONS = ("apt", "ansible.builtin.apt", "ansible.legacy.apt")
 FIRST_S, AGAIN_S = 15.0, 60.0  # a look is an SSH command; most tasks of apt are over before the first
 POLL_S = 1.0
+# Enough for the program and its first arguments in one line of progress.
 COMMAND_CHARS = 200
 FILES = (
     "/var/lib/dpkg/lock-frontend",
@@ -80,7 +81,14 @@ def find_lock_holders(inventory: str, hosts: list[str], environment: dict[str, s
 
 
 def parse_lock_holders(said: str) -> dict[str, str]:
-    """By host, the first holder that `ansible` printed."""
+    r"""By host, the first holder that `ansible` printed.
+
+    >>> line = "gpukiln-lock /var/lib/dpkg/lock 812 /usr/bin/unattended-upgrade"
+    >>> parse_lock_holders(f"node1 | CHANGED | rc=0 >>\n{line}")
+    {'node1': 'process 812 (`/usr/bin/unattended-upgrade`), which has /var/lib/dpkg/lock'}
+    >>> parse_lock_holders("node1 | CHANGED | rc=0 >>")
+    {}
+    """
     holders: dict[str, str] = {}
     host = ""
     for line in said.splitlines():

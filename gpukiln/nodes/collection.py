@@ -32,16 +32,20 @@ SHARED = (
 """What roles read by its path in the checkout: `shared` and `ROOT` of roles/plan.py."""
 PLUGINS = ("action", "modules", "module_utils")
 DOCUMENTS = ("LICENSE", "docs/roles.md")
+# image_record writes the plan of an image build, which a live node has not.
 LEFT_OUT = ("image_record",)
 """Roles that mean nothing without the plan of an image."""
 COMPONENTS = "gpukiln_components"
 """What the roles' defaults call `components` in a checkout, where a play reads components.yaml."""
 LIBRARIES = ("tomlkit",)
 """What roles import where Ansible runs, and Ansible itself does not bring."""
+# `components.yaml` in a comment is the file, not the variable.
 REFERENCE = r"\bcomponents\.(?!yaml)"
 ANSIBLE = ("2.16", "2.17", "2.18", "2.19")
 """Releases of ansible-core that pyproject.toml allows."""
+# Bytecode of this checkout's Python would make the archive differ from build to build.
 IGNORED = shutil.ignore_patterns("__pycache__", "*.pyc")
+# Links out of the collection would be dead in it; docs/roles.md goes with it.
 OTHER_DOCUMENT = re.compile(r"\[([^]]+)\]\(\.\./\.\./(?!docs/roles\.md)[^)]*\)")
 GALAXY: dict[str, Any] = {
     "namespace": NAMESPACE,
@@ -70,6 +74,7 @@ def stage(folder: Path) -> Path:
     for kind in PLUGINS:
         shutil.copytree(ROOT / "ansible/plugins" / kind, own / "plugins" / kind, ignore=IGNORED)
     (own / "roles").mkdir()
+    # Roles import it relatively, so that it must lie next to them.
     shutil.copy(ROOT / "roles/plan.py", own / "roles")
     for role in sorted(path for path in (ROOT / "roles").iterdir() if path.is_dir()):
         if role.name not in (*LEFT_OUT, "__pycache__"):
@@ -84,6 +89,7 @@ def stage(folder: Path) -> Path:
             shutil.copy(ROOT / name, target)
     _write_about(own)
     with tempfile.TemporaryDirectory() as scratch:
+        # The role gpu_tools installs gpukiln-gpu from its own files: a node can't reach this checkout.
         shutil.copytree(zipapp.tree(Path(scratch)), own / "roles/gpu_tools/files/node")
     return own
 
@@ -130,6 +136,7 @@ def _stage_components(roles: Path) -> None:
     for file, names in used.items():
         if names:
             file.write_text(re.sub(REFERENCE, f"{COMPONENTS}.", texts[file]), encoding="utf-8")
+    # Ansible merges the defaults of all roles of a play, so every role that uses a value has its own copy.
     for role in {file.parents[1] for file, names in used.items() if names}:
         with (role / "defaults/main.yml").open("a", encoding="utf-8") as defaults:
             defaults.write(f"# Of gpukiln's components.yaml, when the collection was built.\n{dumped}")
@@ -162,6 +169,7 @@ def _write_about(own: Path) -> None:
 def _ignored(own: Path) -> str:
     """What ansible-test's sanity tests need not say of this collection."""
     modules = (f"plugins/modules/{file.name}" for file in own.glob("plugins/modules/*.py"))
+    # ansible-test asks modules for a GPL header (missing-gplv3-license); this collection is Apache-2.0.
     lines = [f"{name} validate-modules:missing-gplv3-license # it is Apache-2.0" for name in modules]
     for file in own.rglob("*.sh"):
         if file.read_text(encoding="utf-8").startswith("#!/bin/bash\n"):

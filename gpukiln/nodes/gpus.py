@@ -20,6 +20,7 @@ from gpukiln.verify.target import InventoryTarget, SshTarget, Target
 
 PROGRAM = "/usr/local/bin/gpukiln-gpu"  # the role gpu_tools puts it there
 TIMEOUT_S = 300.0  # for a look: a machine that hangs gives its own up long before
+# `programs.run` needs a limit; three years is none for a verb that waits for a lease.
 NO_LIMIT_S = 10**8  # three years
 DURATION_OPTIONS = {"wait", "duration"}  # options by which a verb lasts as long as it was asked to
 NOT_FOUND, SSH_FAILED = 127, 255
@@ -100,6 +101,7 @@ def _ask_target(target: Target, verb: Verb, argv: Sequence[str], sudo: bool) -> 
 
 def _no_answer(target: Target, code: int, said: str) -> UnavailableError:
     output = " ".join(said.split())[-300:]
+    # Exit codes of a shell and of ssh(1): 127 the command was not found, 255 ssh itself failed.
     if code == NOT_FOUND or "not found" in output or "No such file" in output:
         return UnavailableError(
             f"{target.name} has no {PROGRAM}",

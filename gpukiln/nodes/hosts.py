@@ -29,6 +29,7 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
         UsageError: A host has another form, an inventory is missing or unnecessary, or no host is left.
     """
     targets: dict[str, Target] = {}
+    # Without --hosts the whole inventory is meant, as with ansible-playbook.
     of_inventory = not hosts.strip(", ") or "ansible://" in hosts
     if not of_inventory and (inventory is not None or limit):
         raise UsageError(
@@ -49,6 +50,7 @@ def find_targets(hosts: str, inventory: Path | None, limit: str = "") -> list[Ta
                 f"--hosts has {url!r}, wanted {URL_SYNTAX}, local:// or ansible://PATTERN",
                 hint="invoke node.verify --hosts ssh://admin@192.0.2.1,local://",
             )
+        # By name: a host that is named twice, or in two groups, is verified once.
         targets |= {target.name: target for target in host_targets}
     return list(targets.values())
 
@@ -59,6 +61,7 @@ def _of_inventory(pattern: str, inventory: Path | None, limit: str) -> list[Targ
             "--inventory is missing", hint="name one, or machines: --hosts ssh://USER@HOST or local://"
         )
     if pattern not in ("", "all"):
+        # Ansible's `:&` is the intersection: --limit narrows the pattern, and never widens it.
         limit = f"{pattern}:&{limit}" if limit else pattern
     names = list_hosts(PlaybookRequest("", inventory, limit=limit))
     return [inventory_target(name, inventory) for name in names]

@@ -26,8 +26,10 @@ from gpukiln.nodes.results import Collector, RunResult, task_name
 from gpukiln.parsing import parse_json
 from gpukiln.redact import redact, redact_value
 
+# A sentence with every host of a large inventory can't be read.
 SHOWN_HOSTS = 20  # hosts that a sentence names
 SIMILARITY = 0.9  # of difflib: one or two letters of a name of twenty
+# Ansible Runner's stdout has colours, whatever the terminal.
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -55,7 +57,10 @@ class PlaybookRequest:
     def environment(self) -> dict[str, str]:
         """What ansible is run with."""
         return {
+            # Without it Ansible reads the user's own ansible.cfg, which may name another inventory or
+            # strategy.
             "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"),
+            # The Ansible of this environment, not one of the system that is found first in PATH.
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
         }
 
@@ -182,6 +187,7 @@ def require_known_variables(request: PlaybookRequest, inventory: dict[str, Any])
     hosts = inventory.get("_meta", {}).get("hostvars", {})
     roles = load_roles()
     known = {variable.name for role in roles for variable in role.variables}
+    # Only names that begin like a role's: an inventory has variables for other playbooks, too.
     begin = tuple(f"{role.name.partition('_')[0]}_" for role in roles)
     for host, values in hosts.items():
         for name in values:
@@ -263,6 +269,7 @@ def run_playbook(
     result = collector.result
     result.stopped = run.status == "canceled"
     reached = any(host.state != "not_reached" for host in result.hosts.values())
+    # Otherwise the failure is of a host, and its own result has it.
     if run.rc and not reached and not result.stopped:
         raise UnavailableError(
             "ansible-playbook failed before it came to a host",
@@ -284,7 +291,7 @@ def _signals_restored() -> Iterator[None]:
 
 
 class HostLogs:
-    """One file a host, written as its events come; without secrets, and nobody else may read it.
+    """One file a host, written as its events come; without secrets, readable by its owner only.
 
     Args:
         folder: Where they go.

@@ -191,7 +191,13 @@ def _message(answer: dict[str, Any]) -> str:
 
 
 def _unwritable(message: str) -> str:
-    """Why a host that Ansible calls unreachable took nothing, as a line; empty where it is unreachable."""
+    r"""Why a host that Ansible calls unreachable took nothing, as a line; empty where it is unreachable.
+
+    >>> _unwritable("OSError: [Errno 28] No space left on device")
+    'the host answers, and a file system is full, in bytes (`df -h`) or in inodes (`df -i`)\n'
+    >>> _unwritable("Connection timed out")
+    ''
+    """
     for errno, why in UNWRITABLE.items():
         if errno in message:
             return f"the host answers, and {why}\n"

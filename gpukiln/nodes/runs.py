@@ -124,11 +124,14 @@ def old_runs(runs_by_kind: Iterable[tuple[str, Path]], *, keep: int, older_than_
     """
     runs = []
     for kind, folder in runs_by_kind:
+        # Another command may remove runs at the same time.
         if not (stats := list(_stats(folder))):
-            continue  # somebody has removed it
+            continue  # another command has removed it
         ended = datetime.fromtimestamp(max(stat.st_mtime for stat in stats), UTC)
+        # st_blocks counts 512 bytes on Linux whatever the file system's block size (stat(2)).
         runs.append((kind, ended, folder, sum(stat.st_blocks * 512 for stat in stats) / (1 << 20)))
     decided, seen = [], Counter[str]()
+    # By kind: many short drift runs must not push the last apply out of those that are kept.
     for kind, ended, folder, mib in sorted(runs, key=lambda run: (run[0], -run[1].timestamp())):
         seen[kind] += 1
         days = (datetime.now(UTC) - ended).days
@@ -137,6 +140,7 @@ def old_runs(runs_by_kind: Iterable[tuple[str, Path]], *, keep: int, older_than_
             reason = f"one of the {keep} newest"
         elif days < older_than_days:
             reason = f"{days} days old, less than {older_than_days}"
+        # Asked last: it takes a lock, and young runs need none.
         elif is_held(folder):
             reason = "a process works in it"
         action = "keep" if reason else "remove"
@@ -170,6 +174,7 @@ def remove_run(run: OldRun) -> OldRun:
     except BusyError:
         return replace(run, action="keep", reason="a process works in it")
     try:
+        # Under its lock, so that no process begins to work in a folder that is being removed.
         shutil.rmtree(run.folder)
     except OSError as error:
         return replace(run, action="failed", reason=f"{error.filename}: {error.strerror}")
@@ -189,13 +194,15 @@ class RunStore:
         self.folder = home / "nodes"
 
     def create(self, purpose: str) -> NodeRun:
-        """Make the folder of a new run, which nobody else may read.
+        """Make the folder of a new run, readable by its owner only.
 
         Args:
             purpose: One of PURPOSES.
         """
+        # Sorted by name the folders are in order of time; the random end keeps two runs of one second apart.
         stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         folder = self.folder / f"{stamp}-{purpose}-{secrets.token_hex(2)}"
+        # Without exist_ok: a folder that exists is another run's.
         folder.mkdir(parents=True)
         for private in (self.folder, folder):
             private.chmod(0o700)
@@ -243,6 +250,13 @@ class RunStore:
 
 
 def _kind(folder: Path) -> str:
-    """What a run was for, by its folder's name; an empty string where it is no run's."""
+    """What a run was for, by its folder's name; an empty string where it is no run's.
+
+    >>> _kind(Path("20261123-100000-apply-1a2b"))
+    'apply'
+    >>> _kind(Path("notes"))
+    ''
+    """
+    # DATE-TIME-PURPOSE-RANDOM; folders of other names are not gpukiln's and are never removed.
     parts = folder.name.split("-")
     return parts[2] if len(parts) == 4 and parts[2] in PURPOSES else ""

@@ -19,6 +19,7 @@ from gpukiln.redact import LogRedactor
 from gpukiln.typed import unknown
 
 FOLDER = ROOT / "molecule"
+# Molecule's log lines without borders and colours (see `_molecule`).
 STEP = re.compile(r"INFO +\[\S+ > (\w+)\] Executing$")
 TASK = re.compile(r"TASK \[(.*)\] \*+$")
 FAILURE_LINES = 12
@@ -135,6 +136,7 @@ def run_scenario(scenario: Scenario, log: Path, say: Callable[[str], None]) -> S
     except BaseException:  # Ctrl-C; at its own end Molecule removes the machine itself
         say("removing its machine")
         with open_private(log, "a") as file:
+            # `molecule test` destroys the machine only if it reaches its last step.
             _molecule("destroy", scenario, lambda line: print(redacted(line), end="", file=file))
         raise
     outcome.seconds = round(time.monotonic() - started, 1)
@@ -149,6 +151,7 @@ def _molecule(command: str, scenario: Scenario, each: Callable[[str], None]) -> 
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        # Plain lines, which STEP and TASK match.
         "MOLECULE_COMMAND_BORDERS": "false",
         "NO_COLOR": "1",
     }
@@ -192,6 +195,8 @@ class _StepTimes:
 
 def _failure(lines: list[str]) -> str:
     """The fatal task and what it said, or the end of the log."""
+    # Ansible prints the failing task's result on a line of its own; the end of the log is Molecule's
+    # clean-up.
     fatal = [number for number, line in enumerate(lines) if line.startswith(("fatal: ", "failed: "))]
     at = fatal[-1] if fatal else len(lines) - FAILURE_LINES
     return "\n".join(lines[max(at, 0) :][:FAILURE_LINES])

@@ -59,6 +59,7 @@ def verify_hosts(
             on_host(host, "not reached")
             reason = f"{host} was not reached: the {max_seconds:.0f} s of --max-seconds were up"
             return Verification(host, reason=reason)
+        # Host names come from an inventory, and may have characters that a file name can't.
         reports = folder / re.sub(r"[^\w.@-]", "_", host)
         try:
             verdict = run_suite(
@@ -73,6 +74,7 @@ def verify_hosts(
                 on_start=live.start if live else None,
                 on_check=live.check if live else None,
             )
+        # One host that can't be reached must not cost the others their verdict.
         except UnavailableError as error:
             on_host(host, "could not be verified")
             return Verification(host, reason=error.message)
@@ -80,6 +82,7 @@ def verify_hosts(
         facts = parse_json((reports / "facts.json").read_text(encoding="utf-8"))
         return Verification(host, verdict, facts)
 
+    # Threads: the work is waiting for SSH, and testinfra's checks run on the host.
     with ThreadPoolExecutor(max_workers=forks) as pool:
         try:
             return list(pool.map(one, targets))

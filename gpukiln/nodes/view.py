@@ -13,6 +13,7 @@ from gpukiln.units import Duration
 from gpukiln.verify import report
 from gpukiln.verify.verification import Verification
 
+# The order is that of the summary line: the good states first.
 STYLES: dict[State, str] = {
     "ok": "green",
     "changed": "yellow",
@@ -20,6 +21,7 @@ STYLES: dict[State, str] = {
     "unreachable": "bold red",
     "not_reached": "magenta",
 }
+# The log of the run has the times of all tasks.
 SLOWEST = 5
 
 
@@ -42,6 +44,7 @@ def render(result: RunResult, *, check: bool) -> RenderableType:
         parts += [_differences(host) for host in result.hosts.values() if host.changes]
     parts += [_failure(host) for host in result.hosts.values() if host.failure]
     slowest = sorted(result.task_seconds.items(), key=lambda pair: -pair[1])[:SLOWEST]
+    # In check mode most tasks do not do their work, so that their time says nothing.
     if slowest and not check:
         rows = Rows("s", "slowest tasks", first=2, folds=True, right=("s",))
         for task, seconds in slowest:
@@ -70,6 +73,7 @@ def _differences(host: HostResult) -> Text:
     text = Text(f"\n{host.name}\n", style="bold")
     for change in host.changes:
         text.append(f"  {change.task}\n", style="yellow")
+        # As a unified diff is coloured elsewhere; Ansible's own diff has no colours here.
         for line in change.diff.splitlines():
             style = {"+": "green", "-": "red"}.get(line[:1], "dim")
             text.append(f"    {line}\n", style=style)
@@ -137,6 +141,7 @@ def render_outcomes(outcomes: list[ScenarioResult], not_run: list[Scenario]) -> 
                 Text(f"\n{outcome.scenario}\n", style="bold red").append(outcome.failure, style="not bold")
             )
     for scenario in not_run:
+        # A scenario whose image must be pulled runs only when it is named.
         why = f"pulls the image {scenario.image}: --scenario {scenario.name}"
         rows.add(scenario.name, Text("not run", style="yellow"), "", why)
     return Group(*parts)

@@ -80,6 +80,7 @@ class Likelihood:
     reasons: tuple[str, ...] = ()
 
 
+# Shared by all zones without the type: no score of them is asked for.
 NOT_OFFERED = Likelihood(None, (), None, ("the zone does not have it",))
 
 
@@ -167,12 +168,14 @@ def availability(cloud: Cloud, names: Sequence[str], *, spot: bool) -> tuple[Zon
     zones = _zones(asking)
     offers = _offers(asking, names)
     ids = {} if isinstance(zones, UnknownAnswer) else zones
+    # Zones of the offerings, too: where DescribeAvailabilityZones failed the offerings still name zones.
     places = sorted({*ids, *(() if isinstance(offers, UnknownAnswer) else (zone for _, zone in offers))}) or [
         ""
     ]
     reserved = _reserved(asking)
     quotas = _quotas(asking, names, market, reserved)
     likely = _likelihoods(asking, [name for name in names if _may_have(offers, name)], market, zones)
+    # Asked only for the types that the catalogue lists with capacity blocks.
     sold = [name for name in names if name in instance_types() and instance_types()[name].capacity_blocks]
     blocks = {name: _blocks(asking, name) for name in sold}
     rows = []
@@ -206,6 +209,7 @@ class _ServiceQueries:
             ProfileNotFound,
         )
 
+        # Without this each question to an unreachable endpoint would wait for its timeout.
         if service in self._lost:
             return self._lost[service]
         try:
@@ -213,6 +217,7 @@ class _ServiceQueries:
                 return call(self.cloud.client(service))
         except UnavailableError as error:
             unknown = UnknownAnswer(": ".join(filter(None, (error.message, error.hint))))
+            # Only these concern every later call of the service; a denied action concerns itself alone.
             lost = ConnectionError, HTTPClientError, NoCredentialsError, ProfileNotFound
             if isinstance(error.__cause__, lost):
                 self._lost[service] = unknown
@@ -272,7 +277,9 @@ def _quotas(
     of_names = {name: quota_of(name, market) for name in names}
     quotas = {quota.code: quota for quota in of_names.values() if quota}
     limits = {code: _limit(asking, quota) for code, quota in quotas.items()}
+    # Of several types many share a quota, so that usage is counted by quota and not by type.
     counted = tuple(quotas.values())
+    # On demand, unused reservations count as well (EC2 user guide, capacity reservations).
     used = _of_quotas(asking, _running(asking, market), counted) if quotas else {}
     held = _of_quotas(asking, _unused(asking, reserved), counted) if quotas and market == "on-demand" else {}
     quotas_left = {}
@@ -381,6 +388,7 @@ def _of_quotas(
     """The virtual CPUs of instances, by the codes of the quotas that they count against."""
     if isinstance(counted, UnknownAnswer):
         return counted
+    # A quota counts vCPUs, not instances: g5.48xlarge needs 192 of it.
     by_quota = [
         (quota, name, count)
         for quota in quotas
@@ -445,6 +453,7 @@ def _likelihoods(
 
 def _placements(asking: _ServiceQueries, names: Sequence[str]) -> dict[str, int] | UnknownAnswer:
     """Spot placement scores by the ids of zones."""
+    # Said here, because AWS answers with a low score and no reason.
     if len(names) < LEAST_TYPES:
         return UnknownAnswer(
             f"AWS scores {LEAST_TYPES} types together and calls fewer always low; of those that would do the "
@@ -477,10 +486,12 @@ def _capacities(
     ids = sorted(zones.values())
 
     def scores(ec2: Any) -> dict[tuple[str, str], Any] | UnknownAnswer:
+        # The installed botocore decides: a project may pin an older one.
         if not hasattr(ec2, "get_capacity_manager_supportability_scores"):
             return UnknownAnswer("this boto3 knows no capacity scores; one of 1.44.5 does")
         return {
             (row["InstanceType"], row["AvailabilityZoneId"]): row["Score"]
+            # In batches, since one call takes so many zones and types.
             for first in range(0, len(ids), SCORED_ZONES)
             for some in range(0, len(names), SCORED_TYPES)
             for row in ec2.get_capacity_manager_supportability_scores(
@@ -552,6 +563,7 @@ def _reservation(
     reasons = [answer.reason for answer in (reserved, blocks) if isinstance(answer, UnknownAnswer)]
     held = None
     if not isinstance(reserved, UnknownAnswer):
+        # A reservation for Windows or for dedicated tenancy starts no machine of gpukiln.
         held = tuple(
             CapacityReservation(
                 reservation["CapacityReservationId"],

@@ -20,6 +20,7 @@ from gpukiln.parsing import parse_json
 from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
 
+# Another number refuses files of this version, with the command that writes them anew.
 SCHEMA = 1
 LOCK_S = 10.0  # writing takes milliseconds
 
@@ -148,6 +149,7 @@ def read(cloud: str, region: str) -> CachedRegion:
     """
     file = path(cloud, region)
     try:
+        # Inode and time are the cache key below: another process may have replaced the file.
         about = file.stat()
     except FileNotFoundError:
         return CachedRegion(cloud, region)
@@ -168,8 +170,10 @@ def update(cloud: str, region: str, parts: dict[str, Any]) -> CachedRegion:
         UsageError: The file that stands is damaged.
     """
     file = path(cloud, region)
+    # The first refresh of a cloud creates its folder.
     file.parent.mkdir(parents=True, exist_ok=True)
     busy = BusyError(f"{file} is being written by another process", hint="run the same command again")
+    # Read and written under one lock: two refreshes with other parts must not undo each other.
     with locked(file.with_suffix(".lock"), busy=busy, wait_s=LOCK_S):
         document = replace(read(cloud, region), **parts)
         write_atomic(file, json.dumps(dump(document), indent=1) + "\n")
@@ -190,6 +194,7 @@ def _read_document(file: Path, cloud: str, region: str, _inode: int, _mtime_ns: 
     if schema != SCHEMA:
         raise UsageError(f"{where} has schema {schema}, and this version reads {SCHEMA}", hint=hint)
     region_document = load(CachedRegion, document, where=where, hint=hint)
+    # A file that was copied to another name would show prices of another region.
     if (region_document.cloud, region_document.region) != (cloud, region):
         raise UsageError(f"{where} is of {region_document.region} of {region_document.cloud}", hint=hint)
     return region_document

@@ -13,7 +13,9 @@ from gpukiln.offers.model import Figure, Offer
 
 HOURS_PER_MONTH = 730
 """Hours of a month, as AWS's own calculator counts them: 365 * 24 / 12."""
+# The longest month, for --hours.
 MAX_HOURS_PER_MONTH = 31 * 24
+# Bills are in cents; prices an hour have more digits.
 CENT = Decimal("0.01")
 
 
@@ -77,18 +79,26 @@ def month(offer: Offer, use: MachineUsage, today: date, *, cloud: str = "aws") -
     if use.volume_gb:
         price = prices.volume(offer.region, today, cloud=cloud)
         items.append(_item("volume", price, Decimal(use.volume_gb), f"{use.volume_gb} GB of gp3"))
+    # AWS charges each public IPv4 address in use since 2024-02-01, also of a running instance.
     if use.address:
         price = prices.public_ipv4(offer.region, today, cloud=cloud)
         items.append(
             _item("address", price, Decimal(use.hours), f"{use.hours} hours of a public IPv4 address")
         )
+    # The sum is unknown as soon as one item is: a partial sum would look cheaper than it is.
     usd = _sum(item.usd for item in items)
     about = _sum(item.estimate if item.usd is None else item.usd for item in items)
     return Month(usd, tuple(items), about if usd is None else None)
 
 
 def _sum(amounts: Iterable[Decimal | None]) -> Decimal | None:
-    """None where one of them is not known."""
+    """None where one of them is not known.
+
+    >>> _sum([Decimal(1), Decimal("0.5")])
+    Decimal('1.5')
+    >>> _sum([Decimal(1), None]) is None
+    True
+    """
     known = list(amounts)
     return None if None in known else sum((amount for amount in known if amount is not None), Decimal(0))
 
@@ -111,6 +121,7 @@ def within_budget(budget: Decimal, offers: Sequence[tuple[Offer, Month]]) -> tup
     Raises:
         OverBudgetError: None of them does; names the cheapest.
     """
+    # An unknown price is not within a budget: the caller lists these offers in a note.
     fitting = tuple(row for row in offers if row[1].usd is not None and row[1].usd <= budget)
     if offers and not fitting:
         known = [(row[1].usd, row[0]) for row in offers if row[1].usd is not None]

@@ -15,6 +15,8 @@ from gpukiln.offers.cache import TypeDescription, TypeList
 
 FILE = DATA / "gpu_instances.yaml"
 WIDTH = 110  # of .yamllint
+# One type a row, as gpu_instances.yaml is formatted: edited as text, since a YAML dump would lose its
+# comments.
 ROW = re.compile(r"^  (?P<name>[\w.-]+): \{[^{}]*\}[^\n]*\n", re.MULTILINE)
 # What both know; what both have as default is not written.
 COMPARED = tuple(
@@ -79,12 +81,14 @@ def difference(
     }
     unknown = set(described) - set(known) - set(left)
     new = tuple(sorted(unknown, key=lambda name: (_family(name), described[name].vcpu)))
+    # Retired types stay in the catalogue, because users still name them; the plan then names alternatives.
     gone = [name for name, row in known.items() if row.status != "retired" and name not in described]
     retired = tuple(name for name in gone if zone_ids(name, region))
     changed = tuple(
         change for name in known if name in described for change in _changes(name, known, described)
     )
     after = before
+    # Changed and retired rows first: new rows move the lines below them.
     for change in changed:
         after = _edited(after, change.instance_type, {change.field: change.described})
     for name in retired:
@@ -198,6 +202,7 @@ def _wrapped(row: str) -> str:
     lines = []
     for line in row.splitlines():
         rest = line
+        # Broken as .yamllint wants it, so that the patch passes the project's own linters.
         while len(rest) > WIDTH and (comma := rest.rfind(", ", len(indent), WIDTH)) > 0:
             lines.append(rest[: comma + 1])
             rest = indent + rest[comma + 2 :]

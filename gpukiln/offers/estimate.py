@@ -69,6 +69,7 @@ def _from_other_region(name: str, region: str, known: PriceLookup) -> Figure | N
         return None
     never = max((price.age_days or 0) for _, price in figures) + 1  # of words: older than what has a day
     there, price = min(figures, key=lambda row: never if row[1].age_days is None else row[1].age_days)
+    # A region's list prices differ from another's by nearly the same factor for all types.
     level = _level(name, region, there, known)
     if level == 1:
         return replace(price, source=f"as in {there} ({price.source})")
@@ -106,6 +107,7 @@ def _in_family(
     if not sizes:
         return None
     other, has, price = min(sizes, key=far)
+    # Prices on demand of two sizes are known more often than their spot prices.
     ratio = larger(name, other)
     value = (price.value * (ratio or Decimal(machine.vcpu) / has.vcpu)).quantize(DIGITS)
     how = "price on demand" if ratio else "vCPU"

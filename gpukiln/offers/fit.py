@@ -105,6 +105,7 @@ def _workload_findings(
         message = f"{title} runs on NVIDIA's GPUs, and {machine} has a {board.manufacturer} {board.name}"
         yield Finding("not-nvidia", "error", message, remedy="a machine with an NVIDIA GPU", source=source)
         return
+    # Compared as numbers: as text 10.0 would be less than 9.0.
     if workload.least_cc and version_key(board.cc) < version_key(workload.least_cc):
         message = f"{title} needs compute capability {workload.least_cc}, {board.name} has {board.cc}"
         hint = "a newer GPU, or an older release of it"
@@ -124,6 +125,7 @@ def _driver_findings(
 ) -> Iterator[Finding]:
     least = workload.least_driver
     if image is None:
+        # Without an image only the requirement can be shown: which driver there is, the image says.
         floors = {cuda.needs(workload.cuda).first: GUIDE} if workload.cuda else {}
         if least:
             floors[least] = workload.source
@@ -147,4 +149,5 @@ def _has_code(built_for: tuple[str, ...], ptx: str | None, board: Gpu) -> bool:
         built_major, built_minor = version_key(capability)
         if built_major == major and built_minor <= minor:
             return True
+    # PTX is compiled by the driver for the same and for newer compute capabilities.
     return ptx is not None and (major, minor) >= version_key(ptx)

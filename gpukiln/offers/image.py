@@ -53,7 +53,7 @@ class ChannelImage:
 
     Args:
         parameter: Of the channel.
-        since: When it was pointed there, ISO 8601; empty where nobody says.
+        since: When it was pointed there, ISO 8601; empty where it is not known.
         facts: None where the image's tags don't say what is in it, or nothing shows that it was released;
             `why` says so then.
         trust: By what it is trusted, in words.
@@ -131,7 +131,9 @@ def images_of(cloud: Cloud, *, fresh: bool = False) -> Images:
     """
     with explain_aws_errors("look up the account"):
         account = cloud.client("sts").get_caller_identity()["Account"]
+    # By account: a shared computer may have several, with images of their own.
     file = state_home() / "offers" / f"images-{cloud.name}-{account}-{cloud.region}.json"
+    # Part of the answer: with another key other images are trusted.
     keys = tuple(map(str, trust.all_trusted()))
     if not fresh and (answer := _read_cache(file)) is not None and answer.trust == keys:
         return answer
@@ -164,6 +166,7 @@ def choose_image(
 ) -> ImageChoice:
     """The image for a machine: the first of release, verified image, DLAMI and plain image that fits."""
     why: list[str] = []
+    # ISO 8601 sorts as text; a release without a date comes last.
     for release in sorted(known.released, key=lambda row: row.since, reverse=True):
         if release.facts is None:
             why.append(f"not {release.parameter}: {release.why}")
@@ -203,6 +206,7 @@ def choose_image(
 def _plain_image(
     cloud: Cloud, machine: str, workload: WorkloadRequirements | None, today: date, why: list[str], at: str
 ) -> ImageChoice:
+    # Without a channel, an image or a DLAMI there is still something to build on.
     name = default_base(cloud.name)
     driver = load_components()["nvidia_driver"].version or ""
     facts = Subject(
@@ -282,6 +286,7 @@ def _verified(cloud: Cloud, refused: list[str]) -> Iterator[VerifiedImage]:
 
 def _dlamis(cloud: Cloud) -> Iterator[DeepLearningAmi]:
     ssm, ec2 = cloud.client("ssm"), cloud.client("ec2")
+    # All parameters in one call of GetParameters, which takes ten names.
     names = {form.format(arch=arch): arch for form in DLAMIS for arch in ("x86_64", "arm64")}
     image_ids = {row["Name"]: row["Value"] for row in ssm.get_parameters(Names=list(names))["Parameters"]}
     described = images(ec2, {"image-id": sorted(set(image_ids.values()))}) if image_ids else []
@@ -294,7 +299,14 @@ def _dlamis(cloud: Cloud) -> Iterator[DeepLearningAmi]:
 
 
 def supported_families(description: str) -> tuple[str, ...]:
-    """The families that a DLAMI's description names, as in `Supported EC2 instances: G4dn, G5.` there."""
+    """The families that a DLAMI's description names, as in `Supported EC2 instances: G4dn, G5.` there.
+
+    >>> supported_families("Supported EC2 instances: G4dn, G5, P5e.")
+    ('g4dn', 'g5', 'p5e')
+    >>> supported_families("Base OSS Nvidia Driver GPU AMI")
+    ()
+    """
+    # DLAMIs name their families in the description; the parameter has only the image's id.
     listed = re.search(r"[Ss]upported EC2 [Ii]nstances?:\s*([^.]*)", description)
     return tuple(re.findall(r"[a-z]+\d+[a-z]*(?:-[a-z]+\d+)?", listed[1].lower())) if listed else ()
 

@@ -186,28 +186,34 @@ def list_offers(
     """What satisfies a request, and why nothing does where that is so.
 
     Args:
-        cloud: Asked for zones and images, in each region; None: nobody is asked.
+        cloud: Asked for zones and images, in each region; None: no cloud is asked.
         budget: USD a month.
 
     Returns:
         The answer, and the error that a command ends with.
     """
+    # Without a cloud the shipped data answers: offer.list works without an account.
     matching = select(request, regions, today, cloud=source_of(cloud))
+    # Returned, not raised: the answer with its near misses is printed in any case.
     error: GpukilnError | None = None
     if not matching.offers:
         error = no_match_error(request, matching, regions)
     notes: list[str] = []
+    # One look a region: an answer with holes is not cached, and would be asked for again for each offer.
     seen: dict[str, Images] = {}
     fitting: list[tuple[Offer, ImageChoice | None]] = []
     refused: list[RefusedOffer] = []
     for offer in matching.offers:
         choice, findings = _fit(offer, runs, cloud, today, seen)
+        # What can never work is shown apart with its reason, and not dropped: the user may have an older
+        # image.
         if wrong := tuple(row for row in findings if row.severity == "error"):
             refused.append(RefusedOffer(offer.instance_type, offer.region, wrong, choice))
         else:
             fitting.append((replace(offer, findings=findings), choice))
     notes += [f"{region}: {note}" for region, images in seen.items() for note in images.notes]
     notes += [f"{choice.image_id}: {choice.trust}" for _, choice in fitting if choice and choice.trust]
+    # Two kinds of empty answers: no machine has it, or machines have it and can't run the image.
     if matching.offers and not fitting:
         error = _nothing_fits(refused)
     costs_of = tuple((offer, month(offer, use, today, cloud=source_of(cloud))) for offer, _ in fitting)
@@ -215,10 +221,12 @@ def list_offers(
     if budget is not None:
         try:
             priced = within_budget(budget, priced)
+        # An earlier error counts more: without a fitting machine the budget does not matter.
         except RefusedError as too_dear:
             error = error or too_dear
         else:
             notes += _of_no_price(costs_of)
+    # Prices and zones are looked up only for offers that are shown.
     choices = {(offer.instance_type, offer.region): choice for offer, choice in fitting}
     places = _places(cloud, [offer for offer, _ in priced])
     rows = tuple(
@@ -254,6 +262,7 @@ def _fit(
             kept is not asked for again for each offer.
     """
     name = offer.instance_type
+    # An image can only be chosen in a region that is asked.
     if runs.choose and cloud is not None:
         from gpukiln.offers.image import choose_image, images_of  # noqa: PLC0415 - slow to import, and rarely needed
 
@@ -261,6 +270,7 @@ def _fit(
             seen[offer.region] = images_of(cloud.in_region(offer.region))
         choice = choose_image(seen[offer.region], cloud, name, runs.workload, today)
         return choice, choice.findings
+    # Nothing to check: the machine alone was requested.
     if runs.image is None and runs.workload is None:
         return None, ()
     return None, fit(name, image=runs.image, workload=runs.workload, today=today)
@@ -273,6 +283,7 @@ def _of_no_price(offers: Sequence[tuple[Offer, Month]]) -> list[str]:
 
 
 def _nothing_fits(refused: Sequence[RefusedOffer]) -> IncompatibleError:
+    # Six are enough to see the common reason; --json has all.
     rows = tuple(f"{offer.instance_type}: {offer.findings[0].message}" for offer in refused[:6])
     hints = dict.fromkeys(offer.findings[0].remedy for offer in refused if offer.findings[0].remedy)
     return IncompatibleError(
@@ -295,8 +306,10 @@ def _places(
     A region is asked once a market, for all types that are offered of it together.
     """
     by_offer: dict[tuple[str, str], tuple[ZoneAvailability, ...]] = {}
+    # No cloud is asked without --cloud: the catalogue and the cache answer.
     if cloud is None:
         return by_offer
+    # By market: a spot request has another quota and a placement score.
     for region, market in dict.fromkeys((offer.region, offer.market) for offer in offers):
         names = [offer.instance_type for offer in offers if (offer.region, offer.market) == (region, market)]
         there = availability(cloud.in_region(region), names, spot=market == "spot")

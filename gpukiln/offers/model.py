@@ -31,12 +31,15 @@ class Request:
     """
 
     gpus: tuple[str, ...] = ()
+    # One GPU or more, so that a request without a count also finds larger machines.
     count: Span = field(default_factory=lambda: Span(1))
+    # Two fields, because an A10G that is sold with 24 GB has 22.35 GiB.
     gpu_memory_mib: Span | None = None
     gpu_memory_gb: Span | None = None
     vcpu: int = 0
     memory_mib: int = 0
     local_gb: int = 0
+    # Most images, wheels and containers are for x86_64, so arm64 has to be asked for.
     arch: Literal["x86_64", "arm64", "any"] = "x86_64"
     efa: int = 0
     max_price: Decimal | None = None
@@ -57,9 +60,11 @@ class Figure:
         stale: Whether that is longer than such a number lasts, or not known.
     """
 
+    # Decimal: binary floating point would show 0.1 USD as 0.1000000000000000055.
     value: Decimal
     unit: str
     source: str
+    # Text: of some shipped prices only a month, or `before 2025`, is known.
     as_of: str
     age_days: int | None
     stale: bool
@@ -119,6 +124,7 @@ class Offer:
     price: Figure | None
     on_demand: Figure | None
     spot: tuple[SpotPrice, ...]
+    # None and empty differ: nobody was asked, and no zone has it.
     zones: tuple[str, ...] | None
     notes: tuple[str, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -162,4 +168,5 @@ class ImageChoice:
     why: tuple[str, ...]
     looked_up: str
     findings: tuple[Finding, ...]
+    # A sentence, for the note of the listing: keys, identities or the account's tags.
     trust: str = ""

@@ -51,6 +51,7 @@ def spot(name: str, region: str, today: date, *, cloud: str = "aws") -> tuple[Sp
 
     The shipped data knows the cheapest and the dearest zone of a region and not their names.
     """
+    # For the saving: spot prices are read as a share of it.
     dear = on_demand(name, region, today, cloud=cloud)
     part = cache.read(cloud, region).spot
     if part and name in part.zones:
@@ -60,6 +61,7 @@ def spot(name: str, region: str, today: date, *, cloud: str = "aws") -> tuple[Sp
     if not (ends := spot_range(name, region)):
         return ()
     cheapest, dearest = ends
+    # One row where both ends are equal: the region may have one zone with the type.
     rows_shipped = [(CHEAPEST, cheapest)] + [(DEAREST, dearest)] * (dearest.usd != cheapest.usd)
     return tuple(_spot(zone, price, today, dear) for zone, price in rows_shipped)
 
@@ -105,6 +107,7 @@ def _newer(asked: DatedPrice | None, listed: DatedPrice | None, unit: str, today
 def _figure(price: DatedPrice, unit: str, lasts_days: int, today: date) -> Figure:
     day = _day(price)
     age = (today - day).days if day else None
+    # Without a day it may be of any age.
     stale = age is None or not 0 <= age <= lasts_days  # of tomorrow: a clock is wrong
     return Figure(price.usd, unit, price.source, price.as_of, age, stale)
 

@@ -21,6 +21,7 @@ from gpukiln.parsing import parse_json
 
 REFRESH = "offer.refresh/1"
 Row = dict[str, Any]
+# EC2 keeps 90 days; a week shows the range of a price without last month's.
 HISTORY = timedelta(days=7)
 PRICING_REGION = "us-east-1"  # the Price List has endpoints in a few regions alone, with the prices of all
 BATCH_TYPES = 100  # types in one question; a filter takes 200 values (EC2 API reference, "Filtering")
@@ -68,7 +69,7 @@ class RefreshDocument:
     """What offer.refresh prints with --json.
 
     Args:
-        difference: What the region has that the shipped catalogue has not; null where nobody asked for it, or
+        difference: What the region has and the shipped catalogue lacks; null where it was not requested, or
             the types could not be asked.
     """
 
@@ -143,11 +144,13 @@ def refresh(cloud: Cloud, say: Callable[[str], None], *, now: datetime | None = 
     region = _Region(cloud, now, say, files, before.types.types if before.types else None)
     answers: dict[str, Any] = {}
     errors: dict[str, GpukilnError] = {}
+    # One failure stops no other query: an account may lack the permission for one service.
     for name, (what, ask) in QUERIES.items():
         say(f"asking {cloud.region} for {what}")
         try:
             answers[name] = ask(region)
         except UnavailableError as error:
+            # Reported at the end with its exit code; what was known before stays in the cache.
             errors[name] = error
             say(f"{what}: {error.message}")
         else:
@@ -227,6 +230,7 @@ def describe_type(row: Row) -> cache.TypeDescription:
     """
     [gpu, *_] = row["GpuInfo"]["Gpus"]
     network, usage = row["NetworkInfo"], row["SupportedUsageClasses"]
+    # As `described` in the catalogue: interfaces times (addresses - 1) plus 2 for host-network pods.
     pods = None
     if cards := network.get("NetworkCards"):
         interfaces = cards[network.get("DefaultNetworkCardIndex", 0)]["MaximumNetworkInterfaces"]
@@ -268,6 +272,8 @@ def _offerings(region: _Region) -> cache.ZoneOfferings:
 def _spot(region: _Region) -> cache.SpotHistory:
     ec2, start = region.cloud.client("ec2"), region.now - HISTORY
     asked = {"ProductDescriptions": ["Linux/UNIX"], "StartTime": start, "EndTime": region.now}
+    # Every requested type gets an entry: an empty one says that there is no spot price, a missing one that
+    # none was asked.
     seen: dict[str, dict[str, list[tuple[datetime, Decimal]]]] = {name: {} for name in region.names}
     with explain_aws_errors("look up spot prices"):
         for names in _batches(region.own_names):
@@ -294,8 +300,16 @@ def price_span(
     Args:
         changes: Each from when a price held until the next one; the first may be from before `start`, as EC2
             gives the one that held then, too.
+
+    >>> from datetime import datetime
+    >>> days = [datetime(2026, 11, day) for day in (1, 3, 5)]
+    >>> price_span([(days[0], Decimal(1)), (days[1], Decimal(2))], days[0], days[2])
+    ZonePrice(now=Decimal('2'), low=Decimal('1'), mean=Decimal('1.5'), high=Decimal('2'))
+    >>> price_span([(days[0], Decimal(1))], days[1], days[2]).mean
+    Decimal('1')
     """
     rows = sorted(changes)
+    # Each price holds until the next change, the last one until now.
     ends = [when for when, _ in rows[1:]] + [max(now, rows[-1][0])]
     seconds = [
         Decimal(str(max(0.0, (end - max(since, start)).total_seconds())))
@@ -322,6 +336,8 @@ def _on_demand(region: _Region) -> cache.HourlyPrices:
             usd_by_type.setdefault(name, set()).update(_usd(product, "Hrs"))
     prices: dict[str, Decimal] = {}
     for name, usd in sorted(usd_by_type.items()):
+        # Two prices mean that a filter of MACHINE no longer selects one product: none is better than the
+        # wrong one.
         if len(usd) == 1:
             [prices[name]] = usd
         elif usd:
@@ -370,6 +386,7 @@ def _products(region: _Region, service: str, **attributes: str) -> Iterator[Row]
 def _get_products(region: _Region, service: str, query: Mapping[str, str]) -> Iterator[Row]:
     filters = [{"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in query.items()]
     with explain_aws_errors("look up prices"):
+        # The endpoint's region says nothing about the prices; regionCode does.
         pricing = region.cloud.in_region(PRICING_REGION).client("pricing")
         for page in pricing.get_paginator("get_products").paginate(ServiceCode=service, Filters=filters):
             for text in page["PriceList"]:  # each a document of its own
@@ -391,6 +408,7 @@ def _usd(product: Row, unit: str) -> set[Decimal]:
 
 
 def _quotas(region: _Region) -> cache.Quotas:
+    # The applied value of the account, not AWS's default (GetAWSDefaultServiceQuota).
     client = region.cloud.client("service-quotas")
     vcpus: dict[str, int] = {}
     with explain_aws_errors("look up the account's quotas"):
@@ -429,6 +447,12 @@ def _decimal(text: str, call: str) -> Decimal:
 
 
 def _plain(usd: Decimal) -> Decimal:
-    """Without the zeros at the end: the Price List has ten digits, 0.5260000000."""
+    """Without the zeros at the end: the Price List has ten digits, 0.5260000000.
+
+    >>> _plain(Decimal("0.5260000000"))
+    Decimal('0.526')
+    >>> _plain(Decimal("10.00"))
+    Decimal('10')
+    """
     short = usd.normalize()
     return short.quantize(Decimal(1)) if short == short.to_integral() else short

@@ -20,6 +20,7 @@ from gpukiln.units import Memory, Money, Span
 GPU_SYNTAX = (
     "NAMES, MEMORY and COUNT with `:` between them, for example T4:1, 24GiB..:2, A10G,L4:1..4 or H100:80GB:8"
 )
+# `any` for workloads that are built for both.
 ARCHES = ("x86_64", "arm64", "any")
 _END = r"[\d.]{1,40}\s*(?:[KMG]i?B?|[TPE]i?B)"  # of a memory; 1080Ti is a GPU, and a number a count
 
@@ -46,6 +47,11 @@ def parse_request(
 
     Raises:
         UsageError: It is none; says what was found and what is wanted.
+
+    >>> parse_request("A10G,L4:1..4").gpus
+    ('a10g', 'l4')
+    >>> parse_request("24GiB..:2").gpu_memory_mib
+    Span(low=24576, high=None)
     """
     if arch not in ARCHES:
         raise unknown("architecture", arch, ARCHES)
@@ -92,10 +98,12 @@ def _gpu(text: str) -> tuple[Span, tuple[str, ...], Span | None, Span | None]:
 def _memory(part: str, text: str) -> tuple[Span | None, Span | None]:
     """As counted in MiB, or as sold in GB: `24GB` is what the label says."""
     low, _, high = (piece.strip() for piece in part.partition(".."))
+    # A unit at the upper end alone is meant for both, as in prose.
     if low and high and low[-1].isdigit():
         part = (
             low + high.lstrip("0123456789. ") + ".." + high
         )  # the upper end's unit counts for both ends: 16..24GiB
+    # GiB is what the driver counts, GB what the data sheet says: mixed they have no meaning.
     binary = {"i" in end.lower() for end in part.split("..") if end.strip()}
     if len(binary) == 2:
         raise UsageError(

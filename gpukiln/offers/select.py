@@ -17,6 +17,7 @@ from gpukiln.offers import prices
 from gpukiln.offers.estimate import estimate
 from gpukiln.offers.model import Figure, NearMiss, Offer, Request
 
+# Unknown price, price, age of the GPU (newest first), vCPUs, name.
 _Order = tuple[bool, Decimal, tuple[int, ...], int, str]
 
 
@@ -56,8 +57,10 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
     near: list[tuple[NearMiss, tuple[int, int, int, int], _Order]] = []
     for name, machine in instance_types().items():
         board = gpu(machine.gpu)
+        # AMD and Habana boards are offered only when they are named: no image of gpukiln drives them.
         if board.manufacturer != "NVIDIA" and machine.gpu not in request.gpus:
             continue
+        # Once a type: they do not depend on the region.
         general = _mismatches(request, machine, board)
         for region in regions:
             offer = _offer(name, machine, region, request, today, cloud)
@@ -69,6 +72,7 @@ def select(request: Request, regions: Sequence[str], today: date, *, cloud: str 
                 near.append(
                     (missed, (*distance, len(mismatches)), _order(offer.on_demand or offer.estimate, name))
                 )
+    # Ties between regions keep the order in which the user named them.
     order = {region: place for place, region in enumerate(regions)}
     offers.sort(
         key=lambda offer: (*_order(offer.price or offer.estimate, offer.instance_type), order[offer.region])
@@ -99,6 +103,12 @@ def mismatches_of(request: Request, name: str) -> tuple[str, ...]:
 
     Raises:
         UsageError: The catalogue does not know it.
+
+    >>> from gpukiln.offers.request import parse_request
+    >>> mismatches_of(parse_request("L4:1"), "g4dn.xlarge")
+    ('it has 1 T4, wanted L4',)
+    >>> mismatches_of(parse_request("T4:1"), "g4dn.xlarge")
+    ()
     """
     from gpukiln.catalog.instance_types import instance_type  # noqa: PLC0415 - its name is a variable here
 
@@ -128,7 +138,14 @@ def no_match_error(request: Request, answer: MatchingOffers, regions: Sequence[s
 
 
 def describe_request(request: Request) -> str:
-    """A request in words."""
+    """A request in words.
+
+    >>> from gpukiln.offers.request import parse_request
+    >>> describe_request(parse_request("T4:1", cpu=8))
+    '1 T4, 8 vCPU, x86_64'
+    >>> describe_request(parse_request("H100:80GB:8", spot="only"))
+    '8 H100 SXM of 80 GB, x86_64, spot'
+    """
     names = " or ".join(gpu(key).name for key in request.gpus) or "GPU"
     memory = ""
     if request.gpu_memory_mib:
@@ -162,6 +179,7 @@ def _mismatches(request: Request, machine: InstanceType, board: Gpu) -> list[Fin
     if request.gpus and machine.gpu not in request.gpus:
         names = " or ".join(gpu(key).name for key in request.gpus)
         mismatches.append(_mismatch("gpu", f"it has {machine.gpus} {board.name}, wanted {names}"))
+    # A type of vGPUs has its fractions in `gpus`; no request gets them that wants whole GPUs.
     fraction = machine.gpu_fraction < 1
     if fraction and not request.fractions:
         mismatches.append(
@@ -169,6 +187,7 @@ def _mismatches(request: Request, machine: InstanceType, board: Gpu) -> list[Fin
         )
     elif machine.gpus not in request.count:
         mismatches.append(_mismatch("count", f"it has {machine.gpus} {board.name}, wanted {request.count}"))
+    # The memory a GPU is sold with is a label (24 GB), not the size that the driver reports.
     sold = sold_gb(machine)
     if request.gpu_memory_mib and machine.gpu_memory_mib not in request.gpu_memory_mib:
         text = f"{board.name} has {machine.gpu_memory_mib} MiB"
@@ -196,12 +215,14 @@ def _market_mismatches(request: Request, machine: InstanceType, offer: Offer) ->
     mismatches: list[Finding] = []
     if machine.status == "retired":
         return mismatches
+    # Empty means that the region was asked, or the shipped data has no zone; None is not known.
     if offer.zones is not None and not offer.zones:
         mismatches.append(_mismatch("market", f"it is not offered in {offer.region}"))
     if request.spot != "only" and not machine.on_demand:
         mismatches.append(_mismatch("market", "it is sold by capacity blocks alone"))
     if request.spot == "only" and not machine.spot:
         mismatches.append(_mismatch("market", "it is not sold as spot"))
+    # An estimate is no price: a limit in money refuses what is not known.
     if request.max_price is not None:
         if offer.price is None:
             about = f" (about {offer.estimate.value} is estimated)" if offer.estimate else ""
@@ -226,6 +247,7 @@ def _nearness(
         0 where it has the GPUs, 1 where it has them in another number or size, 2 where it has others; how
         many are missing; and MiB of memory that each lacks.
     """
+    # One mismatch is near, two are another machine.
     kinds = {mismatch.id for mismatch in mismatches}
     if "retired" in kinds and not request.gpus:
         return None
@@ -245,6 +267,7 @@ def _nearness(
         if machine.gpu in request.gpus and machine.gpu_fraction == 1
     ]
     least = min((machine.gpu_memory_mib for machine in asked), default=0)
+    # By compute capability: an older GPU may lack the number formats that the workload uses.
     oldest = min(version_key(gpu(key).cc or "0") for key in request.gpus)
     new_enough = version_key(gpu(machine.gpu).cc or "0") >= oldest
     return (2, 0, 0) if machine.gpu_memory_mib >= least and new_enough else None
@@ -252,6 +275,7 @@ def _nearness(
 
 def sold_gb(machine: InstanceType) -> int | None:
     """The memory of one of its GPUs or fractions as it is sold, in GB; None where no source says."""
+    # A fraction is sold as its share of the board's label.
     labels = [round(label * machine.gpu_fraction) for label in gpu(machine.gpu).memory_gb]
     return min(labels, key=lambda label: abs(label * 1024 - machine.gpu_memory_mib), default=None)
 
@@ -266,6 +290,7 @@ def _offer(name: str, machine: InstanceType, region: str, request: Request, toda
         request.spot == "auto" and cheapest and (on_demand is None or cheapest.now.value < on_demand.value)
     ):
         market, price = "spot", cheapest.now if cheapest else None
+    # Estimated only for the order and for display, never compared with --max-price.
     guess = None
     if price is None and machine.status != "retired":
         guess = estimate(name, region, today, spot=market == "spot", cloud=cloud)

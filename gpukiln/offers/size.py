@@ -30,13 +30,16 @@ MODES = ("infer", "train", "lora")
 # Bytes of one weight; of int4 the scales, too.
 BYTES = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "int4": 0.5 + 4 / 128}
 NF4 = 0.5 + 0.127 / 8  # QLORA: 0.127 bit a weight for constants that are quantized, too
+# Weights in fewer bits are frozen: --mode lora trains adapters next to them.
 TRAINED_IN = ("fp32", "bf16", "fp16")
 # Bytes of optimizer a weight that is trained in 16 bit, with the copy of it in 32 bit (ZERO: K = 12).
 OPTIMIZERS = {"adamw": 12.0, "adamw8bit": 6.0, "sgd": 8.0}
 COPY = 4.0  # of which this is the copy, which training in 32 bit has not
 CHECKPOINTS = ("none", "selective", "full")
 HEAD = 128  # width of an attention head where nothing is said: Llama's, and GPT-3's
+# An allowance of this project for the CUDA context and libraries, not a measured value.
 CONTEXT_MIB = 1024
+# vLLM's default of gpu_memory_utilization (VLLM above); training gets the same allowance.
 SHARE_USED = 0.9
 MAX_COUNT = 10**9  # of anything that is counted: more is a slip of the keyboard
 OWN_ALLOWANCE = "an allowance of this project"
@@ -107,7 +110,7 @@ class Size:
     Args:
         per_gpu_mib: Of each GPU, all terms together.
         total_bytes: Of all GPUs.
-        assumed: What nobody said, and was estimated.
+        assumed: Values that were not given, and are estimated.
     """
 
     model: Model
@@ -123,6 +126,11 @@ def parameters(text: str) -> float:
 
     Raises:
         UsageError: It is none.
+
+    >>> parameters("7B")
+    7000000000.0
+    >>> parameters("350M")
+    350000000.0
     """
     number_match = re.fullmatch(r"([0-9.]+(?:e\+?[0-9]+)?)\s*([KMBT]?)", text.strip(), re.IGNORECASE)
     try:
@@ -133,6 +141,7 @@ def parameters(text: str) -> float:
         )
     except ValueError:
         number = 0
+    # Outside of this a unit is missing or doubled: no model has 7 weights.
     if not 1e5 <= number <= 1e14:
         raise UsageError(f"--params {text!r} is no number of weights", hint="wanted: for example 7e9 or 7B")
     return number
@@ -151,6 +160,7 @@ def size(model: Model, run: ModelRun) -> Size:
         Term("context", CONTEXT_MIB * MIB, f"{CONTEXT_MIB} MiB for CUDA and libraries", OWN_ALLOWANCE)
     )
     held = sum(term.bytes for term in terms)
+    # The other way round: SHARE_USED of the card is what the terms fill.
     slack = round(held / SHARE_USED) - held
     used = f"{SHARE_USED:.0%} of a GPU's memory are used, the rest is fragmentation"
     terms.append(Term("slack", slack, used, "VLLM" if run.mode == "infer" else f"{OWN_ALLOWANCE}, as VLLM"))
@@ -202,7 +212,7 @@ def _check(model: Model, run: ModelRun) -> None:
 
 
 def _complete_model(model: Model, run: ModelRun) -> tuple[Model, list[str]]:
-    """The model with what nobody said, estimated as SCALING has it."""
+    """The model with its missing values, estimated by SCALING."""
     assumed = []
     layers, width = model.layers, model.width
     if not layers and not width:
@@ -270,6 +280,8 @@ def _train(model: Model, run: ModelRun) -> list[Term]:
     """Weights, gradients and optimizer of what is trained, and the activations that its gradients need."""
     in_32 = run.precision == "fp32"
     each = 4 if in_32 else 2
+    # LoRA adapters of rank r on all linear layers: 4 attention matrices take 2 * r * width each, the 2
+    # matrices of an MLP that is 4 widths wide take 5 * r * width each.
     adapters = model.layers * 18 * model.width * run.rank
     trained = model.params if run.mode == "train" else float(adapters)
     terms = [_weights(model, run)]
@@ -303,7 +315,9 @@ def _activations(model: Model, run: ModelRun) -> Term:
     shared, wide = run.tensor_parallel, model.width
     layer = run.batch * run.context * wide
     heads = max(1, wide // HEAD)
+    # Equation 2 of SELECTIVE: 10 sbh are not divided by tensor parallelism, 24 sbh are.
     factor = 10 + 24 / shared
+    # The attention scores (5 a s / h in equation 1), which selective recomputation drops.
     quadratic = 5 * heads * run.context / (wide * shared)
     times = 2 if run.precision == "fp32" else 1
     sbh = f"{run.context} * {run.batch} * {wide}"

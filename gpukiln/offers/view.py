@@ -17,6 +17,7 @@ from gpukiln.offers.size import Size
 from gpukiln.reports.tables import Rows
 from gpukiln.units import Memory, Money
 
+# What fits on a screen; --all shows the rest.
 NEAR, OFFERS = 8, 20
 
 
@@ -57,6 +58,7 @@ def offers_table(rows: Sequence[OfferRow], *, all: bool) -> Iterator[RenderableT
     yield table
     if len(shown) < len(rows):
         yield f"and {len(rows) - len(shown)} more: --all"
+    # Sources once below the table: nearly all rows share one.
     if prices := sorted({_source(row.offer.price) for row in shown if row.offer.price}):
         yield "prices: " + "; ".join(prices)
     if guesses := sorted({_source(row.offer.estimate, mark="") for row in shown if row.offer.estimate}):
@@ -68,6 +70,7 @@ def near_lines(near: Sequence[NearMiss], *, all: bool) -> Iterator[str]:
     if not near:
         return
     yield "near, and not enough:"
+    # A machine with the same mismatches in several regions is one line.
     same: dict[tuple[str, str], list[NearMiss]] = {}
     for miss in near:
         mismatches = "; ".join(lack.message for lack in miss.lacks)
@@ -104,6 +107,7 @@ def finding_lines(findings: Iterable[Finding]) -> Iterator[str]:
 def places_table(places: Sequence[ZoneAvailability]) -> Iterator[RenderableType]:
     """Where types can be had: four answers that say different things."""
     table = Rows("type", "zones", "offered", "quota", "likelihood", "reserved", first=2)
+    # A dict keeps the order and drops repetitions: every row of a failed service has the same reason.
     reasons: dict[str, None] = {}
     same: dict[tuple[str, ...], list[str]] = {}
     for place in places:
@@ -117,6 +121,7 @@ def places_table(places: Sequence[ZoneAvailability]) -> Iterator[RenderableType]
             ("reserved", held.reasons),
         ):
             reasons |= {f"{what} unknown: {text}": None for text in said if text}
+    # Zones with equal answers share a row, which is the usual case.
     for (name, *answers), zones in same.items():
         table.add(name, ", ".join(zones), *answers)
     yield table
@@ -130,6 +135,7 @@ def listing_parts(answer: OfferListing, *, all: bool) -> Iterator[RenderableType
     yield f"wanted: {answer.asked}, in {', '.join(answer.regions)}"
     if answer.offers:
         yield from offers_table(answer.offers, all=all)
+        # Item by item for the best offer only; the table has the others' sums.
         yield from _month_lines(answer.offers[0])
     if chosen := [row for row in answer.offers if row.image]:
         yield from _image_lines(chosen)
@@ -180,6 +186,7 @@ def refresh_parts(document: RefreshDocument) -> Iterator[RenderableType]:
     yield table
     if (difference := document.difference) is None:
         return
+    # Changes always make a patch, so an empty one means that there is none.
     if not difference.patch:
         yield f"{difference.region} has what the shipped catalogue has"
         return
@@ -193,12 +200,14 @@ def refresh_parts(document: RefreshDocument) -> Iterator[RenderableType]:
 
 
 def _gpus(offer: Offer) -> str:
+    # An eighth of a GPU is not shown as one GPU.
     if offer.gpu_fraction < 1:
         return f"{offer.gpu_fraction:g} {offer.gpu}"
     return f"{offer.gpus} {offer.gpu}"
 
 
 def _price(offer: Offer) -> str:
+    # Only spot is marked: on demand is the default.
     market = " spot" if offer.market == "spot" else ""
     if offer.price is None:
         return f"~{offer.estimate.value}{market}" if offer.estimate else "?"
@@ -227,6 +236,7 @@ def _figure(price: Figure | None) -> str:
 
 def _spot(price: SpotPrice) -> str:
     said = f"{price.zone}: {_figure(price.now)}"
+    # Shipped data has no history of seven days.
     if price.low is not None:
         said += f"; 7 days: {price.low} to {price.high}, mean {price.mean}"
     return said + (f"; saves {price.saving:.0%}" if price.saving is not None else "")
@@ -239,6 +249,7 @@ def _month_lines(row: OfferRow) -> Iterator[str]:
         yield f"  {item.name} {usd}: {item.how}"
 
 
+# One block for all machines that would get the same image for the same reasons.
 def _image_lines(rows: Iterable[OfferRow]) -> Iterator[str]:
     said: dict[tuple[str, ...], list[str]] = {}
     for row in rows:
@@ -258,6 +269,7 @@ def _warning_lines(rows: Iterable[OfferRow]) -> Iterator[str]:
             said.setdefault(f"{finding.severity} {finding.id}: {finding.message}", []).append(
                 row.offer.instance_type
             )
+    # One warning usually concerns a whole family.
     for text, types in said.items():
         yield f"{text} [{', '.join(dict.fromkeys(types))}]"
 

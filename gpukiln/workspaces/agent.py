@@ -49,9 +49,13 @@ LABEL = "gpukiln-home"
 XEN_NAMES = ("xvdf", "sdf")  # the home is attached as /dev/sdf; EC2 user guide, "Device names for volumes"
 USER_ID = 6000  # the same on each machine: the home outlives it
 GROUPS = ("sudo", "wheel", "docker", "gpu", "video", "render")
+# The home volume comes from `workspace.up`, which creates it only once the machine runs: ten minutes of
+# grace. IAM shows a new role only after a while, hence the wait for credentials.
 HOME_WAIT_S, DEVICE_WAIT_S, RIGHTS_WAIT_S, DRIVER_WAIT_S = 600.0, 180.0, 90.0, 300.0
 CALL_S, INSTALL_S, SCRIPT_S = 20.0, 3600.0, 30.0
 SPOT_POLL_S, HOOK_S, HOOK_SPARE_S = 5.0, 115.0, 5.0  # EC2 gives two minutes
+# File systems keep their headers in the first and RAID its metadata in the last blocks: both ends are read
+# whole, the rest in samples.
 EDGE_BYTES, SAMPLE_BYTES, SAMPLES = 4 << 20, 64 << 10, 256
 GROUP_BYTES = 16 << 20  # EBS grows by GiB
 # What counts as use; docs/workspaces.md, "When an idle machine stops", has the reasons.
@@ -136,6 +140,7 @@ class Metadata:
 
     def get(self, path: str) -> str | None:
         """A path below meta-data; None where there is no such thing (404)."""
+        # A token that expired answers 401: it is fetched once more, and a second 401 is a failure.
         for fresh in (False, True):
             try:
                 if fresh or not self.token:
@@ -283,6 +288,7 @@ def require_memory(path: pathlib.Path) -> None:
 def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
     """The disk of an EBS volume: by its serial (Nitro), by udev's link, by the name it has on Xen."""
     serial_wanted = volume.replace("-", "")
+    # NVMe shows the volume's id as the serial, without its dash; virtio does so on the embedded cloud.
     for pattern in ("sys/block/*/device/serial", "sys/block/*/serial"):  # NVMe, virtio
         for serial in sorted(root.glob(pattern)):
             if serial.read_text().strip().replace("-", "") == serial_wanted:
@@ -291,6 +297,7 @@ def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
     if link.exists():
         return link.resolve()
     hypervisor = root / "sys/hypervisor/type"
+    # Xen instances (p2, p3, g3) name disks by the letter of the attachment.
     if hypervisor.exists() and hypervisor.read_text().strip() == "xen":  # its disks have no serial
         for name in XEN_NAMES:
             if (root / "dev" / name).exists():
@@ -300,6 +307,7 @@ def find_device(volume: str, root: pathlib.Path) -> pathlib.Path:
 
 def is_empty(device: pathlib.Path) -> bool:
     """Whether a disk is empty: blkid finds no signature, and all samples are zeros."""
+    # -p probes the device itself: the cache of blkid may be of an earlier disk.
     ran = run_program("blkid", "-p", str(device), timeout=120)
     if ran.returncode == 0:
         return False
@@ -331,6 +339,7 @@ def prepare_disk(device: pathlib.Path) -> None:
         what = " ".join(filter(None, (said.get("TYPE"), said.get("LABEL"), table)))
         expected = f"nothing, or ext4 with the label {LABEL}"
         raise StageError(f"{device} has {what}, wanted {expected}; it is left as it is")
+    # resize2fs insists on a forced check of an unmounted file system (resize2fs(8)).
     grown = has_grown(device)
     ran = run_program("e2fsck", "-p", *(["-f"] if grown else []), str(device), timeout=INSTALL_S)
     if (
@@ -392,6 +401,7 @@ def environment(config: dict[str, Any], root: pathlib.Path) -> dict[str, str]:
 def start_as_user(config: dict[str, Any], root: pathlib.Path, *words: str) -> subprocess.Popen[bytes]:
     """A program that begins to run as the user, with the user's groups, in a session of its own."""
     account = pwd.getpwnam(config["user"])
+    # setpriv, not su: no PAM session is opened, which would count as a login for the idle rule.
     rights = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "--"]
     env = environment(config, root)
     try:
@@ -422,6 +432,7 @@ def driver_version(root: pathlib.Path, count: int) -> str:
 def install(package: str) -> None:
     """A package of the distribution; Failed where it has none of that name."""
     if shutil.which("apt-get"):
+        # At the first boot apt-daily or cloud-init may hold the lock.
         apt = ["apt-get", "-o", "DPkg::Lock::Timeout=600"]
         check_output(*apt, "update", timeout=INSTALL_S)
         quiet = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
@@ -526,6 +537,7 @@ class Boot:
         if self.config["home"]:
             volume = retry_until(HOME_WAIT_S, self.home_volume)
             mount_home(retry_until(DEVICE_WAIT_S, lambda: find_device(volume, self.root)), self.home_path)
+        # Without a home volume it is a folder of the root disk.
         self.home_path.mkdir(parents=True, exist_ok=True)
         account = pwd.getpwnam(self.user)
         if not {path.name for path in self.home_path.iterdir()} - {"lost+found"}:
@@ -542,7 +554,7 @@ class Boot:
         """The home volume's id: `workspace.up` creates and attaches it while the machine boots."""
         if said := (self.metadata.get(f"tags/instance/{HOME_TAG}") or "").strip():
             return said
-        raise StageError(f"the tag {HOME_TAG} does not name a home volume after {HOME_WAIT_S:.0f} s")
+        raise StageError(f"no tag {HOME_TAG} names a home volume after {HOME_WAIT_S:.0f} s")
 
     def make_user(self) -> None:
         """Create the user with the uid that owns the files in the home."""
@@ -609,6 +621,7 @@ class Boot:
 
     def identity(self) -> None:
         """The user's groups and key; the toolchain that the workspace was made for."""
+        # Groups that the image has not are skipped: docker and gpu come with roles.
         groups = [name for name in GROUPS if any(group.gr_name == name for group in grp.getgrall())]
         if groups:
             check_output("usermod", "--append", "--groups", ",".join(groups), self.user)
@@ -625,6 +638,7 @@ class Boot:
         mark = "gpukiln-workspace"
         file = self.home_path / ".ssh" / "authorized_keys"
         file.parent.mkdir(mode=0o700, exist_ok=True)
+        # surrogateescape: keys of the user may have comments in any encoding.
         kept = file.read_text(errors="surrogateescape").splitlines() if file.exists() else []
         lines = [line for line in kept if not line.endswith(f" {mark}")]
         write(file, "".join(f"{line}\n" for line in (*lines, f"{key} {mark}")), 0o600)
@@ -643,6 +657,7 @@ class Boot:
         values = {}
         for name, reference in references.items():
             values[name] = retry_until(RIGHTS_WAIT_S, functools.partial(self.aws.secret, reference))
+        # Compose reads the file as NAME='VALUE', one a line.
         bad = [name for name, value in values.items() if "\n" in value or "'" in value]
         if bad and self.config["compose"]:
             raise StageError(f"{', '.join(bad)}: an env file of services can't hold quotes or line breaks")
@@ -706,7 +721,7 @@ class Boot:
         return f"by {' '.join(compose)}"
 
     def script(self) -> str:
-        """Run the agent script as the user; one that keeps running, as Coder's does, is watched until it ends."""
+        """Run the agent script as the user; a script that keeps running, such as Coder's, is watched."""
         if not self.config["script"]:
             return ""
         path = self.root / STATE.lstrip("/") / "script"
@@ -726,8 +741,10 @@ class Boot:
 
 def sessions(root: pathlib.Path) -> Iterator[str]:
     """Sessions other than the caller's: of logind, of Session Manager, or at a terminal in use."""
+    # A deep look logs in by SSH itself and must not count as use.
     own = root / "proc/self/cgroup"
     asking = re.search(r"session-(\w+)\.scope", own.read_text() if own.exists() else "")
+    # `list-sessions` has no state of a session; `show-session` has.
     for line in check_output("loginctl", "list-sessions", "--no-legend").splitlines():
         if asking and line.split()[0] == asking[1]:
             continue
@@ -753,7 +770,7 @@ def sessions(root: pathlib.Path) -> Iterator[str]:
 
 
 def has_connection(root: pathlib.Path, port: int) -> bool:
-    """Whether somebody is connected to a port of this machine (proc_net_tcp.rst: 01 is established)."""
+    """Whether a client is connected to a port of this machine (proc_net_tcp.rst: 01 is established)."""
     for name in ("tcp", "tcp6"):
         file = root / "proc/net" / name
         for line in file.read_text().splitlines()[1:] if file.exists() else ():
@@ -772,7 +789,7 @@ def leases() -> list[str]:
 
 
 class ProcessUse(NamedTuple):
-    """A process that somebody started, and what it used so far; with it, its children that have ended."""
+    """A process that a user started, and what it used so far; with it, its children that have ended."""
 
     words: str
     cpu_s: float

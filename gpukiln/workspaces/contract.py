@@ -17,6 +17,7 @@ from gpukiln.clouds.tags import MANAGED, MANAGED_TAG, OWNER_TAG, PART_TAG, WORKS
 from gpukiln.typed import strict, validated
 from gpukiln.units import Memory
 
+# At most 32 characters: the name becomes a host name, part of a role name (64 at most) and of tags.
 NAME = re.compile(r"[a-z][a-z0-9-]{0,30}[a-z0-9]|[a-z]")
 
 
@@ -29,6 +30,7 @@ def _name(text: str) -> str:
 
 def _size(text: str) -> str:
     """A workspace that is compared with its machine keeps what was written."""
+    # Only checked, not converted: a contract that is compared with its machine shows what its author wrote.
     Memory.parse(text, "")
     return text
 
@@ -50,6 +52,7 @@ class ComputeProfile:
     cpu: int = 0
     memory: Size | None = None
     storage: Size | None = None
+    # One GPU is the default, because a workspace without any must name its instance type.
     gpu_count: int = 1
     gpu_type: str = ""
 
@@ -74,6 +77,7 @@ class Capabilities:
         gui_rdp: Always refused: it is for Windows.
     """
 
+    # The default keeps files: a home that goes with its machine must be asked for.
     persistent_home: bool = True
     network_egress: Literal["none", "https-only", "open"] = "https-only"
     identity_mode: Literal["iam", "none"] = "iam"
@@ -81,6 +85,7 @@ class Capabilities:
     artifact_cache: str = ""
     secrets: dict[str, str] = field(default_factory=dict)
     gui_vnc: bool = False
+    # A field all the same: contracts of Coder templates name it, and the error then says why it is refused.
     gui_rdp: Literal[False] = False
 
 
@@ -124,6 +129,7 @@ class Workspace:
     ssh_from: str = ""
     services: tuple[str, ...] = ()
     spot: bool = False
+    # Off by default: a machine that stops by itself surprises who has not asked for it.
     idle_minutes: int = 0
 
     @property
@@ -185,6 +191,7 @@ class Outputs:
 
 
 # Those of the machine among the variables of a workspace; the others are known before there is one.
+# Terraform's module sets these two as well, so that their names stand here once.
 VARIABLES = {"instance": "GPUKILN_WORKSPACE_INSTANCE", "host": "GPUKILN_WORKSPACE_HOST"}
 
 
@@ -210,11 +217,18 @@ def workspace_tags(workspace: Workspace, part: str) -> dict[str, str]:
         OWNER_TAG: workspace.owner,
         PART_TAG: part,
         MANAGED_TAG: MANAGED,
+        # The console shows `Name`; nothing in gpukiln reads it.
         "Name": f"{workspace.workspace_name} ({part})",
     }
 
 
 def filters(part: str, name: str = "") -> list[dict[str, Any]]:
-    """EC2's filters for parts of workspaces that gpukiln created, or of the one with this name."""
+    """EC2's filters for parts of workspaces that gpukiln created, or of the one with this name.
+
+    >>> filters("home")[1]
+    {'Name': 'tag:gpukiln:part', 'Values': ['home']}
+    >>> filters("home", "vision")[2]
+    {'Name': 'tag:gpukiln:workspace', 'Values': ['vision']}
+    """
     tags = {MANAGED_TAG: MANAGED, PART_TAG: part} | ({WORKSPACE_TAG: name} if name else {})
     return [{"Name": f"tag:{key}", "Values": [value]} for key, value in tags.items()]

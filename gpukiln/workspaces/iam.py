@@ -35,6 +35,8 @@ SESSION_MANAGER = (
     "ssmmessages:OpenControlChannel",
     "ssmmessages:OpenDataChannel",
 )
+# Loose on purpose: these patterns only keep a pasted secret or a wildcard out of a policy; IAM checks the
+# rest.
 SECRET = re.compile(r"arn:aws[\w-]*:secretsmanager:[\w-]+:\d{12}:secret:\S+")
 PARAMETER = re.compile(r"/?[\w.-]+(/[\w.-]+)*")
 EFS = re.compile(r"fs-[0-9a-f]{8,40}")
@@ -59,6 +61,7 @@ def instance_profile(cloud: Cloud, workspace: Workspace) -> str:
         return ""
     if workspace.instance_profile_name:
         return workspace.instance_profile_name
+    # Before any call: a mistake in the contract must not leave a half-made role.
     document = policy(workspace)
     name, tags = role_name(workspace), tag_list(workspace_tags(workspace, PART))
     iam = cloud.client("iam")
@@ -91,6 +94,8 @@ def remove_profile(cloud: Cloud, workspace: Workspace) -> bool:
         UnavailableError: The cloud refused.
     """
     name, iam = role_name(workspace), cloud.client("iam")
+    # IAM refuses to delete a profile with a role and a role with policies, hence the order below. Each part
+    # may be gone already, after a removal that was interrupted.
     missing = iam.exceptions.NoSuchEntityException
     with explain_aws_errors("remove the role of the workspace's machine"):
         try:
@@ -171,6 +176,8 @@ def boundary(scope: Scope, secrets: Sequence[str] = (), artifact_cache: str = ""
         _session_manager(),
         *_read(arns, [prefix + name.lstrip("/") for name in names]),
     ]
+    # Only regional services: a bucket of another region is a valid cache, so the S3 statements stay without
+    # the condition.
     for statement in regional if scope.regions else ():
         equal = statement.setdefault("Condition", {}).setdefault("StringEquals", {})
         equal["aws:RequestedRegion"] = list(scope.regions)
@@ -185,6 +192,7 @@ def _tag_itself(instances: str, tags: dict[str, str]) -> dict[str, Any]:
         "Resource": instances,
         "Condition": {
             "StringEquals": dict(tags),
+            # A machine may change its reports (stage, use, driver) and no tag that says whose it is.
             "ForAllValues:StringEquals": {"aws:TagKeys": list(OWN_TAGS)},
         },
     }

@@ -29,6 +29,7 @@ from gpukiln.workspaces.contract import (
 from gpukiln.workspaces.volumes import Home
 
 MACHINE = "machine"
+# Ten minutes: EC2 takes minutes to stop a machine with much memory, and bare metal longer.
 POLL_S, WAIT_S = 2.0, 600.0
 STOPPED_STATES = ("stopping", "stopped")
 STARTING, DONE, FAILED = "starts", "done", "failed"  # stages: before the agent reports its own, and its last
@@ -44,9 +45,9 @@ class WorkspaceMachine:
         launched_at: ISO 8601; of its last start. created_at: of its first one.
         stage: The last that its agent reported; empty: none yet.
         health: Result of the last deep check; empty: not checked.
-        busy: What somebody does there, as its agent says; empty: nothing.
+        busy: What is in use there, as its agent reported; empty: nothing.
         user: Who works there; ssh_user: the image's own, who may become root.
-        by_session_manager: Whether SSH goes through Systems Manager, for nobody can connect to it.
+        by_session_manager: Whether SSH goes through Systems Manager, because no address can connect to it.
         plan: The offer that was taken, in words.
         usd_hour: The price at launch; empty: not known.
         ended_at: ISO 8601, where it is stopped and EC2 says since when.
@@ -118,6 +119,7 @@ def find_workspaces(cloud: Cloud, name: str = "") -> tuple[ExistingWorkspace, ..
         instances = [instance for row in rows for instance in row["Instances"]]
         asked = filters(network.PART, name)
         groups = list(calls.pages(ec2, "describe_security_groups", "SecurityGroups", Filters=asked))
+    # EC2 lists a terminated instance for about an hour; it is no machine of the workspace any more.
     alive = [instance for instance in instances if instance["State"]["Name"] not in ENDED_STATES]
     kept = volumes.homes(cloud, name)
     tagged = [tags_of(resource) for resource in (*alive, *groups)]
@@ -156,6 +158,7 @@ def stop(cloud: Cloud, existing: ExistingWorkspace, *, sleep: Callable[[float], 
     machine = only_machine(existing)
     if machine.state == "stopped":
         return False
+    # EC2 stops only persistent spot requests; workspaces use one-time ones.
     if machine.spot:
         raise RefusedError(
             f"{machine.instance_id} is a one-time spot instance, which can't be stopped",
@@ -163,6 +166,7 @@ def stop(cloud: Cloud, existing: ExistingWorkspace, *, sleep: Callable[[float], 
         )
     with explain_aws_errors("stop the workspace's machine"):
         cloud.client("ec2").stop_instances(InstanceIds=[machine.instance_id])
+    # Waited for: a start while it is stopping is refused by EC2 (IncorrectInstanceState).
     wait_for(cloud, machine.instance_id, "stopped", sleep=sleep)
     return True
 
@@ -205,16 +209,17 @@ def remove_workspace(
         RefusedError: Somebody works there, or it is another owner's.
         UnavailableError: The cloud refused; the same command completes it.
     """
+    # The name says nothing about the owner: two people may choose the same one.
     if existing.owner != workspace.owner:
         raise RefusedError(
             f"{existing.name} is {existing.owner}'s", hint="ask its owner, or take --owner with care"
         )
     for machine in existing.machines:
         work = machine.busy if busy is None else busy
+        # A stopped machine reports what was in use before it stopped.
         if work and machine.state not in STOPPED_STATES and not force:
-            raise RefusedError(
-                f"somebody works on {existing.name}: {work}", hint="--force removes it all the same"
-            )
+            raise RefusedError(f"{existing.name} is in use: {work}", hint="--force removes it all the same")
+    # Machines end first: EC2 refuses to delete a volume, a group or a role that one of them uses.
     ids = [machine.instance_id for machine in existing.machines]
     if ids:
         with explain_aws_errors("end the workspace's machine"):
@@ -248,6 +253,8 @@ def wait_for(
         nonlocal now
         instance = calls.instance(cloud, instance_id)
         now = instance["State"]["Name"]
+        # A launch that fails for want of an EBS volume or a KMS key ends this way, with the cause in
+        # StateReason.
         if now in ENDED_STATES and state != "terminated":
             reason = instance.get("StateReason", {}).get("Message", "no reason given")
             raise UnavailableError(f"{instance_id} is {now}, wanted {state}: {reason}")
@@ -293,6 +300,7 @@ def outputs(cloud: Cloud, existing: ExistingWorkspace) -> Outputs:
     """
     machine = only_machine(existing)
     type_ = instance_types().get(machine.instance_type)
+    # An instance of the embedded cloud has the GPUs of its type only when they are simulated.
     has_gpus = type_ is not None and (cloud.has_gpus or machine.simulated)
     return Outputs(
         agent_endpoint=machine.address,
@@ -369,6 +377,12 @@ def _machine(cloud: Cloud, instance: dict[str, Any]) -> WorkspaceMachine:
 
 
 def _since(reason: str) -> str:
-    """The time of a stop, ISO 8601, from EC2's text `User initiated (2026-11-23 10:00:00 GMT)`."""
+    """The time of a stop, ISO 8601, from EC2's text `User initiated (2026-11-23 10:00:00 GMT)`.
+
+    >>> _since("User initiated (2026-11-23 10:00:00 GMT)")
+    '2026-11-23T10:00:00+00:00'
+    >>> _since("")
+    ''
+    """
     time_match = re.search(r"\((\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
     return f"{time_match[1]}T{time_match[2]}+00:00" if time_match else ""

@@ -20,6 +20,7 @@ from gpukiln.state import state_home
 from gpukiln.typed import dump, load, strict
 from gpukiln.workspaces.lifecycle import ExistingWorkspace, find_workspaces
 
+# A record of another version is read as if the region was never asked: the next refresh writes it anew.
 RECORD_SCHEMA = "workspaces/1"
 
 
@@ -72,7 +73,9 @@ def refresh(cloud: Cloud) -> RegionRecord:
     workspaces, now = find_workspaces(cloud), datetime.now(UTC).isoformat(timespec="seconds")
     file = _file(cloud.name, cloud.region)
     file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Two commands at once would lose intervals: each merges what it saw into the file.
     with locked(file.with_suffix(".lock")):
+        # What a killed command left half-written; `glob` in `regions` must not find it.
         remove_partial_of(file)
         before = _read(file)
         spans = merge(before.spans if before else (), cloud, workspaces, now)
@@ -83,6 +86,7 @@ def refresh(cloud: Cloud) -> RegionRecord:
 
 def regions() -> tuple[RegionRecord, ...]:
     """What is known, by cloud and region; what can't be read is as if it was never asked."""
+    # The folder keeps its first name: renaming it would lose the hours that `workspace.usage` sums.
     folder = state_home() / "workspaces" / "known"
     return tuple(record for file in sorted(folder.glob("*.json")) if (record := _read(file)))
 
@@ -99,12 +103,13 @@ def merge(
 ) -> tuple[RunInterval, ...]:
     """Times that machines ran, with what is seen now.
 
-    A machine that is not there any more ran until it was last seen: nobody knows of more.
+    A machine that is gone counts until it was last seen running.
     """
     spans = {(span.instance_id, span.started): replace(span, ended=True) for span in old}
     for workspace in workspaces:
         for machine in workspace.machines:
             running = machine.state in ("pending", "running")
+            # A stopped and started machine keeps its id, so only the launch time distinguishes its intervals.
             key = (machine.instance_id, machine.launched_at)
             seen = now if running else (machine.ended_at or (spans[key].seen if key in spans else now))
             spans[key] = RunInterval(
@@ -116,6 +121,7 @@ def merge(
                 instance_type=machine.instance_type,
                 usd_hour=machine.usd_hour,
                 started=machine.launched_at,
+                # EC2's clock and this one differ by seconds: an interval never ends before it begins.
                 seen=max(seen, machine.launched_at),
                 ended=not running,
             )

@@ -47,6 +47,7 @@ def security_group(cloud: Cloud, workspace: Workspace, vpc_id: str) -> str:
             group_id = ec2.create_security_group(**group_request(workspace), VpcId=vpc_id)["GroupId"]
             group = ec2.describe_security_groups(GroupIds=[group_id])["SecurityGroups"][0]
         # What is missing comes before what is too much goes: a machine that runs loses nothing meanwhile.
+        # `has` is what EC2 reports, one permission of several networks; `wants` has one network a rule.
         for has, wants, add, take in (
             (
                 group["IpPermissions"],
@@ -95,6 +96,7 @@ def _remove_group(ec2: Any, group_id: str, sleep: Callable[[float], None]) -> No
             with explain_aws_errors("remove the security group of the workspace"):
                 ec2.delete_security_group(GroupId=group_id)
         except UnavailableError as error:
+            # EC2 detaches the network interface of a terminated machine some seconds after its state says so.
             if "DependencyViolation" not in error.message:
                 raise
             refused = error
@@ -125,6 +127,7 @@ def ingress_rules(workspace: Workspace) -> list[dict[str, Any]]:
         network = ipaddress.ip_network(workspace.ssh_from)
     except ValueError as error:
         raise UsageError(f"ssh_from: {error}", hint="for example 203.0.113.7/32") from None
+    # AWS Config's managed rule restricted-ssh flags port 22 open to every address; a typo must not do that.
     if network.prefixlen == 0:
         raise UsageError(
             f"ssh_from {workspace.ssh_from} is every address",
@@ -142,6 +145,8 @@ def egress_rules(workspace: Workspace) -> list[dict[str, Any]]:
     `none` reaches private addresses on port 443: endpoints of AWS's services in the VPC, by which session
     manager works. An artifact cache on EFS is NFS, in the VPC.
     """
+    # EC2 gives a new security group a rule that allows all egress; `security_group` revokes it where it is
+    # too much.
     egress = workspace.capabilities.network_egress
     if egress == "open":
         return [_rule("-1", None, ANY4), _rule("-1", None, ANY6)]
@@ -167,7 +172,14 @@ def _rule(protocol: str, port: int | None, network: str) -> dict[str, Any]:
 
 
 def _single(permission: dict[str, Any]) -> list[dict[str, Any]]:
-    """A permission as rules of one network each, as `_rule` makes them; what names groups stays as it is."""
+    """A permission as rules of one network each, as `_rule` makes them; what names groups stays as it is.
+
+    >>> _single({"IpProtocol": "-1", "IpRanges": [{"CidrIp": "10.0.0.0/8"}]})
+    [{'IpProtocol': '-1', 'IpRanges': [{'CidrIp': '10.0.0.0/8'}]}]
+    >>> addresses = [{"CidrIp": "10.0.0.1/32"}, {"CidrIp": "10.0.0.2/32"}]
+    >>> len(_single({"IpProtocol": "tcp", "FromPort": 22, "IpRanges": addresses}))
+    2
+    """
     port = permission.get("FromPort") if permission["IpProtocol"] != "-1" else None
     networks = [ip_range["CidrIp"] for ip_range in permission.get("IpRanges", ())]
     networks += [ip_range["CidrIpv6"] for ip_range in permission.get("Ipv6Ranges", ())]
@@ -216,15 +228,20 @@ def key_pair(cloud: Cloud, workspace: Workspace) -> str:
     with explain_aws_errors("make the workspace's key pair"):
         if ec2.describe_key_pairs(Filters=filters(KEY_PART, workspace.workspace_name))["KeyPairs"]:
             return name
+        # Created here, not by EC2: a private key that never leaves this computer can't be read from an API
+        # answer or a log.
         key = Ed25519PrivateKey.generate()
         text = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.OpenSSH, form.NoEncryption())
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         file.unlink(missing_ok=True)  # of a workspace that is gone
+        # O_EXCL with the mode at once: no other user can read or prepare the file before its content.
         with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
             opened.write(text)
         started = owner_file(cloud, workspace.workspace_name)
         started.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        started.write_text(workspace.owner)  # half of a name is nobody's, and the key says the same
+        started.write_text(
+            workspace.owner
+        )  # not atomic: a half-written name matches no owner, and the key file decides as well
         public = key.public_key().public_bytes(form.Encoding.OpenSSH, form.PublicFormat.OpenSSH)
         try:
             ec2.import_key_pair(

@@ -38,10 +38,12 @@ from gpukiln.workspaces.spec import WorkspaceSpec
 from gpukiln.workspaces.volumes import DEFAULT_GIB, Home
 
 TAG_CHARACTERS = 256  # EC2's limit of a value
+# 24 bits: enough to notice a changed option, too few to guess a value such as a script's token from the tag.
 HASH_CHARACTERS = 4
 TRUNCATED = "..."
 SHOWN_CHARACTERS = 120  # of a value in a message
 # What EC2 says of a machine itself, or what may differ: a home grows.
+# A hash of these would refuse the same request after a change that is allowed.
 NOT_HASHED = {
     "workspace_name",
     "owner",
@@ -137,6 +139,7 @@ def plan(
         UnavailableError: The cloud can't be asked.
     """
     contract, options = spec.contract, spec.options
+    # Before anything else: without this check a rehearsal ended well with a machine without GPUs.
     if spec.contract.wants_gpus and not (cloud.has_gpus or options.simulated):
         gpus = f"{spec.request.count} {contract.compute_profile.gpu_type}".rstrip()
         raise UsageError(
@@ -150,6 +153,7 @@ def plan(
         raise IncompatibleError(f"no machine but {without} satisfies the request", hint="ask for less")
     looked = cache(lambda image_id: _subject(cloud, image_id))  # asked once, for however many machines
     choices = _choices(cloud, contract, offers, today, looked)
+    # An image is chosen for each type: g5g is arm64, and a vGPU needs another driver than a whole GPU.
     fitting = [offer for offer, choice in choices if not _first_error(choice)]
     if not fitting:
         rows = tuple(f"{offer.instance_type}: {_first_error(choice)}" for offer, choice in choices[:6])
@@ -161,7 +165,10 @@ def plan(
     if options.budget is not None:
         costs = [(offer, month(offer, use, today, cloud=cloud.name)) for offer in fitting]
         fitting = [offer for offer, _ in within_budget(options.budget, costs)]
+    # All offers that are tried in turn start from one image, since the launch request is made once.
     best = next(choice for offer, choice in choices if offer in fitting)
+    # A plain distribution image is a choice for `ami.build`, which installs the driver; a workspace can't
+    # wait for that.
     if best.kind == "base":
         raise IncompatibleError(
             f"{cloud.region} has no image that a workspace can be started from",
@@ -192,7 +199,7 @@ def plan(
 def plan_offline(
     spec: WorkspaceSpec, today: date, say: Callable[[str], None] = lambda _: None
 ) -> WorkspacePlan:
-    """What the catalogue says a workspace gets, without a cloud: nobody is asked for zones or the image.
+    """The plan of a workspace from the catalogue alone: no cloud is asked for zones or the image.
 
     Raises:
         IncompatibleError: No machine satisfies it, or no release of a service runs there.
@@ -227,6 +234,8 @@ def _complete(
         has_gpus = gpus > 0 and not options.simulated
         named = services.load(contract.services)
         if has_gpus:
+            # The release is chosen for the first offer; offers that would run only another release are
+            # dropped.
             named, notes = services.require_fit(named, offers[0].instance_type, subject, today)
             offers = tuple(offer for offer in offers if _fits_services(named, offer, subject, today))
             for note in notes:
@@ -293,6 +302,7 @@ def _machine_usage(contract: Workspace, homes: Sequence[Home]) -> MachineUsage:
     """How a workspace uses a machine: all hours of a month, with its home and a public address."""
     if not contract.capabilities.persistent_home:
         return MachineUsage()
+    # An existing home keeps its size where the contract names none, and may be larger than the default.
     size = contract.compute_profile.storage_gib or (0 if homes else DEFAULT_GIB)
     return MachineUsage(volume_gb=max(size, *(home.size_gib for home in homes), 0))
 
@@ -354,6 +364,7 @@ def _without_gpus(cloud: Cloud, spec: WorkspaceSpec) -> tuple[Offer, ...]:
                 vcpu=vcpu,
                 memory_mib=memory,
                 local_gb=row.get("InstanceStorageInfo", {}).get("TotalSizeInGB", 0),
+                # Older x86_64 types list i386 first.
                 arch=row["ProcessorInfo"]["SupportedArchitectures"][-1],
                 efa=0,
                 market="spot" if spec.contract.spot else "on-demand",
@@ -440,6 +451,7 @@ def option_hashes(workspace: Workspace, roles: str) -> str:
     entries = [f"{name}={_hash(value)}" for name, value in _changed_fields(workspace, roles).items()]
     if len(" ".join(entries)) <= TAG_CHARACTERS:
         return " ".join(entries)
+    # Options that are cut are not compared later; the end of the tag says that some are missing.
     while len(" ".join([*entries, TRUNCATED])) > TAG_CHARACTERS:
         entries.pop()
     return " ".join([*entries, TRUNCATED])
@@ -477,6 +489,7 @@ def _machine_rows(cloud: Cloud, spec: WorkspaceSpec, machine: WorkspaceMachine) 
     if contract.instance_types and name not in contract.instance_types:
         yield f"it is a {name}, wanted {' or '.join(contract.instance_types)}"
     if type_ and spec.contract.wants_gpus:
+        # `--gpu 1` is the default and asks for nothing: a machine with four GPUs satisfies it.
         any_gpu = not profile.gpu_type and profile.gpu_count == ComputeProfile().gpu_count
         count = Span(1) if any_gpu else spec.request.count
         yield from mismatches_of(
@@ -517,6 +530,7 @@ def _option_rows(workspace: Workspace, roles: str, machine: WorkspaceMachine) ->
     entries = dict(entry.split("=", 1) for entry in machine.asked.split() if "=" in entry)
     cut = machine.asked.endswith(TRUNCATED)
     for name, value in _changed_fields(workspace, roles).items():
+        # gpu_support is compared with the machine's type in `_machine_rows`.
         if (name not in entries and cut) or name == "gpu_support":
             continue
         if entries.get(name) != _hash(value):
@@ -533,6 +547,7 @@ def _changed_fields(workspace: Workspace, roles: str) -> dict[str, Any]:
 
 
 def _flat_fields(workspace: Workspace) -> dict[str, Any]:
+    # As JSON has it: the hash must not depend on Python's types, which a later version may change.
     document = dump(workspace)
     fields = {**document, **document.pop("capabilities"), "gpu_support": workspace.wants_gpus}
     return {name: value for name, value in fields.items() if name not in {*NOT_HASHED, "capabilities"}}

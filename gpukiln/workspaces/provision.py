@@ -53,9 +53,11 @@ METADATA_OPTIONS = {
     "InstanceMetadataTags": "enabled",  # the agent reads there which volume is its home
 }
 LOCK_WAIT_S = 1800.0  # another `up` of the same workspace
+# RunInstances answers InvalidParameterValue for an instance profile that EC2 does not see yet.
 PROFILE_WAIT_S, POLL_S = 90.0, 3.0  # IAM shows what is new only after a while
 CONSOLE_POLLS = 4  # until the agent has written its first stage
 T = TypeVar("T")
+# An hour: a service's image may have 10 GB and more, and ansible-pull on a foreign image compiles a driver.
 BOOT_WAIT_S = 3600.0  # with its driver's deadline, its services' images and the user's script
 
 Consent = Callable[[Cloud, WorkspacePlan], None]
@@ -130,6 +132,7 @@ def _first_region(
 ) -> tuple[Cloud, T]:
     """What the first region gives that has a machine for it; only the one that has the workspace already."""
     refusals: list[GpukilnError] = []
+    # A workspace that exists in one region is completed there, not started a second time elsewhere.
     has_it = [cloud for cloud in clouds if find_existing(cloud, spec.contract)] if len(clouds) > 1 else []
     for cloud in has_it or clouds:
         try:
@@ -139,6 +142,8 @@ def _first_region(
                 raise
             say(f"{cloud.region}: {error.message}")
             refusals.append(error)
+    # The kindest reason decides the exit code: capacity may come back (75), a budget or a request can be
+    # changed.
     kinds = (BusyError, OverBudgetError, IncompatibleError)
     kind = next(kind for kind in kinds if any(isinstance(refusal, kind) for refusal in refusals))
     raise kind(
@@ -172,6 +177,8 @@ def _in_region(
                 consent(cloud, settled)
                 start(cloud, settled, say=say)
                 started = True
+            # Before the wait for its boot: `workspace.usage` counts the machine even if this command is
+            # killed.
             local_state.refresh(cloud)  # it is there now, however its boot goes on
             while wait:
                 try:
@@ -180,7 +187,8 @@ def _in_region(
                     if not replace_unhealthy:
                         raise
                     rest = _remaining_plan(cloud, spec, settled, error, say)
-                    if settled is None:  # it ran already, so that nobody was asked yet
+                    # Replacing costs money too, and the user has agreed to nothing yet.
+                    if settled is None:  # it ran already, so that the user has not consented yet
                         consent(cloud, rest)
                     _remove_unhealthy(cloud, contract, error, say, started=started)
                 settled = rest
@@ -188,6 +196,7 @@ def _in_region(
                 started = True
             return _require_machine(cloud, contract)
         except KeyboardInterrupt as interrupt:
+            # Only what this call started: a machine that ran before may hold work of its user.
             mine = started and not spec.options.keep
             _clean_up_interrupted(cloud, contract, interrupt, mine=mine, keep_home=bool(homes))
             raise
@@ -196,7 +205,7 @@ def _in_region(
 def _clean_up_interrupted(
     cloud: Cloud, workspace: Workspace, interrupt: KeyboardInterrupt, *, mine: bool, keep_home: bool
 ) -> None:
-    """Remove what this call started and nobody can use yet; note what runs, what it costs, and what to type.
+    """Remove what this call started and is not usable yet; note what runs, its price, and the next commands.
 
     Args:
         mine: Whether the machine goes where it is not usable yet.
@@ -326,6 +335,7 @@ def workspace_lock(cloud: Cloud, name: str) -> Iterator[None]:
     """Hold a workspace's lock on this computer; wait for a command that holds it."""
     folder = state_home() / "workspaces" / "locks"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # The lock is of this computer only; two computers are kept apart by the client token of RunInstances.
     busy = BusyError(f"another command works on {name}", hint="wait until it ends, or stop it")
     with locked(folder / f"{cloud.name}-{cloud.region}-{name}", busy=busy, wait_s=LOCK_WAIT_S):
         yield
@@ -354,6 +364,7 @@ def start(
     if home:
         _grow_home(cloud, contract, home)
     vpc_id, subnet_ids = subnets_of(cloud, contract)
+    # From here on everything costs money or has a name that would block the next attempt.
     with _rollback_on_error(cloud, contract, made_home=keeps and home is None, sleep=sleep):
         group_id = network.security_group(cloud, contract, vpc_id)
         request = machine_request(
@@ -361,11 +372,14 @@ def start(
             image=settled.image,
             user_data=settled.user_data(cloud.machine_endpoint),
             group_id=group_id,
+            # Group, role and key come before the machine: RunInstances needs all of them, and none of them
+            # costs money.
             profile=iam.instance_profile(cloud, contract),
             key_name=network.key_pair(cloud, contract),
             tags=_machine_tags(cloud, settled),
         )
         launched = _launch(cloud, settled, subnet_ids, request, group_id, home, say=say, sleep=sleep)
+        # AttachVolume refuses an instance that is still pending.
         lifecycle.wait_for(cloud, launched.instance_id, "running", sleep=sleep)
         _tag_last_machine(cloud, launched.instance_id, group_id)
         if keeps:
@@ -390,6 +404,7 @@ def subnets_of(cloud: Cloud, workspace: Workspace) -> tuple[str, tuple[str, ...]
             subnets = ec2.describe_subnets(Filters=[{"Name": "default-for-az", "Values": ["true"]}])[
                 "Subnets"
             ]
+    # Group and subnets must be of one VPC, or RunInstances refuses them.
     vpcs = {subnet["VpcId"] for subnet in subnets}
     if not vpcs:
         what = workspace.vpc_id or "a default VPC"
@@ -544,6 +559,7 @@ def launch(
     """
     places = _launch_candidates(cloud, subnet_ids, offers)
     tries = [place for place in places if home is None or place.zone == home.zone]
+    # An EBS volume can be attached in its own zone only; other zones are named for `workspace.move`.
     others = list(dict.fromkeys(place.zone for place in places if home and place.zone != home.zone))
     if not tries:
         names = " or ".join(dict.fromkeys(offer.instance_type for offer in offers)) or "no type"
@@ -552,6 +568,7 @@ def launch(
         raise IncompatibleError(f"{names} is not offered in {where}", hint=hint)
 
     def token(candidate: LaunchCandidate) -> str:
+        # A client token must change with the request: EC2 answers IdempotentParameterMismatch otherwise.
         parts = (group_id, last, candidate.instance_type, candidate.zone, str(candidate.spot))
         return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:32]
 
@@ -595,6 +612,7 @@ def _no_capacity(
 ) -> GpukilnError:
     names = " or ".join(dict.fromkeys(refusal.instance_type for refusal in refusals))
     details = tuple(map(str, refusals))
+    # Capacity before quota: one zone without capacity means that trying later can help.
     if any(refusal.code in CAPACITY for refusal in refusals):
         where = f" in {home.zone}, where its home is" if home else ""
         hint = _move_hint(name, others) if home else "try later, ask for less, or name another region"
@@ -640,6 +658,7 @@ def _attach_home(
             home = volumes.ensure_home(cloud, workspace, zone, instance_id, sleep=sleep)
             with explain_aws_errors("attach the home"):
                 ec2.attach_volume(VolumeId=home.volume_id, InstanceId=instance_id, Device=HOME_DEVICE)
+        # Two commands at once: the other one has attached the home between the look and the call.
         except (BusyError, UnavailableError):
             if (home := attached()) is None:
                 raise
@@ -748,6 +767,7 @@ def wait_until_done(
         if existing is None or not existing.machines:
             raise UnavailableError(f"the machine of {name} has ended", hint="run the same command again")
         machine = lifecycle.only_machine(existing)
+        # A machine whose agent never reported may hang in its boot: only its console shows that.
         if machine.stage in ("", lifecycle.STARTING) and not looks % CONSOLE_POLLS:
             require_booting(cloud, machine.instance_id)
         if machine.stage != last_stage:

@@ -24,6 +24,7 @@ from gpukiln.workspaces.userdata import AGENT
 
 # Systems Manager user guide, "Allow and control permissions for SSH connections through Session Manager"
 DOCUMENT = "AWS-StartSSHSession"
+# `agent.py busy` samples for two seconds and asks nvidia-smi, which may be slow on a machine with eight GPUs.
 BUSY_LIMIT_S = 60.0
 PROFILE = "workspace"
 TAG_CHARACTERS = 256  # EC2's limit of a value
@@ -54,12 +55,14 @@ def workspace_ssh(cloud: Cloud, existing: ExistingWorkspace, *, user: str = "") 
             hint=f"`{other}` needs none" if cloud.has_session_manager else "use that computer",
         )
     return Ssh(
+        # The SSM proxy takes an instance id for the host; ssh_config(5) passes it on as %h.
         host=machine.instance_id if machine.by_session_manager else machine.ssh_address,
         port=22 if machine.by_session_manager else cloud.ssh_port,
         user=user or machine.user,
         private_key=key,
         host_keys=HostKeys.FIRST_SEEN,
         known_hosts=key.with_suffix(".known_hosts"),
+        # Addresses are reused in a VPC: keyed by the address, the next machine would look like an attack.
         host_key_alias=machine.instance_id,
         proxy=_proxy(cloud, machine) if machine.by_session_manager else "",
     )
@@ -76,6 +79,7 @@ def ask_busy(cloud: Cloud, existing: ExistingWorkspace) -> str | None:
 
 
 def _proxy(cloud: Cloud, machine: WorkspaceMachine) -> str:
+    # The embedded cloud has no profiles of the AWS CLI.
     profile = getattr(cloud, "profile", None)
     words = ["aws", "ssm", "start-session", "--target", machine.instance_id, "--region", cloud.region]
     words += ["--document-name", DOCUMENT, *(["--profile", profile] if profile else [])]

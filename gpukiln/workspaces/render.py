@@ -33,6 +33,7 @@ RENDERED_FILE = "rendered.json"
 MODULE = ROOT / "examples" / "coder"
 MODULE_FOLDER = "workspace"  # of the module, in the folder of the root module that calls it
 TERRAFORM = {"GroupName": "name"}  # where it is not the API's name
+# Named by the contract: the module fails a test when it lacks an output.
 OUTPUTS = tuple(field.name for field in fields(Outputs))  # of the module, too
 
 
@@ -182,6 +183,7 @@ def _machine(request: dict[str, Any]) -> dict[str, Any]:
     """Arguments of RunInstances as attributes of aws_instance, but those that name other resources."""
     [root] = request["BlockDeviceMappings"]
     instance, volume = (tags_of(tag_set) for tag_set in request["TagSpecifications"])
+    # These are attributes with another form in Terraform, or references to resources of the module.
     special = (
         "ImageId",
         "UserData",
@@ -199,7 +201,13 @@ def _machine(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _named(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Names of the EC2 API as Terraform writes them, HttpTokens as http_tokens; the one resource's tags."""
+    """Names of the EC2 API as Terraform writes them, HttpTokens as http_tokens; the one resource's tags.
+
+    >>> _named({"HttpTokens": "required"})
+    {'http_tokens': 'required'}
+    >>> _named({"GroupName": "gpukiln-workspace-vision"})
+    {'name': 'gpukiln-workspace-vision'}
+    """
     named: dict[str, Any] = {}
     for key, value in request.items():
         if key == "TagSpecifications":
@@ -215,6 +223,7 @@ def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
     """A rule of one network as a block of aws_security_group, which wants ports 0 for every protocol."""
     return {
         "protocol": rule["IpProtocol"],
+        # EC2 has no ports for protocol -1; aws_security_group requires 0 for both.
         "from_port": rule.get("FromPort", 0),
         "to_port": rule.get("ToPort", 0),
         "cidr_blocks": [ip_range["CidrIp"] for ip_range in rule.get("IpRanges", ())],
@@ -223,7 +232,13 @@ def _rule(rule: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _literal(value: Any) -> Any:
-    """A value in Terraform's JSON, where a text is a template: `${` and `%{` are doubled."""
+    """A value in Terraform's JSON, where a text is a template: `${` and `%{` are doubled.
+
+    >>> _literal("${HOME}")
+    '$${HOME}'
+    >>> _literal(["%{if}", 1])
+    ['%%{if}', 1]
+    """
     if isinstance(value, str):
         return value.replace("${", "$${").replace("%{", "%%{")
     if isinstance(value, list):

@@ -27,9 +27,11 @@ from gpukiln.offers.fit import fit
 from gpukiln.typed import strict
 from gpukiln.workspaces.agent import RUN_FOLDER
 
+# A tag alone can be moved to another image after its review.
 PINNED = re.compile(r"[a-z0-9.-]+(/[a-z0-9._-]+)+:[A-Za-z0-9._-]+@sha256:[0-9a-f]{64}")
 UUID = re.compile(r"(GPU|MIG)-[0-9a-f-]+")
 SECRETS = f"{RUN_FOLDER}/env"  # the agent writes it at boot
+# Ports below 1024 need privileges that a container's user lacks.
 LEAST_PORT, MOST_PORT = 1024, 65535
 
 
@@ -121,7 +123,7 @@ class ComposeFile:
     """A Compose file.
 
     Args:
-        notes: What somebody who asked for the services has to know.
+        notes: For the user who requested the services.
     """
 
     text: str
@@ -146,6 +148,7 @@ def load(service_names: Iterable[str], root: Path = ROOT) -> tuple[Service, ...]
         where = f"services/{name}.yaml"
         data = read_yaml(root / where)
         service = services[name] = typed.load(Service, {"name": name, **data}, where=where)
+        # A file is found by its name; a second one inside could only disagree.
         if service.name != name:
             raise UsageError(f"{where} calls itself {service.name}", hint="leave `name` out")
     for service in services.values():
@@ -179,6 +182,8 @@ def require_fit(
 
 
 def _fitting(service: Service, machine: str, image: Subject | None, today: date) -> tuple[Service, list[str]]:
+    # Findings about machine and image were reported when the plan was made; only those of the workload count
+    # here.
     alone = fit(machine, image=image, workload=None, today=today)
     details: list[str] = []
     hint = ""
@@ -242,9 +247,11 @@ def compose(
 
 def _reservation(gpus: Sequence[str] | Literal["all"]) -> dict[str, Any]:
     """Compose's `deploy` with the devices; empty without any. Count and device_ids exclude each other."""
+    # `all` is a text and would otherwise be read as three letters.
     uuids = [gpus] if isinstance(gpus, str) else list(gpus)
     if not uuids:
         return {}
+    # `all` is a count in Compose, and UUIDs are device_ids: one excludes the other.
     if uuids != [engines.ALL]:
         if engines.ALL in uuids:
             raise UsageError(
@@ -270,7 +277,9 @@ def _service(service: Service, given: dict[str, Any], user: str, *, secrets: boo
         row["environment"] = dict(service.environment)
     if secrets:
         row["env_file"] = [SECRETS]
+    # Loopback only: the services have no login; users reach them through SSH.
     row["ports"] = [f"127.0.0.1:{service.port}:{service.port}"]
+    # Below the home, so that downloaded models survive the machine.
     row["volumes"] = [f"/home/{user}/services/{service.name}:{service.folder}"]
     if service.shared_memory:
         row["shm_size"] = service.shared_memory

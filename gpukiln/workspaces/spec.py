@@ -35,6 +35,7 @@ FORMER_FIELDS = {
     "os_type": "nothing: the image says the system; leave it out, or name an image_id",
     "coder_agent_init_script": "the same under another name: agent_init_script",
 }
+# For the hint of a missing option.
 EXAMPLES = {"workspace_name": "vision", "owner": "ann", "region": "us-west-2"}
 OPTIONS = {"workspace_name": "--name", "owner": "--owner", "region": "--region"}
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -71,6 +72,8 @@ class UpOptions:
 
     def __post_init__(self) -> None:
         """Refuse a password, which would reach messages and user data, and a branch, which may change."""
+        # User data can be read by every process of the machine through IMDS, and by
+        # DescribeInstanceAttribute.
         refuse_credentials(self.roles, "--roles", where="the machine's user data")
         if self.roles and not ROLES.fullmatch(self.roles):
             raise UsageError(
@@ -106,9 +109,12 @@ def spec_of(contract: Workspace, options: UpOptions = NO_OPTIONS) -> WorkspaceSp
         profile.gpu_type,
         cpu=profile.cpu,
         memory=profile.memory or "",
+        # A named type is meant, whatever its architecture; without one, x86_64 is what most images and wheels
+        # are for.
         arch="any" if any(name in instance_types() for name in contract.instance_types) else "x86_64",
         spot="only" if contract.spot else "no",
     )
+    # The count is exact: a workspace pays for each GPU, so that a larger machine is no match.
     count = profile.gpu_count if contract.wants_gpus else 0
     request = replace(request, count=Span(count, count), max_price=options.max_price)
     return WorkspaceSpec(contract, request, options)
@@ -122,6 +128,7 @@ def in_region(cloud: Cloud, spec: WorkspaceSpec) -> WorkspaceSpec:
             wanted of a cloud that has real ones.
     """
     options, contract = spec.options, spec.contract
+    # `me` is resolved here, since only the cloud knows whether the caller is seen from the internet.
     ssh_from = cloud.ssh_cidr if options.ssh_from == "me" else options.ssh_from
     contract = replace(
         contract,
@@ -225,9 +232,16 @@ def read_spec(
 
 
 def _gpu(text: str) -> dict[str, Any]:
-    """GPU and count apart: a workspace has so many GPUs and no other number."""
+    """GPU and count apart: a workspace has so many GPUs and no other number.
+
+    >>> _gpu("T4:1")
+    {'compute_profile.gpu_type': 'T4', 'compute_profile.gpu_count': 1}
+    >>> _gpu("")
+    {}
+    """
     if not text:
         return {}
+    # Both fields: a contract with gpu_support and a count of 0 would be contradictory to a reader.
     if text == "0":
         return {
             "compute_profile.gpu_type": "",
@@ -299,6 +313,7 @@ def _invalid_values(contract: Workspace) -> Iterator[str]:
             yield f"capabilities.secrets: found {name!r}, wanted the name of an environment variable"
     if contract.capabilities.secrets and contract.capabilities.identity_mode == "none":
         yield "capabilities.secrets: they are fetched with the machine's rights, and identity_mode is none"
+    # An unknown region would make the policy check fail, too, with a message about partitions.
     unknown = list(_refusal("region", lambda: check_region(contract.region)))
     yield from unknown or _refusal("capabilities", lambda: iam.policy(contract))
     yield from _refusal("ssh_from", lambda: network.ingress_rules(contract))

@@ -17,6 +17,7 @@ from gpukiln.files import write_atomic
 from gpukiln.ssh import Ssh
 from gpukiln.state import state_home
 
+# `ssh -G` connects to nothing, but a `Match exec` of the user's configuration may run a slow program.
 RESOLVE_LIMIT_S = 10.0
 
 
@@ -49,6 +50,7 @@ def include(home: Path) -> None:
     config = home / ".ssh/config"
     config.parent.mkdir(mode=0o700, exist_ok=True)
     target = config.resolve()  # people link it to a repository of theirs
+    # OpenSSH refuses a configuration that others can write (ssh_config(5)).
     text, mode = "", 0o600
     if target.exists():
         text, mode = target.read_text(encoding="utf-8"), stat.S_IMODE(target.stat().st_mode)
@@ -81,6 +83,7 @@ def write_entry(home: Path, name: str, ssh: Ssh) -> Path:
         OSError: It could not be written.
     """
     file = _file(name)
+    # A file that exists was written by an earlier call, so that the name resolves to the workspace itself.
     if not file.exists() and (other := _resolved(home, name)) != name:
         raise RefusedError(
             f"~/.ssh/config has a host {name} already ({other}), and keeps it",
@@ -114,5 +117,6 @@ def _resolved(home: Path, name: str) -> str:
     if not config.exists():
         return name
     asked = programs.run(Ssh(name, config=config).resolve_command(), limit_s=RESOLVE_LIMIT_S)
+    # Without a matching entry `ssh -G` prints the name itself as hostname.
     host_match = re.search(r"(?m)^hostname (.*)$", asked.stdout.decode(errors="replace"))
     return host_match[1] if host_match else name

@@ -22,7 +22,7 @@ class UsageSum:
     """What a workspace's machines used.
 
     Args:
-        hours: That they ran, as far as somebody looked: a machine that ended by itself counts until it was
+        hours: Of the seen running time: a machine that ended by itself counts until it was
             last seen.
         usd: At the price that each had at its launch; None: one of them has no known price. Volumes,
             addresses and traffic are not in it.
@@ -63,7 +63,9 @@ def usage(spans: Iterable[RunInterval], *, since: str = "", owner: str = "") -> 
         UsageError: `since` is no day.
     """
     first = _day(since)
+    # An interval that ended before the day does not count; one that goes over it counts from the day on.
     kept = [span for span in spans if owner in ("", span.owner) and (first is None or _end(span) > first)]
+    # By owner and name, since two owners may have used one name after the other.
     by_name = {(span.owner, span.name) for span in kept}
     by_owner = {span.owner for span in kept}
     return OwnersUsage(
@@ -103,7 +105,9 @@ def _sum_usage(owner: str, name: str, spans: list[RunInterval], first: datetime 
         begin = max(started, first) if first else started
         ran = Decimal((_end(span) - begin).total_seconds()) / 3600
         hours += ran
+        # Unrounded until the end: cents of many short intervals would add up.
         usd += ran * Decimal(span.usd_hour or 0)
+    # One unknown price makes the sum unknown: a sum of the others would look like the whole.
     known = all(span.usd_hour for span in spans)
     money = usd.quantize(CENT, ROUND_HALF_UP) if known else None
     return UsageSum(

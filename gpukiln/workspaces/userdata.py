@@ -22,6 +22,8 @@ from gpukiln.workspaces.iam import EFS
 
 LIMIT_BYTES = 16 * 1024  # EC2 user guide, "Instance user data": before base64
 AGENT = "/usr/local/lib/gpukiln/workspace-agent.py"
+# A fixed boundary keeps the user data equal for equal contracts, which the client token of RunInstances
+# needs.
 BOUNDARY = "gpukiln-workspace-part"
 PROFILE = "/etc/profile.d/gpukiln-workspace.sh"
 # What our roles need where they run by themselves; the versions are those that we use.
@@ -42,7 +44,7 @@ ExecStart=/usr/bin/python3 {AGENT} boot
 WantedBy=multi-user.target
 """,
     "gpukiln-workspace-idle.service": f"""[Unit]
-Description=gpukiln: stop this workspace when nobody uses it
+Description=gpukiln: stop this workspace when it is idle
 
 [Service]
 Type=oneshot
@@ -50,7 +52,7 @@ EnvironmentFile=-/etc/gpukiln/agent.env
 ExecStart=/usr/bin/python3 {AGENT} idle
 """,
     "gpukiln-workspace-idle.timer": """[Unit]
-Description=gpukiln: look each minute whether somebody uses this workspace
+Description=gpukiln: check each minute whether this workspace is idle
 
 [Timer]
 OnActiveSec=1min
@@ -111,6 +113,7 @@ def render(
     cloud = "#cloud-config\n" + json.dumps(document) + "\n"  # JSON is YAML 1.2, so no value needs quoting
     whole = _multipart(("text/cloud-config", cloud), ("text/x-shellscript", start_script(contract)))
     if len(whole) >= LIMIT_BYTES:
+        # cloud-init reads gzipped user data; mtime=0 keeps it the same at each call.
         whole = gzip.compress(whole, mtime=0)
     if len(whole) >= LIMIT_BYTES:
         raise UsageError(
@@ -121,7 +124,13 @@ def render(
 
 
 def user_of(owner: str) -> str:
-    """The owner's account on the machine, which is never root or another account of the image."""
+    """The owner's account on the machine, which is never root or another account of the image.
+
+    >>> user_of("ann")
+    'ann'
+    >>> user_of("ubuntu")
+    'ws-ubuntu'
+    """
     return f"ws-{owner}" if ACCOUNTS.fullmatch(owner) else owner
 
 
@@ -153,6 +162,7 @@ def start_script(workspace: Workspace) -> str:
     """The script that cloud-init runs once, last of all."""
     units = ["gpukiln-workspace.service", "gpukiln-workspace-idle.timer"]
     units += ["gpukiln-workspace-spot.service"] if workspace.spot else []
+    # --no-block: cloud-init's own service is still active, and the boot stages may take an hour.
     enable = f"systemctl enable --now --no-block {' '.join(units)}"
     return f"#!/bin/sh\nset -eu\nsystemctl daemon-reload\n{enable}\n"
 
@@ -190,6 +200,7 @@ def _multipart(*parts: tuple[str, str]) -> bytes:
 def _file(path: str, text: str, mode: str) -> dict[str, str]:
     """For cloud-init's write_files. What YAML reads otherwise than JSON is packed."""
     entry = {"path": path, "permissions": mode, "owner": "root:root"}
+    # YAML 1.2 allows only printable characters in a document, JSON escapes others in another way.
     if text.isascii() and text.replace("\n", "").isprintable():
         return {**entry, "content": text}
     return {**entry, "content": base64.b64encode(text.encode()).decode(), "encoding": "b64"}

@@ -22,9 +22,11 @@ from gpukiln.workspaces.local_state import RegionRecord
 from gpukiln.workspaces.plan import WorkspacePlan
 from gpukiln.workspaces.reach import HEALTHY
 
+# Compared in `listing_parts`: an age of this is no reason to suggest --refresh.
 JUST_NOW = "less than a minute ago"
 LIST, SHOW, STATUS = "workspace.list/1", "workspace.show/1", "workspace.status/1"
 PLAN = "workspace.plan/1"
+# The first machine is the likely one; the sentence after the table gives the highest price of the rest.
 SHOWN_OFFERS = 3
 
 
@@ -59,7 +61,7 @@ class Status:
         health: healthy or unhealthy with the reason, as the last deep look said; empty: not checked.
         busy: What counts as use, as its agent reported last: a reading that is `unknown: ...` counts, and
             comes first. Empty: nothing.
-        good: Whether it runs, its stages are done, and nobody found it unhealthy.
+        good: Whether it runs, its stages are done, and no check found it unhealthy.
         verdict: Of a deep look now; null without one, or where it could not be verified.
         report: Folder of that look's report; empty without one.
     """
@@ -126,6 +128,7 @@ class WorkspacePreview:
 def status(existing: ExistingWorkspace, health: str, verdict: Verdict | None, report: str) -> Status:
     """How a workspace with a machine is."""
     [machine] = existing.machines
+    # A machine that was never checked counts as good: --deep costs minutes, and most users never run it.
     good = machine.state == "running" and machine.stage.startswith(DONE)
     return Status(
         STATUS,
@@ -174,6 +177,7 @@ def _priced_offer(offer: Offer, costs: Month) -> PricedOffer:
 
 def running_preview(cloud: Cloud, existing: ExistingWorkspace) -> WorkspacePreview:
     """What is there already, so that nothing is started."""
+    # A preview has the same document, whether a machine would be started or runs already.
     runs, home_gib = only_machine(existing).instance_id, sum(home.size_gib for home in existing.homes)
     return WorkspacePreview(
         PLAN, existing.name, existing.owner, cloud.name, cloud.region, runs, (), None, "", home_gib
@@ -192,6 +196,8 @@ def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
                     f"`invoke workspace.down {workspace.name}` removes it"
                 )
                 continue
+            # More than one machine is an interrupted or doubled launch; the user has to choose which one to
+            # keep.
             [*machines] = workspace.machines
             machine = machines[0] if machines else None
             table.add(
@@ -213,7 +219,9 @@ def listing_parts(listing: WorkspaceListing) -> Iterator[RenderableType]:
     yield table
     yield from orphans
     for region in listing.regions:
+        # Each region has its own age: one that could not be queried keeps its old record.
         age = age_words(region.at, datetime.now(UTC))
+        # The list is a memory: it asks no cloud unless --refresh is given.
         stale = "" if age == JUST_NOW else "; state and health may have changed, --refresh updates them"
         yield f"{region.cloud} {region.region} as of {region.at}, {age}{stale}"
     if not listing.regions:
@@ -249,6 +257,7 @@ def shown_parts(shown: WorkspaceDetails) -> Iterator[RenderableType]:
             ("since", out.metadata.launched_at),
         ]
     for home in workspace.homes:
+        # A home without a machine costs money as well, so that it is always listed.
         where = f"on {home.instance_id}" if home.instance_id else "kept"
         rows.append(("home", f"{home.volume_id} {home.size_gib} GiB in {home.zone}, {where}"))
     for name, value in rows:
@@ -262,6 +271,7 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
     yield f"health: {answer.health or 'not checked; --deep checks it'}"
     if answer.busy or (answer.state == "running" and answer.stage.startswith(DONE)):
         yield f"in use: {answer.busy or 'no'}"
+    # A reading that fails counts as use, so that the idle rule would never stop this machine.
     if answer.busy.startswith(UNKNOWN):
         yield (
             "the idle rule does not stop it while a reading is unknown: "
@@ -273,6 +283,7 @@ def status_parts(answer: Status) -> Iterator[RenderableType]:
 
 def loses_work(existing: ExistingWorkspace, *, keep_home: bool) -> bool:
     """Whether removing a workspace removes files of its user: a home, or a machine without one."""
+    # Without a home volume the user's files are on the machine's own disk.
     return (bool(existing.homes) and not keep_home) or any(
         not machine.home_id for machine in existing.machines
     )
@@ -300,9 +311,15 @@ def age_words(since: str, now: datetime) -> str:
 
     Args:
         since: ISO 8601; empty: not known.
+
+    >>> age_words("2026-11-23T10:00:00+00:00", datetime(2026, 11, 24, 12, tzinfo=UTC))
+    '1 day ago'
+    >>> age_words("", datetime(2026, 11, 24, 12, tzinfo=UTC))
+    'at a time that is not known'
     """
     if not since:
         return "at a time that is not known"
+    # Two clocks: an age is never negative.
     minutes = max(int((now - datetime.fromisoformat(since)).total_seconds()) // 60, 0)
     for name, size in (("day", 24 * 60), ("hour", 60), ("minute", 1)):
         if minutes >= size:
@@ -334,7 +351,9 @@ def preview_parts(preview: WorkspacePreview) -> Iterator[RenderableType]:
     yield table
     if any(offer.estimated_hour is not None for offer in preview.offers):
         yield "~ estimated, for no price is known: `invoke offer.list` says from what"
+    # The launch goes on to these without asking again, so the highest price of them is part of the consent.
     if rest := preview.offers[SHOWN_OFFERS:]:
+        # The range of the other offers: the launch may end at the most expensive of them.
         known = [usd for offer in rest if (usd := offer.usd_hour or offer.estimated_hour) is not None]
         most = f"up to {max(known)} USD/hour" if known else "of prices that are not known"
         if known and len(known) < len(rest):

@@ -18,10 +18,13 @@ from gpukiln.typed import unknown
 from gpukiln.workspaces.contract import Workspace, filters, workspace_tags
 
 PART = "home"
+# Enough for the weights of a model of 8B parameters in 16 bit (16 GB) and a Python environment.
 DEFAULT_GIB = 50
 POLL_S = 2.0
 WAIT_S = 300.0
+# The first snapshot of a volume copies all of its blocks; a large home takes hours.
 SNAPSHOT_WAIT_S = 6 * 3600.0
+# deleting, deleted and error: no home any more.
 LIVE_STATES = ("creating", "available", "in-use")
 
 
@@ -77,6 +80,7 @@ def ensure_home(
     asked = volume_request(workspace)
     size = asked["Size"]
     if current_home := find_home(cloud, workspace):
+        # EBS volumes are zonal; only a snapshot moves the data.
         if current_home.zone != zone:
             raise RefusedError(
                 f"the home of {workspace.workspace_name} is in {current_home.zone}, "
@@ -97,6 +101,7 @@ def volume_request(workspace: Workspace) -> dict[str, Any]:
     return {
         "Size": workspace.compute_profile.storage_gib or DEFAULT_GIB,
         "VolumeType": "gp3",
+        # With the account's default key; the contract has no option for plain volumes.
         "Encrypted": True,
         "TagSpecifications": tag_specifications(workspace_tags(workspace, PART), "volume"),
     }
@@ -112,6 +117,7 @@ def find_home(cloud: Cloud, workspace: Workspace) -> Home | None:
     found_homes = homes(cloud, workspace.workspace_name)
     if not found_homes:
         return None
+    # Two homes are left by a move that was killed between its tags; only the user knows which one is current.
     if len(found_homes) > 1:
         ids = ", ".join(f"{home.volume_id} in {home.zone}" for home in found_homes)
         raise RefusedError(
@@ -146,6 +152,7 @@ def grow(cloud: Cloud, home: Home, size_gib: int) -> bool:
             hint="make another workspace, and copy what is needed",
         )
     with explain_aws_errors("grow the home volume"):
+        # EC2 limits how often a volume can be modified; its own message then names the limit.
         cloud.client("ec2").modify_volume(VolumeId=home.volume_id, Size=size_gib)
     return True
 
@@ -174,6 +181,7 @@ def move(
             hint=f"`invoke workspace.down {home.name} --keep-home` ends the machine, and keeps the home",
         )
     zone = _zone_name(cloud, zone)
+    # Nothing to copy: the same command may be typed again.
     if home.zone == zone:
         return home
     ec2 = cloud.client("ec2")
@@ -183,6 +191,7 @@ def move(
         snapshot = ec2.create_snapshot(
             VolumeId=home.volume_id, TagSpecifications=tag_specifications(marks, "snapshot")
         )["SnapshotId"]
+    # Its id, once there is one: the clean-up below must remove it.
     new = ""
     try:
         _wait_for_snapshot(ec2, snapshot, say, sleep)
@@ -196,6 +205,7 @@ def move(
             )["VolumeId"]
         made_at = _wait_for_volume(cloud, new, sleep)
         with explain_aws_errors("move the home volume"):
+            # The old home loses its tag first, so that no moment has two homes.
             ec2.delete_tags(Resources=[home.volume_id], Tags=[{"Key": WORKSPACE_TAG}])
             tags = [{"Key": key, "Value": value} for key, value in tags_of(said).items()]
             ec2.create_tags(Resources=[new], Tags=tags)
@@ -241,6 +251,7 @@ def remove(cloud: Cloud, home: Home) -> None:
 
 def _home(cloud: Cloud, volume: dict[str, Any]) -> Home:
     tags = tags_of(volume)
+    # A detached attachment stays listed for a moment.
     attached = [
         attachment["InstanceId"]
         for attachment in volume.get("Attachments", ())

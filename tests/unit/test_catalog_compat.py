@@ -251,7 +251,9 @@ def test_what_has_its_switches_behind_nvlink_s_subnet_manager_needs_that(name: s
     for system in ("debian-12", "eks-ubuntu-22.04"):
         (found,) = compat.check_fabric_manager(system, base(system), ["p5.48xlarge", name])
         assert (found.severity, found.id) == ("error", "fabric-manager")
-        assert found.message.startswith(f"{name} needs NVLink's subnet manager (NVLSM) beside the fabric")
+        assert found.message.startswith(
+            f"{name} needs NVLink's subnet manager (NVLSM) in addition to the fabric"
+        )
         assert "eks-al2023" in found.remedy
     for system in ("eks-al2023", "eks-al2023-nvidia"):
         assert not compat.check_fabric_manager(system, base(system), ["p5.48xlarge", name])

@@ -83,7 +83,7 @@ def test_undo_takes_back_its_own_change_alone(rig: Rig) -> None:
     assert (ended := rig.run("--undo", file, "--apply")).code == 6, ended
     rig.cluster.vms[120]["config"]["hostpci0"] = "0000:09:00"
     ended = rig.run("--undo", file, "--apply")
-    assert (ended.code, "somebody changed it since" in ended.err) == (6, True)
+    assert (ended.code, "another user changed it since" in ended.err) == (6, True)
     (rig.folder / "x.json").write_text("{}")
     assert rig.run("--undo", str(rig.folder / "x.json")).code == 2
     assert rig.run("--undo", file, "--vm", "120").code == 2
@@ -99,7 +99,7 @@ def test_a_token_sets_a_mapping_and_never_an_address(rig: Rig) -> None:
     # drivers and leases can't be seen over the API: refused, unless somebody takes that on
     ended = rig.token("--gpu", "mapping:a10", "--apply")
     assert (ended.code, "hostpci0" in rig.config) == (6, False)
-    assert "nobody could look at host.driver, host.lease; --accept-unseen" in ended.out
+    assert "host.driver, host.lease could not be checked; --accept-unseen" in ended.out
     done = rig.token("--gpu", "mapping:a10", "--apply", "--accept-unseen", "--json")
     assert (done.code, rig.config["hostpci0"]) == (0, "mapping=a10,pcie=1")
     assert rig.run("--undo", done.json["undo"], "--apply").code == 0
@@ -430,7 +430,7 @@ def test_a_mapping_is_compared_with_the_hardware(
             "--vm and --gpu say",
         ),
         (("--vm", "120", "--gpu", "01:00", "--slot", "16"), "hostpci0 to hostpci15"),
-        (("--vm", "120", "--gpu", "01:00", "--ca", "x"), "are about HTTPS"),
+        (("--vm", "120", "--gpu", "01:00", "--ca", "x"), "apply to HTTPS only"),
         (("--vm", "120", "--gpu", "01:00", "--ssh", "ssh://x"), "asked with a token"),
     ],
 )
@@ -453,7 +453,7 @@ def test_a_container_and_a_mapping_of_another_node(rig: Rig) -> None:
 def test_a_certificate_is_verified_always(rig: Rig, tmp_path: Path) -> None:
     where, gpu = rig.https[1], ("--vm", "120", "--gpu", "mapping:a10")
     ended = rig.run("--pve", where, *gpu)
-    assert (ended.code, "nobody vouches" in ended.err, rig.cluster.calls) == (4, True, [])
+    assert (ended.code, "no trusted CA signed" in ended.err, rig.cluster.calls) == (4, True, [])
     print_ = double.x509.load_pem_x509_certificate((tmp_path / "pve-ssl.pem").read_bytes())
     right = print_.fingerprint(double.hashes.SHA256()).hex(":").upper()
     assert rig.run("--pve", where, "--fingerprint", right, *gpu).code == 0
@@ -468,7 +468,7 @@ def test_a_certificate_is_verified_always(rig: Rig, tmp_path: Path) -> None:
     ("token", "code", "told"),
     [
         ("", 2, "wanted USER@REALM!NAME=VALUE"),
-        ("gpukiln@pve!ci", 2, "holds is no token"),
+        ("gpukiln@pve!ci", 2, "does not hold a token"),
         ("gpukiln@pve!ci=wrong-1111", 4, "invalid token value!"),
         ("gpukiln@pve!other=wrong-1111", 4, "no such token 'other'"),
     ],

@@ -124,7 +124,7 @@ def test_made_on_the_host_itself_from_the_file(rig: Rig, create: Create) -> None
 @pytest.mark.parametrize(
     ("change", "words", "code", "told"),
     [
-        ("flip", (), 6, "it was damaged or changed"),
+        ("flip", (), 6, "the file is damaged or changed"),
         ("no-sum", (), 2, "has no node.qcow2.sha256 beside it"),
         ("backing", (), 3, "has a backing file"),
         ("suffix", (), 3, "is raw by its content"),
@@ -145,7 +145,7 @@ def test_made_on_the_host_itself_from_the_file(rig: Rig, create: Create) -> None
         ("", ("--pve", "ssh://root@pve1"), 2, "the image is on this computer"),
         ("", ("--node", "pve9"), 2, "there are: pve1"),
         ("rights", (), 6, "lacks Datastore.AllocateTemplate on /storage/local"),
-        ("", ("--gpu", "mapping:a10"), 6, "nobody could look at host.driver, host.lease"),
+        ("", ("--gpu", "mapping:a10"), 6, "host.driver, host.lease could not be checked"),
     ],
 )
 def test_what_is_refused_before_anything_is_made(

@@ -905,7 +905,7 @@ def test_a_machine_in_mig_mode_is_stopped(
     root: Path, quiet: Callable[[str, str], None], metadata: agent.Metadata
 ) -> None:
     quiet("nvidia-smi", _mig("<processes></processes>"))
-    assert [agent.apply_idle_rule(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0)] == ["", "told"]
+    assert [agent.apply_idle_rule(BUSY, Tags(metadata), root, at) for at in (0.0, 601.0)] == ["", "announced"]
 
 
 def test_what_is_unknown_comes_first_and_hides_nothing(root: Path, quiet: Callable[[str, str], None]) -> None:
@@ -944,7 +944,7 @@ def test_idle_stops_after_it_was_told(
     look = [agent.apply_idle_rule(config, aws, root, 60.0 * minute) for minute in range(10)]
     assert look == [""] * 10
     assert aws.tags == [{"gpukiln:busy": ""}]  # once, not each minute
-    assert agent.apply_idle_rule(config, aws, root, 600.0) == "told"
+    assert agent.apply_idle_rule(config, aws, root, 600.0) == "announced"
     assert "idle for 10 minutes, this machine stops in one minute" in (root / "walls").read_text()
     assert aws.tags[1:] == [{"gpukiln:stage": "stops: idle for 10 minutes"}]
     quiet("nvidia-smi", _gpus("50 %"))  # somebody came
@@ -954,7 +954,7 @@ def test_idle_stops_after_it_was_told(
     assert [agent.apply_idle_rule(config, aws, root, 700.0 + at) for at in (0, 599, 600, 660)] == [
         "",
         "",
-        "told",
+        "announced",
         "stopped",
     ]
     assert (root / "stopped").read_text() == "poweroff\n"
@@ -973,7 +973,10 @@ def test_a_boot_that_goes_on_is_not_idle(root: Path, metadata: agent.Metadata) -
         ]
 
     assert boot.run([long]) == 0
-    assert [agent.apply_idle_rule(BUSY, Tags(metadata), root, at) for at in (701.0, 1302.0)] == ["", "told"]
+    assert [agent.apply_idle_rule(BUSY, Tags(metadata), root, at) for at in (701.0, 1302.0)] == [
+        "",
+        "announced",
+    ]
 
 
 @pytest.mark.usefixtures("quiet")

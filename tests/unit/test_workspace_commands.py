@@ -197,7 +197,7 @@ def test_what_is_typed_wrong_is_told_before_anything_is_done(typed: Typed) -> No
     assert (
         "desktop" in typed("up", "--yes", *VISION, *T4, "--set", "capabilities.gui_vnc=true", code=3).stderr
     )
-    assert "everybody" in typed("up", "--yes", *VISION, *T4, "--ssh-from", "0.0.0.0/0", code=2).stderr
+    assert "every address" in typed("up", "--yes", *VISION, *T4, "--ssh-from", "0.0.0.0/0", code=2).stderr
     assert (
         "for Windows"
         in typed("up", "--yes", *VISION, *T4, "--set", "capabilities.gui_rdp=true", code=2).stderr
@@ -238,7 +238,7 @@ def test_status_says_what_counts_as_use(typed: Typed) -> None:
     tag("processors: python3 (pid 77) of ann", "gpukiln:busy")
     shown = typed("status", "vision").stdout
     assert "in use: processors: python3 (pid 77) of ann\n" in shown
-    assert "not stopped" not in shown
+    assert "does not stop" not in shown
 
 
 def test_status_names_a_machine_that_its_idle_rule_never_stops(typed: Typed) -> None:
@@ -253,7 +253,7 @@ def test_status_names_a_machine_that_its_idle_rule_never_stops(typed: Typed) -> 
 def test_somebody_elses_is_not_put_away_by_mistake(typed: Typed, monkeypatch: pytest.MonkeyPatch) -> None:
     raised(typed)
     tag("ann is there", "gpukiln:busy")
-    assert "somebody works on vision" in typed("down", "vision", "--yes", code=6).stderr
+    assert "vision is in use" in typed("down", "vision", "--yes", code=6).stderr
     monkeypatch.setattr("gpukiln.workspaces.network.state_home", lambda: Path("/nowhere"))
     assert "this computer did not start it" in typed("down", "vision", code=6).stderr
     assert "not on this computer" in typed("ssh", "vision", code=6).stderr

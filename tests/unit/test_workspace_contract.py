@@ -101,7 +101,7 @@ def test_what_contracts_said_before_is_refused_with_what_they_say_now(name, inst
         ({"services": "ollama"}, "wanted a list"),
         ({"workspace_name": "Vision"}, "wanted small letters, digits and `-`"),
         ({"region": "us-west-22"}, "did you mean us-west-2"),
-        ({"ssh_from": "0.0.0.0/0"}, "is everybody"),
+        ({"ssh_from": "0.0.0.0/0"}, "is every address"),
         ({"ssh_from": "my house"}, "for example 203.0.113.7/32"),
     ],
 )

@@ -121,7 +121,7 @@ def test_a_role_of_somebody_elses_is_left_alone(cloud):
     iam = cloud.client("iam")
     iam.create_role(RoleName=NAME, AssumeRolePolicyDocument="{}")
     for refused in (rights.instance_profile, rights.remove_profile):
-        with pytest.raises(RefusedError, match="is none of ours"):
+        with pytest.raises(RefusedError, match="is not managed by gpukiln"):
             refused(cloud, WANTED)
     assert iam.get_role(RoleName=NAME)
     iam.delete_role(RoleName=NAME)

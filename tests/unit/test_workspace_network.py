@@ -74,7 +74,7 @@ def test_what_is_asked_for_later_takes_the_place_of_what_was(cloud, vpc):
 
 
 @pytest.mark.parametrize(
-    ("cidr", "told"), [("0.0.0.0/0", "is everybody"), ("::/0", "is everybody"), ("me", "'me'")]
+    ("cidr", "told"), [("0.0.0.0/0", "is every address"), ("::/0", "is every address"), ("me", "'me'")]
 )
 def test_everybody_is_nobody_to_let_in(cidr, told):
     with pytest.raises(UsageError, match=told):

@@ -120,7 +120,7 @@ def test_each_machine_is_told_with_its_price_or_that_none_is_known():
     ("wanted", "offers", "words"),
     [
         (LEAST, (), "no machine to render"),
-        (replace(LEAST, ssh_from="0.0.0.0/0"), (T4,), "is everybody"),
+        (replace(LEAST, ssh_from="0.0.0.0/0"), (T4,), "is every address"),
         (replace(LEAST, capabilities=Capabilities(secrets={"A": "no reference"})), (T4,), "secret A"),
     ],
 )

@@ -104,7 +104,7 @@ def test_a_service_without_a_release_is_refused(tmp_path: Path) -> None:
 
 def test_two_services_on_one_port_are_refused(tmp_path: Path) -> None:
     mine(tmp_path)
-    with pytest.raises(UsageError, match="want port 9000"):
+    with pytest.raises(UsageError, match="use port 9000"):
         load(["mine", "yours"], mine(tmp_path, name="yours"))
 
 

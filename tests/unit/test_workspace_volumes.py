@@ -67,7 +67,7 @@ def test_a_home_is_made_again_after_it_was_removed_and_never_twice_for_one_machi
 
 def test_a_home_pins_its_zone_and_is_nobody_elses(cloud):
     home(cloud)
-    with pytest.raises(RefusedError, match=f"is in {ZONE}, and the machine in {OTHER}") as refused:
+    with pytest.raises(RefusedError, match=f"is in {ZONE}, and the machine is in {OTHER}") as refused:
         home(cloud, OTHER)
     assert refused.value.hint.startswith("`invoke workspace.move vision --zone us-west-2b`")
     with pytest.raises(RefusedError, match="is ann's"):

@@ -21,8 +21,11 @@ from gpukiln.errors import BusyError, GpukilnError, IncompatibleError, Unavailab
 from gpukiln.redact import redact
 
 TOKEN_VARIABLE = "PROXMOX_VE_API_TOKEN"  # noqa: S105 - the variable that the bpg/proxmox provider of Terraform reads too
+# USER@REALM!TOKENID=SECRET, as pveum prints it and as the bpg/proxmox provider takes it.
 TOKEN_FORM = re.compile(r"([^@!=\s]+@[^@!=\s]+)!([^@!=\s]+)=(\S+)")
+# For one answer: work that takes longer is a task, which `wait` polls.
 ANSWER_S = 30.0
+# An image of 40 GiB at 100 MB/s takes seven minutes; four hours are for slow storages and lines.
 LOOK_S, IMPORT_S, UPLOAD_S = 60.0, 4 * 3600.0, 4 * 3600.0
 POLL_S = 1.0
 PORT = 8006
@@ -110,6 +113,7 @@ class Pve:
         path, line, until = f"nodes/{node}/tasks/{task}", 0, time.monotonic() + limit_s
         while True:
             status = self.get(f"{path}/status")
+            # The log is asked only for somebody who reads it: each request costs a round trip.
             for log_line in self.get(f"{path}/log", start=line, limit=500) if said else ():
                 if log_line["n"] > line and log_line.get("t") not in (None, "no content"):
                     said(str(log_line["t"])) if said else None
@@ -122,6 +126,7 @@ class Pve:
                 )
             time.sleep(POLL_S)
         ended = str(status.get("exitstatus", ""))
+        # A task that ends with warnings has done its work (WARNINGS: N).
         if ended != "OK" and not ended.startswith("WARNINGS"):
             raise task_failed(task, ended)
 
@@ -158,6 +163,7 @@ def connect(target: PveTarget, *, limit_s: float = ANSWER_S) -> Pve:
     from proxmoxer.core import ProxmoxResource  # noqa: PLC0415
 
     if not target.https:
+        # Only when it is used: proxmoxer's command backend is slow to import.
         from gpukiln.nodes.passthrough.pvesh import Pvesh  # noqa: PLC0415
 
         if target.fingerprint or target.ca or target.token_file:
@@ -182,6 +188,7 @@ def connect(target: PveTarget, *, limit_s: float = ANSWER_S) -> Pve:
         token_value=value,
         timeout=limit_s,
         # A fingerprint names one certificate; checking who signed it would add nothing.
+        # requests would otherwise check the chain first and refuse a self-signed certificate.
         verify_ssl=False if target.fingerprint else target.ca or True,
     )
     if target.fingerprint:
@@ -203,6 +210,7 @@ def read_token(target: PveTarget) -> tuple[str, str, str]:
         file = Path(target.token_file).expanduser()
         if not file.is_file():
             raise UsageError(f"--token-file {target.token_file} is no file", hint=form)
+        # A token is a password: like a private SSH key it must be readable by its owner alone.
         if stat.S_IMODE(file.stat().st_mode) & 0o077:
             raise UsageError(
                 f"others may read the token in {target.token_file}", hint=f"`chmod 600 {target.token_file}`"
@@ -223,6 +231,11 @@ def parse_fingerprint(text: str) -> str:
 
     Raises:
         UsageError: It is none.
+
+    >>> parse_fingerprint("SHA256:" + ":".join(["AB"] * 32)) == "ab" * 32
+    True
+    >>> parse_fingerprint("ab" * 32) == "ab" * 32
+    True
     """
     plain = text.removeprefix("sha256:").removeprefix("SHA256:").replace(":", "").lower()
     if not re.fullmatch(r"[0-9a-f]{64}", plain):
@@ -237,6 +250,7 @@ def explain_error(error: Any, what: str, pve: Pve, *, changes: bool) -> GpukilnE
     """The error of gpukiln for an error that Proxmox VE answered."""
     text = redact(str(error.content or error.status_message or "")).strip()
     errors = error.errors if isinstance(error.errors, dict) else {}
+    # `errors` has one message for each parameter that Proxmox VE refused.
     more = tuple(
         f"{name}: {str(message_text).strip()}" for name, message_text in errors.items() if name != "errors"
     )
@@ -305,6 +319,7 @@ REFUSALS: tuple[tuple[str, type[GpukilnError], str, str], ...] = (
 
 def task_failed(task: str, ended: str) -> GpukilnError:
     """The error for a task that did not end well."""
+    # UPID:NODE:PID:PSTART:STARTTIME:TYPE:ID:USER: (pve-common PVE/Tools.pm, upid_decode).
     kind = task.split(":")[5] if task.count(":") >= 8 else "task"
     if re.search(r"can't lock file|got timeout", ended):
         return BusyError(f"{kind} failed: {ended}", hint="another task holds the lock: try again")
@@ -314,7 +329,13 @@ def task_failed(task: str, ended: str) -> GpukilnError:
 
 
 def _parse_host_port(pve: str) -> tuple[str, int]:
-    """Host and port, IPv6 with and without brackets."""
+    """Host and port, IPv6 with and without brackets.
+
+    >>> _parse_host_port("pve1.example.org")
+    ('pve1.example.org', 8006)
+    >>> _parse_host_port("https://[2001:db8::1]:8007/")
+    ('[2001:db8::1]', 8007)
+    """
     address_match = re.fullmatch(r"(?:https://)?(\[[0-9a-fA-F:]+\]|[^:/\s\[\]@]+)(?::(\d{1,5}))?/?", pve)
     if not address_match and re.fullmatch(r"[0-9a-fA-F:]+", pve):
         return f"[{pve}]", PORT
@@ -324,6 +345,7 @@ def _parse_host_port(pve: str) -> tuple[str, int]:
 
 
 def _untrusted_error(target: PveTarget, text: str) -> UnavailableError:
+    # urllib3 words it so (util/ssl_.py, assert_fingerprint), with and without a capital letter.
     if "ingerprints did not match" in text:
         seen = re.search(r'got "?([0-9a-fA-F]{64})', text)
         shown = f": it is {':'.join(re.findall('..', seen[1].upper()))}" if seen else ""
@@ -345,6 +367,7 @@ def _certificate_error(text: str) -> str:
 
 def _innermost(error: BaseException) -> str:
     """What the system said, without the layers above."""
+    # requests wraps urllib3's error, which wraps the system's.
     while (inner := error.__cause__ or error.__context__) is not None:
         error = inner
     return str(error) or type(error).__name__

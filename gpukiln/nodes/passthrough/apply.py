@@ -57,9 +57,11 @@ def set_gpu(pve: Pve, node: str, vm: Guest, change: ConfigChange, folder: Path) 
     )
     file = folder / f"{undo.at[:19].replace(':', '')}-vm{vm.id}-{change.key}-{secrets.token_hex(3)}.json"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Before the write: a command that is killed in it leaves the file that undoes it.
     write_atomic(file, json.dumps(dump(undo), indent=2) + "\n")
     try:
         _write(pve, node, vm, change.key, change.after, change.digest)
+    # It may have been written: the undo file stays.
     except PartialError:
         raise
     except BaseException:  # nothing was written: there is nothing to take back
@@ -99,6 +101,7 @@ def check_undo(pve: Pve, undo: Undo) -> Guest | None:
         BusyError: It is locked.
     """
     vm = read_guest(pve, undo.node, undo.vm)
+    # Compared first: an undo that is run twice must not undo what somebody set after it.
     now = vm.config.get(undo.key)
     if _is_same_value(now, undo.before):
         return None
@@ -126,6 +129,7 @@ def manual_command(vm: int, key: str, value: str | None) -> str:
 
 
 def _write(pve: Pve, node: str, vm: Guest, key: str, value: str | None, digest: str) -> None:
+    # Proxmox VE removes a key by naming it in `delete`; an empty value would be refused.
     values = {"delete": key} if value is None else {key: value}
     try:
         pve.put(f"nodes/{node}/qemu/{vm.id}/config", digest=digest, **values)
@@ -175,6 +179,7 @@ def _compare(pve: Pve, node: str, vm: Guest, key: str, value: str | None, back: 
             hint=f"{back} takes it back",
         ) from error
     wrong = [] if _is_same_value(now.get(key), value) else [f"{key}: found {now.get(key)}, wanted {value}"]
+    # Everything else, too: a hook or another user may change the VM at the same moment.
     for name in sorted({*now, *vm.config} - {key}):
         if now.get(name) != vm.config.get(name):
             wrong.append(f"{name}: it was {vm.config.get(name)}, and is {now.get(name)}")

@@ -27,8 +27,10 @@ from gpukiln.nodes.passthrough.values import parse_hostpci, parse_properties
 from gpukiln.parsing import parse_json
 from gpukiln.units import MIB, Memory
 
+# The magic of a qcow2 file, also in its version 3 (qemu docs/interop/qcow2.txt).
 QCOW2 = b"QFI\xfb"
 SECTOR = 512
+# Large enough that hashing, not reading, takes the time.
 CHUNK = 8 << 20
 UPLOADED_S = 600.0  # for the answer, when all was sent
 KEY = re.compile(r"(?:ssh-|ecdsa-|sk-)\S+ \S+")
@@ -124,6 +126,7 @@ def read_image(name: str) -> ImageFile:
         head = file.read(32)
     if head[:4] == QCOW2:
         kind, size = "qcow2", int.from_bytes(head[24:32], "big")  # qemu docs/interop/qcow2.txt: bytes 24-31
+        # Bytes 8 to 15 are the offset of the backing file's name; 0: none.
         if any(head[8:16]):
             raise IncompatibleError(
                 f"{path.name} has a backing file, and is no whole disk", hint="export it anew"
@@ -196,14 +199,17 @@ def plan_vm(pve: Pve, order: VmOptions, image: ImageFile, node: str, number: int
         raise UsageError(f"--name {order.name!r} is no name of a host")
     memory, keys = Memory.parse(order.memory, "--memory").mib, _read_keys(order.ssh_keys)
     grow = Memory.parse(order.disk_size, "--disk-size").mib if order.disk_size else 0
+    # A disk only grows: qm resize refuses to shrink one (and would cut off the file system).
     if grow and grow * MIB < image.size:
         raise UsageError(f"--disk-size {order.disk_size} is less than the image's {Memory(image.size).shown}")
     vm = _vm_number(pve, number)
     config = {
         "name": order.name,
         "ostype": "l26",
+        # q35 and OVMF, as pve-docs qm-pci-passthrough.adoc recommends for PCI Express devices.
         "machine": "q35",
         "bios": "ovmf",
+        # pre-enrolled-keys=0: with Secure Boot on, a kernel module that DKMS built is not loaded.
         "efidisk0": f"{order.storage}:1,efitype=4m,pre-enrolled-keys=0",
         "cpu": "host",
         "cores": str(order.cores),
@@ -211,6 +217,7 @@ def plan_vm(pve: Pve, order: VmOptions, image: ImageFile, node: str, number: int
         "balloon": "0",  # with a PCI device all of the memory is held: qemu locks it for DMA
         "scsihw": "virtio-scsi-single",
         "net0": f"virtio,bridge={order.bridge}",
+        # Cloud images write their console to the serial port; `qm terminal` reads it.
         "serial0": "socket",
         "vga": "serial0",
         "boot": f"order={DISK}",
@@ -241,6 +248,7 @@ def create_vm(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], 
         CheckFailedError: It differs from the settings that were sent; it is removed.
     """
     with _source(pve, order, vm_plan, say) as source:
+        # The clocks of this computer and of the node differ by seconds.
         started = int(time.time()) - 5
         disk = f"{order.storage}:0,import-from={source},discard=on,iothread=1,ssd=1"
         keys = {"sshkeys": quote(vm_plan.keys, safe="")} if vm_plan.keys else {}
@@ -264,6 +272,7 @@ def create_vm(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], 
 
 
 def _vm_number(pve: Pve, number: int) -> int:
+    # `cluster/nextid` reserves nothing: two callers may get the same number, and the second one is refused.
     if not number:
         return int(pve.get("cluster/nextid"))
     try:
@@ -291,6 +300,7 @@ def _read_keys(name: str) -> str:
 
 
 def _image_checks(order: VmOptions, image: ImageFile) -> Iterator[PassthroughCheck]:
+    # A raw disk is a whole number of sectors; anything else was cut off in a copy.
     gib = Memory(image.size).shown
     if image.format == "raw" and image.size % SECTOR:
         yield impossible(
@@ -393,6 +403,7 @@ def _source(pve: Pve, order: VmOptions, vm_plan: VmPlan, say: Callable[[str], No
     if not pve.target.https:
         yield str(vm_plan.image.path.resolve())
         return
+    # A name of its own, so that a forgotten upload is not taken for an image of a user.
     name = f"gpukiln-{vm_plan.image.sha256[:12]}-{secrets.token_hex(3)}.{vm_plan.image.format}"
     volume = f"{order.import_storage}:import/{name}"
     folder = f"nodes/{vm_plan.node}/storage/{order.import_storage}"
@@ -500,6 +511,7 @@ def _remove(pve: Pve, vm_plan: VmPlan, task: str, started: int, error: BaseExcep
                     pve.wait(task_id, vm_plan.node, limit_s=LOOK_S)
         if vm_plan.vm not in {int(vm_row["vmid"]) for vm_row in pve.get(f"{folder}/qemu")}:
             return
+        # skiplock is for root@pam alone (PVE/API2/Qemu.pm); a VM in creation is locked.
         options = {"purge": 1, "destroy-unreferenced-disks": 1, **({"skiplock": 1} if pve.is_root else {})}
         gone = pve.delete(f"{folder}/qemu/{vm_plan.vm}", **options)
         pve.wait(str(gone), vm_plan.node, limit_s=LOOK_S * 5)

@@ -40,6 +40,7 @@ from gpukiln.nodes.passthrough.values import (
     parse_properties,
 )
 
+# PCI vendor id of NVIDIA, and the base class of bridges, which stay with the host in a group.
 NVIDIA, BRIDGE = "0x10de", "0x06"
 # PCI base class and subclass: pci.ids, section C
 KINDS = {
@@ -50,6 +51,7 @@ KINDS = {
     "0x0c03": "USB",
     "0x0c80": "USB-C",
 }
+# None: Proxmox VE binds a function without a driver to vfio-pci itself when the VM starts.
 PASSTHROUGH_DRIVERS = ("vfio-pci", None)
 ROLE = "the role pve_host binds it to vfio-pci: `invoke node.apply --pve`, then a reboot"
 
@@ -101,6 +103,11 @@ def parse_request(
 
     Raises:
         UsageError: It is neither an address nor mapping:NAME.
+
+    >>> parse_request("01:00").address
+    '0000:01:00'
+    >>> parse_request("mapping:gpu0").mapping
+    'gpu0'
     """
     if slot is not None and slot >= SLOTS:
         raise UsageError(f"--slot {slot}: Proxmox VE has hostpci0 to hostpci{SLOTS - 1}")
@@ -126,6 +133,7 @@ def evaluate(
     Raises:
         UsageError: What was named is no GPU of the node, or there is no such mapping.
     """
+    # One address, or several where a mapping lists alternatives.
     places = _hostpci_addresses(facts, request)
     functions = _functions(facts, places)
     if not any(function.kind == "GPU" for function in functions):
@@ -144,6 +152,7 @@ def evaluate(
         *_privilege_checks(facts, request, vm, functions),
     ]
     change, as_is = None, False
+    # Counted for every VM: the memory is pinned as soon as one PCI device is passed through.
     checks += _memory_checks(facts, vm, memory_mib(vm.config) if vm else memory)
     if vm is not None:
         checks += _vm_checks(vm, request)
@@ -161,6 +170,7 @@ def describe_vm(vm: Guest) -> PassthroughVm:
 
 def _value(request: PassthroughRequest, places: list[str]) -> HostPci:
     """What `hostpciN` is to be; pcie=1 as q35 has PCI Express."""
+    # Without it the guest sees a conventional PCI device.
     options = {"pcie": "1"}
     if request.primary:
         options["x-vga"] = "1"
@@ -226,6 +236,7 @@ def _hostpci_address(facts: PveFacts, address: str) -> str:
         for function_address in _device_functions(facts, device_of(address))
         if function_address != address
     ]
+    # Functions of one IOMMU group can only go together; GPU and audio usually share one.
     together = [
         function_address
         for function_address in others
@@ -240,6 +251,7 @@ def _device_functions(facts: PveFacts, device: str) -> list[str]:
 
 def _functions(facts: PveFacts, places: list[str]) -> tuple[Function, ...]:
     functions = []
+    # An alternative that the node lacks would make the VM fail only at its start.
     for place in places:
         for address in [place] if "." in place else _device_functions(facts, place):
             if address not in facts.devices:
@@ -266,6 +278,7 @@ def _kind(device: dict[str, Any]) -> str:
 
 
 def _name(device: dict[str, Any]) -> str:
+    # The host's pci.ids may be older than the GPU.
     number = str(device["device"]).removeprefix("0x").lower()
     if device["vendor"] == NVIDIA and _kind(device) == "GPU":
         known = [gpu.name for gpu in gpus().values() if number in {id.lower() for id in gpu.pci_ids}]
@@ -284,6 +297,7 @@ def _mapping_checks(
 ) -> Iterator[PassthroughCheck]:
     """What Proxmox VE compares when the VM starts, and refuses then."""
     assert facts.mapping is not None  # noqa: S101 - _places has seen it
+    # A mapping for mediated devices gives a VM a vGPU, which needs NVIDIA's host driver on the node.
     if int(facts.mapping.get("mdev") or 0):
         yield impossible(
             "mapping.kind",
@@ -312,6 +326,7 @@ def _mapping_mismatches(entry: dict[str, str], device: dict[str, Any]) -> Iterat
         if device.get("subsystem_vendor") and device.get("subsystem_device")
         else None,
     }
+    # Proxmox VE writes ids with and without 0x.
     for name, seen in expected.items():
         there, said = ((text or "").replace("0x", "").lower() for text in (seen, entry.get(name)))
         if there != said:
@@ -334,6 +349,7 @@ def _mapping_entry(facts: PveFacts, address: str) -> str:
 
 
 def _iommu_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
+    # Shown with the result: most findings about the IOMMU are about these arguments.
     arguments = facts.host.cmdline.split() if facts.host else []
     iommu_arguments = [
         argument for argument in arguments if "iommu" in argument or argument.startswith("pcie_acs_override")
@@ -365,6 +381,7 @@ def _iommu_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[
             )
         else:
             yield passed("iommu.group", f"group {group} has nothing but the device and bridges")
+    # The patch splits groups that the hardware does not isolate, so the passed checks above mean less.
     if any(argument.startswith("pcie_acs_override") for argument in arguments):
         yield warned(
             "iommu.override",
@@ -379,6 +396,7 @@ def _driver_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator
             "host.driver", facts.unseen, "--ssh ssh://root@HOST, or run it on the host: --pve local"
         )
         return
+    # A GPU with a driver fails the check, an audio function only warns: its driver lets go of it.
     used: list[str] = []
     other: list[str] = []
     for function in functions:
@@ -397,6 +415,7 @@ def _driver_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator
     else:
         names = sorted({function.driver or "none" for function in functions})
         yield passed("host.driver", f"{', '.join(names)} on all {len(functions)} functions")
+    # boot_vga in sysfs: the firmware and the kernel's framebuffer use this GPU.
     if any(facts.host.devices.get(function.address, {}).get("boot_vga") for function in functions):
         yield warned(
             "host.console",
@@ -409,9 +428,11 @@ def _driver_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator
 def _lease_check(facts: PveFacts, addresses: list[str]) -> PassthroughCheck:
     if facts.host is None:
         return not_seen("host.lease", facts.unseen, "--ssh ssh://root@HOST, or --pve local")
+    # Two results: a lease on this GPU, and a lease whose GPU can't be determined.
     held, lost = [], []
     for lease in facts.host.leases:
         for device in lease["devices"]:
+            # Leases name GPUs by UUID; only NVIDIA's driver maps a UUID to an address.
             place = facts.host.gpus.get(device)
             lease_label = f"{lease['id']} of {lease['user']}"
             if place in addresses:
@@ -437,6 +458,7 @@ def _lease_check(facts: PveFacts, addresses: list[str]) -> PassthroughCheck:
 def _other_vm_checks(facts: PveFacts, functions: tuple[Function, ...]) -> Iterator[PassthroughCheck]:
     own = {function.address for function in functions}
     using = []
+    # Configured counts, not only running: two VMs with one GPU fail when the second one starts.
     for guest in facts.guests:
         for key, there in hostpci_entries(guest.config).items():
             if own & set(_functions_of_entry(facts, there)):
@@ -464,6 +486,7 @@ def _memory_checks(facts: PveFacts, vm: Guest | None, memory_mib_wanted: int) ->
     So it can't be ballooned: QEMU inhibits the balloon while it has such a device (hw/vfio/common.c).
     """
     name = f"VM {vm.id}" if vm else "the VM"
+    # 0 turns ballooning off, and a minimum that is not below the memory shrinks nothing.
     balloon = str(vm.config.get("balloon", "") if vm else "")
     if balloon.isdecimal() and 0 < int(balloon) < memory_mib_wanted:
         yield refused(
@@ -487,6 +510,7 @@ def _memory_checks(facts: PveFacts, vm: Guest | None, memory_mib_wanted: int) ->
     message = (
         f"{memory_mib_wanted} of the {facts.memory} MiB of {facts.node} are pinned while {name} runs{more}"
     )
+    # Equal is too much as well: the host itself needs memory.
     if memory_mib_wanted + sum(pinned.values()) >= facts.memory:
         step = "less `--memory`" + ("" if vm is None else f": `qm set {vm.id} --memory MIB`")
         yield refused("vm.memory", message, f"{step}, or stop what holds the rest; the host needs some too")
@@ -517,6 +541,7 @@ def _functions_of_entry(facts: PveFacts, there: HostPci) -> list[str]:
 def _privilege_checks(
     facts: PveFacts, request: PassthroughRequest, vm: Guest | None, functions: tuple[Function, ...]
 ) -> Iterator[PassthroughCheck]:
+    # root@pam may do everything.
     if facts.rights is None:
         return
     if not request.mapping:
@@ -552,6 +577,7 @@ def _vm_checks(vm: Guest, request: PassthroughRequest) -> Iterator[PassthroughCh
         yield refused("vm.kind", f"{name} is a template", "clone it, and name the clone")
     if lock := vm.config.get("lock"):
         yield busy("vm.lock", f"{name} is locked ({lock})", "wait for that task; `qm unlock` where none runs")
+    # Proxmox VE would accept the change as pending, and the VM would not have the GPU.
     if vm.status != "stopped":
         yield refused(
             "vm.stopped",
@@ -560,6 +586,7 @@ def _vm_checks(vm: Guest, request: PassthroughRequest) -> Iterator[PassthroughCh
         )
     else:
         yield passed("vm.stopped", "stopped")
+    # An empty value is Proxmox VE's default, i440fx.
     chipset = str(vm.config.get("machine", "")) or "i440fx, the default"
     if "q35" in chipset:
         yield passed("vm.machine", chipset)
@@ -589,6 +616,7 @@ def _firmware_check(vm: Guest) -> PassthroughCheck:
             "OVMF without an EFI disk: its boot entries are lost at each stop",
             f"`qm set {vm.id} --efidisk0 STORAGE:1,efitype=4m,pre-enrolled-keys=0`",
         )
+    # Microsoft's keys turn Secure Boot on in OVMF.
     if parse_properties(disk).get("pre-enrolled-keys") == "1":
         return warned(
             "vm.firmware",
@@ -608,6 +636,7 @@ def _config_change(
         for address in ([place] if "." in place else _device_functions(facts, place))
     }
     held = [key for key, entry in there.items() if own & set(_functions_of_entry(facts, entry))]
+    # The lowest free slot, as the web interface takes it.
     free = [f"hostpci{n}" for n in range(SLOTS) if f"hostpci{n}" not in vm.config]
     asked = f"hostpci{request.slot}" if request.slot is not None else ""
     if held and asked not in ("", held[0]):

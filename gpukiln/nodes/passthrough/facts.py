@@ -42,7 +42,7 @@ class PveFacts:
         sees_all: Whether every VM of the node may be seen.
         rights: What the token may, by path; None for root@pam, who may all.
         mapping: The resource mapping asked for, None where an address was.
-        host: What its kernel says; None where nobody could look.
+        host: What its kernel says; None where it could not be read.
         unseen: Why not.
         memory: The node's, in MiB; None where who asks may not see it.
     """
@@ -67,6 +67,7 @@ def find_vm(pve: Pve, number: int) -> tuple[str, Guest]:
     Raises:
         UsageError: There is none, or it is a container.
     """
+    # Containers are listed as type vm, too.
     vms = {int(vm["vmid"]): vm for vm in pve.get("cluster/resources", type="vm")}
     if number not in vms:
         seen = ", ".join(f"{vm_id} {vms[vm_id].get('name', '')}".strip() for vm_id in sorted(vms)) or "none"
@@ -84,6 +85,7 @@ def find_vm(pve: Pve, number: int) -> tuple[str, Guest]:
 
 def read_guest(pve: Pve, node: str, number: int, listed: Mapping[str, Any] | None = None) -> Guest:
     """A VM as it is configured now."""
+    # Without `current`: pending changes count, since they take effect at the start that follows.
     config = dict(pve.get(f"nodes/{node}/qemu/{number}/config"))
     status = (
         pve.get(f"nodes/{node}/qemu/{number}/status/current")["status"]
@@ -121,7 +123,9 @@ def gather_facts(pve: Pve, node: str, *, mapping: str, vm: int | None, ssh: str)
         for device in pve.get(f"nodes/{node}/hardware/pci", **{"pci-class-blacklist": ""})
     }
     mappings = {str(mapping_row["id"]): mapping_row for mapping_row in pve.get("cluster/mapping/pci")}
+    # A token's privileges are asked path by path: inheritance is resolved by Proxmox VE.
     paths = ("/vms", f"/vms/{vm}" if vm else "/vms", *([f"/mapping/pci/{mapping}"] if mapping else []))
+    # root@pam needs no privileges.
     rights = None if pve.is_root else privileges(pve, paths)
     others = tuple(
         read_guest(pve, node, int(row["vmid"]), row)
@@ -169,6 +173,7 @@ def _host(pve: Pve, node: str, ssh: str) -> tuple[Host | None, str]:
         host = hosts.inspect_host(ssh)
     except GpukilnError as error:
         return None, error.message
+    # A cluster answers through any of its nodes; the kernel that counts is the node's.
     if host.name != node:
         return None, f"{ssh or 'this machine'} is {host.name}, and the VM is on {node}"
     return host, ""

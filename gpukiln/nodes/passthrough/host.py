@@ -51,7 +51,9 @@ def inspect_host(ssh: str) -> Host:
     if not ssh:
         facts = passthrough.read_host(ROOT)
     else:
+        # The module is sent on standard input: nothing is installed on a hypervisor.
         source = inspect.getsource(passthrough)
+        # `python3 -` reads the program from standard input; the argument is the root of /proc and /sys.
         command = parse_ssh(ssh).command(f"python3 - {ROOT}", terminal=False)
         done = programs.run(command, limit_s=programs.QUICK_S, given=source.encode())
         if done.returncode:
@@ -81,6 +83,7 @@ def _leases(ssh: str) -> tuple[dict[str, Any], ...]:
         return ()
     done = programs.run(command, limit_s=programs.QUICK_S)
     errors = done.stderr.decode(errors="replace")
+    # A hypervisor without gpukiln-gpu has no leases.
     if done.returncode == NOT_FOUND or "No such file" in errors:
         return ()
     try:

@@ -9,6 +9,7 @@ from typing import Literal
 from gpukiln.errors import BusyError, IncompatibleError, RefusedError
 from gpukiln.findings import CheckedItem
 
+# Schemas of the documents; the undo file's stays readable for files that users kept.
 LOOK, CREATE = "node.passthrough/1", "node.passthrough.create/1"
 UNDO, UNDONE = "node.passthrough.undo/1", "node.passthrough.undone/1"
 
@@ -22,9 +23,11 @@ class PassthroughCheck(CheckedItem):
             75 not now; else 0.
     """
 
+    # Each check has its own, so that the command can end with the gravest.
     exit_code: int = 0
 
 
+# The helpers below name the exit codes once; a check that fails must have one.
 def passed(id: str, message: str) -> PassthroughCheck:
     return PassthroughCheck(id, "info", message, outcome="passed")
 
@@ -59,7 +62,7 @@ class Function:
         kind: GPU, audio, USB, USB-C or another.
         id: VENDOR:DEVICE.
         name: As the catalogue calls a GPU, or as Proxmox VE calls it.
-        driver: What the host has bound to it; null where nothing is, or nobody could look.
+        driver: What the host has bound to it; null where nothing is, or it could not be read.
         iommu_group: Null where there is none.
     """
 
@@ -84,6 +87,7 @@ class ConfigChange:
 
     key: str
     before: str | None
+    # As Proxmox VE would print it, so that both values can be compared.
     after: str
     digest: str
 
@@ -129,6 +133,7 @@ class Passthrough:
     functions: tuple[Function, ...]
     checks: tuple[PassthroughCheck, ...]
     change: ConfigChange | None
+    # as-is is a success: the same command may be typed again.
     done: Literal["looked", "set", "as-is", "refused"]
     undo: str | None
     exit_code: int
@@ -136,6 +141,7 @@ class Passthrough:
 
 
 @dataclass(frozen=True)
+# Read back from users' disks: fields may be added, and none may be renamed.
 class Undo:
     """What takes a change back; the file of `--undo`.
 
@@ -157,6 +163,7 @@ class Undo:
     key: str
     before: str | None
     after: str
+    # For a user whose gpukiln is gone: the file alone is enough to undo by hand.
     command: str
     at: str
     schema: str = UNDO
@@ -206,10 +213,11 @@ def exit_code(checks: Iterable[PassthroughCheck], *, all_seen: bool = False) -> 
     """The command's: what can't work (3) counts before what is refused (6), and that before busy (75).
 
     Args:
-        all_seen: Whether what nobody could look at is refused.
+        all_seen: Whether checks that could not run are refused.
     """
     all_checks = list(checks)
     unseen = (
         RefusedError.exit_code if all_seen and any(check.outcome == "not_run" for check in all_checks) else 0
     )
+    # The smallest code is the gravest: 3 can never work, 6 is refused, 75 may work later.
     return min((check.exit_code for check in all_checks if check.exit_code), default=unseen)

@@ -34,6 +34,7 @@ class Pvesh(CommandBaseSession):  # type: ignore[misc]  # proxmoxer has no types
                 f"{cmd[0]} is not on this machine, which is no Proxmox VE then",
                 hint="--pve local is for the host itself; name another as HOST or ssh://root@HOST",
             )
+        # Quoted once more for the shell at the other end of ssh.
         words = parse_ssh(self._ssh).command(shlex.join(cmd), terminal=False) if self._ssh else [*cmd]
         done = programs.run(words, limit_s=self.timeout)
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")

@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 
 from gpukiln.errors import UsageError
 
+# [DOMAIN:]BUS:SLOT[.FUNCTION], as sysfs and Proxmox VE write it.
 ADDRESS = re.compile(r"(?:([0-9a-fA-F]{4,8}):)?([0-9a-fA-F]{2}):([0-9a-fA-F]{2})(?:\.([0-7]))?")
 NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]+")
 SLOTS = 16  # $MAX_HOSTPCI_DEVICES
+# What PVE::JSONSchema accepts as a boolean; qm config shows what the user typed.
 BOOLEANS = {"1": "1", "on": "1", "yes": "1", "true": "1", "0": "0", "off": "0", "no": "0", "false": "0"}
+# Left out means the default, so that `pcie=0` and no `pcie` are the same setting.
 DEFAULTS = {"rombar": "1", "pcie": "0", "x-vga": "0", "legacy-igd": "0"}
 
 
@@ -24,6 +27,11 @@ def canonical_address(address: str) -> str:
 
     Raises:
         UsageError: It is none.
+
+    >>> canonical_address("01:00")
+    '0000:01:00'
+    >>> canonical_address("0000:01:00.1")
+    '0000:01:00.1'
     """
     address_match = ADDRESS.fullmatch(address.strip())
     if not address_match:
@@ -71,9 +79,15 @@ def parse_hostpci(text: str) -> HostPci:
 
     Raises:
         UsageError: It has no device.
+
+    >>> str(parse_hostpci("01:00,pcie=on"))
+    '0000:01:00,pcie=1'
+    >>> parse_hostpci("01:00").is_equivalent(parse_hostpci("0000:01:00,pcie=0"))
+    True
     """
     values = parse_properties(text, default="host")
     hosts = tuple(canonical_address(address) for address in values.pop("host", "").split(";") if address)
+    # Proxmox VE refuses both together (PVE/QemuServer/PCI.pm).
     mapping = values.pop("mapping", "")
     if bool(hosts) == bool(mapping):
         raise UsageError(f"hostpci {text!r} names no device, or both an address and a mapping")
@@ -100,12 +114,24 @@ _ARGS_ADDRESS = re.compile(
 
 
 def args_addresses(config: Mapping[str, object]) -> list[str]:
-    """The PCI functions that a VM's `args` hand to QEMU, past Proxmox VE's own `hostpciN`."""
+    """The PCI functions that a VM's `args` hand to QEMU, past Proxmox VE's own `hostpciN`.
+
+    >>> args_addresses({"args": "-device vfio-pci,host=01:00.0"})
+    ['0000:01:00.0']
+    >>> args_addresses({})
+    []
+    """
     return [canonical_address(address) for address in _ARGS_ADDRESS.findall(str(config.get("args") or ""))]
 
 
 def memory_mib(config: Mapping[str, object]) -> int:
-    """A VM's memory; Proxmox VE's default is 512 MiB (qemu-server, PVE/QemuServer/Memory.pm)."""
+    """A VM's memory; Proxmox VE's default is 512 MiB (qemu-server, PVE/QemuServer/Memory.pm).
+
+    >>> memory_mib({"memory": "4096"})
+    4096
+    >>> memory_mib({})
+    512
+    """
     said = parse_properties(str(config.get("memory") or "512"), default="current").get("current", "512")
     return int(said) if said.isdecimal() else 512
 
@@ -115,6 +141,11 @@ def parse_properties(text: str, *, default: str = "") -> dict[str, str]:
 
     Args:
         default: The name of a value that has none.
+
+    >>> parse_properties("local-lvm:1,size=4M", default="file")
+    {'file': 'local-lvm:1', 'size': '4M'}
+    >>> parse_properties("virtio,bridge=vmbr0")["bridge"]
+    'vmbr0'
     """
     values: dict[str, str] = {}
     for part in text.split(","):

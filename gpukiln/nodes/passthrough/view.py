@@ -10,6 +10,7 @@ from rich.text import Text
 from gpukiln.nodes.passthrough.model import Function, Passthrough, PassthroughCheck, UndoResult, VmCreation
 from gpukiln.reports.tables import Rows
 
+# A check that was not run is as yellow as a warning: it needs a decision (--accept-unseen).
 STYLES = {"passed": "green", "warning": "yellow", "not run": "yellow", "error": "red"}
 
 
@@ -21,6 +22,7 @@ def render(report: Passthrough) -> RenderableType:
         _functions(report.functions),
         _checks(report.checks),
     ]
+    # Two lines of equal width, so that the eye sees what differs.
     if report.change:
         parts.append(Text(f"{report.change.key}  now: {report.change.before or '-'}"))
         parts.append(Text(f"{' ' * len(report.change.key)} then: {report.change.after}"))
@@ -42,10 +44,11 @@ def outcome_line(report: Passthrough) -> str:
 def refusal(checks: Iterable[PassthroughCheck]) -> str:
     """What forbids it: the checks that failed, else those that could not be made."""
     all_checks = list(checks)
+    # Failures first: accepting what is unseen would not help while one of them stands.
     if failed := [check.id for check in all_checks if check.exit_code]:
         return ", ".join(failed)
     unseen = [check.id for check in all_checks if check.outcome == "not_run"]
-    return f"nobody could look at {', '.join(unseen)}; --accept-unseen accepts that"
+    return f"{', '.join(unseen)} could not be checked; --accept-unseen accepts that"
 
 
 def render_undone(result: UndoResult) -> RenderableType:
@@ -84,6 +87,7 @@ def _functions(functions: tuple[Function, ...]) -> Rows:
 def _checks(checks: tuple[PassthroughCheck, ...]) -> Rows:
     rows = Rows("CHECK", "RESULT", "FOUND", first=2, folds=True)
     for check in checks:
+        # passed, not run, or how grave the failure is.
         word = check.severity if check.outcome == "failed" else check.outcome.replace("_", " ")
         rows.add(check.id, Text(word, STYLES[word]), check.message)
         if check.remedy:

@@ -196,13 +196,13 @@ def _download(lines: list[str], plan: ContainerPlan, folder: Path, log: Path) ->
     with log.open("ab") as output:
         done = programs.run(command, limit_s=programs.LONG_S, folder=folder, output=output)
     if done.returncode:
-        output = log.read_text(errors="replace").splitlines()
-        if any("No space left on device" in line for line in output):
+        printed = log.read_text(errors="replace").splitlines()
+        if any("No space left on device" in line for line in printed):
             raise programs.disk_full(folder.parent)
         raise UnavailableError(
             f"{len(lines)} Python packages can't be fetched (log: {log})",
             hint="check that this machine's pip reaches its index, then try again",
-            details=tuple([line for line in output if line.startswith("ERROR")][-3:]),
+            details=tuple([line for line in printed if line.startswith("ERROR")][-3:]),
         )
     requirements.unlink()
 

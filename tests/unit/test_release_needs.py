@@ -26,7 +26,7 @@ def proof(*verdicts, known=True, **more):
     judged = {one.instance_type: judged_by(one) for one in verdicts}
     if not known:
         judged = {name: replace(one, checks=None) for name, one in judged.items()}
-    return replace(found, **{"judged": judged, **more})
+    return replace(found, **{"verdicts": judged, **more})
 
 
 def test_what_no_gpu_judged_is_not_released():
@@ -174,8 +174,8 @@ def test_only_what_passed_everywhere_can_be_selected():
 def test_verdicts_of_other_machines_count_beside_the_records():
     own, there = proof(T4), {**tags("b1", T4), **dict([judged_by(A10G).tag])}
     both = with_tag_verdicts(own, there)
-    assert set(both.judged) == {"g4dn.xlarge", "g5.xlarge"}
-    assert both.judged["g4dn.xlarge"].checks is not None
+    assert set(both.verdicts) == {"g4dn.xlarge", "g5.xlarge"}
+    assert both.verdicts["g4dn.xlarge"].checks is not None
     forged = verdict(on="g4dn.xlarge", saw_gpu=True, not_run=[("boot.x", "y")])
     with pytest.raises(RefusedError, match="another verdict"):
         with_tag_verdicts(own, tags("b1", forged))

@@ -147,7 +147,7 @@ class Docker(DockerLike):
                 "docker",
                 "buildx",
                 "build",
-                # buildx keeps the result in its cache unless it is told to load it into the engine
+                # buildx keeps the result in its cache unless --load has it loaded into the engine
                 "--load",
                 "--progress=plain",
                 f"--platform={request.platform}",

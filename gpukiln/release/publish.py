@@ -136,7 +136,7 @@ def release(
         # Before anything changes: a missing key would otherwise be noticed after the copies.
         trust.require_signer(spec.channel_name, spec.channel, spec.signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
-        with progress.step("look at what is there"):
+        with progress.step("read the current state"):
             source = source_image(cloud, spec.verification)
             sites = make_sites(cloud, spec.regions)
             seen = each(sites, "look at the channel", lambda site: _inspect_region(site, spec, source))

@@ -61,7 +61,7 @@ def rollback(
     if not dry_run:
         trust.require_signer(pointer.channel, channel, signer, cloud)
     with contextlib.nullcontext() if dry_run else records.locked():
-        with progress.step("look at what is there"):
+        with progress.step("read the current state"):
             histories = _histories(pointer, cloud, regions)
             releases = {region: pointers.releases(versions) for region, versions in histories.items()}
             current = {region: stack[-1].image_id for region, stack in releases.items()}

@@ -123,6 +123,7 @@ def decide_register(role: Role, node: Node) -> Plan:
     """Make another OCI runtime known to the engines."""
     asked = role["runtime"]
     name, path = asked["name"], asked["path"]
+    # Docker's default for containers without --runtime
     default = {"default-runtime": name}
     # The bare name, as nvidia-ctk writes it: Docker finds it on PATH.
     keys: dict[str, Any] = {"runtimes": {name: {"path": path.rpartition("/")[2], "args": []}}}

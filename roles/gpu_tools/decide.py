@@ -150,6 +150,7 @@ def _packed_now() -> Path:
     from gpukiln.gpus import zipapp  # noqa: PLC0415 - a collection has what it makes, and needs no gpukiln
     from gpukiln.state import state_home  # noqa: PLC0415
 
+    # In the state folder: a wheel's own folder may be read-only.
     return zipapp.tree(state_home() / "gpu-tools")
 
 

@@ -107,6 +107,7 @@ class Case:
     @cached_property
     def wanted(self) -> list[str]:
         """The packages of the driver's version."""
+        # Only where there is NVSwitch: the package's service fails elsewhere.
         fabric = self.origin.fabric if self.fabric else ()
         return [*self.origin.packages, *self.role["extra_packages"], *fabric]
 
@@ -114,6 +115,7 @@ class Case:
     def others(self) -> list[str]:
         """Installed packages of another branch, or that bring the modules in another way."""
         of = packages.driver_branches(self.packages)
+        # DKMS's and precompiled modules of the same branch exclude each other.
         built = self.origin.other_build
         return [
             name
@@ -130,6 +132,7 @@ class Case:
     def series(self) -> list[str]:
         """What metapackages of the kernel end with; an LTS release's cloud images follow a series of it."""
         flavour = kernels.kernel_flavour(self.kernels[-1]) if self.kernels else ""
+        # Ubuntu's metapackages of an LTS release: linux-aws-lts-22.04
         return [f"{flavour}-lts-{self.role.system.version}", flavour]
 
     @property

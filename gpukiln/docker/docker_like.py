@@ -175,11 +175,8 @@ class Podman(DockerLike):
 
     name: ClassVar[str] = "podman"
     gpu_options: ClassVar[tuple[str, ...]] = ("--device=nvidia.com/gpu=all",)
-    remove_command: ClassVar[tuple[str, ...]] = (
-        "rm",
-        "--force",
-        "--time=0",
-    )  # it would wait 10 s, Docker does not
+    # Podman would wait 10 s for the process to end, which Docker does not.
+    remove_command: ClassVar[tuple[str, ...]] = ("rm", "--force", "--time=0")
 
     @property
     def run_options(self) -> tuple[str, ...]:

@@ -178,9 +178,8 @@ def export(
             with progress.step(f"write {to}"):
                 digest, written = _write_output(options, to, disk, work, progress)
             with progress.step("checksum"), ThreadPoolExecutor(1) as pool:
-                synced = pool.submit(
-                    _sync_files, written
-                )  # the disk is slow, and hashing does not wait for it
+                # The disk is slow, so hashing does not wait for it.
+                synced = pool.submit(_sync_files, written)
                 digests = _digests(options.output, written, digest, FORMATS[to].users, progress)
                 synced.result()
         except BaseException as error:
@@ -202,9 +201,8 @@ def export(
             sidecars.remove_disk(options.output)
         files = sidecars.write(options.output, digests, about, known)
         work.remove(but=written)
-        written.replace(
-            options.output
-        )  # last: what is there is not written again, so nothing else may be left
+        # Last: an output that exists is not written again, so everything else must be done before.
+        written.replace(options.output)
         _sync(options.output.parent)
     return ExportResult(
         image_id=image_id,

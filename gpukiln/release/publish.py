@@ -139,7 +139,7 @@ def release(
         with progress.step("read the current state"):
             source = source_image(cloud, spec.verification)
             sites = make_sites(cloud, spec.regions)
-            seen = each(sites, "look at the channel", lambda site: _inspect_region(site, spec, source))
+            seen = each(sites, "read the channel", lambda site: _inspect_region(site, spec, source))
         _refuse_left_behind(spec, cloud, seen)
         # A safety rule stops the whole release; other failures stop their region only.
         for outcome in seen.values():
@@ -239,7 +239,7 @@ def _refuse_left_behind(
     """Refuse a release to fewer regions than the last: the others would silently keep the old image."""
     known = {region for outcome in seen.values() if outcome.value for region in outcome.value.regions}
     others = make_sites(cloud, sorted(known - set(spec.regions)))
-    histories = each(others, "look at the channel", lambda site: pointers.history(site.ssm, spec.pointer))
+    histories = each(others, "read the channel", lambda site: pointers.history(site.ssm, spec.pointer))
     if left := [region for region, outcome in histories.items() if outcome.error or outcome.value]:
         raise RefusedError(
             f"channel {spec.channel_name} also points at an image in {', '.join(left)}",

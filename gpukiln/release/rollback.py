@@ -145,7 +145,7 @@ def _histories(pointer: Pointer, cloud: Cloud, regions: list[str]) -> dict[str, 
         asked += missing
         outcomes = each(
             make_sites(cloud, missing),
-            "look at the channel",
+            "read the channel",
             lambda site: pointers.history(site.ssm, pointer),
         )
         for region, outcome in outcomes.items():

@@ -31,7 +31,7 @@ def proof(*verdicts, known=True, **more):
 
 def test_what_no_gpu_judged_is_not_released():
     """The image that a second run finds where the first had no capacity for the other GPU."""
-    with pytest.raises(RefusedError, match="not shown on a machine with A10G") as caught:
+    with pytest.raises(RefusedError, match="not verified on a machine with A10G") as caught:
         require_verified("candidate", CANDIDATE, proof(T4), has_gpus=True)
     assert caught.value.details == ("a machine with A10G: it was not verified there",)
     assert f"ami.verify {AMI} --region {HOME} --for candidate" in caught.value.hint
@@ -93,10 +93,10 @@ def test_without_gpus_only_that_is_excused():
     }
     with pytest.raises(RefusedError, match="a machine with T4, a machine with A10G"):
         require_verified("stable", STABLE, proof(blind), has_gpus=True)
-    with pytest.raises(RefusedError, match="not shown on a machine with T4"):  # nothing is excused by itself
+    with pytest.raises(RefusedError, match="not verified on a machine with T4"):  # nothing is excused by itself
         require_verified("x", replace(STABLE, excused_without_gpus=()), proof(blind), has_gpus=False)
     lacking = verdict(not_run=[("runtime.docker-nvidia", "left out")])
-    with pytest.raises(RefusedError, match="not shown on a machine"):
+    with pytest.raises(RefusedError, match="not verified on a machine"):
         require_verified("stable", STABLE, proof(lacking), has_gpus=False)
 
 

@@ -163,7 +163,7 @@ def test_it_takes_no_real_verdict_s_place(proven) -> None:
     assert alone.newest_verdicts == {}
     assert alone.verdict == alone.verdicts[0]
     proof = verification_from_record(alone)
-    with pytest.raises(RefusedError, match="simulated GPUs alone") as caught:
+    with pytest.raises(RefusedError, match="simulated GPUs only") as caught:
         require_verified("candidate", load_channel("candidate"), proof, has_gpus=False)
     assert "without --simulated" in (caught.value.hint or "")
     with pytest.raises(UsageError, match="only on simulated ones"):
